@@ -1,0 +1,55 @@
+# make demo: train on this machine · make check: read the code, < 60 s · make test: check, then every test
+.DEFAULT_GOAL := help
+.PHONY: help demo check test dev format clean
+SHELL := /bin/bash
+
+BIN := .venv/bin
+# pip as it is pinned, whatever the Python brought along; setuptools too, so nothing is built with another one
+PIP := $(BIN)/pip --disable-pip-version-check install -qq --constraint constraints.txt
+WORKERS ?= 3
+SHELL_FILES := $(wildcard scripts/*.sh .ci/run) $(shell find tests/golden -name '*.sh' -o -name '*.sbatch' 2>/dev/null)
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile | sed 's/ · /\n/g'
+
+# Each stamp says: this environment has what setup.cfg and constraints.txt ask for.
+.venv/.created: scripts/make-venv.sh
+	scripts/make-venv.sh .venv
+	$(PIP) --upgrade pip setuptools
+	touch $@
+
+.venv/.trainer: .venv/.created setup.cfg pyproject.toml constraints.txt
+	$(PIP) --no-build-isolation --editable '.[trainer]'
+	touch $@
+
+.venv/.dev: .venv/.created setup.cfg pyproject.toml constraints.txt
+	$(PIP) --no-build-isolation --editable '.[dev,trainer]'
+	touch $@ .venv/.trainer
+
+demo: .venv/.trainer
+	$(BIN)/orch ssh-launch --inventory inventories/local.yaml --follow
+
+dev: .venv/.dev
+
+check: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/vermin --quiet --no-tips --violations --target=3.8- orchestrator/node trainer
+	$(BIN)/vermin --quiet --no-tips --violations --target=3.10- orchestrator
+	$(BIN)/codespell
+	if command -v shellcheck >/dev/null; then shellcheck $(SHELL_FILES); else test -z "$$CI"; fi
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The components come first: shellcheck is one of them.
+test:
+	scripts/install-test-components.sh
+	$(MAKE) check
+	$(BIN)/python -m pytest --numprocesses $(WORKERS)
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

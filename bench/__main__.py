@@ -1,0 +1,64 @@
+"""`python -m bench`: measure, and print the table."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from bench import launch, planning, report, startup
+from bench.machine import describe
+from bench.place import Place
+from bench.processes import adopt_orphans
+
+MEASURES = {"startup": startup.measure, "planning": planning.measure, "launch": launch.measure}
+LEAST = 5
+
+
+def main() -> int:
+    """Measure what was asked for; missed targets are told, and no error."""
+    options = _options()
+    missing = [name for name in ("sshd", "clush", "pdsh") if shutil.which(name) is None]
+    if missing:
+        packages = "openssh-server clustershell pdsh"
+        sys.stderr.write(f"missing: {', '.join(missing)} (on Debian: apt-get install {packages})\n")
+    if options.repetitions < LEAST:
+        sys.stderr.write(f"fewer than {LEAST} repetitions: for trying out only\n")
+    adopt_orphans()
+    machine = describe()
+    measures = []
+    with tempfile.TemporaryDirectory(prefix="orch-bench-") as folder:
+        for name in options.only or MEASURES:
+            sys.stderr.write(f"{name}\n")
+            own = Path(folder, name)
+            own.mkdir()
+            measures.append(MEASURES[name](Place.at(own), repetitions=options.repetitions))
+    text = report.markdown(machine, measures, repetitions=options.repetitions)
+    sys.stdout.write(text)
+    if options.json:
+        options.json.write_text(report.as_json(machine, measures, repetitions=options.repetitions), encoding="utf-8")
+    if options.update:
+        report.put_between_marks(options.update, text)
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="orch beside what others do the same job with."
+    )
+    parser.add_argument("--repetitions", type=int, default=7, metavar="N", help="runs that count (default: 7)")
+    parser.add_argument("--only", action="append", choices=list(MEASURES), help="this measure; may be given repeatedly")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single figure there, too")
+    parser.add_argument("--update", type=Path, metavar="FILE", help="replace the figures between the marks in FILE")
+    options = parser.parse_args()
+    if options.update and not report.has_marks(options.update):
+        parser.error(
+            f"--update {options.update}: no such file, or no lines {report.BEGIN.strip()} and {report.END.strip()}"
+        )
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""How long from a launch on two hosts to the first line of the program, with orch and with others."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from bench.place import BIN, Place
+from bench.processes import CommandFailed, Job, time_job
+from bench.rounds import Contestant, Measure, Target, run_rounds
+from tests.grounds.ports import free_ports
+from tests.grounds.sshd import Farm, open_farm
+from tests.until import until
+
+HOSTS = 2
+SAID = "hello from a rank"
+FIRST, ALL, END = "first line", "line of each host", "to the end"
+_PROGRAMS = Path(__file__).parent / "programs"
+
+ORCH_ECHO = "orch ssh-launch -- echo"
+ORCH_SCRIPT = "orch ssh-launch -- hello.py"
+ORCH_COLD = "orch ssh-launch -- echo, never used hosts"
+CLUSH = "clush echo"
+PDSH = "pdsh echo"
+DEEPSPEED = "deepspeed --launcher pdsh hello.py"
+TORCHRUNX = "torchrunx (starts agents without ssh)"
+TORCHRUN = "torchrun on each host by hand (without ssh)"
+
+NOTE = f"""\
+{HOSTS} hosts, which are loopback addresses of one sshd; the program prints one line a host. *{FIRST}*: on the command's
+standard output. The others have their quickest form: DeepSpeed gets `--no_ssh_check` and `--master_addr`, which save it two
+connections, and reaches the hosts by `PDSH_SSH_ARGS`; torchrunx takes loopback addresses for this machine and starts its
+agents through a shell, without ssh, and gets no process group; the two `torchrun` are started at the same moment on this
+machine. clush and pdsh run a command and know nothing of ranks. In *{ORCH_COLD}* the bundle is pushed each time."""
+
+
+def measure(place: Place, *, repetitions: int) -> Measure:
+    with open_farm() as farm:
+        ground = _Ground(place, farm)
+        series = run_rounds(ground.contestants(), repetitions=repetitions)
+    others = (DEEPSPEED, TORCHRUNX, TORCHRUN)
+    targets = (
+        *(Target(ORCH_SCRIPT, FIRST, 1.0, other=other) for other in others),
+        Target(ORCH_ECHO, FIRST, 2.0, other=CLUSH),
+    )
+    return Measure("Launch", NOTE, CLUSH, (FIRST, ALL, END), targets, series)
+
+
+class _Ground:
+    """The farm, and what the contestants need to reach it."""
+
+    def __init__(self, place: Place, farm: Farm) -> None:
+        self._farm = farm
+        self._hosts = farm.addresses(HOSTS)
+        self._env = {
+            **place.env,
+            "PDSH_SSH_ARGS": f"-F {farm.ssh_config} %h",  # pdsh's own would name the user of this side
+            "TORCHRUNX_LOG_DIR": "",
+        }
+        self._orch = str(place.orch)
+        # in the farm's folder, which the nodes' account can enter: DeepSpeed goes to the same folder there
+        self._site = farm.folder / "site"
+        self._site.mkdir(mode=0o755)
+        self._site.chmod(0o755)
+        for file in ("hello.py", "with_torchrunx.py"):
+            shutil.copyfile(_PROGRAMS / file, self._site / file)
+            (self._site / file).chmod(0o644)
+        # what travels with orch is the one file that it needs, as the others need one
+        self._code = place.folder / "code"
+        self._code.mkdir()
+        shutil.copyfile(_PROGRAMS / "hello.py", self._code / "hello.py")
+        (farm.folder / "hostfile").write_text("".join(f"{host} slots=1\n" for host in self._hosts), encoding="utf-8")
+        self._inventory = farm.inventory(place.folder, nodes=HOSTS)
+
+    def contestants(self) -> list[Contestant]:
+        """In the order in which they take turns."""
+        return [
+            self._contestant(ORCH_ECHO, lambda: self._orch_launch("echo", SAID), self._code),
+            self._contestant(CLUSH, self._clush),
+            self._contestant(PDSH, self._pdsh),
+            self._contestant(ORCH_SCRIPT, lambda: self._orch_launch("hello.py"), self._code),
+            self._contestant(DEEPSPEED, self._deepspeed),
+            self._contestant(TORCHRUNX, self._torchrunx),
+            self._contestant(TORCHRUN, self._torchrun),
+            self._contestant(ORCH_COLD, self._orch_cold, self._code),
+        ]
+
+    def _contestant(
+        self, name: str, commands: Callable[[], Sequence[Sequence[str]]], cwd: Path | None = None
+    ) -> Contestant:
+        def run() -> Mapping[str, float]:
+            job = Job(commands(), cwd=cwd or self._site, env=self._env)
+            timing = time_job(job, marker=SAID.encode(), lines=HOSTS)
+            # what the last one still does on the nodes' side is not the next one's to bear
+            until(lambda: not self._farm.processes(), deadline_s=30, what=f"the processes of {name} to end")
+            return {FIRST: timing.lines[0], ALL: timing.lines[-1], END: timing.end}
+
+        return Contestant(name, run)
+
+    def _orch_launch(self, *program: str) -> list[list[str]]:
+        return [[self._orch, "ssh-launch", "-i", str(self._inventory), "--", *program]]
+
+    def _orch_cold(self) -> list[list[str]]:
+        inventory = self._farm.inventory(self._farm.folder, nodes=HOSTS)  # with other work folders each time
+        return [[self._orch, "ssh-launch", "-i", str(inventory), "--", "echo", SAID]]
+
+    def _clush(self) -> list[list[str]]:
+        options = ["-w", ",".join(self._hosts), "-S", "-o", f"-F {self._farm.ssh_config}"]
+        return [[_installed("clush"), *options, f"echo {SAID}"]]
+
+    def _pdsh(self) -> list[list[str]]:
+        return [[_installed("pdsh"), "-R", "ssh", "-w", ",".join(self._hosts), f"echo {SAID}"]]
+
+    def _deepspeed(self) -> list[list[str]]:
+        _installed("pdsh")
+        (port,) = free_ports(1)
+        master = ["--master_addr", self._hosts[0], "--master_port", str(port)]
+        options = ["--hostfile", str(self._farm.folder / "hostfile"), "--launcher", "pdsh", "--no_ssh_check", *master]
+        return [[str(BIN / "deepspeed"), *options, "hello.py"]]
+
+    def _torchrunx(self) -> list[list[str]]:
+        return [[sys.executable, "with_torchrunx.py", ",".join(self._hosts)]]
+
+    def _torchrun(self) -> list[list[str]]:
+        (port,) = free_ports(1)
+        shape = [f"--nnodes={HOSTS}", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
+        return [[str(BIN / "torchrun"), *shape, f"--node-rank={rank}", "hello.py"] for rank in range(HOSTS)]
+
+
+def _installed(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise CommandFailed(f"{name} is not installed")
+    return path

@@ -1,0 +1,47 @@
+"""What the figures were taken on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGES = ("typer", "fabric", "paramiko", "torch", "deepspeed", "torchrunx")
+
+
+def describe() -> dict[str, str]:
+    """Facts by name, in the order in which they are printed."""
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "processor": f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB",
+        "system": f"{platform.freedesktop_os_release()['PRETTY_NAME']}, Linux {platform.release()}",
+        "Python": platform.python_version(),
+        "packages": ", ".join(f"{name} {_version(name)}" for name in PACKAGES),
+        "programs": ", ".join([_first(["ssh", "-V"]), _first(["clush", "--version"]), _first(["pdsh", "-V"])]),
+        "load before": f"{os.getloadavg()[0]:.1f} processes over the last minute",
+    }
+
+
+def _processor() -> str:
+    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1].strip() if found else platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "is missing"
+
+
+def _first(command: Sequence[str]) -> str:
+    """The first word or two that a program says about its version."""
+    if shutil.which(command[0]) is None:
+        return f"{command[0]} is missing"
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    return " ".join((done.stdout + done.stderr).split("\n", 1)[0].split("(")[0].split(",")[0].split())

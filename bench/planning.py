@@ -1,0 +1,95 @@
+"""How long planning takes for many nodes: in this process, and as a command."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from bench.place import Place
+from bench.processes import Job, time_job
+from bench.rounds import Contestant, Measure, Target, run_rounds
+from orchestrator import inventory, transcript
+from orchestrator import plan as plans
+from orchestrator.run import Program, Request
+
+NODES = 1024
+_PLAN = f"plan, files and transcript of {NODES:,} nodes, in process"
+_LOAD = f"reading the inventory of {NODES:,} nodes, in process"
+_DRY_RUN = f"orch ssh-launch --dry-run, {NODES:,} nodes"
+_FIGURE = "to the end"
+
+# Like the shipped one of an H800 cluster, and each group of 256 nodes with a variable of its own.
+_INVENTORY = """\
+name: thousand
+accelerator: cuda
+devices: 8
+network: infiniband
+transport: ssh
+defaults: {user: train, python: /opt/conda/bin/python3, workdir: /data/orch}
+env:
+  NCCL_NET: IB
+  NCCL_IB_HCA: "=mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7"
+  NCCL_IB_TIMEOUT: 22
+  NCCL_DEBUG: WARN
+  TORCH_NCCL_ASYNC_ERROR_HANDLING: 3
+  OMP_NUM_THREADS: 8
+nodes:
+"""
+
+
+def measure(place: Place, *, repetitions: int) -> Measure:
+    file = place.folder / "thousand.yaml"
+    groups = (
+        f'  - {{name: "h800-[{256 * group:04}-{256 * group + 255:04}]", address: "10.0.{group}.[0-255]", '
+        f"env: {{NCCL_SOCKET_IFNAME: bond{group}}}}}\n"
+        for group in range(NODES // 256)
+    )
+    file.write_text(_INVENTORY + "".join(groups), encoding="utf-8")
+    return Measure(
+        title="Planning",
+        note="`make_plan`, every file of every node and the text of `--dry-run`.",
+        reference=_PLAN,
+        figures=(_FIGURE,),
+        targets=(Target(_PLAN, _FIGURE, 1.0),),
+        series=run_rounds([_plan(file), _load(file), _dry_run(file, place)], repetitions=repetitions),
+    )
+
+
+def _plan(file: Path) -> Contestant:
+    loaded = inventory.load(file)
+    request = Request("ssh", Program("executable", ("echo", "hello")))
+
+    def run() -> Mapping[str, float]:
+        begun = time.monotonic()
+        plan = plans.make_plan(loaded, request, run_id="thousand-20261120-101500-ab12", bundle="0" * 32, home="/root")
+        files = plans.node_files(plan)
+        text = transcript.of(plan)
+        seconds = time.monotonic() - begun
+        assert len(files) == NODES
+        assert len(text) > NODES
+        return {_FIGURE: seconds}
+
+    return Contestant(_PLAN, run)
+
+
+def _load(file: Path) -> Contestant:
+    def run() -> Mapping[str, float]:
+        begun = time.monotonic()
+        loaded = inventory.load(file)
+        seconds = time.monotonic() - begun
+        assert len(loaded.nodes) == NODES
+        return {_FIGURE: seconds}
+
+    return Contestant(_LOAD, run)
+
+
+def _dry_run(file: Path, place: Place) -> Contestant:
+    command = [str(place.orch), "ssh-launch", "--dry-run", "-i", str(file), "--", "echo", "hello"]
+    code = place.folder / "no-code"
+    code.mkdir()
+
+    def run() -> Mapping[str, float]:
+        return {_FIGURE: time_job(Job([command], cwd=code, env=place.env)).end}
+
+    return Contestant(_DRY_RUN, run)

@@ -1,0 +1,8 @@
+"""The shortest training program: says one line."""
+
+from __future__ import annotations
+
+import sys
+
+sys.stdout.write("hello from a rank\n")
+sys.stdout.flush()

@@ -1,0 +1,144 @@
+"""What a node needs beside Python and torch: the agent, the trainer and the user's code, named by its digest."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from orchestrator.errors import UsageError
+from orchestrator.resources import node_folder, trainer_folder
+
+LIMIT_BYTES = 256 * 1024 * 1024
+_SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv"}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Name within the bundle -> the file here; symbolic links travel as links."""
+
+    files: tuple[tuple[str, Path], ...]
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex digest over names, modes and contents: equal bundles are pushed once."""
+        total = hashlib.sha256()
+        for name, path in self.files:
+            mode = "l" if path.is_symlink() else "x" if os.access(path, os.X_OK) else "-"
+            content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
+            total.update(f"{name}\0{mode}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+        return total.hexdigest()[:32]
+
+    def tar(self) -> bytes:
+        """The bundle as tar.gz; compression 1, since most of what travels is small and the network is near."""
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
+            for name, path in self.files:
+                archive.add(path, arcname=name, recursive=False, filter=_anonymous)
+        return buffer.getvalue()
+
+
+def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    info.uid = info.gid = info.mtime = 0
+    info.uname = info.gname = ""
+    info.mode = 0o700 if info.mode & 0o100 else 0o600
+    return info
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The user's code: the folder that travels, the working folder below it, and the files."""
+
+    root: Path
+    cwd: str
+    files: tuple[str, ...]
+
+    @property
+    def holds_files(self) -> bool:
+        """Whether the working folder will be there on a node."""
+        return any(not self.cwd or name.startswith(f"{self.cwd}/") for name in self.files)
+
+
+def build(*, trainer: bool, code: Code | None) -> Bundle:
+    """
+    Gather a bundle: the agent always, the trainer when it is what runs, the code when a program of the user's runs.
+
+    Raises:
+        UsageError: the code is larger than LIMIT_BYTES.
+    """
+    folders = {"orchestrator/node": node_folder(), **({"trainer": trainer_folder()} if trainer else {})}
+    files = [(f"{where}/{name}", folder / name) for where, folder in folders.items() for name in _walk(folder)]
+    files.append(("orchestrator/__init__.py", node_folder().parent / "__init__.py"))
+    if code is not None:
+        _refuse_large(code)
+        files += [(f"code/{name}", code.root / name) for name in code.files]
+    return Bundle(tuple(sorted(files)))
+
+
+def find_code(cwd: Path) -> Code:
+    """
+    The code that a program started in `cwd` needs.
+
+    In a git work tree: every tracked file plus the uncommitted ones that are not ignored. Elsewhere: every file below
+    `cwd` but hidden ones and virtual environments.
+    """
+    top = _git(cwd, "rev-parse", "--show-toplevel")
+    if top is None:
+        return Code(cwd, "", tuple(_walk(cwd)))
+    root = Path(top.strip())
+    listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard") or ""
+    names = sorted({name for name in listed.split("\0") if name and _is_file(root / name)})
+    below = PurePosixPath(cwd.resolve().relative_to(root.resolve()).as_posix())
+    return Code(root, "" if below == PurePosixPath() else str(below), tuple(names))
+
+
+def revision(cwd: Path) -> tuple[str | None, str]:
+    """The git commit of the work tree at `cwd` and the diff against it; (None, "") outside of git."""
+    commit = _git(cwd, "rev-parse", "--verify", "-q", "HEAD")
+    if commit is None:
+        return None, ""
+    return commit.strip(), _git(cwd, "diff", "--no-color", "--no-ext-diff", "HEAD") or ""
+
+
+def _git(cwd: Path, *args: str) -> str | None:
+    """What git prints, or None where there is no git, no work tree or no such thing."""
+    try:
+        done = subprocess.run(["git", *args], cwd=cwd, capture_output=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout.decode(errors="surrogateescape") if done.returncode == 0 else None
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_symlink() or path.is_file()  # not a submodule's folder, not deleted
+
+
+def _walk(root: Path) -> Iterator[str]:
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if name not in _SKIPPED and not name.startswith(".") and not (Path(folder) / name / "pyvenv.cfg").exists()
+        )
+        for name in sorted(names):
+            path = Path(folder) / name
+            if not name.startswith(".") and not name.endswith(".pyc") and _is_file(path):
+                yield path.relative_to(root).as_posix()
+
+
+def _refuse_large(code: Code) -> None:
+    sizes = sorted(((os.lstat(code.root / name).st_size, name) for name in code.files), reverse=True)
+    total = sum(size for size, _ in sizes)
+    if total <= LIMIT_BYTES:
+        return
+    largest = ", ".join(f"{name} ({size >> 20} MiB)" for size, name in sizes[:3])
+    raise UsageError(
+        f"the code below {code.root} is {total >> 20} MiB, and at most {LIMIT_BYTES >> 20} MiB travel; largest: {largest}",
+        hint="list data and checkpoints in .gitignore, or start from a folder that holds only the code",
+    )

@@ -1,0 +1,177 @@
+"""The command line: argv to one call in commands/, and its result or error to an exit code. The only user of typer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.errors import OrchError
+
+if TYPE_CHECKING:
+    from orchestrator.run import LauncherName
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Start a training job on many machines from one inventory file, and bring every log back.",
+)
+inventory_app = typer.Typer(no_args_is_help=True, help="Show, check or make an inventory file.")
+app.add_typer(inventory_app, name="inventory")
+
+InventoryOption = Annotated[
+    str | None,
+    typer.Option("-i", "--inventory", metavar="FILE", help="Inventory file, or the name of a shipped one (local)."),
+]
+NodesOption = Annotated[str | None, typer.Option("--nodes", metavar="LIST", help="Nodes to use, as in n0,n[2-5].")]
+ShapeOption = Annotated[
+    str | None, typer.Option("-j", metavar="NxR", help="Number of nodes and ranks on each, as in 2x8; default: all.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print every file and command, start nothing.")]
+FollowOption = Annotated[
+    bool, typer.Option("--follow/--detach", help="Watch the run (default), or print its id and return at once.")
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="Configuration of the shared trainer, YAML or JSON.")
+]
+SettingsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]... [-- PROGRAM ARGS...]", show_default=False)
+]
+RunArgument = Annotated[str, typer.Argument(metavar="[RUN]", help="Id, unique prefix, name, or latest.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def submit(
+    ctx: typer.Context,
+    settings: SettingsArgument = None,
+    inventory: InventoryOption = None,
+    nodes: NodesOption = None,
+    shape: ShapeOption = None,
+    config: ConfigOption = None,
+    dry_run: DryRunOption = False,
+    follow: FollowOption = True,
+) -> None:
+    """Start a run through Slurm. Without -- PROGRAM the shared trainer runs, with KEY=VALUE settings."""
+    raise typer.Exit(_launch("slurm", ctx, settings, (inventory, nodes, shape), config, dry_run, follow))
+
+
+@app.command("ssh-launch")
+def ssh_launch(
+    ctx: typer.Context,
+    settings: SettingsArgument = None,
+    inventory: InventoryOption = None,
+    nodes: NodesOption = None,
+    shape: ShapeOption = None,
+    config: ConfigOption = None,
+    dry_run: DryRunOption = False,
+    follow: FollowOption = True,
+) -> None:
+    """Start a run over SSH, or on this machine (transport local). Otherwise as submit."""
+    raise typer.Exit(_launch("ssh", ctx, settings, (inventory, nodes, shape), config, dry_run, follow))
+
+
+def _launch(
+    launcher: LauncherName,
+    ctx: typer.Context,
+    settings: list[str] | None,
+    where: tuple[str | None, str | None, str | None],
+    config: Path | None,
+    dry_run: bool,
+    follow: bool,
+) -> int:
+    from orchestrator.commands.launch import Words, launch  # noqa: PLC0415  commands load when they run
+
+    inventory, nodes, shape = where
+    program: tuple[str, ...] = ctx.obj
+    words = Words(launcher, inventory, nodes, shape, config, tuple(settings or ()), program)
+    return launch(words, dry_run=dry_run, follow=follow)
+
+
+@app.command()
+def logs(
+    run: RunArgument = "latest",
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on printing until the run ends.")] = False,
+    node: Annotated[str | None, typer.Option("--node", metavar="LIST", help="Only these nodes.")] = None,
+    rank: Annotated[
+        str | None, typer.Option("--rank", metavar="LIST", help="Only these ranks, as in 3 or 0-7.")
+    ] = None,
+    grep: Annotated[str | None, typer.Option("--grep", metavar="RE", help="Only lines that match.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", metavar="N", min=0, help="Only the last N lines.")] = None,
+    since: Annotated[str | None, typer.Option("--since", metavar="SPAN", help="Only the last 30s, 5m, 2h, 1d.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the merged log of all nodes and ranks."""
+    from orchestrator.commands.logs import Filter, logs  # noqa: PLC0415
+
+    raise typer.Exit(logs(run, Filter(node, rank, grep, since), follow=follow, tail=tail, as_json=as_json))
+
+
+@app.command()
+def status(run: RunArgument = "latest", as_json: JsonOption = False) -> None:
+    """Show how a run stands; ends with the run's exit code."""
+    from orchestrator.commands.status import status  # noqa: PLC0415
+
+    raise typer.Exit(status(run, as_json=as_json))
+
+
+@app.command("list")
+def list_(as_json: JsonOption = False) -> None:
+    """List all runs started from this machine."""
+    from orchestrator.commands.status import list_runs  # noqa: PLC0415
+
+    raise typer.Exit(list_runs(as_json=as_json))
+
+
+@app.command()
+def stop(run: RunArgument = "latest") -> None:
+    """End a run on every node."""
+    from orchestrator.commands.stop import stop  # noqa: PLC0415
+
+    raise typer.Exit(stop(run))
+
+
+@inventory_app.command("show")
+def inventory_show(inventory: InventoryOption = None) -> None:
+    """Print the inventory as orch understands it, as JSON."""
+    from orchestrator.commands.inventory import show  # noqa: PLC0415
+
+    raise typer.Exit(show(inventory))
+
+
+@inventory_app.command("validate")
+def inventory_validate(inventory: InventoryOption = None) -> None:
+    """Check the inventory."""
+    from orchestrator.commands.inventory import validate  # noqa: PLC0415
+
+    raise typer.Exit(validate(inventory))
+
+
+@inventory_app.command("import")
+def inventory_import(
+    source: Annotated[str, typer.Argument(metavar="hostfile|ssh-config|scontrol", help="What to read.")],
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Default: standard input.")] = None,
+) -> None:
+    """Print an inventory made from a hostfile, an ssh_config or `scontrol show node`."""
+    from orchestrator.commands.inventory import import_  # noqa: PLC0415
+
+    raise typer.Exit(import_(source, file))
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    argv = sys.argv[1:]
+    at = argv.index("--") if "--" in argv else len(argv)  # what follows is the user's, untouched
+    try:
+        app(argv[:at], obj=tuple(argv[at + 1 :]), prog_name="orch")
+    except OrchError as exc:
+        from orchestrator.console import say_error  # noqa: PLC0415
+
+        say_error(exc)
+        return exc.exit_code
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else 0
+    return 0

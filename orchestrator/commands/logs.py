@@ -1,0 +1,109 @@
+"""`orch logs`: the lines of all ranks of all nodes as one log, filtered; during the run and after it."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+
+from orchestrator.commands.following import Keep, Watch
+from orchestrator.console import LineWriter, say
+from orchestrator.errors import UsageError
+from orchestrator.hostlist import expand
+from orchestrator.launchers import launcher_for
+from orchestrator.logs.merge import LogLine
+from orchestrator.plan import LaunchPlan
+from orchestrator.store import Store, home
+
+WATCH_STOPPED = 130
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which lines to show; None shows all."""
+
+    nodes: str | None = None
+    ranks: str | None = None
+    pattern: str | None = None
+    since: str | None = None
+
+
+def logs(run: str, wanted: Filter, *, follow: bool, tail: int | None, as_json: bool) -> int:
+    """Print the lines that are there; with `follow`, also those to come until the run ends."""
+    folder = Store(home(os.environ)).find(run)
+    plan = folder.read_plan()
+    keep = _keep(wanted, plan, time.time())
+    launcher = launcher_for(plan)
+    try:
+        watch = Watch(folder, launcher, LineWriter(as_json=as_json), keep)
+        watch.past(tail)
+        if not follow:
+            watch.rest()
+            return 0
+        record = watch.to_end()
+    except KeyboardInterrupt:
+        say(f"stopped watching; the run goes on unless it has ended: orch status {folder.path.name}")
+        return WATCH_STOPPED
+    finally:
+        launcher.close()
+    say(f"run {record.id} is {record.state.value}")
+    return 0
+
+
+def _keep(wanted: Filter, plan: LaunchPlan, now: float) -> Keep:
+    nodes = _nodes(wanted.nodes, plan)
+    ranks = _ranks(wanted.ranks, plan)
+    pattern = _pattern(wanted.pattern)
+    earliest = now - _seconds(wanted.since) if wanted.since else None
+
+    def keep(line: LogLine) -> bool:
+        return (
+            (nodes is None or line.node in nodes)
+            and (ranks is None or line.rank in ranks)
+            and (earliest is None or line.time >= earliest)
+            and (pattern is None or pattern.search(line.text) is not None)
+        )
+
+    return keep
+
+
+def _nodes(text: str | None, plan: LaunchPlan) -> set[str] | None:
+    if text is None:
+        return None
+    known = {node.name for node in plan.nodes}
+    try:
+        names = set(expand(text))
+    except ValueError as exc:
+        raise UsageError(f"--node {text}: {exc}", hint="as in --node n0 or --node 'n[0-3]'") from exc
+    if not names <= known and not plan.by_count:
+        raise UsageError(f"--node {text}: the run has no such node", hint=f"its nodes: {', '.join(sorted(known))}")
+    return names
+
+
+def _ranks(text: str | None, plan: LaunchPlan) -> set[int] | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text)
+    if found is None:
+        raise UsageError(f"--rank {text}: not a list of ranks", hint="as in --rank 3 or --rank 0-7,12")
+    ends = [part.split("-") for part in text.split(",")]
+    ranks = {rank for end in ends for rank in range(int(end[0]), int(end[-1]) + 1)}
+    if not ranks or max(ranks) >= plan.world_size:
+        raise UsageError(f"--rank {text}: the run has ranks 0 to {plan.world_size - 1}")
+    return ranks
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as exc:
+        raise UsageError(f"--grep {text!r} is not a regular expression: {exc}") from exc
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+)([smhd])", text)
+    if found is None:
+        raise UsageError(f"--since {text}: not a time span", hint="as in 30s, 5m, 2h or 1d")
+    return float(found[1]) * _UNITS[found[2]]

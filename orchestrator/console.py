@@ -1,0 +1,92 @@
+"""Everything printed for a person, and log lines for a pipe. Colours only on a terminal, and never with NO_COLOR."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from orchestrator.errors import OrchError
+from orchestrator.logs.merge import LogLine, prefixed
+
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+
+
+def say(text: str) -> None:
+    """A message about what orch does; on stderr, so that stdout holds only what was asked for."""
+    print(f"orch: {text}", file=sys.stderr, flush=True)
+
+
+def say_error(error: OrchError) -> None:
+    """An error and its next step."""
+    print(f"orch: error: {error}", file=sys.stderr)
+    if error.hint:
+        print(f"  next: {error.hint}", file=sys.stderr, flush=True)
+
+
+def print_text(text: str) -> None:
+    """The answer to what was asked, as it is."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def print_json(value: object) -> None:
+    """The answer as JSON."""
+    print_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+class LineWriter:
+    """Prints log lines, each node's prefix in a colour of its own that stays the same."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self._nodes: dict[str, int] = {}
+
+    def write(self, lines: Iterable[LogLine]) -> None:
+        """Print and flush."""
+        text = "".join([self._text(line) + "\n" for line in lines])
+        if text:
+            print_text(text)
+
+    def _text(self, line: LogLine) -> str:
+        if self._as_json:
+            return json.dumps(line.to_json(), ensure_ascii=False)
+        if not self._colour:
+            return prefixed(line)
+        colour = _COLOURS[self._nodes.setdefault(line.node, len(self._nodes)) % len(_COLOURS)]
+        prefix, _, text = prefixed(line).partition(" ")
+        return f"\x1b[{colour}m{prefix}\x1b[0m {text}"
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
+    """A table; in a pipe without frames and as wide as it needs to be."""
+    from rich import box  # noqa: PLC0415  rich is loaded when something is to be drawn
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    table = Table(*columns, title=title, box=box.SIMPLE_HEAD if console.is_terminal else None, title_justify="left")
+    for row in rows:
+        table.add_row(*("" if cell is None else str(cell) for cell in row))
+    console.print(table)
+
+
+def say_summary(summary: dict[str, Any]) -> None:
+    """The trainer's summary of a run that is done."""
+    labels = {
+        "steps": "steps",
+        "first_loss": "first loss",
+        "last_loss": "last loss",
+        "tokens_per_s": "tokens/s",
+        "wall_s": "wall time (s)",
+        "checkpoint": "checkpoint",
+    }
+    for key, label in labels.items():
+        value = summary.get(key)
+        if value is not None:
+            print(
+                f"  {label:<14} {value:,.4f}" if isinstance(value, float) else f"  {label:<14} {value}", file=sys.stderr
+            )

@@ -1,0 +1,131 @@
+"""
+What each field of an inventory may hold, as types that check; the models made of them are in inventory.py.
+
+Every refusal says what was found and what is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator
+
+from orchestrator.hostlist import expand
+from orchestrator.inventory_file import shown
+
+AcceleratorKind: TypeAlias = Literal["cuda", "gcu", "cpu", "auto"]
+Network: TypeAlias = Literal["auto", "infiniband", "roce", "ethernet"]
+TransportKind: TypeAlias = Literal["ssh", "local"]
+HostKeys: TypeAlias = Literal["strict", "accept-new"]
+
+# What the agent sets for every rank (the set torchrun sets, and orch's own); a value here would be a second truth.
+_SET_BY_ORCH = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "ROLE_NAME",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    }
+)
+_SET_BY_ORCH_PREFIXES = ("TORCHELASTIC_", "PET_", "ORCH_")
+
+
+def _text(pattern: str, what: str, allowed: str) -> Callable[[str], str]:
+    def check(value: str) -> str:
+        if re.fullmatch(pattern, value) and value.isprintable():
+            return value
+        raise ValueError(f"{shown(value)} is not {what}; allowed: {allowed}")
+
+    return check
+
+
+def _number(what: str, low: int, high: int) -> BeforeValidator:
+    def check(value: object) -> int:
+        text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
+        if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) and low <= int(text) <= high:
+            return int(text)
+        raise ValueError(f"{shown(value)} is not {what}; allowed: {low} to {high}")
+
+    return BeforeValidator(check)
+
+
+def _seconds(value: object) -> float:
+    text = str(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
+    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) and 0 < float(text) <= 3600:  # noqa: PLR2004  an hour
+        return float(text)
+    raise ValueError(f"{shown(value)} is not a time in seconds; allowed: above 0, up to 3600")
+
+
+def _env_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError("not the name of a variable; allowed: letters, digits and _, not a digit first")
+    if name in _SET_BY_ORCH or name.startswith(_SET_BY_ORCH_PREFIXES):
+        raise ValueError("orch sets this variable for every rank; delete the line")
+    return name
+
+
+def _env_value(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("holds a NUL, which no environment variable can")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError("holds half of a surrogate pair, which is no character")
+    return value
+
+
+def _each(check: Callable[[str], str]) -> Callable[[str], str]:
+    """Check every name that a pattern stands for, and keep the pattern."""
+
+    def check_all(pattern: str) -> str:
+        for name in expand(pattern):
+            check(name)
+        return pattern
+
+    return check_all
+
+
+_name = _text(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name", "letters, digits, . _ - (a letter or digit first)")
+_address = _text(
+    r"[A-Za-z0-9:._%][A-Za-z0-9._:%-]*", "a host name or address", "letters, digits, . _ : % - (- not first)"
+)
+_user = _text(r"[A-Za-z0-9._][A-Za-z0-9._@-]*", "a user name", "letters, digits, . _ @ - (- not first)")
+_program = _text(r"~?/.+|[A-Za-z0-9._][^/\s]*", "a program", "an absolute path, ~/ and a path, or a plain command name")
+_folder = _text(r"~?/.*", "a folder on the node", "an absolute path, or ~/ and a path")
+_file = _text(r"[^-].*", "a file name", "a path that does not start with -")
+_jump = _text(
+    r"[A-Za-z0-9._:%\[][A-Za-z0-9._:%@,\[\]-]*", "a jump host", "host or user@host:port, more of them after commas"
+)
+_slurm_word = _text(r"[^-\s]\S*", "a Slurm name", "one word that does not start with -")
+_slurm_time = _text(
+    r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE",
+    "a Slurm time",
+    "minutes, HH:MM:SS, D-HH or D-HH:MM:SS, such as 1-00:00:00",
+)
+_slurm_option = _text(r"--[a-z].*", "an sbatch option", "a text that starts with --")
+
+Name: TypeAlias = Annotated[str, AfterValidator(_name)]
+NamePattern: TypeAlias = Annotated[str, AfterValidator(_each(_name))]
+Address: TypeAlias = Annotated[str, AfterValidator(_address)]
+AddressPattern: TypeAlias = Annotated[str, AfterValidator(_each(_address))]
+User: TypeAlias = Annotated[str, AfterValidator(_user)]
+Port: TypeAlias = Annotated[int, _number("a port", 1, 65535)]
+RankCount: TypeAlias = Annotated[int, _number("a number of ranks", 1, 1024)]
+FanOut: TypeAlias = Annotated[int, _number("a number of connections", 1, 1024)]
+Seconds: TypeAlias = Annotated[float, BeforeValidator(_seconds)]
+Program: TypeAlias = Annotated[str, AfterValidator(_program)]
+Folder: TypeAlias = Annotated[str, AfterValidator(_folder)]
+File: TypeAlias = Annotated[str, AfterValidator(_file)]
+Jump: TypeAlias = Annotated[str, AfterValidator(_jump)]
+SlurmWord: TypeAlias = Annotated[str, AfterValidator(_slurm_word)]
+SlurmTime: TypeAlias = Annotated[str, AfterValidator(_slurm_time)]
+SlurmOption: TypeAlias = Annotated[str, AfterValidator(_slurm_option)]
+Environment: TypeAlias = dict[Annotated[str, AfterValidator(_env_name)], Annotated[str, AfterValidator(_env_value)]]

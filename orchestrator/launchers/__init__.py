@@ -1,0 +1,18 @@
+"""The launchers, and which of them carries out a plan. A new launcher is a module here and a line below."""
+
+from __future__ import annotations
+
+from orchestrator.inventory import SshOptions
+from orchestrator.launchers.base import Launcher
+from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.launchers.slurm import SlurmLauncher
+from orchestrator.plan import LaunchPlan
+from orchestrator.transports import transport_to
+
+
+def launcher_for(plan: LaunchPlan) -> Launcher:
+    """The launcher of a plan."""
+    options = SshOptions.model_validate(plan.ssh)
+    if plan.launcher == "slurm":
+        return SlurmLauncher(plan, lambda node: transport_to(node, "local", options))
+    return DirectLauncher(plan, lambda node: transport_to(node, plan.transport, options))

@@ -1,0 +1,64 @@
+"""The seam every launcher fills: start a plan, say where its node folders are, ask after it, stop it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from orchestrator.bundle import Bundle
+
+if TYPE_CHECKING:
+    from orchestrator.transports.endpoint import Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder on some machine that holds node folders of the run; `nodes` None means whichever appear there."""
+
+    endpoint: Endpoint
+    attempt_dir: str
+    nodes: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What the scheduler says; `word` is its own, kept as it is. `over` when it will not run any more."""
+
+    word: str
+    reason: str = ""
+    over: bool = False
+
+
+class Launcher(Protocol):
+    """Carries out one plan; holds its connections until closed."""
+
+    def start(self, bundle: Bundle) -> str | None:
+        """
+        Start the plan's agents; return the scheduler's job id where there is one.
+
+        Raises:
+            LaunchError: nothing of the run is left running.
+        """
+        ...
+
+    def places(self) -> Sequence[Place]:
+        """
+        Where the run's node folders are, connected.
+
+        Raises:
+            NodesError: some nodes cannot be reached.
+        """
+        ...
+
+    def queue(self, job: str | None) -> Queue | None:
+        """What the scheduler knows of the job; None where no scheduler has a say."""
+        ...
+
+    def stop(self, job: str | None, *, grace_s: float) -> list[str]:
+        """End the run on every node, whatever state it is in; returns what could not be ended, one sentence each."""
+        ...
+
+    def close(self) -> None:
+        """Close all connections; the run goes on."""
+        ...

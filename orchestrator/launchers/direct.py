@@ -1,0 +1,103 @@
+"""Starts the agents itself: over ssh, or on this machine. They differ in the transport only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from orchestrator import plan as plans
+from orchestrator import rendezvous
+from orchestrator.bundle import Bundle
+from orchestrator.errors import LaunchError, NodeError, NodesError
+from orchestrator.fanout import each
+from orchestrator.launchers.base import Place, Queue
+from orchestrator.plan import LaunchPlan, NodePlan, PlannedFile
+from orchestrator.transports.base import Transport
+from orchestrator.transports.endpoint import Endpoint
+
+START_WAIT_S = 30.0
+
+
+class DirectLauncher:
+    """One connection a node, kept for push, start and logs alike."""
+
+    def __init__(self, plan: LaunchPlan, transport: Callable[[NodePlan], Transport]) -> None:
+        self._plan = plan
+        self._transport = transport
+        self._fanout = int(plan.ssh["fanout"])
+        self._endpoints: dict[str, Endpoint] = {}
+
+    def start(self, bundle: Bundle) -> str | None:
+        """Push to all nodes; start the head, which finds the rendezvous; then all the others."""
+        plan = self._plan
+        self._connect(plan.nodes)
+        files = plans.node_files(plan)
+        self._on_each(plan.nodes, lambda node: self._push(node, bundle, files[node.name]))
+        try:
+            found = self._start_agent(plan.head, None)
+            hosts = {node.name: self._endpoints[node.name].facts.host_id for node in plan.nodes}
+            rendezvous.check_reachable(rendezvous.parse(found), plan.head.name, hosts)
+            self._on_each(plan.nodes[1:], lambda node: self._start_agent(node, found))
+        except LaunchError as exc:
+            left = self.stop(None, grace_s=0.0)
+            if left:
+                exc.hint = "; ".join(filter(None, [exc.hint, *left]))
+            raise
+        return None
+
+    def places(self) -> Sequence[Place]:
+        """One place a node."""
+        plan = self._plan
+        self._connect(plan.nodes)
+        return [Place(self._endpoints[node.name], plan.attempt_dir(node), (node.name,)) for node in plan.nodes]
+
+    def queue(self, job: str | None) -> Queue | None:  # noqa: ARG002  no scheduler here
+        """No scheduler here."""
+        return None
+
+    def stop(self, job: str | None, *, grace_s: float) -> list[str]:  # noqa: ARG002  no scheduler here
+        """Have every node that can be reached end its agent and ranks."""
+
+        def stop_node(node: NodePlan) -> list[str]:
+            self._connect([node])
+            results = self._endpoints[node.name].stop(self._plan.attempt_dir(node), [node.name], grace_s=grace_s)
+            return [f"{node.name}: still running: {pid}" for result in results for pid in result.remaining]
+
+        results = each(self._plan.nodes, stop_node, limit=self._fanout)
+        left: list[str] = []
+        for node, result in zip(self._plan.nodes, results, strict=True):
+            left += [f"{node.name}: {result}"] if isinstance(result, Exception) else result
+        return left
+
+    def close(self) -> None:
+        """Close the connections."""
+        for endpoint in self._endpoints.values():
+            endpoint.close()
+        self._endpoints.clear()
+
+    def _connect(self, nodes: Sequence[NodePlan]) -> None:
+        missing = [node for node in nodes if node.name not in self._endpoints]
+
+        def connect(node: NodePlan) -> None:
+            self._endpoints[node.name] = Endpoint.connect(self._transport(node), node.python)
+
+        self._on_each(missing, connect)
+
+    def _push(self, node: NodePlan, bundle: Bundle, files: Sequence[PlannedFile]) -> None:
+        endpoint = self._endpoints[node.name]
+        if not endpoint.prepare(node.workdir, bundle.digest):
+            endpoint.put_bundle(node.workdir, bundle.digest, bundle.tar())
+        for file in files:
+            folder, _, name = file.path.rpartition("/")
+            endpoint.put_files(folder, [(name, file.text, file.mode)])
+
+    def _start_agent(self, node: NodePlan, found: str | None) -> str:
+        command = plans.start_command(self._plan, node, found)
+        agent = self._endpoints[node.name].start(command, self._plan.node_dir(node), wait_s=START_WAIT_S)
+        return agent.rendezvous
+
+    def _on_each(self, nodes: Sequence[NodePlan], work: Callable[[NodePlan], object]) -> None:
+        """Do it on all nodes, and report every failure together."""
+        results = each(nodes, work, limit=self._fanout)
+        failures = [result for result in results if isinstance(result, NodeError)]
+        if failures:
+            raise NodesError(failures, len(nodes))

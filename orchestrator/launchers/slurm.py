@@ -1,0 +1,176 @@
+"""Starts the agents through Slurm: our batch script, submitted and cancelled by submitit. The only file that knows it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import plan as plans
+from orchestrator.bundle import Bundle
+from orchestrator.errors import LaunchError
+from orchestrator.launchers.base import Place, Queue
+from orchestrator.plan import LaunchPlan, NodePlan
+from orchestrator.transports.base import Transport
+from orchestrator.transports.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    import submitit
+
+# Words of squeue and sacct after which a job never runs again (man squeue, JOB STATE CODES); all others are kept as they are.
+OVER = frozenset(
+    [
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    ]
+)
+ASK_S = 30.0
+KILL_WAIT_S = 60.0  # Slurm's KillWait is 30 s by default, between TERM and KILL
+POLL_S = 0.5
+
+
+class SlurmLauncher:
+    """Works from a machine with sbatch, on a workdir that this machine and the compute nodes share."""
+
+    def __init__(self, plan: LaunchPlan, transport: Callable[[NodePlan], Transport]) -> None:
+        self._plan = plan
+        self._transport = transport
+        self._connection: Endpoint | None = None
+
+    def start(self, bundle: Bundle) -> str | None:
+        """Write the files to the shared workdir and submit; returns Slurm's job id."""
+        require_sbatch()
+        plan, head = self._plan, self._plan.head
+        endpoint = self._endpoint()
+        if not endpoint.prepare(head.workdir, bundle.digest):
+            endpoint.put_bundle(head.workdir, bundle.digest, bundle.tar())
+        for file in plans.node_files(plan)[head.name]:
+            folder, _, name = file.path.rpartition("/")
+            endpoint.put_files(folder, [(name, file.text, file.mode)])
+        return submit(Path(plan.attempt_dir(head)), Path(plans.sbatch_path(plan)))
+
+    def places(self) -> Sequence[Place]:
+        """One place with all nodes: which they are is seen there once they have started."""
+        return [Place(self._endpoint(), self._plan.attempt_dir(self._plan.head), None)]
+
+    def queue(self, job: str | None) -> Queue | None:
+        """Slurm's word on the job."""
+        return None if job is None else ask(job)
+
+    def stop(self, job: str | None, *, grace_s: float) -> list[str]:
+        """Cancel the job, and wait until Slurm has ended every step of it."""
+        if job is None:
+            return []
+        _command(["scancel", job])
+        deadline = time.monotonic() + grace_s + KILL_WAIT_S
+        while not (queue := ask(job)).over and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        if queue.over:
+            return []
+        return [f"Slurm job {job} is still {queue.word} {queue.reason}".strip()]
+
+    def close(self) -> None:
+        """Close the connection to the shared workdir."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _endpoint(self) -> Endpoint:
+        if self._connection is None:
+            self._connection = Endpoint.connect(self._transport(self._plan.head), self._plan.head.python)
+        return self._connection
+
+
+def require_sbatch() -> None:
+    """
+    Make sure that jobs can be submitted from here.
+
+    Raises:
+        LaunchError: there is no sbatch or srun on PATH.
+    """
+    missing = [name for name in ("sbatch", "srun") if shutil.which(name) is None]
+    if missing:
+        raise LaunchError(
+            f"no {' and no '.join(missing)} on PATH: Slurm jobs cannot be submitted from this machine",
+            hint="run orch on the cluster's login node, or use orch ssh-launch",
+        )
+
+
+def submit(folder: Path, script: Path) -> str:
+    """
+    Submit the batch script once; returns the job id.
+
+    Raises:
+        LaunchError: sbatch refused it.
+    """
+    from submitit.core.utils import FailedJobError, FailedSubmissionError  # noqa: PLC0415  imported when needed
+    from submitit.helpers import clean_env  # noqa: PLC0415
+    from submitit.slurm.slurm import SlurmExecutor  # noqa: PLC0415
+
+    class OwnScript(SlurmExecutor):
+        """submitit with the script that orch rendered in place of its own."""
+
+        def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002
+            return script.read_text("utf-8")
+
+        def _make_submission_command(self, submission_file_path: Path) -> list[str]:  # noqa: ARG002
+            return ["sbatch", str(script)]
+
+    conf = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+    try:
+        with (
+            clean_env()
+        ):  # a job submitted from within a job must not inherit its SLURM_*, but which cluster it is stays
+            os.environ.update(conf)
+            executor = OwnScript(folder)
+            job: submitit.Job[Any] = executor._submit_command("")  # noqa: SLF001  the documented override point
+    except (FailedJobError, FailedSubmissionError) as exc:
+        raise LaunchError(
+            f"sbatch refused the job: {_reason(str(exc))}", hint="sinfo shows partitions and limits"
+        ) from exc
+    return str(job.job_id)
+
+
+def _reason(text: str) -> str:
+    """The lines that sbatch itself printed."""
+    lines = [line.removeprefix("sbatch: error: ") for line in text.splitlines() if line.startswith("sbatch: error: ")]
+    return "; ".join(lines) or text.strip().splitlines()[-1]
+
+
+def ask(job: str) -> Queue:
+    """Where the job is: squeue first, then scontrol, then sacct; an unknown word is kept, a silent scheduler is no verdict."""
+    done = _command(["squeue", "--noheader", "--jobs", job, "--format", "%T|%r"])
+    if done.returncode == 0 and done.stdout.strip():
+        word, _, reason = done.stdout.strip().splitlines()[0].partition("|")
+        return Queue(word, "" if reason == "None" else reason, over=word in OVER)
+    if done.returncode != 0 and "Invalid job id" not in done.stderr:
+        return Queue("UNKNOWN", f"squeue: {done.stderr.strip()}")
+    shown = _command(["scontrol", "--oneliner", "show", "job", job])
+    found = re.search(r"\bJobState=(\S+) Reason=(\S+)", shown.stdout)
+    if found:
+        return Queue(found[1], "" if found[2] == "None" else found[2], over=found[1] in OVER)
+    counted = _command(["sacct", "--noheader", "--allocations", "--parsable2", "--jobs", job, "--format", "State"])
+    word = counted.stdout.strip().split(" ")[0]  # "CANCELLED by 1000"
+    return Queue(word or "GONE", over=True)  # nobody knows it: the run's folder decides what became of it
+
+
+def _command(argv: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=ASK_S)
+    except FileNotFoundError:
+        return subprocess.CompletedProcess(argv, 127, "", f"{argv[0]} not found")
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(argv, 124, "", f"{argv[0]} gave no answer in {ASK_S:.0f} s")

@@ -1,0 +1,132 @@
+"""From the node folders of a run to its lines: the past in order of time, and what comes, as it comes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from orchestrator.errors import NodeError
+from orchestrator.launchers.base import Place
+from orchestrator.logs.merge import LogLine, NodeLines, in_order
+from orchestrator.transports.observed import NodeObservation
+
+CHUNK_BYTES = 1 << 20
+HISTORY_CHUNK_BYTES = 1 << 16  # one such chunk per file is held while merging
+POLL_S = 1.0
+WAITING_BATCHES = 16
+
+
+@dataclass(slots=True)
+class Feed:
+    """One place being read: how far each file is read, and the unfinished lines."""
+
+    place: Place
+    offsets: dict[str, int] = field(default_factory=dict)
+    nodes: dict[str, NodeLines] = field(default_factory=dict)
+
+    def read(self, *, wait_s: float, only: Sequence[str] | None = None, max_bytes: int = CHUNK_BYTES) -> list[LogLine]:
+        """Read what is new, waiting up to `wait_s` for it; lines in order of time."""
+        place = self.place
+        chunks = place.endpoint.read(
+            place.attempt_dir, place.nodes, self.offsets, max_bytes=max_bytes, wait_s=wait_s, only=only
+        )
+        arrival = time.time()
+        lines: list[LogLine] = []
+        for chunk in chunks:
+            node, _, name = chunk.file.partition("/")
+            self.offsets[chunk.file] = chunk.end
+            if chunk.gap:
+                lost = f"{name} became {chunk.gap} bytes shorter; what stood there is not in this log"
+                lines.append(LogLine(arrival, node, None, "event", lost))
+            lines += self._lines_of(node).feed(name, chunk.offset, chunk.data, arrival)
+        return sorted(lines, key=lambda line: line.time)
+
+    def rest(self) -> list[LogLine]:
+        """The last lines that have no newline; for the end of a run."""
+        now = time.time()
+        return [line for node in self.nodes.values() for line in node.close(now)]
+
+    def _lines_of(self, node: str) -> NodeLines:
+        return self.nodes.setdefault(node, NodeLines(node))
+
+
+def history(feeds: Sequence[Feed]) -> Iterator[LogLine]:
+    """Everything that stands in the files now, merged by time; one chunk of each file is in memory at a time."""
+    streams: list[Iterator[LogLine]] = []
+    for feed in feeds:
+        sizes = feed.place.endpoint.files(feed.place.attempt_dir, feed.place.nodes)
+        index = [file for file in sizes if file.endswith(".jsonl")]
+        events: list[LogLine] = []
+        while any(feed.offsets.get(file, 0) < sizes[file] for file in index):
+            events += feed.read(wait_s=0, only=index)
+        streams.append(iter(events))
+        streams += [_file_history(feed, file, size) for file, size in sizes.items() if file not in index]
+    return in_order(streams)
+
+
+def _file_history(feed: Feed, file: str, size: int) -> Iterator[LogLine]:
+    while feed.offsets.get(file, 0) < size:
+        before = feed.offsets.get(file, 0)
+        yield from feed.read(wait_s=0, only=[file], max_bytes=min(HISTORY_CHUNK_BYTES, size - before))
+        if feed.offsets.get(file, 0) == before:
+            return  # the file is shorter than it was: nothing more can be had
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one place had to say: lines, or when it was silent, how its nodes are."""
+
+    feed: Feed
+    lines: Sequence[LogLine] = ()
+    nodes: Sequence[NodeObservation] = ()
+    error: NodeError | None = None
+
+
+@contextmanager
+def live(feeds: Sequence[Feed]) -> Iterator[Iterator[Batch]]:
+    """Follow all places at once, each in a thread of its own, until the context ends."""
+    batches: queue.Queue[Batch] = queue.Queue(maxsize=WAITING_BATCHES)
+    over = threading.Event()
+    threads = [threading.Thread(target=_pump, args=(feed, batches, over), daemon=True) for feed in feeds]
+    for thread in threads:
+        thread.start()
+    try:
+        yield _until(batches, over)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(timeout=POLL_S * 2)
+
+
+def _until(batches: queue.Queue[Batch], over: threading.Event) -> Iterator[Batch]:
+    while not over.is_set():
+        yield batches.get()
+
+
+def _pump(feed: Feed, batches: queue.Queue[Batch], over: threading.Event) -> None:
+    place = feed.place
+    try:
+        while not over.is_set():
+            lines = feed.read(wait_s=POLL_S)
+            nodes = [] if lines and not _ended(feed) else place.endpoint.observe(place.attempt_dir, place.nodes)
+            _offer(batches, Batch(feed, lines, nodes), over)
+    except NodeError as exc:
+        _offer(batches, Batch(feed, error=exc), over)
+
+
+def _ended(feed: Feed) -> bool:
+    return any(event["event"] == "agent-finished" for node in feed.nodes.values() for event in node.events[-1:])
+
+
+def _offer(batches: queue.Queue[Batch], batch: Batch, over: threading.Event) -> None:
+    """Hand over, waiting while the reader is busy, which in turn slows reading down: memory stays bounded."""
+    while not over.is_set():
+        try:
+            return batches.put(batch, timeout=POLL_S)
+        except queue.Full:
+            continue
+    return None

@@ -1,0 +1,137 @@
+"""From raw chunks of many files to lines in order of time. Pure: bytes and offsets in, LogLines out."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Stream = Literal["out", "err", "event"]
+MAX_LINE_BYTES = 1 << 20
+"""A longer line is cut into pieces of this size, so that a line without an end cannot fill the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of one rank; `rank` is None for the agent's own, `time` is seconds since the epoch."""
+
+    time: float
+    node: str
+    rank: int | None
+    stream: Stream
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields in the order time, node, rank, stream, text."""
+        return asdict(self)
+
+
+class FileLines:
+    """
+    The lines of one rank's file, fed in order.
+
+    `marks` are the agent's records of how long the file was when: they give a line the time it was written, to within
+    the agent's tick. Bytes beyond the last mark get the time of their arrival.
+    """
+
+    def __init__(self, node: str, rank: int, stream: Stream) -> None:
+        self._of = (node, rank, stream)
+        self._marks: deque[tuple[int, float]] = deque()
+        self._rest = b""
+        self._end = 0
+
+    def mark(self, size: int, time: float) -> None:
+        """The file had `size` bytes at `time`."""
+        self._marks.append((size, time))
+
+    def feed(self, offset: int, data: bytes, arrival: float) -> Iterator[LogLine]:
+        """Take bytes that begin at `offset`; yield the lines they complete."""
+        start = self._end - len(self._rest)
+        buffer = self._rest + data
+        self._end = offset + len(data)
+        *lines, self._rest = buffer.split(b"\n")
+        for line in lines:
+            start += len(line) + 1
+            yield from self._line(line, start, arrival)
+        while len(self._rest) > MAX_LINE_BYTES:
+            piece, self._rest = self._rest[:MAX_LINE_BYTES], self._rest[MAX_LINE_BYTES:]
+            yield self._as_line(piece, self._end - len(self._rest), arrival)
+
+    def close(self, arrival: float) -> Iterator[LogLine]:
+        """Yield what stands after the last newline."""
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            yield from self._line(rest, self._end, arrival)
+
+    def _line(self, line: bytes, end: int, arrival: float) -> Iterator[LogLine]:
+        for first in range(0, len(line) or 1, MAX_LINE_BYTES):
+            yield self._as_line(line[first : first + MAX_LINE_BYTES], end, arrival)
+
+    def _as_line(self, line: bytes, end: int, arrival: float) -> LogLine:
+        while self._marks and self._marks[0][0] < end:
+            self._marks.popleft()
+        time = self._marks[0][1] if self._marks else arrival
+        node, rank, stream = self._of
+        return LogLine(time, node, rank, stream, line.removesuffix(b"\r").decode("utf-8", "replace"))
+
+
+class NodeLines:
+    """The lines of one node folder: its ranks' files, and its agent's events as lines of no rank."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.events: list[dict[str, Any]] = []
+        self._files: dict[str, FileLines] = {}
+        self._rest: dict[str, bytes] = {}
+
+    def feed(self, name: str, offset: int, data: bytes, arrival: float) -> list[LogLine]:
+        """Take a chunk of the folder's file `name`; return the lines it completes."""
+        if name == "offsets.jsonl":
+            for mark in self._records(name, data):
+                for file, size in mark["size"].items():
+                    self._file(file).mark(size, mark["time"])
+            return []
+        if name == "events.jsonl":
+            events = self._records(name, data)
+            self.events += events
+            return [LogLine(event["time"], self.node, None, "event", event["text"]) for event in events]
+        return list(self._file(name).feed(offset, data, arrival))
+
+    def close(self, arrival: float) -> list[LogLine]:
+        """The unfinished last lines."""
+        return [line for file in self._files.values() for line in file.close(arrival)]
+
+    def _file(self, name: str) -> FileLines:
+        if name not in self._files:
+            stem, _, stream = name.rpartition(".")
+            self._files[name] = FileLines(
+                self.node, int(stem.removeprefix("rank-")), "err" if stream == "err" else "out"
+            )
+        return self._files[name]
+
+    def _records(self, name: str, data: bytes) -> list[dict[str, Any]]:
+        *lines, self._rest[name] = (self._rest.get(name, b"") + data).split(b"\n")
+        return [json.loads(line) for line in lines if line]
+
+
+def in_order(streams: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
+    """Merge streams by time; lines of one stream keep their order."""
+    return heapq.merge(*(_ascending(stream) for stream in streams), key=lambda line: line.time)
+
+
+def _ascending(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+    """A clock that is set back must not move a line before its predecessor."""
+    from dataclasses import replace  # noqa: PLC0415
+
+    latest = 0.0
+    for line in lines:
+        latest = max(latest, line.time)
+        yield line if line.time == latest else replace(line, time=latest)
+
+
+def prefixed(line: LogLine) -> str:
+    """`[node:rank] text`, and `[node:-] text` for the agent's own."""
+    return f"[{line.node}:{'-' if line.rank is None else line.rank}] {line.text}"

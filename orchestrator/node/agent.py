@@ -1,0 +1,294 @@
+"""
+The node agent: owns one node's ranks, from their start to the end of their last descendant.
+
+    guard              the process that was started; a sub-reaper; ends what is left should the agent itself be killed
+     +- agent          leads its own session; a sub-reaper; agent.json names this one
+         +- ranks      one process group each; die with the agent
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.node.environment import inherited_environment, rank_environments, summary
+from orchestrator.node.job import AlreadyRunning, Job, Refused, agent_failed, command_of, load_job, prepare_folder
+from orchestrator.node.machine import boot_id, host_id
+from orchestrator.node.processes import (
+    CAUGHT,
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    TICK_S,
+    Inherited,
+    descendants,
+    end_descendants,
+    prctl,
+    reap,
+    send,
+    signal_descendants,
+    signal_name,
+    stat_of,
+)
+from orchestrator.node.records import Journal, error_text, open_for_write, read_json, write_json
+from orchestrator.node.rendezvous import join_rendezvous
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+EXIT_CODES = {"DONE": 0, "FAILED": 1, "STOPPED": 6}
+REFUSED, NO_RETRY = 4, 93
+SURVIVOR_S = 5.0  # what outlives SIGKILL for so long hangs in the kernel, and is told about
+SAME_SIGNAL_S = 1.0  # Slurm signals every process of a job: the guard's copy is not a second request
+AFTER_STOP_S = 1.0  # for what the ranks leave behind, when they were stopped
+
+
+class Agent:
+    """Starts the ranks, watches them, and is done only when nothing below it is alive."""
+
+    def __init__(self, job: Job, folder: str, events: Journal) -> None:
+        self.job, self.folder, self.events = job, folder, events
+        self.offsets = Journal(os.path.join(folder, "offsets.jsonl"))
+        self.logs: dict[str, int] = {}  # file name -> descriptor
+        self.marked: dict[str, int] = {}  # file name -> size at the last mark
+        self.next_mark_s = 0.0
+        self.running: dict[int, int] = {}  # pid -> rank
+        self.done: list[int] = []
+        self.failure: dict[str, Any] | None = None
+        self.stopping = self.forced = self.sweeping = self.survivors_told = False
+        self.asked: tuple[int, float] | None = None  # the first signal that asked to stop, and when
+        self.told: set[tuple[int, int]] = set()  # descendants that have had their SIGTERM
+        self.deadline_s: float | None = None  # monotonic; what is alive then is killed
+
+    def start(
+        self, command: Sequence[str], cwd: str, environments: Sequence[Mapping[bytes, bytes]], inherited: Inherited
+    ) -> None:
+        """Start every rank; Refused when one cannot be started."""
+        agent_pid = os.getpid()
+
+        def become_rank() -> None:
+            os.setpgid(0, 0)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != agent_pid:  # the agent died before the line above
+                os._exit(1)
+            signal.pthread_sigmask(signal.SIG_SETMASK, inherited.signal_mask)
+            os.umask(inherited.umask)
+
+        for rank, environment in zip(self.job.rank_numbers, environments):
+            for name in (f"rank-{rank}.out", f"rank-{rank}.err"):
+                self.logs[name] = open_for_write(os.path.join(self.folder, name), os.O_APPEND)
+            try:
+                process = subprocess.Popen(
+                    command,
+                    cwd=cwd,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=self.logs[f"rank-{rank}.out"],
+                    stderr=self.logs[f"rank-{rank}.err"],
+                    preexec_fn=become_rank,  # noqa: PLW1509  (there are no threads here)
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                raise Refused(f"rank {rank} cannot be started: {error}") from error
+            process.returncode = 0  # reap() waits for it, Popen must not
+            self.running[process.pid] = rank
+            stat = stat_of(process.pid)  # a zombie still has one
+            text = f"rank {rank} started as pid {process.pid}"
+            start_time = stat[2] if stat else None
+            self.events.add(event="rank-started", rank=rank, pid=process.pid, start_time=start_time, text=text)
+
+    def watch(self) -> int:
+        """Wait until every rank and every descendant has ended; the agent's exit code."""
+        while self.take_in_the_ended():
+            self.end_what_is_due()
+            self.events.flush()
+            self.mark_offsets()
+            info = signal.sigtimedwait(CAUGHT, TICK_S)
+            if info is not None:
+                self.on_signal(info.si_signo)
+        self.next_mark_s = 0.0
+        self.mark_offsets()
+        return self.finish()
+
+    def take_in_the_ended(self) -> bool:
+        try:
+            for pid, status in reap():
+                if pid in self.running:
+                    self.on_rank_exit(pid, self.running.pop(pid), status)
+        except ChildProcessError:
+            return False
+        return True
+
+    def on_rank_exit(self, pid: int, rank: int, status: int) -> None:
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM and not self.stopping:
+            self.hear_of_a_stop()
+        name = None if code is not None else signal_name(os.WTERMSIG(status))
+        phase = read_json(self.folder, "progress", f"{rank}.json").get("phase")
+        done = phase == "done" or (code == 0 and not self.stopping)
+        error = None if code == 0 else error_text(self.folder, "error", f"{rank}.json")
+        text = f"rank {rank} (pid {pid}) " + (f"exited with code {code}" if name is None else f"was ended by {name}")
+        text += f": {error}" if error else ""
+        if done and code != 0:
+            note = "; warning: its work was finished before, so it counts as done"
+        else:
+            note = ", after the stop" if self.stopping and not done else ""
+        result = {"rank": rank, "code": code, "signal": name, "error": error}
+        self.events.add(event="rank-exited", pid=pid, done=done, text=text + note, **result)
+        if done:
+            self.done.append(rank)
+        elif not self.stopping:  # what fails after a stop is a consequence, not the cause
+            self.failure = result
+            self.stop(text)
+
+    def hear_of_a_stop(self) -> None:
+        """A rank ended by SIGTERM may have had it from who stops the whole job, a moment before the agent gets its own."""
+        info = signal.sigtimedwait({signal.SIGTERM}, SAME_SIGNAL_S)
+        if info is not None:
+            self.on_signal(info.si_signo)
+
+    def stop(self, reason: str) -> None:
+        self.stopping = True
+        text = f"stopping the ranks: {reason}; what is alive in {self.job.grace_s:g} s is killed"
+        self.events.add(event="stopping", reason=reason, text=text)
+        if not self.sweeping:
+            self.terminate(self.job.grace_s)
+
+    def terminate(self, grace_s: float) -> None:
+        self.deadline_s = max(self.deadline_s or 0.0, time.monotonic() + grace_s)
+        for pid in self.running:
+            send(pid, signal.SIGTERM, group=True)
+
+    def end_what_is_due(self) -> None:
+        if not self.running and not self.sweeping:
+            self.sweeping = True
+            # After a stop the ranks have used the grace up: what they leave behind must not double it.
+            self.terminate(min(self.job.grace_s, AFTER_STOP_S) if self.stopping else self.job.grace_s)
+        if self.sweeping:  # whatever its group and session, and whatever was forked since the last look
+            signal_descendants(signal.SIGTERM, self.told)
+        if self.deadline_s is None or not (self.forced or time.monotonic() >= self.deadline_s):
+            return
+        for pid in self.running:
+            send(pid, signal.SIGKILL, group=True)
+        if self.sweeping:
+            signal_descendants(signal.SIGKILL, set())
+        if time.monotonic() > self.deadline_s + SURVIVOR_S and not self.survivors_told:
+            self.survivors_told = True
+            left = ", ".join(f"{pid} (state {stat[0]})" for pid, stat in descendants().items())
+            self.events.add(event="note", text=f"killed, but still there, and waited for: pid {left}")
+
+    def on_signal(self, number: int) -> None:
+        if number in (signal.SIGTERM, signal.SIGINT):
+            first, self.asked = self.asked, self.asked or (number, time.monotonic())
+            self.forced = first is not None and (first[0] != number or time.monotonic() > first[1] + SAME_SIGNAL_S)
+            if not self.stopping:
+                self.stop(f"asked to by {signal_name(number)}")
+        elif number not in (signal.SIGCHLD, signal.SIGHUP):
+            for pid in self.running:
+                send(pid, number)
+
+    def mark_offsets(self) -> None:
+        """Note how far each log has grown: the index from time to bytes."""
+        if time.monotonic() < self.next_mark_s or self.offsets.flush() is not None:
+            return
+        self.next_mark_s = time.monotonic() + TICK_S
+        sizes = {name: os.fstat(descriptor).st_size for name, descriptor in self.logs.items()}
+        grown = {name: size for name, size in sizes.items() if size != self.marked.get(name, 0)}
+        if grown:
+            self.offsets.add(size=grown)
+            self.marked.update(grown)
+
+    def finish(self) -> int:
+        all_done = len(self.done) == len(self.job.rank_numbers)
+        state = "FAILED" if self.failure else "STOPPED" if self.stopping and not all_done else "DONE"
+        if state == "DONE":
+            record = {"time": time.time(), "ranks": sorted(self.done)}
+            write_json(os.path.join(self.folder, "DONE"), record)
+        text = f"{self.job.node}: {state.lower()}, nothing is left running"
+        self.events.add(event="agent-finished", state=state, exit=self.failure, text=text)
+        self.events.require_written()
+        self.offsets.require_written()
+        return NO_RETRY if self.failure and self.failure["code"] == NO_RETRY else EXIT_CODES[state]
+
+
+def refuse_second_agent(folder: str) -> None:
+    """Refuse when the agent on record lives; a pid that was used again, or another boot's, does not count."""
+    record = read_json(folder, "agent.json")
+    stat = stat_of(record["pid"]) if isinstance(record.get("pid"), int) else None
+    if stat and stat[0] not in "ZX" and (stat[2], boot_id()) == (record.get("start_time"), record.get("boot_id")):
+        raise AlreadyRunning(f"{folder}: the agent with pid {record['pid']} is alive; stop that run first")
+
+
+def write_agent_record(job: Job, folder: str, rendezvous: str) -> None:
+    """Say who owns the node folder, before any rank starts."""
+    stat = stat_of(os.getpid())
+    record: dict[str, Any] = {"pid": os.getpid(), "start_time": stat and stat[2], "pgid": os.getpgrp()}
+    record.update(boot_id=boot_id(), host_id=host_id(), hostname=socket.gethostname(), python=platform.python_version())
+    record.update(node=job.node, node_rank=job.node_rank, ranks=list(job.rank_numbers), world_size=sum(job.ranks))
+    record.update(rendezvous=rendezvous, started=time.time())
+    write_json(os.path.join(folder, "agent.json"), record)
+
+
+def supervise(options: argparse.Namespace, folder: str, events: Journal, inherited: Inherited) -> int:
+    """Everything between the start and the end of the agent; the port is held all the while."""
+    refuse_second_agent(folder)
+    job = load_job(options.job, options.node, options.node_rank)
+    cwd = prepare_folder(job, folder)
+    command = command_of(job, cwd)
+    rendezvous, holder = join_rendezvous(job, options.rendezvous)
+    write_agent_record(job, folder, rendezvous)
+    text = f"agent of {job.node} started as pid {os.getpid()} with {len(job.rank_numbers)} of {sum(job.ranks)} ranks"
+    events.add(event="agent-started", pid=os.getpid(), text=text)
+    kept, stale = inherited_environment()
+    if stale:
+        text = f"left out variables that another launcher had set: {summary(stale)}"
+        events.add(event="note", dropped=stale, text=text)
+    agent = Agent(job, folder, events)
+    events.require_written()
+    agent.start(command, cwd, rank_environments(job, rendezvous, kept, folder), inherited)
+    code = agent.watch()
+    if holder is not None:
+        holder.close()
+    return code
+
+
+def run_agent(options: argparse.Namespace, folder: str, inherited: Inherited) -> int:
+    """The agent's life; 4 when it could not start its ranks, or could not write its record."""
+    os.setsid()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # should the guard die, this is a stop
+    events: Journal | None = None
+    try:
+        if not os.path.isdir(folder):
+            os.mkdir(folder)
+        events = Journal(os.path.join(folder, "events.jsonl"))
+        return supervise(options, folder, events, inherited)
+    except (Refused, OSError) as error:
+        end_descendants()
+        print(f"orch agent: {error}", file=sys.stderr, flush=True)
+        if events is not None:
+            events.add(**(error.event() if isinstance(error, Refused) else agent_failed(str(error))))
+        return REFUSED
+
+
+def guard(agent_pid: int, folder: str) -> int:
+    """Pass signals on to the agent, return its exit code, and end what it leaves behind when it is killed."""
+    status = None
+    while status is None:
+        number = signal.sigwait(CAUGHT)
+        if number != signal.SIGCHLD:
+            os.kill(agent_pid, number)
+            continue
+        ended, agent_status = os.waitpid(agent_pid, os.WNOHANG)
+        status = agent_status if ended else None
+    end_descendants()
+    if os.WIFEXITED(status):
+        return os.WEXITSTATUS(status)
+    text = f"the agent (pid {agent_pid}) was ended by {signal_name(os.WTERMSIG(status))}; nothing is left running"
+    Journal(os.path.join(folder, "events.jsonl")).add(**agent_failed(text))
+    return EXIT_CODES["FAILED"]

@@ -1,0 +1,61 @@
+"""The environment of a rank: what the node's script exported, less what other launchers left, plus what torchrun sets."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from orchestrator.node.job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+STALE_PREFIXES = (b"TORCHELASTIC_", b"PET_", b"SLURM_", b"SLURMD_", b"PMI_", b"PMIX_", b"OMPI_")
+STALE_NAMES = frozenset(
+    b"RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
+    b"NODE_RANK MASTER_ADDR MASTER_PORT ORCH_RUN_ID ORCH_RUN_DIR ORCH_NODE ORCH_NODE_RANK ORCH_ATTEMPT".split()
+)
+KEPT_NAMES = frozenset((b"SLURM_CONF", b"SLURM_JOB_ID"))
+
+
+def inherited_environment() -> tuple[dict[bytes, bytes], list[str]]:
+    """The agent's own environment, byte for byte, less what another launcher left in it; and the names of that."""
+    stale = {
+        name
+        for name in os.environb
+        if name in STALE_NAMES or (name.startswith(STALE_PREFIXES) and name not in KEPT_NAMES)
+    }
+    kept = {name: value for name, value in os.environb.items() if name not in stale}
+    return kept, sorted(name.decode("utf-8", "backslashreplace") for name in stale)
+
+
+def summary(names: Sequence[str]) -> str:
+    """The names for a person: those of Slurm, some fifty in every job, as one."""
+    others = [name for name in names if not name.startswith("SLURM")]
+    count = len(names) - len(others)
+    return ", ".join([*others, f"SLURM* ({count})"] if count else others)
+
+
+def rank_environments(job: Job, rendezvous: str, kept: Mapping[bytes, bytes], folder: str) -> list[dict[bytes, bytes]]:
+    """One environment a rank, in local order: what torchrun sets, and orch's own."""
+    base = {b"TORCH_NCCL_ASYNC_ERROR_HANDLING": b"1", **kept}
+    if len(job.rank_numbers) > 1:
+        base.setdefault(b"OMP_NUM_THREADS", b"1")
+    if job.program["bundle_on_path"]:
+        base[b"PYTHONPATH"] = b":".join(filter(None, (os.fsencode(job.bundle_dir), kept.get(b"PYTHONPATH"))))
+    address, port, _ = rendezvous.split()
+    world, group = str(sum(job.ranks)), str(job.node_rank)
+    shared = {"WORLD_SIZE": world, "ROLE_WORLD_SIZE": world, "ROLE_NAME": "default", "GROUP_RANK": group}
+    shared.update(LOCAL_WORLD_SIZE=str(len(job.rank_numbers)), GROUP_WORLD_SIZE=str(len(job.ranks)))
+    shared.update(MASTER_ADDR=address, MASTER_PORT=port, TORCHELASTIC_RUN_ID=job.run_id)
+    shared.update(TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0")
+    shared.update(TORCHELASTIC_SIGNALS_TO_HANDLE="SIGTERM,SIGINT,SIGHUP,SIGQUIT")  # torch 2.13, launcher/api.py
+    shared.update(TORCHELASTIC_USE_AGENT_STORE="False")  # rank 0 hosts the store: there is no torchrun to do it
+    shared.update(ORCH_RUN_ID=job.run_id, ORCH_RUN_DIR=job.run_dir, ORCH_ATTEMPT=str(job.attempt))
+    shared.update(ORCH_NODE=job.node, ORCH_NODE_RANK=group)
+    environments = []
+    for local_rank, rank in enumerate(job.rank_numbers):
+        own = {**shared, "RANK": str(rank), "ROLE_RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+        own["TORCHELASTIC_ERROR_FILE"] = os.path.join(folder, "error", f"{rank}.json")
+        environments.append({**base, **{os.fsencode(name): os.fsencode(value) for name, value in own.items()}})
+    return environments

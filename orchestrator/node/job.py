@@ -1,0 +1,129 @@
+"""job.json and this node's place in it: read, checked, and turned into a folder and a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Refused(Exception):
+    """The agent does not start the ranks; the message says why, and what to change."""
+
+    def event(self) -> dict[str, Any]:
+        return agent_failed(str(self))
+
+
+class AlreadyRunning(Refused):
+    """Another agent owns the node folder, so its state must not be written."""
+
+    def event(self) -> dict[str, Any]:
+        return {"event": "note", "text": str(self)}
+
+
+def agent_failed(text: str) -> dict[str, Any]:
+    """The last event when no rank is to blame."""
+    return {"event": "agent-finished", "state": "FAILED", "exit": None, "text": text}
+
+
+@dataclass(frozen=True)
+class Job:
+    """job.json and this node's place in it."""
+
+    node: str
+    node_rank: int
+    run_id: str
+    attempt: int
+    run_dir: str
+    bundle_dir: str
+    nodes: list[str] | None
+    addresses: list[str]
+    ranks: list[int]
+    program: Mapping[str, Any]
+    grace_s: float
+
+    @property
+    def rank_numbers(self) -> range:
+        first = sum(self.ranks[: self.node_rank])
+        return range(first, first + self.ranks[self.node_rank])
+
+
+def load_job(path: str, node: str, node_rank: int) -> Job:
+    """Read job.json for one node; Refused when it is no job, or not this node's."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            raw = json.load(file)
+        version = raw.pop("version")
+        for name in ("run_dir", "bundle_dir"):
+            raw[name] = os.path.abspath(os.path.expanduser(raw[name]))
+        job = Job(node=node, node_rank=node_rank, **raw)
+        fault = fault_of(job, os.path.dirname(os.path.abspath(path)))
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path}: {error}") from error
+    except (TypeError, KeyError, AttributeError) as error:  # a key or a type is not what it should be
+        raise Refused(f"{path}: not a job: {error!r}") from error
+    if version != 1 or fault:
+        raise Refused(f"{path}: {fault or f'version {version}: agent and controller are of different versions'}")
+    return job
+
+
+def fault_of(job: Job, folder: str) -> str:
+    """What is wrong with a job that was found in the folder; empty when nothing is."""
+    if not job.program["args"] or not {"python", "bundle_on_path", "cwd"} <= set(job.program):
+        return "program: expected args, python, bundle_on_path and cwd"
+    if job.node_rank not in range(len(job.ranks)) or (job.nodes and job.nodes[job.node_rank] != job.node):
+        return f"{job.node} is not the node of rank {job.node_rank}"
+    home = os.path.join(job.run_dir, f"attempt-{job.attempt}")
+    return "" if os.path.realpath(home) == os.path.realpath(folder) else f"run_dir: this file belongs in {home}"
+
+
+def prepare_folder(job: Job, folder: str) -> str:
+    """Clear what an earlier agent left, copy the code; the folder the ranks run in."""
+    for name in ("progress", "error", "code", "DONE"):
+        path = os.path.join(folder, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        elif os.path.lexists(path):
+            os.unlink(path)
+    for name in ("progress", "error"):
+        os.mkdir(os.path.join(folder, name))
+    if job.program["cwd"] is None:
+        return folder
+    code = os.path.join(folder, "code")
+    shutil.copytree(os.path.join(job.bundle_dir, "code"), code, symlinks=True)
+    cwd = os.path.normpath(os.path.join(code, job.program["cwd"]))
+    if not os.path.isdir(cwd) or os.path.commonpath((cwd, code)) != code:
+        raise Refused(f"{job.program['cwd']}: no such folder in the code that was sent to {job.node}")
+    return cwd
+
+
+def script_of(args: Sequence[str]) -> str | None:
+    """The script among a Python interpreter's arguments; None for -m, -c and standard input."""
+    rest = iter(args)
+    for arg in rest:
+        if not arg.startswith("-"):
+            return arg
+        if arg in ("-W", "-X", "--check-hash-based-pycs"):
+            next(rest, None)
+        elif not arg.startswith(("--", "-W", "-X")) and (arg == "-" or "m" in arg or "c" in arg):
+            return None  # -um pkg too
+    return None
+
+
+def command_of(job: Job, cwd: str) -> list[str]:
+    """Argv of a rank; Refused when there is no such program."""
+    args = job.program["args"]
+    if job.program["python"]:
+        script = script_of(args)
+        if script is not None and not os.path.exists(os.path.join(cwd, script)):
+            raise Refused(f"{script}: no such script on {job.node}, looked for from {cwd}")
+        return [sys.executable, *args]
+    if shutil.which(os.path.join(cwd, args[0]) if "/" in args[0] else args[0]) is None:
+        raise Refused(f"{args[0]}: no such executable on {job.node}" + ("" if "/" in args[0] else ", not on its PATH"))
+    return list(args)

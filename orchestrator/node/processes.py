@@ -1,0 +1,102 @@
+"""The processes below this one: found, signalled and reaped, so that nothing outlives its agent. Linux only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.node.machine import stat_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TICK_S = 0.25
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+LIBC = ctypes.CDLL(None, use_errno=True)
+# Faults must hit at once; PIPE and XFSZ are OSErrors in Python; KILL and STOP cannot be held back.
+UNCAUGHT = ("SEGV", "BUS", "FPE", "ILL", "TRAP", "SYS", "ABRT", "PIPE", "XFSZ", "KILL", "STOP")
+CAUGHT = {int(number) for number in signal.valid_signals()} - {int(signal.Signals[f"SIG{name}"]) for name in UNCAUGHT}
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """What this process started with and changed for itself; the ranks get it back."""
+
+    signal_mask: frozenset[int]
+    umask: int
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an attribute of this process; OSError when the kernel knows no such thing."""
+    if LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+
+
+def stat_of(pid: int) -> tuple[str, int, int] | None:
+    """State letter, parent's pid and start time in clock ticks since boot; None for a process that is gone."""
+    fields = stat_fields(pid)
+    return (fields[0], int(fields[1]), int(fields[19])) if fields else None
+
+
+def descendants() -> dict[int, tuple[str, int, int]]:
+    """Everything alive below this process, pid -> stat_of(pid)."""
+    stats = {int(name): stat_of(int(name)) for name in os.listdir("/proc") if name.isdigit()}
+    children: dict[int, list[int]] = {}
+    for pid, stat in stats.items():
+        if stat is not None:
+            children.setdefault(stat[1], []).append(pid)
+    below = list(children.get(os.getpid(), ()))
+    for pid in below:
+        below.extend(children.get(pid, ()))
+    found = {pid: stats[pid] for pid in below}
+    return {pid: stat for pid, stat in found.items() if stat is not None and stat[0] not in "ZX"}
+
+
+def send(pid: int, number: int, *, group: bool = False) -> None:
+    """Signal a process or a whole group; one that is gone is no error."""
+    try:
+        os.killpg(pid, number) if group else os.kill(pid, number)
+    except ProcessLookupError:
+        if group:  # a rank may have moved to another group
+            send(pid, number)
+    except PermissionError as error:  # a set-uid program: it can only be waited for
+        print(f"orch agent: pid {pid}: {error}", file=sys.stderr, flush=True)
+
+
+def signal_descendants(number: int, told: set[tuple[int, int]]) -> None:
+    """Signal everything below this process that was not told yet; a pid that was used again meanwhile is spared."""
+    for pid, (_, _, start_time) in descendants().items():
+        stat = stat_of(pid)
+        if (pid, start_time) not in told and stat is not None and stat[2] == start_time:
+            told.add((pid, start_time))
+            send(pid, number)
+
+
+def reap() -> Iterator[tuple[int, int]]:
+    """Pid and wait status of every child that has ended; ChildProcessError when there is no child at all."""
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        yield pid, status
+
+
+def end_descendants() -> None:
+    """Kill everything below this process and return when nothing is left."""
+    try:
+        while True:
+            signal_descendants(signal.SIGKILL, set())
+            for _ in reap():
+                pass
+            signal.sigtimedwait({signal.SIGCHLD}, TICK_S)
+    except ChildProcessError:  # a sub-reaper without a child has no descendant
+        return
+
+
+def signal_name(number: int) -> str:
+    """SIGTERM for 15; real-time signals have numbers only."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"SIG{number}"

@@ -1,0 +1,185 @@
+"""
+What a controller pushes to a node: the working folder, bundles and a run's files. Nothing is written through a symbolic link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import re
+import stat
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
+if TYPE_CHECKING:
+    from typing import IO, Any, Dict, Tuple
+
+    Json = Dict[str, Any]
+
+NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*\Z")
+
+
+def expand(path: str) -> str:
+    """An absolute path; `~/` is the home folder of whoever runs this."""
+    expanded = os.path.expanduser(path)
+    if not os.path.isabs(expanded) or "\0" in expanded:
+        raise ValueError(f"{path!r} is not an absolute path")
+    return os.path.normpath(expanded)
+
+
+def relative(path: str) -> str:
+    """The same path if it stays below the folder it is relative to; ValueError otherwise."""
+    parts = path.split("/")
+    if not path or path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"{path!r} leads out of its folder")
+    return path
+
+
+def check_own(path: str) -> None:
+    """Raise unless path is a real folder of this user, closed to everyone else."""
+    state = os.lstat(path)
+    if stat.S_ISLNK(state.st_mode):
+        raise PermissionError(f"{path} is a symbolic link")
+    if not stat.S_ISDIR(state.st_mode):
+        raise NotADirectoryError(f"{path} is not a folder")
+    if state.st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to user {state.st_uid}, not to {os.geteuid()}")
+    if state.st_mode & 0o077:
+        os.chmod(path, 0o700)
+
+
+def make_own(path: str) -> None:
+    """Make path a folder of this user, mode 0700, unless it is one."""
+    with contextlib.suppress(FileExistsError):  # check_own says what it is
+        os.mkdir(path, 0o700)
+    check_own(path)
+
+
+def working_folder(workdir: str) -> str:
+    """
+    The working folder, made if missing.
+
+    It may be a symbolic link of this user's own (or root's) and may be readable for a group; what is below it may not.
+    """
+    path = expand(workdir)
+    os.makedirs(path, 0o700, exist_ok=True)
+    link, state = os.lstat(path), os.stat(path)
+    if link.st_uid not in (0, os.geteuid()) or state.st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to user {state.st_uid}, not to {os.geteuid()}")
+    if state.st_mode & stat.S_IWOTH:
+        raise PermissionError(f"{path} is writable for everyone")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} is not writable")
+    return path
+
+
+def bundle_folder(workdir: str, digest: str) -> str:
+    if not NAME.match(digest):
+        raise ValueError(f"{digest!r} is not a digest")
+    return os.path.join(workdir, "bundles", digest)
+
+
+def prepare(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+    """Make the working folder fit for runs, and say whether the bundle is there."""
+    workdir = working_folder(request["workdir"])
+    bundle = bundle_folder(workdir, request["digest"])
+    make_own(os.path.join(workdir, "bundles"))
+    make_own(os.path.join(workdir, "runs"))
+    if os.path.lexists(bundle):
+        check_own(bundle)
+    return {"have_bundle": os.path.isdir(bundle), "workdir": workdir}, b""
+
+
+def put_bundle(request: Json, payload: bytes) -> Tuple[Json, bytes]:
+    """Unpack a bundle beside its final place and rename it there; whoever comes second finds it there and is content."""
+    import hashlib  # noqa: PLC0415  these are slow to import, and most connections push nothing
+    import shutil  # noqa: PLC0415
+    import tempfile  # noqa: PLC0415
+
+    found = hashlib.sha256(payload).hexdigest()
+    if found != request["sha256"]:
+        raise ValueError(f"the bundle arrived damaged: sha256 {found}, expected {request['sha256']}")
+    workdir = working_folder(request["workdir"])
+    bundle = bundle_folder(workdir, request["digest"])
+    bundles = os.path.dirname(bundle)
+    make_own(bundles)
+    fresh = tempfile.mkdtemp(prefix=".new-", dir=bundles)
+    try:
+        unpack(payload, fresh)
+        try:
+            os.rename(fresh, bundle)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            check_own(bundle)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)  # there only if the rename did not happen
+    return {"bundle": bundle}, b""
+
+
+def unpack(payload: bytes, root: str) -> None:
+    """Extract regular files, folders and links that stay below root; anything else is an error."""
+    import tarfile  # noqa: PLC0415  as above
+
+    links = []
+    with tarfile.open(fileobj=io.BytesIO(payload), mode="r:gz") as archive:
+        for member in archive:
+            name = member.name[2:] if member.name.startswith("./") else member.name
+            if name == "." and member.isdir():
+                continue
+            path = os.path.join(root, relative(name.rstrip("/")))
+            make_parents(root, os.path.dirname(path))
+            if member.isdir():
+                make_own(path)
+            elif member.issym():
+                os.symlink(member.linkname, path)
+                links.append(path)
+            elif member.isreg():
+                content = archive.extractfile(member)
+                assert content is not None
+                write_new(path, content, 0o700 if member.mode & 0o100 else 0o600)
+            else:
+                raise ValueError(f"{member.name!r} is neither a file nor a folder nor a link")
+    home = os.path.realpath(root) + os.sep
+    for path in links:  # last, for a link may lead through another that came after it
+        target = os.readlink(path)
+        if os.path.isabs(target) or not (os.path.realpath(path) + os.sep).startswith(home):
+            raise ValueError(f"{os.path.relpath(path, root)!r} links out of the bundle, to {target!r}")
+
+
+def make_parents(root: str, folder: str) -> None:
+    """Make every folder between root and folder; a link on the way is refused."""
+    if folder != root:
+        make_parents(root, os.path.dirname(folder))
+        make_own(folder)
+
+
+def write_new(path: str, content: IO[bytes], mode: int) -> None:
+    """Write a file that must not exist yet."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        while block := content.read(1 << 20):
+            file.write(block)
+
+
+def put_files(request: Json, payload: bytes) -> Tuple[Json, bytes]:
+    """Write files below a folder, each whole or not at all."""
+    folder, files = expand(request["folder"]), request["files"]
+    if sum(file["size"] for file in files) != len(payload):
+        raise ValueError("the sizes of the files do not add up to what arrived")
+    paths = [os.path.join(folder, relative(file["path"])) for file in files]
+    os.makedirs(folder, 0o700, exist_ok=True)
+    check_own(folder)
+    content = io.BytesIO(payload)
+    for path, file in zip(paths, files):
+        make_parents(folder, os.path.dirname(path))
+        fresh = f"{path}.new-{os.getpid()}"
+        try:
+            write_new(fresh, io.BytesIO(content.read(file["size"])), file.get("mode", 0o600) & 0o777)
+            os.replace(fresh, path)
+        except BaseException:
+            if os.path.lexists(fresh):
+                os.unlink(fresh)
+            raise
+    return {"folder": folder}, b""

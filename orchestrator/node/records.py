@@ -1,0 +1,74 @@
+"""The agent's files: its records as whole JSON files, its events as JSON lines that a full disk only delays."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def open_for_write(path: str, flag: int) -> int:
+    """Open a file of one's own: a link planted there is refused."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flag, 0o600)
+
+
+def write_json(path: str, value: Mapping[str, Any]) -> None:
+    """Write a whole file or none: readers never see a part of it."""
+    with open(open_for_write(path + ".tmp", os.O_TRUNC), "w", encoding="utf-8") as file:
+        json.dump(value, file)
+    os.replace(path + ".tmp", path)
+
+
+def read_json(*path: str) -> dict[str, Any]:
+    """The object in a file that others write; empty when the file is missing, torn or holds something else."""
+    try:
+        with open(os.path.join(*path), encoding="utf-8") as file:
+            value = json.load(file)
+    except (FileNotFoundError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def error_text(*path: str) -> str | None:
+    """The message in a TORCHELASTIC_ERROR_FILE: {"message": {"message": …, "extraInfo": …}} or {"message": …}."""
+    message = read_json(*path).get("message")
+    if isinstance(message, dict):
+        message = message.get("message")
+    return None if message is None else str(message)
+
+
+class Journal:
+    """JSON lines, appended whole. A line that a full disk refuses waits for the next flush: the job goes on."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.waiting: list[bytes] = []
+        self._descriptor = open_for_write(path, os.O_APPEND)
+
+    def add(self, **fields: object) -> None:
+        self.waiting.append(json.dumps({"time": time.time(), **fields}).encode() + b"\n")
+        self.flush()
+
+    def flush(self) -> OSError | None:
+        """None when every line is in the file, else why not."""
+        while self.waiting:
+            size = os.fstat(self._descriptor).st_size
+            try:
+                written = os.write(self._descriptor, self.waiting[0])
+            except OSError as error:
+                return OSError(error.errno, error.strerror, self.path)
+            if written < len(self.waiting[0]):  # the disk is full within the line
+                os.ftruncate(self._descriptor, size)
+                return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+            del self.waiting[0]
+        return None
+
+    def require_written(self) -> None:
+        fault = self.flush()
+        if fault is not None:
+            raise fault

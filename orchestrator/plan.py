@@ -1,0 +1,281 @@
+"""From inventory and request to a LaunchPlan: exactly what will happen, decided without touching anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+from orchestrator import render
+from orchestrator.errors import UsageError
+from orchestrator.hostlist import fold
+from orchestrator.inventory import Inventory, Node
+from orchestrator.run import LauncherName, Program, Request
+
+GRACE_S = 10.0
+SPARE = "spare"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A file that the launch writes on a node; `path` may start with "~/", the home of the node's user."""
+
+    path: str
+    text: str
+    mode: int = 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """One node's part. `ranks` are global, `env` is what its ranks get on top of the node's own environment."""
+
+    name: str
+    address: str
+    node_rank: int
+    ranks: range
+    env: Mapping[str, str]
+    user: str | None
+    port: int | None
+    python: str
+    workdir: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """
+    Everything that a launcher needs, and all that it does.
+
+    Under Slurm by count (`by_count`), `nodes` are the inventory's candidates: which of them run, and as which node
+    rank, Slurm decides, and each has `ranks_per_node` ranks.
+    """
+
+    run_id: str
+    attempt: int
+    launcher: LauncherName
+    transport: str
+    name: str
+    nodes: tuple[NodePlan, ...]
+    node_count: int
+    world_size: int
+    by_count: bool
+    program: Program
+    config: str | None
+    bundle: str
+    ssh: Mapping[str, Any]
+    slurm: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def head(self) -> NodePlan:
+        """The node of rank 0, which hosts the rendezvous."""
+        return self.nodes[0]
+
+    def run_dir(self, node: NodePlan) -> str:
+        """The run's folder on that node (ORCH_RUN_DIR)."""
+        return f"{node.workdir}/runs/{self.run_id}"
+
+    def attempt_dir(self, node: NodePlan) -> str:
+        """The attempt's folder on that node, with one folder a node in it."""
+        return f"{self.run_dir(node)}/attempt-{self.attempt}"
+
+    def node_dir(self, node: NodePlan) -> str:
+        """The node's own folder: its agent's records, its ranks' output."""
+        return f"{self.attempt_dir(node)}/{node.name}"
+
+    def bundle_dir(self, node: NodePlan) -> str:
+        """Where the bundle lies on that node."""
+        return f"{node.workdir}/bundles/{self.bundle}"
+
+
+def make_plan(inventory: Inventory, request: Request, *, run_id: str, bundle: str, home: str) -> LaunchPlan:
+    """
+    Decide everything about a launch.
+
+    Args:
+        bundle: digest of the bundle that the nodes need.
+        home: the user's home here, for a "~/" that Slurm would not expand in an #SBATCH line.
+
+    Raises:
+        UsageError: the request does not fit the inventory.
+    """
+    chosen, ranks_each, warnings = _choose(inventory, request)
+    by_count = request.launcher == "slurm" and request.nodes is None
+    nodes = _number(inventory, chosen, ranks_each)
+    if request.launcher == "slurm":
+        _agree_for_slurm(chosen)
+        nodes = tuple(replace(node, workdir=_absolute(node.workdir, home)) for node in nodes)
+    node_count = request.shape.nodes if request.shape and by_count else len(chosen)
+    return LaunchPlan(
+        run_id=run_id,
+        attempt=1,
+        launcher=request.launcher,
+        transport=inventory.transport,
+        name=inventory.name,
+        nodes=nodes,
+        node_count=node_count,
+        world_size=sum(ranks_each[:node_count]),
+        by_count=by_count,
+        program=request.program,
+        config=request.config,
+        bundle=bundle,
+        ssh=inventory.ssh.model_dump(mode="json"),
+        slurm=inventory.slurm.model_dump(mode="json"),
+        warnings=warnings,
+    )
+
+
+def _choose(inventory: Inventory, request: Request) -> tuple[tuple[Node, ...], list[int], tuple[str, ...]]:
+    """The nodes in node order, how many ranks each of them gets, and what to warn about."""
+    if request.nodes is not None:
+        nodes = tuple(inventory.select(request.nodes))
+    else:
+        nodes = tuple(node for node in inventory.nodes if SPARE not in node.tags)
+    if not nodes:
+        raise UsageError(f"{inventory.file}: every node is tagged {SPARE!r}", hint="name some with --nodes")
+    if request.shape is None:
+        return nodes, [node.devices for node in nodes], _unknown_devices(inventory, nodes)
+    wanted, ranks = request.shape.nodes, request.shape.ranks
+    if wanted > len(nodes):
+        raise UsageError(
+            f"-j {wanted}x{ranks} needs {wanted} nodes; {inventory.file} has {len(nodes)}: {fold(n.name for n in nodes)}",
+            hint="ask for fewer nodes, or add nodes to the inventory",
+        )
+    if request.launcher == "ssh":
+        nodes = nodes[:wanted]
+    short = [node for node in nodes if node.devices < ranks]
+    if short:
+        raise UsageError(
+            f"-j {wanted}x{ranks} asks for {ranks} ranks a node; {short[0].name} has {short[0].devices} devices",
+            hint="one rank runs on one device: lower R in -j NxR, or correct `devices` in the inventory",
+        )
+    idle = [node for node in nodes if node.devices > ranks]
+    warnings = (f"{ranks} of {idle[0].devices} devices a node are used: -j {wanted}x{ranks} asks so",) if idle else ()
+    return nodes, [ranks] * len(nodes), warnings
+
+
+def _unknown_devices(inventory: Inventory, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Warn where a default of one rank a node may leave cards idle."""
+    if inventory.devices is None and any(node.accelerator == "auto" and node.devices == 1 for node in nodes):
+        return (f"{inventory.file} says neither accelerator nor devices: one rank a node, whatever cards there are",)
+    return ()
+
+
+def _absolute(path: str, home: str) -> str:
+    return f"{home}/{path[2:]}" if path.startswith("~/") else path
+
+
+def _agree_for_slurm(nodes: Sequence[Node]) -> None:
+    """One batch script serves all nodes, so what it names must be the same on all of them."""
+    for field in ("workdir", "python", "devices"):
+        values = {str(getattr(node, field)): node.name for node in nodes}
+        if len(values) > 1:
+            one, other = list(values.items())[:2]
+            raise UsageError(
+                f"nodes differ in {field}: {one[1]} has {one[0]}, {other[1]} has {other[0]}; under Slurm it must be one",
+                hint=f"set {field} once in `defaults:`, or choose nodes that agree with --nodes",
+            )
+
+
+def _number(inventory: Inventory, nodes: Sequence[Node], ranks_each: Sequence[int]) -> tuple[NodePlan, ...]:
+    """Give every node its global ranks, contiguous from 0 in node order."""
+    firsts = accumulate(ranks_each, initial=0)
+    return tuple(
+        NodePlan(
+            name=node.name,
+            address=node.address,
+            node_rank=node_rank,
+            ranks=range(first, first + count),
+            env=inventory.environment(node),
+            user=node.user,
+            port=node.port,
+            python=node.python,
+            workdir=node.workdir,
+        )
+        for node_rank, (node, count, first) in enumerate(zip(nodes, ranks_each, firsts, strict=False))
+    )
+
+
+def job(plan: LaunchPlan) -> dict[str, Any]:
+    """job.json, what every node's agent reads; the same on all nodes that share a workdir."""
+    head = plan.head
+    counts = [len(node.ranks) for node in plan.nodes[: plan.node_count]]
+    return {
+        "version": 1,
+        "run_id": plan.run_id,
+        "attempt": plan.attempt,
+        "run_dir": plan.run_dir(head),
+        "bundle_dir": plan.bundle_dir(head),
+        "nodes": None if plan.by_count else [node.name for node in plan.nodes],
+        "addresses": [] if plan.by_count else [node.address for node in plan.nodes],
+        "ranks": counts,
+        "program": _program(plan),
+        "grace_s": GRACE_S,
+    }
+
+
+def _program(plan: LaunchPlan) -> dict[str, Any]:
+    program = plan.program
+    if program.kind == "trainer":
+        config = ["--config", f"{plan.run_dir(plan.head)}/config.json"] if plan.config is not None else []
+        return {
+            "python": True,
+            "args": ["-u", "-m", "trainer", *config, *program.args],
+            "bundle_on_path": True,
+            "cwd": None,
+        }
+    python = program.kind == "python"
+    args = ["-u", *program.args] if python else list(program.args)
+    return {"python": python, "args": args, "bundle_on_path": False, "cwd": program.cwd}
+
+
+def node_files(plan: LaunchPlan) -> dict[str, list[PlannedFile]]:
+    """Node name -> the files it needs, in the order they are written; under Slurm the head stands for all nodes."""
+    shared = {node.workdir: _shared_files(plan, node) for node in {node.workdir: node for node in plan.nodes}.values()}
+    if plan.launcher == "slurm":
+        head = plan.head
+        script = PlannedFile(f"{plan.attempt_dir(head)}/node.sh", render.slurm_node_script(plan))
+        return {head.name: [*shared[head.workdir], script, PlannedFile(sbatch_path(plan), render.sbatch_script(plan))]}
+    return {
+        node.name: [
+            *shared[node.workdir],
+            PlannedFile(f"{plan.node_dir(node)}/node.sh", render.node_script(plan, node)),
+        ]
+        for node in plan.nodes
+    }
+
+
+def _shared_files(plan: LaunchPlan, node: NodePlan) -> list[PlannedFile]:
+    """What is the same on all nodes with the workdir of this one."""
+    text = render.job_text(job(plan) | {"run_dir": plan.run_dir(node), "bundle_dir": plan.bundle_dir(node)})
+    files = [PlannedFile(f"{plan.attempt_dir(node)}/job.json", text)]
+    if plan.config is not None:
+        files.append(PlannedFile(f"{plan.run_dir(node)}/config.json", plan.config))
+    return files
+
+
+def sbatch_path(plan: LaunchPlan) -> str:
+    """Where the batch script of the attempt lies, on the file system that the nodes share."""
+    return f"{plan.attempt_dir(plan.head)}/submit.sbatch"
+
+
+def start_command(plan: LaunchPlan, node: NodePlan, rendezvous: str | None) -> list[str]:
+    """What starts the agent on a node reached directly; the head finds the rendezvous, so it is told none."""
+    command = ["/bin/sh", f"{plan.node_dir(node)}/node.sh"]
+    return command if rendezvous is None else [*command, "--rendezvous", rendezvous]
+
+
+def to_json(plan: LaunchPlan) -> dict[str, Any]:
+    """The plan as it is stored with the run, without environment values: those are in the 0600 scripts only."""
+    data = {**asdict(plan), "nodes": []}
+    for node in plan.nodes:
+        fields = {**asdict(node), "ranks": [node.ranks.start, node.ranks.stop]}
+        data["nodes"].append({name: value for name, value in fields.items() if name != "env"})
+    return data
+
+
+def from_json(data: Mapping[str, Any]) -> LaunchPlan:
+    """The stored plan again; its nodes' environments are empty."""
+    nodes = tuple(NodePlan(**{**node, "ranks": range(*node["ranks"]), "env": {}}) for node in data["nodes"])
+    program = Program(**{**data["program"], "args": tuple(data["program"]["args"])})
+    return LaunchPlan(**{**data, "nodes": nodes, "program": program, "warnings": tuple(data["warnings"])})

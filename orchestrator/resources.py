@@ -1,0 +1,37 @@
+"""
+Where the files that orch brings along lie: templates, shipped inventories, and the sources that go to the nodes.
+
+Templates and inventories are top-level folders of the repository and folders of the package once installed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent
+_BESIDE = _PACKAGE.parent
+
+
+def template_folder() -> Path:
+    """The Jinja templates."""
+    return _installed_or_beside("templates")
+
+
+def inventory_folder() -> Path:
+    """The inventories to start from."""
+    return _installed_or_beside("inventories")
+
+
+def node_folder() -> Path:
+    """The sources that run on nodes; self-contained files."""
+    return _PACKAGE / "node"
+
+
+def trainer_folder() -> Path:
+    """The sources of the shared trainer, found without importing it: it needs torch, the launching machine does not."""
+    return _BESIDE / "trainer"
+
+
+def _installed_or_beside(name: str) -> Path:
+    installed = _PACKAGE / name
+    return installed if installed.is_dir() else _BESIDE / name

@@ -1,0 +1,134 @@
+"""What a run is: its id, what was asked, its states and its record. Values only; files are store.py's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from enum import Enum
+from typing import Any, Literal
+
+LauncherName = Literal["ssh", "slurm"]
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-\d{8}-\d{6}-[0-9a-f]{4}")
+
+
+class RunState(str, Enum):
+    """Where a run stands; the last four are final."""
+
+    PENDING = "PENDING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    STOPPED = "STOPPED"
+    LOST = "LOST"
+
+    @property
+    def final(self) -> bool:
+        """Nothing of the run is expected to happen any more."""
+        return self in _EXIT_CODES
+
+    @property
+    def exit_code(self) -> int:
+        """What `orch` ends with when it has watched the run up to here; 0 while the run goes on."""
+        return _EXIT_CODES.get(self, 0)
+
+
+_EXIT_CODES = {RunState.DONE: 0, RunState.FAILED: 1, RunState.LOST: 5, RunState.STOPPED: 6}
+NO_RETRY = 93  # a rank that exits so says that a retry cannot help (the convention of nvidia-resiliency-ext)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What every rank runs. `args` are the words after the program kind, untouched."""
+
+    kind: Literal["trainer", "python", "executable"]
+    args: tuple[str, ...]
+    cwd: str | None = None
+    """Folder below the root of the user's code, "" for the root; None when no code travels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`-j NxR`: how many nodes, and how many ranks on each."""
+
+    nodes: int
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for; with an inventory it makes a plan."""
+
+    launcher: LauncherName
+    program: Program
+    nodes: str | None = None
+    """Host list as typed after --nodes."""
+    shape: Shape | None = None
+    config: str | None = None
+    """The trainer's configuration file as JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankExit:
+    """How the first failing rank ended; `code` or `signal` is None."""
+
+    node: str
+    rank: int | None
+    code: int | None
+    signal: str | None
+    error: str | None = None
+
+    def __str__(self) -> str:
+        who = f"rank {self.rank} on {self.node}" if self.rank is not None else f"the agent of {self.node}"
+        how = f"was killed by {self.signal}" if self.signal else f"exited {self.code}"
+        return f"{who} {how}" + (f": {self.error}" if self.error else "")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """run.json: readable after any crash, rewritten as a whole on every change."""
+
+    id: str
+    launcher: LauncherName
+    state: RunState
+    created: str
+    """ISO 8601, UTC."""
+    request: dict[str, Any]
+    inventory: dict[str, str]
+    code: dict[str, Any]
+    versions: dict[str, str]
+    attempt: int = 1
+    slurm_job: str | None = None
+    ended: str | None = None
+    exit: RankExit | None = None
+    message: str | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that watched this run to its end."""
+        if self.state is RunState.FAILED and self.exit is not None and self.exit.code == NO_RETRY:
+            return NO_RETRY
+        return self.state.exit_code
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form; `from_json` is its inverse."""
+        return {**asdict(self), "state": self.state.value}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> RunRecord:
+        """
+        Read a record written by this or an earlier version.
+
+        Raises:
+            KeyError, TypeError, ValueError: the data is no run record.
+        """
+        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
+        exit_ = RankExit(**known["exit"]) if known.get("exit") else None
+        return cls(**{**known, "state": RunState(known["state"]), "exit": exit_})
+
+
+def new_run_id(name: str, now: datetime, token: str) -> str:
+    """`<name>-<yyyymmdd-hhmmss>-<4 hex>`; `token` is four hex digits."""
+    return f"{name}-{now:%Y%m%d-%H%M%S}-{token}"

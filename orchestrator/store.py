@@ -1,0 +1,159 @@
+"""Runs on this machine's disk: every file name of a run's record is spelled here, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator import plan as plans
+from orchestrator.errors import RunNotFound, UsageError
+from orchestrator.plan import LaunchPlan
+from orchestrator.run import RUN_ID, RunRecord
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """$ORCH_HOME, by default ~/.orch."""
+    return Path(environ.get("ORCH_HOME") or Path.home() / ".orch").expanduser().absolute()
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """One run's record here: run.json and plan/."""
+
+    path: Path
+
+    @property
+    def record_file(self) -> Path:
+        """The run's record."""
+        return self.path / "run.json"
+
+    @property
+    def plan_folder(self) -> Path:
+        """Every rendered file of the run."""
+        return self.path / "plan"
+
+    @property
+    def diff_file(self) -> Path:
+        """What the user's code differed in from its commit."""
+        return self.plan_folder / "code.diff"
+
+    def read(self) -> RunRecord:
+        """
+        The record.
+
+        Raises:
+            RunNotFound: it is missing or cannot be read.
+        """
+        try:
+            return RunRecord.from_json(json.loads(self.record_file.read_text("utf-8")))
+        except (OSError, KeyError, TypeError, ValueError) as exc:
+            raise RunNotFound(
+                f"{self.record_file} cannot be read: {exc}", hint="orch list shows the readable runs"
+            ) from exc
+
+    def write(self, record: RunRecord) -> None:
+        """Replace the record in one step."""
+        write_file(self.record_file, json.dumps(record.to_json(), indent=1) + "\n")
+
+    def update(self, **changes: Any) -> RunRecord:  # noqa: ANN401  fields of RunRecord, checked by replace()
+        """Change some fields of the record."""
+        record = replace(self.read(), **changes)
+        self.write(record)
+        return record
+
+    def write_diff(self, diff: str) -> None:
+        """Keep what the user's code differs in from its commit."""
+        write_file(self.diff_file, diff)
+
+    def read_plan(self) -> LaunchPlan:
+        """The plan that was carried out, without environment values."""
+        return plans.from_json(json.loads((self.plan_folder / "plan.json").read_text("utf-8")))
+
+    def write_plan(self, plan: LaunchPlan) -> None:
+        """Keep the plan and every file that it renders."""
+        write_file(self.plan_folder / "plan.json", json.dumps(plans.to_json(plan), indent=1) + "\n")
+        for node, files in plans.node_files(plan).items():
+            for file in files:
+                write_file(self.plan_folder / node / Path(file.path).name, file.text)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a private file in one step: whoever reads it sees the old or the new one, whole."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """All runs of this user on this machine."""
+
+    path: Path
+
+    def create(self, record: RunRecord) -> RunFolder:
+        """
+        Make the run's folder and write its record, before anything else happens.
+
+        Raises:
+            UsageError: the folder cannot be made.
+        """
+        folder = RunFolder(self.path / "runs" / record.id)
+        try:
+            folder.path.mkdir(mode=0o700, parents=True)
+            folder.write(record)
+        except OSError as exc:
+            raise UsageError(f"cannot keep the run's record in {folder.path}: {exc}", hint="set ORCH_HOME") from exc
+        return folder
+
+    def all(self) -> list[RunFolder]:
+        """Every run, oldest first."""
+        runs = self.path / "runs"
+        if not runs.is_dir():
+            return []
+        folders = [RunFolder(path) for path in runs.iterdir() if RUN_ID.fullmatch(path.name)]
+        return sorted((f for f in folders if f.record_file.is_file()), key=_age)
+
+    def find(self, name: str) -> RunFolder:
+        """
+        The run of that id, or unique prefix of ids, or name (its newest), or `latest`.
+
+        Raises:
+            RunNotFound: there is none, or the prefix fits several.
+        """
+        folders = self.all()
+        if not folders:
+            raise RunNotFound(f"no run in {self.path}", hint="start one with orch ssh-launch or orch submit")
+        if name == "latest":
+            return folders[-1]
+        same_name = [folder for folder in folders if folder.path.name.rsplit("-", 3)[0] == name]
+        if same_name:
+            return same_name[-1]
+        fitting = [folder for folder in folders if folder.path.name.startswith(name)]
+        exact = [folder for folder in fitting if folder.path.name == name]
+        if len(exact or fitting) == 1:
+            return (exact or fitting)[0]
+        if fitting:
+            raise RunNotFound(
+                f"{name!r} fits {len(fitting)} runs, {fitting[0].path.name} among them", hint="type more of the id"
+            )
+        raise RunNotFound(f"no run {name!r} in {self.path}", hint="orch list shows all runs")
+
+
+def _age(folder: RunFolder) -> tuple[str, str]:
+    """By the second of the id; runs of one second by the time in their records."""
+    _, day, second, _ = folder.path.name.rsplit("-", 3)
+    try:
+        return day + second, folder.read().created
+    except RunNotFound:
+        return day + second, ""  # an unreadable record still takes its place in the list

@@ -1,0 +1,121 @@
+"""
+What a transport is: a way to start a program on one machine and exchange bytes with it. What the bytes mean is endpoint.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from orchestrator.errors import NodeError
+
+STDERR_TAIL_BYTES = 64 << 10
+
+
+class ChannelClosed(Exception):
+    """How every channel ends, an error when more was expected; `exit_status` is None when it is not known."""
+
+    def __init__(self, exit_status: int | None, stderr: str) -> None:
+        super().__init__(f"exit status {exit_status}: {stderr.strip()}")
+        self.exit_status = exit_status
+        self.stderr = stderr
+
+
+class Unreachable(NodeError):
+    """The node, or the connection to it, is gone; what runs there may well go on."""
+
+
+class Channel(Protocol):
+    """
+    The stdin and stdout of a program on the node, and the tail of its stderr.
+
+    `timeout_s` is the longest silence: every byte that moves starts it anew. When it is over, TimeoutError; when the program
+    has closed its end, ChannelClosed. A lost connection is Unreachable. Not for use by two threads at once.
+    """
+
+    def write(self, data: bytes, *, timeout_s: float) -> None: ...
+
+    def read_some(self, *, timeout_s: float) -> bytes:
+        """Whatever has arrived, at least one byte."""
+        ...
+
+    def close(self) -> None:
+        """Close both ways; the program sees the end of its stdin."""
+        ...
+
+
+class Transport(Protocol):
+    """A connection to one machine, made by the first `open`; several channels may be open at the same time."""
+
+    @property
+    def node(self) -> str: ...
+
+    def open(self, argv: Sequence[str]) -> Channel:
+        """
+        Start a program on the machine; an argv[0] that begins with `~/` is in the home folder there.
+
+        Raises:
+            Unreachable: there is no connection to the machine.
+            NodeError: it refuses.
+            ChannelClosed: there is no such program.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Reader:
+    """Reads exact amounts from a channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._pending = bytearray()
+
+    def read_exactly(self, size: int, *, timeout_s: float) -> bytes:
+        """Read size bytes."""
+        while len(self._pending) < size:
+            self._pending += self._channel.read_some(timeout_s=timeout_s)
+        return self._take(size)
+
+    def skip_to(self, marker: bytes, *, limit: int, timeout_s: float) -> bytes:
+        """
+        Skip everything up to the marker and return the rest of its line, without the newline.
+
+        Raises:
+            ValueError: no such line within limit bytes.
+        """
+        searched = 0
+        while True:
+            start = self._pending.find(marker, searched)
+            end = self._pending.find(b"\n", start) if start >= 0 else -1
+            if end >= 0:
+                self._take(start + len(marker))
+                return self._take(end + 1 - start - len(marker))[:-1]
+            if len(self._pending) > limit:
+                raise ValueError(self.peek())
+            searched = start if start >= 0 else max(0, len(self._pending) - len(marker))
+            self._pending += self._channel.read_some(timeout_s=timeout_s)
+
+    def peek(self, size: int = 200) -> str:
+        """The beginning of what has arrived and was not read."""
+        return self._pending[:size].decode("utf-8", "replace").strip()
+
+    def _take(self, size: int) -> bytes:
+        data = bytes(memoryview(self._pending)[:size])
+        del self._pending[:size]
+        return data
+
+
+class Tail:
+    """The last bytes of a stream that nobody may ever read."""
+
+    def __init__(self, limit: int = STDERR_TAIL_BYTES) -> None:
+        self._limit = limit
+        self._data = b""
+
+    def add(self, data: bytes) -> None:
+        """Append, and forget what is beyond the limit."""
+        self._data = (self._data + data)[-self._limit :]
+
+    def text(self) -> str:
+        return self._data.decode("utf-8", "replace")

@@ -1,0 +1,289 @@
+"""
+The controller's side of the endpoint: starts node/endpoint.py over any transport and asks it for everything a node can do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import NodeError
+from orchestrator.transports.base import Channel, ChannelClosed, Reader, Transport, Unreachable
+from orchestrator.transports.observed import (
+    AgentRecord,
+    Chunk,
+    Facts,
+    Finished,
+    NodeObservation,
+    RankExit,
+    Signalled,
+    StopResult,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of typing itself from Python 3.11 on
+
+__all__ = [
+    "AgentRecord",
+    "Chunk",
+    "Endpoint",
+    "Facts",
+    "Finished",
+    "NodeObservation",
+    "RankExit",
+    "Signalled",
+    "StopResult",
+]
+
+ANSWER_S = 30.0
+UNPACK_S = 300.0  # a bundle on a slow shared file system
+STOP_MARGIN_S = 10.0  # what node/stop.py adds to the grace
+JUNK_LIMIT = 64 << 10
+HEADER_LIMIT = 64 << 20
+OLDEST_PYTHON = (3, 8)
+MODULES = ("machine", "receive", "watch", "stop", "endpoint")  # in the order of their imports
+
+# The only program text on a command line, the same for every node: the shell of a node gets to see nothing that varies.
+# No ! and no newline, which some shells touch even within quotes. -S and -s: no site packages, which take long to scan.
+LOADER = 'import sys;i=getattr(sys.stdin,"buffer",sys.stdin);exec(i.read(int(i.readline())))'
+FLAGS = ("-E", "-s", "-S", "-c", LOADER)
+MARKER = "orch-endpoint-f1b7c0d2"
+# Runs in whatever Python is there, if only to say that it is too old. A home folder with a json.py must not matter.
+BOOTSTRAP = f"""
+sys.path[:] = [entry for entry in sys.path if entry]
+sys.stdout.write("\\n{MARKER} %d.%d.%d\\n" % tuple(sys.version_info[:3]))
+sys.stdout.flush()
+if sys.version_info >= {OLDEST_PYTHON}:
+    import json, types
+    for name, text in json.loads(i.read(int(i.readline()))):
+        module = sys.modules[name] = types.ModuleType(name)
+        exec(compile(text, name, "exec"), module.__dict__)
+    module.serve(i)
+"""
+
+PYTHON_HINT = "set python: in the inventory to a Python of 3.8 or newer on that node"
+WORKDIR_HINT = "set workdir: in the inventory to a folder that is yours on that node"
+
+
+@functools.cache
+def program() -> bytes:
+    """What the loader reads: the bootstrap and the modules, each behind its length."""
+    folder = resources.files("orchestrator.node")
+    names = [(f"orchestrator.node.{name}", (folder / f"{name}.py").read_text(encoding="utf-8")) for name in MODULES]
+    sources = json.dumps(names).encode()
+    bootstrap = BOOTSTRAP.encode()
+    return b"%d\n%b%d\n%b" % (len(bootstrap), bootstrap, len(sources), sources)
+
+
+def frame(header: Mapping[str, object], payload: bytes = b"") -> bytes:
+    """One request as bytes."""
+    text = json.dumps({**header, "bytes": len(payload)} if payload else header).encode()
+    return len(text).to_bytes(4, "big") + text + payload
+
+
+class Endpoint:
+    """
+    A node at one's service. Made by `connect`, which takes the transport over: closing the endpoint closes it.
+
+    One request at a time: other threads wait their turn. `another` gives a second one over the same connection, for
+    who does not want to wait for a long poll. Every failure is a NodeError; Unreachable when the node did not answer.
+    """
+
+    facts: Facts
+
+    def __init__(self, transport: Transport, python: str, *, owns_transport: bool) -> None:
+        self._transport = transport
+        self._python = python
+        self._owns_transport = owns_transport
+        self._lock = threading.Lock()
+        self._channel: Channel | None = None
+        self._reader: Reader
+
+    @classmethod
+    def connect(cls, transport: Transport, python: str) -> Endpoint:
+        """Start the endpoint with the node's Python; on failure the transport is closed."""
+        endpoint = cls(transport, python, owns_transport=True)
+        endpoint.open()
+        return endpoint
+
+    def another(self) -> Endpoint:
+        """Start one more over the same connection; it must be closed before this one."""
+        endpoint = Endpoint(self._transport, self._python, owns_transport=False)
+        endpoint.open()
+        return endpoint
+
+    def open(self) -> None:
+        """Start the program on the node; on failure everything is closed again."""
+        try:
+            self._start_program()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def node(self) -> str:
+        """The inventory name."""
+        return self._transport.node
+
+    def prepare(self, workdir: str, digest: str) -> bool:
+        """Make the working folder, mode 0700 inside, and say whether it has the bundle."""
+        reply, _ = self._call({"op": "prepare", "workdir": workdir, "digest": digest}, hint=WORKDIR_HINT)
+        return bool(reply["have_bundle"])
+
+    def put_bundle(self, workdir: str, digest: str, tar: bytes) -> None:
+        """Unpack a tar.gz as the bundle of that digest, unless it is there by now."""
+        request = {"op": "put_bundle", "workdir": workdir, "digest": digest, "sha256": hashlib.sha256(tar).hexdigest()}
+        self._call(request, tar, answer_s=UNPACK_S, hint=WORKDIR_HINT)
+
+    def put_files(self, folder: str, files: Sequence[tuple[str, str | bytes, int]]) -> None:
+        """Write files, given as path below the folder, content and mode; each is there as a whole or not at all."""
+        contents = [content.encode() if isinstance(content, str) else content for _, content, _ in files]
+        entries = [
+            {"path": path, "size": len(content), "mode": mode}
+            for (path, _, mode), content in zip(files, contents, strict=True)
+        ]
+        self._call({"op": "put_files", "folder": folder, "files": entries}, b"".join(contents), hint=WORKDIR_HINT)
+
+    def start(self, argv: Sequence[str], folder: str, *, wait_s: float = 30.0) -> AgentRecord:
+        """Start an agent that outlives the connection, and wait until it has written its record into its node folder."""
+        request = {"op": "start", "argv": list(argv), "folder": folder, "wait_s": wait_s}
+        reply, _ = self._call(request, answer_s=wait_s + ANSWER_S)
+        return AgentRecord.of(reply["agent"])
+
+    def files(self, attempt_dir: str, nodes: Sequence[str] | None) -> dict[str, int]:
+        """Give the sizes of the files that `read` would read, by name."""
+        reply, _ = self._call({"op": "files", **_place(attempt_dir, nodes)})
+        return {str(name): int(size) for name, size in reply["files"].items()}
+
+    def read(
+        self,
+        attempt_dir: str,
+        nodes: Sequence[str] | None,
+        offsets: Mapping[str, int],
+        *,
+        max_bytes: int = 1 << 20,
+        wait_s: float = 1.0,
+        only: Sequence[str] | None = None,
+    ) -> list[Chunk]:
+        """
+        Wait until files of the node folders (None: of all there are) grow beyond the offsets, at most wait_s.
+
+        Args:
+            only: the files to read, such as `n0/rank-0.out`; None means all.
+
+        Returns:
+            What they grew by, max_bytes at most in all; files that are not in offsets begin at 0.
+        """
+        request = {"op": "read", **_place(attempt_dir, nodes), "offsets": dict(offsets)}
+        request |= {"max_bytes": max_bytes, "wait_s": wait_s, "only": None if only is None else list(only)}
+        reply, payload = self._call(request, answer_s=wait_s + ANSWER_S)
+        chunks, position = [], 0
+        for entry in reply["chunks"]:
+            size = entry.get("size", 0)
+            data = payload[position : position + size]
+            chunks.append(Chunk(entry["file"], entry["offset"], data, entry.get("gap", 0)))
+            position += size
+        return chunks
+
+    def observe(self, attempt_dir: str, nodes: Sequence[str] | None) -> list[NodeObservation]:
+        """Say what is known of every node folder."""
+        reply, _ = self._call({"op": "observe", **_place(attempt_dir, nodes)})
+        return [NodeObservation.of(seen) for seen in reply["nodes"]]
+
+    def stop(self, attempt_dir: str, nodes: Sequence[str] | None, *, grace_s: float) -> list[StopResult]:
+        """End what the node folders recorded, and nothing else; SIGKILL for what outlasts the grace."""
+        request = {"op": "stop", **_place(attempt_dir, nodes), "grace_s": grace_s}
+        reply, _ = self._call(request, answer_s=grace_s + STOP_MARGIN_S + ANSWER_S)
+        return [StopResult.of(result) for result in reply["nodes"]]
+
+    def close(self) -> None:
+        """End the endpoint; agents go on."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+        if self._owns_transport:
+            self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start_program(self) -> None:
+        """Send the program and the first request in one go, then see what comes back."""
+        try:
+            self._channel = self._transport.open([self._python, *FLAGS])
+            self._reader = Reader(self._channel)
+            with contextlib.suppress(ChannelClosed):  # an old Python leaves before it has read all, but it says so
+                self._channel.write(program() + frame({"op": "hello"}), timeout_s=ANSWER_S)
+            line = self._reader.skip_to(MARKER.encode(), limit=JUNK_LIMIT, timeout_s=ANSWER_S)
+            version = line.decode("ascii", "replace").strip()
+            if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYTHON:
+                raise NodeError(self.node, f"Python {version} is too old: {self._python}", hint=PYTHON_HINT)
+            reply, _ = self._receive(ANSWER_S)
+        except ChannelClosed as closed:
+            raise self._no_python(closed) from closed
+        except TimeoutError as error:
+            raise Unreachable(self.node, f"no answer for {ANSWER_S:g} s") from error
+        except ValueError as error:
+            message = f"{self._python} did not start: the login shell says {str(error)!r}"
+            raise NodeError(
+                self.node, message, hint="its start-up files should be silent without a terminal"
+            ) from error
+        self.facts = Facts(**reply["facts"])
+
+    def _no_python(self, closed: ChannelClosed) -> NodeError:
+        said = closed.stderr.strip() or self._reader.peek() if hasattr(self, "_reader") else closed.stderr.strip()
+        if closed.exit_status in (126, 127) or "not found" in said.lower():
+            reason = "cannot be run" if closed.exit_status == 126 or "ermission" in said else "not found"  # noqa: PLR2004
+            return NodeError(self.node, f"no Python: {self._python} {reason}", hint=PYTHON_HINT)
+        last = said.splitlines()[-1] if said else "no output"
+        return NodeError(
+            self.node, f"{self._python} did not start, exit status {closed.exit_status}: {last}", hint=PYTHON_HINT
+        )
+
+    def _call(
+        self, header: Mapping[str, object], payload: bytes = b"", *, answer_s: float = ANSWER_S, hint: str = ""
+    ) -> tuple[dict[str, Any], bytes]:
+        with self._lock:
+            if self._channel is None:
+                raise Unreachable(self.node, "the connection is closed")
+            try:
+                self._channel.write(frame(header, payload), timeout_s=ANSWER_S)
+                reply, data = self._receive(answer_s)
+            except (TimeoutError, ChannelClosed, Unreachable) as error:
+                self._channel.close()  # a late answer would be taken for the next one's
+                self._channel = None
+                raise self._lost(error, answer_s) from error
+        if not reply["ok"]:
+            raise NodeError(self.node, str(reply["message"]), hint=hint)
+        return reply, data
+
+    def _receive(self, timeout_s: float) -> tuple[dict[str, Any], bytes]:
+        length = int.from_bytes(self._reader.read_exactly(4, timeout_s=timeout_s), "big")
+        if length > HEADER_LIMIT:
+            raise ChannelClosed(None, f"a frame header of {length} bytes")
+        reply: dict[str, Any] = json.loads(self._reader.read_exactly(length, timeout_s=timeout_s))
+        return reply, self._reader.read_exactly(reply.get("bytes", 0), timeout_s=timeout_s)
+
+    def _lost(self, error: Exception, answer_s: float) -> NodeError:
+        if isinstance(error, Unreachable):
+            return error
+        if isinstance(error, ChannelClosed):
+            last = (error.stderr.strip().splitlines() or ["the connection was closed"])[-1]
+            return Unreachable(self.node, f"the endpoint ended, exit status {error.exit_status}: {last}")
+        return Unreachable(self.node, f"no answer for {answer_s:g} s")
+
+
+def _place(attempt_dir: str, nodes: Sequence[str] | None) -> dict[str, object]:
+    return {"attempt_dir": attempt_dir, "nodes": None if nodes is None else list(nodes)}

@@ -1,0 +1,131 @@
+"""
+The transport to this machine: a subprocess and its pipes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.errors import NodeError
+from orchestrator.transports.base import ChannelClosed, Tail
+
+BLOCK_BYTES = 1 << 18
+EXIT_WAIT_S = 5.0
+NOT_FOUND = 127  # what a shell exits with
+
+
+class LocalTransport:
+    """Starts programs on this machine, as nodes of any name."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+
+    @property
+    def node(self) -> str:
+        """The inventory name."""
+        return self._node
+
+    def open(self, argv: Sequence[str]) -> LocalChannel:
+        """Start a program; one that is not there ends as it would in a shell, with status 127."""
+        program = str(Path(argv[0]).expanduser())
+        try:
+            process = subprocess.Popen(
+                [program, *argv[1:]],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                cwd=Path.home(),
+                start_new_session=True,  # Ctrl-C in the terminal is for the controller alone
+            )
+        except OSError as error:
+            if isinstance(error, (FileNotFoundError, PermissionError)):
+                raise ChannelClosed(NOT_FOUND, f"{program}: {error.strerror}") from error
+            raise NodeError(self.node, f"{program}: {error.strerror}") from error
+        return LocalChannel(process)
+
+    def close(self) -> None:
+        """Nothing is kept open between channels."""
+
+
+class LocalChannel:
+    """The pipes of one subprocess."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
+        self._tail = Tail()
+        self._errors_open = True
+        for pipe in (self._stdin, self._stdout, self._stderr):
+            os.set_blocking(pipe.fileno(), False)
+
+    def write(self, data: bytes, *, timeout_s: float) -> None:
+        """Write all of it, collecting stderr meanwhile so that neither side waits for the other."""
+        rest = memoryview(data)
+        while rest:
+            self._wait(timeout_s, writing=True)
+            try:
+                rest = rest[os.write(self._stdin.fileno(), rest[:BLOCK_BYTES]) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                raise self._ended() from None
+
+    def read_some(self, *, timeout_s: float) -> bytes:
+        """Whatever has arrived."""
+        self._wait(timeout_s, writing=False)
+        data = os.read(self._stdout.fileno(), BLOCK_BYTES)
+        if not data:
+            raise self._ended()
+        return data
+
+    def close(self) -> None:
+        """Close the pipes and collect the process, which ends with its stdin."""
+        for pipe in (self._stdin, self._stdout, self._stderr):
+            pipe.close()
+        try:
+            self._process.wait(EXIT_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _wait(self, timeout_s: float, *, writing: bool) -> None:
+        """Wait until stdin can be written or stdout be read."""
+        wanted = self._stdin if writing else self._stdout
+        poll = select.poll()
+        poll.register(wanted, select.POLLOUT if writing else select.POLLIN)
+        if self._errors_open:
+            poll.register(self._stderr, select.POLLIN)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
+            if not ready:
+                raise TimeoutError
+            if self._stderr.fileno() in ready and not self._drain_stderr():
+                poll.unregister(self._stderr)
+            if wanted.fileno() in ready:
+                return
+
+    def _drain_stderr(self) -> bool:
+        """Collect what is there; False once the stream has ended."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._stderr.fileno(), BLOCK_BYTES):
+                self._tail.add(data)
+            self._errors_open = False
+        return self._errors_open
+
+    def _ended(self) -> ChannelClosed:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_WAIT_S)
+        if self._errors_open:
+            self._drain_stderr()
+        return ChannelClosed(self._process.poll(), self._tail.text())

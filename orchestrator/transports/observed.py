@@ -1,0 +1,159 @@
+"""
+What an endpoint reports, as values: facts of a node, its agents, their output and how they end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """
+    What a node says of itself.
+
+    `time` is its clock, `host_id` is equal where two processes share loopback, `cards` counts device files by accelerator.
+    """
+
+    python: str
+    hostname: str
+    host_id: str
+    home: str
+    user: str
+    cards: Mapping[str, int]
+    pid: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRecord:
+    """agent.json; pid, start time and boot id together name one process for good."""
+
+    pid: int
+    start_time: int
+    pgid: int
+    boot_id: str
+    host_id: str
+    hostname: str
+    python: str
+    node: str
+    node_rank: int
+    ranks: tuple[int, ...]
+    world_size: int
+    rendezvous: str
+    started: float
+
+    @classmethod
+    def of(cls, record: Json) -> AgentRecord:
+        """From the file's object; keys of a newer agent are ignored."""
+        known = {item.name: record[item.name] for item in fields(cls)}
+        return cls(**{**known, "ranks": tuple(known["ranks"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """
+    A piece of a file, `n0/rank-0.out`, beginning at `offset`; the next one is asked for from `end` on.
+
+    With a gap there is no data: the file became that many bytes shorter than what was read of it, and goes on at `offset`.
+    """
+
+    file: str
+    offset: int
+    data: bytes
+    gap: int = 0
+
+    @property
+    def end(self) -> int:
+        """The offset to go on from."""
+        return self.offset + len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class RankExit:
+    """How a rank ended: a code or a signal's name, and its error message where it left one."""
+
+    rank: int
+    code: int | None
+    signal: str | None
+    error: str | None
+
+    @classmethod
+    def of(cls, event: Json) -> RankExit:
+        """From a rank-exited event or the exit of an agent-finished event."""
+        return cls(event["rank"], event.get("code"), event.get("signal"), event.get("error"))
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An agent's last word: DONE, FAILED or STOPPED, and the first rank that failed."""
+
+    state: str
+    time: float
+    exit: RankExit | None
+
+    @classmethod
+    def of(cls, event: Json) -> Finished:
+        """From an agent-finished event."""
+        return cls(event["state"], event["time"], RankExit.of(event["exit"]) if event.get("exit") else None)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeObservation:
+    """
+    One node folder. `alive` can be true only where `same_boot` is: elsewhere (a login node) nobody can tell.
+
+    `progress` holds the progress files as they are; `log` is the end of agent.log where the agent left no other word.
+    """
+
+    node: str
+    agent: AgentRecord | None
+    alive: bool
+    same_boot: bool
+    finished: Finished | None
+    first_failure: RankExit | None
+    ranks: Mapping[int, str] = field(default_factory=dict)
+    progress: Mapping[int, Json] = field(default_factory=dict)
+    log: str = ""
+
+    @classmethod
+    def of(cls, seen: Json) -> NodeObservation:
+        """From the endpoint's reply."""
+        return cls(
+            node=seen["node"],
+            agent=AgentRecord.of(seen["agent"]) if seen["agent"] else None,
+            alive=seen["alive"],
+            same_boot=seen["same_boot"],
+            finished=Finished.of(seen["finished"]) if seen["finished"] else None,
+            first_failure=RankExit.of(seen["first_failure"]) if seen["first_failure"] else None,
+            ranks={int(rank): state for rank, state in seen["ranks"].items()},
+            progress={int(rank): value for rank, value in seen["progress"].items()},
+            log=seen["log"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """A signal that was sent; `what` is `agent`, `rank 3`, `group of rank 3` or `group of the agent`."""
+
+    pid: int
+    what: str
+    signal: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopResult:
+    """What was done to stop a node folder's processes, and the pids that are still there."""
+
+    node: str
+    signalled: tuple[Signalled, ...]
+    remaining: tuple[int, ...]
+
+    @classmethod
+    def of(cls, result: Json) -> StopResult:
+        """From the endpoint's reply."""
+        return cls(result["node"], tuple(Signalled(**sent) for sent in result["signalled"]), tuple(result["remaining"]))

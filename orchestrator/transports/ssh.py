@@ -1,0 +1,257 @@
+"""
+The transport over ssh. With ssh_login.py the only module that imports Fabric or paramiko; what they raise is mapped here, once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import random
+import shlex
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import paramiko
+from fabric import Config, Connection  # type: ignore[import-untyped]
+
+from orchestrator.errors import NodeError
+from orchestrator.transports.base import ChannelClosed, Tail, Unreachable
+from orchestrator.transports.ssh_login import AUTH_S, HostKeys, UserKeys
+from orchestrator.transports.ssh_route import Hop, RouteError, Target, read_config, route
+
+if TYPE_CHECKING:
+    from orchestrator.inventory import SshOptions
+
+KEEPALIVE_S = 15
+LOST_AFTER_S = 30.0
+EXIT_WAIT_S = 5.0
+BLOCK_BYTES = 1 << 18
+DRAIN_S = 1.0
+FIRST_RETRY_S = 0.1
+LAST_RETRY_S = 2.0
+
+# Failures reach the user as NodeErrors. Without a handler logging would print paramiko's tracebacks besides.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+class _Dropped(Exception):
+    """The server hung up before the login, as sshd does when too many come at once (MaxStartups)."""
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """The one string that ssh takes; a `~/` at the beginning is left for the login shell to expand."""
+    program, *arguments = argv
+    home, path = ("~/", program[2:]) if program.startswith("~/") else ("", program)
+    return " ".join([home + shlex.quote(path), shlex.join(arguments)]).strip()
+
+
+class SshTransport:
+    """One connection to a node, through jump hosts where the configuration says so; host keys are always verified."""
+
+    def __init__(self, node: Target, ssh: SshOptions) -> None:
+        self._target = node
+        self._ssh = ssh
+        self._lock = threading.Lock()
+        self._connections: list[Connection] = []
+        self._proxy: subprocess.Popen[bytes] | None = None
+
+    @property
+    def node(self) -> str:
+        """The inventory name."""
+        return self._target.name
+
+    def open(self, argv: Sequence[str]) -> SshChannel:
+        """Start a program in the login shell, without a terminal, agent or X11 forwarding; connects if necessary."""
+        with self._lock:
+            if not self._connections:
+                self._connect()
+        try:
+            channel = self._connections[-1].transport.open_session(timeout=AUTH_S)
+            channel.exec_command(command_line(argv))
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise Unreachable(self.node, f"the node starts no program: {error}", hint=self._hint()) from error
+        return SshChannel(self.node, channel)
+
+    def close(self) -> None:
+        """Close the connection, then those to the jump hosts."""
+        connections, self._connections = self._connections, []
+        for connection in reversed(connections):
+            connection.client.close()
+        proxy, self._proxy = self._proxy, None
+        if proxy is not None:
+            proxy.terminate()
+            proxy.wait()
+
+    def _connect(self) -> None:
+        """Connect; again and again while the server hangs up at once and there is time."""
+        try:
+            hops = route(self._target, self._ssh.proxy_jump, _config(self._ssh.config).lookup)
+        except (RouteError, OSError, paramiko.ConfigParseError) as error:
+            raise NodeError(self.node, f"ssh configuration: {error}") from error
+        deadline, pause = time.monotonic() + self._ssh.connect_timeout_s, FIRST_RETRY_S
+        while True:
+            try:
+                return self._dial(hops)
+            except _Dropped as error:
+                self.close()
+                wait = pause * random.uniform(0.5, 1.5)  # noqa: S311  it spreads many nodes' retries, it is no secret
+                if time.monotonic() + wait > deadline:
+                    hint = f"lower ssh.fanout if it is busy with other logins, or try {self._hint()}"
+                    raise Unreachable(self.node, f"{error}", hint=hint) from error
+                time.sleep(wait)
+                pause = min(pause * 2, LAST_RETRY_S)
+            except BaseException:
+                self.close()
+                raise
+
+    def _dial(self, hops: Sequence[Hop]) -> None:
+        for hop in hops:
+            with self._mapped(hop):
+                connection = self._prepared(hop, self._connections[-1] if self._connections else None)
+                self._connections.append(connection)
+                connection.open()
+                connection.transport.set_keepalive(KEEPALIVE_S)
+
+    def _prepared(self, hop: Hop, gateway: Connection | None) -> Connection:
+        timeout_s = self._ssh.connect_timeout_s
+        keys = HostKeys(self.node, hop, accept_new=self._ssh.host_keys == "accept-new")
+        options = {
+            "timeout": timeout_s,
+            "banner_timeout": timeout_s,
+            "auth_timeout": AUTH_S,
+            "channel_timeout": timeout_s,
+            "transport_factory": keys.transport,
+            "auth_strategy": UserKeys(self.node, hop),
+        }
+        if gateway is None:
+            options["sock"] = self._socket(hop)
+        connection = Connection(
+            hop.host,
+            user=hop.user,
+            port=hop.port,
+            config=_fabric_config(),
+            gateway=gateway,
+            forward_agent=False,
+            connect_kwargs=options,
+        )
+        connection.client.set_missing_host_key_policy(keys)  # Fabric's own accepts any key
+        return connection
+
+    def _socket(self, hop: Hop) -> socket.socket:
+        if hop.proxy_command:
+            ours, theirs = socket.socketpair()
+            with theirs:  # a shell runs it, as ssh does: the text is the user's own, the names in it are checked
+                argv = ["/bin/sh", "-c", f"exec {hop.proxy_command}"]
+                self._proxy = subprocess.Popen(
+                    argv, stdin=theirs.fileno(), stdout=theirs.fileno(), start_new_session=True
+                )
+            return ours
+        sock = socket.create_connection((hop.host, hop.port), self._ssh.connect_timeout_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: give up on what nobody acknowledges
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(LOST_AFTER_S * 1000))
+        return sock
+
+    @contextlib.contextmanager
+    def _mapped(self, hop: Hop) -> Iterator[None]:
+        """Name every way in which a login can fail; what may pass by itself is _Dropped."""
+        where, begun = f"{hop.host} port {hop.port}", time.monotonic()
+        try:
+            yield
+        except (EOFError, ConnectionResetError, BrokenPipeError) as error:
+            raise _Dropped(f"{where}: hung up before the login") from error
+        except socket.gaierror as error:
+            raise Unreachable(self.node, f"{hop.host}: name not resolved", hint=self._hint()) from error
+        except (OSError, paramiko.SSHException) as error:
+            if isinstance(error, TimeoutError) or time.monotonic() - begun >= self._ssh.connect_timeout_s:
+                reason = f"timed out after {self._ssh.connect_timeout_s:g} s"
+            elif isinstance(error.__context__, (EOFError, ConnectionResetError)):  # the banner was not read to its end
+                raise _Dropped(f"{where}: hung up before the login") from error
+            else:
+                reason = (getattr(error, "strerror", None) or str(error)).lower()
+            raise Unreachable(self.node, f"{where}: {reason}", hint=self._hint()) from error
+
+    def _hint(self) -> str:
+        """The same connection by hand."""
+        argv = ["ssh", *(["-F", self._ssh.config] if self._ssh.config else [])]
+        argv += ["-J", self._ssh.proxy_jump] if self._ssh.proxy_jump else []
+        argv += ["-p", str(self._target.port)] if self._target.port else []
+        address = f"{self._target.user}@{self._target.address}" if self._target.user else self._target.address
+        return f"`{shlex.join([*argv, address, 'true'])}`"
+
+
+def _config(file: str | None) -> paramiko.SSHConfig:
+    path = Path(file).expanduser() if file else None
+    return _parsed_config(path, path.stat().st_mtime_ns if path else 0)
+
+
+@functools.lru_cache(maxsize=4)
+def _parsed_config(file: Path | None, _mtime_ns: int) -> paramiko.SSHConfig:
+    """Read once for a thousand nodes."""
+    return paramiko.SSHConfig.from_file(StringIO(read_config(file)))
+
+
+@functools.cache
+def _fabric_config() -> Config:
+    """Fabric's defaults alone: what ssh_config says is in the route by now, and fabric.yaml is none of ours."""
+    return Config(ssh_config=paramiko.SSHConfig(), lazy=True)
+
+
+class SshChannel:
+    """A program on the node."""
+
+    def __init__(self, node: str, channel: paramiko.Channel) -> None:
+        self._node = node
+        self._channel = channel
+        self._tail = Tail()
+
+    def write(self, data: bytes, *, timeout_s: float) -> None:
+        """Write all of it."""
+        rest = memoryview(data)
+        while rest:
+            self._channel.settimeout(timeout_s)
+            try:
+                rest = rest[self._channel.send(bytes(rest[:BLOCK_BYTES])) :]
+            except TimeoutError:
+                raise
+            except OSError:  # closed
+                raise self._ended() from None
+
+    def read_some(self, *, timeout_s: float) -> bytes:
+        """Whatever has arrived; stderr is collected meanwhile, for unread it would fill the window of both."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._drain_stderr()
+            self._channel.settimeout(max(0.0, min(DRAIN_S, deadline - time.monotonic())))
+            try:
+                data = self._channel.recv(BLOCK_BYTES)
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+                continue
+            if not data:
+                raise self._ended()
+            return data
+
+    def close(self) -> None:
+        """Close both ways."""
+        self._channel.close()
+
+    def _drain_stderr(self) -> None:
+        while self._channel.recv_stderr_ready():
+            self._tail.add(self._channel.recv_stderr(BLOCK_BYTES))
+
+    def _ended(self) -> ChannelClosed | Unreachable:
+        self._channel.status_event.wait(EXIT_WAIT_S)
+        self._drain_stderr()
+        transport = self._channel.get_transport()
+        if not self._channel.exit_status_ready() or (self._channel.exit_status == -1 and not transport.is_active()):
+            return Unreachable(self._node, "the connection was lost")
+        return ChannelClosed(self._channel.exit_status, self._tail.text())

@@ -1,0 +1,90 @@
+"""What all tests share: the grounds as fixtures, the markers and what they demand, and the golden files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.grounds import components
+from tests.grounds.slurm import Cluster, open_cluster
+from tests.grounds.sshd import Farm, open_farm
+
+_MARKED_BY_FIXTURE = {"farm": "ssh", "farm_ground": "ssh", "cluster": "slurm", "cluster_ground": "slurm"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="write golden files instead of comparing with them")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for fixture, marker in _MARKED_BY_FIXTURE.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(marker)
+        if item.get_closest_marker("slurm"):
+            # one cluster a session, however many workers there are
+            item.add_marker(pytest.mark.xdist_group("slurm"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, names in components.PROGRAMS.items():
+        if item.get_closest_marker(marker):
+            for name in names:
+                components.program(name)
+    if item.get_closest_marker("train") or item.get_closest_marker("gpu"):
+        components.module("torch")
+    if item.get_closest_marker("gpu") and not _has_gpu():
+        pytest.skip("no GPU: hardware cannot be installed, so this one skips in CI too")
+
+
+def _has_gpu() -> bool:
+    import torch  # noqa: PLC0415  (seconds of import, and only GPU tests ask)
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def farm_ground() -> Iterator[Farm]:
+    """The sshd farm of this session, for fixtures of wider scope; tests take `farm`."""
+    with open_farm() as farm:
+        yield farm
+
+
+@pytest.fixture
+def farm(farm_ground: Farm) -> Iterator[Farm]:
+    """The sshd farm; what a test leaves running there ends with the test."""
+    yield farm_ground
+    farm_ground.end_processes()
+
+
+@pytest.fixture(scope="session")
+def cluster_ground() -> Iterator[Cluster]:
+    """The Slurm cluster of this session, for fixtures of wider scope; tests take `cluster`."""
+    with open_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(cluster_ground: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """The Slurm cluster, with SLURM_CONF exported for the test; jobs that it leaves end with it."""
+    monkeypatch.setenv("SLURM_CONF", str(cluster_ground.conf))
+    yield cluster_ground
+    cluster_ground.end_jobs()
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Call it with a path below tests/golden and a text: they must be equal. `pytest --update` writes the file instead."""
+    root = Path(__file__).parent / "golden"
+
+    def check(name: str, text: str) -> None:
+        path = root / name
+        if request.config.getoption("--update"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8")
+
+    return check

@@ -1,0 +1,38 @@
+#!/bin/bash
+# Run h800-roce-20260102-030405-0abc: 1 nodes, 8 ranks, bundle 00000000000000000000000000000000. Nothing was started.
+set -eu
+umask 077
+
+# --- node h800-00 (ssh train@10.0.0.1); the bundle goes to /data/orch/bundles/00000000000000000000000000000000
+mkdir -p /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1
+cat >/data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE'
+{
+ "version": 1,
+ "run_id": "h800-roce-20260102-030405-0abc",
+ "attempt": 1,
+ "run_dir": "/data/orch/runs/h800-roce-20260102-030405-0abc",
+ "bundle_dir": "/data/orch/bundles/00000000000000000000000000000000",
+ "nodes": ["h800-00"],
+ "addresses": ["10.0.0.1"],
+ "ranks": [8],
+ "program": {"python": true, "args": ["-u", "-m", "trainer", "steps=20", "model.layers=4"], "bundle_on_path": true, "cwd": null},
+ "grace_s": 10.0
+}
+END_OF_FILE
+mkdir -p /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-00
+cat >/data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-00/node.sh <<'END_OF_FILE'
+#!/bin/sh
+# Run h800-roce-20260102-030405-0abc, attempt 1: environment and agent of node h800-00.
+set -eu
+export NCCL_NET='IB'
+export NCCL_IB_HCA='=mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7'
+export NCCL_SOCKET_IFNAME='=bond0'
+export NCCL_IB_TIMEOUT='22'
+export NCCL_DEBUG='WARN'
+export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
+export OMP_NUM_THREADS='8'
+exec /opt/conda/bin/python3 /data/orch/bundles/00000000000000000000000000000000/orchestrator/node run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
+    --node 'h800-00' --node-rank 0 "$@"
+END_OF_FILE
+# the head: its agent finds an address and a free port, and reports them as the rendezvous
+/bin/sh /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-00/node.sh

@@ -1,0 +1,67 @@
+#!/bin/bash
+# Run h800-20260102-030405-0abc: 1 nodes, 8 ranks, bundle 00000000000000000000000000000000. Nothing was started.
+set -eu
+umask 077
+
+# --- on this machine, whose /data/orch the nodes share; the bundle goes to /data/orch/bundles/00000000000000000000000000000000
+mkdir -p /data/orch/runs/h800-20260102-030405-0abc/attempt-1
+cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE'
+{
+ "version": 1,
+ "run_id": "h800-20260102-030405-0abc",
+ "attempt": 1,
+ "run_dir": "/data/orch/runs/h800-20260102-030405-0abc",
+ "bundle_dir": "/data/orch/bundles/00000000000000000000000000000000",
+ "nodes": null,
+ "addresses": [],
+ "ranks": [8],
+ "program": {"python": true, "args": ["-u", "-m", "trainer", "steps=20", "model.layers=4"], "bundle_on_path": true, "cwd": null},
+ "grace_s": 10.0
+}
+END_OF_FILE
+mkdir -p /data/orch/runs/h800-20260102-030405-0abc/attempt-1
+cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
+#!/bin/sh
+# Run h800-20260102-030405-0abc, attempt 1: environment and agent of each node; srun starts it once a node.
+set -eu
+export NCCL_NET='IB'
+export NCCL_IB_HCA='=mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7'
+export NCCL_IB_TIMEOUT='22'
+export NCCL_DEBUG='WARN'
+export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
+export OMP_NUM_THREADS='8'
+address=$SLURMD_NODENAME
+case $SLURMD_NODENAME in
+'h800-00')
+    address='10.0.0.1'
+    ;;
+esac
+if [ "$1" = rendezvous ]; then
+    exec /opt/conda/bin/python3 /data/orch/bundles/00000000000000000000000000000000/orchestrator/node rendezvous --address "$address"
+fi
+exec /opt/conda/bin/python3 /data/orch/bundles/00000000000000000000000000000000/orchestrator/node "$1" /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+    --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "$2"
+END_OF_FILE
+mkdir -p /data/orch/runs/h800-20260102-030405-0abc/attempt-1
+cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF_FILE'
+#!/bin/bash
+#SBATCH --job-name=h800-20260102-030405-0abc
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --output=/data/orch/runs/h800-20260102-030405-0abc/attempt-1/slurm-%j.log
+#SBATCH --open-mode=append
+#SBATCH --partition=gpu
+#SBATCH --time=1-00:00:00
+#SBATCH --exclusive
+# Run h800-20260102-030405-0abc, attempt 1. Slurm runs this script on the first node of the allocation, the head.
+set -euo pipefail
+
+# The head finds an address and a free port just before the start, and holds the port for as long as this script runs.
+coproc holder { exec /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/node.sh rendezvous; }
+IFS= read -r rendezvous <&"${holder[0]}"
+
+# One srun, one task a node: the agent, which starts the node's ranks. Environment values are in the 0600 node script.
+srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --unbuffered \
+    /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/node.sh run "$rendezvous"
+END_OF_FILE
+sbatch /data/orch/runs/h800-20260102-030405-0abc/attempt-1/submit.sbatch

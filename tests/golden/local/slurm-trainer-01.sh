@@ -1,0 +1,55 @@
+#!/bin/bash
+# Run local-20260102-030405-0abc: 1 nodes, 2 ranks, bundle 00000000000000000000000000000000. Nothing was started.
+set -eu
+umask 077
+
+# --- on this machine, whose /home/train/.orch the nodes share; the bundle goes to /home/train/.orch/bundles/00000000000000000000000000000000
+mkdir -p /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1
+cat >/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE'
+{
+ "version": 1,
+ "run_id": "local-20260102-030405-0abc",
+ "attempt": 1,
+ "run_dir": "/home/train/.orch/runs/local-20260102-030405-0abc",
+ "bundle_dir": "/home/train/.orch/bundles/00000000000000000000000000000000",
+ "nodes": null,
+ "addresses": [],
+ "ranks": [2],
+ "program": {"python": true, "args": ["-u", "-m", "trainer", "steps=20", "model.layers=4"], "bundle_on_path": true, "cwd": null},
+ "grace_s": 10.0
+}
+END_OF_FILE
+mkdir -p /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1
+cat >/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
+#!/bin/sh
+# Run local-20260102-030405-0abc, attempt 1: environment and agent of each node; srun starts it once a node.
+set -eu
+export OMP_NUM_THREADS='1'
+address=$SLURMD_NODENAME
+if [ "$1" = rendezvous ]; then
+    exec /opt/conda/bin/python3 /home/train/.orch/bundles/00000000000000000000000000000000/orchestrator/node rendezvous --address "$address"
+fi
+exec /opt/conda/bin/python3 /home/train/.orch/bundles/00000000000000000000000000000000/orchestrator/node "$1" /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+    --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "$2"
+END_OF_FILE
+mkdir -p /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1
+cat >/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF_FILE'
+#!/bin/bash
+#SBATCH --job-name=local-20260102-030405-0abc
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --output=/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/slurm-%j.log
+#SBATCH --open-mode=append
+#SBATCH --cpus-per-task=2
+# Run local-20260102-030405-0abc, attempt 1. Slurm runs this script on the first node of the allocation, the head.
+set -euo pipefail
+
+# The head finds an address and a free port just before the start, and holds the port for as long as this script runs.
+coproc holder { exec /bin/sh /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh rendezvous; }
+IFS= read -r rendezvous <&"${holder[0]}"
+
+# One srun, one task a node: the agent, which starts the node's ranks. Environment values are in the 0600 node script.
+srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --unbuffered \
+    /bin/sh /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh run "$rendezvous"
+END_OF_FILE
+sbatch /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/submit.sbatch

@@ -1,0 +1,102 @@
+#!/bin/bash
+# Run local-20260102-030405-0abc: 16 nodes, 32 ranks, bundle 00000000000000000000000000000000. Nothing was started.
+set -eu
+umask 077
+
+# --- on this machine, whose /home/train/.orch the nodes share; the bundle goes to /home/train/.orch/bundles/00000000000000000000000000000000
+mkdir -p /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1
+cat >/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE'
+{
+ "version": 1,
+ "run_id": "local-20260102-030405-0abc",
+ "attempt": 1,
+ "run_dir": "/home/train/.orch/runs/local-20260102-030405-0abc",
+ "bundle_dir": "/home/train/.orch/bundles/00000000000000000000000000000000",
+ "nodes": null,
+ "addresses": [],
+ "ranks": [2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2],
+ "program": {"python": true, "args": ["-u", "-m", "trainer", "steps=20", "model.layers=4"], "bundle_on_path": true, "cwd": null},
+ "grace_s": 10.0
+}
+END_OF_FILE
+mkdir -p /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1
+cat >/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
+#!/bin/sh
+# Run local-20260102-030405-0abc, attempt 1: environment and agent of each node; srun starts it once a node.
+set -eu
+export OMP_NUM_THREADS='1'
+address=$SLURMD_NODENAME
+case $SLURMD_NODENAME in
+'local-01')
+    address='10.0.0.2'
+    ;;
+'local-02')
+    address='10.0.0.3'
+    ;;
+'local-03')
+    address='10.0.0.4'
+    ;;
+'local-04')
+    address='10.0.0.5'
+    ;;
+'local-05')
+    address='10.0.0.6'
+    ;;
+'local-06')
+    address='10.0.0.7'
+    ;;
+'local-07')
+    address='10.0.0.8'
+    ;;
+'local-08')
+    address='10.0.0.9'
+    ;;
+'local-09')
+    address='10.0.0.10'
+    ;;
+'local-10')
+    address='10.0.0.11'
+    ;;
+'local-11')
+    address='10.0.0.12'
+    ;;
+'local-12')
+    address='10.0.0.13'
+    ;;
+'local-13')
+    address='10.0.0.14'
+    ;;
+'local-14')
+    address='10.0.0.15'
+    ;;
+'local-15')
+    address='10.0.0.16'
+    ;;
+esac
+if [ "$1" = rendezvous ]; then
+    exec /opt/conda/bin/python3 /home/train/.orch/bundles/00000000000000000000000000000000/orchestrator/node rendezvous --address "$address"
+fi
+exec /opt/conda/bin/python3 /home/train/.orch/bundles/00000000000000000000000000000000/orchestrator/node "$1" /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+    --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "$2"
+END_OF_FILE
+mkdir -p /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1
+cat >/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF_FILE'
+#!/bin/bash
+#SBATCH --job-name=local-20260102-030405-0abc
+#SBATCH --nodes=16
+#SBATCH --ntasks-per-node=1
+#SBATCH --output=/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/slurm-%j.log
+#SBATCH --open-mode=append
+#SBATCH --cpus-per-task=2
+# Run local-20260102-030405-0abc, attempt 1. Slurm runs this script on the first node of the allocation, the head.
+set -euo pipefail
+
+# The head finds an address and a free port just before the start, and holds the port for as long as this script runs.
+coproc holder { exec /bin/sh /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh rendezvous; }
+IFS= read -r rendezvous <&"${holder[0]}"
+
+# One srun, one task a node: the agent, which starts the node's ranks. Environment values are in the 0600 node script.
+srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --unbuffered \
+    /bin/sh /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh run "$rendezvous"
+END_OF_FILE
+sbatch /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/submit.sbatch

@@ -1,0 +1,32 @@
+#!/bin/bash
+# Run local-20260102-030405-0abc: 1 nodes, 2 ranks, bundle 00000000000000000000000000000000. Nothing was started.
+set -eu
+umask 077
+
+# --- node n0 (this machine); the bundle goes to ~/.orch/bundles/00000000000000000000000000000000
+mkdir -p "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1
+cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE'
+{
+ "version": 1,
+ "run_id": "local-20260102-030405-0abc",
+ "attempt": 1,
+ "run_dir": "~/.orch/runs/local-20260102-030405-0abc",
+ "bundle_dir": "~/.orch/bundles/00000000000000000000000000000000",
+ "nodes": ["n0"],
+ "addresses": ["n0"],
+ "ranks": [2],
+ "program": {"python": true, "args": ["-u", "train.py", "--n", "3", "a b$c \"d\""], "bundle_on_path": false, "cwd": "sub dir"},
+ "grace_s": 10.0
+}
+END_OF_FILE
+mkdir -p "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/n0
+cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/n0/node.sh <<'END_OF_FILE'
+#!/bin/sh
+# Run local-20260102-030405-0abc, attempt 1: environment and agent of node n0.
+set -eu
+export OMP_NUM_THREADS='1'
+exec /opt/conda/bin/python3 "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+    --node 'n0' --node-rank 0 "$@"
+END_OF_FILE
+# the head: its agent finds an address and a free port, and reports them as the rendezvous
+/bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/n0/node.sh

@@ -1,0 +1,108 @@
+#!/bin/bash
+# Run t20-20260102-030405-0abc: 16 nodes, 128 ranks, bundle 00000000000000000000000000000000. Nothing was started.
+set -eu
+umask 077
+
+# --- on this machine, whose /data/orch the nodes share; the bundle goes to /data/orch/bundles/00000000000000000000000000000000
+mkdir -p /data/orch/runs/t20-20260102-030405-0abc/attempt-1
+cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE'
+{
+ "version": 1,
+ "run_id": "t20-20260102-030405-0abc",
+ "attempt": 1,
+ "run_dir": "/data/orch/runs/t20-20260102-030405-0abc",
+ "bundle_dir": "/data/orch/bundles/00000000000000000000000000000000",
+ "nodes": null,
+ "addresses": [],
+ "ranks": [8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8],
+ "program": {"python": true, "args": ["-u", "train.py", "--n", "3", "a b$c \"d\""], "bundle_on_path": false, "cwd": "sub dir"},
+ "grace_s": 10.0
+}
+END_OF_FILE
+mkdir -p /data/orch/runs/t20-20260102-030405-0abc/attempt-1
+cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
+#!/bin/sh
+# Run t20-20260102-030405-0abc, attempt 1: environment and agent of each node; srun starts it once a node.
+set -eu
+export ECCL_RUNTIME_3_0_ENABLE='true'
+export ECCL_ASYNC_DISABLE='false'
+address=$SLURMD_NODENAME
+case $SLURMD_NODENAME in
+'t20-0')
+    address='10.0.1.1'
+    ;;
+'t20-01')
+    address='10.0.0.2'
+    ;;
+'t20-02')
+    address='10.0.0.3'
+    ;;
+'t20-03')
+    address='10.0.0.4'
+    ;;
+'t20-04')
+    address='10.0.0.5'
+    ;;
+'t20-05')
+    address='10.0.0.6'
+    ;;
+'t20-06')
+    address='10.0.0.7'
+    ;;
+'t20-07')
+    address='10.0.0.8'
+    ;;
+'t20-08')
+    address='10.0.0.9'
+    ;;
+'t20-09')
+    address='10.0.0.10'
+    ;;
+'t20-10')
+    address='10.0.0.11'
+    ;;
+'t20-11')
+    address='10.0.0.12'
+    ;;
+'t20-12')
+    address='10.0.0.13'
+    ;;
+'t20-13')
+    address='10.0.0.14'
+    ;;
+'t20-14')
+    address='10.0.0.15'
+    ;;
+'t20-15')
+    address='10.0.0.16'
+    ;;
+esac
+if [ "$1" = rendezvous ]; then
+    exec /opt/conda/bin/python3 /data/orch/bundles/00000000000000000000000000000000/orchestrator/node rendezvous --address "$address"
+fi
+exec /opt/conda/bin/python3 /data/orch/bundles/00000000000000000000000000000000/orchestrator/node "$1" /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+    --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "$2"
+END_OF_FILE
+mkdir -p /data/orch/runs/t20-20260102-030405-0abc/attempt-1
+cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF_FILE'
+#!/bin/bash
+#SBATCH --job-name=t20-20260102-030405-0abc
+#SBATCH --nodes=16
+#SBATCH --ntasks-per-node=1
+#SBATCH --output=/data/orch/runs/t20-20260102-030405-0abc/attempt-1/slurm-%j.log
+#SBATCH --open-mode=append
+#SBATCH --partition=t20
+#SBATCH --time=1-00:00:00
+#SBATCH --exclusive
+# Run t20-20260102-030405-0abc, attempt 1. Slurm runs this script on the first node of the allocation, the head.
+set -euo pipefail
+
+# The head finds an address and a free port just before the start, and holds the port for as long as this script runs.
+coproc holder { exec /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/node.sh rendezvous; }
+IFS= read -r rendezvous <&"${holder[0]}"
+
+# One srun, one task a node: the agent, which starts the node's ranks. Environment values are in the 0600 node script.
+srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --unbuffered \
+    /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/node.sh run "$rendezvous"
+END_OF_FILE
+sbatch /data/orch/runs/t20-20260102-030405-0abc/attempt-1/submit.sbatch

@@ -1,0 +1,33 @@
+#!/bin/bash
+# Run t20-20260102-030405-0abc: 1 nodes, 8 ranks, bundle 00000000000000000000000000000000. Nothing was started.
+set -eu
+umask 077
+
+# --- node t20-0 (ssh train@10.0.1.1); the bundle goes to /data/orch/bundles/00000000000000000000000000000000
+mkdir -p /data/orch/runs/t20-20260102-030405-0abc/attempt-1
+cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE'
+{
+ "version": 1,
+ "run_id": "t20-20260102-030405-0abc",
+ "attempt": 1,
+ "run_dir": "/data/orch/runs/t20-20260102-030405-0abc",
+ "bundle_dir": "/data/orch/bundles/00000000000000000000000000000000",
+ "nodes": ["t20-0"],
+ "addresses": ["10.0.1.1"],
+ "ranks": [8],
+ "program": {"python": true, "args": ["-u", "-m", "trainer", "steps=20", "model.layers=4"], "bundle_on_path": true, "cwd": null},
+ "grace_s": 10.0
+}
+END_OF_FILE
+mkdir -p /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-0
+cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-0/node.sh <<'END_OF_FILE'
+#!/bin/sh
+# Run t20-20260102-030405-0abc, attempt 1: environment and agent of node t20-0.
+set -eu
+export ECCL_RUNTIME_3_0_ENABLE='true'
+export ECCL_ASYNC_DISABLE='false'
+exec /opt/conda/bin/python3 /data/orch/bundles/00000000000000000000000000000000/orchestrator/node run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+    --node 't20-0' --node-rank 0 "$@"
+END_OF_FILE
+# the head: its agent finds an address and a free port, and reports them as the rendezvous
+/bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-0/node.sh

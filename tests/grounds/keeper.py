@@ -1,0 +1,162 @@
+"""
+The process above a test ground's daemons, and the handle that tests hold on it. Standard library only.
+
+It is a sub-reaper: whatever a daemon starts stays below it, however often it detaches. When its stdin closes, because the
+test session ended or was killed, it ends everything below it and removes the ground's folder and user.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+_PR_SET_CHILD_SUBREAPER = 36
+_END_S = 20.0
+_PAUSE_S = 0.02
+
+
+class Keeper:
+    """Starts daemons that cannot outlive this process. Close it to end them."""
+
+    def __init__(self, folder: Path, *, user: str = "") -> None:
+        """Own `folder` and, when named, the system account `user`: both are gone after `close`."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", __file__, str(folder), user],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the tests; the end comes through stdin
+        )
+
+    def start(self, argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> int:
+        """Start a daemon in its own session, in the foreground, and return its pid."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"argv": list(argv), "env": dict(env), "log": str(log)}) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def processes(self) -> dict[int, str]:
+        """Pid -> command name of everything alive below the keeper."""
+        return descendants(self._process.pid)
+
+    def close(self) -> None:
+        """End everything; returns when nothing is left."""
+        self._process.communicate(timeout=2 * _END_S)
+
+
+def descendants(ancestor: int) -> dict[int, str]:
+    """Pid -> command name of all live processes below `ancestor`; zombies are dead."""
+    children: dict[int, list[tuple[int, str, str]]] = {}
+    for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+        stat = _stat(pid)
+        if stat is not None:
+            command, state, parent = stat
+            children.setdefault(parent, []).append((pid, command, state))
+    found: dict[int, str] = {}
+    unseen = [ancestor]
+    while unseen:
+        for pid, command, state in children.get(unseen.pop(), []):
+            unseen.append(pid)
+            if state != "Z":
+                found[pid] = command
+    return found
+
+
+def _stat(pid: int) -> tuple[str, str, int] | None:
+    """Command name, state and parent of a process; None when it has ended meanwhile."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # the command name may hold spaces and brackets, so the fields are counted from its last bracket
+    head, _, tail = text.rpartition(")")
+    state, parent = tail.split()[:2]
+    return head.partition("(")[2], state, int(parent)
+
+
+def _serve(folder: str, user: str) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGCHLD, _reap)
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        for line in sys.stdin:
+            sys.stdout.write(f"{_spawn(**json.loads(line))}\n")
+            sys.stdout.flush()
+    finally:
+        _wait(lambda: not _kill_all(), what="processes to end")
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if user:
+            _wait(lambda: _remove_user(user), what=f"user {user} to go")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _spawn(argv: list[str], env: dict[str, str], log: str) -> int:
+    files = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    return os.posix_spawn(argv[0], argv, env, file_actions=files, setsid=True)
+
+
+def _reap(_signal: int, _frame: FrameType | None) -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return  # none left
+
+
+def _leave(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit
+
+
+def _kill_all() -> Mapping[int, str]:
+    # SIGKILL: all they could still write lies in the folder that goes next
+    return kill_each(descendants(os.getpid()))
+
+
+def kill(pid: int, signal_number: int = signal.SIGKILL) -> None:
+    """Signal a process that may have ended meanwhile."""
+    try:
+        os.kill(pid, signal_number)
+    except ProcessLookupError:
+        return
+
+
+def kill_each(processes: Mapping[int, str]) -> Mapping[int, str]:
+    """Send SIGKILL to each and return them: when there are none any more, all have ended."""
+    for pid in processes:
+        kill(pid)
+    return processes
+
+
+def _remove_user(user: str) -> bool:
+    # fails for a moment when another session holds the lock of the password file
+    subprocess.run(["userdel", user], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return user not in {entry.pw_name for entry in pwd.getpwall()}
+
+
+def _wait(condition: Callable[[], bool], *, what: str) -> None:
+    end = time.monotonic() + _END_S
+    pause = threading.Event()
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited {_END_S:g} s for {what}")
+        pause.wait(_PAUSE_S)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], sys.argv[2])

@@ -1,0 +1,171 @@
+"""A Slurm cluster of four nodes on this machine: slurmctld, four slurmd and a private munged in one temporary folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import secrets
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.grounds.components import PROGRAMS, program
+from tests.grounds.inventories import write_inventory
+from tests.grounds.keeper import Keeper, kill_each
+from tests.grounds.ports import free_ports
+from tests.grounds.python import node_python
+from tests.until import until
+
+NODES = ("n0", "n1", "n2", "n3")
+_DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd")
+_START_S = 30.0
+
+# More CPUs are declared than the machine has, so eight tasks fit on a two-core one; KillWait and the scheduler's intervals
+# are short so that tests wait for what they test. No accounting: a cluster without sacct is the harder case.
+_CONF = """\
+ClusterName=orchtest
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+MailProg=/bin/true
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+PropagateResourceLimits=NONE
+ReturnToService=2
+KillWait=5
+NodeName=n[0-3] NodeHostname={host} NodeAddr=127.0.0.[10-13] Port=[{node_ports}] CPUs=4 State=UNKNOWN
+PartitionName=debug Nodes=n[0-3] Default=YES MaxTime=01:00:00 State=UP
+"""
+
+# slurmd loads a cgroup plugin although nothing here uses one; v1's is content where nothing is mounted or writable.
+_CGROUP_CONF = "CgroupPlugin=cgroup/v1\n"
+
+
+class Cluster:
+    """A running cluster; made by `open_cluster`."""
+
+    nodes = NODES
+
+    def __init__(self, folder: Path, *, python: Path, keeper: Keeper) -> None:
+        self.folder = folder
+        self.conf = folder / "slurm.conf"
+        self.python = python
+        """Interpreter for the nodes: sees torch when the tests do, never the project."""
+        # a test started from within a job must not look like a part of that job
+        outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
+        self.env = {**outside, "SLURM_CONF": str(self.conf)}
+        self._keeper = keeper
+        self._start()
+
+    def inventory(self, folder: Path, *, devices: int = 1, **extra: object) -> Path:
+        """Write `folder`/inventory.yaml for all nodes; `extra` are further top-level keys, mappings are merged."""
+        base = {
+            "name": "cluster",
+            "accelerator": "cpu",
+            "devices": devices,
+            "defaults": {"python": str(self.python), "workdir": str(self.folder / "work" / secrets.token_hex(4))},
+            "slurm": {"partition": "debug", "time": "00:10:00"},
+            "nodes": [{"name": "n[0-3]", "address": "127.0.0.[10-13]"}],
+        }
+        return write_inventory(folder / "inventory.yaml", base, extra)
+
+    def jobs(self) -> dict[str, str]:
+        """Job id -> state of every job that is not over."""
+        lines = self._run("squeue", "--noheader", "--format=%i %T").splitlines()
+        return dict(line.split() for line in lines)
+
+    def processes(self) -> dict[int, str]:
+        """Pid -> command name of all that jobs run, and of the steps above them; the daemons are left out."""
+        return {pid: command for pid, command in self._keeper.processes().items() if command not in _DAEMONS}
+
+    def end_jobs(self) -> None:
+        """Cancel every job and wait until nothing of them runs; a step that resists is killed."""
+        jobs = self.jobs()
+        if jobs:
+            # refused for a job that is just ending, which is as good
+            self._run("scancel", "--signal=KILL", "--full", *jobs, check=False)
+            self._run("scancel", *jobs, check=False)
+        until(lambda: not self.jobs(), deadline_s=30, what="cancelled jobs to leave the queue")
+        until(lambda: not kill_each(self.processes()), what="processes of jobs to end")
+
+    def _start(self) -> None:
+        host = socket.gethostname().partition(".")[0]
+        controller, *node_ports = free_ports(1 + len(NODES))
+        text = _CONF.format(
+            host=host,
+            user=pwd.getpwuid(os.geteuid()).pw_name,
+            folder=self.folder,
+            controller_port=controller,
+            node_ports=",".join(map(str, node_ports)),
+        )
+        self.conf.write_text(text, encoding="utf-8")
+        (self.folder / "cgroup.conf").write_text(_CGROUP_CONF, encoding="utf-8")
+        (self.folder / "state").mkdir()
+        self._start_munged()
+        self._daemon("slurmctld", "-D")
+        for node in NODES:
+            self._daemon("slurmd", "-D", "-N", node, log=f"slurmd-{node}")
+        idle = " ".join(f"{node} idle" for node in NODES)
+        until(lambda: self._states() == idle, deadline_s=_START_S, what=lambda: f"idle nodes\n{self._complaints()}")
+
+    def _complaints(self) -> str:
+        """The end of every daemon's output: the folder is gone before anybody can look."""
+        outputs = {path.name: path.read_text(encoding="utf-8", errors="replace") for path in self.folder.glob("*.out")}
+        return "\n".join(f"== {name}\n{text[-1500:]}" for name, text in sorted(outputs.items()))
+
+    def _start_munged(self) -> None:
+        munge = self.folder / "munge"
+        munge.mkdir(mode=0o755)
+        (munge / "key").write_bytes(secrets.token_bytes(128))
+        (munge / "key").chmod(0o600)
+        files = [f"--{name}-file={munge / name}" for name in ("key", "pid", "log", "seed")]
+        self._daemon("munged", "--foreground", "--force", f"--socket={munge / 'socket'}", *files)
+        until((munge / "socket").exists, what="munged's socket")
+
+    def _daemon(self, name: str, *arguments: str, log: str = "") -> None:
+        self._keeper.start([program(name), *arguments], env=self.env, log=self.folder / f"{log or name}.out")
+
+    def _states(self) -> str:
+        """`n0 idle n1 idle …`; empty while the controller does not answer."""
+        return " ".join(self._run("sinfo", "--noheader", "--Node", "--format=%N %T", check=False).split())
+
+    def _run(self, *argv: str, check: bool = True) -> str:
+        done = subprocess.run(
+            argv, env=self.env, check=check, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        return done.stdout
+
+
+@contextlib.contextmanager
+def open_cluster() -> Iterator[Cluster]:
+    """Start a cluster; on leaving, its processes and folder are gone."""
+    for name in PROGRAMS["slurm"]:
+        program(name)
+    folder = Path(tempfile.mkdtemp(prefix="orch-slurm-"))
+    folder.chmod(0o755)
+    keeper = Keeper(folder)
+    try:
+        python = node_python(folder / "python")
+        assert python is not None, "the tests run on a Python that they cannot run"
+        yield Cluster(folder, python=python, keeper=keeper)
+    finally:
+        keeper.close()

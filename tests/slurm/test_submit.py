@@ -1,0 +1,112 @@
+"""orch submit on a real Slurm: the same agents, logs, states and exit codes as over ssh."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.grounds.slurm import Cluster
+from tests.until import until
+
+
+@pytest.fixture
+def orch(cluster: Cluster, tmp_path: Path) -> Orch:
+    """orch beside an inventory.yaml of the cluster, two ranks a node."""
+    cluster.inventory(tmp_path, devices=2)
+    return Orch(tmp_path, env=cluster.env)
+
+
+def test_arguments_arrive_untouched_and_ranks_follow_node_order(orch: Orch) -> None:
+    (orch.cwd / "show.py").write_text(
+        "import json, os, sys\n"
+        "print(json.dumps([sys.argv[1:], os.environ['ORCH_NODE'], os.environ['RANK'], os.environ['LOCAL_RANK']]))\n"
+    )
+    orch("submit", "-j", "2x2", "--", "show.py", "--n", "3", "a b$c")
+    said = sorted(
+        (json.loads(line["text"]) for line in orch.lines() if line["stream"] == "out"), key=lambda one: int(one[2])
+    )
+    assert [one[0] for one in said] == [["--n", "3", "a b$c"]] * 4
+    assert [one[3] for one in said] == ["0", "1", "0", "1"]
+    assert said[0][1] == said[1][1] < said[2][1] == said[3][1]
+
+
+def test_environment_value_arrives_byte_equal_and_never_in_the_script(cluster: Cluster, tmp_path: Path) -> None:
+    value = 'a,b "c" $d\n\\ $(touch pwned) `id` \'é'
+    cluster.inventory(tmp_path, env={"X": value})
+    orch = Orch(tmp_path, env=cluster.env)
+    (tmp_path / "show.py").write_text("import os; print(repr(os.environ['X']))")
+    orch("submit", "-j", "1x1", "--", "show.py")
+    assert [line["text"] for line in orch.lines() if line["stream"] == "out"] == [repr(value)]
+    [script] = orch.home.rglob("submit.sbatch")
+    assert "pwned" not in script.read_text("utf-8")
+
+
+def test_named_nodes_are_the_ones_that_run(orch: Orch) -> None:
+    orch("submit", "--nodes", "n1,n3", "--", "sh", "-c", 'echo "$ORCH_NODE $RANK"')
+    said = sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
+    assert said == ["n1 0", "n1 1", "n3 2", "n3 3"]
+
+
+def test_slurm_variables_do_not_leak_into_ranks(orch: Orch) -> None:
+    orch("submit", "-j", "1x1", "--", "sh", "-c", "env | grep -E '^(SLURM|PMI)' | cut -d= -f1 | sort")
+    names = {line["text"] for line in orch.lines() if line["stream"] == "out"}
+    assert names <= {"SLURM_CONF", "SLURM_JOB_ID"}
+
+
+def test_failing_rank_fails_the_run_and_ends_the_other_nodes(orch: Orch, cluster: Cluster) -> None:
+    done = orch("submit", "-j", "2x2", "--", "sh", "-c", 'if [ "$RANK" = 3 ]; then exit 7; fi; exec sleep 1000', code=1)
+    assert "rank 3 on" in done.stderr
+    assert "exited 7" in done.stderr
+    status = orch.status()
+    assert (status["state"], status["exit"]["rank"], status["exit"]["code"]) == ("FAILED", 3, 7)
+    until(lambda: not cluster.jobs(), what="the job to be over")
+
+
+def test_detached_job_is_followed_by_logs_and_stopped_by_stop(orch: Orch, cluster: Cluster) -> None:
+    run_id = orch("submit", "--detach", "-j", "2x1", "--", "sh", "-c", "echo up; exec sleep 1000").stdout.strip()
+    until(
+        lambda: orch.status(run_id)["state"] == "RUNNING",
+        deadline_s=40,
+        what=lambda: f"the job to run: {orch.status(run_id)}",
+    )
+    assert orch.status(run_id)["slurm_job"] in cluster.jobs()
+    orch("stop", run_id)
+    assert orch.status(run_id)["state"] == "STOPPED"
+    assert not cluster.jobs()
+    until(lambda: not cluster.processes(), what="every process of the job to be gone")
+    assert [line["text"] for line in orch.lines(run_id) if line["stream"] == "out"] == ["up", "up"]
+
+
+def test_waiting_job_is_pending_with_slurms_reason(orch: Orch) -> None:
+    first = orch("submit", "--detach", "-j", "4x2", "--", "sleep", "1000").stdout.strip()
+    inventory = (orch.cwd / "inventory.yaml").read_text("utf-8")
+    (orch.cwd / "inventory.yaml").write_text(inventory.replace("slurm:", "slurm:\n  options: ['--exclusive']"), "utf-8")
+    second = orch("submit", "--detach", "-j", "4x2", "--", "true").stdout.strip()
+    until(lambda: orch.status(second).get("message"), deadline_s=40, what="a reason")
+    status = orch.status(second)
+    assert status["state"] == "PENDING"
+    orch("stop", second)
+    assert orch.status(second)["state"] == "STOPPED"
+    orch("stop", first)
+
+
+def test_wrong_partition_is_refused_with_slurms_words(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.inventory(tmp_path, slurm={"partition": "nope"})
+    done = Orch(tmp_path, env=cluster.env)("submit", "--", "true", code=4)
+    assert "invalid partition" in done.stderr
+    assert not cluster.jobs()
+
+
+def test_without_sbatch_the_message_says_where_to_go(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.inventory(tmp_path)
+    done = Orch(tmp_path, env={"PATH": str(tmp_path)})("submit", "--", "true", code=4)
+    assert "no sbatch" in done.stderr
+    assert "login node" in done.stderr
+
+
+def test_missing_program_is_said_from_the_node(orch: Orch) -> None:
+    orch("submit", "-j", "1x1", "--", "no-such-program-anywhere", code=1)
+    assert "no-such-program-anywhere" in orch("logs").stdout

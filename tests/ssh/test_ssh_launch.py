@@ -1,0 +1,186 @@
+"""orch ssh-launch on real sshd addresses: from the command to every log line, and to nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.grounds.sshd import Farm
+from tests.until import until
+
+ECHO_ARGS = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['RANK'], os.environ['WORLD_SIZE']]))"
+
+
+@pytest.fixture
+def orch(farm: Farm, tmp_path: Path) -> Orch:
+    """orch beside an inventory.yaml of two nodes with two ranks each."""
+    farm.inventory(tmp_path, nodes=2, devices=2)
+    return Orch(tmp_path)
+
+
+def _nothing_runs(farm: Farm) -> bool:
+    return not farm.processes()
+
+
+def test_users_arguments_arrive_untouched_on_every_rank(orch: Orch, farm: Farm) -> None:
+    (orch.cwd / "python_script.py").write_text(ECHO_ARGS)
+    words = ["--n", "3", "a b$c", "-j", "--", "--nodes", "it's", ""]
+    orch("ssh-launch", "--", "python_script.py", *words)
+    said = [json.loads(line["text"]) for line in orch.lines() if line["stream"] == "out"]
+    assert sorted(said, key=lambda one: int(one[1])) == [[words, str(rank), "4"] for rank in range(4)]
+    until(lambda: _nothing_runs(farm), what="the agents to be gone")
+
+
+def test_environment_value_arrives_byte_equal_and_is_per_node(farm: Farm, tmp_path: Path) -> None:
+    value = 'a,b "c" $d\n\\ $(touch pwned) `id` \'é'
+    inventory = farm.inventory(tmp_path, nodes=2, env={"X": value})
+    text = inventory.read_text("utf-8").replace("name: n1", "name: n1\n  env: {OWN: 'only, here'}")
+    inventory.write_text(text, "utf-8")
+    orch = Orch(tmp_path)
+    (tmp_path / "show.py").write_text("import os; print(repr((os.environ['X'], os.environ.get('OWN'))))")
+    orch("ssh-launch", "--", "show.py")
+    said = {line["node"]: line["text"] for line in orch.lines() if line["stream"] == "out"}
+    assert said == {"n0": repr((value, None)), "n1": repr((value, "only, here"))}
+    assert not list(farm.home.rglob("pwned"))
+
+
+def test_aliases_of_ssh_config_are_enough(farm: Farm, tmp_path: Path) -> None:
+    farm.inventory(tmp_path, nodes=["n2", "n0"], aliases=True)
+    orch = Orch(tmp_path)
+    orch("ssh-launch", "--", "sh", "-c", 'echo "rank $RANK on $ORCH_NODE"')
+    assert sorted(line["text"] for line in orch.lines() if line["stream"] == "out") == ["rank 0 on n2", "rank 1 on n0"]
+
+
+def test_detach_prints_the_id_alone_and_logs_follow_to_the_end(orch: Orch) -> None:
+    done = orch("ssh-launch", "--detach", "--", "sh", "-c", "for i in 1 2 3; do echo line $i; done; echo oops >&2")
+    run_id = done.stdout.strip()
+    assert run_id.startswith("farm-")
+    assert len(done.stdout.splitlines()) == 1
+    followed = orch("logs", "--follow", run_id).stdout.splitlines()
+    assert sorted(line for line in followed if line.startswith("[n1:3]")) == [
+        "[n1:3] line 1",
+        "[n1:3] line 2",
+        "[n1:3] line 3",
+        "[n1:3] oops",
+    ]
+    assert orch.status(run_id)["state"] == "DONE"
+    assert (
+        orch("logs", run_id[:-2], "--rank", "2", "--grep", "line", "--tail", "2").stdout
+        == "[n1:2] line 2\n[n1:2] line 3\n"
+    )
+
+
+def test_failing_rank_gives_code_1_and_names_rank_node_and_code(orch: Orch) -> None:
+    done = orch("ssh-launch", "--", "sh", "-c", 'if [ "$RANK" = 3 ]; then exit 7; fi; sleep 100', code=1)
+    assert "rank 3 on n1 exited 7" in done.stderr
+    status = orch.status()
+    assert (status["state"], status["exit"]["node"], status["exit"]["rank"], status["exit"]["code"]) == (
+        "FAILED",
+        "n1",
+        3,
+        7,
+    )
+
+
+def test_failure_on_one_node_ends_the_others(orch: Orch, farm: Farm) -> None:
+    orch("ssh-launch", "--", "sh", "-c", '[ "$RANK" = 3 ] && exit 7; exec sleep 1000', code=1)
+    until(lambda: _nothing_runs(farm), what="every rank to end")
+
+
+def test_rank_that_forbids_a_retry_ends_orch_with_93(orch: Orch) -> None:
+    orch("ssh-launch", "--", "sh", "-c", "exit 93", code=93)
+
+
+def test_closed_terminal_leaves_the_job_running_to_its_end_with_every_line(orch: Orch, farm: Farm) -> None:
+    """The job waits for a file that appears only after the watching orch was killed with its whole session."""
+    gate = farm.home / "gate"
+    script = f"echo before; while [ ! -e {gate} ]; do sleep 0.05; done; echo after"
+    watcher = orch.start("ssh-launch", "--", "sh", "-c", script)
+    assert watcher.stdout is not None
+    until(lambda: "before" in watcher.stdout.readline(), what="the first line")  # type: ignore[union-attr]
+    os.killpg(watcher.pid, signal.SIGKILL)
+    watcher.communicate()
+    gate.touch()
+    until(lambda: orch.status()["state"] == "DONE", what="the run to be DONE")
+    gate.unlink()
+    out = [line["text"] for line in orch.lines() if line["stream"] == "out"]
+    assert sorted(out) == ["after"] * 4 + ["before"] * 4
+
+
+def test_ctrl_c_stops_watching_and_says_so_while_the_job_goes_on(orch: Orch, farm: Farm) -> None:
+    watcher = orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000")
+    assert watcher.stdout is not None
+    until(lambda: "up" in watcher.stdout.readline(), what="the first line")  # type: ignore[union-attr]
+    os.killpg(watcher.pid, signal.SIGINT)
+    _, said = watcher.communicate(timeout=30)
+    assert watcher.returncode == 130
+    assert "the run goes on" in said
+    assert "Traceback" not in said
+    assert orch.status()["state"] == "RUNNING"
+    orch("stop")
+    assert orch.status()["state"] == "STOPPED"
+    until(lambda: _nothing_runs(farm), what="every process of the run to be gone")
+
+
+def test_stop_ends_one_run_and_leaves_the_other(orch: Orch) -> None:
+    first = orch("ssh-launch", "--detach", "--", "sleep", "1000").stdout.strip()
+    second = orch("ssh-launch", "--detach", "--", "sleep", "1000").stdout.strip()
+    orch("stop", first)
+    assert orch.status(first)["state"] == "STOPPED"
+    assert orch.status(second)["state"] == "RUNNING"
+    listed = {run["id"]: run["state"] for run in json.loads(orch("list", "--json").stdout)}
+    assert listed == {first: "STOPPED", second: "RUNNING"}
+    orch("stop", second)
+
+
+def test_stopped_run_ends_a_watching_orch_with_6(orch: Orch) -> None:
+    watcher = orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000")
+    assert watcher.stdout is not None
+    until(lambda: "up" in watcher.stdout.readline(), what="the first line")  # type: ignore[union-attr]
+    orch("stop")
+    watcher.communicate(timeout=30)
+    assert watcher.returncode == 6
+
+
+def test_bundle_is_pushed_once(orch: Orch, farm: Farm) -> None:
+    (orch.cwd / "x.py").write_text("print('one')")
+    orch("ssh-launch", "--", "x.py")
+    bundles = {path: path.stat().st_ino for path in farm.home.rglob("bundles/*")}
+    orch("ssh-launch", "--", "x.py")
+    assert {path: path.stat().st_ino for path in farm.home.rglob("bundles/*")} == bundles
+    (orch.cwd / "x.py").write_text("print('two')")
+    orch("ssh-launch", "--", "x.py")
+    assert len(list(farm.home.rglob("bundles/*"))) == len(bundles) + 2
+
+
+def test_program_runs_in_a_copy_so_that_its_files_never_change_the_bundle(orch: Orch, farm: Farm) -> None:
+    (orch.cwd / "write.py").write_text("open('result.txt', 'w').write('x')")
+    orch("ssh-launch", "--", "write.py")
+    written = sorted(path.parent.parent.name for path in farm.home.rglob("result.txt"))
+    assert written == ["n0", "n1"]
+    assert not list(farm.home.rglob("bundles/*/code/result.txt"))
+
+
+def test_nodes_files_are_private(orch: Orch, farm: Farm) -> None:
+    orch("ssh-launch", "--", "echo", "hi")
+    open_to_others = [
+        path
+        for path in farm.home.rglob("*")
+        if path.lstat().st_mode & 0o077 and not path.is_symlink() and "runs" in path.parts
+    ]
+    assert open_to_others == []
+
+
+def test_json_lines_are_one_object_each(orch: Orch) -> None:
+    orch("ssh-launch", "--", "echo", "hi")
+    done = subprocess.run(
+        [*orch.argv(["logs", "--json"])], cwd=orch.cwd, env=orch.environ(), check=True, capture_output=True, text=True
+    )
+    for text in done.stdout.splitlines():
+        assert list(json.loads(text)) == ["time", "node", "rank", "stream", "text"]

@@ -1,0 +1,275 @@
+"""The ssh transport against a real sshd: every way in, and every way to be turned away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import NodeError
+from orchestrator.fanout import each, successes
+from orchestrator.inventory import Node, SshOptions
+from orchestrator.transports.base import Reader, Unreachable
+from orchestrator.transports.endpoint import Endpoint
+from orchestrator.transports.ssh import SshTransport
+from tests.grounds.ports import refusing_port, silent_port
+from tests.grounds.sshd import Farm
+from tests.until import until
+
+
+def connect(farm: Farm, address: str = "n0", *, config: Path | None = None, **more: object) -> Endpoint:
+    """Connect to a node; `more` are fields of the node or of the inventory's ssh."""
+    ssh = {key: more.pop(key) for key in ("proxy_jump", "host_keys", "connect_timeout_s") if key in more}
+    options = SshOptions.model_validate({"config": str(config or farm.ssh_config), **ssh})
+    node = Node.model_validate({"name": "node", "address": address, "python": str(farm.python), **more})
+    return Endpoint.connect(SshTransport(node, options), node.python)
+
+
+def complaint(work: Callable[[], Endpoint]) -> NodeError:
+    with pytest.raises(NodeError) as caught:
+        work()
+    assert caught.value.node == "node"
+    return caught.value
+
+
+def test_an_alias_of_the_configuration_leads_to_the_node(farm: Farm) -> None:
+    with connect(farm) as endpoint:
+        assert endpoint.facts.user == farm.user
+        assert endpoint.facts.home == str(farm.home)
+        assert not endpoint.prepare("~/work", "abc")
+
+
+def test_the_inventory_alone_is_enough(farm: Farm, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(f"IdentityFile {farm.client_key}\nIdentitiesOnly yes\nUserKnownHostsFile {farm.known_hosts}\n")
+    address = farm.addresses(300)[299]
+    with connect(farm, address, config=config, user=farm.user, port=farm.port) as endpoint:
+        assert endpoint.facts.user == farm.user
+
+
+def test_an_agent_outlives_the_connection(farm: Farm) -> None:
+    record = 'echo \'{"pid": \'$$\', "start_time": 0, "pgid": 0, "boot_id": "", "host_id": "", "hostname": "",'
+    record += (
+        ' "python": "", "node": "", "node_rank": 0, "ranks": [], "world_size": 1, "rendezvous": "", "started": 0}\''
+    )
+    with connect(farm) as endpoint:
+        folder = f"{farm.home}/agent-{os.getpid()}"
+        endpoint.put_files(
+            folder, [("node.sh", f"{record} > agent.new; mv agent.new agent.json; exec sleep 1000", 0o600)]
+        )
+        pid = endpoint.start(["/bin/sh", f"{folder}/node.sh"], folder).pid
+    farm.drop_connections()
+    assert farm.processes() == {pid: "sleep"}
+
+
+def test_several_channels_share_one_connection(farm: Farm) -> None:
+    with connect(farm) as endpoint, endpoint.another() as other:
+        assert other.facts.pid != endpoint.facts.pid
+        connections = [Path(f"/proc/{one.facts.pid}/environ") for one in (endpoint, other)]
+        if os.access(connections[0], os.R_OK):
+            values = {
+                part for file in connections for part in file.read_bytes().split(b"\0") if b"SSH_CONNECTION=" in part
+            }
+            assert len(values) == 1
+
+
+def test_megabytes_arrive_as_they_are(farm: Farm) -> None:
+    content = os.urandom(5_000_000)
+    with connect(farm) as endpoint:
+        folder = f"{farm.home}/data-{os.getpid()}/n0"
+        endpoint.put_files(folder, [("rank-0.out", content, 0o600)])
+        chunks = endpoint.read(os.path.dirname(folder), None, {}, max_bytes=10_000_000)  # noqa: PTH120  the node's path
+    assert [chunk.data for chunk in chunks] == [content]
+
+
+def test_a_noisy_stderr_does_not_block_stdout(farm: Farm) -> None:
+    node = Node(name="node", address="n0")
+    transport = SshTransport(node, SshOptions(config=str(farm.ssh_config)))
+    channel = transport.open(["sh", "-c", "head -c 5000000 /dev/zero >&2; echo done"])
+    assert Reader(channel).read_exactly(5, timeout_s=20) == b"done\n"
+    channel.close()
+    transport.close()
+
+
+@pytest.mark.parametrize("jump", ["n1", "127.0.0.12,n2"])
+def test_jump_hosts_are_passed(farm: Farm, jump: str) -> None:
+    with connect(farm, proxy_jump=jump) as endpoint:
+        assert endpoint.facts.user == farm.user
+
+
+def test_a_proxy_command_is_run(farm: Farm, tmp_path: Path) -> None:
+    config = farm.write_ssh_config(tmp_path / "config", ProxyCommand=f"ssh -F {farm.ssh_config} -W %h:%p n3")
+    with connect(farm, config=config) as endpoint:
+        assert endpoint.facts.user == farm.user
+
+
+def test_an_unknown_host_key_is_refused(farm: Farm, tmp_path: Path) -> None:
+    config = farm.write_ssh_config(tmp_path / "config", known_hosts=tmp_path / "none")
+    error = complaint(lambda: connect(farm, config=config))
+    assert "is unknown: ssh-ed25519 SHA256:" in str(error)
+    assert "accept-new" in error.hint
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_keys_of_jump_hosts_are_verified_too(farm: Farm, tmp_path: Path) -> None:
+    config = farm.write_ssh_config(tmp_path / "config", known_hosts=tmp_path / "one")
+    key = farm.known_hosts.read_text().split(maxsplit=1)[1]
+    (tmp_path / "one").write_text(f"[{farm.addresses(1)[0]}]:{farm.port} {key}")
+    error = complaint(lambda: connect(farm, config=config, proxy_jump="n1"))
+    assert f"the host key of [{farm.addresses(2)[1]}]:{farm.port} is unknown" in str(error)
+
+
+def test_accept_new_pins_an_unknown_key_once_and_refuses_another_later(farm: Farm, tmp_path: Path) -> None:
+    pins = tmp_path / "pins"
+    config = farm.write_ssh_config(tmp_path / "config", known_hosts=pins)
+
+    def work(_: int) -> None:
+        connect(farm, config=config, host_keys="accept-new").close()
+
+    successes(each(range(6), work, limit=6))
+    assert len(pins.read_text().splitlines()) == 1
+    assert pins.stat().st_mode & 0o777 == 0o600
+    connect(farm, config=config, host_keys="strict").close()
+    with farm.restart_with_new_host_key():
+        error = complaint(lambda: connect(farm, config=config, host_keys="accept-new"))
+    assert "has changed" in str(error)
+    assert f"{pins} line 1" in str(error)
+    assert len(pins.read_text().splitlines()) == 1
+
+
+def test_a_changed_host_key_is_refused_and_nobody_is_told_to_turn_checks_off(farm: Farm) -> None:
+    with farm.restart_with_new_host_key():
+        error = complaint(lambda: connect(farm))
+    assert "has changed: it is ssh-ed25519 SHA256:" in str(error)
+    assert f"{farm.known_hosts} line 1" in error.hint
+    assert "host_keys" not in error.hint + str(error)
+
+
+def test_another_kind_of_host_key_counts_as_changed(farm: Farm, tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    known.write_text(f"[{farm.addresses(1)[0]}]:{farm.port} ecdsa-sha2-nistp256 AAAAE2VjZHNhLXNoYTItbmlzdHAyNTY=\n")
+    config = farm.write_ssh_config(tmp_path / "config", known_hosts=known)
+    assert "has changed" in str(complaint(lambda: connect(farm, config=config, host_keys="accept-new")))
+
+
+def test_a_revoked_host_key_is_refused(farm: Farm, tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    known.write_text(farm.known_hosts.read_text() + "@revoked " + farm.known_hosts.read_text())
+    config = farm.write_ssh_config(tmp_path / "config", known_hosts=known)
+    assert "is revoked" in str(complaint(lambda: connect(farm, config=config)))
+
+
+def test_a_host_key_alias_names_the_key(farm: Farm, tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    known.write_text("farm-key " + farm.known_hosts.read_text().split(maxsplit=1)[1])
+    config = farm.write_ssh_config(tmp_path / "config", known_hosts=known, HostKeyAlias="farm-key")
+    connect(farm, config=config).close()
+
+
+def test_a_wrong_key_is_refused_at_once_with_a_command_to_try(farm: Farm, tmp_path: Path) -> None:
+    shutil.copy(farm.folder / "host_key", tmp_path / "key")
+    config = farm.write_ssh_config(tmp_path / "config", IdentityFile=str(tmp_path / "key"))
+    begun = time.monotonic()
+    error = complaint(lambda: connect(farm, config=config, connect_timeout_s=60))
+    assert "no key was accepted (1 refused)" in str(error)
+    assert "ssh" in error.hint
+    assert "n0 true" in error.hint
+    assert time.monotonic() - begun < 20
+
+
+def test_a_missing_key_and_a_locked_one_are_told_apart(farm: Farm, tmp_path: Path) -> None:
+    config = farm.write_ssh_config(tmp_path / "missing", IdentityFile=str(tmp_path / "none"))
+    assert "no key was accepted (there is none)" in str(complaint(lambda: connect(farm, config=config)))
+    (tmp_path / "broken").write_text("no key")
+    config = farm.write_ssh_config(tmp_path / "config", IdentityFile=str(tmp_path / "broken"))
+    assert f"{tmp_path}/broken: " in str(complaint(lambda: connect(farm, config=config)))
+
+
+def test_a_refused_port_a_silent_one_and_an_unknown_name_are_told_apart(farm: Farm) -> None:
+    with refusing_port() as port:
+        assert str(complaint(lambda: connect(farm, port=port))).endswith(f"port {port}: connection refused")
+    with silent_port() as port:
+        begun = time.monotonic()
+        error = complaint(lambda: connect(farm, port=port, connect_timeout_s=1))
+        assert str(error).endswith(f"port {port}: timed out after 1 s")
+        assert 1 <= time.monotonic() - begun < 5
+    error = complaint(lambda: connect(farm, "no-such-host.invalid"))
+    assert str(error) == "no-such-host.invalid: name not resolved"
+    assert isinstance(error, Unreachable)
+
+
+def test_a_black_hole_behind_a_jump_host_times_out_too(farm: Farm) -> None:
+    with silent_port() as port:
+        begun = time.monotonic()
+        error = complaint(lambda: connect(farm, port=port, proxy_jump="n1", connect_timeout_s=1))
+    assert "timed out after 1 s" in str(error)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_node_without_python_says_so(farm: Farm) -> None:
+    error = complaint(lambda: connect(farm, python="/opt/conda/bin/python3"))
+    assert str(error) == "no Python: /opt/conda/bin/python3 not found"
+    assert "python:" in error.hint
+
+
+def test_a_python_in_the_home_folder_is_found(farm: Farm) -> None:
+    with connect(farm) as endpoint:
+        endpoint.put_files("~/my env", [("python", f'#!/bin/sh\nexec {farm.python} "$@"\n', 0o700)])
+    with connect(farm, python="~/my env/python") as endpoint:
+        assert endpoint.facts.user == farm.user
+
+
+def test_what_a_start_up_file_prints_is_skipped(farm: Farm) -> None:
+    with (
+        farm.restarted(
+            ForceCommand='echo Welcome to the cluster; printf junk; echo oops >&2; eval "$SSH_ORIGINAL_COMMAND"'
+        ),
+        connect(farm) as endpoint,
+    ):
+        assert endpoint.facts.user == farm.user
+
+
+def test_a_forced_command_that_runs_nothing_is_quoted(farm: Farm) -> None:
+    with farm.restarted(ForceCommand="echo This account is closed; exit 1"):
+        assert "exit status 1: This account is closed" in str(complaint(lambda: connect(farm)))
+
+
+def test_an_unwritable_working_folder_is_named(farm: Farm) -> None:
+    with connect(farm) as endpoint:
+        if endpoint.facts.user == "root":
+            pytest.skip("root can write everywhere")
+        with pytest.raises(NodeError, match="/usr/orch: Permission denied"):
+            endpoint.prepare("/usr/orch", "abc")
+
+
+def test_more_logins_than_sshd_takes_at_once_succeed_in_the_end(farm: Farm) -> None:
+    with farm.restarted(MaxStartups="3:50:6"):
+        endpoints = successes(each(range(24), lambda _: connect(farm, connect_timeout_s=30), limit=24))
+        for endpoint in endpoints:
+            endpoint.close()
+
+
+def test_a_lost_connection_is_unreachable(farm: Farm) -> None:
+    with connect(farm) as endpoint:
+        farm.drop_connections()
+        with pytest.raises(Unreachable):
+            endpoint.observe("/nope", None)
+
+
+def test_nothing_stays_behind_when_a_connection_is_closed(farm: Farm) -> None:
+    before = threading.active_count()
+    connect(farm, proxy_jump="n1").close()
+    complaint(lambda: connect(farm, python="/nope"))
+    until(lambda: threading.active_count() <= before, what="the threads of the connections to end")
+    until(lambda: not farm.processes(), what="the endpoint to end")
+
+
+@pytest.mark.parametrize("config", ["none", "broken"])
+def test_a_bad_configuration_is_named(farm: Farm, tmp_path: Path, config: str) -> None:
+    (tmp_path / "broken").write_text("Host\n=\n")
+    assert "ssh configuration: " in str(complaint(lambda: connect(farm, config=tmp_path / config)))

@@ -1,0 +1,110 @@
+"""Starts real ranks: under torchrun, or one by one as orch's agent does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEADLINE_S = 90.0
+TINY = (
+    "model.layers=1", "model.width=32", "model.heads=2", "model.context=32", "micro_batch=4",
+    "optim.warmup_steps=2", "device=cpu", "ddp_timeout=60",
+)  # fmt: skip
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's, without what a launcher would set."""
+    launcher = ("ORCH_", "TORCHELASTIC_", "MASTER_", "PET_", "GROUP_", "ROLE_")
+    plain = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
+    kept = {key: value for key, value in os.environ.items() if key not in plain and not key.startswith(launcher)}
+    return {**kept, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+@dataclass
+class Rank:
+    """One started rank; its output is in files, whole once it has ended."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    def wait(self) -> int:
+        return self.process.wait(timeout=DEADLINE_S)
+
+    @property
+    def out(self) -> str:
+        return (self.folder / f"{self.number}.out").read_text()
+
+    @property
+    def err(self) -> str:
+        return (self.folder / f"{self.number}.err").read_text()
+
+
+StartRanks = Callable[..., list[Rank]]
+Torchrun = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def start_ranks(tmp_path: Path) -> Iterator[StartRanks]:
+    """Starts ranks with TINY and the given words, each in a folder of its own; what still runs at the end is killed."""
+    started: list[Rank] = []
+
+    def start(
+        *words: str, world_size: int = 2, only: int | None = None, env: dict[str, str] | None = None
+    ) -> list[Rank]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        folder = tmp_path / f"logs-{len(started)}"
+        folder.mkdir()
+        ranks = []
+        for number in range(world_size) if only is None else [only]:
+            place = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(world_size)}
+            errors = {"TORCHELASTIC_ERROR_FILE": str(folder / f"{number}.json")}
+            rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            home = tmp_path / f"rank-{number}"
+            home.mkdir(exist_ok=True)
+            with (folder / f"{number}.out").open("wb") as out, (folder / f"{number}.err").open("wb") as err:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "trainer", *TINY, *words],
+                    env={**clean_environment(), **place, **rendezvous, **errors, **(env or {})},
+                    cwd=home,
+                    stdout=out,
+                    stderr=err,
+                )
+            ranks.append(Rank(number, process, folder))
+        started.extend(ranks)
+        return ranks
+
+    yield start
+    for rank in started:
+        if rank.process.poll() is None:
+            rank.process.kill()
+        rank.process.wait()
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path) -> Torchrun:
+    """Runs torchrun with TINY and the given words to its end."""
+
+    def run(*words: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        return subprocess.run(
+            [*launcher, "-m", "trainer", *TINY, *words],
+            env=clean_environment(),
+            cwd=tmp_path,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+
+    return run

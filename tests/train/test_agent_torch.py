@@ -1,0 +1,95 @@
+"""The agent in torchrun's place: real torch on two nodes of two ranks, and torchrun itself to compare with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.test_agent_ground import Ground
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.train
+
+ALL_REDUCE = """
+import os, sys
+import torch, torch.distributed as dist
+assert dist.is_torchelastic_launched()
+dist.init_process_group("gloo", init_method="env://")
+total = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(total)
+print("total", total.item(), "of", dist.get_world_size())
+dist.barrier()
+dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # gloo may abort in a normal exit
+"""
+RECORDED = """
+import os, time
+from torch.distributed.elastic.multiprocessing.errors import record
+@record
+def main():
+    if os.environ["RANK"] == "1":
+        raise ValueError("bad thing")
+    time.sleep(300)
+main()
+"""
+PRINT_NAMES = "import json, os; print(json.dumps(sorted(os.environ)))"
+# An environment in which every difference is the launcher's.
+BARE = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Iterator[Ground]:
+    ground = Ground(tmp_path, sys.executable)
+    yield ground
+    ground.close()
+
+
+@pytest.mark.slow
+def test_two_nodes_of_two_ranks_meet_over_the_held_port_and_reduce(ground: Ground) -> None:
+    ground.job("-c", ALL_REDUCE, program={"python": True}, ranks=[2, 2])
+    head = ground.start(0)
+    assert ground.run(1, rendezvous=ground.record()["rendezvous"], timeout_s=90) == (0, ""), ground.out(2, 1)
+    assert head.wait(timeout=30) == 0
+    for rank in range(4):
+        assert ground.out(rank, rank // 2) == "total 10.0 of 4\n"
+
+
+@pytest.mark.slow
+def test_an_exception_under_record_is_the_error_of_the_event(ground: Ground) -> None:
+    ground.job("-c", RECORDED, program={"python": True}, ranks=[2])
+    assert ground.run(timeout_s=90)[0] == 1
+    assert ground.finished()["exit"] == {"rank": 1, "code": 1, "signal": None, "error": "ValueError: bad thing"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_get_exactly_what_torchrun_sets_and_orchs_own(ground: Ground, tmp_path: Path, ranks: int) -> None:
+    script = tmp_path / "names.py"
+    script.write_text(PRINT_NAMES, encoding="utf-8")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks)]
+    torchrun += ["--standalone", "--redirects", "3", "--log-dir", str(tmp_path / "log"), str(script)]
+    subprocess.run(torchrun, env=BARE, check=True, capture_output=True, timeout=90)
+    (log,) = (tmp_path / "log").glob("*/attempt_0/0/stdout.log")
+    theirs = set(json.loads(log.read_text(encoding="utf-8")))
+
+    ground.job(str(script), program={"python": True}, ranks=[ranks])
+    agent = subprocess.run(ground.argv(), env=BARE, check=True, capture_output=True, timeout=30)
+    assert agent.stderr == b""
+    ours = set(json.loads(ground.out()))
+    assert {name for name in ours if not name.startswith("ORCH_")} == theirs
+    assert {name for name in ours if name.startswith("ORCH_")} == {
+        "ORCH_RUN_ID",
+        "ORCH_RUN_DIR",
+        "ORCH_NODE",
+        "ORCH_NODE_RANK",
+        "ORCH_ATTEMPT",
+    }

@@ -1,0 +1,89 @@
+"""Scripts that know torchrun run here as they are: accelerate and Lightning, on two nodes of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.grounds import components
+from tests.grounds.cli import Orch
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
+
+INVENTORY = """
+name: here
+accelerator: cpu
+devices: 1
+transport: local
+env: {OMP_NUM_THREADS: 1}
+defaults: {workdir: WORKDIR}
+nodes: [{name: "n[0-1]"}]
+"""
+
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 4), torch.ones(8, 1)), batch_size=2)
+model, optimizer, data = accelerator.prepare(model, optimizer, data)
+for inputs, targets in data:
+    optimizer.zero_grad()
+    accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+    optimizer.step()
+ranks = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+print("gathered", ranks, type(model).__name__)
+accelerator.end_training()
+"""
+
+LIGHTNING = """
+import logging
+import torch
+from lightning.pytorch import LightningModule, Trainer
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).pow(2).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 4)), batch_size=2)
+trainer = Trainer(accelerator="cpu", devices=1, num_nodes=2, strategy="ddp", max_epochs=1, logger=False,
+                  enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(Model(), data)
+print("trained", trainer.global_rank, trainer.world_size, type(trainer.strategy.cluster_environment).__name__)
+"""
+
+
+@pytest.fixture
+def orch(tmp_path: Path) -> Orch:
+    """orch beside an inventory of two local nodes of one rank."""
+    (tmp_path / "inventory.yaml").write_text(INVENTORY.replace("WORKDIR", str(tmp_path / ".work")))
+    return Orch(tmp_path)
+
+
+def _out(orch: Orch) -> list[str]:
+    return sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
+
+
+def test_accelerate_script_forms_one_world(orch: Orch) -> None:
+    components.module("accelerate")
+    (orch.cwd / "train.py").write_text(ACCELERATE)
+    orch("ssh-launch", "--", "train.py", timeout_s=200)
+    said = [text for text in _out(orch) if text.startswith("gathered")]
+    assert said == ["gathered [0, 1] DistributedDataParallel"] * 2
+
+
+def test_lightning_script_takes_orch_for_torchrun(orch: Orch) -> None:
+    components.module("lightning")
+    (orch.cwd / "train.py").write_text(LIGHTNING)
+    orch("ssh-launch", "--", "train.py", timeout_s=200)
+    said = [text for text in _out(orch) if text.startswith("trained")]
+    assert said == [f"trained {rank} 2 TorchElasticEnvironment" for rank in (0, 1)]
+    assert orch.status()["state"] == "DONE"

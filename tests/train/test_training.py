@@ -1,0 +1,147 @@
+"""Real trainings on gloo: they learn, they resume exactly, and they end as they should when something goes wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.conftest import DEADLINE_S, StartRanks, Torchrun
+from tests.until import until
+
+pytestmark = pytest.mark.train
+
+
+def _metrics(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def _numbers(out: Path) -> list[tuple[int, float, float, float]]:
+    """What must repeat bit for bit; times do not."""
+    return [(one["step"], one["loss"], one["lr"], one["grad_norm"]) for one in _metrics(out)]
+
+
+def test_loss_falls_under_torchrun(torchrun: Torchrun, tmp_path: Path) -> None:
+    done = torchrun("steps=60", "save_steps=40", "log_steps=20", "lr=1e-2", "accumulation=2")
+    assert done.returncode == 0, done.stderr
+    assert "2/2 ranks ready, backend gloo, device cpu" in done.stdout
+    assert "rank 1 ready, device cpu" in done.stdout
+    losses = [one["loss"] for one in _metrics(tmp_path / "out")]
+    assert len(losses) == 60
+    assert losses[0] > 5.4
+    assert losses[-1] < 3.6
+    assert len(re.findall(r"^step=20 loss=\d\.\d{4}", done.stdout, re.MULTILINE)) == 2
+    summary = re.search(r"^summary steps=60 first_loss=(\S+) last_loss=(\S+) tokens/s=\d+ wall_s=\S+ checkpoint=(\S+)$",
+                        done.stdout, re.MULTILINE)  # fmt: skip
+    assert summary is not None
+    assert summary.groups() == (f"{losses[0]:.4f}", f"{losses[-1]:.4f}", str(tmp_path / "out" / "step_60"))
+
+
+def test_resumed_run_repeats_a_straight_one_bit_for_bit(start_ranks: StartRanks, tmp_path: Path) -> None:
+    """Three ranks: with two, a sum has one order only, and a change of DDP's buckets would go unseen."""
+    words = ("steps=8", "save_steps=4", "accumulation=2")
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    assert [rank.wait() for rank in start_ranks(*words, f"out={straight}", world_size=3)] == [0, 0, 0]
+    resumed.mkdir()
+    shutil.copytree(straight / "step_4", resumed / "step_4")
+    ranks = start_ranks(*words, f"out={resumed}", world_size=3)
+    assert [rank.wait() for rank in ranks] == [0, 0, 0]
+    assert f"resuming from {resumed / 'step_4'}, step 4" in ranks[0].out
+    assert _numbers(resumed) == _numbers(straight)[4:]
+    assert (resumed / "step_8" / "state.pt").read_bytes() == (straight / "step_8" / "state.pt").read_bytes()
+
+
+def test_killed_run_goes_on_from_its_checkpoint_under_orch(start_ranks: StartRanks, tmp_path: Path) -> None:
+    words = ("steps=120", "save_steps=20", "micro_batch=8")
+    straight, run_dir = tmp_path / "straight", tmp_path / "run"
+    assert [rank.wait() for rank in start_ranks(*words, f"out={straight}")] == [0, 0]
+    orch = {"ORCH_RUN_DIR": str(run_dir), "ORCH_NODE": "n0", "ORCH_ATTEMPT": "1"}
+    first = start_ranks(*words, env=orch)
+    out = run_dir / "checkpoints"
+    until((out / "step_20").exists, deadline_s=DEADLINE_S, what="the first checkpoint")
+    first[1].process.kill()
+    assert first[0].wait() not in (0, 2)  # the survivor notices, and does not wait for ddp_timeout
+    assert first[1].wait() == -signal.SIGKILL
+    second = start_ranks(*words, env={**orch, "ORCH_ATTEMPT": "2"})
+    assert [rank.wait() for rank in second] == [0, 0]
+    assert "resuming from" in second[0].out
+    assert _numbers(out) == _numbers(straight)
+    progress = [json.loads((run_dir / "attempt-2/n0/progress" / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert [(one["phase"], one["step"], one["steps"]) for one in progress] == [("done", 120, 120)] * 2
+    assert progress[0]["ready"] == "2/2 ranks ready, backend gloo, device cpu"
+    assert progress[0]["summary"]["last_loss"] == _metrics(straight)[-1]["loss"]
+    assert set(progress[0]["summary"]) == {"steps", "first_loss", "last_loss", "tokens_per_s", "wall_s", "checkpoint"}
+
+
+def test_finished_run_started_again_has_nothing_to_do(start_ranks: StartRanks, tmp_path: Path) -> None:
+    words = ("steps=2", f"out={tmp_path / 'out'}")
+    assert start_ranks(*words, world_size=1)[0].wait() == 0
+    (again,) = start_ranks(*words, world_size=1)
+    assert again.wait() == 0
+    assert f"checkpoint={tmp_path / 'out' / 'step_2'}" in again.out
+    assert "step=" not in again.out.replace("steps=", "")
+
+
+def test_data_missing_on_one_rank_ends_all_with_2(start_ranks: StartRanks, tmp_path: Path) -> None:
+    (tmp_path / "rank-0").mkdir()
+    (tmp_path / "rank-0" / "text.txt").write_text("only rank 0 has this " * 99)
+    started = time.monotonic()
+    ranks = start_ranks("data.paths=text.txt", "ddp_timeout=600")
+    assert [rank.wait() for rank in ranks] == [2, 2]
+    assert time.monotonic() - started < 60  # torch's import included; far below any timeout
+    assert ranks[0].err == "error: rank 1: data.paths: text.txt: no such file or folder\n"
+    assert ranks[1].err == "rank 1: error: rank 1: data.paths: text.txt: no such file or folder\n"
+    recorded = json.loads((ranks[1].folder / "1.json").read_text())
+    assert recorded["message"]["message"] == "rank 1: data.paths: text.txt: no such file or folder"
+    assert recorded["message"]["extraInfo"]["timestamp"].isdigit()
+
+
+def test_rank_without_a_device_is_named_by_all(start_ranks: StartRanks) -> None:
+    ranks = start_ranks("device=gcu", env={"ORCH_NODE": "n7"})
+    assert [rank.wait() for rank in ranks] == [2, 2]
+    assert "rank 0-1: device=gcu: torch_gcu is not installed" in ranks[0].err
+    assert "(on n7)" in ranks[0].err
+
+
+def test_missing_rank_is_named(start_ranks: StartRanks) -> None:
+    (alone,) = start_ranks("ddp_timeout=1", world_size=2, only=0)
+    assert alone.wait() == 1
+    assert "error: 1/2 ranks ready after 1 s; missing: rank 1" in alone.err
+
+
+def test_rendezvous_that_nobody_hosts_is_named(start_ranks: StartRanks) -> None:
+    (alone,) = start_ranks("ddp_timeout=1", world_size=2, only=1)
+    assert alone.wait() == 1
+    assert "rank 1 cannot reach the rendezvous at 127.0.0.1:" in alone.err
+
+
+def test_loss_that_explodes_stops_before_the_update(start_ranks: StartRanks, tmp_path: Path) -> None:
+    ranks = start_ranks("lr=1e30", "steps=50", "optim.warmup_steps=0", f"out={tmp_path / 'out'}")
+    assert [rank.wait() for rank in ranks] == [1, 1]
+    assert re.match(r"error: rank 0-1: loss is (nan|inf) at step \d+; the weights were not updated", ranks[0].err)
+    assert "Traceback" not in ranks[0].err + ranks[1].err
+    assert not (tmp_path / "out" / "latest").exists()
+
+
+def test_sigterm_ends_a_rank_that_waits_in_a_collective(start_ranks: StartRanks, tmp_path: Path) -> None:
+    waiting, stopped = start_ranks("steps=1000000", f"out={tmp_path / 'out'}")
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    until(lambda: metrics.exists() and metrics.stat().st_size > 0, deadline_s=DEADLINE_S, what="the first step")
+    stopped.process.send_signal(signal.SIGSTOP)
+    waiting.process.send_signal(signal.SIGTERM)
+    assert waiting.process.wait(timeout=5) == -signal.SIGTERM
+
+
+def test_unforeseen_error_keeps_its_traceback_and_fills_the_error_file(start_ranks: StartRanks) -> None:
+    (rank,) = start_ranks(f"model.width={10**12}", world_size=1)
+    assert rank.wait() == 1
+    assert "Traceback" in rank.err
+    recorded = json.loads((rank.folder / "0.json").read_text())["message"]
+    assert recorded["message"].startswith("RuntimeError: ")
+    assert "model.py" in recorded["extraInfo"]["py_callstack"]

@@ -1,0 +1,106 @@
+"""What travels: git-tracked and uncommitted files, the same digest for the same content, nothing enormous."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator import bundle as bundles
+from orchestrator.errors import UsageError
+
+
+def _git(folder: Path, *args: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
+    subprocess.run(["git", *identity, *args], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A work tree with a committed, a changed, a new, an ignored and a deleted file."""
+    for name, text in {
+        "kept.py": "1",
+        "changed.py": "old",
+        "gone.py": "",
+        ".gitignore": "*.bin\n",
+        "sub/x.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    _git(tmp_path, "init", "-q")
+    _git(tmp_path, "add", ".")
+    _git(tmp_path, "commit", "-qm", "first")
+    (tmp_path / "changed.py").write_text("new")
+    (tmp_path / "new file.py").write_text("2")
+    (tmp_path / "data.bin").write_bytes(b"0" * 100)
+    (tmp_path / "gone.py").unlink()
+    return tmp_path
+
+
+def test_tracked_and_uncommitted_files_travel_ignored_and_deleted_do_not(repository: Path) -> None:
+    code = bundles.find_code(repository)
+    assert set(code.files) == {".gitignore", "kept.py", "changed.py", "new file.py", "sub/x.py"}
+
+
+def test_whole_work_tree_travels_from_a_folder_below_its_root(repository: Path) -> None:
+    code = bundles.find_code(repository / "sub")
+    assert (code.root, code.cwd) == (repository, "sub")
+    assert "kept.py" in code.files
+
+
+def test_outside_of_git_hidden_files_and_environments_stay(tmp_path: Path) -> None:
+    for name in ("a.py", ".secret", "env/pyvenv.cfg", "env/lib.py", "pkg/b.py", "pkg/__pycache__/b.pyc", ".git-not/x"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("")
+    assert bundles.find_code(tmp_path).files == ("a.py", "pkg/b.py")
+
+
+def test_digest_follows_content_and_mode_not_time_or_place(repository: Path) -> None:
+    def digest() -> str:
+        return bundles.build(trainer=True, code=bundles.find_code(repository)).digest
+
+    before = digest()
+    (repository / "kept.py").touch()
+    assert digest() == before
+    (repository / "kept.py").chmod(0o755)
+    executable = digest()
+    (repository / "changed.py").write_text("newer")
+    assert len({before, executable, digest()}) == 3
+
+
+def test_archive_holds_what_the_bundle_names_and_nothing_of_its_maker(repository: Path) -> None:
+    (repository / "link").symlink_to("kept.py")
+    bundle = bundles.build(trainer=True, code=bundles.find_code(repository))
+    with tarfile.open(fileobj=io.BytesIO(bundle.tar())) as archive:
+        members = {member.name: member for member in archive.getmembers()}
+    assert set(members) == {name for name, _ in bundle.files}
+    assert {"orchestrator/node/agent.py", "trainer/__main__.py", "code/kept.py"} <= set(members)
+    assert members["code/link"].issym()
+    assert {(member.uid, member.uname, member.mode & 0o077) for member in members.values() if member.isfile()} == {
+        (0, "", 0)
+    }
+
+
+def test_trainer_stays_at_home_when_a_program_of_the_users_runs(repository: Path) -> None:
+    bundle = bundles.build(trainer=False, code=bundles.find_code(repository))
+    assert not [name for name, _ in bundle.files if name.startswith("trainer/")]
+
+
+def test_enormous_code_is_refused_with_its_largest_files(tmp_path: Path) -> None:
+    with (tmp_path / "checkpoint.pt").open("wb") as file:
+        file.truncate(bundles.LIMIT_BYTES + 1)
+    with pytest.raises(UsageError, match=r"checkpoint\.pt \(256 MiB\)"):
+        bundles.build(trainer=False, code=bundles.find_code(tmp_path))
+
+
+def test_revision_is_the_commit_and_what_differs_from_it(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    commit, diff = bundles.revision(repository)
+    assert commit is not None
+    assert len(commit) == 40
+    assert "+new" in diff
+    assert bundles.revision(tmp_path_factory.mktemp("elsewhere")) == (None, "")

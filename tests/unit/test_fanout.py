@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from orchestrator.errors import LaunchError, NodeError, NodesError, UsageError
+from orchestrator.fanout import each, successes
+
+
+def test_results_and_failures_come_in_the_order_of_the_items() -> None:
+    failure = NodeError("b", "no route to host")
+
+    def work(name: str) -> str:
+        if name == "b":
+            raise failure
+        return name.upper()
+
+    assert each(["a", "b", "c"], work, limit=2) == ["A", failure, "C"]
+
+
+def test_no_items_are_no_work() -> None:
+    assert each([], str, limit=3) == []
+
+
+def test_a_hung_item_delays_nobody_else() -> None:
+    others_done = threading.Barrier(3, timeout=10)
+
+    def work(index: int) -> int:
+        if index == 0:
+            others_done.wait()  # hangs until all others are through
+        elif index > 6:
+            others_done.wait()
+        return index
+
+    assert each(range(9), work, limit=3) == list(range(9))
+
+
+def test_at_most_limit_run_at_once() -> None:
+    one_too_many = threading.Barrier(5)
+
+    def work(_: int) -> bool:
+        try:
+            one_too_many.wait(timeout=0.3)
+        except threading.BrokenBarrierError:
+            return False
+        return True
+
+    assert each(range(5), work, limit=4) == [False] * 5
+
+
+def test_a_programming_error_is_not_kept() -> None:
+    def work(index: int) -> int:
+        return 1 // index
+
+    with pytest.raises(ZeroDivisionError):
+        each([1, 0, 1], work, limit=2)
+
+
+def test_successes_are_the_results_when_all_are() -> None:
+    assert successes([1, 2]) == [1, 2]
+
+
+def test_failures_of_several_nodes_are_raised_together() -> None:
+    first, second = NodeError("a", "x"), NodeError("c", "y")
+    with pytest.raises(NodesError, match="2 of 3 nodes failed") as caught:
+        successes([first, 1, second])
+    assert caught.value.failures == (first, second)
+
+
+def test_the_only_nodes_failure_is_raised_as_it_is() -> None:
+    with pytest.raises(NodeError, match="x"):
+        successes([NodeError("a", "x")])
+
+
+def test_a_failure_that_is_about_no_node_goes_first() -> None:
+    with pytest.raises(LaunchError, match="of no node"):
+        successes([NodeError("a", "x"), LaunchError("of no node")])
+    with pytest.raises(UsageError):
+        successes([UsageError("u")])

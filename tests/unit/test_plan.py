@@ -1,0 +1,104 @@
+"""make_plan: ranks, shapes, selections, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator import plan as plans
+from orchestrator.errors import UsageError
+from orchestrator.inventory import Inventory, Node
+from orchestrator.plan import LaunchPlan
+from orchestrator.run import LauncherName, Program, Request, Shape
+
+
+def _inventory(*nodes: Node) -> Inventory:
+    return Inventory(name="demo", nodes=nodes, file="demo.yaml")
+
+
+def _plan(
+    inventory: Inventory, launcher: LauncherName = "ssh", nodes: str | None = None, shape: Shape | None = None
+) -> LaunchPlan:
+    request = Request(launcher, Program("trainer", ("steps=3",)), nodes=nodes, shape=shape)
+    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1", home="/home/u")
+
+
+THREE = _inventory(Node(name="n0", devices=2), Node(name="n1", devices=4), Node(name="s0", devices=2, tags=("spare",)))
+
+
+@given(st.lists(st.integers(1, 16), min_size=1, max_size=40))
+def test_ranks_are_contiguous_from_zero_in_node_order(devices: list[int]) -> None:
+    plan = _plan(_inventory(*(Node(name=f"n{k}", devices=count) for k, count in enumerate(devices))))
+    assert [rank for node in plan.nodes for rank in node.ranks] == list(range(plan.world_size))
+    assert [len(node.ranks) for node in plan.nodes] == devices
+    assert [node.node_rank for node in plan.nodes] == list(range(len(devices)))
+
+
+def test_spare_nodes_are_left_out_unless_named() -> None:
+    assert [node.name for node in _plan(THREE).nodes] == ["n0", "n1"]
+    assert [node.name for node in _plan(THREE, nodes="s0,n0").nodes] == ["n0", "s0"]
+
+
+def test_fewer_ranks_than_devices_is_done_and_warned_about() -> None:
+    plan = _plan(THREE, shape=Shape(2, 2))
+    assert [len(node.ranks) for node in plan.nodes] == [2, 2]
+    assert plan.warnings == ("2 of 4 devices a node are used: -j 2x2 asks so",)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"), [(Shape(3, 1), "-j 3x1 needs 3 nodes; demo.yaml has 2"), (Shape(2, 4), "n0 has 2 devices")]
+)
+def test_shape_that_does_not_fit_is_refused(shape: Shape, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        _plan(THREE, shape=shape)
+
+
+def test_only_spare_nodes_is_an_error_and_never_this_machine() -> None:
+    with pytest.raises(UsageError, match="every node is tagged 'spare'"):
+        _plan(_inventory(Node(name="s0", tags=("spare",))))
+
+
+def test_slurm_by_count_leaves_the_choice_of_nodes_to_slurm() -> None:
+    same = _inventory(*(Node(name=f"n{k}", devices=2) for k in range(4)))
+    plan = _plan(same, "slurm", shape=Shape(2, 2))
+    assert (plan.by_count, plan.node_count, plan.world_size) == (True, 2, 4)
+    assert plans.job(plan)["nodes"] is None
+    assert plans.job(plan)["ranks"] == [2, 2]
+    named = _plan(same, "slurm", nodes="n1,n3")
+    assert (named.by_count, plans.job(named)["nodes"]) == (False, ["n1", "n3"])
+
+
+def test_slurm_refuses_nodes_that_one_script_cannot_serve() -> None:
+    differing = _inventory(Node(name="n0", workdir="/a"), Node(name="n1", workdir="/b"))
+    with pytest.raises(UsageError, match="nodes differ in workdir"):
+        _plan(differing, "slurm")
+
+
+def test_slurm_paths_are_absolute_because_sbatch_expands_no_tilde() -> None:
+    assert _plan(_inventory(Node(name="n0")), "slurm").head.workdir == "/home/u/.orch"
+    assert _plan(_inventory(Node(name="n0")), "ssh").head.workdir == "~/.orch"
+
+
+def test_stored_plan_reads_back_equal_but_for_environment_values() -> None:
+    inventory = _inventory(Node(name="n0", devices=2, env={"API_TOKEN": "hush"}))
+    plan = _plan(inventory)
+    text = json.dumps(plans.to_json(plan))
+    assert "hush" not in text
+    again = plans.from_json(json.loads(text))
+    assert plans.to_json(again) == plans.to_json(plan)
+    assert again.nodes[0].ranks == range(2)
+
+
+def test_job_is_the_same_on_all_nodes_of_one_workdir() -> None:
+    files = plans.node_files(_plan(THREE))
+    assert files["n0"][0] == files["n1"][0]
+    assert files["n0"][-1] != files["n1"][-1]
+
+
+def test_default_of_one_rank_on_nodes_nobody_described_is_warned_about() -> None:
+    unknown = _inventory(Node(name="n0"))
+    assert "one rank a node" in _plan(unknown, "slurm").warnings[0]
+    assert _plan(unknown.model_copy(update={"devices": 1})).warnings == ()

@@ -1,0 +1,114 @@
+"""Quoting: whatever stands in an inventory reaches a process byte for byte, and nothing of it is ever executed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2 import UndefinedError
+
+from orchestrator import plan as plans
+from orchestrator import render, transcript
+from orchestrator.errors import UsageError
+from orchestrator.inventory import Inventory, Node, SlurmOptions
+from orchestrator.plan import LaunchPlan
+from orchestrator.run import LauncherName, Program, Request
+
+PRINT_X = "import os, sys; sys.stdout.buffer.write(os.environb[b'X'])"
+values = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)
+
+
+def _plan(env: dict[str, str], launcher: LauncherName = "ssh", slurm: SlurmOptions | None = None) -> LaunchPlan:
+    nodes = (Node(name="n0", python="/usr/bin/python3", env=env), Node(name="n1", python="/usr/bin/python3"))
+    inventory = Inventory(name="demo", nodes=nodes, slurm=slurm or SlurmOptions())
+    request = Request(launcher, Program("executable", ("true",), ""))
+    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1", home="/home/u")
+
+
+def _value_of_x(script: str, **environ: str) -> bytes:
+    """Run the script up to its exec, then print X in place of starting the agent."""
+    lines = script.split("\nexec ", maxsplit=1)[0].split("\nif [", maxsplit=1)[0]
+    text = f"{lines}\nexec \"$PRINTER\" -c '{PRINT_X.replace(chr(39), chr(34))}'\n"
+    environ = {"PATH": os.defpath, "PRINTER": sys.executable, **environ}
+    return subprocess.run(["/bin/sh", "-c", text], env=environ, capture_output=True, check=True).stdout
+
+
+@settings(max_examples=40, deadline=None)
+@given(values)
+def test_any_value_arrives_byte_for_byte(value: str) -> None:
+    plan = _plan({"X": value})
+    assert _value_of_x(render.node_script(plan, plan.head)) == value.encode()
+
+
+@pytest.mark.parametrize(
+    "value",
+    ['a,b "c" $d\n', "$(touch pwned)", "`id`", "it's", "\\", "\n\n", "%s %n", "-n", "é\U0001f600", "x" * 100_000],
+)
+def test_awkward_values_arrive_under_slurm_as_well(value: str) -> None:
+    plan = _plan({"X": value}, "slurm")
+    assert _value_of_x(render.slurm_node_script(plan), SLURMD_NODENAME="n0") == value.encode()
+
+
+def test_slurm_node_gets_its_own_values_and_no_others() -> None:
+    script = render.slurm_node_script(_plan({"X": "n0 only"}, "slurm"))
+    assert _value_of_x(script, SLURMD_NODENAME="n0", X="before") == b"n0 only"
+    assert _value_of_x(script, SLURMD_NODENAME="n1", X="before") == b"before"
+
+
+def test_newline_cannot_smuggle_a_directive_into_sbatch() -> None:
+    plan = _plan({}, "slurm")
+    smuggling = replace(plan, slurm={**plan.slurm, "partition": "gpu\n#SBATCH --uid=0"})
+    with pytest.raises(UsageError, match="control character"):
+        render.sbatch_script(smuggling)
+
+
+@pytest.mark.parametrize(
+    ("path", "shell"),
+    [
+        ("/plain/path", "/plain/path"),
+        ("~/.orch", '"$HOME"/.orch'),
+        ("~/a b", "\"$HOME\"/'a b'"),
+        ("/x y;$(z)", "'/x y;$(z)'"),
+        ("a~/b", "'a~/b'"),
+    ],
+)
+def test_path_is_one_word_whose_leading_tilde_is_home(path: str, shell: str) -> None:
+    assert render.shell_path(path) == shell
+
+
+def test_dry_run_hides_values_of_secret_variables() -> None:
+    text = transcript.of(_plan({"API_TOKEN": "hush", "X": "shown"}))
+    assert "hush" not in text
+    assert "API_TOKEN='<redacted>'" in text
+    assert "X='shown'" in text
+
+
+def test_slurm_options_appear_as_set_and_only_then() -> None:
+    plain = render.sbatch_options(_plan({}, "slurm"))
+    assert not [option for option in plain if option.startswith(("--partition", "--account", "--qos", "--time"))]
+    given = SlurmOptions(partition="gpu", time="1-00:00:00", options=("--exclusive", "--comment=a b"))
+    options = render.sbatch_options(_plan({}, "slurm", given))
+    assert {"--partition=gpu", "--time=1-00:00:00", "--exclusive", "'--comment=a b'"} <= set(options)
+
+
+@pytest.mark.parametrize("option", ["--export=ALL,X=a,b", "--nodes=3", "--output=/tmp/x"])
+def test_options_that_orch_decides_are_refused(option: str) -> None:
+    with pytest.raises(UsageError, match="is decided by orch"):
+        render.sbatch_options(_plan({}, "slurm", SlurmOptions(options=(option,))))
+
+
+def test_one_task_a_node_gets_a_core_for_every_rank() -> None:
+    """Slurm gives a task one core unless told otherwise, and all ranks of the node would share it."""
+    assert "--cpus-per-task=1" in render.sbatch_options(_plan({}, "slurm"))
+    exclusive = SlurmOptions(options=("--exclusive",))
+    assert not [o for o in render.sbatch_options(_plan({}, "slurm", exclusive)) if o.startswith("--cpus-per-task")]
+
+
+def test_unset_template_variable_is_an_error_not_an_empty_word() -> None:
+    with pytest.raises(UndefinedError):
+        render._render("node.sh.j2", run_id="x")  # noqa: SLF001

@@ -1,0 +1,90 @@
+"""Run ids, records and the store that finds them."""
+
+from __future__ import annotations
+
+import json
+import stat
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import RunNotFound
+from orchestrator.run import NO_RETRY, RUN_ID, RankExit, RunRecord, RunState, new_run_id
+from orchestrator.store import Store, home
+
+
+def _record(run_id: str, created: str = "2026-01-02T03:04:05+00:00") -> RunRecord:
+    return RunRecord(run_id, "ssh", RunState.PENDING, created, {}, {}, {}, {})
+
+
+def test_run_id_is_name_time_and_token() -> None:
+    run_id = new_run_id("h800", datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc), "0abc")
+    assert run_id == "h800-20260102-030405-0abc"
+    assert RUN_ID.fullmatch(run_id)
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [("PENDING", 0), ("STARTING", 0), ("RUNNING", 0), ("DONE", 0), ("FAILED", 1), ("LOST", 5), ("STOPPED", 6)],
+)
+def test_exit_code_follows_from_the_state(state: str, code: int) -> None:
+    assert replace(_record("a-20260102-030405-0abc"), state=RunState(state)).exit_code == code
+
+
+def test_rank_that_forbids_a_retry_gives_the_run_its_code() -> None:
+    failed = replace(_record("a-20260102-030405-0abc"), state=RunState.FAILED)
+    assert replace(failed, exit=RankExit("n0", 3, NO_RETRY, None)).exit_code == NO_RETRY
+    assert replace(failed, exit=RankExit("n0", 3, 7, None)).exit_code == 1
+
+
+def test_record_reads_back_equal() -> None:
+    record = replace(_record("a-20260102-030405-0abc"), exit=RankExit("n0", 3, None, "SIGKILL", "out of memory"))
+    assert RunRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_record_of_a_later_version_is_read_as_far_as_it_is_known() -> None:
+    data = _record("a-20260102-030405-0abc").to_json() | {"invented_later": 1}
+    assert RunRecord.from_json(data).id == "a-20260102-030405-0abc"
+
+
+def test_store_is_private_and_finds_by_id_prefix_name_and_latest(tmp_path: Path) -> None:
+    store = Store(tmp_path / "home")
+    for run_id in ("a-20260102-030405-0abc", "a-b-20260102-030406-0abc", "a-20260102-030407-0abd"):
+        store.create(_record(run_id))
+    folder = store.find("a-20260102-030405-0abc")
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.record_file.stat().st_mode) == 0o600
+    assert store.find("a-b-2026").path.name == "a-b-20260102-030406-0abc"
+    assert store.find("a").path.name == "a-20260102-030407-0abd"
+    assert store.find("latest").path.name == "a-20260102-030407-0abd"
+    with pytest.raises(RunNotFound, match="fits 2 runs"):
+        store.find("a-20260102")
+    with pytest.raises(RunNotFound, match="no run 'x'"):
+        store.find("x")
+
+
+def test_latest_of_one_second_is_the_one_created_last(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.create(_record("a-20260102-030405-ffff", "2026-01-02T03:04:05.100000+00:00"))
+    store.create(_record("a-20260102-030405-0000", "2026-01-02T03:04:05.900000+00:00"))
+    assert store.find("latest").path.name == "a-20260102-030405-0000"
+
+
+def test_no_run_at_all_says_how_to_start_one(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFound, match="no run in") as caught:
+        Store(tmp_path).find("latest")
+    assert "orch ssh-launch" in caught.value.hint
+
+
+def test_path_tricks_find_no_run(tmp_path: Path) -> None:
+    store = Store(tmp_path / "home")
+    store.create(_record("a-20260102-030405-0abc"))
+    with pytest.raises(RunNotFound):
+        store.find("../../etc")
+
+
+def test_home_is_orch_home_or_below_the_users(tmp_path: Path) -> None:
+    assert home({"ORCH_HOME": str(tmp_path)}) == tmp_path
+    assert home({}) == Path.home() / ".orch"

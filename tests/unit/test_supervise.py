@@ -1,0 +1,102 @@
+"""What is concluded from what nodes and scheduler say."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator import plan as plans
+from orchestrator.inventory import Inventory, Node
+from orchestrator.launchers.base import Queue
+from orchestrator.plan import LaunchPlan
+from orchestrator.run import LauncherName, Program, Request, RunState
+from orchestrator.supervise import judge
+from orchestrator.transports.observed import AgentRecord, Finished, NodeObservation, RankExit
+
+OVER = Queue("COMPLETED", over=True)
+
+
+def _plan(launcher: LauncherName) -> LaunchPlan:
+    inventory = Inventory(name="demo", nodes=(Node(name="n0"), Node(name="n1")))
+    request = Request(launcher, Program("trainer", ()))
+    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b", home="/home/u")
+
+
+def _node(
+    name: str, state: str | None = None, *, at: float = 1.0, alive: bool = True, same_boot: bool = True, code: int = 1
+) -> NodeObservation:
+    rank = int(name[1:])
+    agent = AgentRecord(1, 1, 1, "b", "h", name, "3.11.7", name, rank, (rank,), 2, "10.0.0.1 29500 h", 0.0)
+    exit_ = RankExit(rank, code, None, None) if state == "FAILED" else None
+    finished = Finished(state, at, exit_) if state else None
+    return NodeObservation(name, agent, alive, same_boot, finished, exit_)
+
+
+def _absent(name: str) -> NodeObservation:
+    return NodeObservation(name, None, alive=False, same_boot=False, finished=None, first_failure=None)
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "slurm"])
+def test_done_only_when_every_node_is_done(launcher: LauncherName) -> None:
+    plan = _plan(launcher)
+    assert judge(plan, [_node("n0", "DONE"), _node("n1", "DONE")], OVER).state is RunState.DONE
+    queue = Queue("RUNNING") if launcher == "slurm" else None
+    assert judge(plan, [_node("n0", "DONE"), _node("n1")], queue).state is RunState.RUNNING
+
+
+def test_first_failure_is_the_earliest_and_names_rank_and_node() -> None:
+    verdict = judge(_plan("ssh"), [_node("n0", "FAILED", at=9.0), _node("n1", "FAILED", at=3.0, code=7)], None)
+    assert verdict.state is RunState.FAILED
+    assert verdict.exit is not None
+    assert (verdict.exit.node, verdict.exit.rank, verdict.exit.code) == ("n1", 1, 7)
+    assert str(verdict.exit) == "rank 1 on n1 exited 7"
+
+
+def test_one_failed_node_fails_the_run_though_others_go_on() -> None:
+    assert judge(_plan("ssh"), [_node("n0", "FAILED"), _node("n1")], None).state is RunState.FAILED
+
+
+def test_agent_that_is_gone_without_an_end_is_a_failure_that_names_it() -> None:
+    verdict = judge(_plan("ssh"), [_node("n0"), _node("n1", alive=False)], None)
+    assert verdict.state is RunState.FAILED
+    assert "agent of n1 died" in str(verdict.message)
+
+
+def test_login_node_does_not_take_other_machines_processes_for_dead() -> None:
+    nodes = [_node("n0", alive=False, same_boot=False), _node("n1", alive=False, same_boot=False)]
+    assert judge(_plan("slurm"), nodes, Queue("RUNNING")).state is RunState.RUNNING
+
+
+def test_node_without_a_trace_makes_the_run_lost_never_done() -> None:
+    verdict = judge(_plan("ssh"), [_node("n0", "DONE"), _absent("n1")], None)
+    assert (verdict.state, verdict.message) == (
+        RunState.LOST,
+        "no trace of the run on n1: never started, or its folder is gone",
+    )
+
+
+@pytest.mark.parametrize(
+    ("queue", "state"),
+    [
+        (Queue("PENDING", "Resources"), "PENDING"),
+        (Queue("CONFIGURING"), "PENDING"),
+        (Queue("RUNNING"), "STARTING"),
+        (Queue("INVENTED_LATER"), "STARTING"),
+        (Queue("UNKNOWN", "squeue: no answer"), "STARTING"),
+        (Queue("CANCELLED", over=True), "STOPPED"),
+        (Queue("TIMEOUT", over=True), "FAILED"),
+        (Queue("NODE_FAIL", over=True), "FAILED"),
+        (Queue("GONE", over=True), "LOST"),
+        (Queue("COMPLETED", over=True), "LOST"),
+    ],
+)
+def test_job_without_agents_is_judged_by_the_queue(queue: Queue, state: str) -> None:
+    assert judge(_plan("slurm"), [], queue).state.value == state
+
+
+def test_run_folder_knows_better_than_a_queue_that_forgot_the_job() -> None:
+    nodes = [_node("n0", "DONE"), _node("n1", "DONE")]
+    assert judge(_plan("slurm"), nodes, Queue("GONE", over=True)).state is RunState.DONE
+
+
+def test_stopped_agents_make_a_stopped_run() -> None:
+    assert judge(_plan("ssh"), [_node("n0", "STOPPED"), _node("n1", "DONE")], None).state is RunState.STOPPED

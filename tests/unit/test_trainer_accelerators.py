@@ -1,0 +1,143 @@
+"""The accelerator table, row by row. The gcu modules are stand-ins with the vendor's names: no such card is here."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.accelerators import Accelerator, autocast, choose
+from trainer.errors import UserError
+
+
+def _torch(*, cuda: int = 0, gcu: int | None = None) -> Any:  # noqa: ANN401 -- stands in for the torch module
+    """A torch that sees so many cuda devices, and so many gcu ones once torch_gcu (i3x) is imported."""
+    fake = SimpleNamespace(
+        __version__="2.5.1",
+        version=SimpleNamespace(cuda="12.4"),
+        distributed=torch.distributed,
+        nn=torch.nn,
+        bfloat16=torch.bfloat16,
+        autocast=torch.autocast,
+        cuda=SimpleNamespace(
+            is_available=lambda: cuda > 0, device_count=lambda: cuda, set_device=int, synchronize=lambda: None
+        ),
+    )
+    if gcu is not None:
+        fake.gcu = SimpleNamespace(
+            is_available=lambda: gcu > 0, device_count=lambda: gcu, set_device=int, synchronize=lambda: None
+        )
+    return fake
+
+
+class _T2x(ModuleType):
+    """torch_gcu of TopsRider t2x: functions on the module itself, its own c10d and DDP, lazy steps."""
+
+    JitRunMode = SimpleNamespace(ASYNC="async", SAFEASYNC="safeasync")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, connected: bool) -> None:
+        super().__init__("torch_gcu")
+        self.steps: list[tuple[object, ...]] = []
+        parts = {name: ModuleType(f"torch_gcu.{name}") for name in ("distributed", "nn", "nn.parallel")}
+        vars(parts["distributed"])["is_initialized"] = lambda: connected
+        vars(parts["nn.parallel"])["DistributedDataParallel"] = "vendor's DDP"
+        monkeypatch.setitem(sys.modules, "torch_gcu", self)
+        for name, module in parts.items():
+            monkeypatch.setitem(sys.modules, f"torch_gcu.{name}", module)
+
+    is_available = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: 8)
+    set_device = staticmethod(int)
+    synchronize = staticmethod(lambda: None)
+
+    def optimizer_step(self, optimizer: object, outputs: object, *, mode: object, model: object) -> None:
+        self.steps.append((optimizer, outputs, mode, model))
+
+
+def _no_gcu() -> tuple[None, str]:
+    return None, "torch_gcu is not installed"
+
+
+def _facts(row: Accelerator) -> tuple[object, ...]:
+    return row.name, row.device_string(3), row.backend, row.device_ids(3), row.own_rendezvous
+
+
+def test_cpu_row() -> None:
+    row = choose("cpu", torch)
+    assert _facts(row) == ("cpu", "cpu", "gloo", None, False)
+    assert row.data_parallel is torch.nn.parallel.DistributedDataParallel
+
+
+def test_cuda_row() -> None:
+    row = choose("auto", _torch(cuda=4), _no_gcu)
+    assert _facts(row) == ("cuda", "cuda:3", "nccl", [3], False)
+    assert row.count() == 4
+
+
+def test_gcu_i3x_row_uses_stock_distributed_with_eccl() -> None:
+    fake = _torch(gcu=8)
+    row = choose("auto", fake, lambda: (object(), ""))
+    assert _facts(row) == ("gcu-i3x", "gcu:3", "eccl", [3], False)
+    assert row.distributed is torch.distributed
+
+
+@pytest.mark.parametrize(("connected", "mode"), [(True, "async"), (False, "safeasync")])
+def test_gcu_t2x_row_uses_the_vendors_forks(monkeypatch: pytest.MonkeyPatch, connected: bool, mode: str) -> None:
+    vendor = _T2x(monkeypatch, connected=connected)
+    row = choose("gcu", _torch(), lambda: (vendor, ""))
+    assert _facts(row) == ("gcu-t2x", "xla:3", "eccl", None, True)
+    assert row.data_parallel == "vendor's DDP"
+    assert row.distributed is sys.modules["torch_gcu.distributed"]
+    row.step("optimizer", "loss", "model")
+    assert vendor.steps == [("optimizer", ["loss"], mode, "model")]
+
+
+def test_auto_prefers_cuda_then_gcu_then_cpu() -> None:
+    loads = (object(), "")
+    assert choose("auto", _torch(cuda=1, gcu=1), lambda: loads).name == "cuda"
+    assert choose("auto", _torch(gcu=1), lambda: loads).name == "gcu-i3x"
+    assert choose("auto", _torch(gcu=0), lambda: loads).name == "cpu"
+    assert choose("auto", _torch(), _no_gcu).name == "cpu"
+
+
+def test_cpu_is_taken_when_asked_for_though_cuda_is_there() -> None:
+    assert choose("cpu", _torch(cuda=8), _no_gcu).name == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("asked", "built", "problem", "part"),
+    [
+        ("cuda", "12.4", "", "no NVIDIA device or driver is visible"),
+        ("cuda", None, "", "built without CUDA"),
+        ("gcu", None, "torch_gcu is not installed", "install TopsRider"),
+        ("gcu", None, "torch_gcu is installed but cannot be imported: libeccl.so", "libeccl.so"),
+    ],
+)
+def test_missing_accelerator_is_an_error_with_a_remedy(asked: str, built: str | None, problem: str, part: str) -> None:
+    fake = _torch()
+    fake.version.cuda = built
+    with pytest.raises(UserError, match=f"device={asked}: ") as caught:
+        choose(asked, fake, lambda: (None, problem))
+    assert part in str(caught.value)
+    assert "device=cpu" in str(caught.value)
+
+
+def test_gcu_without_a_card_is_an_error() -> None:
+    with pytest.raises(UserError, match="finds no device"):
+        choose("gcu", _torch(gcu=0), lambda: (object(), ""))
+
+
+def test_broken_torch_gcu_is_told_before_auto_falls_back(capsys: pytest.CaptureFixture[str]) -> None:
+    assert choose("auto", _torch(), lambda: (None, "torch_gcu is installed but cannot be imported: x")).name == "cpu"
+    assert "WARNING: torch_gcu is installed but cannot be imported: x; training on the CPU" in capsys.readouterr().err
+
+
+def test_bf16_autocast_computes_matrix_products_in_bf16() -> None:
+    row, matrix = choose("cpu", torch), torch.ones(2, 2)
+    with autocast(row, "bf16"):
+        assert (matrix @ matrix).dtype is torch.bfloat16
+    with autocast(row, "fp32"):
+        assert (matrix @ matrix).dtype is torch.float32

@@ -1,0 +1,267 @@
+"""Checkpoints that were damaged, half written, or belong to another training; one process, real files."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer import checkpoint_files
+from trainer.checkpoint import Checkpoints, TrainState, differences
+from trainer.checkpoint_files import DamagedError
+from trainer.config import ModelConfig, TrainConfig, load_config
+from trainer.distributed import initialise
+from trainer.errors import TrainerError, UserError
+from trainer.loop import make_optimizer
+from trainer.model import GPT
+
+TINY = ModelConfig(layers=1, width=8, heads=1, context=4)
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def _empty(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def _edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "flipped bits in state.pt": lambda path: _flip(path / "state.pt"),
+    "flipped bits in rng.json": lambda path: _flip(path / "rng.json"),
+    "flipped bits in manifest.json": lambda path: _flip(path / "manifest.json"),
+    "changed number in manifest.json": lambda path: _edit(path / "manifest.json", '"tokens": 4', '"tokens": 5'),
+    "truncated state.pt": lambda path: (path / "state.pt").write_bytes((path / "state.pt").read_bytes()[:-1]),
+    "empty state.pt": lambda path: (path / "state.pt").write_bytes(b""),
+    "empty manifest.json": lambda path: (path / "manifest.json").write_bytes(b""),
+    "missing state.pt": lambda path: (path / "state.pt").unlink(),
+    "missing manifest.json": lambda path: (path / "manifest.json").unlink(),
+    "no file at all": _empty,
+}
+
+
+@dataclass
+class Session:
+    """One start of the trainer on the folder `out`, up to the point where checkpoints are used."""
+
+    checkpoints: Checkpoints
+    model: GPT
+    optimizer: torch.optim.Optimizer
+
+    @classmethod
+    def start(cls, out: Path, **config: object) -> Session:
+        settings = replace(TrainConfig(model=TINY), **config)  # type: ignore[arg-type]  # a test's own keys
+        torch.manual_seed(1)
+        model = GPT(settings.model)
+        checkpoints = Checkpoints(initialise("cpu", 60.0, {}), settings, out, "text")
+        checkpoints.prepare()
+        return cls(checkpoints, model, make_optimizer(model, 1e-3, settings.optim))
+
+    def train_and_save(self, *steps: int) -> None:
+        tokens = torch.zeros(1, 4, dtype=torch.long)
+        for step in steps:
+            self.model(tokens, tokens).backward()
+            self.optimizer.step()
+            self.checkpoints.save(TrainState(step, 2 * step, 5.5, 1 / step), self.model, self.optimizer)
+
+    def resume(self) -> TrainState:
+        return self.checkpoints.resume(self.model, self.optimizer)
+
+    def weights(self) -> list[float]:
+        return [float(one.detach().double().sum()) for one in self.model.parameters()]
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_everything_that_was_saved_comes_back(tmp_path: Path) -> None:
+    random.seed(4)
+    torch.manual_seed(4)
+    first = Session.start(tmp_path)
+    first.train_and_save(1, 2)
+    drawn = random.random(), float(torch.rand(()))  # noqa: S311 -- the generator is what is tested
+    random.seed(5)
+    second = Session.start(tmp_path)
+    assert second.resume() == TrainState(2, 4, 5.5, 0.5)
+    assert second.weights() == first.weights()
+    assert (random.random(), float(torch.rand(()))) == drawn  # noqa: S311 -- as above
+    for one, other in zip(first.optimizer.state.values(), second.optimizer.state.values(), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in ("exp_avg", "exp_avg_sq", "step"))
+
+
+def test_files_are_private_and_complete(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    Session.start(out).train_and_save(1)
+    assert _names(out) == ["latest", "step_1"]
+    assert (out / "latest").read_text() == "step_1\n"
+    assert _names(out / "step_1") == ["manifest.json", "rng.json", "state.pt"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in out.rglob("*") if path.is_file()} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (out, out / "step_1")} == {0o700}
+    manifest = json.loads((out / "step_1" / "manifest.json").read_text())
+    assert (manifest["step"], manifest["world_size"], manifest["config"]["model"]["width"]) == (1, 1, 8)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_newest_is_set_aside_and_the_older_one_used(
+    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Session.start(tmp_path).train_and_save(1, 2)
+    DAMAGES[damage](tmp_path / "step_2")
+    assert Session.start(tmp_path).resume().step == 1
+    assert _names(tmp_path / "quarantine") == ["step_2-0"]
+    shown = capsys.readouterr().out
+    assert "damaged checkpoint step_2 (" in shown
+    assert "resuming from" in shown
+
+
+def test_same_step_can_be_damaged_twice(tmp_path: Path) -> None:
+    for _ in range(2):
+        session = Session.start(tmp_path)
+        if checkpoint_files.newest_first(tmp_path):
+            session.resume()
+        else:
+            session.train_and_save(1)
+        session.train_and_save(2)
+        _flip(tmp_path / "step_2" / "state.pt")
+        assert Session.start(tmp_path).resume().step == 1
+    assert _names(tmp_path / "quarantine") == ["step_2-0", "step_2-1"]
+
+
+def test_only_damaged_checkpoints_never_mean_step_0(tmp_path: Path) -> None:
+    Session.start(tmp_path).train_and_save(1)
+    _flip(tmp_path / "step_1" / "state.pt")
+    for _ in range(2):  # the second start finds the quarantine only
+        with pytest.raises(UserError, match=r"nothing loadable in .* 1 set aside"):
+            Session.start(tmp_path).resume()
+    assert Session.start(tmp_path, resume="none").resume().step == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"step_77\n", None])
+def test_latest_is_for_people_and_may_be_anything(tmp_path: Path, content: bytes | None) -> None:
+    Session.start(tmp_path).train_and_save(1)
+    if content is None:
+        (tmp_path / "latest").unlink()
+    else:
+        (tmp_path / "latest").write_bytes(content)
+    assert Session.start(tmp_path).resume().step == 1
+
+
+def test_stale_half_written_folder_is_removed_and_never_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Session.start(tmp_path).train_and_save(1)
+    shutil.copytree(tmp_path / "step_1", tmp_path / "step_2.tmp-4711")
+    assert Session.start(tmp_path).resume().step == 1
+    assert "removed step_2.tmp-4711" in capsys.readouterr().out
+    assert _names(tmp_path) == ["latest", "step_1"]
+
+
+def test_whole_checkpoint_under_another_name_is_damaged(tmp_path: Path) -> None:
+    Session.start(tmp_path).train_and_save(1)
+    (tmp_path / "step_1").rename(tmp_path / "step_9")
+    with pytest.raises(DamagedError, match="is of step 1"):
+        checkpoint_files.read(tmp_path / "step_9")
+
+
+def test_oldest_go_beyond_the_limit_by_number_not_by_name(tmp_path: Path) -> None:
+    Session.start(tmp_path, save_total_limit=2).train_and_save(8, 9, 10)
+    assert _names(tmp_path) == ["latest", "step_10", "step_9"]
+
+
+def test_failed_save_keeps_the_older_ones_and_tells_why(tmp_path: Path) -> None:
+    session = Session.start(tmp_path, save_total_limit=2)
+    session.train_and_save(1, 2)
+    (tmp_path / "step_3").write_text("a file in the way")
+    with pytest.raises(TrainerError, match=r"cannot save .*step_3") as caught:
+        session.train_and_save(3)
+    assert caught.value.exit_code == 1
+    assert {"step_1", "step_2"} <= set(_names(tmp_path))
+
+
+def test_unwritable_out_is_a_user_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"out=.*cannot be written"):
+        Session.start(tmp_path / "file")
+
+
+def test_fresh_start_refuses_a_folder_with_another_training(tmp_path: Path) -> None:
+    Session.start(tmp_path).train_and_save(1)
+    with pytest.raises(UserError, match="holds step_1 of an earlier training"):
+        Session.start(tmp_path, resume="none").resume()
+
+
+def test_auto_starts_afresh_in_an_empty_folder(tmp_path: Path) -> None:
+    assert Session.start(tmp_path).resume() == TrainState()
+
+
+def test_named_checkpoint_sets_later_ones_aside(tmp_path: Path) -> None:
+    Session.start(tmp_path).train_and_save(1, 2)
+    assert Session.start(tmp_path, resume=str(tmp_path / "step_1")).resume().step == 1
+    assert _names(tmp_path / "quarantine") == ["step_2-0"]
+
+
+def test_named_folder_gives_its_newest_whole_one_and_is_left_as_it_is(tmp_path: Path) -> None:
+    Session.start(tmp_path / "old").train_and_save(1, 2)
+    _flip(tmp_path / "old" / "step_2" / "state.pt")
+    assert Session.start(tmp_path / "new", resume=str(tmp_path / "old")).resume().step == 1
+    assert _names(tmp_path / "old") == ["latest", "step_1", "step_2"]
+
+
+@pytest.mark.parametrize("name", ["missing", "step_1", "empty"])
+def test_named_checkpoint_that_cannot_be_loaded_is_an_error(tmp_path: Path, name: str) -> None:
+    Session.start(tmp_path / "old").train_and_save(1)
+    (tmp_path / "old" / "empty").mkdir()
+    _flip(tmp_path / "old" / "step_1" / "state.pt")
+    with pytest.raises(UserError, match=f"resume=.*{name}: no checkpoint could be loaded"):
+        Session.start(tmp_path / "new", resume=str(tmp_path / "old" / name)).resume()
+
+
+@pytest.mark.parametrize("asked", ["none", "elsewhere"])
+def test_retry_goes_on_from_its_own_checkpoints_whatever_the_first_attempt_asked(tmp_path: Path, asked: str) -> None:
+    Session.start(tmp_path).train_and_save(1)
+    session = Session.start(tmp_path, resume=asked)
+    group = session.checkpoints.group
+    retry = replace(session.checkpoints, group=replace(group, place=replace(group.place, is_retry=True)))
+    assert retry.resume(session.model, session.optimizer).step == 1
+
+
+def test_other_world_size_is_refused(tmp_path: Path) -> None:
+    Session.start(tmp_path).train_and_save(1)
+    session = Session.start(tmp_path)
+    group = session.checkpoints.group
+    larger = replace(session.checkpoints, group=replace(group, place=replace(group.place, world_size=4)))
+    with pytest.raises(UserError, match="written by 1 ranks, this run has 4"):
+        larger.resume(session.model, session.optimizer)
+
+
+def test_other_model_is_refused_and_other_settings_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Session.start(tmp_path).train_and_save(1)
+    with pytest.raises(UserError, match=r"does not fit: model\.width: 8 -> 16"):
+        Session.start(tmp_path, model=replace(TINY, width=16)).resume()
+    assert Session.start(tmp_path, seed=3, log_steps=1).resume().step == 1
+    assert "WARNING: resuming with other settings (saved -> now): seed: 0 -> 3\n" in capsys.readouterr().out
+
+
+def test_settings_that_do_not_bear_on_the_numbers_may_change() -> None:
+    free = load_config(words=["out=x", "resume=none", "save_steps=1", "log_steps=1", "device=cpu", "ddp_timeout=5"])
+    assert differences(load_config().as_dict(), free.as_dict()) == {}
+    assert list(differences(load_config().as_dict(), load_config(words=["optim.grad_clip=2"]).as_dict())) == [
+        "optim.grad_clip"
+    ]

@@ -1,0 +1,159 @@
+"""The trainer's configuration: keys, limits, files, and the messages for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.__main__ import main
+from trainer.config import load_config
+from trainer.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("word", "path", "value"),
+    [
+        ("steps=20", ("steps",), 20),
+        ("lr=1e-4", ("lr",), 1e-4),
+        ("lr=1", ("lr",), 1.0),
+        ("precision=bf16", ("precision",), "bf16"),
+        ("out=/a=b", ("out",), "/a=b"),
+        ("model.layers=2", ("model", "layers"), 2),
+        ("data.paths=a,b c", ("data", "paths"), ["a", "b c"]),
+        ('data.paths=["a,b"]', ("data", "paths"), ["a,b"]),
+        ("data.paths=", ("data", "paths"), []),
+        ("optim.betas=0.8,0.9", ("optim", "betas"), [0.8, 0.9]),
+        ("optim.warmup_steps=0", ("optim", "warmup_steps"), 0),
+        ("optim.grad_clip=0", ("optim", "grad_clip"), 0.0),
+        ("save_total_limit=2", ("save_total_limit",), 2),
+    ],
+)
+def test_word_sets_its_key(word: str, path: tuple[str, ...], value: object) -> None:
+    plain = load_config(words=[word]).as_dict()
+    for name in path:
+        plain = plain[name]
+    assert plain == value
+    assert type(plain) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("stesp=3", ["unknown key 'stesp'", "did you mean 'steps'", "save_total_limit", "model.layers"]),
+        ("layers=3", ["did you mean 'model.layers'"]),
+        ("model=3", ["'model' is a group", "model.heads"]),
+        ("steps", ["expected key=value", "'steps'"]),
+        ("=3", ["expected key=value"]),
+        ("steps=", ["steps=: allowed: a whole number >= 1"]),
+        ("steps=0", ["steps=0", "a whole number >= 1"]),
+        ("steps=2.5", ["steps=2.5", "a whole number"]),
+        ("lr=nan", ["lr=", "a number >= 0"]),
+        ("lr=fast", ["lr=fast", "a number >= 0"]),
+        ("ddp_timeout=0", ["ddp_timeout=0", "a number > 0"]),
+        ("save_total_limit=1", ["save_total_limit=1", ">= 2"]),
+        ("precision=fp16", ["precision=fp16", "fp32, bf16"]),
+        ("device=tpu", ["device=tpu", "auto, cuda, gcu, cpu"]),
+        ("strategy=zero3", ["strategy=zero3", "not available yet in this version, allowed: ddp"]),
+        ("strategy=fsdp2", ["not available yet in this version, allowed: ddp"]),
+        ("strategy=magic", ["strategy=magic: allowed: ddp"]),
+        ("out=", ["out=", "not empty"]),
+        ("optim.betas=0.9", ["optim.betas=0.9", "two numbers"]),
+        ("optim.betas=0.9,1", ["optim.betas=0.9,1", "[0, 1)"]),
+        ("optim.betas=a,b", ["optim.betas=a,b"]),
+        ("data.paths=a,,b", ["data.paths=a,,b"]),
+        ("data.paths=[1]", ["data.paths=[1]"]),
+        ("model.heads=3", ["model.width=128", "multiple of model.heads=3"]),
+    ],
+)
+def test_wrong_word_is_named_with_what_is_allowed(word: str, parts: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(words=[word])
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "parts"),
+    [
+        ("a.json", '{"steps": "20"}', ["a.json: steps=20: allowed: a whole number >= 1"]),
+        ("a.json", '{"steps": true}', ["steps=true"]),
+        ("a.json", '{"model": 3}', ["'model' is a group of keys"]),
+        ("a.json", '{"model": {"depth": 3}}', ["a.json: unknown key 'model.depth'"]),
+        ("a.json", '{"steps": 1, "steps": 2}', ["'steps' is given twice"]),
+        ("a.json", "[1]", ["must hold a mapping"]),
+        ("a.json", "{", ["not valid JSON"]),
+        ("a.yaml", "steps: 1\nsteps: 2\n", ["not valid YAML", "steps"]),
+        ("a.yaml", "steps: [\n", ["not valid YAML"]),
+        ("missing.json", None, ["cannot read the configuration file", "No such file"]),
+    ],
+)
+def test_wrong_file_is_named_with_its_fault(tmp_path: Path, name: str, text: str | None, parts: list[str]) -> None:
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_config(str(path))
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", '{"lr": 1, "model": {"layers": 2}, "out": null}'),
+        ("a.yaml", "lr: 1\nmodel: {layers: 2}\n"),
+        ("a.yml", "lr: 1\nmodel:\n  layers: 2\n"),
+    ],
+)
+def test_words_win_over_file_and_file_over_defaults(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    config = load_config(str(path), ["model.layers=5"])
+    assert (config.lr, config.model.layers, config.model.heads) == (1.0, 5, 4)
+
+
+def test_empty_yaml_file_means_the_defaults(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("# nothing yet\n")
+    assert load_config(str(tmp_path / "a.yaml")) == load_config()
+
+
+def test_printed_config_reads_back_as_the_same_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--print-config", "steps=7", "data.paths=x,y", "optim.betas=0.1,0.2"]) == 0
+    (tmp_path / "printed.json").write_text(capsys.readouterr().out)
+    assert load_config(str(tmp_path / "printed.json")).as_dict() == json.loads((tmp_path / "printed.json").read_text())
+    assert load_config(str(tmp_path / "printed.json")).steps == 7
+
+
+@pytest.mark.parametrize("argv", [["--steps=3"], ["--config"], ["steps=x", "--print-config"]])
+def test_wrong_command_line_exits_2_with_one_message(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ")
+    assert "Traceback" not in shown.err
+
+
+def test_words_may_stand_on_both_sides_of_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["steps=3", "--print-config", "lr=1"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 3
+
+
+@pytest.mark.parametrize(("argv", "code"), [(["--print-config"], 0), (["steps=x"], 2)])
+def test_config_is_judged_without_torch(argv: list[str], code: int) -> None:
+    blocked = f"import sys; sys.modules['torch'] = None; from trainer.__main__ import main; sys.exit(main({argv!r}))"
+    done = subprocess.run([sys.executable, "-c", blocked], check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+
+
+def test_other_ranks_say_their_error_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    assert main(["nonsense=1"]) == 2
+    assert capsys.readouterr().err == "rank 3: error: unknown key 'nonsense'\n"
+    assert json.loads((tmp_path / "error.json").read_text())["message"]["message"].startswith("unknown key 'nonsense'")

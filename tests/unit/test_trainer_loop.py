@@ -1,0 +1,153 @@
+"""The numbers of a step: learning rate, finiteness, attention, decay groups, and the collectives of one process."""
+
+from __future__ import annotations
+
+import math
+import socket
+from dataclasses import replace
+
+import pytest
+import torch
+
+from trainer.accelerators import choose
+from trainer.config import ModelConfig, OptimConfig
+from trainer.distributed import CHUNK_BYTES, Group, initialise
+from trainer.errors import TrainerError, UserError
+from trainer.loop import check_finite, learning_rate, make_optimizer, warn_if_on_cpu
+from trainer.model import FUSED_ATTENTION, GPT, causal_attention, manual_causal_attention
+
+TINY = ModelConfig(layers=1, width=16, heads=2, context=8)
+
+
+@pytest.mark.parametrize(("step", "expected"), [(1, 0.1), (10, 1.0), (11, 0.9994), (55, 0.55), (100, 0.1)])
+def test_learning_rate_warms_up_then_falls_to_a_tenth(step: int, expected: float) -> None:
+    assert learning_rate(step, 100, 1.0, 10) == pytest.approx(expected, abs=5e-4)
+
+
+@pytest.mark.parametrize("warmup", [0, 5, 10])
+def test_learning_rate_is_defined_for_every_step(warmup: int) -> None:
+    assert all(0 < learning_rate(step, 5, 1.0, warmup) <= 1.0 for step in range(1, 6))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [([1.0, math.nan, 2.0], "rank 1: loss is nan at step 7"), ([math.inf] * 2, "rank 0-1: loss is inf at step 7")],
+)
+def test_non_finite_loss_names_rank_and_step(values: list[float], message: str) -> None:
+    check_finite("loss", [1.0, 2.0], 7)
+    with pytest.raises(TrainerError, match=message) as caught:
+        check_finite("loss", values, 7)
+    assert not isinstance(caught.value, UserError)
+
+
+@pytest.mark.skipif(FUSED_ATTENTION is None, reason="this torch has no scaled_dot_product_attention")
+def test_manual_attention_equals_the_fused_one() -> None:
+    query, key, value = torch.randn(3, 2, 2, 8, 4, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(manual_causal_attention(query, key, value), causal_attention(query, key, value))
+
+
+def test_no_position_sees_the_future() -> None:
+    torch.manual_seed(0)
+    model = GPT(TINY)
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    changed = tokens.clone()
+    changed[0, 5:] = 7
+    with torch.no_grad():
+        first, second = (model(text[:, :5], tokens[:, 1:6]) for text in (tokens, changed))
+        assert first == second
+        assert model(tokens, tokens) != model(changed, tokens)
+
+
+def test_fresh_model_is_as_uncertain_as_256_equal_bytes() -> None:
+    torch.manual_seed(0)
+    tokens = torch.arange(64).view(8, 8)
+    assert float(GPT(TINY)(tokens, tokens.flip(0)).detach()) == pytest.approx(math.log(256), abs=0.1)
+
+
+def test_only_matrices_and_embeddings_decay() -> None:
+    model = GPT(TINY)
+    decayed, others = make_optimizer(model, 1e-3, OptimConfig(weight_decay=0.3)).param_groups
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.3, 0.0)
+    assert {one.dim() for one in decayed["params"]} == {2}
+    assert {one.dim() for one in others["params"]} == {1}
+    assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
+
+
+def test_parameters_left_on_the_cpu_are_told_loudly() -> None:
+    said: list[str] = []
+    cpu = choose("cpu", torch)
+    warn_if_on_cpu(GPT(TINY), cpu, 3, said.append)
+    assert said == []
+    warn_if_on_cpu(GPT(TINY), replace(cpu, name="gcu-t2x"), 3, said.append)
+    assert said[0].startswith("WARNING: rank 3: ")
+    assert "on the CPU although gcu-t2x was asked for" in said[0]
+
+
+def _alone() -> Group:
+    return initialise("cpu", 60.0, {})
+
+
+def test_one_process_forms_a_group_without_a_rendezvous() -> None:
+    group = _alone()
+    assert group.ready == "1/1 ranks ready, backend none, device cpu"
+    assert group.gather_float(torch.tensor(2.5)) == [2.5]
+    assert group.gather_bytes(b"abc") == [b"abc"]
+    assert group.gather_bytes(b"") == [b""]
+    assert group.broadcast_bytes(b"x" * 10) == b"x" * 10
+    assert CHUNK_BYTES > 0
+
+
+def test_agreement_raises_the_problem_as_it_is() -> None:
+    _alone().agree("")
+    with pytest.raises(UserError, match=r"^no data$"):
+        _alone().agree("no data")
+    with pytest.raises(TrainerError, match=r"^no space$") as caught:
+        _alone().agree("no space", kind=TrainerError)
+    assert caught.value.exit_code == 1
+
+
+def test_backend_with_a_store_of_its_own_does_the_rendezvous_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of a T20, walked on gloo."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    row = replace(choose("cpu", torch), own_rendezvous=True)
+    monkeypatch.setattr("trainer.distributed.choose", lambda *_: row)
+    group = initialise("gcu", 60.0, env)
+    try:
+        assert group.roll is None
+        assert group.ready == "1/1 ranks ready, backend gloo, device cpu"
+        assert group.gather_bytes(b"abc") == [b"abc"]
+        assert group.broadcast_bytes(b"x" * 10) == b"x" * 10
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("count", "part"),
+    [(1, "local rank 1 has no device: this node shows 1 (cuda)"), (4, "device cuda:1 cannot be used")],
+)
+def test_device_that_is_not_there_or_fails_is_named(monkeypatch: pytest.MonkeyPatch, count: int, part: str) -> None:
+    def refuse(number: int) -> None:
+        raise RuntimeError(f"CUDA error: invalid device ordinal {number}")
+
+    row = replace(
+        choose("cpu", torch),
+        name="cuda",
+        device="cuda:{n}",
+        own_rendezvous=True,
+        count=lambda: count,
+        set_device=refuse,
+    )
+    monkeypatch.setattr("trainer.distributed.choose", lambda *_: row)
+    with pytest.raises(UserError, match=r"^rank 1: ") as caught:
+        initialise("cuda", 60.0, {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"})
+    assert part in str(caught.value)
+
+
+def test_launch_without_a_rendezvous_address_is_a_user_error() -> None:
+    with pytest.raises(UserError, match="MASTER_ADDR"):
+        initialise("cpu", 60.0, {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"})

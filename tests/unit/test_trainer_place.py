@@ -1,0 +1,132 @@
+"""Where a rank stands, its progress file, the counting of ranks, and the metrics file."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from trainer.errors import UserError
+from trainer.metrics import Metrics, StepLog, StepResult, Summary
+from trainer.place import Place, Progress
+from trainer.roll_call import fold, judge
+
+
+def _orch(run_dir: Path, **more: str) -> dict[str, str]:
+    base = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "ORCH_RUN_DIR": str(run_dir)}
+    return {**base, "ORCH_NODE": "n1", "ORCH_ATTEMPT": "1", **more}
+
+
+def test_one_process_alone_needs_no_variables() -> None:
+    place = Place.from_env({})
+    assert (place.rank, place.world_size, place.launched, place.run_dir, place.progress_dir) == (
+        0,
+        1,
+        False,
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [({"RANK": "x"}, "RANK='x'"), ({"LOCAL_RANK": ""}, "LOCAL_RANK=''"), ({"RANK": "2"}, "not below WORLD_SIZE=2")],
+)
+def test_wrong_launch_variables_are_named(tmp_path: Path, changed: dict[str, str], part: str) -> None:
+    with pytest.raises(UserError, match="WORLD_SIZE") as caught:
+        Place.from_env({**_orch(tmp_path), **changed})
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_retry"),
+    [({}, False), ({"ORCH_ATTEMPT": "2"}, True), ({"TORCHELASTIC_RESTART_COUNT": "1"}, True)],
+)
+def test_later_attempts_know_that_they_are(tmp_path: Path, more: dict[str, str], is_retry: bool) -> None:
+    assert Place.from_env(_orch(tmp_path, **more)).is_retry is is_retry
+
+
+def test_progress_goes_where_the_agent_looks_and_keeps_known_facts(tmp_path: Path) -> None:
+    progress = Progress(Place.from_env(_orch(tmp_path)), steps=9)
+    progress.write("init", 0, ready="2/2 ranks ready")
+    progress.write("step", 4)
+    path = tmp_path / "attempt-1" / "n1" / "progress" / "1.json"
+    record = json.loads(path.read_text())
+    assert {**record, "time": 0} == {"step": 4, "steps": 9, "phase": "step", "time": 0, "ready": "2/2 ranks ready"}
+    assert [entry.name for entry in path.parent.iterdir()] == ["1.json"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_progress_that_cannot_be_written_warns_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "attempt-1").write_text("a file where a folder must be")
+    progress = Progress(Place.from_env(_orch(tmp_path)), steps=9)
+    progress.write("init", 0)
+    progress.write("step", 1)
+    assert capsys.readouterr().err.count("WARNING: rank 1: no more progress is written") == 1
+
+
+def test_outside_orch_no_progress_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Progress(Place.from_env({}), steps=9).write("init", 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _answer(problem: str = "", word: str = "cpu", node: str = "") -> dict[str, str]:
+    return {"problem": problem, "word": word, "node": node}
+
+
+@pytest.mark.parametrize(
+    ("answers", "missing", "problem"),
+    [
+        ([_answer(), _answer(), _answer()], "", ""),
+        ([_answer(), None, _answer()], "2/3 ranks ready after 5 s; missing: rank 1", ""),
+        ([_answer(), None, None], "1/3 ranks ready after 5 s; missing: rank 1-2", ""),
+        ([_answer(), _answer("no card", "", "n7"), _answer()], "", "rank 1: no card (on n7)"),
+        ([_answer(), _answer("no card"), None], "", "rank 1: no card"),
+        ([_answer(word="cuda"), _answer(), _answer()], "", "cuda on rank 0; cpu on rank 1-2"),
+    ],
+)
+def test_head_count(answers: list[dict[str, str] | None], missing: str, problem: str) -> None:
+    present = {rank: answer for rank, answer in enumerate(answers) if answer is not None}
+    verdict = judge(present, len(answers), 5.0)
+    assert missing in verdict["missing"]
+    assert problem in verdict["problem"]
+    assert bool(verdict["missing"]) == bool(missing)
+    assert bool(verdict["problem"]) == bool(problem)
+
+
+@pytest.mark.parametrize(("ranks", "text"), [([0], "0"), ([0, 1, 2], "0-2"), ([0, 2, 3, 7], "0,2-3,7"), ([], "")])
+def test_ranks_fold(ranks: list[int], text: str) -> None:
+    assert fold(ranks) == text
+
+
+def test_resumed_metrics_have_every_step_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 0.1}\n{"step": 2, "loss": 0.2}\n{"step": 3, "lo')
+    metrics = Metrics(path, last_step=1)
+    metrics.write({"step": 2, "loss": 1 / 3})
+    metrics.close()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"step": 1, "loss": 0.1},
+        {"step": 2, "loss": 1 / 3},
+    ]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_rank_0_logs_the_mean_and_others_their_own_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in (0, 1):
+        log = StepLog(every=2, tokens_per_step=100, rank=rank)
+        for step in (1, 2, 3, 4, 5):
+            log.add(step, StepResult([1.0, 2.0], 0.1, 0.5, 0.25), last=step == 5)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "step=1 loss=1.5000 lr=1.000e-01 grad_norm=0.5000 tokens/s=400 step_time_s=0.2500"
+    assert [line.split()[0] for line in lines] == ["step=1", "step=2", "step=4", "step=5"] * 2
+    assert lines[4] == "step=1 loss=2.0000"
+
+
+def test_summary_of_a_run_with_nothing_left_to_train() -> None:
+    line = Summary(5, None, None, 0.0, 1.0, "/c/step_5").line()
+    assert line == "summary steps=5 first_loss=none last_loss=none tokens/s=0 wall_s=1.0 checkpoint=/c/step_5"

@@ -1,0 +1,63 @@
+"""`python -m trainer`: argv -> configuration -> one training; prints nothing itself but the resolved configuration."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+from typing import NoReturn, Sequence
+
+from trainer.config import TrainConfig, load_config, rules_by_key
+from trainer.errors import UserError, report
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(
+            f"{message}\nkeys are written key=value, for example steps=20; python -m trainer --help lists them"
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    rules = "\n".join(f"  {key:22} {rule.allowed}" for key, rule in rules_by_key().items())
+    parser = _Parser(
+        prog="python -m trainer",
+        description="Train a small GPT on text, one process a rank.",
+        epilog=f"keys:\n{rules}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE", help="JSON, or YAML where a YAML library is installed")
+    parser.add_argument("--print-config", action="store_true", help="print the resolved configuration as JSON and stop")
+    parser.add_argument("words", nargs="*", metavar="key=value", help="win over the file")
+    return parser
+
+
+def _train(config: TrainConfig) -> int:
+    if importlib.util.find_spec("torch") is None:
+        raise UserError(
+            f"torch is not installed for {sys.executable}; install it, or name another Python for this node"
+        )
+    # Only now: --print-config and configuration errors must work where torch is missing.
+    from trainer.session import train  # noqa: PLC0415
+
+    return train(config, os.environ)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code; 2 for anything the user can put right."""
+    try:
+        request = _parser().parse_intermixed_args(argv)
+        config = load_config(request.config, request.words)
+        if request.print_config:
+            sys.stdout.write(json.dumps(config.as_dict(), indent=2) + "\n")
+            return 0
+        return _train(config)
+    except UserError as exc:
+        return report(exc, os.environ)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""The configuration: its keys and defaults, and how a file and `key=value` words become one value. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass, field
+from typing import Any, Dict, Mapping, Sequence
+
+from trainer.errors import UserError
+from trainer.rules import Rule
+from trainer.settings_file import read_settings
+
+STRATEGIES = ("ddp",)
+PLANNED_STRATEGIES = ("zero0", "zero1", "zero2", "zero3", "fsdp2")
+
+
+def _count(default: int, *, low: int = 1) -> Any:  # noqa: ANN401 -- dataclasses.field has no nameable type
+    return field(default=default, metadata={"rule": Rule("int", low=low)})
+
+
+def _number(default: float, *, low: float = 0.0, above: bool = False) -> Any:  # noqa: ANN401 -- as above
+    return field(default=default, metadata={"rule": Rule("float", low=low, above=above)})
+
+
+def _text(default: str | None, *, choices: Sequence[str] = (), planned: Sequence[str] = ()) -> Any:  # noqa: ANN401 -- as above
+    rule = Rule("text", choices=tuple(choices), planned=tuple(planned), optional=default is None)
+    return field(default=default, metadata={"rule": rule})
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of the GPT; the vocabulary is the 256 bytes."""
+
+    layers: int = _count(4)
+    width: int = _count(128)
+    heads: int = _count(4)
+    context: int = _count(128)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Files, folders or globs of text; none means the sources of the Python standard library."""
+
+    paths: tuple[str, ...] = field(default=(), metadata={"rule": Rule("texts")})
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW; grad_clip=0 leaves the gradients alone."""
+
+    weight_decay: float = _number(0.1)
+    betas: tuple[float, float] = field(default=(0.9, 0.95), metadata={"rule": Rule("betas")})
+    grad_clip: float = _number(1.0)
+    warmup_steps: int = _count(10, low=0)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything a training depends on. `out` None: $ORCH_RUN_DIR/checkpoints under orch, ./out elsewhere."""
+
+    steps: int = _count(100)
+    seed: int = _count(0, low=0)
+    out: str | None = _text(None)
+    resume: str = _text("auto")
+    save_steps: int = _count(50)
+    save_total_limit: int = _count(3, low=2)
+    strategy: str = _text("ddp", choices=STRATEGIES, planned=PLANNED_STRATEGIES)
+    precision: str = _text("fp32", choices=("fp32", "bf16"))
+    micro_batch: int = _count(8)
+    accumulation: int = _count(1)
+    lr: float = _number(3e-3)
+    device: str = _text("auto", choices=("auto", "cuda", "gcu", "cpu"))
+    ddp_timeout: float = _number(1800.0, above=True)
+    log_steps: int = _count(10)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain nested values, as JSON has them."""
+        plain = dataclasses.asdict(self)
+        plain["data"]["paths"] = list(self.data.paths)
+        plain["optim"]["betas"] = list(self.optim.betas)
+        return plain
+
+
+GROUPS: Dict[str, Any] = {"model": ModelConfig, "data": DataConfig, "optim": OptimConfig}
+
+
+def load_config(path: str | None = None, words: Sequence[str] = ()) -> TrainConfig:
+    """
+    Defaults, then the file, then `key=value` words, the last one winning.
+
+    Raises:
+        UserError: an unknown key, a wrong value, an unreadable file; the message names the key and what is allowed.
+    """
+    values: Dict[str, Any] = {}
+    if path is not None:
+        for key, value in _flatten(read_settings(path), where=path).items():
+            values[key] = rule_of(key, where=path).check(key, value, where=path)
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise UserError(f"expected key=value, got {word!r}; for example steps=20 or model.layers=2")
+        values[key] = rule_of(key, where="").parse(key, text)
+    return _whole(_build(values))
+
+
+def rule_of(key: str, *, where: str) -> Rule:
+    """The rule of a dotted key; a UserError names the nearest key when there is no such one."""
+    rules = rules_by_key()
+    if key in rules:
+        return rules[key]
+    start = f"{where}: " if where else ""
+    members = [name for name in rules if name.startswith(f"{key}.")]
+    if members:
+        raise UserError(f"{start}{key!r} is a group, not a key: set one of {', '.join(members)}")
+    near = difflib.get_close_matches(key, rules, n=1, cutoff=0.6) or [
+        name for name in rules if name.rpartition(".")[2] == key
+    ]
+    guess = f"; did you mean {near[0]!r}?" if near else ""
+    raise UserError(f"{start}unknown key {key!r}{guess}\nkeys: {', '.join(rules)}")
+
+
+def rules_by_key() -> dict[str, Rule]:
+    """Dotted key -> rule, in the order of the dataclasses."""
+    rules: Dict[str, Rule] = {}
+    for outer in dataclasses.fields(TrainConfig):
+        if "rule" in outer.metadata:
+            rules[outer.name] = outer.metadata["rule"]
+        else:
+            inner = dataclasses.fields(GROUPS[outer.name])
+            rules.update({f"{outer.name}.{one.name}": one.metadata["rule"] for one in inner})
+    return rules
+
+
+def _flatten(tree: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """{"model": {"layers": 2}} -> {"model.layers": 2}; a value that should be a group is reported as one."""
+    flat: Dict[str, Any] = {}
+    for key, value in tree.items():
+        if key in GROUPS and isinstance(value, dict):
+            flat.update({f"{key}.{name}": inner for name, inner in value.items()})
+        elif key in GROUPS:
+            raise UserError(f"{where}: {key!r} is a group of keys, got {value!r}")
+        else:
+            flat[str(key)] = value
+    return flat
+
+
+def _build(values: Mapping[str, Any]) -> TrainConfig:
+    top: Dict[str, Any] = {}
+    nested: Dict[str, Dict[str, Any]] = {group: {} for group in GROUPS}
+    for key, value in values.items():
+        group, dot, name = key.partition(".")
+        if dot:
+            nested[group][name] = value
+        else:
+            top[key] = value
+    return TrainConfig(**top, **{group: kind(**nested[group]) for group, kind in GROUPS.items()})
+
+
+def _whole(config: TrainConfig) -> TrainConfig:
+    """The limits that need two keys at once."""
+    if config.model.width % config.model.heads:
+        raise UserError(
+            f"model.width={config.model.width} must be a multiple of model.heads={config.model.heads}: "
+            "every head gets an equal part"
+        )
+    return config

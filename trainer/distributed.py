@@ -1,0 +1,202 @@
+"""
+The one place where ranks find each other: device, process group, self-test, head count; and the collectives they share.
+
+Order matters. A rank takes its device first, then reports to the store of rank 0 (or of torchrun), so a rank that is
+missing or has no device is named by all the others before anybody waits inside a collective.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Mapping, NoReturn, Type
+
+import torch
+
+from trainer.accelerators import Accelerator, choose
+from trainer.errors import TrainerError, UserError
+from trainer.place import Place
+from trainer.roll_call import RollCall, by_rank
+
+JOIN_TIMEOUT_S = 600.0  # torchrun's own limit for a static rendezvous
+CHUNK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Group:
+    """All ranks of the run; collectives must be called by every one of them, in the same order."""
+
+    place: Place
+    accelerator: Accelerator
+    device: torch.device
+    roll: RollCall | None
+    ready: str
+
+    def gather_float(self, value: torch.Tensor) -> list[float]:
+        """One number a rank, in rank order, the same list everywhere; fp32."""
+        mine = value.detach().to(torch.float32).reshape(1)
+        return [float(one.item()) for one in self._all_gather(mine)]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Everybody's bytes, in rank order."""
+        sizes = [_number(one) for one in self._all_gather(self._tensor(len(data).to_bytes(8, "little")))]
+        padded = self._tensor(data.ljust(max(1, *sizes), b"\0"))
+        return [_bytes(one)[:size] for one, size in zip(self._all_gather(padded), sizes)]
+
+    def broadcast_bytes(self, data: bytes) -> bytes:
+        """Rank 0's bytes; what the others pass is ignored."""
+        if not self.place.launched:
+            return data
+        send = self.accelerator.distributed.broadcast
+        # uint8 throughout: T20 narrows int64 silently.
+        head = self._tensor(len(data).to_bytes(8, "little"))
+        send(head, 0)
+        left, parts = _number(head), []
+        while left > 0:
+            start = len(data) - left  # of rank 0; the others bring room
+            mine = data[start : start + CHUNK_BYTES] if self.place.is_main else bytes(min(left, CHUNK_BYTES))
+            part = self._tensor(mine)
+            send(part, 0)
+            parts.append(_bytes(part))
+            left -= len(parts[-1])
+        return b"".join(parts)
+
+    def agree(self, problem: str, *, kind: Type[TrainerError] = UserError) -> None:
+        """
+        Go on only when no rank has a problem ("" is none).
+
+        Raises:
+            TrainerError: of this kind, on every rank alike, naming the ranks that have one.
+        """
+        problems = [one.decode() for one in self.gather_bytes(problem.encode())]
+        if not any(problems):
+            return
+        if len(set(problems)) == 1:
+            raise kind(problems[0])
+        raise kind(by_rank({rank: text for rank, text in enumerate(problems) if text}))
+
+    def close(self, code: int) -> NoReturn:
+        """
+        Leave the group and end the process with `code`, at once.
+
+        os._exit, because a normal exit after gloo can abort in its threads although all the work is done.
+        """
+        if self.place.launched:
+            self.accelerator.distributed.destroy_process_group()
+        if self.roll is not None:
+            self.roll.leave()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    def _tensor(self, data: bytes) -> torch.Tensor:
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
+
+    def _all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        if not self.place.launched:
+            return [mine]
+        everyone = [torch.zeros_like(mine) for _ in range(self.place.world_size)]
+        self.accelerator.distributed.all_gather(everyone, mine)
+        return everyone
+
+
+def initialise(asked: str, timeout_s: float, env: Mapping[str, str]) -> Group:
+    """
+    Take the device, join the group, test both, count heads. Every way of starting the trainer comes through here.
+
+    Args:
+        asked: auto, cuda, gcu or cpu.
+        timeout_s: how long a collective may take before it fails.
+        env: MASTER_ADDR, MASTER_PORT and what Place reads.
+
+    Raises:
+        UserError: a rank has no usable device; on all ranks, where their store can be reached.
+        TrainerError: a rank is missing, or the test all-reduce gave a wrong sum.
+    """
+    place = Place.from_env(env)
+    accelerator, device, problem = _prepare(asked, place)
+    if not place.launched or (accelerator is not None and accelerator.own_rendezvous):
+        if accelerator is None or problem:
+            raise UserError(f"rank {place.rank}: {problem}" if place.launched else problem)
+        return _join(place, accelerator, device, None, timeout_s=timeout_s)
+    roll = RollCall.open(place, env, min(timeout_s, JOIN_TIMEOUT_S))
+    roll.check_all("device", problem, accelerator.name if accelerator else "")
+    assert accelerator is not None  # a rank with a problem did not get past the roll call
+    return _join(place, accelerator, device, roll, timeout_s=timeout_s)
+
+
+def _prepare(asked: str, place: Place) -> tuple[Accelerator | None, torch.device, str]:
+    """(row, device, ""), or what is known so far and why this rank cannot go on."""
+    accelerator, device = None, torch.device("cpu")
+    try:
+        accelerator = choose(asked, torch)
+        device = _take_device(accelerator, place)
+    except UserError as exc:
+        return accelerator, device, str(exc)
+    return accelerator, device, ""
+
+
+def _join(
+    place: Place, accelerator: Accelerator, device: torch.device, roll: RollCall | None, *, timeout_s: float
+) -> Group:
+    count, kind = place.world_size, device.type
+    if not place.launched:
+        return Group(place, accelerator, device, None, f"1/1 ranks ready, backend none, device {kind}")
+    dist, timeout = accelerator.distributed, timedelta(seconds=timeout_s)
+    if roll is None:
+        dist.init_process_group(accelerator.backend, init_method="env://", timeout=timeout)
+    else:
+        store = roll.store_for("group")
+        dist.init_process_group(accelerator.backend, store=store, rank=place.rank, world_size=count, timeout=timeout)
+    problem = _test_all_reduce(dist, place, device)
+    if roll is not None:
+        roll.check_all("all-reduce", problem, kind, kind=TrainerError)
+    elif problem:
+        raise TrainerError(f"rank {place.rank}: {problem}")
+    ready = f"{count}/{count} ranks ready, backend {accelerator.backend}, device {kind}"
+    return Group(place, accelerator, device, roll, ready)
+
+
+def _take_device(accelerator: Accelerator, place: Place) -> torch.device:
+    """Make the rank's device current and compute on it; a UserError names device and cause."""
+    name = accelerator.device_string(place.local_rank)
+    if place.local_rank >= accelerator.count():
+        raise UserError(
+            f"local rank {place.local_rank} has no device: this node shows {accelerator.count()} ({accelerator.name}); "
+            "start fewer ranks a node, or widen the *_VISIBLE_DEVICES variable"
+        )
+    try:
+        accelerator.set_device(place.local_rank)
+        device = torch.device(name)
+        total = float(torch.arange(4, dtype=torch.float32).to(device).sum().item())
+        accelerator.synchronize()
+    except (RuntimeError, IndexError, AssertionError) as exc:
+        raise UserError(f"device {name} cannot be used: {exc}") from exc
+    if total != 6.0:  # noqa: PLR2004 -- 0+1+2+3
+        raise UserError(f"device {name} computes wrongly: 0+1+2+3 gave {total}")
+    return device
+
+
+def _test_all_reduce(dist: Any, place: Place, device: torch.device) -> str:  # noqa: ANN401 -- stock or vendor's c10d
+    """Sum 1..world_size over the group, exact in fp32; what went wrong, or ""."""
+    probe = torch.tensor([float(place.rank + 1)], dtype=torch.float32).to(device)
+    try:
+        dist.all_reduce(probe)
+        total = float(probe.item())
+    except RuntimeError as exc:
+        return f"the test all-reduce failed: {exc}"
+    expected = place.world_size * (place.world_size + 1) / 2
+    return "" if total == expected else f"the test all-reduce gave {total:g}, expected {expected:g}"
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    """By address: numpy may be missing and tolist() costs seconds on a checkpoint."""
+    here = tensor.cpu().contiguous()
+    return ctypes.string_at(here.data_ptr(), here.numel())
+
+
+def _number(tensor: torch.Tensor) -> int:
+    return int.from_bytes(_bytes(tensor), "little")

@@ -1,0 +1,240 @@
+"""The training itself: build, resume, step, log, save. One Trainer a process."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Sequence
+
+import torch
+
+from trainer.accelerators import Accelerator, autocast
+from trainer.checkpoint import Checkpoints, TrainState
+from trainer.config import OptimConfig, TrainConfig
+from trainer.data import digest, load_text, offsets
+from trainer.distributed import Group
+from trainer.errors import TrainerError, UserError
+from trainer.metrics import Metrics, StepLog, StepResult, Summary
+from trainer.model import GPT
+from trainer.place import Progress, say
+from trainer.roll_call import fold
+
+FLOOR = 0.1  # of lr, where the cosine ends
+
+
+class Trainer:
+    """Data-parallel training of the GPT on one group of ranks."""
+
+    def __init__(self, config: TrainConfig, group: Group, progress: Progress) -> None:
+        self.config, self.group, self.progress = config, group, progress
+        self.rank = group.place.rank
+        self.text = torch.frombuffer(bytearray(self._load_text()), dtype=torch.uint8)
+        run_dir = group.place.run_dir
+        out = Path(config.out).expanduser() if config.out else (run_dir / "checkpoints" if run_dir else Path("out"))
+        self.checkpoints = Checkpoints(group, config, out.absolute(), self.data_digest)
+        self.checkpoints.prepare()
+        torch.manual_seed(config.seed % 2**63)
+        self.bare = GPT(config.model).to(group.device)  # moved before it is wrapped: DDP looks at where parameters are
+        warn_if_on_cpu(self.bare, group.accelerator, self.rank)
+        self.model = self._wrap(self.bare)
+        self.optimizer = make_optimizer(self.bare, config.lr, config.optim)
+        self.parameters = list(self.bare.parameters())
+
+    def run(self) -> Summary:
+        """Train to the last step; the progress file says done before this returns. Raises TrainerError."""
+        started, place = time.perf_counter(), self.group.place
+        self._announce()
+        state = self.checkpoints.resume(self.bare, self.optimizer)
+        path = self.checkpoints.out / f"step_{state.step}"
+        self._settle()
+        metrics = Metrics(self.checkpoints.out / "metrics.jsonl", last_step=state.step) if place.is_main else None
+        log = StepLog(self.config.log_steps, self._tokens_per_step, self.rank)
+        seconds, tokens_before = 0.0, state.tokens
+        for step in range(state.step + 1, self.config.steps + 1):
+            self.progress.write("step", step - 1)
+            result = self._step(step)
+            seconds += result.seconds
+            state = TrainState(
+                step,
+                state.tokens + self._tokens_per_step,
+                result.loss if state.first_loss is None else state.first_loss,
+                result.loss,
+            )
+            if metrics:
+                metrics.write(self._record(step, result))
+            log.add(step, result, last=step == self.config.steps)
+            if step % self.config.save_steps == 0 or step == self.config.steps:
+                path = self._save(state)
+        if metrics:
+            metrics.close()
+        rate = (state.tokens - tokens_before) / seconds if seconds else 0.0
+        wall_s = time.perf_counter() - started
+        summary = Summary(state.step, state.first_loss, state.last_loss, rate, wall_s, str(path))
+        self._finish(summary)
+        return summary
+
+    @property
+    def _tokens_per_step(self) -> int:
+        config = self.config
+        return config.micro_batch * config.model.context * config.accumulation * self.group.place.world_size
+
+    def _load_text(self) -> bytes:
+        """The text; a problem on any rank is an error on all of them, before anybody waits for a batch."""
+        text, problem = b"", ""
+        try:
+            text = load_text(self.config.data.paths, self.config.model.context)
+        except UserError as exc:
+            problem = str(exc)
+        self.group.agree(problem)
+        self.data_digest = digest(text)
+        found: Dict[str, List[int]] = {}
+        for rank, one in enumerate(self.group.gather_bytes(self.data_digest.encode())):
+            found.setdefault(one.decode(), []).append(rank)
+        if len(found) > 1 and self.group.place.is_main:
+            groups = "; ".join(f"{name[:12]} on rank {fold(ranks)}" for name, ranks in found.items())
+            say(f"WARNING: the ranks read different text ({groups}); losses will not repeat on other nodes")
+        return text
+
+    def _wrap(self, model: torch.nn.Module) -> Any:  # noqa: ANN401 -- stock or vendor's DDP, or the bare model
+        if not self.group.place.launched:
+            return model
+        accelerator = self.group.accelerator
+        return accelerator.data_parallel(model, device_ids=accelerator.device_ids(self.group.place.local_rank))
+
+    def _announce(self) -> None:
+        place, config = self.group.place, self.config
+        if not place.is_main:
+            self.progress.write("init", 0)
+            say(f"rank {place.rank} ready, device {self.group.device}")
+            return
+        self.progress.write("init", 0, ready=self.group.ready)
+        say(self.group.ready)
+        count = sum(one.numel() for one in self.parameters)
+        say(
+            f"model {count} parameters, text {len(self.text)} bytes sha256 {self.data_digest[:12]}, "
+            f"{self._tokens_per_step} tokens a step, {config.steps} steps, {config.precision}, {config.strategy}"
+        )
+
+    def _settle(self) -> None:
+        """
+        One pass without an update, so that a resumed run repeats a straight one bit for bit.
+
+        DDP orders its buckets anew after the first backward pass, and the order decides how gloo and NCCL round a sum
+        over three or more ranks. This way every counted step has the final order.
+        """
+        if self.group.place.launched:
+            self._loss(1, 0).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def _step(self, step: int) -> StepResult:
+        started, config = time.perf_counter(), self.config
+        lr = learning_rate(step, config.steps, config.lr, config.optim.warmup_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        total = torch.zeros((), device=self.group.device)
+        for micro in range(config.accumulation):
+            last = micro == config.accumulation - 1
+            with contextlib.nullcontext() if last or not self.group.place.launched else self.model.no_sync():
+                loss = self._loss(step, micro) / config.accumulation
+                loss.backward()  # type: ignore[no-untyped-call]
+            total = total + loss.detach()
+        losses = self.group.gather_float(total)
+        check_finite("loss", losses, step)
+        limit = config.optim.grad_clip or math.inf
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+        check_finite("gradient norm", [norm], step)
+        self.group.accelerator.step(self.optimizer, total, self.model)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.group.accelerator.synchronize()
+        return StepResult(losses, lr, norm, time.perf_counter() - started)
+
+    def _loss(self, step: int, micro: int) -> torch.Tensor:
+        """Of one micro batch of this rank; scalar."""
+        config, context = self.config, self.config.model.context
+        starts = offsets(
+            config.seed, step, self.rank, micro, count=config.micro_batch, text_bytes=len(self.text), context=context
+        )
+        rows = torch.stack([self.text[start : start + context + 1] for start in starts]).long().to(self.group.device)
+        with autocast(self.group.accelerator, config.precision):
+            loss: torch.Tensor = self.model(rows[:, :-1], rows[:, 1:])
+        return loss
+
+    def _save(self, state: TrainState) -> Path:
+        self.progress.write("save", state.step)
+        started = time.perf_counter()
+        path = self.checkpoints.save(state, self.bare, self.optimizer)
+        if self.group.place.is_main:
+            say(f"saved {path} in {time.perf_counter() - started:.2f} s")
+        return path
+
+    def _finish(self, summary: Summary) -> None:
+        """Mark the work as done before anything is torn down: a crash on exit is then no failed run."""
+        if self.group.place.is_main:
+            say(summary.line())
+            self.progress.write("done", summary.steps, summary=asdict(summary))
+        else:
+            self.progress.write("done", summary.steps)
+
+    def _record(self, step: int, result: StepResult) -> Dict[str, Any]:
+        return {
+            "step": step,
+            "loss": result.loss,
+            "lr": result.lr,
+            "grad_norm": result.grad_norm,
+            "tokens_per_s": self._tokens_per_step / result.seconds,
+            "step_time_s": result.seconds,
+            "time": time.time(),
+        }
+
+
+def learning_rate(step: int, steps: int, peak: float, warmup_steps: int) -> float:
+    """Straight up to `peak` over the warm-up, then half a cosine down to a tenth of it; steps count from 1."""
+    if step <= warmup_steps:
+        return peak * step / warmup_steps
+    share = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return peak * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * share)))
+
+
+def make_optimizer(model: torch.nn.Module, lr: float, config: OptimConfig) -> torch.optim.Optimizer:
+    """AdamW; weight decay on matrices and embeddings only."""
+    matrices = [one for one in model.parameters() if one.dim() > 1]
+    others = [one for one in model.parameters() if one.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=lr, betas=config.betas)
+
+
+def check_finite(what: str, values: Sequence[float], step: int) -> None:
+    """
+    Call it before the weights are touched.
+
+    Args:
+        what: names the values in the message.
+        values: in rank order, or a single one that all ranks share.
+        step: the step they belong to.
+
+    Raises:
+        TrainerError: names rank and step.
+    """
+    bad = [rank for rank, value in enumerate(values) if not math.isfinite(value)]
+    if bad:
+        where = f"rank {fold(bad)}" if len(values) > 1 else "all ranks"
+        raise TrainerError(
+            f"{where}: {what} is {values[bad[0]]} at step {step}; the weights were not updated. "
+            "Go on from the last checkpoint with a smaller lr, or look at the data and the device of that rank"
+        )
+
+
+def warn_if_on_cpu(
+    model: torch.nn.Module, accelerator: Accelerator, rank: int, write: Callable[[str], object] = sys.stderr.write
+) -> None:
+    """Training would go on, slowly and on the wrong device, so say it loudly."""
+    left = [name for name, one in model.named_parameters() if one.device.type == "cpu"]
+    if accelerator.name != "cpu" and left:
+        write(
+            f"WARNING: rank {rank}: {len(left)} parameters are on the CPU although {accelerator.name} was asked for "
+            f"(first: {left[0]}); this rank would train on the CPU\n"
+        )

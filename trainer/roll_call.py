@@ -1,0 +1,165 @@
+"""Counts the ranks over a key-value store, before and after the process group exists, and names who is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Dict, List, Mapping, Sequence, Type
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in its __all__, but public
+
+from trainer.errors import TrainerError, UserError
+from trainer.place import Place
+
+VERDICT_GRACE_S = 30.0
+LEAVE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class RollCall:
+    """
+    All ranks answer to rank 0, which tells all of them the outcome: a few messages a rank, whatever the world size.
+
+    The store lives in rank 0, or in torchrun's agent; `leave` keeps rank 0 until the others need it no more.
+    """
+
+    store: Any  # torch.distributed.Store; untyped in torch 1.10
+    place: Place
+    timeout_s: float
+    address: str
+
+    @classmethod
+    def open(cls, place: Place, env: Mapping[str, str], timeout_s: float) -> RollCall:
+        """
+        Host the store on rank 0, or reach it.
+
+        Raises:
+            UserError: MASTER_ADDR or MASTER_PORT is missing or wrong.
+            TrainerError: the port is taken, or rank 0 does not answer in time; keeps torch's own words.
+        """
+        host, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
+        if not host or not port.isdigit():
+            raise UserError(
+                f"WORLD_SIZE is set but MASTER_ADDR={host!r} MASTER_PORT={port!r}: start through orch or torchrun"
+            )
+        agent_hosts = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        hosts = place.is_main and not agent_hosts
+        try:
+            # Not waiting for the others here: a store that does cannot say who is missing.
+            store = TCPStore(
+                host, int(port), place.world_size, hosts, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
+            )
+        except RuntimeError as exc:
+            does = "host" if hosts else "reach"
+            raise TrainerError(f"rank {place.rank} cannot {does} the rendezvous at {host}:{port}: {exc}") from exc
+        attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return cls(PrefixStore(f"orch/{attempt}", store), place, timeout_s, f"{host}:{port}")
+
+    def store_for(self, name: str) -> Any:  # noqa: ANN401 -- as `store`
+        """A part of the store under its own prefix."""
+        return PrefixStore(name, self.store)
+
+    def check_all(self, stage: str, problem: str, word: str, *, kind: Type[TrainerError] = UserError) -> None:
+        """
+        Wait until every rank has answered this stage.
+
+        Args:
+            stage: names the question; each is asked once.
+            problem: why this rank cannot go on, or "".
+            word: must be the same on all ranks.
+            kind: what to raise for a rank's problem.
+
+        Raises:
+            TrainerError: on all ranks alike; names the ranks that are missing, failed or differ.
+        """
+        mine = {"problem": problem, "word": word, "node": self.place.node}
+        self.store.set(f"{stage}/{self.place.rank}", json.dumps(mine))
+        if self.place.is_main:
+            self.store.set(f"{stage}/verdict", json.dumps(self._judge(stage)))
+        else:
+            self._wait(f"{stage}/verdict", self.timeout_s + VERDICT_GRACE_S)
+        verdict = json.loads(self.store.get(f"{stage}/verdict"))
+        if verdict["missing"] or verdict["problem"]:
+            # the store must outlive the reading of the verdict by those who are there
+            self.leave([int(rank) for rank in verdict["present"].split(",")])
+        if verdict["missing"]:
+            raise TrainerError(verdict["missing"])
+        if verdict["problem"]:
+            raise kind(verdict["problem"])
+
+    def leave(self, ranks: Sequence[int] = ()) -> None:
+        """Say goodbye; rank 0 waits a little for `ranks` (all), whose libraries may still ask its store."""
+        # Whoever is gone already cannot be waited for, and the work is done.
+        with contextlib.suppress(RuntimeError):
+            self.store.set(f"left/{self.place.rank}", "1")
+            if self.place.is_main:
+                keys = [f"left/{rank}" for rank in ranks or range(self.place.world_size)]
+                self.store.wait(keys, timedelta(seconds=LEAVE_TIMEOUT_S))
+
+    def _wait(self, key: str, timeout_s: float) -> None:
+        try:
+            self.store.wait([key], timedelta(seconds=timeout_s))
+        except RuntimeError as exc:
+            raise TrainerError(
+                f"rank {self.place.rank}: rank 0 did not answer at {self.address} within {timeout_s:g} s: {exc}"
+            ) from exc
+
+    def _judge(self, stage: str) -> dict[str, str]:
+        deadline = time.monotonic() + self.timeout_s
+        answers: Dict[int, Dict[str, str]] = {}
+        for rank in range(self.place.world_size):
+            try:
+                left_s = max(deadline - time.monotonic(), 0.01)
+                self.store.wait([f"{stage}/{rank}"], timedelta(seconds=left_s))
+            except RuntimeError:
+                continue  # missing; counted below
+            answers[rank] = json.loads(self.store.get(f"{stage}/{rank}"))
+        present = ",".join(str(rank) for rank in answers)
+        return {"present": present, **judge(answers, self.place.world_size, self.timeout_s)}
+
+
+def judge(answers: Mapping[int, Mapping[str, str]], world_size: int, waited_s: float) -> dict[str, str]:
+    """{"missing": …, "problem": …} in the user's words, both "" when all ranks may go on. Pure."""
+    verdict = {"missing": "", "problem": ""}
+    missing = [rank for rank in range(world_size) if rank not in answers]
+    problems = {
+        rank: answer["problem"] + (f" (on {answer['node']})" if answer["node"] else "")
+        for rank, answer in answers.items()
+        if answer["problem"]
+    }
+    words: Dict[str, List[int]] = {}
+    for rank, answer in answers.items():
+        words.setdefault(answer["word"], []).append(rank)
+    if problems:
+        verdict["problem"] = by_rank(problems)
+    elif missing:
+        verdict["missing"] = (
+            f"{len(answers)}/{world_size} ranks ready after {waited_s:g} s; missing: rank {fold(missing)}; "
+            "look at the last lines of those ranks, and whether their nodes reach this one"
+        )
+    elif len(words) > 1:
+        found = "; ".join(f"{word} on rank {fold(ranks)}" for word, ranks in words.items())
+        verdict["problem"] = f"the ranks found different devices: {found}; set device= or repair the nodes without one"
+    return verdict
+
+
+def by_rank(problems: Mapping[int, str]) -> str:
+    """One line a problem, with the ranks that have it."""
+    ranks: Dict[str, List[int]] = {}
+    for rank, text in problems.items():
+        ranks.setdefault(text, []).append(rank)
+    return "\n".join(f"rank {fold(some)}: {text}" for text, some in ranks.items())
+
+
+def fold(ranks: Sequence[int]) -> str:
+    """[0, 1, 2, 5] -> "0-2,5"; `ranks` ascending."""
+    spans: List[List[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans)

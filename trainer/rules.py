@@ -1,0 +1,115 @@
+"""What one key may hold: reads the text of a shell, checks the value of a file, and says what is allowed."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Rule:
+    """
+    A kind of value and its limits.
+
+    kind: int, float, text, texts (list of text) or betas (two numbers in [0, 1)).
+    above: `low` itself is not allowed. planned: choices that are known but not built yet.
+    """
+
+    kind: str
+    low: float = 0
+    above: bool = False
+    choices: tuple[str, ...] = ()
+    planned: tuple[str, ...] = ()
+    optional: bool = False
+
+    @property
+    def allowed(self) -> str:
+        """For error messages."""
+        if self.choices:
+            return ", ".join(self.choices)
+        words = {
+            "int": f"a whole number >= {self.low:g}",
+            "float": f"a number {'>' if self.above else '>='} {self.low:g}",
+            "text": "text, not empty",
+            "texts": 'names separated by commas, or a list ["a", "b"]',
+            "betas": "two numbers in [0, 1), such as 0.9,0.95",
+        }
+        return words[self.kind]
+
+    def parse(self, key: str, text: str) -> Any:  # noqa: ANN401 -- the kind decides the type
+        """The value of `key=text` as typed in a shell."""
+        if self.kind in ("int", "float"):
+            try:
+                return self.check(key, int(text) if self.kind == "int" else float(text))
+            except ValueError:
+                self._refuse(key, text)
+        if self.kind == "text":
+            return self.check(key, text)
+        return self.check(key, _parse_list(text, numbers=self.kind == "betas"), shown=text)
+
+    def check(self, key: str, value: Any, *, where: str = "", shown: Any = None) -> Any:  # noqa: ANN401 -- as above
+        """
+        The value itself, in the type the configuration keeps.
+
+        Raises:
+            UserError: names the key, what is allowed and the value; `shown` is what the user typed, where that differs.
+        """
+        shown = value if shown is None else shown
+        if value is None and self.optional:
+            return None
+        if isinstance(value, str) and value in self.planned:
+            raise UserError(f"{_start(where)}{key}={value}: not available yet in this version, allowed: {self.allowed}")
+        good = {
+            "int": _is_int(value) and value >= self.low,
+            "float": _is_number(value) and (value > self.low or (value == self.low and not self.above)),
+            "text": isinstance(value, str) and bool(value) and (not self.choices or value in self.choices),
+            "texts": isinstance(value, (list, tuple)) and all(isinstance(one, str) and one for one in value),
+            "betas": isinstance(value, (list, tuple)) and len(value) == 2 and all(_is_beta(one) for one in value),  # noqa: PLR2004
+        }
+        if not good[self.kind]:
+            self._refuse(key, shown, where=where)
+        if self.kind == "float":
+            return float(value)
+        if self.kind == "betas":
+            return tuple(float(one) for one in value)
+        return tuple(value) if self.kind == "texts" else value
+
+    def _refuse(self, key: str, value: object, *, where: str = "") -> NoReturn:
+        shown = value if isinstance(value, str) else json.dumps(value, default=str)
+        raise UserError(f"{_start(where)}{key}={shown}: allowed: {self.allowed}")
+
+
+def _start(where: str) -> str:
+    return f"{where}: " if where else ""
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_beta(value: object) -> bool:
+    return _is_number(value) and 0 <= value < 1  # type: ignore[operator]  # _is_number narrows
+
+
+def _parse_list(text: str, *, numbers: bool) -> Any:  # noqa: ANN401 -- a list, or whatever JSON the user typed
+    """`a,b` or a JSON list; text that is neither comes back as it is, for the check to refuse."""
+    if text.startswith("["):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not numbers:
+        return parts
+    try:
+        return [float(part) for part in parts]
+    except ValueError:
+        return text
