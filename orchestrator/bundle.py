@@ -7,7 +7,7 @@ import io
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -81,15 +81,25 @@ def build(*, trainer: bool, code: Code | None) -> Bundle:
     return Bundle(tuple(sorted(files)))
 
 
-def find_code(cwd: Path) -> Code:
+def find_code(cwd: Path, words: Sequence[str]) -> Code:
     """
-    The code that a program started in `cwd` needs.
+    The code that a program started in `cwd` needs; `words` are the program and its arguments.
 
-    In a git work tree: every tracked file plus the uncommitted ones that are not ignored. Elsewhere: every file below
-    `cwd` but hidden ones and virtual environments.
+    In a git work tree: every tracked file plus the uncommitted ones that are not ignored. Elsewhere, if a word names
+    something of the folder: every file below `cwd` but hidden ones and virtual environments; otherwise nothing.
+
+    Raises:
+        UsageError: outside of git, `cwd` is a home folder or the root, which hold more than code.
     """
     top = _git(cwd, "rev-parse", "--show-toplevel")
     if top is None:
+        if words[0] != "-m" and not any(word and not word.startswith("/") and (cwd / word).exists() for word in words):
+            return Code(cwd, "", ())
+        if cwd in {Path.home(), Path(cwd.anchor)}:
+            raise UsageError(
+                f"the code in {cwd} is in no git work tree, and all of that folder would be sent to the nodes",
+                hint="start from a folder that holds only the code, or keep it in git",
+            )
         return Code(cwd, "", tuple(_walk(cwd)))
     root = Path(top.strip())
     listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard") or ""

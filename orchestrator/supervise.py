@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
+from orchestrator.errors import NodesError
 from orchestrator.hostlist import fold
 from orchestrator.launchers.base import Launcher, Queue
 from orchestrator.plan import LaunchPlan
@@ -97,13 +98,16 @@ def observe(plan: LaunchPlan, launcher: Launcher, job: str | None) -> Status:
     Ask the nodes and the scheduler.
 
     Raises:
-        NodesError: some nodes cannot be reached.
+        NodesError: some nodes cannot be reached, and the others do not settle it.
     """
     nodes: list[NodeObservation] = []
     for place in launcher.places():
         nodes += place.endpoint.observe(place.attempt_dir, place.nodes)
     queue = launcher.queue(job)
-    return Status(judge(plan, nodes, queue), tuple(nodes), queue)
+    verdict = judge(plan, nodes, queue)
+    if launcher.unreachable and verdict.state not in {RunState.FAILED, RunState.STOPPED}:
+        raise NodesError(launcher.unreachable, plan.node_count)
+    return Status(verdict, tuple(nodes), queue)
 
 
 def settle(folder: RunFolder, verdict: Verdict, nodes: Sequence[NodeObservation] = ()) -> RunRecord:

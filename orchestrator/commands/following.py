@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 from orchestrator import supervise
 from orchestrator.console import LineWriter, say
@@ -19,6 +20,7 @@ from orchestrator.transports.observed import NodeObservation
 
 Keep = Callable[[LogLine], bool]
 QUEUE_POLL_S = 2.0
+LINES_AT_ONCE = 1000
 
 
 class Watch:
@@ -38,11 +40,11 @@ class Watch:
     def past(self, tail: int | None) -> None:
         """Print what is there already, or the last `tail` lines of it."""
         lines: Iterable[LogLine] = filter(self._keep, history(self._feeds))
-        if tail is None:
-            for line in lines:
-                self._writer.write([line])
-        else:
-            self._writer.write(deque(lines, maxlen=tail))
+        if tail is not None:
+            lines = deque(lines, maxlen=tail)
+        stream = iter(lines)
+        while batch := list(islice(stream, LINES_AT_ONCE)):
+            self._writer.write(batch)
 
     def rest(self) -> None:
         """Print the last lines that no newline ends; nothing more is expected."""
@@ -56,6 +58,8 @@ class Watch:
         Raises:
             NodesError: a node cannot be heard any more; the run goes on.
         """
+        if self.launcher.unreachable:
+            raise NodesError(self.launcher.unreachable, self._plan.node_count)
         job = self.folder.read().slurm_job
         silent = {id(feed) for feed in self._feeds}
         with live(self._feeds) as batches:

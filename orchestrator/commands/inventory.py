@@ -46,7 +46,7 @@ def load_inventory(given: str | None, names: str | None) -> Inventory:
 
 def _shipped(name: str) -> Path | None:
     path = inventory_folder() / f"{name}.yaml"
-    return path if name.isidentifier() or ("-" in name and "/" not in name and path.is_file()) else None
+    return path if "/" not in name and "." not in name and path.is_file() else None
 
 
 def show(given: str | None) -> int:

@@ -52,7 +52,7 @@ def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
     inventory = load_inventory(words.inventory, words.nodes if words.launcher == "ssh" else None)
     if words.launcher == "ssh" and inventory.accelerator == "auto" and inventory.devices is None:
         inventory = probed(inventory, words.nodes)
-    code = bundles.find_code(Path.cwd()) if words.program else None
+    code = bundles.find_code(Path.cwd(), words.program) if words.program else None
     program = _program(words, code)
     config = _trainer_config(words) if program.kind == "trainer" else None
     shape = _shape(words.shape) if words.shape else None

@@ -8,10 +8,11 @@ import time
 from dataclasses import dataclass
 
 from orchestrator.commands.following import Keep, Watch
-from orchestrator.console import LineWriter, say
-from orchestrator.errors import UsageError
+from orchestrator.console import LineWriter, say, say_error
+from orchestrator.errors import NodesError, UsageError
 from orchestrator.hostlist import expand
 from orchestrator.launchers import launcher_for
+from orchestrator.launchers.base import Launcher
 from orchestrator.logs.merge import LogLine
 from orchestrator.plan import LaunchPlan
 from orchestrator.store import Store, home
@@ -41,7 +42,7 @@ def logs(run: str, wanted: Filter, *, follow: bool, tail: int | None, as_json: b
         watch.past(tail)
         if not follow:
             watch.rest()
-            return 0
+            return _missing(launcher, plan)
         record = watch.to_end()
     except KeyboardInterrupt:
         say(f"stopped watching; the run goes on unless it has ended: orch status {folder.path.name}")
@@ -50,6 +51,15 @@ def logs(run: str, wanted: Filter, *, follow: bool, tail: int | None, as_json: b
         launcher.close()
     say(f"run {record.id} is {record.state.value}")
     return 0
+
+
+def _missing(launcher: Launcher, plan: LaunchPlan) -> int:
+    """Say whose lines could not be had."""
+    if not launcher.unreachable:
+        return 0
+    error = NodesError(launcher.unreachable, plan.node_count)
+    say_error(error)
+    return error.exit_code
 
 
 def _keep(wanted: Filter, plan: LaunchPlan, now: float) -> Keep:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from orchestrator.bundle import Bundle
 
 if TYPE_CHECKING:
+    from orchestrator.errors import NodeError
     from orchestrator.transports.endpoint import Endpoint
 
 
@@ -33,6 +34,11 @@ class Queue:
 class Launcher(Protocol):
     """Carries out one plan; holds its connections until closed."""
 
+    @property
+    def unreachable(self) -> Sequence[NodeError]:
+        """The nodes that the last `places` could not reach, and why."""
+        ...
+
     def start(self, bundle: Bundle) -> str | None:
         """
         Start the plan's agents; return the scheduler's job id where there is one.
@@ -44,10 +50,10 @@ class Launcher(Protocol):
 
     def places(self) -> Sequence[Place]:
         """
-        Where the run's node folders are, connected.
+        Where the run's node folders are, connected; without the nodes that cannot be reached.
 
         Raises:
-            NodesError: some nodes cannot be reached.
+            NodesError: none can be reached.
         """
         ...
 

@@ -25,6 +25,7 @@ class DirectLauncher:
         self._transport = transport
         self._fanout = int(plan.ssh["fanout"])
         self._endpoints: dict[str, Endpoint] = {}
+        self.unreachable: Sequence[NodeError] = ()
 
     def start(self, bundle: Bundle) -> str | None:
         """Push to all nodes; start the head, which finds the rendezvous; then all the others."""
@@ -45,10 +46,17 @@ class DirectLauncher:
         return None
 
     def places(self) -> Sequence[Place]:
-        """One place a node."""
+        """One place a node that can be reached."""
         plan = self._plan
-        self._connect(plan.nodes)
-        return [Place(self._endpoints[node.name], plan.attempt_dir(node), (node.name,)) for node in plan.nodes]
+        try:
+            self.unreachable = ()
+            self._connect(plan.nodes)
+        except NodesError as exc:
+            if not self._endpoints:
+                raise
+            self.unreachable = exc.failures
+        reached = [node for node in plan.nodes if node.name in self._endpoints]
+        return [Place(self._endpoints[node.name], plan.attempt_dir(node), (node.name,)) for node in reached]
 
     def queue(self, job: str | None) -> Queue | None:  # noqa: ARG002  no scheduler here
         """No scheduler here."""

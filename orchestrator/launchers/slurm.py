@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import plan as plans
 from orchestrator.bundle import Bundle
-from orchestrator.errors import LaunchError
+from orchestrator.errors import LaunchError, NodeError
 from orchestrator.launchers.base import Place, Queue
 from orchestrator.plan import LaunchPlan, NodePlan
 from orchestrator.transports.base import Transport
@@ -49,6 +49,7 @@ class SlurmLauncher:
         self._plan = plan
         self._transport = transport
         self._connection: Endpoint | None = None
+        self.unreachable: Sequence[NodeError] = ()  # Slurm reaches the nodes, this machine only the shared workdir
 
     def start(self, bundle: Bundle) -> str | None:
         """Write the files to the shared workdir and submit; returns Slurm's job id."""

@@ -184,3 +184,16 @@ def test_json_lines_are_one_object_each(orch: Orch) -> None:
     )
     for text in done.stdout.splitlines():
         assert list(json.loads(text)) == ["time", "node", "rank", "stream", "text"]
+
+
+def test_log_of_the_other_nodes_can_be_read_when_one_is_gone(orch: Orch) -> None:
+    """The record holds how nodes are reached; pointing one of them at a port where nobody is stands for its death."""
+    orch("ssh-launch", "--", "echo", "hi")
+    [plan] = orch.home.rglob("plan.json")
+    stored = json.loads(plan.read_text("utf-8"))
+    stored["nodes"][1]["port"] = 1
+    plan.write_text(json.dumps(stored))
+    done = orch("logs", code=4)
+    assert "[n0:0] hi" in done.stdout
+    assert "n1: " in done.stderr
+    assert orch("status").stdout.split()[1] == "DONE"

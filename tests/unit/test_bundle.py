@@ -41,12 +41,12 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_tracked_and_uncommitted_files_travel_ignored_and_deleted_do_not(repository: Path) -> None:
-    code = bundles.find_code(repository)
+    code = bundles.find_code(repository, ["x.py"])
     assert set(code.files) == {".gitignore", "kept.py", "changed.py", "new file.py", "sub/x.py"}
 
 
 def test_whole_work_tree_travels_from_a_folder_below_its_root(repository: Path) -> None:
-    code = bundles.find_code(repository / "sub")
+    code = bundles.find_code(repository / "sub", ["x.py"])
     assert (code.root, code.cwd) == (repository, "sub")
     assert "kept.py" in code.files
 
@@ -55,12 +55,26 @@ def test_outside_of_git_hidden_files_and_environments_stay(tmp_path: Path) -> No
     for name in ("a.py", ".secret", "env/pyvenv.cfg", "env/lib.py", "pkg/b.py", "pkg/__pycache__/b.pyc", ".git-not/x"):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text("")
-    assert bundles.find_code(tmp_path).files == ("a.py", "pkg/b.py")
+    for words in (["a.py"], ["sh", "a.py"], ["-m", "pkg.b"]):
+        assert bundles.find_code(tmp_path, words).files == ("a.py", "pkg/b.py")
+
+
+def test_program_that_names_nothing_here_takes_nothing_along(tmp_path: Path) -> None:
+    (tmp_path / "private.txt").touch()
+    for words in (["echo", "hi"], ["/usr/bin/env"], ["echo", ""]):
+        assert bundles.find_code(tmp_path, words).files == ()
+
+
+def test_home_folder_is_never_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.py").touch()
+    with pytest.raises(UsageError, match="all of that folder would be sent"):
+        bundles.find_code(tmp_path, ["a.py"])
 
 
 def test_digest_follows_content_and_mode_not_time_or_place(repository: Path) -> None:
     def digest() -> str:
-        return bundles.build(trainer=True, code=bundles.find_code(repository)).digest
+        return bundles.build(trainer=True, code=bundles.find_code(repository, ["x.py"])).digest
 
     before = digest()
     (repository / "kept.py").touch()
@@ -73,7 +87,7 @@ def test_digest_follows_content_and_mode_not_time_or_place(repository: Path) -> 
 
 def test_archive_holds_what_the_bundle_names_and_nothing_of_its_maker(repository: Path) -> None:
     (repository / "link").symlink_to("kept.py")
-    bundle = bundles.build(trainer=True, code=bundles.find_code(repository))
+    bundle = bundles.build(trainer=True, code=bundles.find_code(repository, ["x.py"]))
     with tarfile.open(fileobj=io.BytesIO(bundle.tar())) as archive:
         members = {member.name: member for member in archive.getmembers()}
     assert set(members) == {name for name, _ in bundle.files}
@@ -85,7 +99,7 @@ def test_archive_holds_what_the_bundle_names_and_nothing_of_its_maker(repository
 
 
 def test_trainer_stays_at_home_when_a_program_of_the_users_runs(repository: Path) -> None:
-    bundle = bundles.build(trainer=False, code=bundles.find_code(repository))
+    bundle = bundles.build(trainer=False, code=bundles.find_code(repository, ["x.py"]))
     assert not [name for name, _ in bundle.files if name.startswith("trainer/")]
 
 
@@ -93,7 +107,7 @@ def test_enormous_code_is_refused_with_its_largest_files(tmp_path: Path) -> None
     with (tmp_path / "checkpoint.pt").open("wb") as file:
         file.truncate(bundles.LIMIT_BYTES + 1)
     with pytest.raises(UsageError, match=r"checkpoint\.pt \(256 MiB\)"):
-        bundles.build(trainer=False, code=bundles.find_code(tmp_path))
+        bundles.build(trainer=False, code=bundles.find_code(tmp_path, ["checkpoint.pt"]))
 
 
 def test_revision_is_the_commit_and_what_differs_from_it(
