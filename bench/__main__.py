@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -14,16 +15,20 @@ from bench.place import Place
 from bench.processes import adopt_orphans
 
 MEASURES = {"startup": startup.measure, "planning": planning.measure, "launch": launch.measure}
+PROGRAMS = {"sshd": "openssh-server", "ssh-keygen": "openssh-client", "clush": "clustershell", "pdsh": "pdsh"}
+NEEDED = {"sshd", "ssh-keygen"}
 LEAST = 5
 
 
 def main() -> int:
     """Measure what was asked for; missed targets are told, and no error."""
     options = _options()
-    missing = [name for name in ("sshd", "clush", "pdsh") if shutil.which(name) is None]
+    missing = [name for name in PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     if missing:
-        packages = "openssh-server clustershell pdsh"
+        packages = " ".join(PROGRAMS[name] for name in missing)
         sys.stderr.write(f"missing: {', '.join(missing)} (on Debian: apt-get install {packages})\n")
+    if NEEDED & set(missing) and "launch" in (options.only or MEASURES):
+        return 2
     if options.repetitions < LEAST:
         sys.stderr.write(f"fewer than {LEAST} repetitions: for trying out only\n")
     adopt_orphans()

@@ -21,19 +21,20 @@ _PROGRAMS = Path(__file__).parent / "programs"
 
 ORCH_ECHO = "orch ssh-launch -- echo"
 ORCH_SCRIPT = "orch ssh-launch -- hello.py"
-ORCH_COLD = "orch ssh-launch -- echo, never used hosts"
+ORCH_COLD = "orch ssh-launch -- echo, on never used hosts"
 CLUSH = "clush echo"
 PDSH = "pdsh echo"
 DEEPSPEED = "deepspeed --launcher pdsh hello.py"
-TORCHRUNX = "torchrunx (starts agents without ssh)"
-TORCHRUN = "torchrun on each host by hand (without ssh)"
+TORCHRUNX = "torchrunx (without ssh)"
+TORCHRUN = "two torchrun by hand (without ssh)"
 
 NOTE = f"""\
-{HOSTS} hosts, which are loopback addresses of one sshd; the program prints one line a host. *{FIRST}*: on the command's
-standard output. The others have their quickest form: DeepSpeed gets `--no_ssh_check` and `--master_addr`, which save it two
-connections, and reaches the hosts by `PDSH_SSH_ARGS`; torchrunx takes loopback addresses for this machine and starts its
-agents through a shell, without ssh, and gets no process group; the two `torchrun` are started at the same moment on this
-machine. clush and pdsh run a command and know nothing of ranks. In *{ORCH_COLD}* the bundle is pushed each time."""
+{HOSTS} hosts, which are loopback addresses of one sshd; the program prints one line on each. *{FIRST.capitalize()}*: until
+the first of them stands on the command's standard output. The others run in their quickest form. DeepSpeed gets
+`--no_ssh_check` and `--master_addr`, which save it two connections, and reaches the hosts through `PDSH_SSH_ARGS`.
+torchrunx takes loopback addresses for this machine: its agents are started by a shell, not over ssh, and it makes no process
+group. The two `torchrun` (static rendezvous) are started at the same moment, on this machine. clush and pdsh run a command
+and know nothing of ranks. On never used hosts, orch also pushes its bundle; elsewhere it is there from the warm-up."""
 
 
 def measure(place: Place, *, repetitions: int) -> Measure:

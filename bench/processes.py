@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import BinaryIO
 
 from tests.grounds.keeper import descendants, kill, kill_each
@@ -51,7 +52,11 @@ class Timing:
 def adopt_orphans() -> None:
     """Make everything that is started from here a descendant for good, however often it detaches; on TERM, leave in order."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def time_job(job: Job, *, marker: bytes = b"", lines: int = 0) -> Timing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,7 @@ BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 def markdown(machine: Mapping[str, str], measures: Sequence[Measure], *, repetitions: int) -> str:
     """Everything, as it stands in docs/benchmarks.md."""
     facts = "".join(f"- {name}: {value}\n" for name, value in machine.items())
-    intro = f"Medians of {repetitions} runs, in brackets the smallest and the largest.\n\n{facts}"
+    intro = f"Medians of {repetitions} runs, in brackets the shortest and the longest.\n\n{facts}"
     return "\n".join([intro, *map(_section, measures)])
 
 
@@ -42,9 +43,9 @@ def _section(measure: Measure) -> str:
     figures = measure.figures
     head = f"| | {' | '.join(figures)} | ratio |\n|---|{'---|' * (len(figures) + 1)}\n"
     rows = "".join(_row(series, measure) for series in measure.series)
-    ratio = f"ratio: {figures[0]}, against {measure.reference}"
+    ratio = f"Ratio: {figures[0]}, against {measure.reference}."
     promises = "".join(f"- {sentence}\n" for sentence in _sentences(measure))
-    return f"### {measure.title}\n{measure.note} ({ratio})\n\n{head}{rows}\n{promises}"
+    return f"## {measure.title}\n{measure.note} {ratio}\n\n{head}{rows}\n{promises}"
 
 
 def _row(series: Series, measure: Measure) -> str:
@@ -54,10 +55,14 @@ def _row(series: Series, measure: Measure) -> str:
     cells = []
     for figure in measure.figures:
         values = series.seconds[figure]
-        cells.append(f"{series.median(figure):.2f} s ({min(values):.2f}-{max(values):.2f})")
+        cells.append(f"{_shown(statistics.median(values))} ({_shown(min(values))} - {_shown(max(values))})")
     own, other = (_median(measure, name, measure.figures[0]) for name in (series.name, measure.reference))
     ratio = f"{own / other:.2f}" if own and other else ""
     return f"| {series.name} | {' | '.join(cells)} | {ratio} |\n"
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
 
 
 def _sentences(measure: Measure) -> list[str]:
@@ -66,9 +71,9 @@ def _sentences(measure: Measure) -> list[str]:
 
 def _promise(target: Target) -> str:
     if target.other is None:
-        return f"{target.contestant}, at most {target.limit:g} s"
-    what = "faster than" if target.limit == 1.0 else f"at most {target.limit:g} times"
-    return f"{target.contestant}, {target.figure}, {what} {target.other}"
+        return f"{target.contestant}: {target.figure} in at most {target.limit:g} s"
+    what = "sooner than" if target.limit == 1.0 else f"after at most {target.limit:g} times what it takes"
+    return f"{target.contestant}: {target.figure} {what} {target.other}"
 
 
 def _verdict(measure: Measure, target: Target) -> str:
@@ -76,7 +81,7 @@ def _verdict(measure: Measure, target: Target) -> str:
     other = 1.0 if target.other is None else _median(measure, target.other, target.figure)
     if own is None or other is None:
         return "**not measured**"
-    value = f"{own / other:.2f}" + (" s" if target.other is None else " times")
+    value = _shown(own) if target.other is None else f"{own / other:.2f} times as long"
     return f"{value}, {'met' if own / other <= target.limit else '**missed**'}"
 
 

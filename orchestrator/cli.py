@@ -17,9 +17,10 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help needs no rich, which takes as long to load as all the rest
     help="Start a training job on many machines from one inventory file, and bring every log back.",
 )
-inventory_app = typer.Typer(no_args_is_help=True, help="Show, check or make an inventory file.")
+inventory_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show, check or make an inventory file.")
 app.add_typer(inventory_app, name="inventory")
 
 InventoryOption = Annotated[

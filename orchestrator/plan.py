@@ -259,10 +259,9 @@ def sbatch_path(plan: LaunchPlan) -> str:
     return f"{plan.attempt_dir(plan.head)}/submit.sbatch"
 
 
-def start_command(plan: LaunchPlan, node: NodePlan, rendezvous: str | None) -> list[str]:
-    """What starts the agent on a node reached directly; the head finds the rendezvous, so it is told none."""
-    command = ["/bin/sh", f"{plan.node_dir(node)}/node.sh"]
-    return command if rendezvous is None else [*command, "--rendezvous", rendezvous]
+def start_command(plan: LaunchPlan, node: NodePlan, rendezvous: str) -> list[str]:
+    """What starts the agent on a node reached directly, once the head has found the rendezvous."""
+    return ["/bin/sh", f"{plan.node_dir(node)}/node.sh", "--rendezvous", rendezvous]
 
 
 def to_json(plan: LaunchPlan) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def node_script(plan: LaunchPlan, node: NodePlan) -> str:
         node_rank=node.node_rank,
         env=node.env,
         python=node.python,
-        agent=f"{plan.bundle_dir(node)}/orchestrator/node",
+        agent=f"{plan.bundle_dir(node)}/orchestrator/node/__main__.py",
         job=f"{plan.attempt_dir(node)}/job.json",
     )
 
@@ -70,7 +70,7 @@ def slurm_node_script(plan: LaunchPlan) -> str:
         common_env={name: value for name, value in head.env.items() if name in common},
         nodes=[node for node in own if node["env"] or node["address"]],
         python=head.python,
-        agent=f"{plan.bundle_dir(head)}/orchestrator/node",
+        agent=f"{plan.bundle_dir(head)}/orchestrator/node/__main__.py",
         job=f"{plan.attempt_dir(head)}/job.json",
     )
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from orchestrator.errors import LaunchError
 
+INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+"""The variables that name the network cards of a training; the head's address is taken from there first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
@@ -19,7 +22,7 @@ class Rendezvous:
 
 
 def parse(text: str) -> Rendezvous:
-    """Read what the head's agent reports: "ADDRESS PORT HOST_ID"."""
+    """Read what the head reports: "ADDRESS PORT HOST_ID"."""
     address, port, host_id = text.split(maxsplit=2)
     return Rendezvous(address, int(port), host_id)
 

@@ -31,12 +31,9 @@ def _direct(plan: LaunchPlan, node: NodePlan, files: list[PlannedFile], shown: d
     for file in files:
         first = shown.setdefault(file, node.name)
         parts.append(_file(file) if first == node.name else f"# {file.path}: the same as on {first}\n")
-    rendezvous = None
     if node.node_rank == 0:
-        parts.append("# the head: its agent finds an address and a free port, and reports them as the rendezvous\n")
-    else:
-        rendezvous = "ADDRESS PORT HOST_ID of the head"
-    command = plans.start_command(plan, node, rendezvous)
+        parts.append("# this is the head: orch finds an address and a free port here first, and holds the port\n")
+    command = plans.start_command(plan, node, "ADDRESS PORT HOST_ID of the head")
     return "".join([*parts, " ".join(map(shell_path, command)), "\n"])
 
 

@@ -9,6 +9,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -80,12 +81,12 @@ def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
 def _start(plan: LaunchPlan, launcher: Launcher, bundle: bundles.Bundle, record: RunRecord) -> RunFolder:
     """Write the record before anything starts; a launch that fails is a FAILED run with nothing left running."""
     folder = Store(home(os.environ)).create(record)
-    folder.write_plan(plan)
-    commit, diff = bundles.revision(Path.cwd())
-    if diff:
-        folder.write_diff(diff)
-    folder.update(state=RunState.STARTING, code={"commit": commit, "dirty": bool(diff)})
     try:
+        with ThreadPoolExecutor(1) as aside:
+            connecting = aside.submit(launcher.connect)  # waits for the network; the record is completed meanwhile
+            folder.write_plan(plan)
+            folder.update(state=RunState.STARTING, code=_code(folder))
+            connecting.result()
         job = launcher.start(bundle)
     except OrchError as exc:
         folder.update(state=RunState.FAILED, message=str(exc), ended=datetime.now(timezone.utc).isoformat())
@@ -97,6 +98,14 @@ def _start(plan: LaunchPlan, launcher: Launcher, bundle: bundles.Bundle, record:
         raise LaunchError("interrupted during the launch; what had started was stopped") from None
     folder.update(slurm_job=job)
     return folder
+
+
+def _code(folder: RunFolder) -> dict[str, Any]:
+    """Which code the user has here; what differs from its commit is kept beside the record."""
+    commit, diff = bundles.revision(Path.cwd())
+    if diff:
+        folder.write_diff(diff)
+    return {"commit": commit, "dirty": bool(diff)}
 
 
 def _watch(folder: RunFolder, launcher: Launcher) -> int:

@@ -7,12 +7,12 @@ from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.slurm import SlurmLauncher
 from orchestrator.plan import LaunchPlan
-from orchestrator.transports import transport_to
+from orchestrator.transports import way_to
 
 
 def launcher_for(plan: LaunchPlan) -> Launcher:
     """The launcher of a plan."""
     options = SshOptions.model_validate(plan.ssh)
     if plan.launcher == "slurm":
-        return SlurmLauncher(plan, lambda node: transport_to(node, "local", options))
-    return DirectLauncher(plan, lambda node: transport_to(node, plan.transport, options))
+        return SlurmLauncher(plan, way_to("local", options))
+    return DirectLauncher(plan, way_to(plan.transport, options))

@@ -39,9 +39,18 @@ class Launcher(Protocol):
         """The nodes that the last `places` could not reach, and why."""
         ...
 
+    def connect(self) -> None:
+        """
+        Reach everything that the launch needs; nothing is started or written yet.
+
+        Raises:
+            NodesError: some nodes cannot be reached, or have no Python.
+        """
+        ...
+
     def start(self, bundle: Bundle) -> str | None:
         """
-        Start the plan's agents; return the scheduler's job id where there is one.
+        Start the plan's agents, connecting if need be; return the scheduler's job id where there is one.
 
         Raises:
             LaunchError: nothing of the run is left running.

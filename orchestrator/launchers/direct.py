@@ -27,17 +27,19 @@ class DirectLauncher:
         self._endpoints: dict[str, Endpoint] = {}
         self.unreachable: Sequence[NodeError] = ()
 
+    def connect(self) -> None:
+        """Open one connection a node, all at once."""
+        self._connect(self._plan.nodes)
+
     def start(self, bundle: Bundle) -> str | None:
-        """Push to all nodes; start the head, which finds the rendezvous; then all the others."""
+        """Push to all nodes; find the rendezvous on the head; start all agents with it."""
         plan = self._plan
-        self._connect(plan.nodes)
+        self.connect()
         files = plans.node_files(plan)
         self._on_each(plan.nodes, lambda node: self._push(node, bundle, files[node.name]))
         try:
-            found = self._start_agent(plan.head, None)
-            hosts = {node.name: self._endpoints[node.name].facts.host_id for node in plan.nodes}
-            rendezvous.check_reachable(rendezvous.parse(found), plan.head.name, hosts)
-            self._on_each(plan.nodes[1:], lambda node: self._start_agent(node, found))
+            found = self._reserve()
+            self._on_each(plan.nodes, lambda node: self._start_agent(node, found))
         except LaunchError as exc:
             left = self.stop(None, grace_s=0.0)
             if left:
@@ -98,10 +100,18 @@ class DirectLauncher:
             folder, _, name = file.path.rpartition("/")
             endpoint.put_files(folder, [(name, file.text, file.mode)])
 
-    def _start_agent(self, node: NodePlan, found: str | None) -> str:
+    def _reserve(self) -> str:
+        """The rendezvous, found and held on the head just before the start."""
+        head = self._plan.head
+        interfaces = {name: head.env[name] for name in rendezvous.INTERFACES if name in head.env}
+        found = self._endpoints[head.name].reserve([head.address], interfaces)
+        hosts = {node.name: self._endpoints[node.name].facts.host_id for node in self._plan.nodes}
+        rendezvous.check_reachable(rendezvous.parse(found), head.name, hosts)
+        return found
+
+    def _start_agent(self, node: NodePlan, found: str) -> None:
         command = plans.start_command(self._plan, node, found)
-        agent = self._endpoints[node.name].start(command, self._plan.node_dir(node), wait_s=START_WAIT_S)
-        return agent.rendezvous
+        self._endpoints[node.name].start(command, self._plan.node_dir(node), wait_s=START_WAIT_S)
 
     def _on_each(self, nodes: Sequence[NodePlan], work: Callable[[NodePlan], object]) -> None:
         """Do it on all nodes, and report every failure together."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from orchestrator.errors import NodeError, NodesError
 from orchestrator.fanout import each
 from orchestrator.inventory import Inventory, Node
-from orchestrator.transports import transport_to
+from orchestrator.transports import way_to
 from orchestrator.transports.endpoint import Endpoint
 
 
@@ -24,8 +24,10 @@ def probed(inventory: Inventory, names: str | None) -> Inventory:
 
 
 def _looked_at(inventory: Inventory, nodes: Sequence[Node]) -> list[Node]:
+    transport = way_to(inventory.transport, inventory.ssh)
+
     def look(node: Node) -> Node:
-        with Endpoint.connect(transport_to(node, inventory.transport, inventory.ssh), node.python) as endpoint:
+        with Endpoint.connect(transport(node), node.python) as endpoint:
             cards = endpoint.facts.cards
         kind = next((kind for kind, count in cards.items() if count), "cpu")
         devices = node.devices if node.devices > 1 else cards.get(kind, 1)  # what somebody wrote down stands

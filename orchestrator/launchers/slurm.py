@@ -51,9 +51,14 @@ class SlurmLauncher:
         self._connection: Endpoint | None = None
         self.unreachable: Sequence[NodeError] = ()  # Slurm reaches the nodes, this machine only the shared workdir
 
+    def connect(self) -> None:
+        """Make sure that this machine can submit and has the nodes' Python."""
+        require_sbatch()
+        self._endpoint()
+
     def start(self, bundle: Bundle) -> str | None:
         """Write the files to the shared workdir and submit; returns Slurm's job id."""
-        require_sbatch()
+        self.connect()
         plan, head = self._plan, self._plan.head
         endpoint = self._endpoint()
         if not endpoint.prepare(head.workdir, bundle.digest):

@@ -95,31 +95,40 @@ def live(feeds: Sequence[Feed]) -> Iterator[Iterator[Batch]]:
     for thread in threads:
         thread.start()
     try:
-        yield _until(batches, over)
+        yield _until_all_ended(batches, threads)
     finally:
         over.set()
         for thread in threads:
             thread.join(timeout=POLL_S * 2)
 
 
-def _until(batches: queue.Queue[Batch], over: threading.Event) -> Iterator[Batch]:
-    while not over.is_set():
-        yield batches.get()
+def _until_all_ended(batches: queue.Queue[Batch], threads: Sequence[threading.Thread]) -> Iterator[Batch]:
+    while True:
+        try:
+            yield batches.get(timeout=POLL_S)
+        except queue.Empty:
+            if not any(thread.is_alive() for thread in threads) and batches.empty():
+                return
 
 
 def _pump(feed: Feed, batches: queue.Queue[Batch], over: threading.Event) -> None:
     place = feed.place
     try:
         while not over.is_set():
-            lines = feed.read(wait_s=POLL_S)
-            nodes = [] if lines and not _ended(feed) else place.endpoint.observe(place.attempt_dir, place.nodes)
+            ended = _ended(feed)  # then nothing more is written, and nothing is waited for
+            lines = feed.read(wait_s=0 if ended else POLL_S)
+            nodes = [] if lines else place.endpoint.observe(place.attempt_dir, place.nodes)
             _offer(batches, Batch(feed, lines, nodes), over)
+            if ended and not lines:
+                return
     except NodeError as exc:
         _offer(batches, Batch(feed, error=exc), over)
 
 
 def _ended(feed: Feed) -> bool:
-    return any(event["event"] == "agent-finished" for node in feed.nodes.values() for event in node.events[-1:])
+    """Whether the agents of all nodes of the place have said their last word."""
+    ends = [node for node in feed.nodes.values() if node.events and node.events[-1]["event"] == "agent-finished"]
+    return feed.place.nodes is not None and len(ends) == len(feed.place.nodes)
 
 
 def _offer(batches: queue.Queue[Batch], batch: Batch, over: threading.Event) -> None:

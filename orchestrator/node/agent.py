@@ -9,7 +9,6 @@ The node agent: owns one node's ranks, from their start to the end of their last
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import socket
 import subprocess
@@ -36,7 +35,7 @@ from orchestrator.node.processes import (
     stat_of,
 )
 from orchestrator.node.records import Journal, error_text, open_for_write, read_json, write_json
-from orchestrator.node.rendezvous import join_rendezvous
+from orchestrator.node.rendezvous import hold_port, is_loopback, reserve
 
 if TYPE_CHECKING:
     import argparse
@@ -216,6 +215,24 @@ class Agent:
         return NO_RETRY if self.failure and self.failure["code"] == NO_RETRY else EXIT_CODES[state]
 
 
+def join_rendezvous(job: Job, record: str | None) -> tuple[str, socket.socket | None]:
+    """The record that all nodes share and, on the head, the socket that keeps the port."""
+    if record is None:
+        if job.node_rank != 0:
+            raise Refused(f"{job.node}: node rank {job.node_rank} needs --rendezvous, the record of the head node")
+        return reserve(job.addresses[:1], os.environ)
+    try:
+        address, port, head_host_id = record.split()
+        holder = hold_port(int(port)) if job.node_rank == 0 else None
+    except (ValueError, OverflowError) as error:
+        raise Refused(f"--rendezvous: expected ADDR PORT HOST_ID, not {record!r}") from error
+    if is_loopback(address) and head_host_id != host_id():
+        head = job.nodes[0] if job.nodes else "the head node"
+        hint = f"give {head} a routable address: in the inventory"
+        raise Refused(f"rendezvous address {address} is loopback on {head}; {hint}")
+    return record, holder
+
+
 def refuse_second_agent(folder: str) -> None:
     """Refuse when the agent on record lives; a pid that was used again, or another boot's, does not count."""
     record = read_json(folder, "agent.json")
@@ -228,7 +245,12 @@ def write_agent_record(job: Job, folder: str, rendezvous: str) -> None:
     """Say who owns the node folder, before any rank starts."""
     stat = stat_of(os.getpid())
     record: dict[str, Any] = {"pid": os.getpid(), "start_time": stat and stat[2], "pgid": os.getpgrp()}
-    record.update(boot_id=boot_id(), host_id=host_id(), hostname=socket.gethostname(), python=platform.python_version())
+    record.update(
+        boot_id=boot_id(),
+        host_id=host_id(),
+        hostname=socket.gethostname(),
+        python="{}.{}.{}".format(*sys.version_info[:3]),
+    )
     record.update(node=job.node, node_rank=job.node_rank, ranks=list(job.rank_numbers), world_size=sum(job.ranks))
     record.update(rendezvous=rendezvous, started=time.time())
     write_json(os.path.join(folder, "agent.json"), record)

@@ -16,11 +16,13 @@ import time
 
 from orchestrator.node.machine import host_id
 from orchestrator.node.receive import check_own, expand, prepare, put_bundle, put_files
+from orchestrator.node.rendezvous import reserve
 from orchestrator.node.stop import stop
 from orchestrator.node.watch import LOG_TAIL_BYTES, Reader, files, observe, process, read_json, tail
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
 if TYPE_CHECKING:
+    import socket
     import subprocess
     from typing import Any, BinaryIO, Callable, Dict, List, Optional, Tuple
 
@@ -87,6 +89,18 @@ def hello(_request: Json, _payload: bytes) -> Tuple[Json, bytes]:
         "time": time.time(),
     }
     return {"facts": facts}, b""
+
+
+class Reservation:
+    """Keeps the rendezvous port for as long as this program runs; by then the head's agent has bound it too."""
+
+    def __init__(self) -> None:
+        self.holder: Optional[socket.socket] = None
+
+    def reserve(self, request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+        """Find an address of this host, best of the candidates, and a free port."""
+        record, self.holder = reserve(request["candidates"], dict(os.environ, **request["interfaces"]))
+        return {"rendezvous": record}, b""
 
 
 class Starter:
@@ -164,6 +178,7 @@ def serve(stream: BinaryIO) -> None:
         "prepare": prepare,
         "put_bundle": put_bundle,
         "put_files": put_files,
+        "reserve": Reservation().reserve,
         "start": starter.start,
         "files": files,
         "read": Reader().read,

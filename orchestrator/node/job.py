@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 
 class Refused(Exception):
@@ -32,9 +30,8 @@ def agent_failed(text: str) -> dict[str, Any]:
     return {"event": "agent-finished", "state": "FAILED", "exit": None, "text": text}
 
 
-@dataclass(frozen=True)
-class Job:
-    """job.json and this node's place in it."""
+class Job(NamedTuple):
+    """job.json and this node's place in it. A NamedTuple: importing dataclasses takes longer than all the rest of an agent."""
 
     node: str
     node_rank: int
@@ -42,10 +39,10 @@ class Job:
     attempt: int
     run_dir: str
     bundle_dir: str
-    nodes: list[str] | None
-    addresses: list[str]
-    ranks: list[int]
-    program: Mapping[str, Any]
+    nodes: Optional[List[str]]
+    addresses: List[str]
+    ranks: List[int]
+    program: Dict[str, Any]
     grace_s: float
 
     @property
@@ -85,6 +82,8 @@ def fault_of(job: Job, folder: str) -> str:
 
 def prepare_folder(job: Job, folder: str) -> str:
     """Clear what an earlier agent left, copy the code; the folder the ranks run in."""
+    import shutil  # noqa: PLC0415  milliseconds that a rendezvous need not wait for
+
     for name in ("progress", "error", "code", "DONE"):
         path = os.path.join(folder, name)
         if os.path.isdir(path) and not os.path.islink(path):
@@ -118,6 +117,8 @@ def script_of(args: Sequence[str]) -> str | None:
 
 def command_of(job: Job, cwd: str) -> list[str]:
     """Argv of a rank; Refused when there is no such program."""
+    import shutil  # noqa: PLC0415  as above
+
     args = job.program["args"]
     if job.program["python"]:
         script = script_of(args)

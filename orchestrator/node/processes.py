@@ -6,8 +6,7 @@ import ctypes
 import os
 import signal
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, FrozenSet, NamedTuple
 
 from orchestrator.node.machine import stat_fields
 
@@ -22,11 +21,10 @@ UNCAUGHT = ("SEGV", "BUS", "FPE", "ILL", "TRAP", "SYS", "ABRT", "PIPE", "XFSZ", 
 CAUGHT = {int(number) for number in signal.valid_signals()} - {int(signal.Signals[f"SIG{name}"]) for name in UNCAUGHT}
 
 
-@dataclass(frozen=True)
-class Inherited:
+class Inherited(NamedTuple):
     """What this process started with and changed for itself; the ranks get it back."""
 
-    signal_mask: frozenset[int]
+    signal_mask: FrozenSet[int]
     umask: int
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import fcntl
-import ipaddress
 import os
 import signal
 import socket
 import struct
 import sys
-from typing import TYPE_CHECKING
 
-from orchestrator.node.job import Job, Refused
 from orchestrator.node.machine import host_id
 
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 SIOCGIFADDR = 0x8915
 
@@ -36,7 +34,7 @@ def hold_port(port: int = 0) -> socket.socket:
         holder.bind(("::" if dual else "0.0.0.0", port))  # noqa: S104  (never listens; the store binds all too)
     except OSError as error:
         holder.close()
-        raise Refused(f"rendezvous port {port}: {error.strerror}; start again, on another port") from error
+        raise OSError(error.errno, f"rendezvous port {port}: {error.strerror}; start again, on another port") from error
     return holder
 
 
@@ -49,11 +47,11 @@ def matching_interfaces(pattern: str, names: Sequence[str]) -> list[str]:
     return [name for name in names if (name in hits) is not excluded]
 
 
-def interface_addresses() -> Iterator[str]:
+def interface_addresses(environ: Mapping[str, str]) -> Iterator[str]:
     """IPv4 addresses of the interfaces that NCCL_SOCKET_IFNAME, then GLOO_SOCKET_IFNAME, name."""
     names = [name for _, name in socket.if_nameindex()]
-    chosen = matching_interfaces(os.environ.get("NCCL_SOCKET_IFNAME") or "=", names)
-    chosen += matching_interfaces("=" + os.environ.get("GLOO_SOCKET_IFNAME", ""), names)
+    chosen = matching_interfaces(environ.get("NCCL_SOCKET_IFNAME") or "=", names)
+    chosen += matching_interfaces("=" + environ.get("GLOO_SOCKET_IFNAME", ""), names)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for name in chosen:
             try:
@@ -63,9 +61,9 @@ def interface_addresses() -> Iterator[str]:
             yield socket.inet_ntoa(answer[20:24])
 
 
-def usable_addresses(candidates: Sequence[str]) -> Iterator[str]:
+def usable_addresses(candidates: Sequence[str], environ: Mapping[str, str]) -> Iterator[str]:
     """This host's own addresses, best first; looked up one by one, for a slow name server is asked only if need be."""
-    yield from interface_addresses()
+    yield from interface_addresses(environ)
     for host in (*candidates, socket.gethostname()):
         try:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -85,50 +83,29 @@ def usable_addresses(candidates: Sequence[str]) -> Iterator[str]:
 
 def is_loopback(address: str) -> bool:
     """Whether only the host itself can reach it."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:  # a name
-        return address == "localhost"
+    return address.startswith("127.") or address in ("::1", "localhost")
 
 
-def choose_address(candidates: Sequence[str]) -> str:
+def choose_address(candidates: Sequence[str], environ: Mapping[str, str]) -> str:
     """Where the other nodes reach this one; a loopback address only for want of another, or when it was asked for."""
     loopback = "127.0.0.1"
-    for address in usable_addresses(candidates):
+    for address in usable_addresses(candidates, environ):
         if not is_loopback(address) or address in candidates:
             return address
         loopback = address
     return loopback
 
 
-def reserve(candidates: Sequence[str]) -> tuple[str, socket.socket]:
+def reserve(candidates: Sequence[str], environ: Mapping[str, str]) -> tuple[str, socket.socket]:
     """The rendezvous record of this host, and the socket that keeps its port until it is closed."""
     holder = hold_port()
-    return f"{choose_address(candidates)} {holder.getsockname()[1]} {host_id()}", holder
-
-
-def join_rendezvous(job: Job, record: str | None) -> tuple[str, socket.socket | None]:
-    """The record that all nodes share and, on the head, the socket that keeps the port."""
-    if record is None:
-        if job.node_rank != 0:
-            raise Refused(f"{job.node}: node rank {job.node_rank} needs --rendezvous, the record of the head node")
-        return reserve(job.addresses[:1])
-    try:
-        address, port, head_host_id = record.split()
-        holder = hold_port(int(port)) if job.node_rank == 0 else None
-    except (ValueError, OverflowError) as error:
-        raise Refused(f"--rendezvous: expected ADDR PORT HOST_ID, not {record!r}") from error
-    if is_loopback(address) and head_host_id != host_id():
-        head = job.nodes[0] if job.nodes else "the head node"
-        hint = f"give {head} a routable address: in the inventory"
-        raise Refused(f"rendezvous address {address} is loopback on {head}; {hint}")
-    return record, holder
+    return f"{choose_address(candidates, environ)} {holder.getsockname()[1]} {host_id()}", holder
 
 
 def hold_rendezvous(candidates: Sequence[str]) -> int:
     """Print the record and keep the port until standard input ends or SIGTERM comes."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    record, holder = reserve(candidates)
+    record, holder = reserve(candidates, os.environ)
     with holder:
         print(record, flush=True)
         while os.read(0, 65536):

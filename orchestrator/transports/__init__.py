@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from orchestrator.transports.base import Transport
@@ -11,12 +12,12 @@ if TYPE_CHECKING:
     from orchestrator.transports.ssh_route import Target
 
 
-def transport_to(node: Target, kind: str, ssh: SshOptions) -> Transport:
-    """The way to a node: `local` or `ssh`. Fabric is imported only when it is needed."""
+def way_to(kind: str, ssh: SshOptions) -> Callable[[Target], Transport]:
+    """What reaches a node: `local` or `ssh`. Fabric is imported here and now, and only when it is needed."""
     if kind == "local":
         from orchestrator.transports.local import LocalTransport  # noqa: PLC0415
 
-        return LocalTransport(node.name)
+        return lambda node: LocalTransport(node.name)
     from orchestrator.transports.ssh import SshTransport  # noqa: PLC0415
 
-    return SshTransport(node, ssh)
+    return lambda node: SshTransport(node, ssh)

@@ -48,7 +48,7 @@ STOP_MARGIN_S = 10.0  # what node/stop.py adds to the grace
 JUNK_LIMIT = 64 << 10
 HEADER_LIMIT = 64 << 20
 OLDEST_PYTHON = (3, 8)
-MODULES = ("machine", "receive", "watch", "stop", "endpoint")  # in the order of their imports
+MODULES = ("machine", "receive", "watch", "stop", "rendezvous", "endpoint")  # in the order of their imports
 
 # The only program text on a command line, the same for every node: the shell of a node gets to see nothing that varies.
 # No ! and no newline, which some shells touch even within quotes. -S and -s: no site packages, which take long to scan.
@@ -150,6 +150,17 @@ class Endpoint:
             for (path, _, mode), content in zip(files, contents, strict=True)
         ]
         self._call({"op": "put_files", "folder": folder, "files": entries}, b"".join(contents), hint=WORKDIR_HINT)
+
+    def reserve(self, candidates: Sequence[str], interfaces: Mapping[str, str]) -> str:
+        """
+        Find the node's address on the training network and a free port, and hold the port while this endpoint lives.
+
+        Args:
+            candidates: addresses or names that may be this node's, best first.
+            interfaces: NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME as the ranks will have them; they win over candidates.
+        """
+        reply, _ = self._call({"op": "reserve", "candidates": list(candidates), "interfaces": dict(interfaces)})
+        return str(reply["rendezvous"])
 
     def start(self, argv: Sequence[str], folder: str, *, wait_s: float = 30.0) -> AgentRecord:
         """Start an agent that outlives the connection, and wait until it has written its record into its node folder."""

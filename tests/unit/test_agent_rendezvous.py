@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import socket
 import subprocess
@@ -104,7 +105,7 @@ def test_record_names_the_host(reservation: Reservation) -> None:
 
 def routable() -> tuple[str, str]:
     """Name and IPv4 address of an interface that is not the loopback."""
-    address = choose_address([])
+    address = choose_address([], os.environ)
     if is_loopback(address):
         pytest.skip("no interface with a routable IPv4 address on this machine")
     for line in subprocess.run(
@@ -125,28 +126,28 @@ def test_named_interface_comes_before_the_inventorys_address(
 ) -> None:
     interface, address = routable()
     monkeypatch.setenv(name, form.format(interface))
-    assert choose_address(["127.0.0.1"]) == address
+    assert choose_address(["127.0.0.1"], os.environ) == address
 
 
 def test_an_interface_that_is_not_there_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "no-such-interface")
-    assert choose_address(["127.0.0.1"]) == "127.0.0.1"
+    assert choose_address(["127.0.0.1"], os.environ) == "127.0.0.1"
 
 
 def test_candidate_that_says_loopback_is_taken_at_its_word() -> None:
-    assert choose_address(["127.0.0.5"]) == "127.0.0.5"
+    assert choose_address(["127.0.0.5"], os.environ) == "127.0.0.5"
 
 
 @pytest.mark.parametrize("candidate", ["203.0.113.7", "no-such-host.invalid", "localhost", ""])
 def test_an_address_of_another_host_or_a_loopback_name_is_passed_over(candidate: str) -> None:
     _, address = routable()
-    assert choose_address([candidate]) == address
+    assert choose_address([candidate], os.environ) == address
 
 
 def test_interface_loopback_is_the_last_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     _, address = routable()
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
-    assert choose_address([]) == address
+    assert choose_address([], os.environ) == address
 
 
 # ---- agents

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import sys
 from collections.abc import Iterator
@@ -155,3 +156,20 @@ def test_a_zombie_counts_as_gone(ground: Ground) -> None:
     child.kill()
     until(lambda: process(record) is None, what="the zombie")
     child.wait()
+
+
+def test_rendezvous_port_is_held_while_the_endpoint_lives(endpoint: Endpoint) -> None:
+    """Nobody gets the port by a plain bind; a store that sets SO_REUSEADDR, as torch's does, can listen on it."""
+    address, port, host_id = endpoint.reserve(["127.0.0.7"], {}).split()
+    assert (address, host_id) == ("127.0.0.7", endpoint.facts.host_id)
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(("", int(port)))
+    with socket.socket() as store:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        store.bind(("", int(port)))
+        store.listen()
+
+
+def test_rendezvous_takes_the_address_of_the_named_network_card(endpoint: Endpoint) -> None:
+    """`lo` is asked for twice over, so that even its loopback address is what is wanted."""
+    assert endpoint.reserve(["127.0.0.1"], {"GLOO_SOCKET_IFNAME": "lo"}).startswith("127.0.0.1 ")

@@ -26,8 +26,8 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-0/node.sh <<'END_OF_
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 /data/orch/bundles/00000000000000000000000000000000/orchestrator/node run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-0' --node-rank 0 "$@"
 END_OF_FILE
-# the head: its agent finds an address and a free port, and reports them as the rendezvous
-/bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-0/node.sh
+# this is the head: orch finds an address and a free port here first, and holds the port
+/bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-0/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
