@@ -65,4 +65,4 @@ bench: .venv-bench/.ready
 	.venv-bench/bin/python -m bench $(BENCH)
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

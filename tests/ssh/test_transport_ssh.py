@@ -16,7 +16,7 @@ from orchestrator.fanout import each, successes
 from orchestrator.inventory import Node, SshOptions
 from orchestrator.transports.base import Reader, Unreachable
 from orchestrator.transports.endpoint import Endpoint
-from orchestrator.transports.ssh import SshTransport
+from orchestrator.transports.ssh import SshTransport, _fabric_config
 from tests.grounds.ports import refusing_port, silent_port
 from tests.grounds.sshd import Farm
 from tests.until import until
@@ -273,3 +273,8 @@ def test_nothing_stays_behind_when_a_connection_is_closed(farm: Farm) -> None:
 def test_a_bad_configuration_is_named(farm: Farm, tmp_path: Path, config: str) -> None:
     (tmp_path / "broken").write_text("Host\n=\n")
     assert "ssh configuration: " in str(complaint(lambda: connect(farm, config=tmp_path / config)))
+
+
+def test_connections_of_many_threads_share_no_fabric_config() -> None:
+    """A shared one is seen half loaded by some threads, which then fail with an AttributeError."""
+    assert _fabric_config() is not _fabric_config()
