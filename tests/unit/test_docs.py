@@ -73,6 +73,15 @@ def test_how_it_works_names_files_that_exist() -> None:
         assert (ROOT / name).exists() or (ROOT / "orchestrator" / name).exists(), name
 
 
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("inventories/*")]
+
+
+@pytest.mark.parametrize("page", sorted(str(path.relative_to(ROOT)) for path in PAGES))
+def test_no_page_promises_a_command_that_is_not_there(page: str) -> None:
+    for command in re.findall(r"(?:`|^#? *)orch ([a-z][a-z-]+)", (ROOT / page).read_text("utf-8"), re.MULTILINE):
+        assert command in COMMANDS, f"{page} speaks of orch {command}"
+
+
 def _readme_lines() -> list[str]:
     blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
     lines = [re.sub(r"\s+#.*", "", line) for block in blocks for line in block.splitlines()]
