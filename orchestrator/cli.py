@@ -84,7 +84,8 @@ def _launch(
     dry_run: bool,
     follow: bool,
 ) -> int:
-    from orchestrator.commands.launch import Words, launch  # noqa: PLC0415  commands load when they run
+    from orchestrator.commands.launch import launch  # noqa: PLC0415  commands load when they run
+    from orchestrator.commands.request import Words  # noqa: PLC0415
 
     inventory, nodes, shape = where
     program: tuple[str, ...] = ctx.obj

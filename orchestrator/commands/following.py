@@ -19,6 +19,7 @@ from orchestrator.store import RunFolder
 from orchestrator.transports.observed import NodeObservation
 
 Keep = Callable[[LogLine], bool]
+WATCH_STOPPED = 130  # what a shell reports for a command ended by Ctrl-C
 QUEUE_POLL_S = 2.0
 LINES_AT_ONCE = 1000
 

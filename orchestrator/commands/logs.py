@@ -7,7 +7,7 @@ import re
 import time
 from dataclasses import dataclass
 
-from orchestrator.commands.following import Keep, Watch
+from orchestrator.commands.following import WATCH_STOPPED, Keep, Watch
 from orchestrator.console import LineWriter, say, say_error
 from orchestrator.errors import NodesError, UsageError
 from orchestrator.hostlist import expand
@@ -17,7 +17,6 @@ from orchestrator.logs.merge import LogLine
 from orchestrator.plan import LaunchPlan
 from orchestrator.store import Store, home
 
-WATCH_STOPPED = 130
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 

@@ -1,0 +1,132 @@
+"""From the words that a user typed to a Request: the program, its code, the trainer's settings. Refuses, starts nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator import bundle as bundles
+from orchestrator.errors import UsageError
+from orchestrator.resources import trainer_folder
+from orchestrator.run import LauncherName, Program, Request, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What the user typed. `settings` are the key=value words, `program` what stands after `--`."""
+
+    launcher: LauncherName
+    inventory: str | None
+    nodes: str | None
+    shape: str | None
+    config: Path | None
+    settings: tuple[str, ...]
+    program: tuple[str, ...]
+
+
+def request_of(words: Words) -> tuple[Request, bundles.Bundle]:
+    """
+    What is asked for, and what the nodes need for it.
+
+    Raises:
+        UsageError: a word is wrong, the program does not exist, or the trainer refuses its configuration.
+    """
+    code = bundles.find_code(Path.cwd(), words.program) if words.program else None
+    program = _program(words, code)
+    config = _trainer_config(words) if program.kind == "trainer" else None
+    shape = _shape(words.shape) if words.shape else None
+    request = Request(words.launcher, program, nodes=words.nodes, shape=shape, config=config)
+    return request, bundles.build(trainer=program.kind == "trainer", code=code)
+
+
+def _shape(text: str) -> Shape:
+    found = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,3})", text)
+    if found is None:
+        raise UsageError(f"-j {text}: not a shape", hint="write NODESxRANKS, as in -j 2x8: two nodes of eight ranks")
+    return Shape(int(found[1]), int(found[2]))
+
+
+def _program(words: Words, code: bundles.Code | None) -> Program:
+    if code is None:
+        return Program("trainer", words.settings)
+    if words.settings or words.config:
+        given = words.settings[0] if words.settings else "--config"
+        raise UsageError(
+            f"{given} is for the shared trainer, but a program of yours runs", hint="put its arguments after --"
+        )
+    first, *rest = words.program
+    cwd = code.cwd if code.holds_files else None
+    if first == "-m" and rest:
+        return Program("python", words.program, cwd)
+    if first.endswith(".py"):
+        _require_file(first, code)
+        return Program("python", words.program, cwd)
+    if first.startswith("-"):
+        raise UsageError(
+            f"after -- stands {first!r}, which is no program", hint="-- train.py …, -- -m pkg.mod …, -- ./run.sh …"
+        )
+    if "/" in first and not first.startswith("/"):
+        _require_file(first, code)
+    return Program("executable", words.program, cwd)
+
+
+def _require_file(name: str, code: bundles.Code) -> None:
+    """An absolute path is the node's own; a relative one must be among the files that travel."""
+    if name.startswith("/"):
+        return
+    path = Path.cwd() / name
+    if not path.is_file():
+        raise UsageError(
+            f"program {name} does not exist in {Path.cwd()}", hint="name a file of this folder, or an absolute path"
+        )
+    relative = os.path.relpath(path.resolve(), code.root.resolve())
+    if relative not in code.files:
+        raise UsageError(
+            f"program {name} would not travel: git ignores it, or it is outside {code.root}", hint="git add it"
+        )
+
+
+def _trainer_config(words: Words) -> str | None:
+    """
+    The configuration file as JSON text, after the trainer itself has checked it together with the settings.
+
+    Raises:
+        UsageError: the trainer refuses the configuration.
+    """
+    for word in words.settings:
+        if "=" not in word or word.startswith("-"):
+            raise UsageError(
+                f"{word!r} is not a key=value setting", hint="a program of yours goes after --: -- train.py …"
+            )
+    text = None if words.config is None else _as_json(words.config)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"
+        if text is not None:
+            file.write_text(text, "utf-8")
+        config = [] if text is None else ["--config", str(file)]
+        command = [sys.executable, "-m", "trainer", "--print-config", *config, *words.settings]
+        done = subprocess.run(command, cwd=trainer_folder().parent, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            message = done.stderr.strip().replace(str(file), str(words.config)).removeprefix("trainer: error: ")
+            raise UsageError(message or "the trainer refused its configuration")
+    return text
+
+
+def _as_json(path: Path) -> str:
+    from ruamel.yaml import YAML  # noqa: PLC0415  only when a file is given
+    from ruamel.yaml.error import YAMLError  # noqa: PLC0415
+
+    try:
+        data: Any = YAML(typ="safe", pure=True).load(path.read_text("utf-8"))
+    except OSError as exc:
+        raise UsageError(f"--config {path}: {exc.strerror}", hint="name an existing file") from exc
+    except (YAMLError, UnicodeDecodeError) as exc:
+        raise UsageError(f"--config {path} is neither YAML nor JSON: {exc}") from exc
+    return json.dumps(data, indent=1) + "\n"
