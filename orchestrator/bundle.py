@@ -24,6 +24,8 @@ class Bundle:
     """Name within the bundle -> the file here; symbolic links travel as links."""
 
     files: tuple[tuple[str, Path], ...]
+    left_out: tuple[str, ...] = ()
+    """Symbolic links of the code that lead out of it: a node would refuse them."""
 
     @cached_property
     def digest(self) -> str:
@@ -31,8 +33,8 @@ class Bundle:
         total = hashlib.sha256()
         for name, path in self.files:
             mode = "l" if path.is_symlink() else "x" if os.access(path, os.X_OK) else "-"
-            content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
-            total.update(f"{name}\0{mode}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+            content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+            total.update(f"{name}\0{mode}\0{hashlib.sha256(content).hexdigest()}\n".encode(errors="surrogateescape"))
         return total.hexdigest()[:32]
 
     def tar(self) -> bytes:
@@ -59,11 +61,6 @@ class Code:
     cwd: str
     files: tuple[str, ...]
 
-    @property
-    def holds_files(self) -> bool:
-        """Whether the working folder will be there on a node."""
-        return any(not self.cwd or name.startswith(f"{self.cwd}/") for name in self.files)
-
 
 def build(*, trainer: bool, code: Code | None) -> Bundle:
     """
@@ -75,10 +72,12 @@ def build(*, trainer: bool, code: Code | None) -> Bundle:
     folders = {"orchestrator/node": node_folder(), **({"trainer": trainer_folder()} if trainer else {})}
     files = [(f"{where}/{name}", folder / name) for where, folder in folders.items() for name in _walk(folder)]
     files.append(("orchestrator/__init__.py", node_folder().parent / "__init__.py"))
+    left_out: tuple[str, ...] = ()
     if code is not None:
         _refuse_large(code)
-        files += [(f"code/{name}", code.root / name) for name in code.files]
-    return Bundle(tuple(sorted(files)))
+        left_out = tuple(name for name in code.files if _leads_out(code.root, name))
+        files += [(f"code/{name}", code.root / name) for name in code.files if name not in left_out]
+    return Bundle(tuple(sorted(files)), left_out)
 
 
 def find_code(cwd: Path, words: Sequence[str]) -> Code:
@@ -93,6 +92,7 @@ def find_code(cwd: Path, words: Sequence[str]) -> Code:
     """
     top = _git(cwd, "rev-parse", "--show-toplevel")
     if top is None:
+        _require_no_repository(cwd)
         if words[0] != "-m" and not any(word and not word.startswith("/") and (cwd / word).exists() for word in words):
             return Code(cwd, "", ())
         if cwd in {Path.home(), Path(cwd.anchor)}:
@@ -102,10 +102,20 @@ def find_code(cwd: Path, words: Sequence[str]) -> Code:
             )
         return Code(cwd, "", tuple(_walk(cwd)))
     root = Path(top.strip())
-    listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard") or ""
+    listed = _git(root, "ls-files", "-z", "--cached", "--recurse-submodules") or ""
+    listed += _git(root, "ls-files", "-z", "--others", "--exclude-standard") or ""
     names = sorted({name for name in listed.split("\0") if name and _is_file(root / name)})
     below = PurePosixPath(cwd.resolve().relative_to(root.resolve()).as_posix())
     return Code(root, "" if below == PurePosixPath() else str(below), tuple(names))
+
+
+def _require_no_repository(cwd: Path) -> None:
+    """Where git does not answer though there is a work tree, what belongs to the code cannot be told."""
+    if any((folder / ".git").exists() for folder in (cwd, *cwd.parents)):
+        raise UsageError(
+            f"{cwd} is in a git work tree, but git does not read it: not installed, or it is somebody else's",
+            hint="git -C . status says why",
+        )
 
 
 def revision(cwd: Path) -> tuple[str | None, str]:
@@ -114,6 +124,14 @@ def revision(cwd: Path) -> tuple[str | None, str]:
     if commit is None:
         return None, ""
     return commit.strip(), _git(cwd, "diff", "--no-color", "--no-ext-diff", "HEAD") or ""
+
+
+def _leads_out(root: Path, name: str) -> bool:
+    path = root / name
+    if not path.is_symlink():
+        return False
+    target = path.readlink()
+    return target.is_absolute() or not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
 
 
 def _git(cwd: Path, *args: str) -> str | None:

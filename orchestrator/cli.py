@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -88,7 +89,7 @@ def _launch(
     from orchestrator.commands.request import Words  # noqa: PLC0415
 
     inventory, nodes, shape = where
-    program: tuple[str, ...] = ctx.obj
+    program: tuple[str, ...] | None = ctx.obj
     words = Words(launcher, inventory, nodes, shape, config, tuple(settings or ()), program)
     return launch(words, dry_run=dry_run, follow=follow)
 
@@ -165,15 +166,25 @@ def inventory_import(
 
 def main() -> int:
     """Run the command line; returns the exit code."""
-    argv = sys.argv[1:]
-    at = argv.index("--") if "--" in argv else len(argv)  # what follows is the user's, untouched
+    argv, program = sys.argv[1:], None
+    if argv[:1] in (["submit"], ["ssh-launch"]) and "--" in argv:
+        at = argv.index("--")  # what follows is the user's, untouched
+        argv, program = argv[:at], tuple(argv[at + 1 :])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a log may hold what the terminal cannot show
     try:
-        app(argv[:at], obj=tuple(argv[at + 1 :]), prog_name="orch")
+        app(argv, obj=program, prog_name="orch")
     except OrchError as exc:
         from orchestrator.console import say_error  # noqa: PLC0415
 
         say_error(exc)
         return exc.exit_code
+    except OSError as exc:
+        from orchestrator.console import say_error  # noqa: PLC0415
+
+        say_error(OrchError(str(exc), hint="a full disk, a closed pipe or a folder without permission"))
+        return OrchError.exit_code
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else 0
     return 0

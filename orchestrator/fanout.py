@@ -47,15 +47,13 @@ def successes(results: Sequence[R | OrchError]) -> list[R]:
     Give the results, if all of them are.
 
     Raises:
-        NodesError: more than one node failed; all failures are in it.
-        OrchError: the only failure, or one that is not about a node.
+        NodesError: nodes failed; all their failures are in it.
+        OrchError: a failure that is not about a node.
     """
     failures = [result for result in results if isinstance(result, OrchError)]
     of_nodes = [failure for failure in failures if isinstance(failure, NodeError)]
     if len(of_nodes) < len(failures):
         raise next(failure for failure in failures if not isinstance(failure, NodeError))
-    if of_nodes and len(results) > 1:
-        raise NodesError(of_nodes, len(results))
     if of_nodes:
-        raise of_nodes[0]
+        raise NodesError(of_nodes, len(results))
     return [result for result in results if not isinstance(result, OrchError)]

@@ -112,7 +112,7 @@ def sbatch_options(plan: LaunchPlan) -> list[str]:
 
 def job_text(job: Mapping[str, Any]) -> str:
     """job.json as text, a line a key."""
-    lines = [f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in job.items()]
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in job.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 

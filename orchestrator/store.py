@@ -71,8 +71,17 @@ class RunFolder:
         write_file(self.diff_file, diff)
 
     def read_plan(self) -> LaunchPlan:
-        """The plan that was carried out, without environment values."""
-        return plans.from_json(json.loads((self.plan_folder / "plan.json").read_text("utf-8")))
+        """
+        The plan that was carried out, without environment values.
+
+        Raises:
+            RunNotFound: it is missing or cannot be read.
+        """
+        file = self.plan_folder / "plan.json"
+        try:
+            return plans.from_json(json.loads(file.read_text("utf-8")))
+        except (OSError, KeyError, TypeError, ValueError) as exc:
+            raise RunNotFound(f"{file} cannot be read: {exc}", hint="its nodes are not known without it") from exc
 
     def write_plan(self, plan: LaunchPlan) -> None:
         """Keep the plan and every file that it renders."""
@@ -110,7 +119,9 @@ class Store:
         """
         folder = RunFolder(self.path / "runs" / record.id)
         try:
-            folder.path.mkdir(mode=0o700, parents=True)
+            for private in (self.path, self.path / "runs"):
+                private.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.path.mkdir(mode=0o700)
             folder.write(record)
         except OSError as exc:
             raise UsageError(f"cannot keep the run's record in {folder.path}: {exc}", hint="set ORCH_HOME") from exc

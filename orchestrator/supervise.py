@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from typing import Any
 
 from orchestrator.errors import NodesError
 from orchestrator.hostlist import fold
 from orchestrator.launchers.base import Launcher, Queue
+from orchestrator.node.machine import boot_id, stat_fields
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import RankExit, RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.transports import observed
 from orchestrator.transports.observed import NodeObservation
 
+# man squeue, JOB STATE CODES: Slurm ended these itself, and the signals that ranks got are its doing.
+_ENDED_BY_SLURM = frozenset({"BOOT_FAIL", "DEADLINE", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
+PATIENCE_S = 5.0  # a shared file system shows other machines' writes late
+POLL_S = 0.5
 _PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 
 
@@ -39,19 +47,21 @@ class Status:
 def judge(plan: LaunchPlan, nodes: Sequence[NodeObservation], queue: Queue | None) -> Verdict:
     """Decide a run's state. A scheduler that does not answer is no verdict; a run that nobody knows is LOST."""
     ends = [(node.node, node.finished) for node in nodes if node.finished is not None]
-    failed = sorted((end for end in ends if end[1].state == "FAILED"), key=lambda end: end[1].time)
-    if failed:
-        first = next((_exit_of(node, end.exit) for node, end in failed if end.exit), None)
-        return Verdict(RunState.FAILED, first, str(first or f"the agent of {failed[0][0]} failed"))
     if len(ends) == plan.node_count and all(end.state == "DONE" for _, end in ends):
         return Verdict(RunState.DONE)
-    if any(end.state == "STOPPED" for _, end in ends):
+    failed = sorted((end for end in ends if end[1].state == "FAILED"), key=lambda end: end[1].time)
+    first = next((_exit_of(node, end.exit) for node, end in failed if end.exit), None)
+    if queue is not None and queue.word in _ENDED_BY_SLURM:  # what agents say then is a consequence
+        return Verdict(RunState.FAILED, first, f"Slurm ended the job: {queue.word} {queue.reason}".strip())
+    if failed:
+        return Verdict(RunState.FAILED, first, str(first or failed[0][1].text))
+    if any(end.state == "STOPPED" for _, end in ends) and (queue is None or queue.over):
         return Verdict(RunState.STOPPED)
     started = [node for node in nodes if node.agent is not None]
     dead = [node for node in started if node.finished is None and not node.alive and _seen_from_here(plan, node)]
     if dead:
         return _died(dead[0])
-    return _judge_by_queue(started, queue) if plan.launcher == "slurm" else _judge_by_nodes(plan, started)
+    return _judge_by_queue(plan, started, queue) if plan.launcher == "slurm" else _judge_by_nodes(plan, started)
 
 
 def _seen_from_here(plan: LaunchPlan, node: NodeObservation) -> bool:
@@ -74,7 +84,7 @@ def _judge_by_nodes(plan: LaunchPlan, started: Sequence[NodeObservation]) -> Ver
     )
 
 
-def _judge_by_queue(started: Sequence[NodeObservation], queue: Queue | None) -> Verdict:
+def _judge_by_queue(plan: LaunchPlan, started: Sequence[NodeObservation], queue: Queue | None) -> Verdict:
     if queue is None:
         return Verdict(RunState.LOST, message="the job was never submitted")
     if not queue.over:
@@ -82,11 +92,10 @@ def _judge_by_queue(started: Sequence[NodeObservation], queue: Queue | None) -> 
         return Verdict(RunState.RUNNING if started else waiting, message=queue.reason or None)
     if queue.word == "CANCELLED":
         return Verdict(RunState.STOPPED, message="the job was cancelled")
+    log = f"what it printed is in {plan.attempt_dir(plan.head)}/slurm-*.log"
     if queue.word in {"GONE", "COMPLETED"}:
-        return Verdict(
-            RunState.LOST, message=f"Slurm says {queue.word}, and its agents left no end in the run's folder"
-        )
-    return Verdict(RunState.FAILED, message=f"Slurm ended the job: {queue.word} {queue.reason}".strip())
+        return Verdict(RunState.LOST, message=f"Slurm says {queue.word}, but its agents left no end; {log}")
+    return Verdict(RunState.FAILED, message=f"Slurm says {queue.word} {queue.reason}; {log}")
 
 
 def _exit_of(node: str, found: observed.RankExit) -> RankExit:
@@ -95,25 +104,30 @@ def _exit_of(node: str, found: observed.RankExit) -> RankExit:
 
 def observe(plan: LaunchPlan, launcher: Launcher, job: str | None) -> Status:
     """
-    Ask the nodes and the scheduler.
+    Ask the scheduler and the nodes.
 
     Raises:
         NodesError: some nodes cannot be reached, and the others do not settle it.
     """
-    nodes: list[NodeObservation] = []
-    for place in launcher.places():
-        nodes += place.endpoint.observe(place.attempt_dir, place.nodes)
-    queue = launcher.queue(job)
-    verdict = judge(plan, nodes, queue)
-    if launcher.unreachable and verdict.state not in {RunState.FAILED, RunState.STOPPED}:
-        raise NodesError(launcher.unreachable, plan.node_count)
-    return Status(verdict, tuple(nodes), queue)
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        queue = launcher.queue(job)  # first: what it calls over has written its end by then
+        nodes: list[NodeObservation] = []
+        for place in launcher.places():
+            nodes += place.endpoint.observe(place.attempt_dir, place.nodes)
+        verdict = judge(plan, nodes, queue)
+        if launcher.unreachable and verdict.state is not RunState.FAILED:
+            raise NodesError(launcher.unreachable, plan.node_count)
+        if verdict.state is not RunState.LOST or queue is None or time.monotonic() > deadline:
+            return Status(verdict, tuple(nodes), queue)
+        time.sleep(POLL_S)
 
 
 def settle(folder: RunFolder, verdict: Verdict, nodes: Sequence[NodeObservation] = ()) -> RunRecord:
-    """Write the verdict into the run's record; a final state stays."""
+    """Write the verdict into the run's record. A final state stays, but LOST, which was only the lack of a better one."""
     record = folder.read()
-    if record.state.final or verdict.state == record.state:
+    settled = record.state.final and record.state is not RunState.LOST
+    if settled or verdict.state == record.state or (verdict.state is RunState.LOST and launch_goes_on(record)):
         return record
     summary = next((p["summary"] for node in nodes for p in node.progress.values() if "summary" in p), record.summary)
     ended = datetime.now(timezone.utc).isoformat() if verdict.state.final else None
@@ -122,3 +136,19 @@ def settle(folder: RunFolder, verdict: Verdict, nodes: Sequence[NodeObservation]
     )
     folder.write(changed)
     return changed
+
+
+def this_process() -> dict[str, Any]:
+    """What tells this process from all others of this machine, now and later."""
+    fields = stat_fields(os.getpid())
+    assert fields is not None, "a process finds itself in /proc"
+    return {"pid": os.getpid(), "start_time": int(fields[19]), "boot_id": boot_id()}
+
+
+def launch_goes_on(record: RunRecord) -> bool:
+    """Whether the process that launches the run is still at it; only the machine that launches can tell."""
+    mark = record.launching
+    if mark is None or record.started or mark["boot_id"] != boot_id():
+        return False
+    fields = stat_fields(mark["pid"])
+    return fields is not None and fields[0] not in "ZX" and int(fields[19]) == mark["start_time"]

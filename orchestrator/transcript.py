@@ -1,4 +1,4 @@
-"""What --dry-run prints: a plan as a shell script that does by hand what orch would do. Pure."""
+"""What --dry-run prints: every file and command of a plan, in the shape of a shell script. For reading. Pure."""
 
 from __future__ import annotations
 

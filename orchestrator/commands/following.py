@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 
 from orchestrator import supervise
 from orchestrator.console import LineWriter, say
@@ -25,7 +25,7 @@ LINES_AT_ONCE = 1000
 
 
 class Watch:
-    """One run being watched from here. Reading only, but for the end: a failed run's other nodes are stopped."""
+    """One run being watched from here."""
 
     def __init__(self, folder: RunFolder, launcher: Launcher, writer: LineWriter, keep: Keep) -> None:
         self.folder = folder
@@ -38,23 +38,24 @@ class Watch:
         self._queue: Queue | None = None
         self._asked = float("-inf")
 
-    def past(self, tail: int | None) -> None:
-        """Print what is there already, or the last `tail` lines of it."""
-        lines: Iterable[LogLine] = filter(self._keep, history(self._feeds))
+    def past(self, *, tail: int | None, unfinished: bool) -> None:
+        """Print what is there already, or the last `tail` lines of it; `unfinished` lines too if no more is expected."""
+        lines: Iterable[LogLine] = history(self._feeds)
+        if unfinished:
+            lines = chain(lines, self._unfinished())
+        lines = filter(self._keep, lines)
         if tail is not None:
             lines = deque(lines, maxlen=tail)
         stream = iter(lines)
         while batch := list(islice(stream, LINES_AT_ONCE)):
             self._writer.write(batch)
 
-    def rest(self) -> None:
-        """Print the last lines that no newline ends; nothing more is expected."""
-        for feed in self._feeds:
-            self._write(feed.rest())
-
-    def to_end(self) -> RunRecord:
+    def to_end(self, *, stop_failed: bool) -> RunRecord:
         """
         Print what comes until the run ends; returns its record.
+
+        Args:
+            stop_failed: when one node has failed, end the others; a mere reader leaves them alone.
 
         Raises:
             NodesError: a node cannot be heard any more; the run goes on.
@@ -62,13 +63,33 @@ class Watch:
         if self.launcher.unreachable:
             raise NodesError(self.launcher.unreachable, self._plan.node_count)
         job = self.folder.read().slurm_job
+        while True:
+            self._follow(job)
+            status = supervise.observe(self._plan, self.launcher, job)
+            if status.verdict.state.final:
+                break
+        if stop_failed and status.verdict.state is RunState.FAILED and any(n.finished is None for n in status.nodes):
+            for trouble in self.launcher.stop(job, grace_s=GRACE_S):
+                say(trouble)
+        for feed in self._feeds:
+            while lines := feed.read(wait_s=0):
+                self._write(lines)
+        self._write(self._unfinished())
+        return supervise.settle(self.folder, status.verdict, status.nodes)
+
+    def _unfinished(self) -> Iterator[LogLine]:
+        """The last lines that no newline ends."""
+        for feed in self._feeds:
+            yield from feed.rest()
+
+    def _follow(self, job: str | None) -> None:
+        """Until the run looks over."""
         silent = {id(feed) for feed in self._feeds}
         with live(self._feeds) as batches:
             for batch in batches:
                 self._take(batch, silent)
-                if not silent and self._judged(job):
-                    break
-        return self._finish(job)
+                if not silent and self._looks_over(job):
+                    return
 
     def _take(self, batch: Batch, silent: set[int]) -> None:
         if batch.error is not None:
@@ -78,31 +99,20 @@ class Watch:
         if not batch.lines or batch.nodes:
             silent.discard(id(batch.feed))
 
-    def _judged(self, job: str | None) -> bool:
-        """Whether the run is over; a change of state goes into its record."""
-        if job is not None and time.monotonic() - self._asked > QUEUE_POLL_S:
+    def _looks_over(self, job: str | None) -> bool:
+        """Whether the run has ended by what was heard; a change of state goes into its record."""
+        if self._plan.launcher == "slurm" and time.monotonic() - self._asked > QUEUE_POLL_S:
             before, self._queue = self._queue, self.launcher.queue(job)
             self._asked = time.monotonic()
-            if self._queue and not self._nodes and (before is None or before != self._queue):
-                say(
-                    f"Slurm job {job} is {self._queue.word}" + (f": {self._queue.reason}" if self._queue.reason else "")
-                )
+            if self._queue and not self._nodes and before != self._queue:
+                reason = f": {self._queue.reason}" if self._queue.reason else ""
+                say(f"Slurm job {job} is {self._queue.word}{reason}")
         verdict = supervise.judge(self._plan, list(self._nodes.values()), self._queue)
+        if verdict.state is RunState.LOST and supervise.launch_goes_on(self.folder.read()):
+            return False  # its nodes are still being started
         if not verdict.state.final:
             supervise.settle(self.folder, verdict)
         return verdict.state.final
 
-    def _finish(self, job: str | None) -> RunRecord:
-        status = supervise.observe(self._plan, self.launcher, job)
-        if status.verdict.state is not RunState.DONE and any(node.finished is None for node in status.nodes):
-            left = self.launcher.stop(job, grace_s=GRACE_S)
-            for trouble in left:
-                say(trouble)
-        for feed in self._feeds:
-            while lines := feed.read(wait_s=0):
-                self._write(lines)
-        self.rest()
-        return supervise.settle(self.folder, status.verdict, status.nodes)
-
-    def _write(self, lines: Sequence[LogLine]) -> None:
+    def _write(self, lines: Iterable[LogLine]) -> None:
         self._writer.write(line for line in lines if self._keep(line))

@@ -14,7 +14,7 @@ from typing import Any
 import orchestrator
 from orchestrator import bundle as bundles
 from orchestrator import plan as plans
-from orchestrator import transcript
+from orchestrator import supervise, transcript
 from orchestrator.commands.following import WATCH_STOPPED, Watch
 from orchestrator.commands.inventory import load_inventory
 from orchestrator.commands.request import Words, request_of
@@ -38,6 +38,8 @@ def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
     now = datetime.now(timezone.utc)
     run_id = new_run_id(inventory.name, now, secrets.token_hex(2))
     plan = plans.make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=str(Path.home()))
+    for link in bundle.left_out:
+        say(f"warning: the symbolic link {link} leads out of the code and does not travel")
     for warning in plan.warnings:
         say(f"warning: {warning}")
     if dry_run:
@@ -64,7 +66,7 @@ def _start(plan: LaunchPlan, launcher: Launcher, bundle: bundles.Bundle, record:
             folder.update(state=RunState.STARTING, code=_code(folder))
             connecting.result()
         job = launcher.start(bundle)
-    except OrchError as exc:
+    except (OrchError, OSError) as exc:
         folder.update(state=RunState.FAILED, message=str(exc), ended=datetime.now(timezone.utc).isoformat())
         raise
     except KeyboardInterrupt:
@@ -72,7 +74,7 @@ def _start(plan: LaunchPlan, launcher: Launcher, bundle: bundles.Bundle, record:
             say(trouble)
         folder.update(state=RunState.STOPPED, message="interrupted during the launch")
         raise LaunchError("interrupted during the launch; what had started was stopped") from None
-    folder.update(slurm_job=job)
+    folder.update(slurm_job=job, started=True, launching=None)
     return folder
 
 
@@ -88,9 +90,13 @@ def _watch(folder: RunFolder, launcher: Launcher) -> int:
     run_id = folder.path.name
     say(f"run {run_id} started; Ctrl-C stops watching, the run goes on")
     try:
-        record = Watch(folder, launcher, LineWriter(as_json=False), lambda _: True).to_end()
+        record = Watch(folder, launcher, LineWriter(as_json=False), lambda _: True).to_end(stop_failed=True)
     except KeyboardInterrupt:
         say(f"stopped watching; the run goes on. `orch logs -f {run_id}` watches again, `orch stop {run_id}` ends it")
+        return WATCH_STOPPED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads on; what is still buffered goes nowhere
+        say(f"nobody reads on; the run goes on: `orch logs -f {run_id}`")
         return WATCH_STOPPED
     except LaunchError as exc:
         say_error(exc)
@@ -112,5 +118,6 @@ def _record(plan: LaunchPlan, request: Request, inventory: Inventory, now: datet
         request=asdict(request),
         inventory={"name": inventory.name, "file": inventory.file, "digest": inventory.digest},
         code={},
+        launching=supervise.this_process(),
         versions={"orch": orchestrator.__version__, "python": sys.version.split()[0]},
     )

@@ -38,11 +38,10 @@ def logs(run: str, wanted: Filter, *, follow: bool, tail: int | None, as_json: b
     launcher = launcher_for(plan)
     try:
         watch = Watch(folder, launcher, LineWriter(as_json=as_json), keep)
-        watch.past(tail)
+        watch.past(tail=tail, unfinished=not follow)
         if not follow:
-            watch.rest()
             return _missing(launcher, plan)
-        record = watch.to_end()
+        record = watch.to_end(stop_failed=False)
     except KeyboardInterrupt:
         say(f"stopped watching; the run goes on unless it has ended: orch status {folder.path.name}")
         return WATCH_STOPPED
@@ -97,11 +96,10 @@ def _ranks(text: str | None, plan: LaunchPlan) -> set[int] | None:
     found = re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text)
     if found is None:
         raise UsageError(f"--rank {text}: not a list of ranks", hint="as in --rank 3 or --rank 0-7,12")
-    ends = [part.split("-") for part in text.split(",")]
-    ranks = {rank for end in ends for rank in range(int(end[0]), int(end[-1]) + 1)}
-    if not ranks or max(ranks) >= plan.world_size:
+    ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
+    if any(end[0] > end[-1] or end[-1] >= plan.world_size for end in ends):
         raise UsageError(f"--rank {text}: the run has ranks 0 to {plan.world_size - 1}")
-    return ranks
+    return {rank for end in ends for rank in range(end[0], end[-1] + 1)}
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:

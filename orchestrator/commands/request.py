@@ -28,7 +28,7 @@ class Words:
     shape: str | None
     config: Path | None
     settings: tuple[str, ...]
-    program: tuple[str, ...]
+    program: tuple[str, ...] | None
 
 
 def request_of(words: Words) -> tuple[Request, bundles.Bundle]:
@@ -38,7 +38,9 @@ def request_of(words: Words) -> tuple[Request, bundles.Bundle]:
     Raises:
         UsageError: a word is wrong, the program does not exist, or the trainer refuses its configuration.
     """
-    code = bundles.find_code(Path.cwd(), words.program) if words.program else None
+    if words.program is not None and not any(words.program[:1]):
+        raise UsageError("after -- stands no program", hint="-- train.py …, or leave -- away to run the shared trainer")
+    code = bundles.find_code(Path.cwd(), words.program) if words.program is not None else None
     program = _program(words, code)
     config = _trainer_config(words) if program.kind == "trainer" else None
     shape = _shape(words.shape) if words.shape else None
@@ -54,7 +56,7 @@ def _shape(text: str) -> Shape:
 
 
 def _program(words: Words, code: bundles.Code | None) -> Program:
-    if code is None:
+    if code is None or words.program is None:
         return Program("trainer", words.settings)
     if words.settings or words.config:
         given = words.settings[0] if words.settings else "--config"
@@ -62,7 +64,7 @@ def _program(words: Words, code: bundles.Code | None) -> Program:
             f"{given} is for the shared trainer, but a program of yours runs", hint="put its arguments after --"
         )
     first, *rest = words.program
-    cwd = code.cwd if code.holds_files else None
+    cwd = code.cwd if code.files else None
     if first == "-m" and rest:
         return Program("python", words.program, cwd)
     if first.endswith(".py"):

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator import supervise
 from orchestrator.console import print_json, print_table, print_text, say
-from orchestrator.errors import NodesError
+from orchestrator.errors import NodesError, RunNotFound
 from orchestrator.launchers import launcher_for
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder, Store, home
@@ -33,20 +33,27 @@ def status(run: str, *, as_json: bool) -> int:
 
 def list_runs(*, as_json: bool) -> int:
     """Show all runs by their records, oldest first; the nodes are not asked."""
-    records = [folder.read() for folder in Store(home(os.environ)).all()]
+    records = []
+    for folder in Store(home(os.environ)).all():
+        try:
+            records.append(folder.read())
+        except RunNotFound as exc:
+            say(f"warning: {exc}")
     if as_json:
         print_json([record.to_json() for record in records])
     else:
-        rows = [(r.id, r.launcher, r.state.value, r.created[:19], r.message or "") for r in records]
+        rows = [
+            (r.id, r.launcher, r.state.value, r.created[:19], (r.message or "").partition("\n")[0]) for r in records
+        ]
         print_table(("RUN", "LAUNCHER", "STATE", "CREATED (UTC)", "MESSAGE"), rows)
     return 0
 
 
 def refresh(folder: RunFolder) -> tuple[RunRecord, Status | None]:
-    """Ask how a run stands and bring its record up to date; a run that never started is taken by its record."""
+    """Ask how a run stands and bring its record up to date; a launch that goes on or failed is taken by its record."""
     record = folder.read()
-    never_started = record.state is RunState.PENDING and record.slurm_job is None
-    if never_started or (record.state is RunState.FAILED and record.exit is None):
+    failed_to_launch = record.state.final and record.state is not RunState.LOST and not record.started
+    if failed_to_launch or supervise.launch_goes_on(record):
         return record, None
     plan = folder.read_plan()
     launcher = launcher_for(plan)

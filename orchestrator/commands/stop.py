@@ -6,11 +6,13 @@ import os
 
 from orchestrator import supervise
 from orchestrator.console import say
-from orchestrator.errors import LaunchError
+from orchestrator.errors import LaunchError, RunLost
+from orchestrator.hostlist import fold
 from orchestrator.launchers import launcher_for
 from orchestrator.plan import GRACE_S
-from orchestrator.run import RunState
+from orchestrator.run import RunRecord, RunState
 from orchestrator.store import Store, home
+from orchestrator.supervise import Status, Verdict
 
 
 def stop(run: str) -> int:
@@ -19,23 +21,37 @@ def stop(run: str) -> int:
 
     Raises:
         LaunchError: something of it could not be ended.
+        RunLost: its folders are gone, so nobody knows what to end.
     """
     folder = Store(home(os.environ)).find(run)
     record, plan = folder.read(), folder.read_plan()
+    over = record.state.final and record.state is not RunState.LOST
     launcher = launcher_for(plan)
     try:
         left = launcher.stop(record.slurm_job, grace_s=GRACE_S)
-        if left:
+        if left and not over:
             raise LaunchError(
                 f"run {record.id} is not stopped everywhere\n  " + "\n  ".join(left),
                 hint=f"orch stop {record.id} again when the nodes can be reached",
             )
-        status = supervise.observe(plan, launcher, record.slurm_job)
+        if not over:
+            status = supervise.observe(plan, launcher, record.slurm_job)
+            record = supervise.settle(folder, _verdict(record, status), status.nodes)
     finally:
         launcher.close()
-    verdict = status.verdict
-    if not verdict.state.final or verdict.state is RunState.LOST:
-        verdict = supervise.Verdict(RunState.STOPPED, message="stopped before every node had started")
-    state = supervise.settle(folder, verdict, status.nodes).state
-    say(f"run {record.id} is {state.value}")
+    say(f"run {record.id} is {record.state.value}")
     return 0
+
+
+def _verdict(record: RunRecord, status: Status) -> Verdict:
+    alive = [node.node for node in status.nodes if node.alive]
+    if alive:
+        raise LaunchError(f"run {record.id} still runs on {fold(alive)}", hint=f"orch stop {record.id} once more")
+    if status.verdict.state is RunState.LOST and record.started:
+        raise RunLost(
+            f"run {record.id}: {status.verdict.message}; what runs there cannot be told from other processes",
+            hint="look for its ranks there by ORCH_RUN_ID in /proc/PID/environ",
+        )
+    if status.verdict.state.final and status.verdict.state is not RunState.LOST:
+        return status.verdict
+    return Verdict(RunState.STOPPED, message="stopped before every node had started")

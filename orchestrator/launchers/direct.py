@@ -8,7 +8,7 @@ from orchestrator import plan as plans
 from orchestrator import rendezvous
 from orchestrator.bundle import Bundle
 from orchestrator.errors import LaunchError, NodeError, NodesError
-from orchestrator.fanout import each
+from orchestrator.fanout import each, successes
 from orchestrator.launchers.base import Place, Queue
 from orchestrator.plan import LaunchPlan, NodePlan, PlannedFile
 from orchestrator.transports.base import Transport
@@ -85,12 +85,15 @@ class DirectLauncher:
         self._endpoints.clear()
 
     def _connect(self, nodes: Sequence[NodePlan]) -> None:
-        missing = [node for node in nodes if node.name not in self._endpoints]
+        missing = [node for node in nodes if not self._connected(node)]
 
         def connect(node: NodePlan) -> None:
             self._endpoints[node.name] = Endpoint.connect(self._transport(node), node.python)
 
         self._on_each(missing, connect)
+
+    def _connected(self, node: NodePlan) -> bool:
+        return node.name in self._endpoints and self._endpoints[node.name].connected
 
     def _push(self, node: NodePlan, bundle: Bundle, files: Sequence[PlannedFile]) -> None:
         endpoint = self._endpoints[node.name]
@@ -115,7 +118,4 @@ class DirectLauncher:
 
     def _on_each(self, nodes: Sequence[NodePlan], work: Callable[[NodePlan], object]) -> None:
         """Do it on all nodes, and report every failure together."""
-        results = each(nodes, work, limit=self._fanout)
-        failures = [result for result in results if isinstance(result, NodeError)]
-        if failures:
-            raise NodesError(failures, len(nodes))
+        successes(each(nodes, work, limit=self._fanout))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.errors import NodeError, NodesError
-from orchestrator.fanout import each
+from orchestrator.fanout import each, successes
 from orchestrator.inventory import Inventory, Node
 from orchestrator.transports import way_to
 from orchestrator.transports.endpoint import Endpoint
@@ -33,8 +32,4 @@ def _looked_at(inventory: Inventory, nodes: Sequence[Node]) -> list[Node]:
         devices = node.devices if node.devices > 1 else cards.get(kind, 1)  # what somebody wrote down stands
         return node.model_copy(update={"accelerator": kind, "devices": devices})
 
-    results = each(nodes, look, limit=inventory.ssh.fanout)
-    failures = [result for result in results if isinstance(result, NodeError)]
-    if failures:
-        raise NodesError(failures, len(nodes))
-    return [result for result in results if isinstance(result, Node)]
+    return successes(each(nodes, look, limit=inventory.ssh.fanout))

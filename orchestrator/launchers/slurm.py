@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -73,11 +74,13 @@ class SlurmLauncher:
         return [Place(self._endpoint(), self._plan.attempt_dir(self._plan.head), None)]
 
     def queue(self, job: str | None) -> Queue | None:
-        """Slurm's word on the job."""
+        """Slurm's word on the job; one whose id was never recorded is found by its name."""
+        job = job or find(self._plan.run_id)
         return None if job is None else ask(job)
 
     def stop(self, job: str | None, *, grace_s: float) -> list[str]:
         """Cancel the job, and wait until Slurm has ended every step of it."""
+        job = job or find(self._plan.run_id)
         if job is None:
             return []
         _command(["scancel", job])
@@ -136,10 +139,10 @@ def submit(folder: Path, script: Path) -> str:
             return ["sbatch", str(script)]
 
     conf = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+    # Ctrl-C waits until the job id is known: what was submitted can then be cancelled
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        with (
-            clean_env()
-        ):  # a job submitted from within a job must not inherit its SLURM_*, but which cluster it is stays
+        with clean_env():  # a job submitted from within a job must not inherit its SLURM_*, but its cluster stays
             os.environ.update(conf)
             executor = OwnScript(folder)
             job: submitit.Job[Any] = executor._submit_command("")  # noqa: SLF001  the documented override point
@@ -147,7 +150,15 @@ def submit(folder: Path, script: Path) -> str:
         raise LaunchError(
             f"sbatch refused the job: {_reason(str(exc))}", hint="sinfo shows partitions and limits"
         ) from exc
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return str(job.job_id)
+
+
+def find(run_id: str) -> str | None:
+    """The id of the job of that run, which is its name; None when the queue has none."""
+    done = _command(["squeue", "--noheader", "--me", "--name", run_id, "--format", "%i"])
+    return done.stdout.split()[0] if done.stdout.split() else None
 
 
 def _reason(text: str) -> str:

@@ -57,7 +57,8 @@ class FileLines:
             start += len(line) + 1
             yield from self._line(line, start, arrival)
         while len(self._rest) > MAX_LINE_BYTES:
-            piece, self._rest = self._rest[:MAX_LINE_BYTES], self._rest[MAX_LINE_BYTES:]
+            at = _cut(self._rest, 0)
+            piece, self._rest = self._rest[:at], self._rest[at:]
             yield self._as_line(piece, self._end - len(self._rest), arrival)
 
     def close(self, arrival: float) -> Iterator[LogLine]:
@@ -67,8 +68,13 @@ class FileLines:
             yield from self._line(rest, self._end, arrival)
 
     def _line(self, line: bytes, end: int, arrival: float) -> Iterator[LogLine]:
-        for first in range(0, len(line) or 1, MAX_LINE_BYTES):
-            yield self._as_line(line[first : first + MAX_LINE_BYTES], end, arrival)
+        first = 0
+        while first < len(line) or not first:
+            until = _cut(line, first)
+            yield self._as_line(line[first:until], end, arrival)
+            if until >= len(line):
+                return
+            first = until
 
     def _as_line(self, line: bytes, end: int, arrival: float) -> LogLine:
         while self._marks and self._marks[0][0] < end:
@@ -76,6 +82,14 @@ class FileLines:
         time = self._marks[0][1] if self._marks else arrival
         node, rank, stream = self._of
         return LogLine(time, node, rank, stream, line.removesuffix(b"\r").decode("utf-8", "replace"))
+
+
+def _cut(line: bytes, first: int) -> int:
+    """Where a piece that begins at `first` ends: after MAX_LINE_BYTES at most, and never within a character of UTF-8."""
+    until = first + MAX_LINE_BYTES
+    if until >= len(line):
+        return len(line)
+    return next((at for at in range(until, until - 4, -1) if line[at] & 0xC0 != 0x80), until)  # noqa: PLR2004  a continuation byte
 
 
 class NodeLines:

@@ -45,6 +45,7 @@ EXIT_CODES = {"DONE": 0, "FAILED": 1, "STOPPED": 6}
 REFUSED, NO_RETRY = 4, 93
 SURVIVOR_S = 5.0  # what outlives SIGKILL for so long hangs in the kernel, and is told about
 SAME_SIGNAL_S = 1.0  # Slurm signals every process of a job: the guard's copy is not a second request
+SHELL_TERM = 128 + signal.SIGTERM  # how a shell reports that its command was ended by SIGTERM
 AFTER_STOP_S = 1.0  # for what the ranks leave behind, when they were stopped
 
 
@@ -125,7 +126,10 @@ class Agent:
 
     def on_rank_exit(self, pid: int, rank: int, status: int) -> None:
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM and not self.stopping:
+        self.next_mark_s = 0.0
+        self.mark_offsets()  # what it wrote is older than the event of its end
+        by_term = os.WTERMSIG(status) == signal.SIGTERM if os.WIFSIGNALED(status) else code == SHELL_TERM
+        if by_term and not self.stopping:
             self.hear_of_a_stop()
         name = None if code is not None else signal_name(os.WTERMSIG(status))
         phase = read_json(self.folder, "progress", f"{rank}.json").get("phase")

@@ -97,8 +97,9 @@ def prepare_folder(job: Job, folder: str) -> str:
     code = os.path.join(folder, "code")
     shutil.copytree(os.path.join(job.bundle_dir, "code"), code, symlinks=True)
     cwd = os.path.normpath(os.path.join(code, job.program["cwd"]))
-    if not os.path.isdir(cwd) or os.path.commonpath((cwd, code)) != code:
-        raise Refused(f"{job.program['cwd']}: no such folder in the code that was sent to {job.node}")
+    if os.path.commonpath((cwd, code)) != code:
+        raise Refused(f"{job.program['cwd']}: not a folder of the code that was sent to {job.node}")
+    os.makedirs(cwd, exist_ok=True)  # an empty one does not travel
     return cwd
 
 

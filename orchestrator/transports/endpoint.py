@@ -132,6 +132,11 @@ class Endpoint:
         """The inventory name."""
         return self._transport.node
 
+    @property
+    def connected(self) -> bool:
+        """Whether it can still be asked."""
+        return self._channel is not None
+
     def prepare(self, workdir: str, digest: str) -> bool:
         """Make the working folder, mode 0700 inside, and say whether it has the bundle."""
         reply, _ = self._call({"op": "prepare", "workdir": workdir, "digest": digest}, hint=WORKDIR_HINT)
@@ -144,7 +149,9 @@ class Endpoint:
 
     def put_files(self, folder: str, files: Sequence[tuple[str, str | bytes, int]]) -> None:
         """Write files, given as path below the folder, content and mode; each is there as a whole or not at all."""
-        contents = [content.encode() if isinstance(content, str) else content for _, content, _ in files]
+        contents = [
+            content.encode(errors="surrogateescape") if isinstance(content, str) else content for _, content, _ in files
+        ]
         entries = [
             {"path": path, "size": len(content), "mode": mode}
             for (path, _, mode), content in zip(files, contents, strict=True)
@@ -273,12 +280,20 @@ class Endpoint:
                 self._channel.write(frame(header, payload), timeout_s=ANSWER_S)
                 reply, data = self._receive(answer_s)
             except (TimeoutError, ChannelClosed, Unreachable) as error:
-                self._channel.close()  # a late answer would be taken for the next one's
-                self._channel = None
+                self._drop()
                 raise self._lost(error, answer_s) from error
+            except BaseException:  # Ctrl-C in the middle of a frame
+                self._drop()
+                raise
         if not reply["ok"]:
             raise NodeError(self.node, str(reply["message"]), hint=hint)
         return reply, data
+
+    def _drop(self) -> None:
+        """A late answer would be taken for the next one's."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
     def _receive(self, timeout_s: float) -> tuple[dict[str, Any], bytes]:
         length = int.from_bytes(self._reader.read_exactly(4, timeout_s=timeout_s), "big")

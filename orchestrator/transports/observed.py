@@ -95,11 +95,17 @@ class Finished:
     state: str
     time: float
     exit: RankExit | None
+    text: str = ""
 
     @classmethod
     def of(cls, event: Json) -> Finished:
         """From an agent-finished event."""
-        return cls(event["state"], event["time"], RankExit.of(event["exit"]) if event.get("exit") else None)
+        return cls(
+            event["state"],
+            event["time"],
+            RankExit.of(event["exit"]) if event.get("exit") else None,
+            event.get("text", ""),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,3 +110,15 @@ def test_without_sbatch_the_message_says_where_to_go(cluster: Cluster, tmp_path:
 def test_missing_program_is_said_from_the_node(orch: Orch) -> None:
     orch("submit", "-j", "1x1", "--", "no-such-program-anywhere", code=1)
     assert "no-such-program-anywhere" in orch("logs").stdout
+
+
+def test_job_whose_id_was_never_recorded_is_found_by_its_name(orch: Orch, cluster: Cluster) -> None:
+    """What a launch that was killed right after sbatch leaves behind."""
+    run_id = orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
+    record = orch.home / "runs" / run_id / "run.json"
+    fields = json.loads(record.read_text("utf-8"))
+    record.write_text(json.dumps(fields | {"slurm_job": None, "state": "STARTING", "started": False}))
+    until(lambda: orch.status(run_id)["state"] == "RUNNING", deadline_s=40, what="the job to be found")
+    orch("stop", run_id)
+    assert not cluster.jobs()
+    assert orch.status(run_id)["state"] == "STOPPED"

@@ -168,10 +168,11 @@ def test_program_runs_in_a_copy_so_that_its_files_never_change_the_bundle(orch: 
 
 
 def test_nodes_files_are_private(orch: Orch, farm: Farm) -> None:
+    before = set(farm.home.rglob("*"))
     orch("ssh-launch", "--", "echo", "hi")
     open_to_others = [
         path
-        for path in farm.home.rglob("*")
+        for path in set(farm.home.rglob("*")) - before
         if path.lstat().st_mode & 0o077 and not path.is_symlink() and "runs" in path.parts
     ]
     assert open_to_others == []

@@ -97,6 +97,7 @@ def torchrun(tmp_path: Path) -> Torchrun:
 
     def run(*words: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        launcher += ["--log-dir", str(tmp_path / "torchrun")]
         return subprocess.run(
             [*launcher, "-m", "trainer", *TINY, *words],
             env=clean_environment(),

@@ -22,6 +22,7 @@ nodes: [{name: "n[0-1]"}]
 """
 
 ACCELERATE = """
+import os
 import torch
 from accelerate import Accelerator
 
@@ -35,12 +36,13 @@ for inputs, targets in data:
     accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
     optimizer.step()
 ranks = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
-print("gathered", ranks, type(model).__name__)
+print("gathered", ranks, type(model).__name__, flush=True)
 accelerator.end_training()
+os._exit(0)  # gloo sometimes aborts at the interpreter's exit, after all work is done
 """
 
 LIGHTNING = """
-import logging
+import os
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
@@ -57,7 +59,8 @@ data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 
 trainer = Trainer(accelerator="cpu", devices=1, num_nodes=2, strategy="ddp", max_epochs=1, logger=False,
                   enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
 trainer.fit(Model(), data)
-print("trained", trainer.global_rank, trainer.world_size, type(trainer.strategy.cluster_environment).__name__)
+print("trained", trainer.global_rank, trainer.world_size, type(trainer.strategy.cluster_environment).__name__, flush=True)
+os._exit(0)  # as above
 """
 
 

@@ -139,13 +139,18 @@ def test_bundle_comes_first_on_the_python_path(
 
 
 def test_a_rank_has_its_own_group_default_signals_and_no_input(ground: Ground) -> None:
-    script = "cat; grep -E '^(Sig|Shd)(Blk|Ign|Pnd)' /proc/self/status; ps -o pid=,pgid= -p $$; ls -l /proc/$$/fd"
+    script = (
+        "cat; grep -E '^(Sig|Shd)(Blk|Ign|Pnd)' /proc/self/status; cut -d' ' -f1,5 /proc/$$/stat; ls -l /proc/$$/fd"
+    )
     ground.job("sh", "-c", script)
     # as nohup and a shell's `&` would start it
     ground.run(before_exec=lambda: [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT)])
     lines = ground.out().splitlines()
     masks = dict(line.split() for line in lines if line.startswith(("Sig", "Shd")))
-    assert {int(mask, 16) for mask in masks.values()} == {0}
+    libcs_own = (
+        0b11 << 31
+    )  # 32 and 33: under GNU make 4.3 they are ignored from the start, and Python cannot touch them
+    assert {int(mask, 16) & ~libcs_own for mask in masks.values()} == {0}
     pid, group = next(line for line in lines if line.split()[0].isdigit() and len(line.split()) == 2).split()
     assert pid == group
     descriptors = {line.split(" -> ")[0].split()[-1] for line in lines if " -> " in line and "/proc" not in line}

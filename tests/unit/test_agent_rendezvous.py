@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator.node.machine import host_id
 from orchestrator.node.rendezvous import choose_address, is_loopback
+from tests.grounds import components
 from tests.unit.test_agent_ground import AGENT, PYTHONS, Ground, ground
 from tests.until import until
 
@@ -109,7 +110,7 @@ def routable() -> tuple[str, str]:
     if is_loopback(address):
         pytest.skip("no interface with a routable IPv4 address on this machine")
     for line in subprocess.run(
-        ["ip", "-o", "-4", "addr"], capture_output=True, text=True, check=True
+        [components.program("ip"), "-o", "-4", "addr"], capture_output=True, text=True, check=True
     ).stdout.splitlines():
         fields = line.split()
         if fields[3].partition("/")[0] == address:

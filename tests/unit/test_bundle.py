@@ -103,6 +103,32 @@ def test_trainer_stays_at_home_when_a_program_of_the_users_runs(repository: Path
     assert not [name for name, _ in bundle.files if name.startswith("trainer/")]
 
 
+def test_link_that_leads_out_of_the_code_stays_and_is_named(repository: Path) -> None:
+    for name, target in {"data": "/mnt/data", "up": "../elsewhere", "inside": "sub/x.py", "dangling": "none"}.items():
+        (repository / name).symlink_to(target)
+    bundle = bundles.build(trainer=False, code=bundles.find_code(repository, ["x.py"]))
+    assert bundle.left_out == ("data", "up")
+    names = {name for name, _ in bundle.files}
+    assert {"code/inside", "code/dangling"} <= names
+    assert not {"code/data", "code/up"} & names
+
+
+def test_files_of_submodules_travel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (other / "lib.py").write_text("")
+    _git(other, "init", "-q")
+    _git(other, "add", ".")
+    _git(other, "commit", "-qm", "first")
+    _git(repository, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(other), "vendor")
+    assert "vendor/lib.py" in bundles.find_code(repository, ["x.py"]).files
+
+
+def test_work_tree_that_git_does_not_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / ".git").write_text("gitdir: nowhere")
+    with pytest.raises(UsageError, match="git does not read it"):
+        bundles.find_code(tmp_path, ["x.py"])
+
+
 def test_enormous_code_is_refused_with_its_largest_files(tmp_path: Path) -> None:
     with (tmp_path / "checkpoint.pt").open("wb") as file:
         file.truncate(bundles.LIMIT_BYTES + 1)

@@ -68,8 +68,8 @@ def test_failures_of_several_nodes_are_raised_together() -> None:
     assert caught.value.failures == (first, second)
 
 
-def test_the_only_nodes_failure_is_raised_as_it_is() -> None:
-    with pytest.raises(NodeError, match="x"):
+def test_the_only_nodes_failure_names_its_node_too() -> None:
+    with pytest.raises(NodesError, match=r"1 of 1 nodes failed\n  a: x"):
         successes([NodeError("a", "x")])
 
 

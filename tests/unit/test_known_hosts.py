@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.transports.known_hosts import host_name, known_keys, pin
+from tests.grounds import components
 
 KEY = base64.b64encode(b"\0\0\0\x0bssh-ed25519 key").decode()
 
@@ -42,10 +43,12 @@ def test_a_line_is_about_the_names_and_patterns_it_lists(tmp_path: Path, hosts: 
 
 def test_hashed_names_are_found(tmp_path: Path) -> None:
     file = tmp_path / "known_hosts"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "key")], check=True)
+    subprocess.run(
+        [components.program("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "key")], check=True
+    )
     key = (tmp_path / "key.pub").read_text()
     file.write_text(f"[10.0.0.1]:2222 {key}other {key}")
-    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(file)], check=True, capture_output=True)
+    subprocess.run([components.program("ssh-keygen"), "-q", "-H", "-f", str(file)], check=True, capture_output=True)
     assert "10.0.0.1" not in file.read_text()
     assert lines_of(file, "[10.0.0.1]:2222") == [1]
     assert lines_of(file, "other") == [2]

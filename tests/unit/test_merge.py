@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,6 +43,14 @@ def test_bytes_that_are_no_text_are_shown_not_dropped() -> None:
 def test_endless_line_is_cut_so_that_memory_stays_bounded() -> None:
     texts = _texts([b"x" * (MAX_LINE_BYTES // 2)] * 5 + [b"\n"])
     assert [len(text) for text in texts] == [MAX_LINE_BYTES, MAX_LINE_BYTES, MAX_LINE_BYTES // 2]
+
+
+@pytest.mark.parametrize("newline", [b"", b"\n"])
+def test_cut_spares_characters_of_several_bytes(newline: bytes) -> None:
+    text = "x" + "\N{GRINNING FACE}" * (MAX_LINE_BYTES // 2)
+    texts = _texts([text.encode() + newline])
+    assert "".join(texts) == text
+    assert len(texts) == 3
 
 
 def test_marks_give_a_line_the_time_it_was_written() -> None:

@@ -100,3 +100,21 @@ def test_run_folder_knows_better_than_a_queue_that_forgot_the_job() -> None:
 
 def test_stopped_agents_make_a_stopped_run() -> None:
     assert judge(_plan("ssh"), [_node("n0", "STOPPED"), _node("n1", "DONE")], None).state is RunState.STOPPED
+
+
+@pytest.mark.parametrize("word", ["TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY"])
+def test_slurms_own_end_of_a_job_is_a_failure_though_the_agents_were_asked_to_stop(word: str) -> None:
+    verdict = judge(_plan("slurm"), [_node("n0", "STOPPED"), _node("n1", "STOPPED")], Queue(word, over=True))
+    assert (verdict.state, verdict.message) == (RunState.FAILED, f"Slurm ended the job: {word}")
+
+
+def test_job_that_is_still_ending_is_not_judged_yet() -> None:
+    """COMPLETING does not tell a time limit from a cancelled job; the next word does."""
+    nodes = [_node("n0", "STOPPED"), _node("n1")]
+    assert judge(_plan("slurm"), nodes, Queue("COMPLETING")).state is RunState.RUNNING
+
+
+def test_agent_that_failed_without_a_rank_to_blame_says_why() -> None:
+    finished = Finished("FAILED", 1.0, None, "the agent was ended by SIGKILL")
+    dead = NodeObservation("n1", _node("n1").agent, alive=False, same_boot=True, finished=finished, first_failure=None)
+    assert judge(_plan("ssh"), [_node("n0"), dead], None).message == "the agent was ended by SIGKILL"

@@ -26,7 +26,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-0/node.sh <<'END_OF_
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-0' --node-rank 0 "$@"
 END_OF_FILE
 # this is the head: orch finds an address and a free port here first, and holds the port
@@ -41,7 +41,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-01/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-01' --node-rank 1 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-01/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -55,7 +55,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-02/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-02' --node-rank 2 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-02/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -69,7 +69,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-03/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-03' --node-rank 3 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-03/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -83,7 +83,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-04/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-04' --node-rank 4 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-04/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -97,7 +97,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-05/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-05' --node-rank 5 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-05/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -111,7 +111,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-06/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-06' --node-rank 6 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-06/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -125,7 +125,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-07/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-07' --node-rank 7 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-07/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -139,7 +139,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-08/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-08' --node-rank 8 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-08/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -153,7 +153,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-09/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-09' --node-rank 9 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-09/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -167,7 +167,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-10/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-10' --node-rank 10 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-10/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -181,7 +181,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-11/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-11' --node-rank 11 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-11/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -195,7 +195,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-12/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-12' --node-rank 12 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-12/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -209,7 +209,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-13/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-13' --node-rank 13 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-13/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -223,7 +223,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-14/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-14' --node-rank 14 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-14/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -237,7 +237,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-15/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-15' --node-rank 15 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-15/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
