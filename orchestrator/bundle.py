@@ -37,8 +37,9 @@ class Bundle:
             total.update(f"{name}\0{mode}\0{hashlib.sha256(content).hexdigest()}\n".encode(errors="surrogateescape"))
         return total.hexdigest()[:32]
 
-    def tar(self) -> bytes:
-        """The bundle as tar.gz; compression 1, since most of what travels is small and the network is near."""
+    @cached_property
+    def archive(self) -> bytes:
+        """The bundle as tar.gz, packed once for all nodes; compression 1, since most of what travels is small and the network is near."""
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
             for name, path in self.files:

@@ -57,7 +57,7 @@ class DirectLauncher:
             if not self._endpoints:
                 raise
             self.unreachable = exc.failures
-        reached = [node for node in plan.nodes if node.name in self._endpoints]
+        reached = [node for node in plan.nodes if self._reached(node)]
         return [Place(self._endpoints[node.name], plan.attempt_dir(node), (node.name,)) for node in reached]
 
     def queue(self, job: str | None) -> Queue | None:  # noqa: ARG002  no scheduler here
@@ -68,7 +68,7 @@ class DirectLauncher:
         """Have every node that can be reached end its agent and ranks."""
 
         def stop_node(node: NodePlan) -> list[str]:
-            self._connect([node])
+            self._reach(node)
             results = self._endpoints[node.name].stop(self._plan.attempt_dir(node), [node.name], grace_s=grace_s)
             return [f"{node.name}: still running: {pid}" for result in results for pid in result.remaining]
 
@@ -85,20 +85,19 @@ class DirectLauncher:
         self._endpoints.clear()
 
     def _connect(self, nodes: Sequence[NodePlan]) -> None:
-        missing = [node for node in nodes if not self._connected(node)]
+        self._on_each([node for node in nodes if not self._reached(node)], self._reach)
 
-        def connect(node: NodePlan) -> None:
+    def _reach(self, node: NodePlan) -> None:
+        if not self._reached(node):
             self._endpoints[node.name] = Endpoint.connect(self._transport(node), node.python)
 
-        self._on_each(missing, connect)
-
-    def _connected(self, node: NodePlan) -> bool:
+    def _reached(self, node: NodePlan) -> bool:
         return node.name in self._endpoints and self._endpoints[node.name].connected
 
     def _push(self, node: NodePlan, bundle: Bundle, files: Sequence[PlannedFile]) -> None:
         endpoint = self._endpoints[node.name]
         if not endpoint.prepare(node.workdir, bundle.digest):
-            endpoint.put_bundle(node.workdir, bundle.digest, bundle.tar())
+            endpoint.put_bundle(node.workdir, bundle.digest, bundle.archive)
         for file in files:
             folder, _, name = file.path.rpartition("/")
             endpoint.put_files(folder, [(name, file.text, file.mode)])

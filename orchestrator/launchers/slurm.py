@@ -63,7 +63,7 @@ class SlurmLauncher:
         plan, head = self._plan, self._plan.head
         endpoint = self._endpoint()
         if not endpoint.prepare(head.workdir, bundle.digest):
-            endpoint.put_bundle(head.workdir, bundle.digest, bundle.tar())
+            endpoint.put_bundle(head.workdir, bundle.digest, bundle.archive)
         for file in plans.node_files(plan)[head.name]:
             folder, _, name = file.path.rpartition("/")
             endpoint.put_files(folder, [(name, file.text, file.mode)])

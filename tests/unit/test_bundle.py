@@ -88,7 +88,7 @@ def test_digest_follows_content_and_mode_not_time_or_place(repository: Path) -> 
 def test_archive_holds_what_the_bundle_names_and_nothing_of_its_maker(repository: Path) -> None:
     (repository / "link").symlink_to("kept.py")
     bundle = bundles.build(trainer=True, code=bundles.find_code(repository, ["x.py"]))
-    with tarfile.open(fileobj=io.BytesIO(bundle.tar())) as archive:
+    with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
         members = {member.name: member for member in archive.getmembers()}
     assert set(members) == {name for name, _ in bundle.files}
     assert {"orchestrator/node/agent.py", "trainer/__main__.py", "code/kept.py"} <= set(members)
