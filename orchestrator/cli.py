@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -170,9 +171,7 @@ def main() -> int:
     if argv[:1] in (["submit"], ["ssh-launch"]) and "--" in argv:
         at = argv.index("--")  # what follows is the user's, untouched
         argv, program = argv[:at], tuple(argv[at + 1 :])
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a log may hold what the terminal cannot show
+    _make_output_safe()
     try:
         app(argv, obj=program, prog_name="orch")
     except OrchError as exc:
@@ -188,3 +187,13 @@ def main() -> int:
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else 0
     return 0
+
+
+def _make_output_safe() -> None:
+    """A log may hold what the terminal cannot show, and a stream may have been closed (`>&-`): neither ends orch."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  open as long as orch runs
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -149,3 +149,20 @@ def test_program_runs_in_the_folder_it_was_started_in_even_if_that_is_empty(orch
 def test_homes_of_the_records_are_private_whatever_the_umask(orch: Orch) -> None:
     _done(orch, "true")
     assert {path.stat().st_mode & 0o777 for path in (orch.home, orch.home / "runs")} == {0o700}
+
+
+def test_closed_or_narrow_output_is_no_traceback(orch: Orch) -> None:
+    _done(orch, "printf", "\\303\\251\\n")
+    for command in ("list >&-", "logs >&-", "logs 2>&-", "logs >/dev/full"):
+        words = f'"$0" -m orchestrator {command}'
+        done = subprocess.run(
+            ["sh", "-c", words, sys.executable],
+            cwd=orch.cwd,
+            env=orch.environ(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+    ascii_only = Orch(orch.cwd, env={"PYTHONIOENCODING": "ascii"})
+    assert "\\xe9" in ascii_only("logs", "--rank", "0").stdout
