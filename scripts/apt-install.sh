@@ -26,13 +26,17 @@ export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
 apt-get install -qq --yes --no-install-recommends "${missing[@]}" >/dev/null
 
-# Nor are they to come up with the next boot.
-if command -v systemctl >/dev/null; then
-  for package in "${missing[@]}"; do
-    case $package in
-      openssh-server) systemctl disable --quiet ssh ;;
-      munge) systemctl disable --quiet munge ;;
-      slurm-wlm) systemctl disable --quiet slurmctld slurmd ;;
-    esac
-  done
-fi
+# Nor are they to come up with the next boot. A minimal Debian has no systemctl, and the links that it would remove all the same.
+for package in "${missing[@]}"; do
+  case $package in
+    openssh-server) units=(ssh.service) ;;
+    munge) units=(munge.service) ;;
+    slurm-wlm) units=(slurmctld.service slurmd.service) ;;
+    *) continue ;;
+  esac
+  if command -v systemctl >/dev/null; then
+    systemctl disable --quiet "${units[@]}"
+  else
+    rm -f "${units[@]/#//etc/systemd/system/multi-user.target.wants/}"
+  fi
+done
