@@ -409,7 +409,7 @@ def test_job_whose_every_process_is_signalled_is_stopped_not_failed(ground: Grou
     """As Slurm does it: the ranks may have their SIGTERM before the agent, and guard and agent get one each."""
     ground.job(*sh("trap 'sleep 1; touch in-peace; exit 0' TERM; echo up; while :; do sleep 0.1; done"), ranks=[2])
     agent = ground.start()
-    until(lambda: ground.out(0) and ground.out(1), what="both ranks")
+    until(lambda: ground.out(0) and ground.out(1) and len(ground.events("rank-started")) == 2, what="both ranks")
     ranks = [event["pid"] for event in ground.events("rank-started")]
     os.kill(ranks[0], signal.SIGTERM)
     for pid in (ground.record()["pid"], agent.pid):
@@ -422,7 +422,7 @@ def test_job_whose_every_process_is_signalled_is_stopped_not_failed(ground: Grou
 def test_rank_ended_by_sigterm_a_moment_before_the_agent_is_asked_is_no_failure(ground: Ground) -> None:
     ground.job(*sh("echo up; exec sleep 1000"))
     agent = ground.start()
-    until(lambda: ground.out(0), what="the rank")
+    until(lambda: ground.out(0) and ground.events("rank-started"), what="the rank and the word of its start")
     (rank,) = [event["pid"] for event in ground.events("rank-started")]
     os.kill(rank, signal.SIGTERM)
     until(lambda: not alive(rank), what="the rank to end")
