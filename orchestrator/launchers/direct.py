@@ -15,6 +15,8 @@ from orchestrator.transports.base import Transport
 from orchestrator.transports.endpoint import Endpoint
 
 START_WAIT_S = 30.0
+PORT_TRIES = 3
+PORT_TAKEN = "start again, on another port"  # the head's agent, where somebody listens on the port that was held
 
 
 class DirectLauncher:
@@ -37,15 +39,21 @@ class DirectLauncher:
         self.connect()
         files = plans.node_files(plan)
         self._on_each(plan.nodes, lambda node: self._push(node, bundle, files[node.name]))
-        try:
-            found = self._reserve()
-            self._on_each(plan.nodes, lambda node: self._start_agent(node, found))
-        except LaunchError as exc:
-            left = self.stop(None, grace_s=0.0)
-            if left:
+        for tries_left in reversed(range(PORT_TRIES)):
+            try:
+                self._start_agents()
+            except LaunchError as exc:
+                left = self.stop(None, grace_s=0.0)
+                if PORT_TAKEN in str(exc) and tries_left and not left:
+                    continue
                 exc.hint = "; ".join(filter(None, [exc.hint, *left]))
-            raise
+                raise
+            break
         return None
+
+    def _start_agents(self) -> None:
+        found = self._reserve()
+        self._on_each(self._plan.nodes, lambda node: self._start_agent(node, found))
 
     def places(self) -> Sequence[Place]:
         """One place a node that can be reached."""
