@@ -5,6 +5,7 @@ Who is at the other end and who we are: host keys are verified, then the user's 
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import time
 from collections.abc import Iterator, Sequence
@@ -65,7 +66,7 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
 
     def transport(self, sock: paramiko.transport._SocketLike, **options: object) -> paramiko.Transport:
         """A transport that asks for a kind of key that is known, where the server has several."""
-        transport = paramiko.Transport(sock, **options)  # type: ignore[arg-type]  # passed on as they are
+        transport = _Transport(sock, **options)  # type: ignore[arg-type]  # passed on as they are
         security = transport.get_security_options()
         known = {entry.algorithm for entry in self._known}
         if "ssh-rsa" in known:
@@ -76,6 +77,15 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
 
 def _where(keys: Sequence[KnownKey]) -> str:
     return ", ".join(f"{key.file} line {key.line}" for key in keys)
+
+
+class _Transport(paramiko.Transport):
+    """Ends without a word when the jump host that it goes through is gone first."""
+
+    def run(self) -> None:
+        """Paramiko closes its socket at the end; a channel of a lost connection cannot say farewell and raises."""
+        with contextlib.suppress(EOFError):
+            super().run()
 
 
 class UserKeys:

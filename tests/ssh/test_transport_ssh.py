@@ -24,10 +24,14 @@ from tests.until import until
 
 def connect(farm: Farm, address: str = "n0", *, config: Path | None = None, **more: object) -> Endpoint:
     """Connect to a node; `more` are fields of the node or of the inventory's ssh."""
+    node, options = _way(farm, address, config=config, **more)
+    return Endpoint.connect(SshTransport(node, options), node.python)
+
+
+def _way(farm: Farm, address: str = "n0", *, config: Path | None = None, **more: object) -> tuple[Node, SshOptions]:
     ssh = {key: more.pop(key) for key in ("proxy_jump", "host_keys", "connect_timeout_s") if key in more}
     options = SshOptions.model_validate({"config": str(config or farm.ssh_config), **ssh})
-    node = Node.model_validate({"name": "node", "address": address, "python": str(farm.python), **more})
-    return Endpoint.connect(SshTransport(node, options), node.python)
+    return Node.model_validate({"name": "node", "address": address, "python": str(farm.python), **more}), options
 
 
 def complaint(work: Callable[[], Endpoint]) -> NodeError:
@@ -267,6 +271,24 @@ def test_nothing_stays_behind_when_a_connection_is_closed(farm: Farm) -> None:
     complaint(lambda: connect(farm, python="/nope"))
     until(lambda: threading.active_count() <= before, what="the threads of the connections to end")
     until(lambda: not farm.processes(), what="the endpoint to end")
+
+
+def test_losing_the_jump_host_first_raises_in_no_thread(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paramiko's thread of the inner connection says farewell over the outer one, which is gone."""
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    transport = SshTransport(*_way(farm, proxy_jump="n1"))
+    with Endpoint.connect(transport, str(farm.python)):
+        outer, inner = (connection.transport for connection in transport._connections)  # noqa: SLF001
+        monkeypatch.setattr(outer, "_send_user_message", _lost)  # the cable is cut, and its own thread has not noticed
+        inner.sock._handle_eof(None)  # noqa: SLF001
+        until(lambda: not inner.is_alive(), what="the thread to end")
+        monkeypatch.setattr(outer, "_send_user_message", lambda _message: None)
+    assert not raised
+
+
+def _lost(_message: object) -> None:
+    raise EOFError
 
 
 @pytest.mark.parametrize("config", ["none", "broken"])
