@@ -66,16 +66,30 @@ def _start(plan: LaunchPlan, launcher: Launcher, bundle: bundles.Bundle, record:
             folder.update(state=RunState.STARTING, code=_code(folder))
             connecting.result()
         job = launcher.start(bundle)
-    except (OrchError, OSError) as exc:
-        folder.update(state=RunState.FAILED, message=str(exc), ended=datetime.now(timezone.utc).isoformat())
+    except OrchError as exc:
+        _end(folder, RunState.FAILED, str(exc))
         raise
+    except OSError as exc:
+        raise _given_up(folder, launcher, RunState.FAILED, f"the launch failed: {exc}") from exc
     except KeyboardInterrupt:
-        for trouble in launcher.stop(None, grace_s=0.0):
-            say(trouble)
-        folder.update(state=RunState.STOPPED, message="interrupted during the launch")
-        raise LaunchError("interrupted during the launch; what had started was stopped") from None
+        raise _given_up(folder, launcher, RunState.STOPPED, "interrupted during the launch") from None
     folder.update(slurm_job=job, started=True, launching=None)
     return folder
+
+
+def _given_up(folder: RunFolder, launcher: Launcher, state: RunState, why: str) -> LaunchError:
+    """Stop what had started; a run of which something may be left is no run that has ended."""
+    left = launcher.stop(None, grace_s=0.0)
+    if not left:
+        _end(folder, state, why)
+        return LaunchError(f"{why}; what had started was stopped")
+    folder.update(state=RunState.LOST, message=f"{why}; not everything could be stopped", launching=None)
+    again = f"once the nodes can be reached, `orch stop {folder.path.name}` ends what is left"
+    return LaunchError("\n  ".join([f"{why}; not everything could be stopped:", *left]), hint=again)
+
+
+def _end(folder: RunFolder, state: RunState, message: str) -> None:
+    folder.update(state=state, message=message, ended=datetime.now(timezone.utc).isoformat())
 
 
 def _code(folder: RunFolder) -> dict[str, Any]:
