@@ -83,6 +83,7 @@ def sbatch_script(plan: LaunchPlan) -> str:
         run_id=plan.run_id,
         attempt=plan.attempt,
         options=sbatch_options(plan),
+        attempt_dir=plan.attempt_dir(head),
         node_script=f"{plan.attempt_dir(head)}/node.sh",
     )
 

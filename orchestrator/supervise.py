@@ -55,7 +55,8 @@ def judge(plan: LaunchPlan, nodes: Sequence[NodeObservation], queue: Queue | Non
         return Verdict(RunState.FAILED, first, f"Slurm ended the job: {queue.word} {queue.reason}".strip())
     if failed:
         return Verdict(RunState.FAILED, first, str(first or failed[0][1].text))
-    if any(end.state == "STOPPED" for _, end in ends) and (queue is None or queue.over):
+    never_started = queue is not None and queue.word == "FAILED" and len(ends) < plan.node_count
+    if any(end.state == "STOPPED" for _, end in ends) and (queue is None or queue.over) and not never_started:
         return Verdict(RunState.STOPPED)
     started = [node for node in nodes if node.agent is not None]
     dead = [node for node in started if node.finished is None and not node.alive and _seen_from_here(plan, node)]
@@ -127,7 +128,7 @@ def settle(folder: RunFolder, verdict: Verdict, nodes: Sequence[NodeObservation]
     """Write the verdict into the run's record. A final state stays, but LOST, which was only the lack of a better one."""
     record = folder.read()
     settled = record.state.final and record.state is not RunState.LOST
-    if settled or verdict.state == record.state or (verdict.state is RunState.LOST and launch_goes_on(record)):
+    if settled or verdict.state == record.state or (verdict.state.final and launch_goes_on(record)):
         return record
     summary = next((p["summary"] for node in nodes for p in node.progress.values() if "summary" in p), record.summary)
     ended = datetime.now(timezone.utc).isoformat() if verdict.state.final else None

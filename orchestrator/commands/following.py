@@ -108,8 +108,8 @@ class Watch:
                 reason = f": {self._queue.reason}" if self._queue.reason else ""
                 say(f"Slurm job {job} is {self._queue.word}{reason}")
         verdict = supervise.judge(self._plan, list(self._nodes.values()), self._queue)
-        if verdict.state is RunState.LOST and supervise.launch_goes_on(self.folder.read()):
-            return False  # its nodes are still being started
+        if verdict.state.final and supervise.launch_goes_on(self.folder.read()):
+            return False  # its nodes are still being started, perhaps again on another port
         if not verdict.state.final:
             supervise.settle(self.folder, verdict)
         return verdict.state.final

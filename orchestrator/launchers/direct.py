@@ -12,11 +12,10 @@ from orchestrator.fanout import each, successes
 from orchestrator.launchers.base import Place, Queue
 from orchestrator.plan import LaunchPlan, NodePlan, PlannedFile
 from orchestrator.transports.base import Transport
-from orchestrator.transports.endpoint import Endpoint
+from orchestrator.transports.endpoint import Endpoint, PortTaken
 
 START_WAIT_S = 30.0
 PORT_TRIES = 3
-PORT_TAKEN = "start again, on another port"  # the head's agent, where somebody listens on the port that was held
 
 
 class DirectLauncher:
@@ -44,7 +43,8 @@ class DirectLauncher:
                 self._start_agents()
             except LaunchError as exc:
                 left = self.stop(None, grace_s=0.0)
-                if PORT_TAKEN in str(exc) and tries_left and not left:
+                port_taken = isinstance(exc, NodesError) and any(isinstance(f, PortTaken) for f in exc.failures)
+                if port_taken and tries_left and not left:
                     continue
                 exc.hint = "; ".join(filter(None, [exc.hint, *left]))
                 raise

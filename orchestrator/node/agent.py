@@ -8,6 +8,7 @@ The node agent: owns one node's ranks, from their start to the end of their last
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -17,7 +18,16 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.node.environment import inherited_environment, rank_environments, summary
-from orchestrator.node.job import AlreadyRunning, Job, Refused, agent_failed, command_of, load_job, prepare_folder
+from orchestrator.node.job import (
+    AlreadyRunning,
+    Job,
+    PortTaken,
+    Refused,
+    agent_failed,
+    command_of,
+    load_job,
+    prepare_folder,
+)
 from orchestrator.node.machine import boot_id, host_id
 from orchestrator.node.processes import (
     CAUGHT,
@@ -42,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 EXIT_CODES = {"DONE": 0, "FAILED": 1, "STOPPED": 6}
-REFUSED, NO_RETRY = 4, 93
+REFUSED, NO_RETRY, PORT_TAKEN = 4, 93, errno.EADDRINUSE
 SURVIVOR_S = 5.0  # what outlives SIGKILL for so long hangs in the kernel, and is told about
 SAME_SIGNAL_S = 1.0  # Slurm signals every process of a job: the guard's copy is not a second request
 SHELL_TERM = 128 + signal.SIGTERM  # how a shell reports that its command was ended by SIGTERM
@@ -230,6 +240,8 @@ def join_rendezvous(job: Job, record: str | None) -> tuple[str, socket.socket | 
         holder = hold_port(int(port)) if job.node_rank == 0 else None
     except (ValueError, OverflowError) as error:
         raise Refused(f"--rendezvous: expected ADDR PORT HOST_ID, not {record!r}") from error
+    except OSError as error:
+        raise PortTaken(f"{error}; to be started again on another port") from error
     if is_loopback(address) and head_host_id != host_id():
         head = job.nodes[0] if job.nodes else "the head node"
         hint = f"give {head} a routable address: in the inventory"
@@ -299,7 +311,10 @@ def run_agent(options: argparse.Namespace, folder: str, inherited: Inherited) ->
         print(f"orch agent: {error}", file=sys.stderr, flush=True)
         if events is not None:
             events.add(**(error.event() if isinstance(error, Refused) else agent_failed(str(error))))
-        return REFUSED
+        if not isinstance(error, PortTaken):
+            return REFUSED
+        write_json(os.path.join(folder, "port-taken"), {"time": time.time()})  # for a batch script: srun hides the code
+        return PORT_TAKEN
 
 
 def guard(agent_pid: int, folder: str) -> int:

@@ -7,6 +7,7 @@ in receive.py, what is watched in watch.py, what is stopped in stop.py; the cont
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -103,6 +104,10 @@ class Reservation:
         return {"rendezvous": record}, b""
 
 
+class PortTaken(Exception):
+    """The agent of the head found somebody listening on the rendezvous port."""
+
+
 class Starter:
     """Starts agents that outlive this program; reaps those that end before it does."""
 
@@ -129,6 +134,8 @@ class Starter:
             if agent is not None and agent != earlier:  # the agent may be a child of what was started
                 return {"agent": agent}, b""
             log = tail(os.path.join(folder, "agent.log"), LOG_TAIL_BYTES)
+            if code == errno.EADDRINUSE:
+                raise PortTaken(log.strip())
             if code is not None:
                 raise ChildProcessError(f"the agent {outcome(code)} before it wrote agent.json\n{log}".rstrip())
             if time.monotonic() > deadline:

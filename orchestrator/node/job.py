@@ -25,6 +25,13 @@ class AlreadyRunning(Refused):
         return {"event": "note", "text": str(self)}
 
 
+class PortTaken(Refused):
+    """Somebody listens on the rendezvous port; who launches tries again on another one, so this is no end of the run."""
+
+    def event(self) -> dict[str, Any]:
+        return {"event": "note", "text": str(self)}
+
+
 def agent_failed(text: str) -> dict[str, Any]:
     """The last event when no rank is to blame."""
     return {"event": "agent-finished", "state": "FAILED", "exit": None, "text": text}
@@ -84,7 +91,7 @@ def prepare_folder(job: Job, folder: str) -> str:
     """Clear what an earlier agent left, copy the code; the folder the ranks run in."""
     import shutil  # noqa: PLC0415  milliseconds that a rendezvous need not wait for
 
-    for name in ("progress", "error", "code", "DONE"):
+    for name in ("progress", "error", "code", "DONE", "port-taken"):
         path = os.path.join(folder, name)
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)

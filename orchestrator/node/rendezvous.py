@@ -34,7 +34,7 @@ def hold_port(port: int = 0) -> socket.socket:
         holder.bind(("::" if dual else "0.0.0.0", port))  # noqa: S104  (never listens; the store binds all too)
     except OSError as error:
         holder.close()
-        raise OSError(error.errno, f"rendezvous port {port}: {error.strerror}; start again, on another port") from error
+        raise OSError(error.errno, f"rendezvous port {port}: {error.strerror}") from error
     return holder
 
 

@@ -199,10 +199,14 @@ def observe(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
 def observe_one(node: str, folder: str) -> Json:
     agent, events = read_json(os.path.join(folder, "agent.json")), read_events(folder)
     alive = agent is not None and process(agent) is not None
-    finished, failure, ranks = None, None, {}
+    finished, failure = None, None
+    ranks: Dict[int, str] = {}
     for event in events:
         kind = event.get("event")
-        if kind == "agent-finished":
+        if kind == "agent-started":  # a second one, on another port: what the first one left is no end
+            finished, failure = None, None
+            ranks.clear()
+        elif kind == "agent-finished":
             finished = event
         elif kind == "rank-started":
             ranks[event["rank"]] = "running"

@@ -37,6 +37,7 @@ __all__ = [
     "Facts",
     "Finished",
     "NodeObservation",
+    "PortTaken",
     "RankExit",
     "Signalled",
     "StopResult",
@@ -86,6 +87,10 @@ def frame(header: Mapping[str, object], payload: bytes = b"") -> bytes:
     """One request as bytes."""
     text = json.dumps({**header, "bytes": len(payload)} if payload else header).encode()
     return len(text).to_bytes(4, "big") + text + payload
+
+
+class PortTaken(NodeError):
+    """Somebody listens on the rendezvous port that was held: another one has to be found."""
 
 
 class Endpoint:
@@ -286,7 +291,8 @@ class Endpoint:
                 self._drop()
                 raise
         if not reply["ok"]:
-            raise NodeError(self.node, str(reply["message"]), hint=hint)
+            kind = PortTaken if reply["kind"] == "PortTaken" else NodeError
+            raise kind(self.node, str(reply["message"]), hint=hint)
         return reply, data
 
     def _drop(self) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,3 +125,46 @@ def test_job_whose_id_was_never_recorded_is_found_by_its_name(orch: Orch, cluste
     orch("stop", run_id)
     assert not cluster.jobs()
     assert orch.status(run_id)["state"] == "STOPPED"
+
+
+THIEF = """#!{python}
+import os, pathlib, socket, subprocess, sys
+count = pathlib.Path({folder!r}, "thefts")
+done = len(count.read_text()) if count.exists() else 0
+if done < {thefts}:
+    count.write_text("x" * (done + 1))
+    thief = socket.socket()
+    thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    thief.bind(("", int(sys.argv[-1].split()[1])))
+    thief.listen()
+sys.exit(subprocess.call([{srun!r}, *sys.argv[1:]]))
+"""
+
+
+def _robbed(cluster: Cluster, tmp_path: Path, thefts: int) -> Orch:
+    """orch whose jobs find a port taken between its finding and the start of the agents: by one who listens on it."""
+    srun = shutil.which("srun", path=cluster.env.get("PATH"))
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "srun").write_text(THIEF.format(python=sys.executable, folder=str(tmp_path), thefts=thefts, srun=srun))
+    (folder / "srun").chmod(0o700)
+    path = f"{folder}:{cluster.env.get('PATH', os.environ['PATH'])}"
+    cluster.inventory(tmp_path, devices=1)
+    return Orch(tmp_path, env={**cluster.env, "PATH": path})
+
+
+def test_taken_port_is_retried_on_another_one(cluster: Cluster, tmp_path: Path) -> None:
+    orch = _robbed(cluster, tmp_path, thefts=1)
+    orch("submit", "-j", "2x1", "--", "sh", "-c", 'sleep 1; echo "$MASTER_PORT"')
+    assert orch.status()["state"] == "DONE"
+    said = orch.lines()
+    assert sum("already in use" in line["text"] for line in said) == 1
+    assert len({line["text"] for line in said if line["stream"] == "out"}) == 1
+
+
+def test_port_that_is_taken_every_time_fails_the_job(cluster: Cluster, tmp_path: Path) -> None:
+    orch = _robbed(cluster, tmp_path, thefts=3)
+    orch("submit", "-j", "2x1", "--", "sh", "-c", "sleep 1000", code=1)
+    assert orch.status()["state"] == "FAILED"
+    assert sum("already in use" in line["text"] for line in orch.lines()) == 3
+    until(lambda: not cluster.jobs() and not cluster.processes(), what="the job to be gone")

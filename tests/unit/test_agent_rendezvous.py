@@ -210,4 +210,5 @@ def test_a_port_that_was_taken_meanwhile_is_refused(ground: Ground) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         code, err = ground.run(rendezvous=f"127.0.0.1 {port} {host_id()}")
-    assert (code, f"rendezvous port {port}: Address already in use" in err) == (4, True)
+    assert (code, f"rendezvous port {port}: Address already in use" in err) == (errno.EADDRINUSE, True)
+    assert ground.lines("events.jsonl")[-1]["event"] == "note"  # no end: whoever launches tries again

@@ -44,12 +44,25 @@ cat >/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/submit.sbatch <
 # Run local-20260102-030405-0abc, attempt 1. Slurm runs this script on the first node of the allocation, the head.
 set -euo pipefail
 
-# The head finds an address and a free port just before the start, and holds the port for as long as this script runs.
-coproc holder { exec /bin/sh /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh rendezvous; }
-IFS= read -r rendezvous <&"${holder[0]}"
+for try in 1 2 3; do
+    # The head finds an address and a free port just before the start, and holds the port for as long as the ranks run.
+    coproc holder { exec /bin/sh /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh rendezvous; }
+    holder_pid=$!
+    IFS= read -r rendezvous <&"${holder[0]}"
 
-# One srun, one task a node: the agent, which starts the node's ranks. Environment values are in the 0600 node script.
-srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --unbuffered \
-    /bin/sh /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh run "$rendezvous"
+    # One srun, one task a node: the agent, which starts the node's ranks. Environment values are in the 0600 node script.
+    status=0
+    srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --unbuffered \
+        /bin/sh /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh run "$rendezvous" || status=$?
+
+    # Only where somebody listens on the port all the same: another one.
+    taken=/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/$SLURMD_NODENAME/port-taken
+    if [ "$status" = 0 ] || [ "$try" = 3 ] || ! [ -e "$taken" ]; then
+        exit "$status"
+    fi
+    rm -f "$taken"
+    kill "$holder_pid"
+    wait "$holder_pid" || true
+done
 END_OF_FILE
 sbatch /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/submit.sbatch
