@@ -37,6 +37,14 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print every file 
 FollowOption = Annotated[
     bool, typer.Option("--follow/--detach", help="Watch the run (default), or print its id and return at once.")
 ]
+OrphanOption = Annotated[
+    str | None,
+    typer.Option("--orphan-timeout", metavar="SPAN", help="End the ranks after so long without a supervisor."),
+]
+IsolationOption = Annotated[
+    str | None,
+    typer.Option("--isolation-timeout", metavar="SPAN", help="End the ranks of a node cut off for so long (60s)."),
+]
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Configuration of the shared trainer, YAML or JSON.")
 ]
@@ -72,9 +80,22 @@ def ssh_launch(
     config: ConfigOption = None,
     dry_run: DryRunOption = False,
     follow: FollowOption = True,
+    orphan_timeout: OrphanOption = None,
+    isolation_timeout: IsolationOption = None,
 ) -> None:
     """Start a run over SSH, or on this machine (transport local). Otherwise as submit."""
-    raise typer.Exit(_launch("ssh", ctx, settings, (inventory, nodes, shape), config, dry_run, follow))
+    raise typer.Exit(
+        _launch(
+            "ssh",
+            ctx,
+            settings,
+            (inventory, nodes, shape),
+            config,
+            dry_run,
+            follow,
+            (orphan_timeout, isolation_timeout),
+        )
+    )
 
 
 def _launch(
@@ -85,13 +106,14 @@ def _launch(
     config: Path | None,
     dry_run: bool,
     follow: bool,
+    timeouts: tuple[str | None, str | None] = (None, None),
 ) -> int:
     from orchestrator.commands.launch import launch  # noqa: PLC0415  commands load when they run
     from orchestrator.commands.request import Words  # noqa: PLC0415
 
     inventory, nodes, shape = where
     program: tuple[str, ...] | None = ctx.obj
-    words = Words(launcher, inventory, nodes, shape, config, tuple(settings or ()), program)
+    words = Words(launcher, inventory, nodes, shape, config, tuple(settings or ()), program, *timeouts)
     return launch(words, dry_run=dry_run, follow=follow)
 
 
@@ -128,6 +150,14 @@ def list_(as_json: JsonOption = False) -> None:
     from orchestrator.commands.status import list_runs  # noqa: PLC0415
 
     raise typer.Exit(list_runs(as_json=as_json))
+
+
+@app.command()
+def attach(run: RunArgument = "latest", follow: FollowOption = True) -> None:
+    """Supervise a run again whose supervisor is gone, and watch it."""
+    from orchestrator.commands.attach import attach  # noqa: PLC0415
+
+    raise typer.Exit(attach(run, follow=follow))
 
 
 @app.command()

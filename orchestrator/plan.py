@@ -64,6 +64,8 @@ class LaunchPlan:
     bundle: str
     ssh: Mapping[str, Any]
     slurm: Mapping[str, Any]
+    orphan_timeout_s: float | None = None
+    isolation_timeout_s: float | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -121,6 +123,8 @@ def make_plan(inventory: Inventory, request: Request, *, run_id: str, bundle: st
         bundle=bundle,
         ssh=inventory.ssh.model_dump(mode="json"),
         slurm=inventory.slurm.model_dump(mode="json"),
+        orphan_timeout_s=request.orphan_timeout_s,
+        isolation_timeout_s=None if request.launcher == "slurm" else request.isolation_timeout_s,
         warnings=warnings,
     )
 
@@ -211,6 +215,8 @@ def job(plan: LaunchPlan) -> dict[str, Any]:
         "ranks": counts,
         "program": _program(plan),
         "grace_s": GRACE_S,
+        "orphan_timeout_s": plan.orphan_timeout_s,
+        "isolation_timeout_s": plan.isolation_timeout_s,
     }
 
 

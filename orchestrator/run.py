@@ -12,6 +12,9 @@ LauncherName = Literal["ssh", "slurm"]
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-\d{8}-\d{6}-[0-9a-f]{4}")
 
 
+ISOLATION_TIMEOUT_S = 60.0
+
+
 class RunState(str, Enum):
     """Where a run stands; the last four are final."""
 
@@ -67,6 +70,10 @@ class Request:
     shape: Shape | None = None
     config: str | None = None
     """The trainer's configuration file as JSON text."""
+    orphan_timeout_s: float | None = None
+    """After so long without a supervisor a node ends its ranks; None: never."""
+    isolation_timeout_s: float = ISOLATION_TIMEOUT_S
+    """After so long without a supervisor and without a way to any other node, a node ends its ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,8 @@ class RankExit:
     code: int | None
     signal: str | None
     error: str | None = None
+    lines: tuple[str, ...] = ()
+    """What the rank wrote last."""
 
     def __str__(self) -> str:
         who = f"rank {self.rank} on {self.node}" if self.rank is not None else f"the agent of {self.node}"
@@ -129,7 +138,9 @@ class RunRecord:
             KeyError, TypeError, ValueError: the data is no run record.
         """
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-        exit_ = RankExit(**known["exit"]) if known.get("exit") else None
+        exit_ = (
+            RankExit(**{**known["exit"], "lines": tuple(known["exit"].get("lines", ()))}) if known.get("exit") else None
+        )
         return cls(**{**known, "state": RunState(known["state"]), "exit": exit_})
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import socket
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from orchestrator import plan as plans
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import RUN_ID, RunRecord
+
+LOCK_WAIT_S = 1.0
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -66,6 +72,42 @@ class RunFolder:
         self.write(record)
         return record
 
+    @contextmanager
+    def supervision(self) -> Iterator[bool]:
+        """
+        Be the run's one supervisor, or be told that there is one already.
+
+        The lock is the kernel's: it ends with the process, however that ends, and no pid has to be compared.
+        """
+        with _private(self._lock_file, "a+") as lock:
+            is_ours = _lock(lock, LOCK_WAIT_S)
+            if is_ours:
+                lock.truncate(0)
+                lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+                lock.flush()
+            yield is_ours
+
+    def supervisor(self) -> str | None:
+        """Who supervises the run, in words; None when nobody does."""
+        try:
+            with self._lock_file.open("r", encoding="utf-8") as lock:
+                return None if _lock(lock, 0.0, fcntl.LOCK_SH) else lock.read().strip()
+        except FileNotFoundError:
+            return None
+
+    def supervisor_log(self) -> IO[str]:
+        """Where the supervisor's own output goes: empty as long as all is well."""
+        return _private(self.path / "supervisor.log", "a")
+
+    def note(self, event: str, text: str) -> None:
+        """Add to what the supervisor saw and did, events.jsonl."""
+        with _private(self.path / "events.jsonl", "a") as file:
+            file.write(json.dumps({"time": time.time(), "event": event, "text": text}) + "\n")
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.path / "supervisor.lock"
+
     def write_diff(self, diff: str) -> None:
         """Keep what the user's code differs in from its commit."""
         write_file(self.diff_file, diff)
@@ -89,6 +131,25 @@ class RunFolder:
         for node, files in plans.node_files(plan).items():
             for file in files:
                 write_file(self.plan_folder / node / Path(file.path).name, file.text)
+
+
+def _private(path: Path, mode: str) -> IO[str]:
+    """Open a file that only its owner can read."""
+    return open(path, mode, encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def _lock(file: IO[str], wait_s: float, kind: int = fcntl.LOCK_EX) -> bool:
+    """Take the lock within wait_s: who only looks whether it is taken holds it for a moment."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOCK_WAIT_S / 20)
+        else:
+            return True
 
 
 def write_file(path: Path, text: str) -> None:

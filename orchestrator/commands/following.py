@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 
 from orchestrator import supervise
-from orchestrator.console import LineWriter, say
-from orchestrator.errors import NodesError
+from orchestrator.console import LineWriter, say, say_error, say_summary
+from orchestrator.errors import LaunchError, NodesError
 from orchestrator.launchers.base import Launcher, Queue
 from orchestrator.logs.follow import Batch, Feed, history, live
 from orchestrator.logs.merge import LogLine
@@ -65,17 +66,28 @@ class Watch:
         job = self.folder.read().slurm_job
         while True:
             self._follow(job)
+            if self._ended():  # by the supervisor's word
+                self._rest()
+                return self.folder.read()
             status = supervise.observe(self._plan, self.launcher, job)
             if status.verdict.state.final:
                 break
         if stop_failed and status.verdict.state is RunState.FAILED and any(n.finished is None for n in status.nodes):
             for trouble in self.launcher.stop(job, grace_s=GRACE_S):
                 say(trouble)
+        self._rest()
+        return supervise.settle(self.folder, status.verdict, status.nodes)
+
+    def _rest(self) -> None:
         for feed in self._feeds:
             while lines := feed.read(wait_s=0):
                 self._write(lines)
         self._write(self._unfinished())
-        return supervise.settle(self.folder, status.verdict, status.nodes)
+
+    def _ended(self) -> bool:
+        """Whether the record says so; LOST is only the lack of a better word."""
+        state = self.folder.read().state
+        return state.final and state is not RunState.LOST
 
     def _unfinished(self) -> Iterator[LogLine]:
         """The last lines that no newline ends."""
@@ -110,9 +122,35 @@ class Watch:
         verdict = supervise.judge(self._plan, list(self._nodes.values()), self._queue)
         if verdict.state.final and supervise.launch_goes_on(self.folder.read()):
             return False  # its nodes are still being started, perhaps again on another port
+        if self.folder.supervisor() is not None and verdict.state is not RunState.DONE:
+            return self._ended()  # who supervises sees to the end, and writes it down
         if not verdict.state.final:
             supervise.settle(self.folder, verdict)
         return verdict.state.final
 
     def _write(self, lines: Iterable[LogLine]) -> None:
         self._writer.write(line for line in lines if self._keep(line))
+
+
+def watch(folder: RunFolder, launcher: Launcher) -> int:
+    """Follow a run that was started or taken up again here, and say how it ended; its exit code."""
+    run_id = folder.path.name
+    say(f"run {run_id} started; Ctrl-C stops watching, the run goes on")
+    try:
+        record = Watch(folder, launcher, LineWriter(as_json=False), lambda _: True).to_end(stop_failed=True)
+    except KeyboardInterrupt:
+        say(f"stopped watching; the run goes on. `orch logs -f {run_id}` watches again, `orch stop {run_id}` ends it")
+        return WATCH_STOPPED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads on; what is still buffered goes nowhere
+        say(f"nobody reads on; the run goes on: `orch logs -f {run_id}`")
+        return WATCH_STOPPED
+    except LaunchError as exc:
+        say_error(exc)
+        say(
+            f"stopped watching; the run goes on. `orch logs -f {run_id}` watches again, `orch status {run_id}` asks after it"
+        )
+        return exc.exit_code
+    say(f"run {run_id} is {record.state.value}" + (f": {record.message}" if record.message else ""))
+    say_summary(record.summary)
+    return record.exit_code

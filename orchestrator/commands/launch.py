@@ -14,11 +14,11 @@ from typing import Any
 import orchestrator
 from orchestrator import bundle as bundles
 from orchestrator import plan as plans
-from orchestrator import supervise, transcript
-from orchestrator.commands.following import WATCH_STOPPED, Watch
+from orchestrator import supervise, supervisor, transcript
+from orchestrator.commands.following import watch
 from orchestrator.commands.inventory import load_inventory
 from orchestrator.commands.request import Words, request_of
-from orchestrator.console import LineWriter, print_text, say, say_error, say_summary
+from orchestrator.console import print_text, say
 from orchestrator.errors import LaunchError, OrchError
 from orchestrator.inventory import Inventory
 from orchestrator.launchers import launcher_for
@@ -51,7 +51,7 @@ def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
         if not follow:
             print_text(f"{plan.run_id}\n")
             return 0
-        return _watch(folder, launcher)
+        return watch(folder, launcher)
     finally:
         launcher.close()
 
@@ -74,6 +74,8 @@ def _start(plan: LaunchPlan, launcher: Launcher, bundle: bundles.Bundle, record:
     except KeyboardInterrupt:
         raise _given_up(folder, launcher, RunState.STOPPED, "interrupted during the launch") from None
     folder.update(slurm_job=job, started=True, launching=None)
+    if plan.launcher == "ssh":  # Slurm supervises its jobs itself
+        supervisor.start(folder)
     return folder
 
 
@@ -98,29 +100,6 @@ def _code(folder: RunFolder) -> dict[str, Any]:
     if diff:
         folder.write_diff(diff)
     return {"commit": commit, "dirty": bool(diff)}
-
-
-def _watch(folder: RunFolder, launcher: Launcher) -> int:
-    run_id = folder.path.name
-    say(f"run {run_id} started; Ctrl-C stops watching, the run goes on")
-    try:
-        record = Watch(folder, launcher, LineWriter(as_json=False), lambda _: True).to_end(stop_failed=True)
-    except KeyboardInterrupt:
-        say(f"stopped watching; the run goes on. `orch logs -f {run_id}` watches again, `orch stop {run_id}` ends it")
-        return WATCH_STOPPED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads on; what is still buffered goes nowhere
-        say(f"nobody reads on; the run goes on: `orch logs -f {run_id}`")
-        return WATCH_STOPPED
-    except LaunchError as exc:
-        say_error(exc)
-        say(
-            f"stopped watching; the run goes on. `orch logs -f {run_id}` watches again, `orch status {run_id}` asks after it"
-        )
-        return exc.exit_code
-    say(f"run {run_id} is {record.state.value}" + (f": {record.message}" if record.message else ""))
-    say_summary(record.summary)
-    return record.exit_code
 
 
 def _record(plan: LaunchPlan, request: Request, inventory: Inventory, now: datetime) -> RunRecord:

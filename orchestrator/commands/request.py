@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import bundle as bundles
+from orchestrator.commands.spans import seconds
 from orchestrator.errors import UsageError
 from orchestrator.resources import trainer_folder
 from orchestrator.run import LauncherName, Program, Request, Shape
@@ -29,6 +30,8 @@ class Words:
     config: Path | None
     settings: tuple[str, ...]
     program: tuple[str, ...] | None
+    orphan_timeout: str | None = None
+    isolation_timeout: str | None = None
 
 
 def request_of(words: Words) -> tuple[Request, bundles.Bundle]:
@@ -44,7 +47,7 @@ def request_of(words: Words) -> tuple[Request, bundles.Bundle]:
     program = _program(words, code)
     config = _trainer_config(words) if program.kind == "trainer" else None
     shape = _shape(words.shape) if words.shape else None
-    request = Request(words.launcher, program, nodes=words.nodes, shape=shape, config=config)
+    request = Request(words.launcher, program, nodes=words.nodes, shape=shape, config=config, **_timeouts(words))
     return request, bundles.build(trainer=program.kind == "trainer", code=code)
 
 
@@ -93,6 +96,13 @@ def _require_file(name: str, code: bundles.Code) -> None:
         raise UsageError(
             f"program {name} would not travel: git ignores it, or it is outside {code.root}", hint="git add it"
         )
+
+
+def _timeouts(words: Words) -> dict[str, float]:
+    typed = {"orphan_timeout": words.orphan_timeout, "isolation_timeout": words.isolation_timeout}
+    return {
+        f"{name}_s": seconds(f"--{name.replace('_', '-')}", text) for name, text in typed.items() if text is not None
+    }
 
 
 def _trainer_config(words: Words) -> str | None:

@@ -12,7 +12,11 @@ from orchestrator.transports import way_to
 
 def launcher_for(plan: LaunchPlan) -> Launcher:
     """The launcher of a plan."""
-    options = SshOptions.model_validate(plan.ssh)
     if plan.launcher == "slurm":
-        return SlurmLauncher(plan, way_to("local", options))
-    return DirectLauncher(plan, way_to(plan.transport, options))
+        return SlurmLauncher(plan, way_to("local", SshOptions.model_validate(plan.ssh)))
+    return direct_launcher(plan)
+
+
+def direct_launcher(plan: LaunchPlan) -> DirectLauncher:
+    """The launcher of a plan whose nodes orch reaches itself."""
+    return DirectLauncher(plan, way_to(plan.transport, SshOptions.model_validate(plan.ssh)))

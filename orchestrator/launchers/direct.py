@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 from orchestrator import plan as plans
@@ -26,6 +27,7 @@ class DirectLauncher:
         self._transport = transport
         self._fanout = int(plan.ssh["fanout"])
         self._endpoints: dict[str, Endpoint] = {}
+        self._connecting = {node.name: threading.Lock() for node in plan.nodes}
         self.unreachable: Sequence[NodeError] = ()
 
     def connect(self) -> None:
@@ -76,8 +78,7 @@ class DirectLauncher:
         """Have every node that can be reached end its agent and ranks."""
 
         def stop_node(node: NodePlan) -> list[str]:
-            self._reach(node)
-            results = self._endpoints[node.name].stop(self._plan.attempt_dir(node), [node.name], grace_s=grace_s)
+            results = self.reach(node).stop(self._plan.attempt_dir(node), [node.name], grace_s=grace_s)
             return [f"{node.name}: still running: {pid}" for result in results for pid in result.remaining]
 
         results = each(self._plan.nodes, stop_node, limit=self._fanout)
@@ -93,11 +94,14 @@ class DirectLauncher:
         self._endpoints.clear()
 
     def _connect(self, nodes: Sequence[NodePlan]) -> None:
-        self._on_each([node for node in nodes if not self._reached(node)], self._reach)
+        self._on_each([node for node in nodes if not self._reached(node)], self.reach)
 
-    def _reach(self, node: NodePlan) -> None:
-        if not self._reached(node):
-            self._endpoints[node.name] = Endpoint.connect(self._transport(node), node.python)
+    def reach(self, node: NodePlan) -> Endpoint:
+        """The node's endpoint, connected anew if its connection was lost."""
+        with self._connecting[node.name]:
+            if not self._reached(node):
+                self._endpoints[node.name] = Endpoint.connect(self._transport(node), node.python)
+            return self._endpoints[node.name]
 
     def _reached(self, node: NodePlan) -> bool:
         return node.name in self._endpoints and self._endpoints[node.name].connected

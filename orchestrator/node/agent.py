@@ -17,6 +17,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.node.contact import Contact
 from orchestrator.node.environment import inherited_environment, rank_environments, summary
 from orchestrator.node.job import (
     AlreadyRunning,
@@ -45,7 +46,7 @@ from orchestrator.node.processes import (
     stat_of,
 )
 from orchestrator.node.records import Journal, error_text, open_for_write, read_json, write_json
-from orchestrator.node.rendezvous import hold_port, is_loopback, reserve
+from orchestrator.node.rendezvous import address_towards, hold_port, is_loopback, reserve
 
 if TYPE_CHECKING:
     import argparse
@@ -62,8 +63,9 @@ AFTER_STOP_S = 1.0  # for what the ranks leave behind, when they were stopped
 class Agent:
     """Starts the ranks, watches them, and is done only when nothing below it is alive."""
 
-    def __init__(self, job: Job, folder: str, events: Journal) -> None:
-        self.job, self.folder, self.events = job, folder, events
+    def __init__(self, job: Job, folder: str, events: Journal, contact: Contact) -> None:
+        self.job, self.folder, self.events, self.contact = job, folder, events, contact
+        self.cut_off: str | None = None  # why the ranks are ended without anybody's word
         self.offsets = Journal(os.path.join(folder, "offsets.jsonl"))
         self.logs: dict[str, int] = {}  # file name -> descriptor
         self.marked: dict[str, int] = {}  # file name -> size at the last mark
@@ -118,6 +120,7 @@ class Agent:
             self.end_what_is_due()
             self.events.flush()
             self.mark_offsets()
+            self.mind_contact()
             info = signal.sigtimedwait(CAUGHT, TICK_S)
             if info is not None:
                 self.on_signal(info.si_signo)
@@ -205,6 +208,17 @@ class Agent:
             for pid in self.running:
                 send(pid, number)
 
+    def mind_contact(self) -> None:
+        """No half of a split world goes on, and no run without a supervisor if that was asked for."""
+        isolation_s, orphan_s = self.job.isolation_timeout_s, self.job.orphan_timeout_s
+        if self.stopping:
+            return
+        if orphan_s is not None and self.contact.unsupervised_s() >= orphan_s:
+            self.stop(f"no supervisor was heard for {orphan_s:g} s (--orphan-timeout)")
+        elif isolation_s is not None and self.contact.isolated_s() >= isolation_s:
+            self.cut_off = f"cut off from the supervisor and from all other nodes for {isolation_s:g} s"
+            self.stop(self.cut_off)
+
     def mark_offsets(self) -> None:
         """Note how far each log has grown: the index from time to bytes."""
         if time.monotonic() < self.next_mark_s or self.offsets.flush() is not None:
@@ -218,11 +232,12 @@ class Agent:
 
     def finish(self) -> int:
         all_done = len(self.done) == len(self.job.rank_numbers)
-        state = "FAILED" if self.failure else "STOPPED" if self.stopping and not all_done else "DONE"
+        ended = "FAILED" if self.cut_off else "STOPPED"
+        state = "FAILED" if self.failure else ended if self.stopping and not all_done else "DONE"
         if state == "DONE":
             record = {"time": time.time(), "ranks": sorted(self.done)}
             write_json(os.path.join(self.folder, "DONE"), record)
-        text = f"{self.job.node}: {state.lower()}, nothing is left running"
+        text = f"{self.job.node}: {self.cut_off or state.lower()}, nothing is left running"
         self.events.add(event="agent-finished", state=state, exit=self.failure, text=text)
         self.events.require_written()
         self.offsets.require_written()
@@ -268,7 +283,7 @@ def write_agent_record(job: Job, folder: str, rendezvous: str) -> None:
         python="{}.{}.{}".format(*sys.version_info[:3]),
     )
     record.update(node=job.node, node_rank=job.node_rank, ranks=list(job.rank_numbers), world_size=sum(job.ranks))
-    record.update(rendezvous=rendezvous, started=time.time())
+    record.update(rendezvous=rendezvous, address=address_towards(rendezvous.split(maxsplit=1)[0]), started=time.time())
     write_json(os.path.join(folder, "agent.json"), record)
 
 
@@ -286,7 +301,12 @@ def supervise(options: argparse.Namespace, folder: str, events: Journal, inherit
     if stale:
         text = f"left out variables that another launcher had set: {summary(stale)}"
         events.add(event="note", dropped=stale, text=text)
-    agent = Agent(job, folder, events)
+    agent = Agent(
+        job,
+        folder,
+        events,
+        Contact(folder, rendezvous, is_head=job.node_rank == 0, isolation_s=job.isolation_timeout_s or 0.0),
+    )
     events.require_written()
     agent.start(command, cwd, rank_environments(job, rendezvous, kept, folder), inherited)
     code = agent.watch()

@@ -51,6 +51,8 @@ class Job(NamedTuple):
     ranks: List[int]
     program: Dict[str, Any]
     grace_s: float
+    orphan_timeout_s: Optional[float] = None
+    isolation_timeout_s: Optional[float] = None
 
     @property
     def rank_numbers(self) -> range:

@@ -96,6 +96,13 @@ def choose_address(candidates: Sequence[str], environ: Mapping[str, str]) -> str
     return loopback
 
 
+def address_towards(host: str) -> str:
+    """This host's address on the way to another, where that one finds it; nothing is sent."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        code = probe.connect_ex((host, 9))
+        return str(probe.getsockname()[0]) if code == 0 else ""
+
+
 def reserve(candidates: Sequence[str], environ: Mapping[str, str]) -> tuple[str, socket.socket]:
     """The rendezvous record of this host, and the socket that keeps its port until it is closed."""
     holder = hold_port()

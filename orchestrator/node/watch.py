@@ -12,6 +12,7 @@ import re
 import stat
 import time
 
+from orchestrator.node.contact import beat, hosts_that_answer
 from orchestrator.node.machine import boot_id, stat_fields
 from orchestrator.node.receive import expand
 
@@ -189,6 +190,27 @@ def streams(folder: str) -> Iterator[Tuple[str, int]]:
                     yield entry.name, entry.stat(follow_symlinks=False).st_size
     except FileNotFoundError:
         return
+
+
+def supervise(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+    """One beat of the supervisor: leave its mark, wait up to wait_s for an event or an agent's end, and tell all."""
+    deadline = time.monotonic() + request["wait_s"]
+    while True:
+        seen = []
+        for _, folder in node_folders(request):
+            if os.path.isdir(folder):
+                beat(folder, request["peers"])
+            size = dict(streams(folder)).get("events.jsonl", 0)
+            agent = read_json(os.path.join(folder, "agent.json"))
+            seen.append([size, agent is not None and process(agent) is not None])
+        if seen != request["seen"] or time.monotonic() >= deadline:
+            return {"seen": seen, **observe(request, b"")[0]}, b""
+        time.sleep(POLL_S)
+
+
+def reach(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+    """Which hosts answer when this one knocks."""
+    return {"addresses": hosts_that_answer(request["addresses"], request["port"])}, b""
 
 
 def observe(request: Json, _payload: bytes) -> Tuple[Json, bytes]:

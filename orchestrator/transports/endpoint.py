@@ -10,6 +10,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib import resources
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -44,12 +45,13 @@ __all__ = [
 ]
 
 ANSWER_S = 30.0
+BEAT_ANSWER_S = 4.0  # a node that takes longer is silent; how long it may be, the supervisor decides
 UNPACK_S = 300.0  # a bundle on a slow shared file system
 STOP_MARGIN_S = 10.0  # what node/stop.py adds to the grace
 JUNK_LIMIT = 64 << 10
 HEADER_LIMIT = 64 << 20
 OLDEST_PYTHON = (3, 8)
-MODULES = ("machine", "receive", "watch", "stop", "rendezvous", "endpoint")  # in the order of their imports
+MODULES = ("machine", "receive", "contact", "watch", "stop", "rendezvous", "endpoint")  # in the order of their imports
 
 # The only program text on a command line, the same for every node: the shell of a node gets to see nothing that varies.
 # No ! and no newline, which some shells touch even within quotes. -S and -s: no site packages, which take long to scan.
@@ -87,6 +89,15 @@ def frame(header: Mapping[str, object], payload: bytes = b"") -> bytes:
     """One request as bytes."""
     text = json.dumps({**header, "bytes": len(payload)} if payload else header).encode()
     return len(text).to_bytes(4, "big") + text + payload
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What the supervisor says at a beat: what it has seen, the peers' addresses, and how long to wait for news."""
+
+    seen: object
+    peers: Sequence[str]
+    wait_s: float
 
 
 class PortTaken(NodeError):
@@ -219,6 +230,22 @@ class Endpoint:
         """Say what is known of every node folder."""
         reply, _ = self._call({"op": "observe", **_place(attempt_dir, nodes)})
         return [NodeObservation.of(seen) for seen in reply["nodes"]]
+
+    def supervise(self, attempt_dir: str, node: str, beat: Beat) -> tuple[NodeObservation, object]:
+        """
+        One beat: leave the supervisor's mark in the node folder, and wait up to beat.wait_s for news of its agent.
+
+        Returns:
+            What is known of the node, and what the next beat has to take along as `seen`.
+        """
+        request = {"op": "supervise", **_place(attempt_dir, [node]), **asdict(beat)}
+        reply, _ = self._call(request, answer_s=beat.wait_s + BEAT_ANSWER_S)
+        return NodeObservation.of(reply["nodes"][0]), reply["seen"]
+
+    def reach(self, addresses: Sequence[str], port: int) -> set[str]:
+        """Those of the addresses whose host answers this node at that port, if only with a refusal."""
+        reply, _ = self._call({"op": "reach", "addresses": list(addresses), "port": port}, answer_s=2 * BEAT_ANSWER_S)
+        return set(reply["addresses"])
 
     def stop(self, attempt_dir: str, nodes: Sequence[str] | None, *, grace_s: float) -> list[StopResult]:
         """End what the node folders recorded, and nothing else; SIGKILL for what outlasts the grace."""

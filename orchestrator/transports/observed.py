@@ -46,11 +46,13 @@ class AgentRecord:
     world_size: int
     rendezvous: str
     started: float
+    address: str = ""
+    """Where the head finds it; empty for the agent of an earlier version."""
 
     @classmethod
     def of(cls, record: Json) -> AgentRecord:
         """From the file's object; keys of a newer agent are ignored."""
-        known = {item.name: record[item.name] for item in fields(cls)}
+        known = {item.name: record[item.name] for item in fields(cls) if item.name in record}
         return cls(**{**known, "ranks": tuple(known["ranks"])})
 
 

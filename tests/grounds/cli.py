@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from orchestrator.store import RunFolder
+from tests.until import until
 
 
 @dataclass(slots=True)
@@ -68,3 +72,55 @@ class Orch:
     def lines(self, *words: str) -> list[dict[str, Any]]:
         """What `orch logs --json` says, a line an object."""
         return [json.loads(line) for line in self("logs", *words, "--json").stdout.splitlines()]
+
+    def supervisor(self, run: str) -> int | None:
+        """The pid of the run's supervisor, while there is one."""
+        word = RunFolder(self.home / "runs" / run).supervisor()
+        return None if word is None else int(word.split()[1])
+
+    def kill_supervisor(self, run: str) -> None:
+        """SIGKILL for the run's supervisor, once it is there."""
+        until(lambda: self.supervisor(run) is not None, what="the supervisor")
+        pid = self.supervisor(run)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: self.supervisor(run) is None, what="the supervisor to be gone")
+
+    def records(self) -> list[dict[str, Any]]:
+        """What `orch list --json` says."""
+        records: list[dict[str, Any]] = json.loads(self("list", "--json").stdout)
+        return records
+
+    def node_folders(self, run: str) -> list[Path]:
+        """The run's folders on the nodes, which are folders of this machine."""
+        plan = RunFolder(self.home / "runs" / run).read_plan()
+        return [Path(plan.node_dir(node)) for node in plan.nodes]
+
+    def node_folder(self, run: str, node: str) -> Path:
+        """One of them."""
+        [folder] = [folder for folder in self.node_folders(run) if folder.name == node]
+        return folder
+
+    def events(self, node_folder: Path) -> list[dict[str, Any]]:
+        """What the agent wrote down."""
+        return [json.loads(line) for line in (node_folder / "events.jsonl").read_text("utf-8").splitlines()]
+
+    def agent_pid(self, run: str, node: str) -> int:
+        """The agent of a node."""
+        return int(json.loads((self.node_folder(run, node) / "agent.json").read_text("utf-8"))["pid"])
+
+    def parent_of(self, pid: int) -> int:
+        """The parent of a process."""
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+    def processes_of(self, run: str) -> list[int]:
+        """All ranks of the run and what they started, on this machine."""
+        mark = f"ORCH_RUN_ID={run}".encode()
+        found = []
+        for folder in Path("/proc").iterdir():
+            try:
+                if folder.name.isdigit() and mark in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+        return found

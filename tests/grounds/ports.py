@@ -48,3 +48,15 @@ def silent_port() -> Iterator[int]:
         listener.bind(("", 0))
         listener.listen(128)
         yield int(listener.getsockname()[1])
+
+
+@contextlib.contextmanager
+def unreachable_port() -> Iterator[int]:
+    """A port of 127.0.0.1 that answers no connection, as a host that is cut off: its queue is full, so the kernel drops the rest."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = int(listener.getsockname()[1])
+        stack.enter_context(socket.create_connection(("127.0.0.1", port)))  # the one that fits
+        yield port

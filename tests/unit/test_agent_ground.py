@@ -69,13 +69,14 @@ class Ground:
         ranks: Sequence[int] = (1,),
         grace_s: float = 5.0,
         program: Mapping[str, object] | None = None,
+        **more: float,
     ) -> Path:
         """Write job.json; `args` is the program, an executable unless `program` says otherwise."""
         fields: dict[str, object] = {"python": False, "args": args, "bundle_on_path": False, "cwd": None}
         names = [f"n{index}" for index in range(len(ranks))]
         job = {"version": 1, "run_id": "gpt-20261120-101500-ab12", "attempt": 1, "run_dir": str(self.run_dir)}
         job |= {"bundle_dir": str(self.bundle), "nodes": names, "addresses": [], "ranks": list(ranks)}
-        job |= {"program": {**fields, **(program or {})}, "grace_s": grace_s}
+        job |= {"program": {**fields, **(program or {})}, "grace_s": grace_s, **more}
         path = self.attempt / "job.json"
         path.write_text(json.dumps(job), encoding="utf-8")
         return path

@@ -16,7 +16,9 @@ cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE
  "addresses": [],
  "ranks": [8],
  "program": {"python": true, "args": ["-u", "train.py", "--n", "3", "a b$c \"d\""], "bundle_on_path": false, "cwd": "sub dir"},
- "grace_s": 10.0
+ "grace_s": 10.0,
+ "orphan_timeout_s": null,
+ "isolation_timeout_s": null
 }
 END_OF_FILE
 mkdir -p /data/orch/runs/h800-20260102-030405-0abc/attempt-1

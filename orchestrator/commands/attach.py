@@ -1,0 +1,60 @@
+"""`orch attach`: supervise a run again whose supervisor, or whose machine, is gone; and watch it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from orchestrator import supervise, supervisor
+from orchestrator.commands.following import watch
+from orchestrator.console import print_text, say
+from orchestrator.errors import LaunchError, UsageError
+from orchestrator.launchers import launcher_for
+from orchestrator.run import RunRecord, RunState
+from orchestrator.store import RunFolder, Store, home
+
+START_WAIT_S = 30.0
+POLL_S = 0.05
+
+
+def attach(run: str, *, follow: bool) -> int:
+    """
+    Start a supervisor for the run, and watch it to its end.
+
+    Raises:
+        UsageError: it has a supervisor, or is just being launched.
+    """
+    folder = Store(home(os.environ)).find(run)
+    record = folder.read()
+    if _over(record):
+        say(f"run {record.id} is {record.state.value}" + (f": {record.message}" if record.message else ""))
+        return record.exit_code
+    if record.launcher == "ssh":
+        _supervise(folder, record)
+    if not follow:
+        print_text(f"{record.id}\n")
+        return 0
+    launcher = launcher_for(folder.read_plan())
+    try:
+        return watch(folder, launcher)
+    finally:
+        launcher.close()
+
+
+def _supervise(folder: RunFolder, record: RunRecord) -> None:
+    hint = f"orch logs -f {record.id} watches it, orch stop {record.id} ends it"
+    present = folder.supervisor()
+    if present is not None:
+        raise UsageError(f"run {record.id} has a supervisor: {present}", hint=hint)
+    if supervise.launch_goes_on(record):
+        raise UsageError(f"run {record.id} is still being launched", hint=hint)
+    process = supervisor.start(folder)
+    deadline = time.monotonic() + START_WAIT_S
+    while folder.supervisor() is None and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    if process.poll() not in (None, 0):
+        raise LaunchError(f"the supervisor of run {record.id} did not start", hint=f"see {folder.path}/supervisor.log")
+
+
+def _over(record: RunRecord) -> bool:
+    return record.state.final and record.state is not RunState.LOST

@@ -1,0 +1,272 @@
+"""
+The supervisor of a run over ssh: one process that outlives the terminal, hears every agent, and ends all when one fails.
+
+It is started by ssh-launch and by attach, and refuses to be a second one. Without it the agents go on by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from orchestrator import supervise
+from orchestrator.errors import NodeError, OrchError
+from orchestrator.fanout import each
+from orchestrator.launchers import direct_launcher
+from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.plan import GRACE_S, LaunchPlan, NodePlan
+from orchestrator.run import RankExit, RunState
+from orchestrator.store import RunFolder
+from orchestrator.supervise import Verdict
+from orchestrator.transports.base import Unreachable
+from orchestrator.transports.endpoint import Beat, Endpoint
+from orchestrator.transports.observed import NodeObservation
+
+TICK_S = 0.5
+NODES_A_BEAT_S = 200  # so many nodes are heard a second; fewer nodes are asked more often than once a second
+QUICKEST_BEAT_S, SLOWEST_BEAT_S = 0.3, 3.0
+RETRY_S = 1.0
+SILENT_S = 7.0  # then the other nodes are asked whether they reach it
+ASK_AGAIN_S = 5.0
+WITNESSES = 3
+LINGER_S = 30.0  # beyond the isolation timeout: by then a node that was cut off has ended its ranks itself
+LAST_LINES, LAST_BYTES = 10, 8192
+
+
+@dataclass(slots=True)
+class Ear:
+    """What was heard of one node, and when; written by its thread, read by the supervisor."""
+
+    node: NodePlan
+    heard_s: float
+    seen: NodeObservation | None = None
+    failure: NodeError | None = None
+    refused_s: float | None = None
+    """Since when its host refuses connections."""
+    asked_s: float = field(default=float("-inf"))
+    """When the other nodes were last asked about it."""
+
+    def silent_s(self) -> float:
+        """For how long nothing was heard."""
+        return time.monotonic() - self.heard_s
+
+
+class Supervisor:
+    """Hears the agents of one run until it is over, and sees to its end on every node."""
+
+    def __init__(self, folder: RunFolder, launcher: DirectLauncher) -> None:
+        self._folder = folder
+        self._launcher = launcher
+        self._plan: LaunchPlan = folder.read_plan()
+        self._ears = {node.name: Ear(node, time.monotonic()) for node in self._plan.nodes}
+        self._beat_s = min(SLOWEST_BEAT_S, max(QUICKEST_BEAT_S, len(self._ears) / NODES_A_BEAT_S))
+        self._over = threading.Event()
+        self._news = threading.Event()
+
+    def run(self) -> None:
+        """Supervise to the end; the record is final then."""
+        threads = [threading.Thread(target=self._hear, args=(ear,), daemon=True) for ear in self._ears.values()]
+        for thread in threads:
+            thread.start()
+        self._linger(self._end(self._until_over()))
+
+    def _hear(self, ear: Ear) -> None:
+        """Beat after beat; a lost connection is made anew."""
+        seen: object = None
+        while not self._over.is_set():
+            try:
+                endpoint = self._launcher.reach(ear.node)
+                beat = Beat(seen, self._peers_of(ear), self._beat_s)
+                ear.seen, seen = endpoint.supervise(self._plan.attempt_dir(ear.node), ear.node.name, beat)
+            except NodeError as failure:
+                self._miss(ear, failure)
+                seen = None
+                self._over.wait(RETRY_S)
+            else:
+                if ear.failure is not None:
+                    self._folder.note("node-heard", f"{ear.node.name} is heard again")
+                ear.heard_s, ear.failure, ear.refused_s = time.monotonic(), None, None
+            self._news.set()
+
+    def _miss(self, ear: Ear, failure: NodeError) -> None:
+        if ear.failure is None:
+            self._folder.note("node-missed", f"{ear.node.name}: {failure}")
+        ear.failure = failure
+        refused = isinstance(failure.__cause__, ConnectionRefusedError)
+        ear.refused_s = (ear.refused_s or time.monotonic()) if refused else None
+        if not isinstance(failure, Unreachable):  # it answers, but not as it should: that is no death
+            ear.heard_s = time.monotonic()
+
+    def _until_over(self) -> Verdict:
+        while True:
+            self._news.wait(TICK_S)
+            self._news.clear()
+            record = self._folder.read()
+            if record.state.final and record.state is not RunState.LOST:
+                return Verdict(record.state, record.exit, record.message)
+            verdict = self._judge()
+            if verdict is not None and verdict.state.final and not supervise.launch_goes_on(record):
+                return verdict
+            if verdict is not None and not verdict.state.final:
+                supervise.settle(self._folder, verdict)
+            verdict = self._vanished()
+            if verdict is not None:
+                return verdict
+
+    def _judge(self) -> Verdict | None:
+        """By all that was heard; None while that is too little."""
+        nodes = [ear.seen for ear in self._ears.values() if ear.seen is not None]
+        verdict = supervise.judge(self._plan, nodes, None)
+        if verdict.state is RunState.LOST and len(nodes) < len(self._ears):
+            return None
+        return verdict
+
+    def _vanished(self) -> Verdict | None:
+        """A node that nobody hears any more; one that only this machine cannot hear goes on."""
+        for ear in self._ears.values():
+            if ear.silent_s() < SILENT_S:
+                continue
+            name, silent = ear.node.name, f"{ear.silent_s():.0f} s"
+            if ear.refused_s is not None and time.monotonic() - ear.refused_s >= SILENT_S:
+                return Verdict(RunState.FAILED, message=f"{name} refuses connections for {silent}: {ear.failure}")
+            witnesses = self._witnesses(ear)
+            if not witnesses or time.monotonic() < ear.asked_s + ASK_AGAIN_S:
+                continue  # all are silent: then it is this machine that is cut off
+            ear.asked_s = time.monotonic()
+            if not self._answers(ear, witnesses):
+                asked = ", ".join(witness.node.name for witness in witnesses)
+                return Verdict(
+                    RunState.FAILED,
+                    message=f"{name} is gone: it was not heard for {silent}, and {asked} cannot reach it either",
+                )
+            self._folder.note("node-vouched", f"{name} is not heard from here, but others reach it: the run goes on")
+        return None
+
+    def _witnesses(self, ear: Ear) -> list[Ear]:
+        heard = [other for other in self._ears.values() if other.seen and other.silent_s() < SILENT_S / 2]
+        return [other for other in heard if other is not ear][:WITNESSES]
+
+    def _answers(self, ear: Ear, witnesses: Sequence[Ear]) -> bool:
+        """Whether one of the witnesses reaches the host of a silent node."""
+        agents = [other.seen.agent for other in witnesses if other.seen and other.seen.agent]
+        if not agents:
+            return False
+        head, port, _ = agents[0].rendezvous.split()
+        own = ear.seen.agent.address if ear.seen and ear.seen.agent else ""
+        address = head if ear.node is self._plan.head else own or ear.node.address
+
+        def ask(witness: Ear) -> bool:
+            return address in self._launcher.reach(witness.node).reach([address], int(port))
+
+        return any(answer is True for answer in each(witnesses, ask, limit=WITNESSES))
+
+    def _peers_of(self, ear: Ear) -> list[str]:
+        """The addresses of the other nodes, as far as they are known."""
+        others = [other.seen.agent for other in self._ears.values() if other is not ear and other.seen]
+        return [agent.address for agent in others if agent and agent.address][:WITNESSES]
+
+    def _end(self, verdict: Verdict) -> list[NodePlan]:
+        """End what still runs, and write down how it ended; returns the nodes that could not be reached."""
+        self._over.set()
+        if verdict.state is RunState.DONE:
+            self._record(verdict)
+            return []
+        if verdict.state is RunState.LOST:
+            verdict = replace(verdict, state=RunState.FAILED)
+        silent = [ear.node for ear in self._ears.values() if ear.failure is not None]
+        reached = [ear.node for ear in self._ears.values() if ear.failure is None]
+        outcomes = each(reached, self._stop, limit=int(self._plan.ssh["fanout"]))
+        for node, outcome in zip(reached, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                silent.append(node)
+        last = supervise.judge(self._plan, [ear.seen for ear in self._ears.values() if ear.seen], None)
+        if last.state is RunState.FAILED and last.exit is not None:
+            verdict = last
+        self._record(replace(verdict, exit=self._with_last_lines(verdict.exit)))
+        return silent
+
+    def _stop(self, node: NodePlan) -> None:
+        endpoint = self._launcher.reach(node)
+        endpoint.stop(self._plan.attempt_dir(node), [node.name], grace_s=GRACE_S)
+        [self._ears[node.name].seen] = endpoint.observe(self._plan.attempt_dir(node), [node.name])
+
+    def _record(self, verdict: Verdict) -> None:
+        nodes = [ear.seen for ear in self._ears.values() if ear.seen]
+        record = supervise.settle(self._folder, verdict, nodes)
+        self._folder.note("run-ended", f"{record.state.value}: {record.message or 'nothing is left running'}")
+
+    def _with_last_lines(self, found: RankExit | None) -> RankExit | None:
+        """The exit with what its rank wrote last."""
+        if found is None or found.rank is None:
+            return found
+        node = self._ears[found.node].node
+        try:
+            lines = _last_lines(self._launcher.reach(node), self._plan.attempt_dir(node), found)
+        except NodeError as failure:
+            self._folder.note("node-missed", f"{node.name}: its last lines cannot be had: {failure}")
+            return found
+        return replace(found, lines=tuple(lines))
+
+    def _linger(self, left: Sequence[NodePlan]) -> None:
+        """End a node that comes back; one that does not has ended its ranks itself by then."""
+        deadline = time.monotonic() + (self._plan.isolation_timeout_s or 0.0) + LINGER_S
+        while left and time.monotonic() < deadline:
+            outcomes = each(left, self._stop, limit=int(self._plan.ssh["fanout"]))
+            back = [node for node, outcome in zip(left, outcomes, strict=True) if not isinstance(outcome, Exception)]
+            for node in back:
+                self._folder.note("node-heard", f"{node.name} is back, and what it still ran is ended")
+            left = [node for node in left if node not in back]
+            time.sleep(RETRY_S if left else 0.0)
+
+
+def _last_lines(endpoint: Endpoint, attempt_dir: str, found: RankExit) -> Iterator[str]:
+    """Of standard error, or of standard output where the rank left nothing there."""
+    sizes = endpoint.files(attempt_dir, [found.node])
+    for stream in ("err", "out"):
+        file = f"{found.node}/rank-{found.rank}.{stream}"
+        if sizes.get(file, 0):
+            start = {file: max(0, sizes[file] - LAST_BYTES)}
+            chunks = endpoint.read(attempt_dir, [found.node], start, wait_s=0.0, only=[file], max_bytes=LAST_BYTES)
+            text = b"".join(chunk.data for chunk in chunks).decode("utf-8", "replace")
+            yield from text.splitlines()[-LAST_LINES:]
+            return
+
+
+def start(folder: RunFolder) -> subprocess.Popen[bytes]:
+    """Start the supervisor of the run as a process of its own, which no terminal ends."""
+    with folder.supervisor_log() as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.supervisor", str(folder.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",  # nothing of the user's folder is to be imported, or kept from being unmounted
+            start_new_session=True,
+        )
+
+
+def main() -> int:
+    """Supervise the run of the folder that is given; 4 where another supervisor has it."""
+    os.umask(0o077)
+    folder = RunFolder(Path(sys.argv[1]))
+    with folder.supervision() as is_ours:
+        if not is_ours:
+            sys.stderr.write(f"orch: {folder.path.name} has a supervisor: {folder.supervisor()}\n")
+            return OrchError.exit_code
+        folder.note("supervisor-started", f"pid {os.getpid()} supervises")
+        launcher = direct_launcher(folder.read_plan())
+        try:
+            Supervisor(folder, launcher).run()
+        finally:
+            launcher.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What goes wrong in real clusters, made to go wrong here."""

@@ -1,0 +1,149 @@
+"""A run over ssh and its supervisor: whatever dies, the run ends everywhere or goes on, and the record says which."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.grounds.sshd import Farm
+from tests.until import until
+
+SLEEPERS = ("sh", "-c", 'echo "last words of $RANK" >&2; sleep 1000')
+
+
+@pytest.fixture
+def orch(farm: Farm, tmp_path: Path) -> Orch:
+    """orch beside an inventory.yaml of three nodes with two ranks each."""
+    farm.inventory(tmp_path, nodes=3, devices=2)
+    return Orch(tmp_path)
+
+
+def _started(orch: Orch, *options: str) -> str:
+    """A detached run whose ranks all sleep, with a supervisor."""
+    run = orch("ssh-launch", "--detach", *options, "--", *SLEEPERS).stdout.strip()
+    until(lambda: orch.supervisor(run), what="the supervisor")
+    until(lambda: sum("last words" in line["text"] for line in orch.lines(run)) == 6, what="six ranks")
+    return run
+
+
+def _record(orch: Orch, run: str) -> dict[str, Any]:
+    [record] = [one for one in orch.records() if one["id"] == run]
+    return record
+
+
+def _ended(orch: Orch, run: str) -> dict[str, Any]:
+    """The record once it is final, by the supervisor's hand alone: nothing else looks at the nodes."""
+    until(lambda: _record(orch, run)["state"] not in ("STARTING", "RUNNING"), what="the supervisor's verdict")
+    return _record(orch, run)
+
+
+def _pids(orch: Orch, run: str, event: str, **wanted: object) -> int:
+    [found] = [
+        one["pid"]
+        for node in orch.node_folders(run)
+        for one in orch.events(node)
+        if one["event"] == event and all(one[key] == value for key, value in wanted.items())
+    ]
+    return int(found)
+
+
+def _gone(orch: Orch, run: str) -> bool:
+    return not orch.processes_of(run)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_killed_rank_ends_all_ranks_and_is_named(orch: Orch, number: signal.Signals) -> None:
+    run = _started(orch)
+    os.kill(_pids(orch, run, "rank-started", rank=3), number)
+    record = _ended(orch, run)
+    assert record["state"] == "FAILED"
+    assert (record["exit"]["node"], record["exit"]["rank"], record["exit"]["signal"]) == ("n1", 3, number.name)
+    assert record["exit"]["lines"] == ["last words of 3"]
+    until(lambda: _gone(orch, run), what="every process of the run to be gone")
+
+
+def test_killed_agent_ends_all_ranks_and_is_named(orch: Orch) -> None:
+    run = _started(orch)
+    agent = orch.agent_pid(run, "n2")
+    os.kill(orch.parent_of(agent), signal.SIGKILL)
+    os.kill(agent, signal.SIGKILL)
+    record = _ended(orch, run)
+    assert record["state"] == "FAILED"
+    assert "n2" in record["message"]
+    until(lambda: _gone(orch, run), what="every process of the run to be gone")
+
+
+def test_run_that_nobody_watches_is_done_when_it_is_done(orch: Orch) -> None:
+    run = orch("ssh-launch", "--detach", "--", "sh", "-c", "sleep 0.5; echo done").stdout.strip()
+    assert _ended(orch, run)["state"] == "DONE"
+    until(lambda: orch.supervisor(run) is None, what="the supervisor to end")
+
+
+def test_run_goes_on_without_its_supervisor_and_attach_takes_it_up_again(orch: Orch) -> None:
+    run = _started(orch)
+    orch.kill_supervisor(run)
+    os.kill(_pids(orch, run, "rank-started", rank=4), signal.SIGKILL)
+    until(lambda: any(e["event"] == "agent-finished" for e in orch.events(orch.node_folder(run, "n2"))), what="n2")
+    assert len(orch.processes_of(run)) > 1
+    done = orch("attach", run, code=1)
+    assert "rank 4 on n2 was killed by SIGKILL" in done.stderr
+    assert _record(orch, run)["exit"]["rank"] == 4
+    until(lambda: _gone(orch, run), what="every process of the run to be gone")
+
+
+def test_second_supervisor_is_refused(orch: Orch) -> None:
+    run = _started(orch)
+    pid = orch.supervisor(run)
+    assert f"has a supervisor: pid {pid}" in orch("attach", run, code=2).stderr
+    orch("stop", run)
+    assert _ended(orch, run)["state"] == "STOPPED"
+
+
+def test_supervisors_pid_used_again_keeps_nobody_out(orch: Orch) -> None:
+    run = _started(orch)
+    orch.kill_supervisor(run)
+    (orch.home / "runs" / run / "supervisor.lock").write_text(f"pid {os.getpid()} on here\n")
+    orch("attach", "--detach", run)
+    assert orch.supervisor(run) not in (None, os.getpid())
+    orch("stop", run)
+
+
+def test_attach_to_a_run_that_is_over_says_so(orch: Orch) -> None:
+    run = _started(orch)
+    orch("stop", run)
+    until(lambda: orch.supervisor(run) is None, what="the supervisor to end")
+    assert "STOPPED" in orch("attach", run, code=6).stderr
+
+
+def test_ranks_end_by_themselves_after_the_orphan_timeout(orch: Orch) -> None:
+    run = _started(orch, "--orphan-timeout", "1s")
+    assert orch.processes_of(run)
+    orch.kill_supervisor(run)
+    until(lambda: _gone(orch, run), what="the ranks to end", deadline_s=40)
+    assert any("--orphan-timeout" in event["text"] for event in orch.events(orch.node_folder(run, "n0")))
+
+
+@pytest.mark.parametrize("order", ["supervisor first", "rank first"])
+def test_supervisor_and_rank_killed_in_any_order_leave_nothing_once_attached(orch: Orch, order: str) -> None:
+    run = _started(orch)
+    kills: list[Callable[[], None]] = [
+        lambda: orch.kill_supervisor(run),
+        lambda: os.kill(_pids(orch, run, "rank-started", rank=0), signal.SIGKILL),
+    ]
+    for kill in kills if order == "supervisor first" else kills[::-1]:
+        kill()
+    orch("attach", run, code=1)
+    until(lambda: _gone(orch, run), what="every process of the run to be gone")
+
+
+def test_time_span_that_is_none_is_refused(orch: Orch) -> None:
+    assert (
+        "--orphan-timeout soon: not a time span"
+        in orch("ssh-launch", "--orphan-timeout", "soon", "--", "true", code=2).stderr
+    )
