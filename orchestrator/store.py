@@ -91,7 +91,7 @@ class RunFolder:
         """Who supervises the run, in words; None when nobody does."""
         try:
             with self._lock_file.open("r", encoding="utf-8") as lock:
-                return None if _lock(lock, 0.0, fcntl.LOCK_SH) else lock.read().strip()
+                return None if _lock(lock, 0.0, fcntl.LOCK_SH) else lock.read().strip() or "one that is just starting"
         except FileNotFoundError:
             return None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.grounds import components
+from tests.grounds.hosts import Hosts, open_hosts
 from tests.grounds.slurm import Cluster, open_cluster
 from tests.grounds.sshd import Farm, open_farm
 
@@ -27,6 +28,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("slurm"):
             # one cluster a session, however many workers there are
             item.add_marker(pytest.mark.xdist_group("slurm"))
+        if "hosts" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.ssh)
+            item.add_marker(pytest.mark.xdist_group("hosts"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -58,6 +62,20 @@ def farm(farm_ground: Farm) -> Iterator[Farm]:
     """The sshd farm; what a test leaves running there ends with the test."""
     yield farm_ground
     farm_ground.end_processes()
+
+
+@pytest.fixture(scope="session")
+def hosts_ground() -> Iterator[Hosts]:
+    """The hosts of this session; tests take `hosts`."""
+    with open_hosts(3) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def hosts(hosts_ground: Hosts) -> Iterator[Hosts]:
+    """Three hosts and a controller that can be cut off; what a test broke is healed after it."""
+    yield hosts_ground
+    hosts_ground.heal()
 
 
 @pytest.fixture(scope="session")

@@ -128,8 +128,8 @@ class Contact:
             elif answered:
                 self._has_answered, self._peer_s = True, time.monotonic()
         if not waiting and time.monotonic() >= self._next_knock_s:
-            self._next_knock_s = time.monotonic() + self._pause_s
             waiting = [Knock(address, self._port) for address in self._peers()[:MOST_KNOCKS]]
+            self._next_knock_s = time.monotonic() + (self._pause_s if waiting else 0.0)
         self._knocks = waiting
 
     def _peers(self) -> List[str]:

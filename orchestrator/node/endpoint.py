@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 HEADER_LIMIT = 16 << 20
 SIZE_BYTES = 4
+IDLE_S = 900
+SUPERVISOR_IDLE_S = 60  # its beats come every few seconds
 
 
 def read_frame(stream: BinaryIO) -> Optional[Tuple[Json, bytes]]:
@@ -177,6 +179,8 @@ def describe(error: BaseException) -> Json:
 def serve(stream: BinaryIO) -> None:
     """Answer requests until the stream ends."""
     umask = os.umask(0o077)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     out = os.dup(1)
     os.dup2(2, 1)  # whatever else prints must not break the frames
     starter = Starter(umask)
@@ -194,12 +198,16 @@ def serve(stream: BinaryIO) -> None:
         "reach": reach,
         "stop": stop,
     }
+    idle_s = IDLE_S
     while True:
+        signal.alarm(idle_s)  # a cut cable closes no stream, and sshd may wait for hours: SIGALRM ends this then
         frame = read_frame(stream)
+        signal.alarm(0)
         if frame is None:
             return
         starter.reap()
         request, payload = frame
+        idle_s = SUPERVISOR_IDLE_S if request.get("op") == "supervise" else IDLE_S
         try:
             if request.get("op") not in ops:
                 raise ValueError(f"no such request: {request.get('op')!r}")

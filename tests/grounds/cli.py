@@ -22,6 +22,8 @@ class Orch:
 
     cwd: Path
     env: dict[str, str] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
+    """Words before the command, such as those that enter a namespace."""
 
     @property
     def home(self) -> Path:
@@ -62,7 +64,7 @@ class Orch:
 
     def argv(self, words: Sequence[str]) -> list[str]:
         """The command line."""
-        return [sys.executable, "-m", "orchestrator", *words]
+        return [*self.prefix, sys.executable, "-m", "orchestrator", *words]
 
     def status(self, run: str = "latest") -> dict[str, Any]:
         """What `orch status --json` says."""
@@ -76,7 +78,7 @@ class Orch:
     def supervisor(self, run: str) -> int | None:
         """The pid of the run's supervisor, while there is one."""
         word = RunFolder(self.home / "runs" / run).supervisor()
-        return None if word is None else int(word.split()[1])
+        return int(word.split()[1]) if word and word.startswith("pid") else None
 
     def kill_supervisor(self, run: str) -> None:
         """SIGKILL for the run's supervisor, once it is there."""

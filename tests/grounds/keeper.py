@@ -29,15 +29,20 @@ _PAUSE_S = 0.02
 class Keeper:
     """Starts daemons that cannot outlive this process. Close it to end them."""
 
-    def __init__(self, folder: Path, *, user: str = "") -> None:
-        """Own `folder` and, when named, the system account `user`: both are gone after `close`."""
+    def __init__(self, folder: Path, *, user: str = "", prefix: Sequence[str] = ()) -> None:
+        """Own `folder` and, when named, the system account `user`: both are gone after `close`. `prefix` starts the keeper."""
         self._process = subprocess.Popen(
-            [sys.executable, "-I", __file__, str(folder), user],
+            [*prefix, sys.executable, "-I", __file__, str(folder), user],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,  # Ctrl-C is for the tests; the end comes through stdin
         )
+
+    @property
+    def pid(self) -> int:
+        """The process that was started, or what its prefix became."""
+        return self._process.pid
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> int:
         """Start a daemon in its own session, in the foreground, and return its pid."""
@@ -50,6 +55,10 @@ class Keeper:
     def processes(self) -> dict[int, str]:
         """Pid -> command name of everything alive below the keeper."""
         return descendants(self._process.pid)
+
+    def processes_below(self, pid: int) -> dict[int, str]:
+        """The same of one process of the keeper's."""
+        return descendants(pid)
 
     def close(self) -> None:
         """End everything; returns when nothing is left."""
@@ -72,6 +81,11 @@ def descendants(ancestor: int) -> dict[int, str]:
             if state != "Z":
                 found[pid] = command
     return found
+
+
+def children_of(pid: int) -> list[int]:
+    """Pids of the direct children."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _stat(pid: int) -> tuple[str, str, int] | None:

@@ -48,8 +48,8 @@ class Farm:
         self.known_hosts = folder / "known_hosts"
         self._account = account
         self._keeper = keeper
-        self._host_key = _make_key(folder / "host_key")
-        self.client_key = _make_key(folder / "client_key")
+        self._host_key = make_key(folder / "host_key")
+        self.client_key = make_key(folder / "client_key")
         self._write_known_hosts(self._host_key)
         (folder / "authorized_keys").write_bytes(self.client_key.with_suffix(".pub").read_bytes())
         (folder / "authorized_keys").chmod(0o644)  # sshd reads it as the account
@@ -151,7 +151,7 @@ class Farm:
     @contextlib.contextmanager
     def restart_with_new_host_key(self) -> Iterator[None]:
         """Present another host key than `known_hosts` tells within the block."""
-        other = _make_key(self.folder / f"host_key_{secrets.token_hex(4)}")
+        other = make_key(self.folder / f"host_key_{secrets.token_hex(4)}")
         with self.restarted(HostKey=str(other)):
             yield
 
@@ -195,7 +195,7 @@ class Farm:
         }
         if not self._account.is_own:
             settings["SetEnv"] = f"HOME={self.home}"
-            settings["ForceCommand"] = str(_write_entrance(self.folder / "enter"))
+            settings["ForceCommand"] = str(write_entrance(self.folder / "enter"))
         return {**settings, **options}
 
     def _stop(self) -> None:
@@ -243,7 +243,7 @@ def open_farm(*, own_account: bool | None = None) -> Iterator[Farm]:
         yield farm
 
 
-def _write_entrance(path: Path) -> Path:
+def write_entrance(path: Path) -> Path:
     """What a login as an account with another home runs: sshd itself enters the home of the password file."""
     path.write_text(
         '#!/bin/sh\ncd "$HOME" && exec "$SHELL" -c "${SSH_ORIGINAL_COMMAND:-exec $SHELL -l}"\n', encoding="utf-8"
@@ -252,7 +252,8 @@ def _write_entrance(path: Path) -> Path:
     return path
 
 
-def _make_key(path: Path) -> Path:
+def make_key(path: Path) -> Path:
+    """A new key pair without a passphrase."""
     subprocess.run(
         [program("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", "orch-test", "-f", str(path)], check=True
     )

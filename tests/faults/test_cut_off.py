@@ -1,0 +1,132 @@
+"""Hosts that are cut off, die and come back, during a run over ssh."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.grounds.hosts import Host, Hosts
+from tests.until import until
+
+SLEEPERS = ("sh", "-c", "echo up; exec sleep 1000")
+
+
+@pytest.fixture
+def orch(hosts: Hosts, tmp_path: Path) -> Orch:
+    """orch on the controller, beside an inventory.yaml of three hosts."""
+    hosts.inventory(tmp_path)
+    return hosts.orch(tmp_path)
+
+
+def _started(orch: Orch, *options: str) -> str:
+    run = orch("ssh-launch", "--detach", *options, "--", *SLEEPERS).stdout.strip()
+    until(lambda: orch.supervisor(run), what="the supervisor")
+    until(lambda: sum(line["text"] == "up" for line in orch.lines(run)) == 3, what="three ranks")
+    return run
+
+
+def _record(orch: Orch, run: str) -> dict[str, Any]:
+    [record] = [one for one in orch.records() if one["id"] == run]
+    return record
+
+
+def _over(orch: Orch, run: str) -> bool:
+    return _record(orch, run)["state"] not in ("STARTING", "RUNNING")
+
+
+def _idle(host: Host) -> bool:
+    """No agent and no rank: what else may run is the far end of a connection, which ends with it."""
+    return not [pid for pid in host.processes() if _is_of_a_run(pid)]
+
+
+def _is_of_a_run(pid: int) -> bool:
+    try:
+        about = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return b"ORCH_RUN_ID=" in about or b"/runs/" in about
+
+
+def test_ranks_meet_at_the_heads_address(orch: Orch) -> None:
+    orch("ssh-launch", "--", "sh", "-c", 'echo "$ORCH_NODE $MASTER_ADDR"')
+    said = sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
+    assert said == ["h0 10.77.0.1", "h1 10.77.0.1", "h2 10.77.0.1"]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_node_that_is_gone_for_good_fails_the_run_everywhere_else(orch: Orch, hosts: Hosts, index: int) -> None:
+    run = _started(orch)
+    hosts[index].die()
+    until(lambda: _over(orch, run), what="the verdict", deadline_s=30)
+    record = _record(orch, run)
+    assert record["state"] == "FAILED"
+    assert f"h{index} is gone" in record["message"]
+    for host in hosts.hosts:
+        until(lambda host=host: _idle(host), what=f"{host.name} to be idle")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_node_that_was_cut_off_ends_its_ranks_itself(orch: Orch, hosts: Hosts, index: int) -> None:
+    run = _started(orch, "--isolation-timeout", "12s")
+    mark = hosts[0].path(orch.node_folder(run, "h0") / "supervised")
+    until(lambda: len(mark.read_text().split()) == 2, what="the head to know its peers")  # noqa: PLR2004
+    assert orch.lines(run)  # meanwhile it has knocked
+    hosts[index].link(up=False)
+    until(lambda: _over(orch, run), what="the verdict", deadline_s=30)
+    assert f"h{index} is gone" in _record(orch, run)["message"]
+    until(lambda: _idle(hosts[index]), what="the cut-off node to be idle", deadline_s=40)
+    orch.kill_supervisor(run)
+    hosts[index].link(up=True)
+    until(lambda: "cut off from the supervisor" in orch("logs", run, code=None).stdout, what="its word", deadline_s=20)
+
+
+def test_node_that_comes_back_before_that_is_ended_by_the_supervisor(orch: Orch, hosts: Hosts) -> None:
+    run = _started(orch, "--isolation-timeout", "5m")
+    hosts[1].link(up=False)
+    until(lambda: _over(orch, run), what="the verdict", deadline_s=30)
+    assert not _idle(hosts[1])
+    hosts[1].link(up=True)
+    until(lambda: _idle(hosts[1]), what="the node to be idle", deadline_s=30)
+
+
+def test_run_goes_on_while_its_supervisor_is_cut_off(orch: Orch, hosts: Hosts) -> None:
+    run = _started(orch, "--isolation-timeout", "5s")
+    hosts.controller.link(up=False)
+    begun = time.monotonic()
+    until(lambda: time.monotonic() - begun > 20, what="twenty seconds to pass", deadline_s=30)
+    assert _record(orch, run)["state"] == "RUNNING"
+    assert not any(_idle(host) for host in hosts.hosts)
+    hosts.controller.link(up=True)
+    until(lambda: "is heard again" in _noted(orch, run), what="the nodes to be heard", deadline_s=30)
+    orch("stop", run)
+    assert all(_idle(host) for host in hosts.hosts)
+
+
+def test_node_that_only_the_supervisor_cannot_hear_goes_on(orch: Orch, hosts: Hosts) -> None:
+    """One way only: what the controller sends to h1 arrives, the answers are lost."""
+    run = _started(orch, "--isolation-timeout", "5s")
+    hosts.controller.drop_from(hosts[1])
+    until(lambda: "others reach it" in _noted(orch, run), what="a witness", deadline_s=40)
+    assert _record(orch, run)["state"] == "RUNNING"
+    hosts[1].send_to_all()
+    until(lambda: "h1 is heard again" in _noted(orch, run), what="the node to be heard", deadline_s=40)
+    orch("stop", run)
+    assert _record(orch, run)["state"] == "STOPPED"
+
+
+def _noted(orch: Orch, run: str) -> str:
+    return (orch.home / "runs" / run / "events.jsonl").read_text("utf-8")
+
+
+def test_stopping_one_of_two_runs_leaves_the_other_and_strangers_alone(orch: Orch, hosts: Hosts) -> None:
+    first, second = _started(orch), _started(orch)
+    hosts[0].run("sh", "-c", "cd / && setsid sleep 4321 > /dev/null 2>&1 < /dev/null &")
+    orch("stop", first)
+    assert [orch.status(run)["state"] for run in (first, second)] == ["STOPPED", "RUNNING"]
+    assert [list(host.processes().values()).count("sleep") for host in hosts.hosts] == [2, 1, 1]
+    orch("stop", second)
+    assert [list(host.processes().values()).count("sleep") for host in hosts.hosts] == [1, 0, 0]
