@@ -81,9 +81,9 @@ def build(*, trainer: bool, code: Code | None) -> Bundle:
     return Bundle(tuple(sorted(files)), left_out)
 
 
-def find_code(cwd: Path, words: Sequence[str]) -> Code:
+def find_code(cwd: Path, words: Sequence[str], private: Sequence[str] = ()) -> Code:
     """
-    The code that a program started in `cwd` needs; `words` are the program and its arguments.
+    The code that a program started in `cwd` needs; `words` are the program and its arguments, `private` files stay here.
 
     In a git work tree: every tracked file plus the uncommitted ones that are not ignored. Elsewhere, if a word names
     something of the folder: every file below `cwd` but hidden ones and virtual environments; otherwise nothing.
@@ -101,11 +101,11 @@ def find_code(cwd: Path, words: Sequence[str]) -> Code:
                 f"the code in {cwd} is in no git work tree, and all of that folder would be sent to the nodes",
                 hint="start from a folder that holds only the code, or keep it in git",
             )
-        return Code(cwd, "", tuple(_walk(cwd)))
+        return Code(cwd, "", tuple(sorted({*_walk(cwd)} - {*_below(cwd, private)})))
     root = Path(top.strip())
     listed = _git(root, "ls-files", "-z", "--cached", "--recurse-submodules") or ""
     listed += _git(root, "ls-files", "-z", "--others", "--exclude-standard") or ""
-    names = sorted({name for name in listed.split("\0") if name and _is_file(root / name)})
+    names = sorted({name for name in listed.split("\0") if name and _is_file(root / name)} - {*_below(root, private)})
     below = PurePosixPath(cwd.resolve().relative_to(root.resolve()).as_posix())
     return Code(root, "" if below == PurePosixPath() else str(below), tuple(names))
 
@@ -119,12 +119,22 @@ def _require_no_repository(cwd: Path) -> None:
         )
 
 
-def revision(cwd: Path) -> tuple[str | None, str]:
-    """The git commit of the work tree at `cwd` and the diff against it; (None, "") outside of git."""
+def revision(cwd: Path, private: Sequence[str] = ()) -> tuple[str | None, str]:
+    """The git commit of the work tree at `cwd` and the diff against it, less `private` files; (None, "") outside of git."""
     commit = _git(cwd, "rev-parse", "--verify", "-q", "HEAD")
     if commit is None:
         return None, ""
-    return commit.strip(), _git(cwd, "diff", "--no-color", "--no-ext-diff", "HEAD") or ""
+    top = Path((_git(cwd, "rev-parse", "--show-toplevel") or "").strip())
+    left_out = [f":(top,exclude,literal){name}" for name in _below(top, private)]
+    return commit.strip(), _git(cwd, "diff", "--no-color", "--no-ext-diff", "HEAD", "--", ":/", *left_out) or ""
+
+
+def _below(root: Path, files: Sequence[str]) -> Iterator[str]:
+    """The names, relative to `root`, of those of the files that are below it: as given, and as they are without links."""
+    for file in files:
+        for path, base in ((Path(file).absolute(), root), (Path(file).resolve(), root.resolve())):
+            if path.is_relative_to(base):
+                yield path.relative_to(base).as_posix()
 
 
 def _leads_out(root: Path, name: str) -> bool:

@@ -161,6 +161,19 @@ def attach(run: RunArgument = "latest", follow: FollowOption = True) -> None:
 
 
 @app.command()
+def env(
+    inventory: InventoryOption = None,
+    nodes: NodesOption = None,
+    node: Annotated[str | None, typer.Option("--node", metavar="LIST", help="Show only these nodes.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show which environment variables the ranks get from orch; secrets are hidden, nothing is started."""
+    from orchestrator.commands.env import env  # noqa: PLC0415
+
+    raise typer.Exit(env(inventory, nodes, node, as_json=as_json))
+
+
+@app.command()
 def stop(run: RunArgument = "latest") -> None:
     """End a run on every node."""
     from orchestrator.commands.stop import stop  # noqa: PLC0415

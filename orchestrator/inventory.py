@@ -18,8 +18,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, mod
 from orchestrator import inventory_fields as fields
 from orchestrator.accelerators import default_ranks
 from orchestrator.errors import UsageError
-from orchestrator.hostlist import MAX_NAMES, expand, fold, repeated
-from orchestrator.inventory_file import Document, FieldPath, Problem, Tree, beside, did_you_mean, problem_of, read
+from orchestrator.hostlist import expand, fold
+from orchestrator.inventory_env_file import EnvFiles, Place, read_env_files
+from orchestrator.inventory_file import Document, FieldPath, Problem, beside, did_you_mean, problem_of, read
+from orchestrator.inventory_names import expanded, name_problems, refuse_twice
 from orchestrator.redaction import REDACTED, is_secret
 
 _PYTHON = {"ssh": "python3", "local": sys.executable}
@@ -51,7 +53,7 @@ class SlurmOptions(_Model):
 
 
 class Node(_Model):
-    """One host; user and port None leave the choice to the ssh configuration, `env` is its own part only."""
+    """One host; user and port None leave the choice to the ssh configuration, `env` and `secrets` are its own part."""
 
     name: fields.Name
     address: fields.Address = ""
@@ -63,6 +65,7 @@ class Node(_Model):
     accelerator: fields.AcceleratorKind = "auto"
     network: fields.Network = "auto"
     env: fields.Environment = {}
+    secrets: fields.Secrets = {}
     tags: tuple[fields.Name, ...] = ()
 
     @model_validator(mode="before")
@@ -87,13 +90,26 @@ class _Cluster(_Model):
 class Inventory(_Cluster):
     """The cluster; `devices` None means the number of ranks followed from each node's accelerator."""
 
+    secrets: fields.Secrets = {}
     nodes: tuple[Node, ...]
     file: str = ""
     digest: str = ""  # sha256 of the file's bytes, hexadecimal
+    env_files: tuple[str, ...] = ()
 
     def environment(self, node: Node) -> dict[str, str]:
         """Give the variables of a node: everyone's, overlaid by its own."""
-        return {**self.env, **node.env}
+        return {**self.env, **self.secrets, **node.env, **node.secrets}
+
+    def secret_names(self, node: Node) -> frozenset[str]:
+        """Give the names of a node's variables whose values nobody may see: out of an env_file, or by their name."""
+        by_name = {name for name in self.environment(node) if is_secret(name)}
+        return frozenset({*by_name, *self.secrets, *node.secrets})
+
+    @property
+    def private_files(self) -> tuple[str, ...]:
+        """The files here that hold secrets: neither do they travel with the code, nor are they recorded."""
+        written = {*self.env, *(name for node in self.nodes for name in node.env)}
+        return (*self.env_files, *([self.file] if self.file and any(map(is_secret, written)) else []))
 
     def node(self, name: str) -> Node:
         """Find a node by its name; a UsageError when there is none."""
@@ -106,7 +122,7 @@ class Inventory(_Cluster):
         Raises:
             UsageError: the list cannot be read, names a node twice, or names one that is not in the inventory.
         """
-        return self._chosen(_expanded(names))
+        return self._chosen(expanded(names))
 
     def _chosen(self, names: Sequence[str]) -> tuple[Node, ...]:
         known = [node.name for node in self.nodes]
@@ -115,7 +131,7 @@ class Inventory(_Cluster):
             source = self.file or f"inventory {self.name}"
             hint = f"{did_you_mean(min(unknown), known)}known nodes: {fold(known)}"
             raise UsageError(f"{fold(unknown)}: not in {source}", hint=hint)
-        _refuse_twice(names)
+        refuse_twice(names)
         return tuple(node for node in self.nodes if node.name in wanted)
 
 
@@ -130,6 +146,7 @@ class _Settings(_Model):
     accelerator: fields.AcceleratorKind | None = None
     network: fields.Network | None = None
     env: fields.Environment = {}
+    env_file: fields.File | None = None
     tags: tuple[fields.Name, ...] | None = None
 
 
@@ -149,6 +166,7 @@ def _some(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
 class _Written(_Cluster):
     """The file, field by field."""
 
+    env_file: fields.File | None = None
     defaults: _Settings = _Settings()
     nodes: Annotated[tuple[_Entry, ...], AfterValidator(_some)]
 
@@ -162,10 +180,13 @@ def load(path: Path) -> Inventory:
     """
     document = read(path)
     written, problems = _parse(document)
-    problems = [*document.problems, *problems, *_name_problems(document)]
+    problems = [*document.problems, *problems, *name_problems(document)]
     if written is None or problems:
         raise document.error(problems)
-    return _resolve(written, document)
+    files, problems = read_env_files(document.file, _env_file_places(written))
+    if problems:
+        raise document.error(problems)
+    return _resolve(written, document, files)
 
 
 def from_names(
@@ -181,10 +202,10 @@ def from_names(
     Raises:
         UsageError: there is no name, one is no host name, or one is given twice.
     """
-    listed = [name for text in names for name in _expanded(text)]
+    listed = [name for text in names for name in expanded(text)]
     if not listed:
         raise UsageError("no node is named", hint="name some: --nodes n0,n1 or an inventory with -i FILE")
-    _refuse_twice(listed)
+    refuse_twice(listed)
     python, ranks = _PYTHON[transport], devices or default_ranks(accelerator)
     try:
         nodes = tuple(Node(name=name, python=python, devices=ranks, accelerator=accelerator) for name in listed)
@@ -199,10 +220,12 @@ def from_names(
 
 
 def describe(inventory: Inventory) -> dict[str, Any]:  # Any: JSON
-    """Give the resolved inventory as JSON values, secrets by name redacted."""
+    """Give the resolved inventory as JSON values, secrets redacted."""
     described = inventory.model_dump(mode="json")
-    for holder in (described, *described["nodes"]):
-        holder["env"] = {name: REDACTED if is_secret(name) else value for name, value in holder["env"].items()}
+    holders: tuple[Inventory | Node, ...] = (inventory, *inventory.nodes)
+    for holder, shown in zip(holders, (described, *described["nodes"]), strict=True):
+        secret = {*holder.secrets, *filter(is_secret, holder.env)}
+        shown["env"] = {**shown["env"], **dict.fromkeys(sorted(secret), REDACTED)}
     return described
 
 
@@ -222,49 +245,37 @@ def _allowed(path: FieldPath) -> list[str]:
         "ssh": SshOptions,
         "slurm": SlurmOptions,
         "defaults": _Settings,
-        "nodes": Node,
+        "nodes": _Entry,
     }
     model = sections.get(str(path[0]), _Written) if len(path) > 1 else _Written
-    return list(model.model_fields)
+    return sorted(model.model_fields, key=lambda name: name not in ("name", "address"))
 
 
-def _name_problems(document: Document) -> Iterator[Problem]:
-    """Find what no single field shows: lists of unequal length, and a name that is given twice."""
-    entries = document.tree.get("nodes")
-    first: dict[str, int] = {}
-    for index, entry in enumerate(entries if isinstance(entries, list) else []):
-        if not isinstance(entry, dict):
-            continue
-        try:
-            names, addresses = _expanded_or_empty(entry.get("name")), _expanded_or_empty(entry.get("address"))
-        except ValueError:
-            continue  # reported as the field's own problem
-        if addresses and names and len(addresses) != len(names):
-            text = f"stands for {len(addresses)} nodes, name for {len(names)}; both must list the same number"
-            yield Problem(("nodes", index, "address"), text)
-        for where in sorted({first[name] for name in names if name in first}):
-            twice = fold(name for name in names if first.get(name) == where)
-            line = document.line(("nodes", where, "name"))
-            yield Problem(("nodes", index, "name"), f"{twice} is named already in nodes[{where}], line {line}")
-        if twice := fold(repeated(names)):
-            yield Problem(("nodes", index, "name"), f"{twice} is named twice")
-        first.update({name: index for name in names if name not in first})
-        if len(first) > MAX_NAMES:
-            yield Problem(("nodes",), f"more than {MAX_NAMES} nodes")
-            return
+def _env_file_places(written: _Written) -> Iterator[Place]:
+    yield Place((), written.env_file, written.env)
+    yield Place(("defaults",), written.defaults.env_file, written.defaults.env)
+    for index, entry in enumerate(written.nodes):
+        yield Place(("nodes", index), entry.env_file, entry.env)
 
 
-def _resolve(written: _Written, document: Document) -> Inventory:
+def _resolve(written: _Written, document: Document, files: EnvFiles) -> Inventory:
     """Expand the patterns and apply the defaults; nothing can be wrong any more."""
     ssh = written.ssh
     if ssh.config is not None:
         ssh = ssh.model_copy(update={"config": beside(document.file, ssh.config)})
     shared = {key: getattr(written, key) for key in _Cluster.model_fields}
-    nodes = tuple(node for entry in written.nodes for node in _nodes_of(entry, written))
-    return Inventory(**{**shared, "ssh": ssh}, nodes=nodes, file=document.file, digest=document.digest)
+    nodes = tuple(node for entry in written.nodes for node in _nodes_of(entry, written, files))
+    return Inventory(
+        **{**shared, "ssh": ssh},
+        secrets=files.values[written.env_file],
+        nodes=nodes,
+        file=document.file,
+        digest=document.digest,
+        env_files=files.paths,
+    )
 
 
-def _nodes_of(entry: _Entry, written: _Written) -> Iterator[Node]:
+def _nodes_of(entry: _Entry, written: _Written, files: EnvFiles) -> Iterator[Node]:
     settings: dict[str, Any] = {  # Any: fields of Node
         "accelerator": written.accelerator,
         "network": written.network,
@@ -273,26 +284,14 @@ def _nodes_of(entry: _Entry, written: _Written) -> Iterator[Node]:
     if written.devices is not None:
         settings["devices"] = written.devices
     for source in (written.defaults, entry):
-        settings.update(source.model_dump(exclude_none=True, exclude={"name", "address", "env"}))
+        settings.update(source.model_dump(exclude_none=True, exclude={"name", "address", "env", "env_file"}))
     settings.setdefault("devices", default_ranks(settings["accelerator"]))
-    settings["env"] = {**written.defaults.env, **entry.env}
+    own = {**entry.env, **files.values[entry.env_file]}
+    shared_env, shared_secrets = written.defaults.env, files.values[written.defaults.env_file]
+    settings["env"] = {name: text for name, text in shared_env.items() if name not in own} | entry.env
+    settings["secrets"] = {name: text for name, text in shared_secrets.items() if name not in own}
+    settings["secrets"] |= files.values[entry.env_file]
     names = expand(entry.name)
     addresses = expand(entry.address) if entry.address is not None else names
     for name, address in zip(names, addresses, strict=True):
         yield Node(name=name, address=address, **settings)
-
-
-def _expanded_or_empty(pattern: Tree) -> list[str]:
-    return expand(pattern) if isinstance(pattern, str) else []
-
-
-def _expanded(names: str) -> list[str]:
-    try:
-        return expand(names)
-    except ValueError as error:
-        raise UsageError(f"--nodes: {error}", hint="write a list such as n[0-3],x") from error
-
-
-def _refuse_twice(names: Sequence[str]) -> None:
-    if twice := fold(repeated(names)):
-        raise UsageError(f"--nodes: {twice} is named twice", hint="name every node once")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from orchestrator.hostlist import expand
 from orchestrator.inventory_file import shown
@@ -22,7 +22,7 @@ HostKeys: TypeAlias = Literal["strict", "accept-new"]
 
 # What the agent sets for every rank (the set torchrun sets, and orch's own); a value here would be a second truth.
 _SET_BY_ORCH = frozenset(
-    {
+    [
         "RANK",
         "LOCAL_RANK",
         "WORLD_SIZE",
@@ -35,9 +35,47 @@ _SET_BY_ORCH = frozenset(
         "ROLE_NAME",
         "MASTER_ADDR",
         "MASTER_PORT",
-    }
+    ]
 )
 _SET_BY_ORCH_PREFIXES = ("TORCHELASTIC_", "PET_", "ORCH_")
+# What the agent drops, for another launcher may have left it (node/environment.py), and what a job script goes by.
+_OF_A_LAUNCHER = ("SLURM_", "SLURMD_", "PMI_", "PMIX_", "OMPI_")
+# What /bin/sh, be it dash or bash, changes or refuses when a script exports it; values that did not arrive as written.
+_OF_THE_SHELL = frozenset(
+    [
+        "_",
+        "BASHOPTS",
+        "BASHPID",
+        "BASH_ALIASES",
+        "BASH_ARGC",
+        "BASH_ARGV",
+        "BASH_CMDS",
+        "BASH_COMMAND",
+        "BASH_LINENO",
+        "BASH_MONOSECONDS",
+        "BASH_SOURCE",
+        "BASH_SUBSHELL",
+        "BASH_VERSINFO",
+        "DIRSTACK",
+        "EPOCHREALTIME",
+        "EPOCHSECONDS",
+        "EUID",
+        "FUNCNAME",
+        "GROUPS",
+        "HISTCMD",
+        "LINENO",
+        "OPTIND",
+        "PIPESTATUS",
+        "PPID",
+        "RANDOM",
+        "SECONDS",
+        "SHELLOPTS",
+        "SHLVL",
+        "SRANDOM",
+        "UID",
+    ]
+)
+_LONGEST_VALUE = 130_000  # Linux passes at most 128 KiB a variable, its name and a NUL included
 
 
 def _text(pattern: str, what: str, allowed: str) -> Callable[[str], str]:
@@ -66,20 +104,32 @@ def _seconds(value: object) -> float:
     raise ValueError(f"{shown(value)} is not a time in seconds; allowed: above 0, up to 3600")
 
 
-def _env_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+def env_name(name: str) -> str:
+    """Give the name of a variable back; ValueError where it is none, or not the user's to set."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,254}", name):
         raise ValueError("not the name of a variable; allowed: letters, digits and _, not a digit first")
     if name in _SET_BY_ORCH or name.startswith(_SET_BY_ORCH_PREFIXES):
         raise ValueError("orch sets this variable for every rank; delete the line")
+    if name.startswith(_OF_A_LAUNCHER) and name != "SLURM_CONF":
+        raise ValueError("a variable of another launcher, which orch keeps from the ranks; delete the line")
+    if name in _OF_THE_SHELL:
+        raise ValueError("a variable of the shell itself, which gives it a value of its own; delete the line")
     return name
 
 
-def _env_value(value: str) -> str:
+def env_value(value: str) -> str:
+    """Give a value back; ValueError where no variable can have it. What it is, no message says."""
     if "\0" in value:
         raise ValueError("holds a NUL, which no environment variable can")
+    if len(value.encode("utf-8", "surrogateescape")) > _LONGEST_VALUE:
+        raise ValueError(f"longer than {_LONGEST_VALUE} bytes, more than Linux passes to a program")
+    return value
+
+
+def _whole_characters(value: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise ValueError("holds half of a surrogate pair, which is no character")
-    return value
+    return env_value(value)
 
 
 def _each(check: Callable[[str], str]) -> Callable[[str], str]:
@@ -128,4 +178,8 @@ Jump: TypeAlias = Annotated[str, AfterValidator(_jump)]
 SlurmWord: TypeAlias = Annotated[str, AfterValidator(_slurm_word)]
 SlurmTime: TypeAlias = Annotated[str, AfterValidator(_slurm_time)]
 SlurmOption: TypeAlias = Annotated[str, AfterValidator(_slurm_option)]
-Environment: TypeAlias = dict[Annotated[str, AfterValidator(_env_name)], Annotated[str, AfterValidator(_env_value)]]
+Environment: TypeAlias = dict[
+    Annotated[str, AfterValidator(env_name)], Annotated[str, AfterValidator(_whole_characters)]
+]
+# Values out of an env_file; excluded from whatever is dumped or shown.
+Secrets: TypeAlias = Annotated[dict[str, str], Field(exclude=True, repr=False)]

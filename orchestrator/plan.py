@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -39,6 +39,8 @@ class NodePlan:
     port: int | None
     python: str
     workdir: str
+    secrets: frozenset[str] = frozenset()
+    """The names in `env` whose values are neither shown nor recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,17 @@ def make_plan(inventory: Inventory, request: Request, *, run_id: str, bundle: st
         slurm=inventory.slurm.model_dump(mode="json"),
         orphan_timeout_s=request.orphan_timeout_s,
         isolation_timeout_s=None if request.launcher == "slurm" else request.isolation_timeout_s,
-        warnings=warnings,
+        warnings=(*warnings, *_about_env(inventory, chosen)),
     )
+
+
+def _about_env(inventory: Inventory, nodes: Sequence[Node]) -> Iterator[str]:
+    """Warn of variables that do more than they seem to."""
+    for name in ("LD_PRELOAD", "LD_AUDIT"):
+        if having := [node.name for node in nodes if name in inventory.environment(node)]:
+            yield f"env: {name} on {fold(having)} loads code into every program there, the agent included"
+    if inventory.file in inventory.private_files:
+        yield f"{inventory.file} holds secrets, so it does not travel with the code; env_file: is the place for them"
 
 
 def _choose(inventory: Inventory, request: Request) -> tuple[tuple[Node, ...], list[int], tuple[str, ...]]:
@@ -195,6 +206,7 @@ def _number(inventory: Inventory, nodes: Sequence[Node], ranks_each: Sequence[in
             port=node.port,
             python=node.python,
             workdir=node.workdir,
+            secrets=inventory.secret_names(node),
         )
         for node_rank, (node, count, first) in enumerate(zip(nodes, ranks_each, firsts, strict=False))
     )
@@ -275,7 +287,7 @@ def to_json(plan: LaunchPlan) -> dict[str, Any]:
     data = {**asdict(plan), "nodes": []}
     for node in plan.nodes:
         fields = {**asdict(node), "ranks": [node.ranks.start, node.ranks.stop]}
-        data["nodes"].append({name: value for name, value in fields.items() if name != "env"})
+        data["nodes"].append({name: value for name, value in fields.items() if name not in ("env", "secrets")})
     return data
 
 

@@ -6,13 +6,20 @@ import re
 
 REDACTED = "<redacted>"
 
-# TOKENIZERS_PARALLELISM is a setting that people look for, not a token.
+# What looks like a secret and is a setting that people look for: TOKENIZERS_PARALLELISM, MAX_TOKENS, TOKENS_PER_BATCH,
+# NCCL_IB_PKEY (a partition), AWS_REGION. NCCL has no secrets at all.
 _SECRET = re.compile(
-    r"SECRET|TOKEN(?!IZ)|PASSWORD|PASSWD|(?:^|_)PASS(?:$|_)|(?:^|_)AUTH$|(?:^|_)PAT$|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY",
+    r"^(?!NCCL_)(?:"
+    r".*(?:SECRET|(?<!MAX_)(?<!MIN_)(?<!NUM_)TOKEN(?!IZ|S_PER)|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|CREDENTIAL|AUTHORIZATION"
+    r"|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CONNECTION_?STRING|WEBHOOK|COOKIE|JWT)"
+    r"|.*(?:^|_)PASS(?:$|_)"
+    r"|.*(?:^|_)(?:KEYS?|AUTH|PAT|PWD|DSN|DATABASE_URL)$|SSHPASS$"
+    r"|AWS_(?!(?:DEFAULT_)?REGION$)"
+    r")",
     re.IGNORECASE,
 )
 
 
 def is_secret(name: str) -> bool:
     """Tell whether the value of the variable `name` must not be shown or stored in clear."""
-    return _SECRET.search(name) is not None
+    return _SECRET.match(name) is not None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import UsageError
 from orchestrator.hostlist import fold
-from orchestrator.redaction import REDACTED, is_secret
+from orchestrator.redaction import REDACTED
 from orchestrator.resources import template_folder
 
 if TYPE_CHECKING:
@@ -118,11 +118,11 @@ def job_text(job: Mapping[str, Any]) -> str:
 
 
 def redacted(plan: LaunchPlan) -> LaunchPlan:
-    """The same plan with the values of secret variables replaced, for showing it to people."""
+    """The same plan with the values of secret variables replaced, for showing and recording it."""
     from dataclasses import replace  # noqa: PLC0415
 
     def shown(node: NodePlan) -> NodePlan:
-        return replace(node, env={name: REDACTED if is_secret(name) else value for name, value in node.env.items()})
+        return replace(node, env={name: REDACTED if name in node.secrets else text for name, text in node.env.items()})
 
     return replace(plan, nodes=tuple(shown(node) for node in plan.nodes))
 

@@ -16,7 +16,9 @@ from typing import IO, Any
 
 from orchestrator import plan as plans
 from orchestrator.errors import RunNotFound, UsageError
+from orchestrator.node.receive import make_own, working_folder
 from orchestrator.plan import LaunchPlan
+from orchestrator.render import redacted
 from orchestrator.run import RUN_ID, RunRecord
 
 LOCK_WAIT_S = 1.0
@@ -126,9 +128,9 @@ class RunFolder:
             raise RunNotFound(f"{file} cannot be read: {exc}", hint="its nodes are not known without it") from exc
 
     def write_plan(self, plan: LaunchPlan) -> None:
-        """Keep the plan and every file that it renders."""
+        """Keep the plan and every file that it renders, without the values of secrets."""
         write_file(self.plan_folder / "plan.json", json.dumps(plans.to_json(plan), indent=1) + "\n")
-        for node, files in plans.node_files(plan).items():
+        for node, files in plans.node_files(redacted(plan)).items():
             for file in files:
                 write_file(self.plan_folder / node / Path(file.path).name, file.text)
 
@@ -180,8 +182,8 @@ class Store:
         """
         folder = RunFolder(self.path / "runs" / record.id)
         try:
-            for private in (self.path, self.path / "runs"):
-                private.mkdir(mode=0o700, parents=True, exist_ok=True)
+            working_folder(str(self.path))
+            make_own(str(self.path / "runs"))
             folder.path.mkdir(mode=0o700)
             folder.write(record)
         except OSError as exc:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -34,7 +35,7 @@ def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
     inventory = load_inventory(words.inventory, words.nodes if words.launcher == "ssh" else None)
     if words.launcher == "ssh" and inventory.accelerator == "auto" and inventory.devices is None:
         inventory = probed(inventory, words.nodes)
-    request, bundle = request_of(words)
+    request, bundle = request_of(words, inventory.private_files)
     now = datetime.now(timezone.utc)
     run_id = new_run_id(inventory.name, now, secrets.token_hex(2))
     plan = plans.make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=str(Path.home()))
@@ -47,7 +48,8 @@ def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
         return 0
     launcher = launcher_for(plan)
     try:
-        folder = _start(plan, launcher, bundle, _record(plan, request, inventory, now))
+        record = _record(plan, request, inventory, now)
+        folder = _start(plan, launcher, bundle, record, private=inventory.private_files)
         if not follow:
             print_text(f"{plan.run_id}\n")
             return 0
@@ -56,14 +58,16 @@ def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
         launcher.close()
 
 
-def _start(plan: LaunchPlan, launcher: Launcher, bundle: bundles.Bundle, record: RunRecord) -> RunFolder:
+def _start(
+    plan: LaunchPlan, launcher: Launcher, bundle: bundles.Bundle, record: RunRecord, *, private: Sequence[str]
+) -> RunFolder:
     """Write the record before anything starts; a launch that fails is a FAILED run with nothing left running."""
     folder = Store(home(os.environ)).create(record)
     try:
         with ThreadPoolExecutor(1) as aside:
             connecting = aside.submit(launcher.connect)  # waits for the network; the record is completed meanwhile
             folder.write_plan(plan)
-            folder.update(state=RunState.STARTING, code=_code(folder))
+            folder.update(state=RunState.STARTING, code=_code(folder, private))
             connecting.result()
         job = launcher.start(bundle)
     except OrchError as exc:
@@ -94,9 +98,9 @@ def _end(folder: RunFolder, state: RunState, message: str) -> None:
     folder.update(state=state, message=message, ended=datetime.now(timezone.utc).isoformat())
 
 
-def _code(folder: RunFolder) -> dict[str, Any]:
-    """Which code the user has here; what differs from its commit is kept beside the record."""
-    commit, diff = bundles.revision(Path.cwd())
+def _code(folder: RunFolder, private: Sequence[str]) -> dict[str, Any]:
+    """Which code the user has here; what differs from its commit is kept beside the record, less `private` files."""
+    commit, diff = bundles.revision(Path.cwd(), private)
     if diff:
         folder.write_diff(diff)
     return {"commit": commit, "dirty": bool(diff)}

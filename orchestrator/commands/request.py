@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,16 +35,16 @@ class Words:
     isolation_timeout: str | None = None
 
 
-def request_of(words: Words) -> tuple[Request, bundles.Bundle]:
+def request_of(words: Words, private: Sequence[str] = ()) -> tuple[Request, bundles.Bundle]:
     """
-    What is asked for, and what the nodes need for it.
+    What is asked for, and what the nodes need for it; `private` files do not travel.
 
     Raises:
         UsageError: a word is wrong, the program does not exist, or the trainer refuses its configuration.
     """
     if words.program is not None and not any(words.program[:1]):
         raise UsageError("after -- stands no program", hint="-- train.py …, or leave -- away to run the shared trainer")
-    code = bundles.find_code(Path.cwd(), words.program) if words.program is not None else None
+    code = bundles.find_code(Path.cwd(), words.program, private) if words.program is not None else None
     program = _program(words, code)
     config = _trainer_config(words) if program.kind == "trainer" else None
     shape = _shape(words.shape) if words.shape else None

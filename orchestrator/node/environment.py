@@ -36,13 +36,16 @@ def summary(names: Sequence[str]) -> str:
     return ", ".join([*others, f"SLURM* ({count})"] if count else others)
 
 
-def rank_environments(job: Job, rendezvous: str, kept: Mapping[bytes, bytes], folder: str) -> list[dict[bytes, bytes]]:
-    """One environment a rank, in local order: what torchrun sets, and orch's own."""
-    base = {b"TORCH_NCCL_ASYNC_ERROR_HANDLING": b"1", **kept}
+def defaults(job: Job) -> dict[bytes, bytes]:
+    """What a rank gets where neither the inventory nor the node itself has it."""
+    found = {b"TORCH_NCCL_ASYNC_ERROR_HANDLING": b"1"}
     if len(job.rank_numbers) > 1:
-        base.setdefault(b"OMP_NUM_THREADS", b"1")
-    if job.program["bundle_on_path"]:
-        base[b"PYTHONPATH"] = b":".join(filter(None, (os.fsencode(job.bundle_dir), kept.get(b"PYTHONPATH"))))
+        found[b"OMP_NUM_THREADS"] = b"1"
+    return found
+
+
+def node_environment(job: Job, rendezvous: str) -> dict[bytes, bytes]:
+    """What all ranks of a node get of the launch: what torchrun sets, and orch's own."""
     address, port, _ = rendezvous.split()
     world, group = str(sum(job.ranks)), str(job.node_rank)
     shared = {"WORLD_SIZE": world, "ROLE_WORLD_SIZE": world, "ROLE_NAME": "default", "GROUP_RANK": group}
@@ -53,9 +56,23 @@ def rank_environments(job: Job, rendezvous: str, kept: Mapping[bytes, bytes], fo
     shared.update(TORCHELASTIC_USE_AGENT_STORE="False")  # rank 0 hosts the store: there is no torchrun to do it
     shared.update(ORCH_RUN_ID=job.run_id, ORCH_RUN_DIR=job.run_dir, ORCH_ATTEMPT=str(job.attempt))
     shared.update(ORCH_NODE=job.node, ORCH_NODE_RANK=group)
+    return {os.fsencode(name): os.fsencode(value) for name, value in shared.items()}
+
+
+def own_environments(job: Job, folder: str) -> list[dict[bytes, bytes]]:
+    """What each rank has of its own, in local order."""
     environments = []
     for local_rank, rank in enumerate(job.rank_numbers):
-        own = {**shared, "RANK": str(rank), "ROLE_RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+        own = {"RANK": str(rank), "ROLE_RANK": str(rank), "LOCAL_RANK": str(local_rank)}
         own["TORCHELASTIC_ERROR_FILE"] = os.path.join(folder, "error", f"{rank}.json")
-        environments.append({**base, **{os.fsencode(name): os.fsencode(value) for name, value in own.items()}})
+        environments.append({os.fsencode(name): os.fsencode(value) for name, value in own.items()})
     return environments
+
+
+def rank_environments(job: Job, rendezvous: str, kept: Mapping[bytes, bytes], folder: str) -> list[dict[bytes, bytes]]:
+    """One environment a rank, in local order, on top of what was inherited."""
+    shared = {**defaults(job), **kept}
+    if job.program["bundle_on_path"]:
+        shared[b"PYTHONPATH"] = b":".join(filter(None, (os.fsencode(job.bundle_dir), kept.get(b"PYTHONPATH"))))
+    shared.update(node_environment(job, rendezvous))
+    return [{**shared, **own} for own in own_environments(job, folder)]

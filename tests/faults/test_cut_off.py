@@ -73,7 +73,7 @@ def test_node_that_is_gone_for_good_fails_the_run_everywhere_else(orch: Orch, ho
 def test_node_that_was_cut_off_ends_its_ranks_itself(orch: Orch, hosts: Hosts, index: int) -> None:
     run = _started(orch, "--isolation-timeout", "12s")
     mark = hosts[0].path(orch.node_folder(run, "h0") / "supervised")
-    until(lambda: len(mark.read_text().split()) == 2, what="the head to know its peers")  # noqa: PLR2004
+    until(lambda: len(mark.read_text().split()) == 2, what="the head to know its peers")
     assert orch.lines(run)  # meanwhile it has knocked
     hosts[index].link(up=False)
     until(lambda: _over(orch, run), what="the verdict", deadline_s=30)

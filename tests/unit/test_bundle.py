@@ -144,3 +144,20 @@ def test_revision_is_the_commit_and_what_differs_from_it(
     assert len(commit) == 40
     assert "+new" in diff
     assert bundles.revision(tmp_path_factory.mktemp("elsewhere")) == (None, "")
+
+
+def test_private_files_neither_travel_nor_appear_in_the_diff(repository: Path) -> None:
+    """A committed and changed one, a new one, one through a link: whatever of the work tree holds secrets stays."""
+    (repository / "link.py").symlink_to("changed.py")
+    private = [str(repository / name) for name in ("link.py", "new file.py")] + ["/elsewhere/x.env"]
+    code = bundles.find_code(repository / "sub", ["x.py"], private)
+    assert set(code.files) == {".gitignore", "kept.py", "sub/x.py"}
+    assert "changed.py" in bundles.revision(repository / "sub")[1]
+    assert "changed.py" not in bundles.revision(repository / "sub", private)[1]
+    assert "gone.py" in bundles.revision(repository / "sub", private)[1]
+
+
+def test_private_files_stay_outside_of_git_too(tmp_path: Path) -> None:
+    for name in ("a.py", "team.env"):
+        (tmp_path / name).write_text("")
+    assert bundles.find_code(tmp_path, ["a.py"], [str(tmp_path / "team.env")]).files == ("a.py",)

@@ -32,59 +32,59 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-address=$SLURMD_NODENAME
+ORCH_ADDRESS=$SLURMD_NODENAME
 case $SLURMD_NODENAME in
 'h800-00')
-    address='10.0.0.1'
+    ORCH_ADDRESS='10.0.0.1'
     ;;
 'h800-01')
-    address='10.0.0.2'
+    ORCH_ADDRESS='10.0.0.2'
     ;;
 'h800-02')
-    address='10.0.0.3'
+    ORCH_ADDRESS='10.0.0.3'
     ;;
 'h800-03')
-    address='10.0.0.4'
+    ORCH_ADDRESS='10.0.0.4'
     ;;
 'h800-04')
-    address='10.0.0.5'
+    ORCH_ADDRESS='10.0.0.5'
     ;;
 'h800-05')
-    address='10.0.0.6'
+    ORCH_ADDRESS='10.0.0.6'
     ;;
 'h800-06')
-    address='10.0.0.7'
+    ORCH_ADDRESS='10.0.0.7'
     ;;
 'h800-07')
-    address='10.0.0.8'
+    ORCH_ADDRESS='10.0.0.8'
     ;;
 'h800-08')
-    address='10.0.0.9'
+    ORCH_ADDRESS='10.0.0.9'
     ;;
 'h800-09')
-    address='10.0.0.10'
+    ORCH_ADDRESS='10.0.0.10'
     ;;
 'h800-10')
-    address='10.0.0.11'
+    ORCH_ADDRESS='10.0.0.11'
     ;;
 'h800-11')
-    address='10.0.0.12'
+    ORCH_ADDRESS='10.0.0.12'
     ;;
 'h800-12')
-    address='10.0.0.13'
+    ORCH_ADDRESS='10.0.0.13'
     ;;
 'h800-13')
-    address='10.0.0.14'
+    ORCH_ADDRESS='10.0.0.14'
     ;;
 'h800-14')
-    address='10.0.0.15'
+    ORCH_ADDRESS='10.0.0.15'
     ;;
 'h800-15')
-    address='10.0.0.16'
+    ORCH_ADDRESS='10.0.0.16'
     ;;
 esac
 if [ "$1" = rendezvous ]; then
-    exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py rendezvous --address "$address"
+    exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py rendezvous --address "$ORCH_ADDRESS"
 fi
 exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py "$1" /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "$2"

@@ -32,14 +32,14 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-address=$SLURMD_NODENAME
+ORCH_ADDRESS=$SLURMD_NODENAME
 case $SLURMD_NODENAME in
 'h800-00')
-    address='10.0.0.1'
+    ORCH_ADDRESS='10.0.0.1'
     ;;
 esac
 if [ "$1" = rendezvous ]; then
-    exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py rendezvous --address "$address"
+    exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py rendezvous --address "$ORCH_ADDRESS"
 fi
 exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py "$1" /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "$2"

@@ -27,9 +27,9 @@ cat >/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh <<'END_
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of each node; srun starts it once a node.
 set -eu
 export OMP_NUM_THREADS='1'
-address=$SLURMD_NODENAME
+ORCH_ADDRESS=$SLURMD_NODENAME
 if [ "$1" = rendezvous ]; then
-    exec /opt/conda/bin/python3 -B -E -s -S /home/train/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py rendezvous --address "$address"
+    exec /opt/conda/bin/python3 -B -E -s -S /home/train/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py rendezvous --address "$ORCH_ADDRESS"
 fi
 exec /opt/conda/bin/python3 -B -E -s -S /home/train/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py "$1" /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "$2"

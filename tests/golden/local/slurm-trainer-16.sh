@@ -27,56 +27,56 @@ cat >/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh <<'END_
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of each node; srun starts it once a node.
 set -eu
 export OMP_NUM_THREADS='1'
-address=$SLURMD_NODENAME
+ORCH_ADDRESS=$SLURMD_NODENAME
 case $SLURMD_NODENAME in
 'local-01')
-    address='10.0.0.2'
+    ORCH_ADDRESS='10.0.0.2'
     ;;
 'local-02')
-    address='10.0.0.3'
+    ORCH_ADDRESS='10.0.0.3'
     ;;
 'local-03')
-    address='10.0.0.4'
+    ORCH_ADDRESS='10.0.0.4'
     ;;
 'local-04')
-    address='10.0.0.5'
+    ORCH_ADDRESS='10.0.0.5'
     ;;
 'local-05')
-    address='10.0.0.6'
+    ORCH_ADDRESS='10.0.0.6'
     ;;
 'local-06')
-    address='10.0.0.7'
+    ORCH_ADDRESS='10.0.0.7'
     ;;
 'local-07')
-    address='10.0.0.8'
+    ORCH_ADDRESS='10.0.0.8'
     ;;
 'local-08')
-    address='10.0.0.9'
+    ORCH_ADDRESS='10.0.0.9'
     ;;
 'local-09')
-    address='10.0.0.10'
+    ORCH_ADDRESS='10.0.0.10'
     ;;
 'local-10')
-    address='10.0.0.11'
+    ORCH_ADDRESS='10.0.0.11'
     ;;
 'local-11')
-    address='10.0.0.12'
+    ORCH_ADDRESS='10.0.0.12'
     ;;
 'local-12')
-    address='10.0.0.13'
+    ORCH_ADDRESS='10.0.0.13'
     ;;
 'local-13')
-    address='10.0.0.14'
+    ORCH_ADDRESS='10.0.0.14'
     ;;
 'local-14')
-    address='10.0.0.15'
+    ORCH_ADDRESS='10.0.0.15'
     ;;
 'local-15')
-    address='10.0.0.16'
+    ORCH_ADDRESS='10.0.0.16'
     ;;
 esac
 if [ "$1" = rendezvous ]; then
-    exec /opt/conda/bin/python3 -B -E -s -S /home/train/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py rendezvous --address "$address"
+    exec /opt/conda/bin/python3 -B -E -s -S /home/train/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py rendezvous --address "$ORCH_ADDRESS"
 fi
 exec /opt/conda/bin/python3 -B -E -s -S /home/train/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py "$1" /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "$2"

@@ -28,59 +28,59 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-address=$SLURMD_NODENAME
+ORCH_ADDRESS=$SLURMD_NODENAME
 case $SLURMD_NODENAME in
 't20-0')
-    address='10.0.1.1'
+    ORCH_ADDRESS='10.0.1.1'
     ;;
 't20-01')
-    address='10.0.0.2'
+    ORCH_ADDRESS='10.0.0.2'
     ;;
 't20-02')
-    address='10.0.0.3'
+    ORCH_ADDRESS='10.0.0.3'
     ;;
 't20-03')
-    address='10.0.0.4'
+    ORCH_ADDRESS='10.0.0.4'
     ;;
 't20-04')
-    address='10.0.0.5'
+    ORCH_ADDRESS='10.0.0.5'
     ;;
 't20-05')
-    address='10.0.0.6'
+    ORCH_ADDRESS='10.0.0.6'
     ;;
 't20-06')
-    address='10.0.0.7'
+    ORCH_ADDRESS='10.0.0.7'
     ;;
 't20-07')
-    address='10.0.0.8'
+    ORCH_ADDRESS='10.0.0.8'
     ;;
 't20-08')
-    address='10.0.0.9'
+    ORCH_ADDRESS='10.0.0.9'
     ;;
 't20-09')
-    address='10.0.0.10'
+    ORCH_ADDRESS='10.0.0.10'
     ;;
 't20-10')
-    address='10.0.0.11'
+    ORCH_ADDRESS='10.0.0.11'
     ;;
 't20-11')
-    address='10.0.0.12'
+    ORCH_ADDRESS='10.0.0.12'
     ;;
 't20-12')
-    address='10.0.0.13'
+    ORCH_ADDRESS='10.0.0.13'
     ;;
 't20-13')
-    address='10.0.0.14'
+    ORCH_ADDRESS='10.0.0.14'
     ;;
 't20-14')
-    address='10.0.0.15'
+    ORCH_ADDRESS='10.0.0.15'
     ;;
 't20-15')
-    address='10.0.0.16'
+    ORCH_ADDRESS='10.0.0.16'
     ;;
 esac
 if [ "$1" = rendezvous ]; then
-    exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py rendezvous --address "$address"
+    exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py rendezvous --address "$ORCH_ADDRESS"
 fi
 exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py "$1" /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "$2"

@@ -28,14 +28,14 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-address=$SLURMD_NODENAME
+ORCH_ADDRESS=$SLURMD_NODENAME
 case $SLURMD_NODENAME in
 't20-0')
-    address='10.0.1.1'
+    ORCH_ADDRESS='10.0.1.1'
     ;;
 esac
 if [ "$1" = rendezvous ]; then
-    exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py rendezvous --address "$address"
+    exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py rendezvous --address "$ORCH_ADDRESS"
 fi
 exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py "$1" /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "$2"

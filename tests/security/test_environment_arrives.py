@@ -1,0 +1,217 @@
+"""What reaches a rank is what the inventory says and `orch env` shows: byte for byte, per node, through every launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.inventory_fields import env_name
+from orchestrator.redaction import is_secret
+from tests.grounds.cli import Orch
+from tests.grounds.environments import DUMP, env_file, environs, yaml_mapping
+from tests.grounds.slurm import Cluster
+from tests.grounds.sshd import Farm
+
+HOSTILE = {
+    "S3_COMMAND": "$(touch pwned) `touch pwned`; touch pwned #",
+    "S3_QUOTES": "it's \"quoted\" '$HOME' \\ \\n",
+    "S3_LINES": "\ntwo\nlines\r\n\n",
+    "S3_LONG": "x" * 100_000,
+    "S3_EMPTY": "",
+    "S3_COMMAS": "ALL,X=1,NONE",
+    "S3_TEMPLATE": "{{ 7 * 7 }} {% raw %} {# x #} ${X} %s",
+    "S3_DASH": "-n",
+    # names of variables in orch's own scripts
+    "address": "not the node's",
+    "rendezvous": "r",
+    "status": "s",
+    "holder_pid": "1",
+}
+LEAKED = {
+    "TORCHELASTIC_RESTART_COUNT": "leaked",
+    "TORCHELASTIC_LEAKED": "leaked",
+    "PET_NNODES": "leaked",
+    "MASTER_ADDR": "leaked",
+    "MASTER_PORT": "leaked",
+    "WORLD_SIZE": "leaked",
+    "SLURM_PROCID": "leaked",
+}
+RUNS = settings(
+    max_examples=2,  # each a run, the first one of empty values
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def _settable(name: str) -> bool:
+    try:
+        env_name(name)
+    except ValueError:
+        return False
+    return name not in os.environ and name not in HOSTILE
+
+
+NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{1,15}", fullmatch=True).filter(_settable)
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=50)
+BYTES = st.binary(max_size=50).map(lambda value: value.replace(b"\0", b"\xff"))
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What the inventory says: `texts` in YAML and `secret` in an env_file for everyone, `own` in one of n1's, over both."""
+
+    texts: dict[str, str]
+    secret: dict[str, bytes]
+    own: dict[str, bytes]
+
+
+@st.composite
+def sixty_values(draw: st.DrawFn) -> Values:
+    names = draw(st.lists(NAMES, min_size=60, max_size=60, unique=True))
+    texts = {name: draw(TEXTS) for name in names[:30]}
+    return Values(texts, {name: draw(BYTES) for name in names[30:]}, {name: draw(BYTES) for name in names[20:40]})
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """orch beside an inventory of n0 and n1 with two ranks each, whose nodes write below `root`."""
+
+    orch: Orch
+    command: str
+    root: Path
+
+    def run(self) -> str:
+        """Run DUMP on all ranks to its end; returns the run's id."""
+        (self.orch.cwd / "dump.py").write_text(DUMP)
+        self.orch(self.command, "--nodes", "n0,n1", "--", "dump.py")
+        return str(self.orch.status()["id"])
+
+    def add(self, everywhere: str, on_n1: str) -> None:
+        """Write lines at the top of the inventory, and fields of n1."""
+        path = self.orch.cwd / "inventory.yaml"
+        base = path.with_suffix(".base")
+        if not base.exists():
+            base.write_bytes(path.read_bytes())
+        text = base.read_text("utf-8")
+        assert "name: n1" in text
+        path.write_text(everywhere + text.replace("name: n1", f"name: n1\n  {on_n1}"), "utf-8")
+
+
+@pytest.fixture
+def over_ssh(farm: Farm, tmp_path: Path) -> Iterator[Launcher]:
+    """Over sshd, whose logins begin with variables of another launcher."""
+    farm.inventory(tmp_path, nodes=2, devices=2)
+    set_env = " ".join(f"{name}={value}" for name, value in LEAKED.items())
+    home = "" if farm.is_own_account else f"HOME={farm.home} "
+    with farm.restarted(SetEnv=home + set_env):
+        yield Launcher(Orch(tmp_path), "ssh-launch", farm.home)
+
+
+@pytest.fixture
+def through_slurm(cluster: Cluster, tmp_path: Path) -> Launcher:
+    """Through Slurm, from a shell with variables of another launcher."""
+    nodes = [{"name": name, "address": f"127.0.0.1{name[1]}"} for name in ("n0", "n1")]
+    cluster.inventory(tmp_path, devices=2, nodes=nodes)
+    return Launcher(Orch(tmp_path, env={**cluster.env, **LEAKED}), "submit", cluster.folder)
+
+
+@pytest.fixture
+def on_this_machine(tmp_path: Path) -> Launcher:
+    """As processes here, from a shell with variables of another launcher."""
+    text = f"name: here\naccelerator: cpu\ndevices: 2\ntransport: local\ndefaults: {{workdir: {tmp_path}/.work}}\n"
+    (tmp_path / "inventory.yaml").write_text(text + "nodes:\n- name: n0\n- name: n1\n")
+    return Launcher(Orch(tmp_path, env=LEAKED), "ssh-launch", tmp_path)
+
+
+def _check_values_arrive(launcher: Launcher, values: Values) -> None:
+    env_file(launcher.orch.cwd / ".everyones", values.secret)
+    env_file(launcher.orch.cwd / ".n1s", values.own)
+    texts = {**HOSTILE, **values.texts}
+    launcher.add(f"env_file: .everyones\nenv: {yaml_mapping(texts)}\n", "env_file: .n1s")
+    everywhere = {**{name: text.encode() for name, text in texts.items()}, **values.secret}
+    expected = {"n0": everywhere, "n1": {**everywhere, **values.own}}
+    secret = {"n0": {*values.secret}, "n1": {*values.secret, *values.own}}
+    found = environs(launcher.root, launcher.run())
+    shown = {one["node"]: one for one in json.loads(launcher.orch("env", "--nodes", "n0,n1", "--json").stdout)}
+    assert sorted(found) == [0, 1, 2, 3]
+    for rank, environ in found.items():
+        node = environ["ORCH_NODE"].decode()
+        assert environ.items() >= expected[node].items()
+        assert shown[node]["env"].keys() == expected[node].keys()
+        _check_as_shown(environ, shown[node], rank % 2, secret[node])
+    assert not list(launcher.root.rglob("pwned"))
+
+
+def _check_as_shown(
+    environ: Mapping[str, bytes], shown: Mapping[str, object], local_rank: int, secret: set[str]
+) -> None:
+    """Whatever `orch env` shows of a node is what the rank has, and it hides what is secret and nothing else."""
+    env, orch, ranks, unless_set = (shown[key] for key in ("env", "orch", "ranks", "unless_set"))
+    assert isinstance(env, dict)
+    assert isinstance(orch, dict)
+    assert isinstance(ranks, list)
+    assert isinstance(unless_set, dict)
+    hidden = {name for name, value in env.items() if value == "<redacted>"}
+    assert hidden == secret | {name for name in env if is_secret(name)}
+    plain = {**unless_set, **env, **orch, **ranks[local_rank]}
+    assert {name: os.fsencode(value) for name, value in plain.items() if name not in hidden}.items() <= environ.items()
+    later = shown["at_launch"]
+    assert isinstance(later, list)
+    assert {*later, *hidden} <= environ.keys()
+    assert "leaked" not in {environ[name].decode() for name in later}
+
+
+@RUNS
+@given(values=sixty_values())
+def test_any_value_arrives_over_ssh_as_orch_env_says(over_ssh: Launcher, values: Values) -> None:
+    _check_values_arrive(over_ssh, values)
+
+
+@RUNS
+@given(values=sixty_values())
+def test_any_value_arrives_through_slurm_as_orch_env_says(through_slurm: Launcher, values: Values) -> None:
+    _check_values_arrive(through_slurm, values)
+
+
+@RUNS
+@given(values=sixty_values())
+def test_any_value_arrives_on_this_machine_as_orch_env_says(on_this_machine: Launcher, values: Values) -> None:
+    _check_values_arrive(on_this_machine, values)
+
+
+def _check_leaks_are_dropped(launcher: Launcher, named: set[str]) -> None:
+    found = environs(launcher.root, launcher.run())
+    assert len(found) == 4
+    for environ in found.values():
+        assert b"leaked" not in environ.values()
+        assert not [name for name in environ if name.startswith(("PET_", "SLURM_PROC"))]
+        assert "TORCHELASTIC_LEAKED" not in environ
+        assert environ["WORLD_SIZE"] == b"4"
+    notes = [line["text"] for line in launcher.orch.lines() if "left out variables" in line["text"]]
+    assert len(notes) == 2
+    for note in notes:
+        assert "leaked" not in note
+        assert not [name for name in named if name not in note]
+
+
+def test_what_a_login_leaks_is_dropped_with_a_note(over_ssh: Launcher) -> None:
+    _check_leaks_are_dropped(over_ssh, {*LEAKED, "SLURM*"} - {"SLURM_PROCID"})
+
+
+def test_what_a_submitting_shell_leaks_is_dropped_with_a_note(through_slurm: Launcher) -> None:
+    """submitit takes MASTER_* and WORLD_SIZE out before it submits, so the agents never see them."""
+    _check_leaks_are_dropped(
+        through_slurm, {"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_LEAKED", "PET_NNODES", "SLURM*"}
+    )
+
+
+def test_what_a_launching_shell_leaks_is_dropped_with_a_note(on_this_machine: Launcher) -> None:
+    _check_leaks_are_dropped(on_this_machine, {*LEAKED, "SLURM*"} - {"SLURM_PROCID"})

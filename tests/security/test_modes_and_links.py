@@ -1,0 +1,167 @@
+"""What orch writes is its user's alone whatever the umask, never through somebody's link, and whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node import receive
+from tests.grounds.cli import Orch
+from tests.grounds.slurm import Cluster
+from tests.until import until
+
+INVENTORY = """\
+env_file: .env
+name: here
+accelerator: cpu
+devices: 1
+transport: local
+defaults: {workdir: WORKDIR, python: PYTHON}
+nodes: [{name: n0}, {name: n1}]
+"""
+# A Python that waits, before it becomes the endpoint (connect) or the agent (start), until the file `gate` appears.
+WAITING = """#!/bin/sh
+case "$*" in *__main__.py*) at=start ;; *) at=connect ;; esac
+if [ "$at" = STAGE ]; then touch FOLDER/.reached; while [ ! -e FOLDER/.gate ]; do sleep 0.05; done; fi
+exec PYTHON "$@"
+"""
+SECRET = "canary-in-an-env-file"  # noqa: S105  (that is what it is for)
+
+
+def _orch(folder: Path, python: str = sys.executable, workdir: str = "") -> Orch:
+    text = INVENTORY.replace("WORKDIR", workdir or f"{folder}/.work").replace("PYTHON", python)
+    (folder / "inventory.yaml").write_text(text)
+    (folder / ".env").touch(mode=0o600)
+    (folder / ".env").write_text(f"X={SECRET}\n")
+    (folder / ".tmp").mkdir(exist_ok=True)
+    return Orch(folder, env={"TMPDIR": str(folder / ".tmp")})
+
+
+def _without_umask(orch: Orch, *words: str) -> None:
+    """As a user with umask 000."""
+    script = 'umask 000; exec "$@"'
+    argv = ["sh", "-c", script, "sh", *orch.argv(words)]
+    done = subprocess.run(argv, cwd=orch.cwd, env=orch.environ(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def _open_to_others(root: Path) -> list[str]:
+    """What below a folder, itself included, others may read, write or enter."""
+    found = [path for path in (root, *root.rglob("*")) if not path.is_symlink() and path.stat().st_mode & 0o077]
+    return [f"{path} {stat.filemode(path.stat().st_mode)}" for path in found]
+
+
+def test_umask_000_opens_nothing_on_this_machine_or_a_node(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("print('hi')")
+    orch = _orch(tmp_path)
+    _without_umask(orch, "ssh-launch", "--", "x.py")
+    assert _open_to_others(orch.home) == []
+    assert _open_to_others(tmp_path / ".work") == []
+    assert not list((tmp_path / ".tmp").iterdir())
+
+
+def test_umask_000_opens_no_folder_under_slurm_and_no_file_of_orchs(cluster: Cluster, tmp_path: Path) -> None:
+    """Slurm's log and submitit's copy of the batch script have the job's umask, in a folder that is closed."""
+    workdir = tmp_path / ".work"
+    cluster.inventory(tmp_path, defaults={"workdir": str(workdir)})
+    (tmp_path / "x.py").write_text("print('hi')")
+    orch = Orch(tmp_path, env=cluster.env)
+    _without_umask(orch, "submit", "-j", "2x1", "--", "x.py")
+    assert _open_to_others(orch.home) == []
+    assert [
+        path for path in _open_to_others(workdir) if not re.search(r"/(slurm-\d+\.log|\d+_submission\.sh) ", path)
+    ] == []
+
+
+@pytest.mark.parametrize("name", ["runs", ""])
+def test_record_is_not_written_through_somebodys_link(name: str, tmp_path: Path) -> None:
+    orch = _orch(tmp_path)
+    elsewhere = tmp_path / ".elsewhere"
+    elsewhere.mkdir()
+    elsewhere.chmod(0o777 if not name else 0o700)  # a home that is a link may be one's own; not one open to everybody
+    if name:
+        orch.home.mkdir()
+    (orch.home / name).symlink_to(elsewhere)
+    done = orch("ssh-launch", "--", "true", code=2)
+    assert "cannot keep the run's record" in done.stderr
+    assert "set ORCH_HOME" in done.stderr
+    assert not list(elsewhere.iterdir())
+
+
+def test_home_for_records_may_be_a_link_of_ones_own(tmp_path: Path) -> None:
+    orch = _orch(tmp_path)
+    (tmp_path / ".big-disk").mkdir(mode=0o700)
+    orch.home.symlink_to(tmp_path / ".big-disk")
+    orch("ssh-launch", "--", "true")
+    assert orch.status()["state"] == "DONE"
+
+
+@pytest.mark.parametrize("name", ["runs", "bundles"])
+def test_node_does_not_write_through_a_planted_link(name: str, tmp_path: Path) -> None:
+    orch = _orch(tmp_path)
+    (tmp_path / ".work").mkdir()
+    (tmp_path / ".elsewhere").mkdir()
+    (tmp_path / ".work" / name).symlink_to(tmp_path / ".elsewhere")
+    done = orch("ssh-launch", "--", "true", code=4)
+    assert f".work/{name} is a symbolic link" in done.stderr
+    assert not list((tmp_path / ".elsewhere").iterdir())
+
+
+def _holders(root: Path) -> dict[str, int]:
+    """Name -> mode of the files that hold the secret, the env_file itself left out."""
+    paths = [path for path in root.rglob("*") if path.is_file() and path != root / ".env"]
+    return {path.name: path.stat().st_mode & 0o777 for path in paths if SECRET.encode() in path.read_bytes()}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("stage", ["connect", "start", "run"])
+def test_launch_that_is_interrupted_leaves_the_secret_in_node_sh_at_most(
+    stage: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    python = tmp_path / ".waiting-python"
+    script = WAITING.replace("STAGE", stage).replace("FOLDER", str(tmp_path)).replace("PYTHON", sys.executable)
+    python.write_text(script)
+    python.chmod(0o700)
+    orch = _orch(tmp_path, python=str(python))
+    launch = orch.start("ssh-launch", "--", "sh", "-c", f"touch {tmp_path}/.reached; exec sleep 1000")
+    until((tmp_path / ".reached").exists, what=f"the stage {stage}")
+    os.kill(launch.pid, number)
+    (tmp_path / ".gate").touch()
+    launch.communicate(timeout=60)
+    orch("stop", code=None)
+    assert _holders(tmp_path).items() <= {("node.sh", 0o600)}
+    assert not list((tmp_path / ".tmp").iterdir())
+
+
+@pytest.mark.parametrize("end", ["kill", "raise"])
+def test_endpoint_that_ends_between_writing_and_renaming_leaves_nothing_that_others_can_read(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed, it leaves the unfinished file beside the finished ones, as private as they are; otherwise it removes it."""
+
+    def replace(_from: str, _to: str) -> None:
+        if end == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError("the disk is full")
+
+    pid = os.fork()
+    if pid == 0:
+        os.umask(0)
+        monkeypatch.setattr(os, "replace", replace)
+        request = {"folder": str(tmp_path / "attempt-1" / "n0"), "files": [{"path": "node.sh", "size": len(SECRET)}]}
+        try:
+            receive.put_files(request, SECRET.encode())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    left = _holders(tmp_path)
+    assert len(left) == (1 if end == "kill" else 0)
+    assert set(left.values()) <= {0o600}
+    assert _open_to_others(tmp_path / "attempt-1" / "n0") == []

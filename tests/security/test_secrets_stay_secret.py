@@ -1,0 +1,208 @@
+"""A secret is in node.sh (0600) on the nodes and in the environment of the ranks, and nowhere else, at any moment of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from orchestrator import inventory as inventories
+from tests.grounds.cli import Orch
+from tests.grounds.slurm import Cluster
+from tests.grounds.sshd import Farm
+from tests.until import until
+
+# Waits for its end with its environment in place; no word of it goes to a log.
+PROGRAM = 'test -n "$PLAIN$HF_TOKEN"; echo up; while [ ! -e GATE ]; do sleep 0.05; done'
+
+
+@dataclass(frozen=True, slots=True)
+class Canaries:
+    """Two secrets that nobody else has: one in an env_file under a harmless name, one in the inventory by its name."""
+
+    from_file: str
+    by_name: str
+
+    def within(self, data: bytes) -> bool:
+        """Whether any of them, in part at least, is in the data."""
+        return any(canary.encode()[:16] in data for canary in (self.from_file, self.by_name))
+
+    def files_below(self, root: Path) -> list[Path]:
+        """Every file that holds one."""
+        return [path for path in root.rglob("*") if path.is_file() and self.within(path.read_bytes())]
+
+
+@pytest.fixture
+def canaries() -> Canaries:
+    return Canaries(f"canary-{secrets.token_hex(20)}", f"canary-{secrets.token_hex(20)}")
+
+
+def _keep_in_git(folder: Path, canaries: Canaries) -> None:
+    """Commit the inventory and its env_file, and change both: a diff would show them, and tracked files travel."""
+    inventory, env_file = folder / "inventory.yaml", folder / "team.env"
+    text = inventory.read_text("utf-8")
+    env_file.touch(mode=0o600)
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for commit in (True, False):
+        env_file.write_text(f"PLAIN={canaries.from_file}{'-old' if commit else ''}\n")
+        tokens = f"env: {{HF_TOKEN: {canaries.by_name}{'-old' if commit else ''}}}\n"
+        inventory.write_text(f"env_file: team.env\n{tokens}{text}", "utf-8")
+        if commit:
+            for words in (["init", "-q"], ["add", "inventory.yaml", "team.env"], [*identity, "commit", "-qm", "first"]):
+                subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True)
+    (folder / ".gitignore").write_text(".orch-home\n")
+
+
+@contextlib.contextmanager
+def _command_lines_watched(canaries: Canaries) -> Iterator[list[bytes]]:
+    """Look at the command line of every process of this machine over and over, and keep those that hold a canary."""
+    found: list[bytes] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.01):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):  # ended since
+                    line = path.read_bytes()
+                    found.extend([line] if canaries.within(line) else [])
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _holders_of_environment(canaries: Canaries) -> set[int]:
+    """The processes with a canary in their environment, as far as they can be looked into."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if canaries.within(path.read_bytes()):
+                found.add(int(path.parent.name))
+    return found
+
+
+def _everything_printed(orch: Orch, launch: str) -> str:
+    """What each command that reads prints; the run goes on."""
+    said = ""
+    for words in (
+        ("status", "--json"),
+        ("status",),
+        ("list", "--json"),
+        ("logs",),
+        ("logs", "--json"),
+        ("env",),
+        ("env", "--json"),
+        ("inventory", "show"),
+        ("inventory", "validate"),
+        (launch, "--dry-run", "--", "true"),
+    ):
+        done = orch(*words)
+        said += done.stdout + done.stderr
+    return said
+
+
+def _check_nowhere_else(orch: Orch, canaries: Canaries, root: Path) -> None:
+    scripts = canaries.files_below(root)
+    assert scripts
+    assert {path.name for path in scripts} == {"node.sh"}
+    assert {path.stat().st_mode & 0o777 for path in scripts} == {0o600}
+    assert canaries.files_below(orch.home) == []
+
+
+def test_secret_is_nowhere_else_during_and_after_a_run_over_ssh(farm: Farm, tmp_path: Path, canaries: Canaries) -> None:
+    farm.inventory(tmp_path, nodes=2)
+    _keep_in_git(tmp_path, canaries)
+    orch, gate = Orch(tmp_path), farm.home / "gate"
+    with _command_lines_watched(canaries) as command_lines:
+        run_id = orch("ssh-launch", "--detach", "--", "sh", "-c", PROGRAM.replace("GATE", str(gate))).stdout.strip()
+        until(lambda: orch("logs").stdout.count("] up") == 2, what="both ranks")
+        holders, of_the_nodes = _holders_of_environment(canaries), farm.processes()
+        assert holders & of_the_nodes.keys()
+        assert [pid for pid in holders if pid not in of_the_nodes and Path(f"/proc/{pid}").exists()] == []
+        said = _everything_printed(orch, "ssh-launch")
+        _check_nowhere_else(orch, canaries, farm.home)
+        gate.touch()
+        until(lambda: orch.status(run_id)["state"] == "DONE", what="the end")
+    gate.unlink()
+    said += _everything_printed(orch, "ssh-launch")
+    assert not canaries.within(said.encode())
+    assert "HF_TOKEN='<redacted>'" in said
+    assert "PLAIN='<redacted>'" in said
+    assert command_lines == []
+    _check_nowhere_else(orch, canaries, farm.home)
+
+
+def test_secret_is_nowhere_else_in_slurm(cluster: Cluster, tmp_path: Path, canaries: Canaries) -> None:
+    """Neither in the batch script, nor in what the controller and the daemons keep and tell of the job."""
+    cluster.inventory(tmp_path)
+    _keep_in_git(tmp_path, canaries)
+    orch, gate = Orch(tmp_path, env=cluster.env), tmp_path / "gate"
+    with _command_lines_watched(canaries) as command_lines:
+        words = ("--detach", "-j", "2x1", "--", "sh", "-c", PROGRAM.replace("GATE", str(gate)))
+        run_id = orch("submit", *words).stdout.strip()
+        until(lambda: orch("logs").stdout.count("] up") == 2, deadline_s=40, what="both ranks")
+        job = str(orch.status(run_id)["slurm_job"])
+        shown = subprocess.run(
+            ["scontrol", "show", "job", job], env=cluster.env, capture_output=True, check=True
+        ).stdout
+        assert job.encode() in shown
+        assert not canaries.within(shown)
+        said = _everything_printed(orch, "submit")
+        _check_nowhere_else(orch, canaries, cluster.folder)
+        gate.touch()
+        until(lambda: orch.status(run_id)["state"] == "DONE", deadline_s=40, what="the end")
+    assert not canaries.within(said.encode())
+    assert command_lines == []
+    _check_nowhere_else(orch, canaries, cluster.folder)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "{by_name}",  # a line without =
+        "{by_name}=x",  # no name
+        "export X={by_name}",
+        "X={by_name}\nX={by_name}",
+        "RANK={by_name}",
+        "X={by_name}\r",
+        "=\n{by_name}",
+    ],
+)
+def test_mistake_in_an_env_file_is_told_without_its_text(wrong: str, tmp_path: Path, canaries: Canaries) -> None:
+    (tmp_path / "inventory.yaml").write_text("env_file: .env\ntransport: local\nnodes: [{name: n0}]\n")
+    (tmp_path / ".env").touch(mode=0o600)
+    (tmp_path / ".env").write_text(wrong.format(by_name=canaries.by_name))
+    orch = Orch(tmp_path)
+    for words in (("inventory", "validate"), ("env",), ("ssh-launch", "--dry-run", "--", "true")):
+        done = orch(*words, code=2)
+        assert f"inventory.yaml:1: env_file: {tmp_path}/.env: line " in done.stderr
+        assert not canaries.within((done.stdout + done.stderr).encode())
+
+
+@pytest.mark.parametrize("field", ["HF_TOKEN: [{}]", "HF_TOKEN: !tag {}", 'X: "{}\\0"', "HF_TOKEN: {{a: {}}}"])
+def test_mistake_in_env_is_told_without_its_text(field: str, tmp_path: Path, canaries: Canaries) -> None:
+    text = "env: {" + field.format(canaries.by_name) + "}\nnodes: [{name: n0}]\n"
+    (tmp_path / "inventory.yaml").write_text(text)
+    done = Orch(tmp_path)("inventory", "validate", code=2)
+    assert not canaries.within((done.stdout + done.stderr).encode())
+
+
+def test_secrets_of_an_inventory_are_in_no_text_that_is_made_of_it(tmp_path: Path, canaries: Canaries) -> None:
+    """repr() is what a log line, a debugger or an exception shows; model_dump what a record keeps."""
+    (tmp_path / "inventory.yaml").write_text("env_file: .env\nnodes: [{name: n0, env_file: .env}]\n")
+    (tmp_path / ".env").touch(mode=0o600)
+    (tmp_path / ".env").write_text(f"X={canaries.from_file}\n")
+    inventory = inventories.load(tmp_path / "inventory.yaml")
+    assert inventory.environment(inventory.nodes[0])["X"] == canaries.from_file
+    said = f"{inventory!r} {inventory} {inventory.model_dump()} {inventory.model_dump_json()}"
+    assert not canaries.within(said.encode())
