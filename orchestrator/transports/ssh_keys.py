@@ -55,7 +55,13 @@ class UserKeys:
         self._hop = hop
         self._keyring = keyring
         self._files = [file.expanduser() for file in hop.identities or DEFAULT_IDENTITIES]
+        self._agent: paramiko.Agent | None = None
         self.troubles: list[str] = []
+
+    def close(self) -> None:
+        """Leave the agent; keys of its can no longer sign."""
+        if self._agent is not None:
+            self._agent.close()
 
     def __iter__(self) -> Iterator[paramiko.PKey]:
         """Each key, behind the certificates that are about it; the passphrases of files are asked for last."""
@@ -74,9 +80,10 @@ class UserKeys:
         """Those that are configured first, then its others; a certificate of the agent is a key of its own."""
         if not self._hop.agent:
             return []
+        self._agent = paramiko.Agent()
         configured = {blob for file in self._files if (blob := _public_blob(file))}
-        keys = [_of_agent(key) for key in paramiko.Agent().get_keys()]
-        first = [key for key in keys if _plain(key) in configured]
+        keys = [_of_agent(key) for key in self._agent.get_keys()]
+        first = [key for key in keys if any(key.blob == blob or _is_about(key.blob, blob) for blob in configured)]
         return first if self._hop.identities_only else first + [key for key in keys if key not in first]
 
     def _file_keys(self, offered: set[bytes]) -> Iterator[paramiko.PKey]:
@@ -116,7 +123,7 @@ class UserKeys:
 
 
 class _CertificateOfAgent(paramiko.AgentKey):
-    """A certificate that the agent holds along with its key; the agent knows it by the whole of it."""
+    """A certificate that the agent holds along with its key; agent and node know it by the whole of it."""
 
     def asbytes(self) -> bytes:
         return self.blob
@@ -124,12 +131,6 @@ class _CertificateOfAgent(paramiko.AgentKey):
 
 def _of_agent(key: paramiko.AgentKey) -> paramiko.AgentKey:
     return _CertificateOfAgent(key.agent, key.blob) if key.name.endswith(CERTIFICATE) else key
-
-
-def _plain(key: paramiko.AgentKey) -> bytes:
-    """The public key alone, as in a .pub file."""
-    inner: paramiko.PKey | None = key.inner_key  # type: ignore[attr-defined]  # newer than the stubs
-    return inner.asbytes() if inner is not None else key.blob
 
 
 def _certified(key: paramiko.PKey, certificate: bytes) -> paramiko.PKey:

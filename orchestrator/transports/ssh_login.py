@@ -156,7 +156,8 @@ class Login:
             EOFError: it hung up before it had looked at anything.
         """
         try:
-            wanted = self._offer_keys(transport)
+            with contextlib.closing(self._keys):
+                wanted = self._offer_keys(transport)
             terminal = self._keyring.terminal
             if wanted and terminal is not None and any(proof in ASKING for proof in wanted):
                 wanted = self._answer(transport, terminal, wanted)
