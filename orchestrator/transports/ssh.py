@@ -135,7 +135,8 @@ class SshTransport:
 
     def _prepared(self, hop: Hop, gateway: Connection | None) -> Connection:
         timeout_s = self._ssh.connect_timeout_s
-        login = Login(self.node, hop, self._keyring, timeout_s=self._login_timeout_s)
+        keyring = self._keyring if hop.person else Keyring()
+        login = Login(self.node, hop, keyring, timeout_s=self._login_timeout_s)
         keys = HostKeys(self.node, hop, accept_new=self._ssh.host_keys == "accept-new")
         options = {
             "timeout": timeout_s,

@@ -8,6 +8,7 @@ import base64
 import contextlib
 import copy
 import functools
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,7 +69,7 @@ class UserKeys:
         of_agent = self._agent_keys()
         certificates = self._certificates()
         offered: set[bytes] = set()
-        for key in (*of_agent, *self._file_keys(offered)):
+        for key in itertools.chain(of_agent, self._file_keys(offered)):
             blob = key.asbytes()
             if blob in offered:
                 continue

@@ -42,7 +42,12 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One login. `key_name` overrides the host's name in known_hosts; `agent` says whether to ask the ssh agent."""
+    """
+    One login.
+
+    `key_name` overrides the host's name in known_hosts; `agent` says whether to ask the ssh agent, `person` whether to ask
+    whoever sits at the terminal.
+    """
 
     address: str
     host: str
@@ -52,6 +57,7 @@ class Hop:
     certificates: tuple[Path, ...]
     identities_only: bool
     agent: bool
+    person: bool
     key_name: str | None
     user_known_hosts: tuple[Path, ...]
     global_known_hosts: tuple[Path, ...]
@@ -150,6 +156,7 @@ def _hop(address: str, user: str | None, port: int | None, settings: Settings) -
         certificates=_files(_one(settings, "certificatefile") or "none", tokens),
         identities_only=_one(settings, "identitiesonly") == "yes",
         agent=(_one(settings, "identityagent") or "").lower() != "none" and "SSH_AUTH_SOCK" in os.environ,
+        person=(_one(settings, "batchmode") or "").lower() != "yes",
         key_name=checked("HostKeyAlias", check_address),  # a pattern would be pinned for every host
         user_known_hosts=_files(
             _one(settings, "userknownhostsfile") or "~/.ssh/known_hosts ~/.ssh/known_hosts2", tokens

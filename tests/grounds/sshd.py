@@ -130,12 +130,13 @@ class Farm:
 
     def drop_connections(self) -> None:
         """Cut every open connection from the nodes' side; what they started goes on, new connections are welcome."""
+        until(lambda: not kill_each(self.connections()), what="connections to end")
 
-        def drop() -> bool:
-            open_ones = {p: c for p, c in self._keeper.processes().items() if _is_connection(c) and p != self._pid}
-            return not kill_each(open_ones)
-
-        until(drop, what="connections to end")
+    def connections(self) -> dict[int, str]:
+        """Pid -> command name of what sshd has started for connections that are open."""
+        return {
+            pid: name for pid, name in self._keeper.processes().items() if _is_connection(name) and pid != self._pid
+        }
 
     @contextlib.contextmanager
     def restarted(self, **options: str) -> Iterator[None]:
