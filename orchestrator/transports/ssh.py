@@ -7,8 +7,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import random
 import shlex
+import signal
 import socket
 import subprocess
 import threading
@@ -89,12 +91,12 @@ class SshTransport:
         for connection in reversed(connections):
             connection.client.close()
         proxy, self._proxy = self._proxy, None
-        if proxy is not None:
-            proxy.terminate()
+        if proxy is not None:  # it leads a group of its own
+            os.killpg(proxy.pid, signal.SIGTERM)
             try:
                 proxy.wait(PROXY_END_S)
             except subprocess.TimeoutExpired:
-                proxy.kill()
+                os.killpg(proxy.pid, signal.SIGKILL)
                 proxy.wait()
 
     def _connect(self) -> None:
