@@ -14,6 +14,7 @@ from orchestrator.errors import NodeError
 from orchestrator.inventory import Node, SshOptions
 from orchestrator.transports.ssh import SshTransport
 from tests.grounds.components import program
+from tests.grounds.ssh_agent import open_agent
 from tests.grounds.sshd import Farm, certify, make_key
 
 
@@ -35,6 +36,14 @@ def authority(farm: Farm, tmp_path: Path) -> Iterator[Path]:
     trusted.write_bytes(key.with_suffix(".pub").read_bytes())
     with farm.restarted(TrustedUserCAKeys=str(trusted), AuthorizedKeysFile="none"):
         yield key
+
+
+@pytest.fixture
+def ssh_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty ssh-agent of this test's own."""
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+    with open_agent(tmp_path / "agent"):
+        yield
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
