@@ -1,11 +1,12 @@
-"""Servers that stop in the middle of a login, on every loopback address: stand-ins, for no real sshd can be told to."""
+"""Servers that stop or hang up in the middle of a login, on every loopback address: stand-ins, for no real sshd can be told to."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import paramiko
@@ -19,8 +20,27 @@ def stuck_after_greeting() -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def stuck_in_login(host_key: Path, gate: threading.Event) -> Iterator[int]:
-    """A port with a paramiko server of this host key that takes any key, but makes up its mind when the gate opens."""
+def resetting(connections: list[socket.socket]) -> Iterator[int]:
+    """A port where every connection is reset at once, and kept count of."""
+
+    def reset(connection: socket.socket) -> None:
+        connections.append(connection)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+    with _listening(reset) as port:
+        yield port
+
+
+@contextlib.contextmanager
+def stuck_in_login(
+    host_key: Path, gate: threading.Event, *, hang_up: list[paramiko.PKey] | None = None
+) -> Iterator[int]:
+    """
+    A port with a paramiko server of this host key that takes any key, but makes up its mind when the gate opens.
+
+    With `hang_up`, it closes the connection without a word instead, and keeps the keys that it saw there.
+    """
     key = paramiko.Ed25519Key.from_private_key_file(str(host_key))
     transports: list[paramiko.Transport] = []
 
@@ -28,8 +48,9 @@ def stuck_in_login(host_key: Path, gate: threading.Event) -> Iterator[int]:
         transport = paramiko.Transport(connection)
         transport.add_server_key(key)
         transports.append(transport)
+        server = _Undecided(gate) if hang_up is None else _Rude(connection, hang_up)
         with contextlib.suppress(paramiko.SSHException):  # the client has had enough
-            transport.start_server(event=threading.Event(), server=_Undecided(gate))
+            transport.start_server(event=threading.Event(), server=server)
 
     try:
         with _listening(greet) as port:
@@ -53,9 +74,22 @@ class _Undecided(paramiko.ServerInterface):
         return paramiko.common.AUTH_SUCCESSFUL
 
 
+class _Rude(paramiko.ServerInterface):
+    def __init__(self, connection: socket.socket, seen: list[paramiko.PKey]) -> None:
+        self._connection = connection
+        self._seen = seen
+
+    def get_allowed_auths(self, username: str) -> str:  # noqa: ARG002  paramiko's signature
+        return "publickey"
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:  # noqa: ARG002  paramiko's signature
+        self._seen.append(key)
+        self._connection.shutdown(socket.SHUT_RDWR)
+        return paramiko.common.AUTH_FAILED
+
+
 @contextlib.contextmanager
-def _listening(greet: object) -> Iterator[int]:
-    assert callable(greet)
+def _listening(greet: Callable[[socket.socket], None]) -> Iterator[int]:
     connections: list[socket.socket] = []
     with socket.socket() as listener:
         listener.bind(("", 0))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from orchestrator.errors import NodeError
@@ -19,7 +21,7 @@ from orchestrator.transports.base import Unreachable
 from orchestrator.transports.ssh import SshTransport
 from tests.grounds.ports import silent_port
 from tests.grounds.sshd import Farm, make_key
-from tests.grounds.stuck import stuck_after_greeting, stuck_in_login
+from tests.grounds.stuck import resetting, stuck_after_greeting, stuck_in_login
 from tests.until import until
 
 
@@ -81,13 +83,48 @@ def host_key(farm: Farm) -> Path:
 
 
 @contextlib.contextmanager
-def _known(farm: Farm, folder: Path, gate: threading.Event, host_key: Path) -> Iterator[dict[str, object]]:
+def _known(
+    farm: Farm,
+    folder: Path,
+    gate: threading.Event,
+    host_key: Path,
+    *,
+    hang_up: list[paramiko.PKey] | None = None,
+) -> Iterator[dict[str, object]]:
     """The stand-in that is slow to let in, and how to reach it."""
     known = folder / "known-stuck"
-    with stuck_in_login(host_key, gate) as port:
+    with stuck_in_login(host_key, gate, hang_up=hang_up) as port:
         public = host_key.with_suffix(".pub").read_text()
         known.write_text(f"[127.0.0.*]:{port} {public}")
         yield {"config": str(farm.write_ssh_config(folder / "stuck", known_hosts=known)), "port": port}
+
+
+def test_a_key_is_not_shown_again_to_a_server_that_hangs_up_without_a_word(
+    farm: Farm, tmp_path: Path, host_key: Path
+) -> None:
+    seen: list[paramiko.PKey] = []
+    with _known(farm, tmp_path, threading.Event(), host_key, hang_up=seen) as way:
+        node = Node.model_validate({"name": "n0", "address": "127.0.0.10", "port": way["port"]})
+        with pytest.raises(Unreachable, match="hung up during the login"):
+            login(node, config=way["config"], connect_timeout_s=30)
+    assert len(seen) == 1
+
+
+def test_a_reset_is_tried_again_with_growing_pauses_until_the_time_is_over(farm: Farm) -> None:
+    connections: list[socket.socket] = []
+    with resetting(connections) as port, pytest.raises(Unreachable, match="hung up before the login"):
+        login(Node(name="n0", port=port), config=str(farm.ssh_config), connect_timeout_s=2)
+    assert 2 <= len(connections) <= 10
+
+
+def test_a_node_that_hangs_up_once_is_reached_the_second_time(farm: Farm, tmp_path: Path) -> None:
+    way = tmp_path / "way"
+    way.write_text(
+        f"test -e {tmp_path}/tried || {{ touch {tmp_path}/tried; exit; }}\nexec ssh -F {farm.ssh_config} -W $1 n3\n"
+    )
+    config = farm.write_ssh_config(tmp_path / "config", ProxyCommand=f"sh {way} %h:%p")
+    login(Node(name="n0"), config=str(config), connect_timeout_s=10)
+    assert (tmp_path / "tried").exists()
 
 
 def test_a_login_that_takes_longer_than_the_connection_may_is_waited_for(
