@@ -6,6 +6,7 @@ Every refusal says what was found and what is allowed.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable
 from typing import Annotated, Literal, TypeAlias
@@ -82,19 +83,20 @@ def _text(pattern: str, what: str, allowed: str) -> Callable[[str], str]:
     def check(value: str) -> str:
         if re.fullmatch(pattern, value) and value.isprintable():
             return value
-        raise ValueError(f"{shown(value)} is not {what}; allowed: {allowed}")
+        found = shown(value) if value.isascii() else ascii(value)  # letters of other alphabets may look alike
+        raise ValueError(f"{found} is not {what}; allowed: {allowed}")
 
     return check
 
 
-def _number(what: str, low: int, high: int) -> BeforeValidator:
+def _number(what: str, low: int, high: int) -> Callable[[object], int]:
     def check(value: object) -> int:
         text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
         if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) and low <= int(text) <= high:
             return int(text)
         raise ValueError(f"{shown(value)} is not {what}; allowed: {low} to {high}")
 
-    return BeforeValidator(check)
+    return check
 
 
 def _seconds(value: object) -> float:
@@ -144,15 +146,55 @@ def _each(check: Callable[[str], str]) -> Callable[[str], str]:
 
 
 _name = _text(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name", "letters, digits, . _ - (a letter or digit first)")
-_address = _text(
-    r"[A-Za-z0-9:._%][A-Za-z0-9._:%-]*", "a host name or address", "letters, digits, . _ : % - (- not first)"
-)
-_user = _text(r"[A-Za-z0-9._][A-Za-z0-9._@-]*", "a user name", "letters, digits, . _ @ - (- not first)")
+_host = _text(r"[A-Za-z0-9:._%][A-Za-z0-9._:%-]*", "a host name or address", "letters, digits, . _ : % - (- not first)")
+
+
+def check_address(value: str) -> str:
+    """Give it back if it is a host name or an IP address; no value that passes means anything to a shell or to ssh."""
+    host, _, zone = _host(value).partition("%")
+    if ":" not in value and "%" not in value:
+        return value
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError as error:
+        hint = "a port goes into port:" if ":" in value else "% is for the zone of an IPv6 address"
+        raise ValueError(f"{shown(value)} is not a host name or address; {hint}") from error
+    if value.endswith("%") or "%" in zone:
+        raise ValueError(f"{shown(value)} is not an IPv6 address; allowed: one zone, as in fe80::1%eth0")
+    return value
+
+
+check_user = _text(r"[A-Za-z0-9._][A-Za-z0-9._@-]*", "a user name", "letters, digits, . _ @ - (- not first)")
+check_port = _number("a port", 1, 65535)
+
+
+def jump_host(text: str) -> tuple[str | None, str, int | None]:
+    """
+    Read [user@]host[:port], with or without ssh:// before it and brackets around an IPv6 address.
+
+    Raises:
+        ValueError: a part is not what it should be.
+    """
+    user, at, rest = text.strip().removeprefix("ssh://").removesuffix("/").rpartition("@")
+    found = re.fullmatch(r"\[([^\]]+)\](?::(.+))?", rest) or re.fullmatch(r"([^:]+)(?::([^:]+))?", rest)
+    host, port = found.groups() if found else (rest, None)  # an IPv6 address without brackets has no port
+    return check_user(user) if at else None, check_address(host), check_port(port) if port is not None else None
+
+
+def _jumps(text: str) -> str:
+    for one in _jump(text).split(","):
+        try:
+            jump_host(one)
+        except ValueError as error:
+            raise ValueError(f"{shown(text)} is not a jump host: {error}") from error
+    return text
+
+
 _program = _text(r"~?/.+|[A-Za-z0-9._][^/\s]*", "a program", "an absolute path, ~/ and a path, or a plain command name")
 _folder = _text(r"~?/.*", "a folder on the node", "an absolute path, or ~/ and a path")
 _file = _text(r"[^-].*", "a file name", "a path that does not start with -")
 _jump = _text(
-    r"[A-Za-z0-9._:%\[][A-Za-z0-9._:%@,\[\]-]*", "a jump host", "host or user@host:port, more of them after commas"
+    r"[A-Za-z0-9._:%\[][A-Za-z0-9._:%@,/\[\]-]*", "a jump host", "host or user@host:port, more of them after commas"
 )
 _slurm_word = _text(r"[^-\s]\S*", "a Slurm name", "one word that does not start with -")
 _slurm_time = _text(
@@ -164,17 +206,17 @@ _slurm_option = _text(r"--[a-z].*", "an sbatch option", "a text that starts with
 
 Name: TypeAlias = Annotated[str, AfterValidator(_name)]
 NamePattern: TypeAlias = Annotated[str, AfterValidator(_each(_name))]
-Address: TypeAlias = Annotated[str, AfterValidator(_address)]
-AddressPattern: TypeAlias = Annotated[str, AfterValidator(_each(_address))]
-User: TypeAlias = Annotated[str, AfterValidator(_user)]
-Port: TypeAlias = Annotated[int, _number("a port", 1, 65535)]
-RankCount: TypeAlias = Annotated[int, _number("a number of ranks", 1, 1024)]
-FanOut: TypeAlias = Annotated[int, _number("a number of connections", 1, 1024)]
+Address: TypeAlias = Annotated[str, AfterValidator(check_address)]
+AddressPattern: TypeAlias = Annotated[str, AfterValidator(_each(check_address))]
+User: TypeAlias = Annotated[str, AfterValidator(check_user)]
+Port: TypeAlias = Annotated[int, BeforeValidator(check_port)]
+RankCount: TypeAlias = Annotated[int, BeforeValidator(_number("a number of ranks", 1, 1024))]
+FanOut: TypeAlias = Annotated[int, BeforeValidator(_number("a number of connections", 1, 1024))]
 Seconds: TypeAlias = Annotated[float, BeforeValidator(_seconds)]
 Program: TypeAlias = Annotated[str, AfterValidator(_program)]
 Folder: TypeAlias = Annotated[str, AfterValidator(_folder)]
 File: TypeAlias = Annotated[str, AfterValidator(_file)]
-Jump: TypeAlias = Annotated[str, AfterValidator(_jump)]
+Jump: TypeAlias = Annotated[str, AfterValidator(_jumps)]
 SlurmWord: TypeAlias = Annotated[str, AfterValidator(_slurm_word)]
 SlurmTime: TypeAlias = Annotated[str, AfterValidator(_slurm_time)]
 SlurmOption: TypeAlias = Annotated[str, AfterValidator(_slurm_option)]

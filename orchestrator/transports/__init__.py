@@ -19,5 +19,8 @@ def way_to(kind: str, ssh: SshOptions) -> Callable[[Target], Transport]:
 
         return lambda node: LocalTransport(node.name)
     from orchestrator.transports.ssh import SshTransport  # noqa: PLC0415
+    from orchestrator.transports.ssh_keys import Keyring  # noqa: PLC0415
+    from orchestrator.transports.terminal import Terminal  # noqa: PLC0415
 
-    return lambda node: SshTransport(node, ssh)
+    keyring = Keyring(Terminal())
+    return lambda node: SshTransport(node, ssh, keyring)

@@ -18,17 +18,19 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 _LEAST_FIELDS = 3
+_MARKERS = ("", "@revoked", "@cert-authority")
 
 
 @dataclass(frozen=True, slots=True)
 class KnownKey:
-    """One line of a file; `blob` is the public key as it goes over the wire."""
+    """One line of a file; `blob` is the public key as it goes over the wire: the host's, or of an authority that signs hosts' keys."""
 
     file: Path
     line: int
     algorithm: str
     blob: bytes
     revoked: bool
+    authority: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,13 @@ def _read_index(file: Path, content: bytes) -> _Index:
     for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
         fields = line.split()
         marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
-        if len(fields) < _LEAST_FIELDS or fields[0].startswith("#") or marker not in ("", "@revoked"):
-            continue  # @cert-authority: paramiko negotiates no host certificates
+        if len(fields) < _LEAST_FIELDS or fields[0].startswith("#") or marker not in _MARKERS:
+            continue
         try:
             blob = base64.b64decode(fields[2], validate=True)
         except binascii.Error:
             continue
-        key = KnownKey(file, number, fields[1], blob, revoked=marker == "@revoked")
+        key = KnownKey(file, number, fields[1], blob, marker == "@revoked", marker == "@cert-authority")
         if any(character in fields[0] for character in "|*?!"):
             others.append((fields[0], key))
         else:

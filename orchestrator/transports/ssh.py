@@ -7,8 +7,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import random
 import shlex
+import signal
 import socket
 import subprocess
 import threading
@@ -23,7 +25,8 @@ from fabric import Config, Connection  # type: ignore[import-untyped]
 
 from orchestrator.errors import NodeError
 from orchestrator.transports.base import ChannelClosed, Tail, Unreachable
-from orchestrator.transports.ssh_login import AUTH_S, HostKeys, UserKeys
+from orchestrator.transports.ssh_keys import Keyring
+from orchestrator.transports.ssh_login import HostKeys, Login, TurnCameLate
 from orchestrator.transports.ssh_route import Hop, RouteError, Target, read_config, route
 
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ BLOCK_BYTES = 1 << 18
 DRAIN_S = 1.0
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0
+LOGIN_FACTOR = 3  # a busy node, or one that looks its users up elsewhere, connects sooner than it lets in
+PROXY_END_S = 2.0
 
 # Failures reach the user as NodeErrors. Without a handler logging would print paramiko's tracebacks besides.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -55,9 +60,10 @@ def command_line(argv: Sequence[str]) -> str:
 class SshTransport:
     """One connection to a node, through jump hosts where the configuration says so; host keys are always verified."""
 
-    def __init__(self, node: Target, ssh: SshOptions) -> None:
+    def __init__(self, node: Target, ssh: SshOptions, keyring: Keyring | None = None) -> None:
         self._target = node
         self._ssh = ssh
+        self._keyring = keyring or Keyring()
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
         self._proxy: subprocess.Popen[bytes] | None = None
@@ -73,7 +79,7 @@ class SshTransport:
             if not self._connections:
                 self._connect()
         try:
-            channel = self._connections[-1].transport.open_session(timeout=AUTH_S)
+            channel = self._connections[-1].transport.open_session(timeout=self._login_timeout_s)
             channel.exec_command(command_line(argv))
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise Unreachable(self.node, f"the node starts no program: {error}", hint=self._hint()) from error
@@ -85,9 +91,13 @@ class SshTransport:
         for connection in reversed(connections):
             connection.client.close()
         proxy, self._proxy = self._proxy, None
-        if proxy is not None:
-            proxy.terminate()
-            proxy.wait()
+        if proxy is not None:  # it leads a group of its own
+            os.killpg(proxy.pid, signal.SIGTERM)
+            try:
+                proxy.wait(PROXY_END_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(proxy.pid, signal.SIGKILL)
+                proxy.wait()
 
     def _connect(self) -> None:
         """Connect; again and again while the server hangs up at once and there is time."""
@@ -101,6 +111,8 @@ class SshTransport:
                 return self._dial(hops)
             except _Dropped as error:
                 self.close()
+                if isinstance(error.__cause__, TurnCameLate):
+                    deadline = time.monotonic() + self._ssh.connect_timeout_s
                 wait = pause * random.uniform(0.5, 1.5)  # noqa: S311  it spreads many nodes' retries, it is no secret
                 if time.monotonic() + wait > deadline:
                     hint = f"lower ssh.fanout if it is busy with other logins, or try {self._hint()}"
@@ -119,16 +131,22 @@ class SshTransport:
                 connection.open()
                 connection.transport.set_keepalive(KEEPALIVE_S)
 
+    @property
+    def _login_timeout_s(self) -> float:
+        return LOGIN_FACTOR * self._ssh.connect_timeout_s
+
     def _prepared(self, hop: Hop, gateway: Connection | None) -> Connection:
         timeout_s = self._ssh.connect_timeout_s
+        keyring = self._keyring if hop.person else Keyring()
+        login = Login(self.node, hop, keyring, timeout_s=self._login_timeout_s)
         keys = HostKeys(self.node, hop, accept_new=self._ssh.host_keys == "accept-new")
         options = {
             "timeout": timeout_s,
             "banner_timeout": timeout_s,
-            "auth_timeout": AUTH_S,
+            "auth_timeout": self._login_timeout_s,
             "channel_timeout": timeout_s,
             "transport_factory": keys.transport,
-            "auth_strategy": UserKeys(self.node, hop),
+            "auth_strategy": login,
         }
         if gateway is None:
             options["sock"] = self._socket(hop)
@@ -195,7 +213,15 @@ def _config(file: str | None) -> paramiko.SSHConfig:
 @functools.lru_cache(maxsize=4)
 def _parsed_config(file: Path | None, _mtime_ns: int) -> paramiko.SSHConfig:
     """Read once for a thousand nodes."""
-    return paramiko.SSHConfig.from_file(StringIO(read_config(file)))
+    return UserConfig.from_file(StringIO(read_config(file)))
+
+
+class UserConfig(paramiko.SSHConfig):
+    """Leaves the tokens of a proxy command in place: paramiko does not know what the inventory says of user and port."""
+
+    TOKENS_BY_CONFIG_KEY = {  # noqa: RUF012  paramiko's own
+        key: tokens for key, tokens in paramiko.SSHConfig.TOKENS_BY_CONFIG_KEY.items() if key != "proxycommand"
+    }
 
 
 def _fabric_config() -> Config:

@@ -12,7 +12,9 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
+
+from orchestrator.inventory_fields import check_address, check_port, check_user, jump_host
 
 USER_CONFIG = Path("~/.ssh/config")
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
@@ -22,6 +24,7 @@ _MOST_INCLUDES = 16  # what ssh allows, one within the other
 
 Settings: TypeAlias = Mapping[str, "str | list[str]"]
 Lookup: TypeAlias = Callable[[str], Settings]
+T = TypeVar("T")
 
 
 class Target(Protocol):
@@ -39,15 +42,22 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One login. `key_name` overrides the host's name in known_hosts; `agent` says whether to ask the ssh agent."""
+    """
+    One login.
+
+    `key_name` overrides the host's name in known_hosts; `agent` says whether to ask the ssh agent, `person` whether to ask
+    whoever sits at the terminal.
+    """
 
     address: str
     host: str
     port: int
     user: str
     identities: tuple[Path, ...]
+    certificates: tuple[Path, ...]
     identities_only: bool
     agent: bool
+    person: bool
     key_name: str | None
     user_known_hosts: tuple[Path, ...]
     global_known_hosts: tuple[Path, ...]
@@ -99,10 +109,10 @@ def route(target: Target, proxy_jump: str | None, lookup: Lookup) -> list[Hop]:
 
     Args:
         proxy_jump: goes before what the configuration says about the target; jump hosts follow the configuration.
-        lookup: what the configuration says about a name.
+        lookup: what the configuration says about a name, with the tokens of ProxyCommand left in it.
 
     Raises:
-        RouteError: jump hosts lead in a circle.
+        RouteError: jump hosts lead in a circle, or the configuration has something for a name, user or port that is none.
     """
     return _route(target.address, target.user, target.port, (proxy_jump, lookup, 0))
 
@@ -113,7 +123,10 @@ def _route(address: str, user: str | None, port: int | None, rest: tuple[str | N
         raise RouteError(f"the jump hosts of {address} lead in a circle")
     settings = lookup(address)
     hop = _hop(address, user, port, settings)
-    jumps = [_jump(text) for text in (proxy_jump or _one(settings, "proxyjump") or "none").split(",")]
+    jumps = [
+        _checked("ProxyJump", address, jump_host, text)
+        for text in (proxy_jump or _one(settings, "proxyjump") or "none").split(",")
+    ]
     if jumps[0][1] in ("none", address):
         return [hop]
     first, *others = jumps
@@ -121,40 +134,46 @@ def _route(address: str, user: str | None, port: int | None, rest: tuple[str | N
     return [*before, *(_hop(name, who, number, lookup(name)) for who, name, number in others), hop]
 
 
-def _jump(text: str) -> tuple[str | None, str, int | None]:
-    """[user@]host[:port], with or without ssh:// before it and brackets around an IPv6 address."""
-    user, _, rest = text.strip().removeprefix("ssh://").rstrip("/").rpartition("@")
-    found = re.fullmatch(
-        r"\[(?P<v6>[^\]]+)\](?::(?P<port6>\d+))?|(?P<host>[^:]+)(?::(?P<port>\d+))?|(?P<bare>.+)", rest
-    )
-    if found is None:
-        raise RouteError(f"{text!r} is no jump host")
-    port = found["port6"] or found["port"]
-    return user or None, found["v6"] or found["host"] or found["bare"], int(port) if port else None
-
-
 def _hop(address: str, user: str | None, port: int | None, settings: Settings) -> Hop:
-    identities = settings.get("identityfile", [])
-    tokens = {"%d": str(Path.home()), "%h": _one(settings, "hostname") or address, "%%": "%"}
-    agent = _one(settings, "identityagent") or "SSH_AUTH_SOCK"
-    command = _one(settings, "proxycommand")
+    def checked(keyword: str, check: Callable[[str], T]) -> T | None:
+        value = _one(settings, keyword.lower())
+        return None if value is None else _checked(keyword, address, check, value)
+
+    host = checked("HostName", check_address) or address
+    port = port or checked("Port", check_port) or DEFAULT_PORT
+    user = user or checked("User", check_user) or getpass.getuser()
+    tokens = {"%%": "%", "%d": str(Path.home()), "%h": host, "%n": address, "%p": str(port), "%r": user}
+    tokens["%u"] = getpass.getuser()
+    command = _one(settings, "proxycommand") or "none"
     return Hop(
         address=address,
-        host=_one(settings, "hostname") or address,
-        port=port or int(_one(settings, "port") or DEFAULT_PORT),
-        user=user or _one(settings, "user") or getpass.getuser(),
-        identities=tuple(Path(_unquoted(name)).expanduser() for name in identities if name.lower() != "none"),
+        host=host,
+        port=port,
+        user=user,
+        identities=tuple(
+            Path(_unquoted(name)).expanduser() for name in settings.get("identityfile", []) if name.lower() != "none"
+        ),
+        certificates=_files(_one(settings, "certificatefile") or "none", tokens),
         identities_only=_one(settings, "identitiesonly") == "yes",
-        agent=agent.lower() != "none" and "SSH_AUTH_SOCK" in os.environ,
-        key_name=_one(settings, "hostkeyalias"),
+        agent=(_one(settings, "identityagent") or "").lower() != "none" and "SSH_AUTH_SOCK" in os.environ,
+        person=(_one(settings, "batchmode") or "").lower() != "yes",
+        key_name=checked("HostKeyAlias", check_address),  # a pattern would be pinned for every host
         user_known_hosts=_files(
             _one(settings, "userknownhostsfile") or "~/.ssh/known_hosts ~/.ssh/known_hosts2", tokens
         ),
         global_known_hosts=_files(
             _one(settings, "globalknownhostsfile") or "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2", tokens
         ),
-        proxy_command=command if command and command.lower() != "none" else None,
+        proxy_command=_with_tokens(command, tokens) if command.lower() != "none" else None,
     )
+
+
+def _checked(keyword: str, address: str, check: Callable[[str], T], value: str) -> T:
+    """What comes from the configuration may end in a command line or a file, too."""
+    try:
+        return check(value)
+    except ValueError as error:
+        raise RouteError(f"{keyword} of {address}: {error}") from error
 
 
 def _one(settings: Settings, key: str) -> str | None:
@@ -168,4 +187,8 @@ def _unquoted(text: str) -> str:
 
 def _files(text: str, tokens: Mapping[str, str]) -> tuple[Path, ...]:
     names: Sequence[str] = [] if text.lower() == "none" else shlex.split(text)
-    return tuple(Path(re.sub("%.", lambda m: tokens.get(m[0], m[0]), name)).expanduser() for name in names)
+    return tuple(Path(_with_tokens(name, tokens)).expanduser() for name in names)
+
+
+def _with_tokens(text: str, tokens: Mapping[str, str]) -> str:
+    return re.sub("%.", lambda found: tokens.get(found[0], found[0]), text)

@@ -45,6 +45,20 @@ def own_account(folder: Path) -> Account:
     return Account(user=user, home=home, is_own=True)
 
 
+def set_password(account: Account, password: str | None) -> None:
+    """Change the password of an account that was made here; None: none fits."""
+    assert account.is_own, "only of an account that the tests have made"
+    encrypted = [] if password else ["--encrypted"]
+
+    def changed() -> bool:
+        # on standard input, where nobody else reads it; fails for a moment when another worker holds the lock
+        line = f"{account.user}:{password or '*'}\n"
+        argv = [program("chpasswd"), *encrypted]
+        return subprocess.run(argv, input=line, text=True, check=False, capture_output=True).returncode == 0
+
+    until(changed, deadline_s=30, what=f"chpasswd {account.user}")
+
+
 def current_account(folder: Path) -> Account:
     """Whoever runs the tests, with another home."""
     if is_root():

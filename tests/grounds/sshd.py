@@ -1,5 +1,5 @@
 """
-One real sshd that answers on every address of 127.0.0.0/8, so that each address is a node.
+One real sshd that answers on every address of 127.0.0.0/8 and on ::1, so that each address is a node.
 
 Run by root, the nodes' side is an unprivileged account made for the occasion; run by anybody else, it is that same
 account with a home of its own. Keys, homes and logs lie in one temporary folder; nobody's ~/.ssh is read or written.
@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.grounds import accounts
@@ -79,7 +79,7 @@ class Farm:
             "BatchMode": "yes",
             **options,
         }
-        lines += ["Host n? 127.*", *(f"  {key} {value}" for key, value in settings.items())]
+        lines += ["Host n? 127.* ::1", *(f"  {key} {value}" for key, value in settings.items())]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return path
 
@@ -130,12 +130,13 @@ class Farm:
 
     def drop_connections(self) -> None:
         """Cut every open connection from the nodes' side; what they started goes on, new connections are welcome."""
+        until(lambda: not kill_each(self.connections()), what="connections to end")
 
-        def drop() -> bool:
-            open_ones = {p: c for p, c in self._keeper.processes().items() if _is_connection(c) and p != self._pid}
-            return not kill_each(open_ones)
-
-        until(drop, what="connections to end")
+    def connections(self) -> dict[int, str]:
+        """Pid -> command name of what sshd has started for connections that are open."""
+        return {
+            pid: name for pid, name in self._keeper.processes().items() if _is_connection(name) and pid != self._pid
+        }
 
     @contextlib.contextmanager
     def restarted(self, **options: str) -> Iterator[None]:
@@ -147,6 +148,25 @@ class Farm:
         finally:
             self._stop()
             self._start({})
+
+    @contextlib.contextmanager
+    def password(self) -> Iterator[str]:
+        """Give the nodes' own account a password within the block; sshd takes it where `restarted` says so."""
+        word = secrets.token_urlsafe(12)
+        accounts.set_password(self._account, word)
+        try:
+            yield word
+        finally:
+            accounts.set_password(self._account, None)
+
+    @contextlib.contextmanager
+    def counted(self, **options: str) -> Iterator[Callable[[], int]]:
+        """Run with other sshd_config keywords within the block, and tell how many connections there were in it."""
+        log = self.folder / "sshd.log"
+        before = log.stat().st_size
+        with self.restarted(LogLevel="VERBOSE", **options):
+            greetings = log.read_bytes()[before:].count(b"Connection from")  # until it answered
+            yield lambda: log.read_bytes()[before:].count(b"Connection from") - greetings
 
     @contextlib.contextmanager
     def restart_with_new_host_key(self) -> Iterator[None]:
@@ -178,8 +198,8 @@ class Farm:
     def _settings(self, options: Mapping[str, str]) -> dict[str, str]:
         settings = {
             # loopback as a whole cannot be listened on; AllowUsers keeps everybody else out
-            "ListenAddress": f"0.0.0.0:{self.port}",
-            "AllowUsers": f"{self.user}@127.0.0.0/8",
+            "ListenAddress": f"0.0.0.0:{self.port}\nListenAddress [::1]:{self.port}",
+            "AllowUsers": f"{self.user}@127.0.0.0/8 {self.user}@::1",
             "HostKey": str(self._host_key),
             "PidFile": "none",
             "AuthorizedKeysFile": str(self.folder / "authorized_keys"),
@@ -204,7 +224,7 @@ class Farm:
 
     def _write_known_hosts(self, host_key: Path) -> None:
         # every address is spelled out: paramiko knows no patterns in this file
-        names = ",".join(f"[{address}]:{self.port}" for address in self.addresses(_KNOWN_ADDRESSES))
+        names = ",".join(f"[{address}]:{self.port}" for address in [*self.addresses(_KNOWN_ADDRESSES), "::1"])
         algorithm, key = host_key.with_suffix(".pub").read_text(encoding="utf-8").split()[:2]
         self.known_hosts.write_text(f"{names} {algorithm} {key}\n", encoding="utf-8")
 
@@ -252,12 +272,18 @@ def write_entrance(path: Path) -> Path:
     return path
 
 
-def make_key(path: Path) -> Path:
-    """A new key pair without a passphrase."""
-    subprocess.run(
-        [program("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", "orch-test", "-f", str(path)], check=True
-    )
+def make_key(path: Path, *, kind: str = "ed25519", passphrase: str = "") -> Path:
+    """Make a key pair, `path` and `path`.pub."""
+    argv = [program("ssh-keygen"), "-q", "-t", kind, "-N", passphrase, "-C", "orch-test", "-f", str(path)]
+    subprocess.run(argv, check=True)
     return path
+
+
+def certify(public: Path, authority: Path, *options: str) -> Path:
+    """Sign `x.pub` as `x-cert.pub` with the key of an authority; `options` are ssh-keygen's."""
+    argv = [program("ssh-keygen"), "-q", "-s", str(authority), "-I", "orch-test", *options, str(public)]
+    subprocess.run(argv, check=True)
+    return public.with_name(f"{public.stem}-cert.pub")
 
 
 def _greets(port: int) -> bool:

@@ -55,12 +55,14 @@ def test_hashed_names_are_found(tmp_path: Path) -> None:
     assert lines_of(file, "10.0.0.1") == []
 
 
-def test_broken_lines_and_certificate_authorities_are_passed_over_and_revoked_keys_are_kept(tmp_path: Path) -> None:
+def test_broken_lines_are_passed_over_and_authorities_and_revoked_keys_are_marked(tmp_path: Path) -> None:
     file = tmp_path / "known_hosts"
     file.write_text(
-        f"n0\nn0 ssh-rsa\nn0 ssh-rsa !!!\n@cert-authority n0 ssh-rsa {KEY}\n@revoked n0 ssh-rsa {KEY}\n|1|x n0 x\n"
+        f"n0\nn0 ssh-rsa\nn0 ssh-rsa !!!\n@cert-authority n? ssh-rsa {KEY}\n@revoked n0 ssh-rsa {KEY}\n"
+        f"|1|x n0 x\n@unheard-of n0 ssh-rsa {KEY}\n"
     )
-    assert [(key.line, key.revoked) for key in known_keys([file, tmp_path / "none"], "n0")] == [(5, True)]
+    found = known_keys([file, tmp_path / "none"], "n0")
+    assert [(key.line, key.authority, key.revoked) for key in found] == [(4, True, False), (5, False, True)]
 
 
 def test_a_change_of_the_file_is_seen(tmp_path: Path) -> None:

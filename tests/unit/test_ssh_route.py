@@ -3,16 +3,15 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import paramiko
 import pytest
 
 from orchestrator.inventory import Node
-from orchestrator.transports.ssh import command_line
+from orchestrator.transports.ssh import UserConfig, command_line
 from orchestrator.transports.ssh_route import Hop, RouteError, read_config, route
 
 
 def hops(config: str, node: Node, proxy_jump: str | None = None) -> list[Hop]:
-    return route(node, proxy_jump, paramiko.SSHConfig.from_file(io.StringIO(config)).lookup)
+    return route(node, proxy_jump, UserConfig.from_file(io.StringIO(config)).lookup)
 
 
 def ways(found: list[Hop]) -> list[str]:
@@ -42,6 +41,7 @@ def test_the_inventory_wins_over_the_configuration() -> None:
         ("ssh://me@gate:2222/", ["me@gate:2222"]),
         ("me@[fe80::1]:2222", ["me@fe80::1:2222"]),
         ("fe80::1", ["train@fe80::1:22"]),
+        ("a@[::1]:22,b@c:2200,[fe80::1%eth0]", ["a@::1:22", "b@c:2200", "train@fe80::1%eth0:22"]),
         ("a,b", ["train@a:22", "train@b:22"]),
         ("alias", ["train@192.0.2.1:22"]),
     ],
@@ -65,8 +65,20 @@ def test_jump_hosts_in_a_circle_are_an_error() -> None:
 
 
 def test_a_proxy_command_is_complete() -> None:
-    (hop,) = hops("Host n0\n ProxyCommand nc %h %p\n HostName h\n Port 99\n", Node(name="n0"))
-    assert hop.proxy_command == "nc h 99"
+    (hop,) = hops("Host n0\n ProxyCommand nc %h %p ~/%%h\n HostName h\n Port 99\n", Node(name="n0"))
+    assert hop.proxy_command == "nc h 99 ~/%h"
+
+
+def test_a_proxy_command_gets_what_the_inventory_says() -> None:
+    config = "Host n0\n ProxyCommand nc %n %h %p %r\n HostName h\n Port 99\n User other\n"
+    (hop,) = hops(config, Node(name="n0", user="train", port=2200))
+    assert hop.proxy_command == "nc n0 h 2200 train"
+
+
+def test_certificate_files_are_found_where_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/train")
+    (hop,) = hops("CertificateFile ~/.ssh/%r-%h-cert.pub\nUser u\n", Node(name="n0"))
+    assert hop.certificates == (Path("/home/train/.ssh/u-n0-cert.pub"),)
 
 
 def test_included_files_apply_where_they_are_included(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,89 @@
+"""Nothing is forwarded, nobody is trusted unseen, and no setting of anybody's ssh_config changes that."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import NodeError
+from orchestrator.inventory import Inventory, Node, SshOptions
+from orchestrator.transports.ssh import SshTransport
+from tests.grounds.ssh_agent import open_agent
+from tests.grounds.sshd import Farm
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ("orchestrator", "trainer", "templates", "inventories", "scripts")
+# What would let an unknown host in, hand out our keys or screen, or put text of somebody's into a shell.
+FORBIDDEN = (
+    r"AutoAddPolicy",
+    r"WarningPolicy",
+    r"StrictHostKeyChecking",
+    r"load_system_host_keys",
+    r"forward_agent=(?!False)",
+    r"ForwardAgent",
+    r"AgentRequestHandler",
+    r"request_x11",
+    r"ForwardX11",
+    r"get_pty",
+    r"shell=True",
+    r"os\.system",
+    r"[\"'](?:/usr/bin/)?(?:ssh|scp|sftp|sshpass|pdsh)[\"'](?=, *(?:\[|\*|[\"']-))",
+)
+
+
+def test_no_line_of_the_source_waves_a_host_through_or_forwards_anything() -> None:
+    files = [path for folder in SHIPPED for path in (ROOT / folder).rglob("*") if path.is_file()]
+    texts = {path: path.read_text("utf-8") for path in files if path.suffix in {".py", ".j2", ".yaml", ".sh"}}
+    assert len(texts) > 50
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path, text in texts.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        for pattern in FORBIDDEN
+        if re.search(pattern, line)
+    ]
+    # the command that a message suggests is built as a list, and is never run
+    assert [line for line in found if 'argv = ["ssh", *(["-F"' not in line] == []
+
+
+def test_host_keys_are_strict_unless_somebody_says_otherwise() -> None:
+    assert Inventory(nodes=(Node(name="n0"),)).ssh.host_keys == "strict"
+
+
+@pytest.mark.parametrize("trusting", ["no", "off", "accept-new", "ask"])
+def test_the_ssh_configuration_cannot_switch_the_check_off(farm: Farm, tmp_path: Path, trusting: str) -> None:
+    """What a user's ssh_config allows his shell is no consent for sixty-four machines."""
+    config = farm.write_ssh_config(
+        tmp_path / "config", known_hosts=tmp_path / "none", StrictHostKeyChecking=trusting, CheckHostIP="no"
+    )
+    transport = SshTransport(Node(name="n0"), SshOptions(config=str(config)))
+    with pytest.raises(NodeError, match="is unknown"):
+        transport.open(["true"])
+    transport.close()
+    assert not (tmp_path / "none").exists()
+
+
+def test_neither_agent_nor_screen_is_forwarded_whatever_the_configuration_says(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+    config = farm.write_ssh_config(
+        tmp_path / "config", ForwardAgent="yes", ForwardX11="yes", ForwardX11Trusted="yes", RequestTTY="force",
+        SendEnv="*", PermitLocalCommand="yes", LocalCommand=f"touch {tmp_path}/local", RemoteCommand="touch remote",
+        LocalForward=f"{tmp_path}/forward 127.0.0.1:1", ControlMaster="yes", ControlPath=f"{tmp_path}/control",
+    )  # fmt: skip
+    with open_agent(tmp_path / "agent"), farm.restarted(AllowAgentForwarding="yes", X11Forwarding="yes", AcceptEnv="*"):
+        transport = SshTransport(Node(name="n0"), SshOptions(config=str(config)))
+        channel = transport.open(["sh", "-c", "env; test -t 0 || echo no terminal"])
+        said = channel.read_some(timeout_s=20).decode()
+        while "no terminal" not in said:
+            said += channel.read_some(timeout_s=20).decode()
+        transport.close()
+    assert "SSH_CONNECTION=" in said
+    assert "SSH_AUTH_SOCK" not in said
+    assert "DISPLAY" not in said
+    assert {path.name for path in tmp_path.iterdir()} == {"config"}
+    assert not (farm.home / "remote").exists()

@@ -1,0 +1,208 @@
+"""Passwords, second factors and passphrases: asked at a terminal only, one at a time, and never kept."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.grounds.screen import Screen
+from tests.grounds.sshd import Farm, make_key
+from tests.until import until
+
+BY_PASSWORD = {"AuthenticationMethods": "password", "PasswordAuthentication": "yes"}
+BY_KEY_AND_CODE = {
+    "AuthenticationMethods": "publickey,keyboard-interactive",
+    "UsePAM": "yes",
+    "KbdInteractiveAuthentication": "yes",
+}
+LAUNCH = ("ssh-launch", "--detach", "--", "true")
+
+
+@pytest.fixture
+def orch(farm: Farm, tmp_path: Path) -> Orch:
+    """orch beside an inventory.yaml of two nodes that may ask."""
+    if not farm.is_own_account:
+        pytest.skip("no account of the farm's own, so no password for it: run as root")
+    return _orch(farm, tmp_path)
+
+
+def _orch(farm: Farm, folder: Path, nodes: int = 2, **options: str) -> Orch:
+    options.setdefault("BatchMode", "no")
+    config = farm.write_ssh_config(folder / "ssh_config", known_hosts=None, **options)
+    farm.inventory(folder, nodes=nodes, ssh={"config": str(config)})
+    return Orch(folder)
+
+
+def _screen(orch: Orch) -> Screen:
+    return Screen(orch.argv(LAUNCH), cwd=orch.cwd, env=orch.environ())
+
+
+def _asked(farm: Farm, node: str) -> str:
+    return f"orch: {node}: {farm.user}@127.0.0.1{node.removeprefix('n')} port {farm.port}: "
+
+
+@contextlib.contextmanager
+def _password(farm: Farm, **options: str) -> Iterator[str]:
+    with farm.password() as word, farm.restarted(**options):
+        yield word
+
+
+def test_a_password_is_asked_for_node_by_node_and_kept_nowhere(orch: Orch, farm: Farm) -> None:
+    with _password(farm, **BY_PASSWORD) as word, _screen(orch) as screen:
+        screen.until("password: ")
+        first = "n0" if _asked(farm, "n0") in screen.text else "n1"
+        second = "n1" if first == "n0" else "n0"
+        assert _asked(farm, second) not in screen.text
+        assert not screen.echoes()
+        screen.type(f"{word}\n")
+        screen.until(_asked(farm, second) + "password: ")
+        screen.type(f"{word}\n")
+        assert screen.ended() == 0, screen.text
+        assert screen.echoes()
+    assert word not in screen.text
+    kept = [path for path in orch.cwd.rglob("*") if path.is_file() and word.encode() in path.read_bytes()]
+    assert not kept
+    assert screen.text.count("password: ") == 2
+
+
+def test_three_wrong_passwords_are_refused_over_one_connection(farm: Farm, orch: Orch, tmp_path: Path) -> None:
+    _orch(farm, tmp_path, nodes=1)
+    with farm.password(), farm.counted(**BY_PASSWORD) as connections, _screen(orch) as screen:
+        for times in (1, 2, 3):
+            screen.until("password: ", times=times)
+            screen.type("wrong\n")
+        assert screen.ended() == 4
+        assert "no key was accepted (" in screen.text
+        assert "3 answers refused" in screen.text
+        assert connections() == 1
+
+
+def test_a_second_factor_is_asked_for_after_the_key(farm: Farm, orch: Orch, tmp_path: Path) -> None:
+    _orch(farm, tmp_path, nodes=1)
+    with _password(farm, **BY_KEY_AND_CODE) as word, _screen(orch) as screen:
+        screen.until("Password: ")
+        assert _asked(farm, "n0") in screen.text
+        screen.type("wrong\n")
+        screen.until("Password: ", times=2)
+        screen.type(f"{word}\n")
+        assert screen.ended() == 0, screen.text
+
+
+@pytest.mark.parametrize(("options", "wanted"), [(BY_PASSWORD, "password"), (BY_KEY_AND_CODE, "keyboard-interactive")])
+def test_without_a_terminal_nobody_is_asked_and_the_message_says_what_the_node_wants(
+    orch: Orch, farm: Farm, options: dict[str, str], wanted: str
+) -> None:
+    with farm.restarted(**options):
+        done = orch(*LAUNCH, code=4)
+        assert f"the node wants {wanted}" in done.stderr
+        assert "2 of 2 nodes failed" in done.stderr
+        script = ["sh", "-c", 'exec "$@" </dev/null', "sh", *orch.argv(LAUNCH)]
+        with Screen(script, cwd=orch.cwd, env=orch.environ()) as screen:
+            assert screen.ended() == 4
+            assert f"the node wants {wanted}" in screen.text
+
+
+def test_batch_mode_of_the_configuration_asks_nobody(orch: Orch, farm: Farm) -> None:
+    _orch(farm, orch.cwd, BatchMode="yes")
+    with farm.restarted(**BY_PASSWORD), _screen(orch) as screen:
+        assert screen.ended() == 4
+        assert "the node wants password" in screen.text
+
+
+def test_ctrl_c_at_a_question_ends_the_launch_and_gives_the_terminal_back(orch: Orch, farm: Farm) -> None:
+    with farm.restarted(**BY_PASSWORD), _screen(orch) as screen:
+        screen.until("password: ")
+        screen.type("\x03")
+        assert screen.ended() == 4
+        assert "interrupted during the launch" in screen.text
+        assert screen.text.count("password: ") == 1
+        assert screen.echoes()
+
+
+def test_ctrl_d_at_a_question_gives_up(orch: Orch, farm: Farm) -> None:
+    with farm.restarted(**BY_PASSWORD), _screen(orch) as screen:
+        screen.until("password: ")
+        screen.type("\x04")
+        assert screen.ended() == 4
+        assert "2 of 2 nodes failed" in screen.text
+        assert "given up at the question" in screen.text
+
+
+def test_a_node_that_hung_up_before_its_turn_is_connected_again(orch: Orch, farm: Farm) -> None:
+    """Long after the time for connecting is over: it was spent on others' questions."""
+    inventory = orch.cwd / "inventory.yaml"
+    inventory.write_text(inventory.read_text("utf-8").replace("ssh:\n", "ssh:\n  connect_timeout_s: 2\n"), "utf-8")
+    with _password(farm, LoginGraceTime="3", **BY_PASSWORD) as word, _screen(orch) as screen:
+        screen.until("password: ")
+        first = "n0" if _asked(farm, "n0") in screen.text else "n1"
+        second = "n1" if first == "n0" else "n0"
+        until(lambda: not farm.connections(), what="sshd to hang up on both")
+        screen.type(f"{word}\n")
+        screen.until(_asked(farm, second) + "password: ")
+        screen.type(f"{word}\n")
+        assert screen.ended() == 4
+        assert f"{first}: {farm.user}@" in screen.text
+        assert "hung up before the answer" in screen.text
+        assert f"\n  {second}: " not in screen.text.replace("\r", "")
+
+
+PHRASE = "open sesame"
+
+
+def _with_passphrase(farm: Farm, folder: Path) -> tuple[Orch, str]:
+    key = make_key(folder / "locked", passphrase=PHRASE)
+    allowed = farm.folder / "authorized_keys.locked"
+    allowed.write_bytes(key.with_suffix(".pub").read_bytes())
+    return _orch(farm, folder, IdentityFile=str(key)), str(allowed)
+
+
+def test_a_passphrase_is_asked_for_once_for_all_nodes(farm: Farm, tmp_path: Path) -> None:
+    orch, allowed = _with_passphrase(farm, tmp_path)
+    with farm.restarted(AuthorizedKeysFile=allowed), _screen(orch) as screen:
+        screen.until(f"orch: passphrase of {tmp_path}/locked: ")
+        screen.type("open says me\n")
+        screen.until("passphrase of", times=2)
+        screen.type(f"{PHRASE}\n")
+        assert screen.ended() == 0, screen.text
+    assert screen.text.count("passphrase of") == 2
+    assert PHRASE not in screen.text
+
+
+def test_a_wrong_passphrase_is_said_and_not_asked_for_by_every_node(farm: Farm, tmp_path: Path) -> None:
+    orch, allowed = _with_passphrase(farm, tmp_path)
+    with farm.restarted(AuthorizedKeysFile=allowed), _screen(orch) as screen:
+        for times in (1, 2, 3):
+            screen.until("passphrase of", times=times)
+            screen.type("\n")
+        assert screen.ended() == 4
+    assert screen.text.count("passphrase of") == 3
+    assert "locked: the passphrase was wrong" in screen.text
+
+
+def test_without_a_terminal_a_locked_key_is_named(farm: Farm, tmp_path: Path) -> None:
+    orch, allowed = _with_passphrase(farm, tmp_path)
+    with farm.restarted(AuthorizedKeysFile=allowed):
+        assert f"{tmp_path}/locked needs a passphrase, so ssh-add it" in orch(*LAUNCH, code=4).stderr
+
+
+def test_nobody_is_asked_for_a_passphrase_when_another_key_will_do(farm: Farm, tmp_path: Path) -> None:
+    key = make_key(tmp_path / "locked", passphrase=PHRASE)
+    orch = _orch(farm, tmp_path, IdentityFile=f"{key}\n  IdentityFile {farm.client_key}")
+    with _screen(orch) as screen:
+        assert screen.ended() == 0, screen.text
+    assert "passphrase" not in screen.text
+
+
+def test_a_question_cannot_write_to_the_screen_what_it_likes(tmp_path: Path) -> None:
+    ask = "from orchestrator.transports.terminal import Terminal; t = Terminal(); print(t.ask('a\\x1b[2J\\r\\nb: ', echo=True))"
+    with Screen([sys.executable, "-c", ask], cwd=Path.cwd(), env=Orch(tmp_path).environ()) as screen:
+        screen.until("orch: a [2J  b: ")
+        screen.type("yes\n")
+        assert screen.ended() == 0
+    assert screen.text.splitlines()[-1] == "b'yes'"
+    assert "\x1b" not in screen.text
