@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 from orchestrator.commands.following import WATCH_STOPPED, Keep, Watch
+from orchestrator.commands.spans import seconds
 from orchestrator.console import LineWriter, say, say_error
 from orchestrator.errors import NodesError, UsageError
 from orchestrator.hostlist import expand
@@ -16,8 +17,6 @@ from orchestrator.launchers.base import Launcher
 from orchestrator.logs.merge import LogLine
 from orchestrator.plan import LaunchPlan
 from orchestrator.store import Store, home
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def _keep(wanted: Filter, plan: LaunchPlan, now: float) -> Keep:
     nodes = _nodes(wanted.nodes, plan)
     ranks = _ranks(wanted.ranks, plan)
     pattern = _pattern(wanted.pattern)
-    earliest = now - _seconds(wanted.since) if wanted.since else None
+    earliest = now - seconds("--since", wanted.since) if wanted.since else None
 
     def keep(line: LogLine) -> bool:
         return (
@@ -107,10 +106,3 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         return None if text is None else re.compile(text)
     except re.error as exc:
         raise UsageError(f"--grep {text!r} is not a regular expression: {exc}") from exc
-
-
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+)([smhd])", text)
-    if found is None:
-        raise UsageError(f"--since {text}: not a time span", hint="as in 30s, 5m, 2h or 1d")
-    return float(found[1]) * _UNITS[found[2]]
