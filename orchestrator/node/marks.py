@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Mark = Tuple[str, str, str, str]  # run id, attempt, node, run folder
 
 PARENT, GROUP, SESSION, START_TIME = 1, 2, 3, 19  # places among the fields of /proc/PID/stat
+AGENT = "/orchestrator/node/__main__.py"
 MARKS = ("ORCH_RUN_ID", "ORCH_ATTEMPT", "ORCH_NODE", "ORCH_RUN_DIR")
 
 
@@ -107,11 +108,10 @@ def rank_mark(pid: int) -> Optional[Mark]:
 
 
 def agent_mark(pid: int) -> Optional[Mark]:
-    """What an agent or its guard is started for: `PYTHON -FLAGS …/orchestrator/node run JOB.json --node NODE …`, or by node.sh."""
+    """What an agent, its guard or a program that wraps them is started for: `… AGENT run JOB.json --node NODE …`, or by node.sh."""
     argv = words(pid, "cmdline")
-    at = next((at for at, word in enumerate(argv) if at and not word.startswith("-")), 0)
-    told = len(argv) > at + 4 and (argv[at + 1], argv[at + 3]) == ("run", "--node")
-    if told and argv[at].endswith("/orchestrator/node"):
+    at = next((at for at, word in enumerate(argv) if word.endswith(AGENT)), len(argv))
+    if len(argv) > at + 5 and (argv[at + 1], argv[at + 3], argv[at + 5]) == ("run", "--node", "--node-rank"):
         attempt, node = os.path.dirname(argv[at + 2]), argv[at + 4]
     elif argv[:1] == ["/bin/sh"] and argv[2:3] == ["--rendezvous"] and argv[1].endswith("/node.sh"):
         attempt, node = os.path.split(os.path.dirname(argv[1]))

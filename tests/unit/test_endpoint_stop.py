@@ -194,7 +194,7 @@ def test_stop_ends_an_agent_that_has_not_written_its_record_yet(endpoint: Endpoi
     argv = [
         sys.executable,
         "-B",
-        str(agent),
+        str(agent / "__main__.py"),
         "run",
         str(ground.attempt / "job.json"),
         "--node",
