@@ -176,7 +176,11 @@ def ask_nvidia_smi() -> Tuple[List[int], str]:
     try:
         said = asked.communicate(timeout=TOOL_WAIT_S)[0].decode("utf-8", "replace")
     except subprocess.TimeoutExpired:
-        asked.kill()  # not waited for: in the driver it may be beyond any signal
+        asked.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in the driver it may be beyond any signal
+            asked.wait(1.0)
+        if asked.stdout is not None:
+            asked.stdout.close()
         return [], f"nvidia-smi gave no answer in {TOOL_WAIT_S:g} s"
     if asked.returncode != 0:
         return [], f"nvidia-smi: {said.strip()}"
