@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -93,6 +94,15 @@ def test_orch_killed_in_the_middle_of_a_launch_leaves_nothing_that_stop_cannot_e
     gate.touch()
     assert not processes_of(run)
     assert not list(tmp_path.glob(".work/runs/*/attempt-1/n0/agent.json"))
+
+
+def test_stop_ends_a_run_whose_folder_is_gone_though_nobody_knows_how_it_stood(local: Orch) -> None:
+    run, everything = _start(local)
+    (folder,) = local.cwd.glob(f".work/runs/{run}")
+    shutil.rmtree(folder)
+    done = local("stop", run, code=5)
+    assert "was ended" in done.stderr
+    assert not still_alive(everything)
 
 
 SLOW_PYTHON = """

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,15 +18,16 @@ from orchestrator.node.machine import boot_id
 from orchestrator.node.watch import live_fields
 from orchestrator.transports.endpoint import Endpoint, Leftover
 from orchestrator.transports.local import LocalTransport
+from tests.unit.test_agent_ground import PYTHONS
 
 DAY_S = 86400.0
 DIGEST = "0123456789abcdef" * 2
 OLD, OTHER = "gpt-20261101-101500-ab12", "gpt-20261102-101500-cd34"
 
 
-@pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
+@pytest.fixture(params=PYTHONS)
+def endpoint(request: pytest.FixtureRequest) -> Iterator[Endpoint]:
+    with Endpoint.connect(LocalTransport("n0"), request.param) as endpoint:
         yield endpoint
 
 

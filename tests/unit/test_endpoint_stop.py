@@ -16,12 +16,13 @@ from orchestrator.node.watch import live_fields
 from orchestrator.transports.endpoint import Endpoint, Signalled
 from orchestrator.transports.local import LocalTransport
 from tests.grounds.stand_in import Ground, alive
+from tests.unit.test_agent_ground import PYTHONS
 from tests.until import until
 
 
-@pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
+@pytest.fixture(params=PYTHONS)
+def endpoint(request: pytest.FixtureRequest) -> Iterator[Endpoint]:
+    with Endpoint.connect(LocalTransport("n0"), request.param) as endpoint:
         yield endpoint
 
 
