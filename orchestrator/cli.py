@@ -181,6 +181,20 @@ def stop(run: RunArgument = "latest") -> None:
     raise typer.Exit(stop(run))
 
 
+@app.command()
+def gc(
+    inventory: InventoryOption = None,
+    older_than: Annotated[str, typer.Option("--older-than", metavar="SPAN", help="Only what is older.")] = "7d",
+    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Remove runs that hold checkpoints, too.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be ended and removed.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """End stray processes of runs, and remove what old runs left."""
+    from orchestrator.commands.gc import gc  # noqa: PLC0415
+
+    raise typer.Exit(gc(older_than, inventory, checkpoints=checkpoints, dry_run=dry_run, as_json=as_json))
+
+
 @inventory_app.command("show")
 def inventory_show(inventory: InventoryOption = None) -> None:
     """Print the inventory as orch understands it, as JSON."""

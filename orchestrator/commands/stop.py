@@ -49,8 +49,8 @@ def _verdict(record: RunRecord, status: Status) -> Verdict:
         raise LaunchError(f"run {record.id} still runs on {fold(alive)}", hint=f"orch stop {record.id} once more")
     if status.verdict.state is RunState.LOST and record.started:
         raise RunLost(
-            f"run {record.id}: {status.verdict.message}; what runs there cannot be told from other processes",
-            hint="look for its ranks there by ORCH_RUN_ID in /proc/PID/environ",
+            f"run {record.id}: {status.verdict.message}; whatever carried its mark there was ended",
+            hint="what had overwritten its environment (setproctitle does) may be left: look for it there",
         )
     if status.verdict.state.final and status.verdict.state is not RunState.LOST:
         return status.verdict

@@ -2,18 +2,21 @@
 The program that serves a controller on a node: framed requests on stdin, framed replies on stdout, gone when stdin ends.
 
 A frame is a 4-byte big-endian length, a JSON object and, where the object says "bytes": n, n raw bytes. What is pushed is
-in receive.py, what is watched in watch.py, what is stopped in stop.py; the controller sends all four when it connects, nothing is installed.
+in receive.py, what is watched in watch.py, what is stopped in stop.py; the controller sends all four when it connects, nothing is
+installed. It sends more, with requests of their own, when they are wanted: `load`.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import re
 import signal
 import sys
 import time
+import types
 
 from orchestrator.node.machine import host_id
 from orchestrator.node.receive import check_own, expand, prepare, put_bundle, put_files
@@ -168,6 +171,15 @@ def outcome(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
+def load(ops: Dict[str, Op], _request: Json, payload: bytes) -> Tuple[Json, bytes]:
+    """Run modules that most connections do without, as the bootstrap did with this one, and take up their OPS."""
+    for name, text in json.loads(payload):
+        module = sys.modules[name] = types.ModuleType(name)
+        exec(compile(text, name, "exec"), module.__dict__)  # noqa: S102  from the controller, as all of this program
+        ops.update(module.__dict__["OPS"])
+    return {}, b""
+
+
 def describe(error: BaseException) -> Json:
     """An exception as a reply; an OSError as 'path: reason', without its number."""
     message = str(error)
@@ -198,6 +210,7 @@ def serve(stream: BinaryIO) -> None:
         "reach": reach,
         "stop": stop,
     }
+    ops["load"] = functools.partial(load, ops)
     idle_s = IDLE_S
     while True:
         signal.alarm(idle_s)  # a cut cable closes no stream, and sshd may wait for hours: SIGALRM ends this then

@@ -88,6 +88,7 @@ def prepare(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
     make_own(os.path.join(workdir, "runs"))
     if os.path.lexists(bundle):
         check_own(bundle)
+        os.utime(bundle)  # in use again: its age, by which `orch gc` goes, begins anew
     return {"have_bundle": os.path.isdir(bundle), "workdir": workdir}, b""
 
 

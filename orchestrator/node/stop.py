@@ -1,5 +1,5 @@
 """
-Stopping the runs of a node: the recorded agent first, and its ranks only when no agent is left to do it. Nothing else is touched.
+Stopping the runs of a node: the recorded agent first; only when no agent is left to do it, its ranks and whatever carries the run's mark.
 """
 
 from __future__ import annotations
@@ -9,11 +9,23 @@ import signal
 import time
 
 from orchestrator.node.machine import boot_id
-from orchestrator.node.watch import live_fields, node_folders, process, read_events, read_json
+from orchestrator.node.marks import (
+    GROUP,
+    START_TIME,
+    add_relatives,
+    agent_mark,
+    key_of,
+    own_processes,
+    rank_mark,
+    signal_exactly,
+)
+from orchestrator.node.watch import node_folders, process, read_events, read_json
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Set, Tuple
+    from typing import Any, Dict, List, Optional, Set, Tuple
+
+    from orchestrator.node.marks import Key
 
     Json = Dict[str, Any]
 
@@ -27,68 +39,63 @@ class Target:
 
     def __init__(self, node: str, folder: str) -> None:
         self.node, self.folder = node, folder
+        run, attempt = os.path.split(os.path.dirname(folder))
+        self._mark = (os.path.basename(run), attempt[len("attempt-") :], node, os.path.realpath(run))
         self.signalled: List[Json] = []
-        self._sent: Set[Tuple[int, int]] = set()
+        self._known: Set[Key] = set()  # whoever was found to be the run's, also when its parent has gone meanwhile
+        self._sent: Set[Tuple[Key, int]] = set()
 
-    def alive(self) -> Dict[int, str]:
-        """Pid -> what it is, of the agent while it lives, else of what is left of its ranks."""
+    def alive(self) -> Dict[Key, str]:
+        """The processes and what they are: the agent while it lives, else whatever is left of the run."""
         agent = read_json(os.path.join(self.folder, "agent.json"))
-        if agent is None or agent.get("boot_id") != boot_id():
+        if agent is not None and agent.get("boot_id") != boot_id():
             return {}
-        pid = process(agent)
-        return {pid: "agent"} if pid is not None else self._ranks(agent)
+        if agent is not None and process(agent) is not None:
+            return {(agent["pid"], agent["start_time"]): "agent"}
+        return self._left(agent)
 
-    def _ranks(self, agent: Json) -> Dict[int, str]:
-        leaders = {agent["pgid"]: (False, "the agent")}
+    def _left(self, agent: Optional[Json]) -> Dict[Key, str]:
+        processes = own_processes()
+        names = {}
         for event in read_events(self.folder):
-            if event.get("event") == "rank-started":
-                leaders[event["pid"]] = (process(event) is not None, f"rank {event['rank']}")
-        found = {pid: name for pid, (recorded, name) in leaders.items() if recorded}
-        for pid, group in groups().items():
-            if group in leaders and group != pid:
-                recorded, name = leaders[group]
-                # A group keeps its number while it has members. Without its leader the number alone proves nothing.
-                if recorded or (live_fields(group) is None and self._ours(pid)):
-                    found[pid] = f"group of {name}"
+            if event.get("event") == "rank-started" and event["pid"] in processes and process(event) is not None:
+                names[event["pid"]] = f"rank {event['rank']}"
+        leaders = dict(names)
+        since = agent["start_time"] if agent else 0
+        for pid, fields in processes.items():
+            leader = leaders.get(int(fields[GROUP]))
+            if pid not in names and leader is not None:
+                names[pid] = f"group of {leader}"
+            elif pid not in names and (key_of(pid, fields) in self._known or self._ours(pid, fields, since)):
+                names[pid] = "process of the run"
+        for pid in add_relatives(set(names), processes, agent["pgid"] if agent else None):
+            names.setdefault(pid, "process of the run")
+        found = {key_of(pid, processes[pid]): what for pid, what in names.items()}
+        self._known.update(found)
         return found
 
-    def _ours(self, pid: int) -> bool:
-        """Whether a process carries this run's environment."""
-        run = os.path.basename(os.path.dirname(os.path.dirname(self.folder)))
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                entries = file.read().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            return False
-        return {f"ORCH_RUN_ID={run}".encode(), f"ORCH_NODE={self.node}".encode()} <= set(entries)
+    def _ours(self, pid: int, fields: List[str], since: int) -> bool:
+        """Whether it carries this attempt and node; what is older than the agent cannot be the agent's."""
+        mark = rank_mark(pid) if int(fields[START_TIME]) >= since else None
+        mark = mark or agent_mark(pid)  # the guard is a little older than the agent, and there before agent.json is
+        return mark is not None and (*mark[:3], os.path.realpath(mark[3])) == self._mark
 
     def signal_all(self, number: signal.Signals) -> bool:
         """Send each living process the signal once; whether any was alive."""
         alive = self.alive()
-        for pid, what in alive.items():
-            if (pid, number) not in self._sent:
-                self._sent.add((pid, number))
-                self._send(pid, what, number)
+        for key, what in alive.items():
+            if (key, number) not in self._sent:
+                self._sent.add((key, number))
+                self._send(key, what, number)
         return bool(alive)
 
-    def _send(self, pid: int, what: str, number: signal.Signals) -> None:
+    def _send(self, key: Key, what: str, number: signal.Signals) -> None:
         try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            return
+            sent = signal_exactly(key, number)
         except PermissionError:
             return  # reported among what remains
-        self.signalled.append({"pid": pid, "what": what, "signal": number.name})
-
-
-def groups() -> Dict[int, int]:
-    """Pid -> process group, of every process there is."""
-    found = {}
-    for name in os.listdir("/proc"):
-        fields = live_fields(int(name)) if name.isdigit() else None
-        if fields is not None:
-            found[int(name)] = int(fields[2])
-    return found
+        if sent:
+            self.signalled.append({"pid": key[0], "what": what, "signal": number.name})
 
 
 def sweep(targets: List[Target], number: signal.Signals, deadline: float) -> List[Target]:
@@ -103,9 +110,11 @@ def sweep(targets: List[Target], number: signal.Signals, deadline: float) -> Lis
 def stop(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
     """End the agents of the node folders within grace_s and a margin, all at once; with SIGKILL whatever is left then."""
     targets = [Target(node, folder) for node, folder in node_folders(request)]
-    rest = sweep(targets, signal.SIGTERM, time.monotonic() + request["grace_s"] + AGENT_MARGIN_S)
+    margin_s = AGENT_MARGIN_S if any("agent" in target.alive().values() for target in targets) else 0.0
+    rest = sweep(targets, signal.SIGTERM, time.monotonic() + request["grace_s"] + margin_s)
     sweep(rest, signal.SIGKILL, time.monotonic() + KILL_WAIT_S)
     results = [
-        {"node": target.node, "signalled": target.signalled, "remaining": sorted(target.alive())} for target in targets
+        {"node": target.node, "signalled": target.signalled, "remaining": sorted(pid for pid, _ in target.alive())}
+        for target in targets
     ]
     return {"nodes": results}, b""

@@ -22,6 +22,8 @@ from orchestrator.transports.observed import (
     Chunk,
     Facts,
     Finished,
+    Hunted,
+    Leftover,
     NodeObservation,
     RankExit,
     Signalled,
@@ -37,6 +39,8 @@ __all__ = [
     "Endpoint",
     "Facts",
     "Finished",
+    "Hunted",
+    "Leftover",
     "NodeObservation",
     "PortTaken",
     "RankExit",
@@ -48,10 +52,22 @@ ANSWER_S = 30.0
 BEAT_ANSWER_S = 4.0  # a node that takes longer is silent; how long it may be, the supervisor decides
 UNPACK_S = 300.0  # a bundle on a slow shared file system
 STOP_MARGIN_S = 10.0  # what node/stop.py adds to the grace
+STRAYS_MARGIN_S = 20.0  # what node/strays.py adds to the grace, a vendor's tool that does not answer included
+CLEAR_S = 3600.0  # terabytes on a busy file system
 JUNK_LIMIT = 64 << 10
 HEADER_LIMIT = 64 << 20
 OLDEST_PYTHON = (3, 8)
-MODULES = ("machine", "receive", "contact", "watch", "stop", "rendezvous", "endpoint")  # in the order of their imports
+MODULES = (
+    "machine",
+    "receive",
+    "contact",
+    "watch",
+    "marks",
+    "stop",
+    "rendezvous",
+    "endpoint",
+)  # in the order of their imports
+CLEARING = ("strays", "leftovers")  # sent to who is asked for them; compiling them would delay every connection
 
 # The only program text on a command line, the same for every node: the shell of a node gets to see nothing that varies.
 # No ! and no newline, which some shells touch even within quotes. -S and -s: no site packages, which take long to scan.
@@ -78,11 +94,16 @@ WORKDIR_HINT = "set workdir: in the inventory to a folder that is yours on that 
 @functools.cache
 def program() -> bytes:
     """What the loader reads: the bootstrap and the modules, each behind its length."""
+    bootstrap, modules = BOOTSTRAP.encode(), sources(MODULES)
+    return b"%d\n%b%d\n%b" % (len(bootstrap), bootstrap, len(modules), modules)
+
+
+@functools.cache
+def sources(modules: tuple[str, ...]) -> bytes:
+    """Name and text of modules, as JSON."""
     folder = resources.files("orchestrator.node")
-    names = [(f"orchestrator.node.{name}", (folder / f"{name}.py").read_text(encoding="utf-8")) for name in MODULES]
-    sources = json.dumps(names).encode()
-    bootstrap = BOOTSTRAP.encode()
-    return b"%d\n%b%d\n%b" % (len(bootstrap), bootstrap, len(sources), sources)
+    texts = [(f"orchestrator.node.{name}", (folder / f"{name}.py").read_text(encoding="utf-8")) for name in modules]
+    return json.dumps(texts).encode()
 
 
 def frame(header: Mapping[str, object], payload: bytes = b"") -> bytes:
@@ -121,6 +142,7 @@ class Endpoint:
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._reader: Reader
+        self._can_clear = False
 
     @classmethod
     def connect(cls, transport: Transport, python: str) -> Endpoint:
@@ -253,6 +275,21 @@ class Endpoint:
         reply, _ = self._call(request, answer_s=grace_s + STOP_MARGIN_S + ANSWER_S)
         return [StopResult.of(result) for result in reply["nodes"]]
 
+    def strays(self, *, young_s: float, grace_s: float, dry_run: bool) -> Hunted:
+        """End the user's processes of runs without an agent on that machine, or only list them; and list who else uses its cards."""
+        self._load_clearing()
+        request = {"op": "strays", "young_s": young_s, "grace_s": grace_s, "dry_run": dry_run}
+        reply, _ = self._call(request, answer_s=grace_s + STRAYS_MARGIN_S + ANSWER_S)
+        return Hunted.of(reply)
+
+    def clear(self, workdir: str, *, older_than_s: float, checkpoints: bool, dry_run: bool) -> list[Leftover]:
+        """Remove run folders and bundles that are over and older, or only tell; those with checkpoints only if told so."""
+        self._load_clearing()
+        request = {"op": "clear", "workdir": workdir, "older_than_s": older_than_s}
+        request |= {"checkpoints": checkpoints, "dry_run": dry_run}
+        reply, _ = self._call(request, answer_s=CLEAR_S)
+        return [Leftover(**entry) for entry in reply["entries"]]
+
     def close(self) -> None:
         """End the endpoint; agents go on."""
         channel, self._channel = self._channel, None
@@ -321,6 +358,11 @@ class Endpoint:
             kind = PortTaken if reply["kind"] == "PortTaken" else NodeError
             raise kind(self.node, str(reply["message"]), hint=hint)
         return reply, data
+
+    def _load_clearing(self) -> None:
+        if not self._can_clear:
+            self._call({"op": "load"}, sources(CLEARING))
+            self._can_clear = True
 
     def _drop(self) -> None:
         """A late answer would be taken for the next one's."""

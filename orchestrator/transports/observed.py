@@ -146,7 +146,7 @@ class NodeObservation:
 
 @dataclass(frozen=True, slots=True)
 class Signalled:
-    """A signal that was sent; `what` is `agent`, `rank 3`, `group of rank 3` or `group of the agent`."""
+    """A signal that was sent; `what` is `agent`, `rank 3`, `group of rank 3` or `process of the run`."""
 
     pid: int
     what: str
@@ -165,3 +165,58 @@ class StopResult:
     def of(cls, result: Json) -> StopResult:
         """From the endpoint's reply."""
         return cls(result["node"], tuple(Signalled(**sent) for sent in result["signalled"]), tuple(result["remaining"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A run's process that no agent answers for; `alive` after everything that was done against it."""
+
+    pid: int
+    run: str
+    node: str
+    command: str
+    age_s: float
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CardUser:
+    """Another user's process on a card; `uid` is None where the process cannot be seen from here."""
+
+    pid: int
+    uid: int | None
+    command: str
+    card: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hunted:
+    """The strays of a machine and the other users of its cards; `note` says what could not be asked."""
+
+    strays: tuple[Stray, ...]
+    users: tuple[CardUser, ...]
+    note: str
+
+    @classmethod
+    def of(cls, reply: Json) -> Hunted:
+        """From the endpoint's reply."""
+        strays = tuple(Stray(**stray) for stray in reply["strays"])
+        return cls(strays, tuple(CardUser(**user) for user in reply["users"]), reply["note"])
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """
+    A run folder or a bundle, and what was done with it.
+
+    `action` is `remove`, `keep` (`why` says the reason), `young`, or `fail` (`why` says the error).
+    """
+
+    kind: str
+    name: str
+    path: str
+    bytes: int
+    checkpoint_bytes: int
+    age_s: float
+    action: str
+    why: str

@@ -14,7 +14,7 @@ from tests.grounds.cli import Orch
 from trainer.config import rules_by_key
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("submit", "ssh-launch", "logs", "status", "list", "env", "attach", "stop", "inventory")
+COMMANDS = ("submit", "ssh-launch", "logs", "status", "list", "env", "attach", "stop", "gc", "inventory")
 LOCAL = """
 name: doc
 accelerator: cpu

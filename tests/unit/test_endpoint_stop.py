@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.node.marks import START_TIME, signal_exactly
+from orchestrator.node.watch import live_fields
 from orchestrator.transports.endpoint import Endpoint, Signalled
 from orchestrator.transports.local import LocalTransport
 from tests.grounds.stand_in import Ground, alive
+from tests.unit.test_agent_ground import PYTHONS
 from tests.until import until
 
 
-@pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
+@pytest.fixture(params=PYTHONS)
+def endpoint(request: pytest.FixtureRequest) -> Iterator[Endpoint]:
+    with Endpoint.connect(LocalTransport("n0"), request.param) as endpoint:
         yield endpoint
 
 
@@ -100,7 +103,7 @@ def test_stop_ends_the_groups_of_ranks_that_lost_their_agent(endpoint: Endpoint,
 def test_a_group_without_its_leader_is_ended_only_if_it_carries_the_run(
     endpoint: Endpoint, ground: Ground, *, ours: bool
 ) -> None:
-    env = {**os.environ, "ORCH_RUN_ID": "run-1" if ours else "run-2", "ORCH_NODE": "n0"}
+    env = {**os.environ, **marks(ground, ORCH_RUN_ID="run-1" if ours else "run-2")}
     script = "sleep 1000 & echo $!; exec sleep 1000"
     leader = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, env=env, start_new_session=True)
     with leader:
@@ -124,6 +127,135 @@ def test_stop_takes_all_nodes_at_once(endpoint: Endpoint, ground: Ground) -> Non
         ("n1", [second]),
         ("n2", []),
     ]
+
+
+def test_stop_ends_what_left_the_groups_of_a_run_whose_agent_died(endpoint: Endpoint, ground: Ground) -> None:
+    """A daemon of a rank, its child with another environment, and one deaf and one stopped; the groups tell nothing of them."""
+    scripts = [
+        "echo $$; exec sleep 1000",
+        "env -i sleep 1000 & echo $!; wait",
+        "trap '' TERM; echo $$; while :; do sleep 1000; done",
+        "echo $$; kill -STOP $$",
+    ]
+    pids = [_say_pid(ground, script, marks(ground)) for script in scripts]
+    ground.write_record(os.getpid(), start_time=1)
+    (result,) = endpoint.stop(str(ground.attempt), None, grace_s=0.3)
+    assert set(pids) <= {sent.pid for sent in result.signalled}
+    assert {sent.what for sent in result.signalled} == {"process of the run"}
+    assert result.remaining == ()
+    assert not any(map(alive, pids))
+
+
+def test_stop_ends_the_session_of_a_killed_agent_even_where_the_environment_was_overwritten(
+    endpoint: Endpoint, ground: Ground
+) -> None:
+    env = marks(ground)
+    program = f"""
+marked = dict(os.environ, **{env!r})
+subprocess.Popen(["sleep", "1000"], env=marked)
+print(subprocess.Popen(["sleep", "1000"], env={{"PATH": os.environ["PATH"]}}).pid, file=open("child", "w"), flush=True)
+ready(); time.sleep(1000)"""
+    pid = ground.start(endpoint, program)
+    child = int(until(lambda: _text(ground.folder / "child"), what="a child"))
+    ground.pids.append(child)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid), what="the agent's end")
+    (result,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=5)
+    assert child in {sent.pid for sent in result.signalled}
+    assert len(result.signalled) == 2
+    assert not alive(child)
+
+
+@pytest.mark.parametrize("other", [{"ORCH_RUN_ID": "run-2"}, {"ORCH_ATTEMPT": "2"}, {"ORCH_NODE": "n1"}])
+def test_stop_spares_other_runs_attempts_and_nodes(endpoint: Endpoint, ground: Ground, other: dict[str, str]) -> None:
+    stranger = _say_pid(ground, "echo $$; exec sleep 1000", marks(ground, **other))
+    ground.write_record(os.getpid(), start_time=1)
+    (result,) = endpoint.stop(str(ground.attempt), None, grace_s=0)
+    assert (result.signalled, result.remaining) == ((), ())
+    assert alive(stranger)
+
+
+def test_stop_spares_who_carries_the_run_but_is_older_than_its_agent(endpoint: Endpoint, ground: Ground) -> None:
+    older = _say_pid(ground, "echo $$; exec sleep 1000", marks(ground))
+    until(lambda: _ticks() > _start_time(older), what="the clock's next tick")
+    leader = ground.sleeper(start_new_session=True)
+    ground.write_record(leader.pid)
+    leader.kill()
+    leader.wait()
+    (result,) = endpoint.stop(str(ground.attempt), None, grace_s=0)
+    assert result.signalled == ()
+    assert alive(older)
+
+
+def test_stop_ends_an_agent_that_has_not_written_its_record_yet(endpoint: Endpoint, ground: Ground) -> None:
+    """Its command line says whose it is; nothing of the run can start once stop has returned."""
+    agent = ground.attempt.parent / "bundle" / "orchestrator" / "node"
+    agent.mkdir(parents=True)
+    (agent / "__main__.py").write_text("import time; print('up', flush=True); time.sleep(1000)")
+    argv = [
+        sys.executable,
+        "-B",
+        str(agent / "__main__.py"),
+        "run",
+        str(ground.attempt / "job.json"),
+        "--node",
+        "n0",
+        "--node-rank",
+        "0",
+    ]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as starting:
+        ground.pids.append(starting.pid)
+        assert starting.stdout is not None
+        assert starting.stdout.readline() == b"up\n"
+        (other,) = endpoint.stop(str(ground.attempt), ["n1"], grace_s=0)
+        assert other.signalled == ()
+        (result,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=5)
+        assert [sent.pid for sent in result.signalled] == [starting.pid]
+
+
+@pytest.mark.parametrize("with_pidfd", [True, False])
+def test_a_signal_reaches_that_very_process_or_nobody(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, *, with_pidfd: bool
+) -> None:
+    if not with_pidfd:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    child = ground.sleeper()
+    start_time = _start_time(child.pid)
+    assert not signal_exactly((child.pid, start_time - 1), signal.SIGKILL)
+    assert child.poll() is None
+    assert signal_exactly((child.pid, start_time), signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert not signal_exactly((child.pid, start_time), signal.SIGKILL)
+
+
+def marks(ground: Ground, **changes: str) -> dict[str, str]:
+    """What the agent of this ground's node would give its ranks."""
+    run = ground.attempt.parent
+    own = {"ORCH_RUN_ID": run.name, "ORCH_ATTEMPT": "1", "ORCH_NODE": "n0", "ORCH_RUN_DIR": str(run)}
+    return {**own, **changes}
+
+
+def _say_pid(ground: Ground, script: str, env: dict[str, str]) -> int:
+    """Start a shell in a session of its own; the pid that the script prints first."""
+    shell = subprocess.Popen(
+        ["sh", "-c", script], stdout=subprocess.PIPE, env={**os.environ, **env}, start_new_session=True
+    )
+    ground.children.append(shell)
+    assert shell.stdout is not None
+    with shell.stdout as out:
+        pid = int(out.readline())
+    ground.pids.append(pid)
+    return pid
+
+
+def _start_time(pid: int) -> int:
+    fields = live_fields(pid)
+    assert fields is not None
+    return int(fields[START_TIME])
+
+
+def _ticks() -> float:
+    return float(Path("/proc/uptime").read_text(encoding="ascii").split()[0]) * os.sysconf("SC_CLK_TCK") - 1
 
 
 def _text(path: Path) -> str:

@@ -1,0 +1,50 @@
+"""The processes of a run as the kernel shows them: by the environment they carry, and below its agents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.node.processes import stat_of
+from tests.grounds.keeper import descendants
+
+Process = tuple[int, int]
+"""Pid and start time."""
+
+
+def guards_of(run_id: str) -> dict[int, int]:
+    """Guard -> agent of the run's nodes on this machine."""
+    found = [pid for pid in _pids() if _is_agent(pid, run_id)]
+    parents = {pid: stat[1] for pid in found if (stat := stat_of(pid)) is not None}
+    return {parent: pid for pid, parent in parents.items() if parent in found}
+
+
+def processes_of(run_id: str) -> set[Process]:
+    """All that carry the run's id, its agents and guards, and everything below those."""
+    mark = f"ORCH_RUN_ID={run_id}".encode()
+    found = {pid for pid in _pids() if _is_agent(pid, run_id) or mark in _words(pid, "environ")}
+    found |= {below for pid in found if _is_agent(pid, run_id) for below in descendants(pid)}
+    return {(pid, stat[2]) for pid in found if (stat := stat_of(pid)) is not None and stat[0] not in "ZX"}
+
+
+def still_alive(processes: set[Process]) -> set[Process]:
+    """Those of them that have not ended."""
+    stats = {process: stat_of(process[0]) for process in processes}
+    return {p for p, stat in stats.items() if stat is not None and stat[2] == p[1] and stat[0] not in "ZX"}
+
+
+def _is_agent(pid: int, run_id: str) -> bool:
+    words = _words(pid, "cmdline")
+    return any(word.endswith(b"/orchestrator/node/__main__.py") for word in words) and any(
+        run_id.encode() in word for word in words
+    )
+
+
+def _words(pid: int, name: str) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return []
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]

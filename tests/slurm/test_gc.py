@@ -1,0 +1,32 @@
+"""orch gc of runs that went through Slurm: their shared working folder is cleared from here. Dry runs: strays here may be anybody's."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+from orchestrator.inventory import load
+from tests.grounds.cli import Orch
+from tests.grounds.slurm import Cluster
+from tests.until import until
+
+
+def test_gc_takes_a_slurm_run_that_is_over_and_leaves_one_that_runs(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.inventory(tmp_path)
+    orch = Orch(tmp_path, env=cluster.env)
+    orch("submit", "-j", "1x1", "--", "true")
+    over = orch.status()["id"]
+    running = orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
+    until(lambda: orch.status(running)["state"] == "RUNNING", deadline_s=60, what="the second run")
+    then = time.time() - 8 * 86400
+    for root in (Path(load(tmp_path / "inventory.yaml").nodes[0].workdir), orch.home):
+        for path in root.rglob("*"):
+            os.utime(path, (then, then), follow_symlinks=False)
+    said = json.loads(orch("gc", "--dry-run", "--json").stdout)
+    folders = {(entry["kind"], entry["name"]): (entry["action"], entry["why"]) for entry in said["folders"]}
+    assert folders["run", over] == folders["record", over] == ("remove", "")
+    assert folders["run", running] == ("keep", "processes of it are alive")
+    assert folders["record", running][0] == "keep"
+    assert running not in {stray["run"] for stray in said["strays"]}

@@ -1,0 +1,161 @@
+"""orch gc over real nodes: what goes, what stays and why, on the nodes and in the records, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.inventory import SshOptions, load
+from orchestrator.transports import way_to
+from orchestrator.transports.endpoint import Endpoint
+from tests.grounds.cli import Orch
+from tests.grounds.marked import guards_of, processes_of, still_alive
+from tests.grounds.sshd import Farm
+from tests.until import until
+
+
+@pytest.fixture
+def orch(farm: Farm, tmp_path: Path) -> Orch:
+    """orch beside an inventory of two nodes, in an account of their own: whatever else runs here is no stray of theirs."""
+    if not farm.is_own_account:
+        pytest.skip(
+            "the nodes' account is the one that runs the tests, whose own strays gc would end; root has another"
+        )
+    farm.inventory(tmp_path, nodes=2)
+    return Orch(tmp_path)
+
+
+def _done(orch: Orch, script: str = "true") -> str:
+    """The id of a run that has ended, and that its record says so of."""
+    orch("ssh-launch", "--", "sh", "-c", script)
+    return str(orch.status()["id"])
+
+
+def _age(orch: Orch, days: float = 8) -> None:
+    """Make everything on the nodes and in the records that old."""
+    then = time.time() - days * 86400
+    for root in (_work(orch), orch.home):
+        for path in root.rglob("*"):
+            os.utime(path, (then, then), follow_symlinks=False)
+
+
+def _actions(done: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    return sorted((entry["at"], entry["kind"], entry["name"], entry["action"]) for entry in done["folders"])
+
+
+def _work(orch: Orch) -> Path:
+    """What holds the working folders of all nodes."""
+    return Path(load(orch.cwd / "inventory.yaml").nodes[0].workdir).parent
+
+
+def _runs(orch: Orch) -> list[Path]:
+    return sorted(_work(orch).glob("n?/runs/*"))
+
+
+def test_old_runs_go_from_nodes_and_records_and_younger_ones_stay(orch: Orch) -> None:
+    old = _done(orch)
+    _age(orch)
+    young = _done(orch)
+    said = json.loads(orch("gc", "--dry-run", "--json").stdout)
+    assert [action for action in _actions(said) if action[2] == old] == [
+        ("-", "record", old, "remove"),
+        ("n0", "run", old, "remove"),
+        ("n1", "run", old, "remove"),
+    ]
+    assert len(_runs(orch)) == 4
+    done = orch("gc")
+    assert len([line for line in done.stdout.splitlines() if old in line and line.rstrip().endswith("removed")]) == 3
+    assert young not in done.stdout
+    assert [path.name for path in _runs(orch)] == [young] * 2
+    assert [path.name for path in (orch.home / "runs").iterdir()] == [young]
+    assert orch("logs", young).stdout
+
+
+def test_run_with_checkpoints_is_named_with_its_size_and_its_record_stays_too(orch: Orch) -> None:
+    script = 'mkdir -p "$ORCH_RUN_DIR/checkpoints/step_1" && head -c 3000 /dev/zero > "$ORCH_RUN_DIR/checkpoints/step_1/state.pt"'
+    run = _done(orch, f'if [ "$RANK" = 0 ]; then {script}; fi')
+    _age(orch)
+    kept = [line for line in orch("gc").stdout.splitlines() if "kept" in line]
+    assert [line.split()[:2] for line in kept] == [["n0", "run"], ["n0", "bundle"], ["-", "record"]]
+    assert "holds checkpoints (3.0 kB; --checkpoints removes them)" in kept[0]
+    assert "its folder on n0 stays" in kept[2]
+    assert [path.parent.parent.name for path in _runs(orch)] == ["n0"]
+    orch("gc", "--checkpoints")
+    assert _runs(orch) == []
+    assert orch("list").stdout.count(run) == 0
+
+
+def test_running_run_stays_whatever_the_age(orch: Orch) -> None:
+    run = orch("ssh-launch", "--detach", "--", "sleep", "1000").stdout.strip()
+    _age(orch)
+    everything = processes_of(run)
+    orch("gc", "--older-than", "0s")
+    assert still_alive(everything) == everything
+    assert len(_runs(orch)) == 2
+    assert orch.status(run)["state"] == "RUNNING"
+
+
+def test_unreachable_node_is_named_with_code_4_and_the_rest_is_done(orch: Orch) -> None:
+    _done(orch)
+    _age(orch)
+    text = (orch.cwd / "inventory.yaml").read_text("utf-8").replace("name: n1", "name: n1\n  port: 1")
+    (orch.cwd / "inventory.yaml").write_text(text, "utf-8")
+    done = orch("gc", "-i", "inventory.yaml", code=4)
+    assert "1 of 2 nodes failed" in done.stderr
+    assert "n1: " in done.stderr
+    assert [path.parent.parent.name for path in _runs(orch)] == ["n1"]
+    assert "n1 was not asked" in done.stdout, "a record is the way to what is left on its nodes"
+
+
+def test_stray_of_a_killed_agent_is_ended_and_listed(orch: Orch) -> None:
+    """By way of the endpoint: the command itself leaves what is younger than a minute to who may just be starting it."""
+    (orch.cwd / "deaf.sh").write_text(
+        "(setsid sh -c 'trap \"\" TERM; echo up; sleep 1001; sleep 1002' &)\nexec sleep 1003"
+    )
+    run = orch("ssh-launch", "--nodes", "n0", "--detach", "--", "sh", "./deaf.sh").stdout.strip()
+    until(lambda: len(processes_of(run)) == 5, what="guard, agent, rank and daemon with a child")
+    ((guard, agent),) = guards_of(run).items()
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in (guard, agent):
+            os.kill(pid, number)
+    until(lambda: len(processes_of(run)) == 2, what="the strays alone")
+    assert json.loads(orch("gc", "--json").stdout)["strays"] == []
+    inventory = load(orch.cwd / "inventory.yaml")
+    way = way_to("ssh", SshOptions.model_validate(inventory.ssh))
+    with Endpoint.connect(way(inventory.nodes[1]), inventory.nodes[1].python) as endpoint:
+        told = endpoint.strays(young_s=0, grace_s=0.2, dry_run=True)
+        assert (len(told.strays), len(processes_of(run))) == (2, 2)
+        ended = endpoint.strays(young_s=0, grace_s=0.2, dry_run=False)
+    assert {(stray.run, stray.node, stray.alive) for stray in ended.strays} == {(run, "n0", False)}
+    assert {stray.command for stray in ended.strays} == {"sh", "sleep"}
+    assert not processes_of(run)
+
+
+@pytest.mark.parametrize("span", ["7", "-1d", "1w", "", "soon"])
+def test_span_that_is_none_is_refused_with_what_is_allowed(tmp_path: Path, span: str) -> None:
+    done = Orch(tmp_path)("gc", "--older-than", span, code=2)
+    assert "--older-than" in done.stderr
+    assert "30s, 5m, 2h or 1d" in done.stderr
+
+
+def test_without_runs_and_inventory_there_is_nothing_to_do_and_gc_says_so(tmp_path: Path) -> None:
+    done = Orch(tmp_path)("gc")
+    assert "-i FILE" in done.stderr
+    assert done.stdout == ""
+
+
+def test_damaged_record_is_named_and_kept_and_hinders_nothing(orch: Orch) -> None:
+    damaged, other = _done(orch), _done(orch)
+    (orch.home / "runs" / damaged / "run.json").write_text("torn")
+    (orch.home / "runs" / damaged / "plan" / "plan.json").write_text("torn")
+    _age(orch)
+    done = orch("gc")
+    assert "plan.json cannot be read" in done.stderr
+    assert [path.name for path in (orch.home / "runs").iterdir()] == [damaged]
+    assert other in done.stdout
