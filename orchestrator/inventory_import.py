@@ -18,10 +18,10 @@ from pathlib import Path
 
 from orchestrator.errors import UsageError
 from orchestrator.hostlist import expand, fold
+from orchestrator.inventory_fields import check_address
 
 # Gres says "gpu" for any maker's card; these types are Enflame's.
 _ENFLAME_TYPE = re.compile(r"(t2\d|i2\d|s60|l300|gcu|enflame)", re.IGNORECASE)
-_ADDRESS = re.compile(r"[A-Za-z0-9:._%][A-Za-z0-9._:%-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def import_ssh_config(path: Path) -> str:
         if keyword.lower() != "host":
             continue
         for name in _words(rest):
-            if _ADDRESS.fullmatch(name):
+            if _is_address(name):
                 names[name] = None
             elif not set(name) & set("*?!"):
                 notes.append(f"# {_comment(path)}:{number}: left out, not a host name: {_comment(name)}")
@@ -146,10 +146,18 @@ def _slurm_host(record: Mapping[str, str]) -> _Host:
 
 def _host(found: str, *, address: str = "", devices: int | None = None, accelerator: str = "auto") -> _Host:
     """Name a host; an IPv6 address is no name (names become folders), so it gets one."""
-    if not _ADDRESS.fullmatch(found) or (address and not _ADDRESS.fullmatch(address)):
+    if not _is_address(found) or (address and not _is_address(address)):
         raise UsageError(f"{address or found!r} is not a host name or address", hint="correct it in the source")
     name = re.sub(r"[^A-Za-z0-9._-]", "-", found).lstrip("-._") or "host"
     return _Host(name, address or found, devices, accelerator)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        check_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _inventory(name: str, hosts: Sequence[_Host], *head: str, notes: Iterable[str] = ()) -> str:

@@ -72,6 +72,15 @@ def test_ssh_config_gives_its_hosts_without_wildcards(tmp_path: Path) -> None:
     assert f"# {config}:7: left out, not a host name: a@b" in text
 
 
+def test_ssh_config_gives_no_host_that_an_inventory_would_refuse(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("Host n0 n0:22 fe80::1%eth0 a%b\n")
+    text = import_ssh_config(config)
+    assert [line.rpartition(" ")[2] for line in text.splitlines() if "left out" in line] == ["n0:22", "a%b"]
+    (tmp_path / "inventory.yaml").write_text(text)
+    assert [node.address for node in load(tmp_path / "inventory.yaml").nodes] == ["n0", "fe80::1%eth0"]
+
+
 def test_ssh_config_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         import_ssh_config(tmp_path / "none")
