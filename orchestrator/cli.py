@@ -128,12 +128,13 @@ def logs(
     grep: Annotated[str | None, typer.Option("--grep", metavar="RE", help="Only lines that match.")] = None,
     tail: Annotated[int | None, typer.Option("--tail", metavar="N", min=0, help="Only the last N lines.")] = None,
     since: Annotated[str | None, typer.Option("--since", metavar="SPAN", help="Only the last 30s, 5m, 2h, 1d.")] = None,
+    stream: Annotated[str | None, typer.Option("--stream", metavar="out|err|event", help="Only this stream.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the merged log of all nodes and ranks."""
     from orchestrator.commands.logs import Filter, logs  # noqa: PLC0415
 
-    raise typer.Exit(logs(run, Filter(node, rank, grep, since), follow=follow, tail=tail, as_json=as_json))
+    raise typer.Exit(logs(run, Filter(node, rank, grep, since, stream), follow=follow, tail=tail, as_json=as_json))
 
 
 @app.command()

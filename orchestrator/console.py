@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -43,7 +44,6 @@ class LineWriter:
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
         self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        self._nodes: dict[str, int] = {}
 
     def write(self, lines: Iterable[LogLine]) -> None:
         """Print and flush."""
@@ -56,7 +56,7 @@ class LineWriter:
             return json.dumps(line.to_json(), ensure_ascii=False)
         if not self._colour:
             return prefixed(line)
-        colour = _COLOURS[self._nodes.setdefault(line.node, len(self._nodes)) % len(_COLOURS)]
+        colour = _COLOURS[zlib.crc32(line.node.encode()) % len(_COLOURS)]
         prefix, _, text = prefixed(line).partition(" ")
         return f"\x1b[{colour}m{prefix}\x1b[0m {text}"
 

@@ -51,6 +51,8 @@ class Ear:
     """Since when its host refuses connections."""
     asked_s: float = field(default=float("-inf"))
     """When the other nodes were last asked about it."""
+    is_deaf: bool = False
+    """Its host lets this process not in, and asking again and again would help nobody."""
 
     def silent_s(self) -> float:
         """For how long nothing was heard."""
@@ -74,12 +76,16 @@ class Supervisor:
         threads = [threading.Thread(target=self._hear, args=(ear,), daemon=True) for ear in self._ears.values()]
         for thread in threads:
             thread.start()
-        self._linger(self._end(self._until_over()))
+        verdict = self._until_over()
+        if verdict is None:
+            self._folder.note("run-unsupervised", "nothing is left that can be heard from here; orch status asks anew")
+            return
+        self._linger(self._end(verdict))
 
     def _hear(self, ear: Ear) -> None:
         """Beat after beat; a lost connection is made anew."""
         seen: object = None
-        while not self._over.is_set():
+        while not self._over.is_set() and not ear.is_deaf:
             try:
                 endpoint = self._launcher.reach(ear.node)
                 beat = Beat(seen, self._peers_of(ear), self._beat_s)
@@ -100,10 +106,11 @@ class Supervisor:
         ear.failure = failure
         refused = isinstance(failure.__cause__, ConnectionRefusedError)
         ear.refused_s = (ear.refused_s or time.monotonic()) if refused else None
-        if not isinstance(failure, Unreachable):  # it answers, but not as it should: that is no death
-            ear.heard_s = time.monotonic()
+        if not isinstance(failure, Unreachable):  # no key, another host key: a login that nobody is there to help with
+            ear.is_deaf = True
+            self._folder.note("node-unsupervised", f"{ear.node.name} goes on without supervision")
 
-    def _until_over(self) -> Verdict:
+    def _until_over(self) -> Verdict | None:
         while True:
             self._news.wait(TICK_S)
             self._news.clear()
@@ -118,6 +125,8 @@ class Supervisor:
             verdict = self._vanished()
             if verdict is not None:
                 return verdict
+            if all(ear.is_deaf or (ear.seen and ear.seen.finished) for ear in self._ears.values()):
+                return None
 
     def _judge(self) -> Verdict | None:
         """By all that was heard; None while that is too little."""
@@ -130,7 +139,7 @@ class Supervisor:
     def _vanished(self) -> Verdict | None:
         """A node that nobody hears any more; one that only this machine cannot hear goes on."""
         for ear in self._ears.values():
-            if ear.silent_s() < SILENT_S:
+            if ear.is_deaf or ear.silent_s() < SILENT_S:
                 continue
             name, silent = ear.node.name, f"{ear.silent_s():.0f} s"
             if ear.refused_s is not None and time.monotonic() - ear.refused_s >= SILENT_S:
@@ -218,10 +227,10 @@ class Supervisor:
         deadline = time.monotonic() + (self._plan.isolation_timeout_s or 0.0) + LINGER_S
         while left and time.monotonic() < deadline:
             outcomes = each(left, self._stop, limit=int(self._plan.ssh["fanout"]))
-            back = [node for node, outcome in zip(left, outcomes, strict=True) if not isinstance(outcome, Exception)]
-            for node in back:
-                self._folder.note("node-heard", f"{node.name} is back, and what it still ran is ended")
-            left = [node for node in left if node not in back]
+            for node, outcome in zip(left, outcomes, strict=True):
+                if not isinstance(outcome, Exception):
+                    self._folder.note("node-heard", f"{node.name} is back, and what it still ran is ended")
+            left = [node for node, outcome in zip(left, outcomes, strict=True) if isinstance(outcome, Unreachable)]
             time.sleep(RETRY_S if left else 0.0)
 
 

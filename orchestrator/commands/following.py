@@ -10,10 +10,10 @@ from itertools import chain, islice
 
 from orchestrator import supervise
 from orchestrator.console import LineWriter, say, say_error, say_summary
-from orchestrator.errors import LaunchError, NodesError
+from orchestrator.errors import LaunchError, NodeError, NodesError
 from orchestrator.launchers.base import Launcher, Queue
 from orchestrator.logs.follow import Batch, Feed, history, live
-from orchestrator.logs.merge import LogLine
+from orchestrator.logs.merge import LogLine, in_order
 from orchestrator.plan import GRACE_S, LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder
@@ -38,6 +38,7 @@ class Watch:
         self._nodes: dict[str, NodeObservation] = {}
         self._queue: Queue | None = None
         self._asked = float("-inf")
+        self._lost: dict[str, NodeError] = {}
 
     def past(self, *, tail: int | None, unfinished: bool) -> None:
         """Print what is there already, or the last `tail` lines of it; `unfinished` lines too if no more is expected."""
@@ -80,8 +81,11 @@ class Watch:
 
     def _rest(self) -> None:
         for feed in self._feeds:
-            while lines := feed.read(wait_s=0):
-                self._write(lines)
+            try:
+                while lines := feed.read(wait_s=0):
+                    self._write(lines)
+            except NodeError as error:
+                self._write(feed.gaps(error))
         self._write(self._unfinished())
 
     def _ended(self) -> bool:
@@ -95,21 +99,35 @@ class Watch:
             yield from feed.rest()
 
     def _follow(self, job: str | None) -> None:
-        """Until the run looks over."""
-        silent = {id(feed) for feed in self._feeds}
-        with live(self._feeds) as batches:
-            for batch in batches:
-                self._take(batch, silent)
-                if not silent and self._looks_over(job):
+        """Until the run looks over, and everything that was read by then is printed."""
+        unheard = {id(feed) for feed in self._feeds}
+        unread: set[int] | None = None  # once the run is over: the feeds from which more may have been queued
+        finished: set[int] = set()
+        with live(self._feeds) as arrivals:
+            for batches in arrivals:
+                self._write(in_order([batch.lines for batch in batches]))
+                for batch in batches:
+                    self._take(batch, unheard)
+                finished |= {id(batch.feed) for batch in batches if batch.is_last}
+                if unread is not None:
+                    unread -= {id(batch.feed) for batch in batches if not batch.lines}
+                elif self._ended() or (not unheard and self._looks_over(job)):
+                    unread = {id(feed) for feed in self._feeds if feed.place.name not in self._lost} - finished
+                if unread is not None and not unread - finished:
                     return
 
-    def _take(self, batch: Batch, silent: set[int]) -> None:
+    def _take(self, batch: Batch, unheard: set[int]) -> None:
+        name = batch.feed.place.name
         if batch.error is not None:
-            raise NodesError([batch.error], self._plan.node_count)
-        self._write(batch.lines)
+            if name not in self._lost:
+                say(f"warning: {name}: {batch.error}; trying again, the others go on")
+            self._lost[name] = batch.error
+            return
+        if self._lost.pop(name, None) is not None:
+            say(f"{name} is heard again, and read on where it was lost")
         self._nodes |= {node.node: node for node in batch.nodes}
         if not batch.lines or batch.nodes:
-            silent.discard(id(batch.feed))
+            unheard.discard(id(batch.feed))
 
     def _looks_over(self, job: str | None) -> bool:
         """Whether the run has ended by what was heard; a change of state goes into its record."""

@@ -63,12 +63,14 @@ def _start(
 ) -> RunFolder:
     """Write the record before anything starts; a launch that fails is a FAILED run with nothing left running."""
     folder = Store(home(os.environ)).create(record)
+    is_starting = False
     try:
         with ThreadPoolExecutor(1) as aside:
             connecting = aside.submit(launcher.connect)  # waits for the network; the record is completed meanwhile
             folder.write_plan(plan)
             folder.update(state=RunState.STARTING, code=_code(folder, private))
             connecting.result()
+        is_starting = True
         job = launcher.start(bundle)
     except OrchError as exc:
         _end(folder, RunState.FAILED, str(exc))
@@ -76,6 +78,9 @@ def _start(
     except OSError as exc:
         raise _given_up(folder, launcher, RunState.FAILED, f"the launch failed: {exc}") from exc
     except KeyboardInterrupt:
+        if not is_starting:
+            _end(folder, RunState.STOPPED, "interrupted while connecting")
+            raise LaunchError("interrupted while connecting; nothing was started") from None
         raise _given_up(folder, launcher, RunState.STOPPED, "interrupted during the launch") from None
     folder.update(slurm_job=job, started=True, launching=None)
     if plan.launcher == "ssh":  # Slurm supervises its jobs itself

@@ -27,6 +27,7 @@ class Filter:
     ranks: str | None = None
     pattern: str | None = None
     since: str | None = None
+    stream: str | None = None
 
 
 def logs(run: str, wanted: Filter, *, follow: bool, tail: int | None, as_json: bool) -> int:
@@ -63,12 +64,15 @@ def _keep(wanted: Filter, plan: LaunchPlan, now: float) -> Keep:
     nodes = _nodes(wanted.nodes, plan)
     ranks = _ranks(wanted.ranks, plan)
     pattern = _pattern(wanted.pattern)
+    if wanted.stream not in (None, "out", "err", "event"):
+        raise UsageError(f"--stream {wanted.stream}: no such stream", hint="out, err or event")
     earliest = now - seconds("--since", wanted.since) if wanted.since else None
 
     def keep(line: LogLine) -> bool:
         return (
             (nodes is None or line.node in nodes)
             and (ranks is None or line.rank in ranks)
+            and (wanted.stream is None or line.stream == wanted.stream)
             and (earliest is None or line.time >= earliest)
             and (pattern is None or pattern.search(line.text) is not None)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,11 +15,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder on some machine that holds node folders of the run; `nodes` None means whichever appear there."""
+    """
+    A folder on some machine that holds node folders of the run; `nodes` None means whichever appear there.
 
-    endpoint: Endpoint
+    `reach` gives the machine's endpoint, connected anew where the connection was lost.
+    """
+
+    reach: Callable[[], Endpoint]
     attempt_dir: str
     nodes: tuple[str, ...] | None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The machine at one's service; a NodeError when it cannot be reached."""
+        return self.reach()
+
+    @property
+    def name(self) -> str:
+        """What to call it in a message."""
+        return ", ".join(self.nodes) if self.nodes else "the shared folder"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from orchestrator import plan as plans
 from orchestrator import rendezvous
@@ -68,7 +69,7 @@ class DirectLauncher:
                 raise
             self.unreachable = exc.failures
         reached = [node for node in plan.nodes if self._reached(node)]
-        return [Place(self._endpoints[node.name], plan.attempt_dir(node), (node.name,)) for node in reached]
+        return [Place(partial(self.reach, node), plan.attempt_dir(node), (node.name,)) for node in reached]
 
     def queue(self, job: str | None) -> Queue | None:  # noqa: ARG002  no scheduler here
         """No scheduler here."""

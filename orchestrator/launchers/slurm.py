@@ -71,7 +71,8 @@ class SlurmLauncher:
 
     def places(self) -> Sequence[Place]:
         """One place with all nodes: which they are is seen there once they have started."""
-        return [Place(self._endpoint(), self._plan.attempt_dir(self._plan.head), None)]
+        self._endpoint()
+        return [Place(self._endpoint, self._plan.attempt_dir(self._plan.head), None)]
 
     def queue(self, job: str | None) -> Queue | None:
         """Slurm's word on the job; one whose id was never recorded is found by its name."""
@@ -98,7 +99,7 @@ class SlurmLauncher:
             self._connection = None
 
     def _endpoint(self) -> Endpoint:
-        if self._connection is None:
+        if self._connection is None or not self._connection.connected:
             self._connection = Endpoint.connect(self._transport(self._plan.head), self._plan.head.python)
         return self._connection
 

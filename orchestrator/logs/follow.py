@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.errors import NodeError
 from orchestrator.launchers.base import Place
@@ -18,6 +20,7 @@ CHUNK_BYTES = 1 << 20
 HISTORY_CHUNK_BYTES = 1 << 16  # one such chunk per file is held while merging
 POLL_S = 1.0
 WAITING_BATCHES = 16
+FIRST_RETRY_S, LAST_RETRY_S = 0.2, 5.0
 
 
 @dataclass(slots=True)
@@ -50,6 +53,17 @@ class Feed:
         now = time.time()
         return [line for node in self.nodes.values() for line in node.close(now)]
 
+    def gaps(self, error: NodeError) -> list[LogLine]:
+        """What to say of the place's nodes when they cannot be read to the end."""
+        now = time.time()
+        lines = []
+        for name in self.place.nodes or sorted(self.nodes):
+            missing = self._lines_of(name).known_missing
+            size = f"at least {missing} bytes" if missing else "how much is not known"
+            text = f"gap: {name} cannot be read ({error}); what its ranks wrote since is not in this log, {size}"
+            lines.append(LogLine(now, name, None, "event", text))
+        return lines
+
     def _lines_of(self, node: str) -> NodeLines:
         return self.nodes.setdefault(node, NodeLines(node))
 
@@ -78,17 +92,23 @@ def _file_history(feed: Feed, file: str, size: int) -> Iterator[LogLine]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one place had to say: lines, or when it was silent, how its nodes are."""
+    """What one place had to say: lines, or when it was silent, how its nodes are; or why it cannot be heard for now."""
 
     feed: Feed
     lines: Sequence[LogLine] = ()
     nodes: Sequence[NodeObservation] = ()
     error: NodeError | None = None
+    is_last: bool = False
+    """All agents of the place have ended, and all that they left is read."""
 
 
 @contextmanager
-def live(feeds: Sequence[Feed]) -> Iterator[Iterator[Batch]]:
-    """Follow all places at once, each in a thread of its own, until the context ends."""
+def live(feeds: Sequence[Feed]) -> Iterator[Iterator[list[Batch]]]:
+    """
+    Follow all places at once, each in a thread of its own, until the context ends.
+
+    Yields what has come meanwhile, together. A place that is lost is tried again, and read on where it stopped.
+    """
     batches: queue.Queue[Batch] = queue.Queue(maxsize=WAITING_BATCHES)
     over = threading.Event()
     threads = [threading.Thread(target=_pump, args=(feed, batches, over), daemon=True) for feed in feeds]
@@ -102,27 +122,43 @@ def live(feeds: Sequence[Feed]) -> Iterator[Iterator[Batch]]:
             thread.join(timeout=POLL_S * 2)
 
 
-def _until_all_ended(batches: queue.Queue[Batch], threads: Sequence[threading.Thread]) -> Iterator[Batch]:
+def _until_all_ended(batches: queue.Queue[Batch], threads: Sequence[threading.Thread]) -> Iterator[list[Batch]]:
     while True:
         try:
-            yield batches.get(timeout=POLL_S)
+            some = [batches.get(timeout=POLL_S)]
         except queue.Empty:
             if not any(thread.is_alive() for thread in threads) and batches.empty():
                 return
+            yield []
+            continue
+        with contextlib.suppress(queue.Empty):
+            while len(some) < WAITING_BATCHES:
+                some.append(batches.get_nowait())
+        yield some
 
 
 def _pump(feed: Feed, batches: queue.Queue[Batch], over: threading.Event) -> None:
+    pause_s = FIRST_RETRY_S
+    while not over.is_set():
+        ended = _ended(feed)  # then nothing more is written, and nothing is waited for
+        try:
+            batch = _next(feed, wait_s=0 if ended else POLL_S)
+        except NodeError as exc:
+            _offer(batches, Batch(feed, error=exc), over)
+            over.wait(pause_s * random.uniform(0.5, 1.5))  # noqa: S311  it spreads many readers' retries, it is no secret
+            pause_s = min(2 * pause_s, LAST_RETRY_S)
+            continue
+        pause_s = FIRST_RETRY_S
+        is_last = ended and not batch.lines
+        _offer(batches, replace(batch, is_last=is_last), over)
+        if is_last:
+            return
+
+
+def _next(feed: Feed, *, wait_s: float) -> Batch:
     place = feed.place
-    try:
-        while not over.is_set():
-            ended = _ended(feed)  # then nothing more is written, and nothing is waited for
-            lines = feed.read(wait_s=0 if ended else POLL_S)
-            nodes = [] if lines else place.endpoint.observe(place.attempt_dir, place.nodes)
-            _offer(batches, Batch(feed, lines, nodes), over)
-            if ended and not lines:
-                return
-    except NodeError as exc:
-        _offer(batches, Batch(feed, error=exc), over)
+    lines = feed.read(wait_s=wait_s)
+    return Batch(feed, lines, [] if lines else place.endpoint.observe(place.attempt_dir, place.nodes))
 
 
 def _ended(feed: Feed) -> bool:

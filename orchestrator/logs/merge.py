@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from orchestrator.logs.printable import printable
+
 Stream = Literal["out", "err", "event"]
 MAX_LINE_BYTES = 1 << 20
 """A longer line is cut into pieces of this size, so that a line without an end cannot fill the memory."""
@@ -23,10 +25,15 @@ class LogLine:
     rank: int | None
     stream: Stream
     text: str
+    goes_on: bool = False
+    """The line before it, of the same rank and stream, was cut because it was too long, and this is the next piece."""
 
     def to_json(self) -> dict[str, Any]:
-        """The fields in the order time, node, rank, stream, text."""
-        return asdict(self)
+        """The fields in the order time, node, rank, stream, text; `goes_on` only where it is so."""
+        data = asdict(self)
+        if not self.goes_on:
+            del data["goes_on"]
+        return data
 
 
 class FileLines:
@@ -42,6 +49,12 @@ class FileLines:
         self._marks: deque[tuple[int, float]] = deque()
         self._rest = b""
         self._end = 0
+        self._is_cut = False
+
+    @property
+    def known_missing(self) -> int:
+        """Bytes that the agent has told of, but that were not read."""
+        return max([0, *(size - self._end for size, _ in self._marks)])
 
     def mark(self, size: int, time: float) -> None:
         """The file had `size` bytes at `time`."""
@@ -59,7 +72,7 @@ class FileLines:
         while len(self._rest) > MAX_LINE_BYTES:
             at = _cut(self._rest, 0)
             piece, self._rest = self._rest[:at], self._rest[at:]
-            yield self._as_line(piece, self._end - len(self._rest), arrival)
+            yield self._as_line(piece, self._end - len(self._rest), arrival, is_cut=True)
 
     def close(self, arrival: float) -> Iterator[LogLine]:
         """Yield what stands after the last newline."""
@@ -71,17 +84,18 @@ class FileLines:
         first = 0
         while first < len(line) or not first:
             until = _cut(line, first)
-            yield self._as_line(line[first:until], end, arrival)
+            yield self._as_line(line[first:until], end, arrival, is_cut=until < len(line))
             if until >= len(line):
                 return
             first = until
 
-    def _as_line(self, line: bytes, end: int, arrival: float) -> LogLine:
+    def _as_line(self, line: bytes, end: int, arrival: float, *, is_cut: bool) -> LogLine:
         while self._marks and self._marks[0][0] < end:
             self._marks.popleft()
         time = self._marks[0][1] if self._marks else arrival
         node, rank, stream = self._of
-        return LogLine(time, node, rank, stream, line.removesuffix(b"\r").decode("utf-8", "replace"))
+        goes_on, self._is_cut = self._is_cut, is_cut
+        return LogLine(time, node, rank, stream, line.removesuffix(b"\r").decode("utf-8", "replace"), goes_on)
 
 
 def _cut(line: bytes, first: int) -> int:
@@ -118,6 +132,11 @@ class NodeLines:
         """The unfinished last lines."""
         return [line for file in self._files.values() for line in file.close(arrival)]
 
+    @property
+    def known_missing(self) -> int:
+        """Bytes of its ranks that are known to exist, but were not read."""
+        return sum(file.known_missing for file in self._files.values())
+
     def _file(self, name: str) -> FileLines:
         if name not in self._files:
             stem, _, stream = name.rpartition(".")
@@ -147,5 +166,10 @@ def _ascending(lines: Iterable[LogLine]) -> Iterator[LogLine]:
 
 
 def prefixed(line: LogLine) -> str:
-    """`[node:rank] text`, and `[node:-] text` for the agent's own."""
-    return f"[{line.node}:{'-' if line.rank is None else line.rank}] {line.text}"
+    """
+    `[node:rank] text`, and `[node:-] text` for the agent's own; a piece of a long line begins with `…`.
+
+    Every printed line begins with orch's own prefix, so one that imitates a prefix has two.
+    """
+    text = f"…{line.text}" if line.goes_on else line.text
+    return f"[{line.node}:{'-' if line.rank is None else line.rank}] {printable(text)}"

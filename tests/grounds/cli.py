@@ -80,6 +80,18 @@ class Orch:
         word = RunFolder(self.home / "runs" / run).supervisor()
         return int(word.split()[1]) if word and word.startswith("pid") else None
 
+    def supervisors(self) -> list[int]:
+        """The pids of the supervisors of all runs of this home, just started ones included."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            try:
+                words = (folder / "cmdline").read_bytes().split(b"\0") if folder.name.isdigit() else []
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if b"orchestrator.supervisor" in words and any(os.fsencode(self.home) in word for word in words):
+                found.append(int(folder.name))
+        return found
+
     def kill_supervisor(self, run: str) -> None:
         """SIGKILL for the run's supervisor, once it is there."""
         until(lambda: self.supervisor(run) is not None, what="the supervisor")

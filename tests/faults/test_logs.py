@@ -1,0 +1,146 @@
+"""Logs that lose nothing: connections are cut, readers are stuck, ranks write what they like."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.grounds.sshd import Farm
+from tests.until import until
+
+COUNT = 'i=0; while [ "$i" -lt 3000 ]; do i=$((i+1)); echo "line $i of $RANK"; sleep 0.002; done'
+
+
+@pytest.fixture
+def orch(farm: Farm, tmp_path: Path) -> Orch:
+    """orch beside an inventory.yaml of two nodes with one rank each."""
+    farm.inventory(tmp_path, nodes=2)
+    return Orch(tmp_path)
+
+
+def _lines_of(text: str, node: str, rank: int) -> list[str]:
+    return re.findall(rf"^\[{node}:{rank}\] (.*)$", text, re.MULTILINE)
+
+
+def _written(orch: Orch, run: str, node: str, rank: int) -> list[str]:
+    return (orch.node_folder(run, node) / f"rank-{rank}.out").read_text("utf-8").splitlines()
+
+
+def test_cut_connections_cost_no_line_and_repeat_none(orch: Orch, farm: Farm) -> None:
+    with orch.start("ssh-launch", "--", "sh", "-c", COUNT) as watcher:
+        text, said = _followed_through_cuts(watcher, farm)
+    assert watcher.returncode == 0, said
+    assert "trying again" in said
+    assert "is heard again" in said
+    run = orch.records()[-1]["id"]
+    for rank, node in enumerate(("n0", "n1")):
+        assert (
+            _lines_of(text, node, rank)
+            == _written(orch, run, node, rank)
+            == [f"line {number} of {rank}" for number in range(1, 3001)]
+        )
+
+
+def _followed_through_cuts(watcher: subprocess.Popen[str], farm: Farm) -> tuple[str, str]:
+    """What it printed while every connection was cut three times."""
+    assert watcher.stdout is not None
+    seen: list[str] = []
+    for mark in ("line 300 of 0", "line 900 of 1", "line 1500 of 0"):
+        while mark not in (line := watcher.stdout.readline()):
+            assert line, "the log ended"
+            seen.append(line)
+        seen.append(line)
+        farm.drop_connections()
+    assert watcher.stderr is not None
+    text = "".join(seen) + watcher.stdout.read()  # communicate() would leave out what readline() has buffered
+    said = watcher.stderr.read()
+    return text, said
+
+
+def test_stuck_reader_blocks_no_rank_and_loses_nothing(orch: Orch) -> None:
+    """A terminal that is stopped with Ctrl-S: orch's pipe is full, the ranks write on."""
+    script = 'i=0; while [ "$i" -lt 20000 ]; do i=$((i+1)); echo "line $i of $RANK padded to be long enough"; done'
+    watcher = orch.start("ssh-launch", "--", "sh", "-c", script)
+    until(lambda: orch.records() and orch.records()[-1]["state"] == "DONE", what="the ranks to end", deadline_s=60)
+    text, _ = watcher.communicate(timeout=60)
+    for rank, node in enumerate(("n0", "n1")):
+        assert len(_lines_of(text, node, rank)) == 20000
+
+
+def test_flood_of_one_node_does_not_starve_the_other(orch: Orch) -> None:
+    script = 'if [ "$RANK" = 0 ]; then exec yes flood; fi; for i in 1 2 3 4 5; do echo "drop $i"; sleep 0.2; done; sleep 1000'
+    watcher = orch.start("ssh-launch", "--", "sh", "-c", script)
+    assert watcher.stdout is not None
+    while "drop 5" not in (line := watcher.stdout.readline()):
+        assert line, "the log ended"
+    orch("stop")
+    os.killpg(watcher.pid, signal.SIGKILL)
+    watcher.communicate()
+
+
+def test_any_bytes_are_shown_harmless_and_kept_as_they_are(orch: Orch) -> None:
+    program = (
+        "import sys; out = sys.stdout.buffer\n"
+        r"out.write(b'\x1b]0;owned\x07\x1b[31mred\x1b[0m\n\xff\xfe\x00binary\n 1%\r 99%\r100%\n[n1:1] I am n1\n')"
+        "\nout.write(b'no newline')\n"
+    )
+    (orch.cwd / "noisy.py").write_text(program)
+    done = orch("ssh-launch", "--nodes", "n0", "--", "noisy.py")
+    shown = _lines_of(done.stdout, "n0", 0)
+    assert shown == ["\\x1b]0;owned\\x07red", "��\\x00binary", "100%", "[n1:1] I am n1", "no newline"]
+    assert "\x1b" not in done.stdout
+    raw = orch.node_folder(orch.records()[-1]["id"], "n0") / "rank-0.out"
+    assert raw.read_bytes().startswith(b"\x1b]0;owned\x07\x1b[31mred\x1b[0m\n\xff\xfe\x00binary\n 1%\r 99%\r100%\n")
+
+
+def test_ten_megabyte_line_is_printed_in_pieces_and_memory_is_bounded(orch: Orch) -> None:
+    (orch.cwd / "long.py").write_text("print('x' * (10 << 20)); print('after')")
+    orch("ssh-launch", "--detach", "--nodes", "n0", "--", "long.py")
+    until(lambda: orch.records()[-1]["state"] == "DONE", what="the end")
+    probe = "import resource, subprocess, sys; out = subprocess.run(sys.argv[1:], stdout=-1).stdout; print(len(out), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    argv = [orch.argv(())[0], "-c", probe, *orch.argv(("logs", "--stream", "out"))]
+    done = subprocess.run(
+        argv, cwd=orch.cwd, env=orch.environ(), check=True, capture_output=True, text=True, timeout=60
+    )
+    size, peak_kib = (int(word) for word in done.stdout.split())
+    assert size > 10 << 20
+    assert peak_kib < 200 << 10
+    lines = orch.lines("--stream", "out")
+    assert [line.get("goes_on", False) for line in lines] == [False, *[True] * 9, False]
+    assert lines[-1]["text"] == "after"
+
+
+@pytest.mark.parametrize(("stream", "texts"), [("out", {"to out"}), ("err", {"to err"})])
+def test_one_stream_alone(orch: Orch, stream: str, texts: set[str]) -> None:
+    orch("ssh-launch", "--", "sh", "-c", "echo to out; echo to err >&2")
+    assert {line["text"] for line in orch.lines("--stream", stream)} == texts
+    assert "no such stream" in orch("logs", "--stream", "both", code=2).stderr
+
+
+def test_two_terminals_see_the_same(orch: Orch) -> None:
+    run = orch("ssh-launch", "--detach", "--", "sh", "-c", COUNT.replace("3000", "300")).stdout.strip()
+    readers = [orch.start("logs", "-f", run, "--json") for _ in range(2)]
+    texts = [[json.loads(line) for line in reader.communicate(timeout=60)[0].splitlines()] for reader in readers]
+    for lines in texts:
+        for rank in (0, 1):
+            own = [line["text"] for line in lines if line["rank"] == rank]
+            assert own == [f"line {number} of {rank}" for number in range(1, 301)]
+
+
+def test_node_that_is_gone_is_a_gap_in_the_log(orch: Orch, farm: Farm) -> None:
+    watcher = orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000")
+    assert watcher.stdout is not None
+    for _ in range(2):
+        while "up" not in watcher.stdout.readline():
+            pass
+    with farm.down():
+        text, said = watcher.communicate(timeout=100)
+    assert watcher.returncode == 1, said
+    assert re.search(r"^\[n0:-\] gap: n0 cannot be read", text, re.MULTILINE)
