@@ -99,15 +99,20 @@ class Host(Machine):
     def processes(self) -> dict[int, str]:
         """Pid, as the tests see it, -> command name of all that was started here; sshd's own processes are left out."""
         own = {self.pid, self._starter}
-        return {pid: name for pid, name in self.everything().items() if pid not in own and not is_connection(name)}
+        started = {pid: name for pid, name in self.everything().items() if pid not in own and not is_connection(name)}
+        return {pid: name for pid, name in started.items() if name != "nsenter"}  # waits outside for what it started
 
-    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        """Run a command here as the account, in its home."""
+    def enter_as_account(self) -> tuple[str, ...]:
+        """Begin of a command line whose rest then runs on this host as the account, in its home."""
         ground = self._ground
         who = ("--setuid", str(ground.uid), "--setgid", str(ground.gid))
         environ = (f"HOME={ground.home}", f"USER={ground.user}", f"LOGNAME={ground.user}", f"PATH={os.defpath}")
-        enter = self.enter()
-        command = [*enter[:-1], *who, "--", "env", "-i", "-C", str(ground.home), *environ, *argv]
+        *enter, end = self.enter()
+        return (*enter, *who, end, "env", "-i", "-C", str(ground.home), *environ)
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run a command on this host as the account, in its home."""
+        command = [*self.enter_as_account(), *argv]
         return subprocess.run(
             command, check=False, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
         )
