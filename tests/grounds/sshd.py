@@ -127,9 +127,7 @@ class Farm:
 
     def connections(self) -> dict[int, str]:
         """Pid -> command name of what sshd has started for connections that are open."""
-        return {
-            pid: name for pid, name in self._keeper.processes().items() if is_connection(name) and pid != self._pid
-        }
+        return {pid: name for pid, name in self._keeper.processes().items() if is_connection(name) and pid != self._pid}
 
     @contextlib.contextmanager
     def restarted(self, **options: str) -> Iterator[None]:
