@@ -12,7 +12,14 @@ from tests.grounds.hosts import Hosts, open_hosts
 from tests.grounds.slurm import Cluster, open_cluster
 from tests.grounds.sshd import Farm, open_farm
 
-_MARKED_BY_FIXTURE = {"farm": "ssh", "farm_ground": "ssh", "cluster": "slurm", "cluster_ground": "slurm"}
+_MARKED_BY_FIXTURE = {
+    "farm": "ssh",
+    "farm_ground": "ssh",
+    "hosts": "hosts",
+    "hosts_ground": "hosts",
+    "cluster": "slurm",
+    "cluster_ground": "slurm",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,9 +35,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("slurm"):
             # one cluster a session, however many workers there are
             item.add_marker(pytest.mark.xdist_group("slurm"))
-        if "hosts" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.ssh)
-            item.add_marker(pytest.mark.xdist_group("hosts"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -66,14 +70,14 @@ def farm(farm_ground: Farm) -> Iterator[Farm]:
 
 @pytest.fixture(scope="session")
 def hosts_ground() -> Iterator[Hosts]:
-    """The hosts of this session; tests take `hosts`."""
-    with open_hosts(3) as hosts:
+    """The three hosts of this session, for fixtures of wider scope; tests take `hosts`."""
+    with open_hosts() as hosts:
         yield hosts
 
 
 @pytest.fixture
 def hosts(hosts_ground: Hosts) -> Iterator[Hosts]:
-    """Three hosts and a controller that can be cut off; what a test broke is healed after it."""
+    """Three hosts and a controller; faults and what a test leaves running there end with the test."""
     yield hosts_ground
     hosts_ground.heal()
 

@@ -36,6 +36,7 @@ from orchestrator.node.processes import (
     PR_SET_PDEATHSIG,
     TICK_S,
     Inherited,
+    await_signal,
     descendants,
     end_descendants,
     prctl,
@@ -121,9 +122,9 @@ class Agent:
             self.events.flush()
             self.mark_offsets()
             self.mind_contact()
-            info = signal.sigtimedwait(CAUGHT, TICK_S)
-            if info is not None:
-                self.on_signal(info.si_signo)
+            number = await_signal(CAUGHT, TICK_S)
+            if number is not None:
+                self.on_signal(number)
         self.next_mark_s = 0.0
         self.mark_offsets()
         return self.finish()
@@ -164,9 +165,9 @@ class Agent:
 
     def hear_of_a_stop(self) -> None:
         """A rank ended by SIGTERM may have had it from who stops the whole job, a moment before the agent gets its own."""
-        info = signal.sigtimedwait({signal.SIGTERM}, SAME_SIGNAL_S)
-        if info is not None:
-            self.on_signal(info.si_signo)
+        number = await_signal({signal.SIGTERM}, SAME_SIGNAL_S)
+        if number is not None:
+            self.on_signal(number)
 
     def stop(self, reason: str) -> None:
         self.stopping = True

@@ -19,6 +19,7 @@ SUPERVISED = "supervised"  # in the node folder: the addresses of the peers, tou
 SILENT_S = 5.0  # the supervisor's beats come at least every 3 s
 KNOCK_WAIT_S = 3.0
 KNOCKS = 6  # within the isolation timeout
+PAUSED_S = 3.0  # an agent looks four times a second: between looks so far apart it did not run
 MOST_KNOCKS = 3
 
 
@@ -91,7 +92,7 @@ class Contact:
         self._next_knock_s = 0.0
         self._pause_s = isolation_s / KNOCKS
         self._has_answered = not is_head  # the ranks will meet at the rendezvous; a peer may hide behind a firewall
-        self._supervisor_s = self._peer_s = time.monotonic()
+        self._supervisor_s = self._peer_s = self._look_s = time.monotonic()
 
     def unsupervised_s(self) -> float:
         """For how long no supervisor was heard."""
@@ -99,9 +100,13 @@ class Contact:
             stamp: Optional[int] = os.stat(self._path).st_mtime_ns
         except FileNotFoundError:
             stamp = None
+        now = time.monotonic()
         if stamp != self._stamp:  # the clock of the file may jump, this one does not
-            self._stamp, self._supervisor_s = stamp, time.monotonic()
-        return time.monotonic() - self._supervisor_s
+            self._stamp, self._supervisor_s = stamp, now
+        if now - self._look_s > PAUSED_S:  # the whole host may have slept: what was not heard then proves nothing
+            self._supervisor_s = self._peer_s = now
+        self._look_s = now
+        return now - self._supervisor_s
 
     def isolated_s(self) -> float:
         """For how long neither the supervisor nor a peer was heard; 0 where no peer has ever answered."""

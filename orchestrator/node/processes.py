@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, FrozenSet, NamedTuple
 from orchestrator.node.machine import stat_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 TICK_S = 0.25
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -32,6 +32,22 @@ def prctl(option: int, value: int) -> None:
     """Set an attribute of this process; OSError when the kernel knows no such thing."""
     if LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+
+
+def await_signal(numbers: Iterable[int], wait_s: float) -> int | None:
+    """
+    The next of these blocked signals, or None after wait_s. SIGALRM is the clock.
+
+    Not sigtimedwait: after the process was stopped (SIGSTOP, a debugger) beyond its deadline, Python's returns rubbish.
+    """
+    signal.setitimer(signal.ITIMER_REAL, wait_s)
+    number = signal.sigwait({*numbers, signal.SIGALRM})
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    if number == signal.SIGALRM:
+        return None
+    if signal.SIGALRM in signal.sigpending():  # it rang in between
+        signal.sigwait({signal.SIGALRM})
+    return number
 
 
 def stat_of(pid: int) -> tuple[str, int, int] | None:
@@ -90,7 +106,7 @@ def end_descendants() -> None:
             signal_descendants(signal.SIGKILL, set())
             for _ in reap():
                 pass
-            signal.sigtimedwait({signal.SIGCHLD}, TICK_S)
+            await_signal({signal.SIGCHLD}, TICK_S)
     except ChildProcessError:  # a sub-reaper without a child has no descendant
         return
 

@@ -60,7 +60,7 @@ def test_ranks_meet_at_the_heads_address(orch: Orch) -> None:
 @pytest.mark.parametrize("index", [0, 1])
 def test_node_that_is_gone_for_good_fails_the_run_everywhere_else(orch: Orch, hosts: Hosts, index: int) -> None:
     run = _started(orch)
-    hosts[index].die()
+    hosts[index].kill()
     until(lambda: _over(orch, run), what="the verdict", deadline_s=30)
     record = _record(orch, run)
     assert record["state"] == "FAILED"
@@ -109,10 +109,10 @@ def test_run_goes_on_while_its_supervisor_is_cut_off(orch: Orch, hosts: Hosts) -
 def test_node_that_only_the_supervisor_cannot_hear_goes_on(orch: Orch, hosts: Hosts) -> None:
     """One way only: what the controller sends to h1 arrives, the answers are lost."""
     run = _started(orch, "--isolation-timeout", "5s")
-    hosts.controller.drop_from(hosts[1])
+    hosts.block(hosts[1], hosts.controller)
     until(lambda: "others reach it" in _noted(orch, run), what="a witness", deadline_s=40)
     assert _record(orch, run)["state"] == "RUNNING"
-    hosts[1].send_to_all()
+    hosts.unblock(hosts[1], hosts.controller)
     until(lambda: "h1 is heard again" in _noted(orch, run), what="the node to be heard", deadline_s=40)
     orch("stop", run)
     assert _record(orch, run)["state"] == "STOPPED"

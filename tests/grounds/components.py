@@ -14,6 +14,7 @@ _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin
 
 PROGRAMS = {
     "ssh": ("sshd", "ssh", "ssh-keygen"),
+    "hosts": ("unshare", "nsenter", "ip", "bridge", "sshd", "ssh", "ssh-keygen"),
     "slurm": ("slurmctld", "slurmd", "munged", "sbatch"),
 }
 
@@ -34,7 +35,11 @@ def module(name: str) -> None:
 
 def missing(what: str) -> NoReturn:
     """Skip the test, naming what is missing; in CI nothing may be missing, so fail."""
-    message = f"{what} is not installed (scripts/install-test-components.sh lists what the tests need)"
+    unavailable(f"{what} is not installed (scripts/install-test-components.sh lists what the tests need)")
+
+
+def unavailable(message: str) -> NoReturn:
+    """Skip the test for a reason that is an error in CI."""
     if os.environ.get("CI"):
         pytest.fail(message)
     pytest.skip(message)

@@ -1,291 +1,284 @@
 """
-Real hosts that can be cut off: network namespaces joined by a bridge, each with a hostname, processes, files and an sshd of its own.
+Real hosts that can be cut off: each with its own name, address, processes, files and sshd, joined by a bridge.
 
-The machine that orch runs on is one more member of the network, so its line can be cut as well. All hosts share one
-kernel: a host that comes back has the same boot id as before. Everything lives in namespaces that this module made.
+They are namespaces (see machines.py), so the kernel, its clock and all files but home, /etc/hosts and /dev/shm are shared.
+Nothing of them is seen from outside, and they go with the tests, however those end. Only root can make them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import pwd
+import secrets
+import shutil
 import signal
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.grounds import accounts
+from tests.grounds import accounts, components
 from tests.grounds.accounts import Account
 from tests.grounds.cli import Orch
-from tests.grounds.components import missing, program
+from tests.grounds.components import program
 from tests.grounds.inventories import write_inventory
-from tests.grounds.keeper import Keeper, children_of, kill, kill_each
+from tests.grounds.keeper import Keeper, kill, kill_each
+from tests.grounds.machines import SUBNET, Controller, Machine, first_process
 from tests.grounds.python import node_python
-from tests.grounds.sshd import make_key, write_entrance
+from tests.grounds.ssh_files import (
+    authorize,
+    client_settings,
+    known_hosts_line,
+    server_settings,
+    write_client_config,
+    write_server_config,
+)
+from tests.grounds.sshd import is_connection, make_key
 from tests.until import until
 
 PORT = 22
-_NETWORK = "10.77.0"
-_CONTROLLER = 254
-_NOBODY = "02:00:00:00:de:ad"
+_BOOT = """
+mount --bind "$FOLDER/etc-hosts" /etc/hosts
+mount --bind "$FOLDER/$NAME/home" "$FOLDER/home"
+mount --bind "$FOLDER/$NAME/boot_id" /proc/sys/kernel/random/boot_id
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+hostname "$NAME"
+exec "$SSHD" -D -e -f "$FOLDER/$NAME/sshd_config"
+"""
 
 
-@dataclass(slots=True)
-class Member:
-    """A network namespace with a cable to the bridge."""
+class Host(Machine):
+    """One of the hosts; its sshd is its pid 1."""
 
-    name: str
-    address: str
-    keeper: Keeper
-    pid: int
-    """A process in its namespaces, seen from outside."""
-    switch: int
-    """A process in the bridge's namespace."""
-
-    def enter(self, *kinds: str) -> list[str]:
-        """The words before a command that is to run in these namespaces of it."""
-        return [program("nsenter"), "--target", str(self.pid), *(f"--{kind}" for kind in kinds)]
-
-    def link(self, *, up: bool) -> None:
-        """Plug the cable in, or pull it: nothing gets in or out then, and nobody is told."""
-        _run(*_enter(self.switch), program("ip"), "link", "set", self.name, "up" if up else "down")
-
-    def drop_from(self, other: Member) -> None:
-        """Lose silently what comes from the other member: it sends to an Ethernet address that nobody has."""
-        way = ["neighbour", "replace", self.address, "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent"]
-        _run(*_enter(other.pid), program("ip"), *way)
-
-    def send_to_all(self) -> None:
-        """Take back every `drop_from` that was made with this member as the other one."""
-        _run(*_enter(self.pid), program("ip"), "neighbour", "flush", "dev", "eth0", "nud", "permanent")
-
-
-@dataclass(slots=True)
-class Host(Member):
-    """A member that one can log in to; `home` is the account's, a file system of this host alone."""
-
-    home: Path
-    config: Path
-
-    def run(self, *argv: str) -> str:
-        """What a command prints that root runs on the host."""
-        return _run(*self.enter("net", "uts", "pid", "mount"), *argv)
-
-    def path(self, inside: Path | str) -> Path:
-        """A file of the host, as it is reached from outside."""
-        return Path(f"/proc/{self.pid}/root", str(inside).lstrip("/"))
-
-    def processes(self) -> dict[int, str]:
-        """Pid, as seen from outside, -> command name of all that runs on the host but sshd's own."""
-        return {pid: name for pid, name in self.keeper.processes_below(self.pid).items() if not name.startswith("sshd")}
+    def __init__(self, ground: Hosts, index: int) -> None:
+        super().__init__(f"h{index}", number=1 + index, switch=ground.controller)
+        self._ground = ground
+        self._folder = ground.folder / self.name
+        self._home = self._folder / "home"
+        self._frozen: list[int] = []
+        self._home.mkdir(parents=True, mode=0o700)
+        self._folder.chmod(0o755)
+        os.chown(self._home, ground.uid, ground.gid)
+        self.host_key = make_key(self._folder / "host_key")
+        settings = server_settings(host_key=self.host_key, authorized_keys=ground.authorized_keys)
+        listen = {"ListenAddress": f"0.0.0.0:{PORT}", "AllowUsers": f"{ground.user}@{SUBNET}.0/24"}
+        write_server_config(self._folder / "sshd_config", {**listen, **settings})
 
     def freeze(self) -> None:
-        """Stop every process: the kernel still takes connections, but nobody says a word."""
-        for pid in self.keeper.processes_below(self.pid):
-            kill(pid, signal.SIGSTOP)
+        """Stop all processes; the kernel goes on, so connections are still taken and bytes still acknowledged."""
+
+        def stop() -> bool:
+            running = [pid for pid in self.everything() if _state(pid) not in "TZX"]
+            for pid in running:
+                kill(pid, signal.SIGSTOP)
+            self._frozen += running
+            return not running
+
+        until(stop, what=f"all of {self.name} to stop")
 
     def thaw(self) -> None:
-        """Let every process go on."""
-        for pid in self.keeper.processes_below(self.pid):
+        """Continue what `freeze` stopped."""
+        for pid in set(self._frozen) & set(self.everything()):
             kill(pid, signal.SIGCONT)
+        self._frozen.clear()
 
-    def die(self) -> None:
-        """Lose power: every process is gone, and nothing answers."""
+    def kill(self) -> None:
+        """Cut the power: nothing of the host is left but its files, and nobody hears of it."""
         self.link(up=False)
-        until(lambda: not kill_each(self.keeper.processes_below(self.pid)), what="the host's processes to end")
+        until(lambda: not kill_each(self.everything()), what=f"{self.name} to die")
+        self.unplug()
+        self.release()
+        self._frozen.clear()
 
-    def boot(self) -> None:
-        """Start sshd, with the cable plugged in."""
-        self.link(up=True)
-        log = self.config.with_suffix(".log")
-        env = {"PATH": os.environ.get("PATH", os.defpath)}
-        self.keeper.start([program("sshd"), "-D", "-e", "-f", str(self.config)], env=env, log=log)
-        ready = ["bash", "-c", f"read -r -n 4 word < /dev/tcp/{self.address}/{PORT}; echo $word"]
-        until(
-            lambda: _said([*self.enter("net"), *ready]).startswith("SSH"),
-            what=lambda: f"sshd of {self.name}: {log.read_text('utf-8') if log.exists() else 'no log'}",
+    def revive(self) -> None:
+        """Switch on after `kill`: another boot id, the same address, keys and files, ways that were blocked are free."""
+        self.start()
+        self.wait_ready()
+
+    def processes(self) -> dict[int, str]:
+        """Pid, as the tests see it, -> command name of all that was started here; sshd's own processes are left out."""
+        own = {self.pid, self._starter}
+        started = {pid: name for pid, name in self.everything().items() if pid not in own and not is_connection(name)}
+        return {pid: name for pid, name in started.items() if name != "nsenter"}  # waits outside for what it started
+
+    def enter_as_account(self) -> tuple[str, ...]:
+        """Begin of a command line whose rest then runs on this host as the account, in its home."""
+        ground = self._ground
+        who = ("--setuid", str(ground.uid), "--setgid", str(ground.gid))
+        environ = (f"HOME={ground.home}", f"USER={ground.user}", f"LOGNAME={ground.user}", f"PATH={os.defpath}")
+        *enter, end = self.enter()
+        return (*enter, *who, end, "env", "-i", "-C", str(ground.home), *environ)
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run a command on this host as the account, in its home."""
+        command = [*self.enter_as_account(), *argv]
+        return subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
         )
 
+    def path(self, inside: str | Path) -> Path:
+        """Where the tests find a file of this host's home, given by its path there; also while the host is down."""
+        return self._home / Path(inside).relative_to(self._ground.home)
 
-@dataclass(slots=True)
+    def start(self) -> None:
+        """Boot; `wait_ready` says when logins are taken."""
+        ground = self._ground
+        (self._folder / "boot_id").write_text(f"{uuid.uuid4()}\n", encoding="ascii")
+        self._log.unlink(missing_ok=True)
+        unshare = (program("unshare"), "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+        names = {"NAME": self.name, "FOLDER": str(ground.folder), "SSHD": program("sshd")}
+        environ = {"PATH": os.environ["PATH"], **names}
+        self._hold(ground.keeper.start([*unshare, "sh", "-ec", _BOOT], env=environ, log=self._log))
+        self.pid = first_process(self._starter)
+        self.plug_in()
+        self.meet(ground.others(self))
+
+    def wait_ready(self) -> None:
+        """Return when sshd listens."""
+        until(lambda: "Server listening" in self._said(), what=lambda: f"sshd of {self.name}: {self._said()}")
+
+    def heal(self) -> None:
+        """Undo all faults, end all that was started and empty the home."""
+        if not self.is_up:
+            self._drop_remains()
+            self.revive()
+        self.thaw()
+        self.link(up=True)
+        self.meet(self._ground.others(self))
+        self.end_processes()
+        for entry in self._home.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+    def _drop_remains(self) -> None:
+        """After a test killed the first process by itself."""
+        if self._network is not None:
+            self.kill()
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "sshd.log"
+
+    def _said(self) -> str:
+        return self._log.read_text(encoding="utf-8") if self._log.exists() else ""
+
+
 class Hosts:
-    """The hosts h0, h1, … and the controller beside them; made by `open_hosts`."""
+    """The hosts, the controller, and what is needed to reach the former from the latter; made by `open_hosts`."""
 
-    folder: Path
-    account: Account
-    python: Path
-    client_key: Path
-    controller: Member
-    hosts: list[Host] = field(default_factory=list)
+    def __init__(self, folder: Path, account: Account, *, python: Path, keeper: Keeper, count: int) -> None:
+        self.folder = folder
+        self.user, self.home = account.user, account.home
+        """Whose login it is; every host has a home of its own at that path."""
+        self.uid, self.gid = account.home.stat().st_uid, account.home.stat().st_gid
+        self.python = python
+        """Interpreter for the nodes: sees torch when the tests do, never the project."""
+        self.keeper = keeper
+        self.client_key = make_key(folder / "client_key")
+        self.authorized_keys = authorize(self.client_key, folder / "authorized_keys")
+        (folder / "etc-hosts").touch()
+        self.controller = Controller(keeper, folder)
+        self.hosts = [Host(self, index) for index in range(count)]
+        names = "".join(f"{machine.address} {machine.name}\n" for machine in (self.controller, *self.hosts))
+        (folder / "etc-hosts").write_text(f"127.0.0.1 localhost\n{names}", encoding="utf-8")
+        lines = (known_hosts_line(f"{host.name},{host.address}", host.host_key) for host in self.hosts)
+        self.known_hosts = folder / "known_hosts"
+        self.known_hosts.write_text("".join(lines), encoding="utf-8")
+        self.ssh_config = self.write_ssh_config(folder / "ssh_config")
+        self.controller.meet(self.hosts)
+        for host in self.hosts:
+            host.start()
+        for host in self.hosts:
+            host.wait_ready()
 
     def __getitem__(self, index: int) -> Host:
         return self.hosts[index]
 
-    @property
-    def ssh_config(self) -> Path:
-        """What the controller's ssh goes by."""
-        return self.folder / "ssh_config"
+    def write_ssh_config(self, path: Path, **options: str) -> Path:
+        """Write a client configuration for names and addresses; `options` are ssh_config keywords that win."""
+        aliases = {host.name: host.address for host in self.hosts}
+        settings = client_settings(user=self.user, port=PORT, key=self.client_key, known_hosts=self.known_hosts)
+        return write_client_config(path, aliases, pattern=f"h? {SUBNET}.*", settings=settings, winning=options)
 
-    def inventory(self, folder: Path, *, devices: int = 1, **extra: object) -> Path:
-        """Write `folder`/inventory.yaml for all hosts; further keys are merged into what is written anyway."""
+    def inventory(self, folder: Path, *, nodes: Sequence[str] | None = None, devices: int = 1, **extra: object) -> Path:
+        """Write `folder`/inventory.yaml for all hosts or the named ones; mappings of `extra` are merged into what is there."""
+        chosen = [host for host in self.hosts if nodes is None or host.name in nodes]
         base = {
             "name": "hosts",
             "accelerator": "cpu",
             "devices": devices,
             "transport": "ssh",
-            "defaults": {"python": str(self.python), "workdir": str(self.account.home / "work")},
+            "defaults": {"python": str(self.python), "workdir": str(self.home / secrets.token_hex(4))},
             "ssh": {"config": str(self.ssh_config)},
-            "nodes": [{"name": host.name, "address": host.address} for host in self.hosts],
+            "nodes": [{"name": host.name, "address": host.address} for host in chosen],
         }
         return write_inventory(folder / "inventory.yaml", base, extra)
 
-    def orch(self, folder: Path) -> Orch:
-        """orch on the controller, in that folder."""
-        return Orch(folder, prefix=tuple(self.controller.enter("net")))
+    def orch(self, folder: Path, *, on: Machine | None = None, **env: str) -> Orch:
+        """Make an orch that is started in `folder` on the controller; `on` a host, it dies with that one."""
+        return Orch(folder, env, prefix=(*(on or self.controller).enter(), "env", "-C", str(folder)))
+
+    def ssh(self, host: Host, *command: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        """Log in from the controller."""
+        argv = [*self.controller.enter(), "ssh", "-F", str(self.ssh_config), *options, host.name, *command]
+        return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+
+    def block(self, source: Machine, target: Machine) -> None:
+        """Lose, without a word, all that `source` sends to `target`; what comes the other way still arrives."""
+        source.lose_way(target)
+
+    def unblock(self, source: Machine, target: Machine) -> None:
+        """Undo `block`."""
+        source.meet([target])
+
+    def others(self, machine: Machine) -> list[Machine]:
+        """All machines but one."""
+        return [other for other in (self.controller, *self.hosts) if other is not machine]
 
     def heal(self) -> None:
-        """End what runs on the hosts, and take back every fault."""
-        for member in (self.controller, *self.hosts):
-            member.link(up=True)
-            member.send_to_all()
+        """Undo all faults, end all that was started and empty the homes."""
+        self.controller.end_processes()
+        self.controller.link(up=True)
+        self.controller.meet(self.hosts)
         for host in self.hosts:
-            host.thaw()
-            until(lambda host=host: not kill_each(host.processes()), what="processes to end")  # type: ignore[misc]
-            if not host.keeper.processes_below(host.pid):
-                host.boot()
+            host.heal()
+
+    def release(self) -> None:
+        """Let go of the namespaces."""
+        for machine in (self.controller, *self.hosts):
+            machine.release()
 
 
 @contextlib.contextmanager
-def open_hosts(count: int) -> Iterator[Hosts]:
-    """
-    Start hosts h0 to h<count-1> and a controller; on leaving, processes, namespaces, files and the account are gone.
-
-    Needs root, for the namespaces; anybody else's test is skipped (in CI it fails).
-    """
-    for name in ("sshd", "ssh-keygen", "ip", "unshare", "nsenter"):
-        program(name)
+def open_hosts(count: int = 3) -> Iterator[Hosts]:
+    """Start hosts h0, h1, … and a controller; on leaving, they and their processes, folder and account are gone."""
     if not accounts.is_root():
-        missing("root, who may make network namespaces,")
+        components.unavailable("only root can make hosts")
+    for name in components.PROGRAMS["hosts"]:
+        program(name)
     folder = Path(tempfile.mkdtemp(prefix="orch-hosts-"))
     folder.chmod(0o755)
     account = accounts.own_account(folder)
-    with contextlib.ExitStack() as stack:
-        owner = Keeper(folder, user=account.user, prefix=_unshare("net"))
-        stack.callback(owner.close)
-        _await_own_network(owner)
-        _run(*_enter(owner.pid), program("ip"), "link", "add", "switch", "type", "bridge")
-        _run(*_enter(owner.pid), program("ip"), "link", "set", "switch", "up")
-        keeper = stack.enter_context(_keeper(folder / "controller", "net"))
-        controller = Member("ctl", f"{_NETWORK}.{_CONTROLLER}", keeper, keeper.pid, owner.pid)
-        _plug_in(controller)
+    keeper = Keeper(folder, user=account.user)
+    try:
         python = node_python(folder / "python", user=account.user)
         if python is None:
-            missing("a Python that another account can run")
-        key = make_key(folder / "client_key")
-        hosts = Hosts(folder, account, python, key, controller)
-        for index in range(count):
-            kept = stack.enter_context(
-                _keeper(folder / f"h{index}", "net", "uts", "mount", "pid", "fork", "mount-proc")
-            )
-            hosts.hosts.append(_make_host(hosts, index, kept, owner.pid))
-        _write_ssh_files(hosts)
-        for host in hosts.hosts:
-            host.boot()
-        yield hosts
-
-
-@contextlib.contextmanager
-def _keeper(folder: Path, *kinds: str) -> Iterator[Keeper]:
-    folder.mkdir(mode=0o755)
-    keeper = Keeper(folder, prefix=_unshare(*kinds))
-    try:
-        _await_own_network(keeper)
-        yield keeper
+            components.unavailable("another account cannot reach the installed packages: move the checkout")
+        hosts = Hosts(folder, account, python=python, keeper=keeper, count=count)
+        try:
+            yield hosts
+        finally:
+            hosts.release()
     finally:
         keeper.close()
 
 
-def _await_own_network(keeper: Keeper) -> None:
-    """Until unshare has done its work: what is done to the namespaces before that is done to the machine's own."""
-    ours = Path("/proc/self/ns/net").readlink()
-    until(lambda: Path(f"/proc/{keeper.pid}/ns/net").readlink() != ours, what="a network namespace")
-
-
-def _unshare(*kinds: str) -> list[str]:
-    return [program("unshare"), *(f"--{kind}" for kind in kinds)]
-
-
-def _enter(pid: int) -> list[str]:
-    return [program("nsenter"), "--target", str(pid), "--net"]
-
-
-def _plug_in(member: Member) -> None:
-    ip = program("ip")
-    switch, inside = _enter(member.switch), _enter(member.pid)
-    pair = ["link", "add", member.name, "type", "veth", "peer", "name", "eth0", "netns", str(member.pid)]
-    _run(*switch, ip, *pair)
-    _run(*switch, ip, "link", "set", member.name, "master", "switch", "up")
-    _run(*inside, ip, "link", "set", "lo", "up")
-    _run(*inside, ip, "address", "add", f"{member.address}/24", "dev", "eth0")
-    _run(*inside, ip, "link", "set", "eth0", "up")
-
-
-def _make_host(hosts: Hosts, index: int, keeper: Keeper, switch: int) -> Host:
-    [pid] = until(lambda: children_of(keeper.pid), what="unshare to fork")  # its child is the host's first process
-    own = hosts.folder / f"h{index}"
-    host = Host(f"h{index}", f"{_NETWORK}.{index + 1}", keeper, pid, switch, hosts.account.home, own / "sshd_config")
-    _plug_in(host)
-    host.run("hostname", host.name)
-    entry = pwd.getpwnam(hosts.account.user)
-    options = f"mode=0700,uid={entry.pw_uid},gid={entry.pw_gid}"
-    host.run("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(host.home))
-    names = own / "hosts"
-    names.write_text("127.0.0.1 localhost\n" + "".join(f"{_NETWORK}.{n + 1} h{n}\n" for n in range(16)), "utf-8")
-    names.chmod(0o644)
-    host.run("mount", "--bind", str(names), "/etc/hosts")
-    return host
-
-
-def _write_ssh_files(hosts: Hosts) -> None:
-    host_key = make_key(hosts.folder / "host_key")
-    authorized = hosts.folder / "authorized_keys"
-    authorized.write_bytes(hosts.client_key.with_suffix(".pub").read_bytes())
-    authorized.chmod(0o644)
-    entrance = write_entrance(hosts.folder / "enter")
-    public = " ".join(host_key.with_suffix(".pub").read_text("utf-8").split()[:2])
-    known = hosts.folder / "known_hosts"
-    known.write_text("".join(f"{host.address} {public}\n" for host in hosts.hosts), "utf-8")
-    settings = {"User": hosts.account.user, "IdentityFile": hosts.client_key, "IdentitiesOnly": "yes"}
-    settings |= {"UserKnownHostsFile": known, "GlobalKnownHostsFile": os.devnull, "StrictHostKeyChecking": "yes"}
-    text = "".join(f"Host {host.name}\n  HostName {host.address}\n" for host in hosts.hosts)
-    text += f"Host h? {_NETWORK}.*\n" + "".join(f"  {key} {value}\n" for key, value in settings.items())
-    hosts.ssh_config.write_text(text, "utf-8")
-    for host in hosts.hosts:
-        sshd = {
-            "ListenAddress": f"{host.address}:{PORT}",
-            "AllowUsers": f"{hosts.account.user}@{_NETWORK}.0/24",
-            "HostKey": host_key,
-            "PidFile": "none",
-            "AuthorizedKeysFile": authorized,
-            "AuthenticationMethods": "publickey",
-            "StrictModes": "no",
-            "UsePAM": "no",
-            "UseDNS": "no",
-            "MaxStartups": "256",
-            "SetEnv": f"HOME={host.home}",
-            "ForceCommand": entrance,
-        }
-        host.config.write_text("".join(f"{key} {value}\n" for key, value in sshd.items()), "utf-8")
-
-
-def _run(*argv: str) -> str:
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}"
-    return done.stdout
-
-
-def _said(argv: Sequence[str]) -> str:
-    return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=10).stdout
+def _state(pid: int) -> str:
+    """State letter of a process; X when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"

@@ -2,11 +2,13 @@
 The process above a test ground's daemons, and the handle that tests hold on it. Standard library only.
 
 It is a sub-reaper: whatever a daemon starts stays below it, however often it detaches. When its stdin closes, because the
-test session ended or was killed, it ends everything below it and removes the ground's folder and user.
+test session ended or was killed, it ends everything below it, whatever tests started in the network namespaces of its
+daemons, and removes the ground's folder and user.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -29,20 +31,15 @@ _PAUSE_S = 0.02
 class Keeper:
     """Starts daemons that cannot outlive this process. Close it to end them."""
 
-    def __init__(self, folder: Path, *, user: str = "", prefix: Sequence[str] = ()) -> None:
-        """Own `folder` and, when named, the system account `user`: both are gone after `close`. `prefix` starts the keeper."""
+    def __init__(self, folder: Path, *, user: str = "") -> None:
+        """Own `folder` and, when named, the system account `user`: both are gone after `close`."""
         self._process = subprocess.Popen(
-            [*prefix, sys.executable, "-I", __file__, str(folder), user],
+            [sys.executable, "-I", __file__, str(folder), user],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,  # Ctrl-C is for the tests; the end comes through stdin
         )
-
-    @property
-    def pid(self) -> int:
-        """The process that was started, or what its prefix became."""
-        return self._process.pid
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> int:
         """Start a daemon in its own session, in the foreground, and return its pid."""
@@ -56,10 +53,6 @@ class Keeper:
         """Pid -> command name of everything alive below the keeper."""
         return descendants(self._process.pid)
 
-    def processes_below(self, pid: int) -> dict[int, str]:
-        """The same of one process of the keeper's."""
-        return descendants(pid)
-
     def close(self) -> None:
         """End everything; returns when nothing is left."""
         self._process.communicate(timeout=2 * _END_S)
@@ -68,7 +61,7 @@ class Keeper:
 def descendants(ancestor: int) -> dict[int, str]:
     """Pid -> command name of all live processes below `ancestor`; zombies are dead."""
     children: dict[int, list[tuple[int, str, str]]] = {}
-    for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+    for pid in _pids():
         stat = _stat(pid)
         if stat is not None:
             command, state, parent = stat
@@ -83,9 +76,36 @@ def descendants(ancestor: int) -> dict[int, str]:
     return found
 
 
-def children_of(pid: int) -> list[int]:
-    """Pids of the direct children."""
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+class Network:
+    """A network namespace but our own; held open until `close`, so that its number passes to no other one meanwhile."""
+
+    def __init__(self, pid: int) -> None:
+        """Hold the namespace that a process is in."""
+        self._descriptor = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+        self.name = str(Path(f"/proc/self/fd/{self._descriptor}").readlink())
+        if self.name == network_name(os.getpid()):
+            self.close()
+            raise ProcessLookupError(f"process {pid} has no network namespace of its own")
+
+    def processes(self) -> dict[int, str]:
+        """Pid -> command name of all live processes in it, whoever started them."""
+        stats = {pid: _stat(pid) for pid in _pids() if network_name(pid) == self.name}
+        return {pid: stat[0] for pid, stat in stats.items() if stat is not None}
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def network_name(pid: int) -> str:
+    """What tells the network namespace of a process from others; empty when it is dead or somebody else's."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/net").readlink())
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def _stat(pid: int) -> tuple[str, str, int] | None:
@@ -109,7 +129,8 @@ def _serve(folder: str, user: str) -> None:
             sys.stdout.write(f"{_spawn(**json.loads(line))}\n")
             sys.stdout.flush()
     finally:
-        _wait(lambda: not _kill_all(), what="processes to end")
+        networks = _networks_below()
+        _wait(lambda: not _kill_all(networks), what="processes to end")
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if user:
             _wait(lambda: _remove_user(user), what=f"user {user} to go")
@@ -137,9 +158,22 @@ def _leave(_signal: int, _frame: FrameType | None) -> None:
     raise SystemExit
 
 
-def _kill_all() -> Mapping[int, str]:
-    # SIGKILL: all they could still write lies in the folder that goes next
-    return kill_each(descendants(os.getpid()))
+def _networks_below() -> list[Network]:
+    """The network namespaces of the daemons, unless it is the keeper's own."""
+    found: dict[str, Network] = {}
+    for pid in descendants(os.getpid()):
+        if network_name(pid) not in {"", network_name(os.getpid()), *found}:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile
+                network = Network(pid)
+                found[network.name] = network
+    return list(found.values())
+
+
+def _kill_all(networks: Sequence[Network]) -> Mapping[int, str]:
+    victims = descendants(os.getpid())
+    for network in networks:
+        victims.update(network.processes())
+    return kill_each(victims)  # SIGKILL: all they could still write lies in the folder that goes next
 
 
 def kill(pid: int, signal_number: int = signal.SIGKILL) -> None:

@@ -26,6 +26,14 @@ from tests.grounds.inventories import write_inventory
 from tests.grounds.keeper import Keeper, kill, kill_each
 from tests.grounds.ports import free_ports
 from tests.grounds.python import node_python
+from tests.grounds.ssh_files import (
+    authorize,
+    client_settings,
+    known_hosts_line,
+    server_settings,
+    write_client_config,
+    write_server_config,
+)
 from tests.until import until
 
 ALIASES = 8
@@ -51,8 +59,7 @@ class Farm:
         self._host_key = make_key(folder / "host_key")
         self.client_key = make_key(folder / "client_key")
         self._write_known_hosts(self._host_key)
-        (folder / "authorized_keys").write_bytes(self.client_key.with_suffix(".pub").read_bytes())
-        (folder / "authorized_keys").chmod(0o644)  # sshd reads it as the account
+        self._authorized_keys = authorize(self.client_key, folder / "authorized_keys")
         self.ssh_config = self.write_ssh_config(folder / "ssh_config")
         self._options: dict[str, str] = {}
         self._pid = 0
@@ -64,24 +71,10 @@ class Farm:
 
     def write_ssh_config(self, path: Path, *, known_hosts: Path | None = None, **options: str) -> Path:
         """Write a client configuration for aliases and addresses; `options` are ssh_config keywords that win."""
-        lines = []
-        for index, address in enumerate(self.addresses(ALIASES)):
-            lines += [f"Host n{index}", f"  HostName {address}"]
-        settings = {
-            **options,
-            "User": self.user,
-            "Port": str(self.port),
-            "IdentityFile": str(self.client_key),
-            "IdentitiesOnly": "yes",
-            "UserKnownHostsFile": str(known_hosts or self.known_hosts),
-            "GlobalKnownHostsFile": os.devnull,
-            "StrictHostKeyChecking": "yes",
-            "BatchMode": "yes",
-            **options,
-        }
-        lines += ["Host n? 127.* ::1", *(f"  {key} {value}" for key, value in settings.items())]
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return path
+        aliases = {f"n{index}": address for index, address in enumerate(self.addresses(ALIASES))}
+        known_hosts = known_hosts or self.known_hosts
+        settings = client_settings(user=self.user, port=self.port, key=self.client_key, known_hosts=known_hosts)
+        return write_client_config(path, aliases, pattern="n? 127.* ::1", settings=settings, winning=options)
 
     def inventory(
         self,
@@ -122,7 +115,7 @@ class Farm:
 
     def processes(self) -> dict[int, str]:
         """Pid -> command name of all that runs on the nodes' side, detached or not; sshd's own processes are left out."""
-        return {pid: command for pid, command in self._keeper.processes().items() if not _is_connection(command)}
+        return {pid: command for pid, command in self._keeper.processes().items() if not is_connection(command)}
 
     def end_processes(self) -> None:
         """Kill all that runs on the nodes' side."""
@@ -134,9 +127,7 @@ class Farm:
 
     def connections(self) -> dict[int, str]:
         """Pid -> command name of what sshd has started for connections that are open."""
-        return {
-            pid: name for pid, name in self._keeper.processes().items() if _is_connection(name) and pid != self._pid
-        }
+        return {pid: name for pid, name in self._keeper.processes().items() if is_connection(name) and pid != self._pid}
 
     @contextlib.contextmanager
     def restarted(self, **options: str) -> Iterator[None]:
@@ -186,10 +177,7 @@ class Farm:
             self._start({})
 
     def _start(self, options: Mapping[str, str]) -> None:
-        config = self.folder / "sshd_config"
-        config.write_text(
-            "".join(f"{key} {value}\n" for key, value in self._settings(options).items()), encoding="utf-8"
-        )
+        config = write_server_config(self.folder / "sshd_config", self._settings(options))
         log = self.folder / "sshd.log"
         argv = [program("sshd"), "-D", "-e", "-f", str(config)]
         self._pid = self._keeper.start(argv, env={"PATH": os.environ.get("PATH", os.defpath)}, log=log)
@@ -200,22 +188,11 @@ class Farm:
             # loopback as a whole cannot be listened on; AllowUsers keeps everybody else out
             "ListenAddress": f"0.0.0.0:{self.port}\nListenAddress [::1]:{self.port}",
             "AllowUsers": f"{self.user}@127.0.0.0/8 {self.user}@::1",
-            "HostKey": str(self._host_key),
-            "PidFile": "none",
-            "AuthorizedKeysFile": str(self.folder / "authorized_keys"),
-            "AuthenticationMethods": "publickey",
-            "PermitRootLogin": "prohibit-password",
-            "StrictModes": "no",  # /tmp is writable by all
-            "UsePAM": "no",
-            "UseDNS": "no",
-            "PrintMotd": "no",
-            "MaxStartups": "1024",
-            "MaxSessions": "64",
-            "Subsystem": "sftp /usr/lib/openssh/sftp-server",
+            **server_settings(host_key=self._host_key, authorized_keys=self._authorized_keys),
         }
         if not self._account.is_own:
             settings["SetEnv"] = f"HOME={self.home}"
-            settings["ForceCommand"] = str(write_entrance(self.folder / "enter"))
+            settings["ForceCommand"] = str(_write_entrance(self.folder / "enter"))
         return {**settings, **options}
 
     def _stop(self) -> None:
@@ -225,8 +202,7 @@ class Farm:
     def _write_known_hosts(self, host_key: Path) -> None:
         # every address is spelled out: paramiko knows no patterns in this file
         names = ",".join(f"[{address}]:{self.port}" for address in [*self.addresses(_KNOWN_ADDRESSES), "::1"])
-        algorithm, key = host_key.with_suffix(".pub").read_text(encoding="utf-8").split()[:2]
-        self.known_hosts.write_text(f"{names} {algorithm} {key}\n", encoding="utf-8")
+        self.known_hosts.write_text(known_hosts_line(names, host_key), encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -263,7 +239,7 @@ def open_farm(*, own_account: bool | None = None) -> Iterator[Farm]:
         yield farm
 
 
-def write_entrance(path: Path) -> Path:
+def _write_entrance(path: Path) -> Path:
     """What a login as an account with another home runs: sshd itself enters the home of the password file."""
     path.write_text(
         '#!/bin/sh\ncd "$HOME" && exec "$SHELL" -c "${SSH_ORIGINAL_COMMAND:-exec $SHELL -l}"\n', encoding="utf-8"
@@ -294,5 +270,6 @@ def _greets(port: int) -> bool:
         return False
 
 
-def _is_connection(command: str) -> bool:
+def is_connection(command: str) -> bool:
+    """Tell a process of sshd's, by its command name, from what it was asked to run."""
     return command.startswith(("sshd", "sftp-server"))  # later OpenSSH also has sshd-session and sshd-auth

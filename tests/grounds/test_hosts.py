@@ -2,78 +2,234 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
-from tests.grounds.hosts import Host, Hosts, open_hosts
+import pytest
+
+from tests.grounds.hosts import PORT, Hosts, open_hosts
+from tests.grounds.keeper import kill, network_name
+from tests.grounds.machines import Machine
+from tests.grounds.ssh_files import known_hosts_line
 from tests.until import until
 
-
-def _ssh(hosts: Hosts, host: Host, *command: str) -> subprocess.CompletedProcess[str]:
-    """Log in from the controller."""
-    options = ["-F", str(hosts.ssh_config), "-o", "ConnectTimeout=2", "-o", "BatchMode=yes"]
-    argv = [*hosts.controller.enter("net"), "ssh", *options, host.name, *command]
-    return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=20)
-
-
-def test_each_host_has_its_own_name_network_processes_and_files(hosts: Hosts) -> None:
-    assert [_ssh(hosts, host, "hostname").stdout.strip() for host in hosts.hosts] == ["h0", "h1", "h2"]
-    assert _ssh(hosts, hosts[0], "touch", "mine").returncode == 0
-    assert hosts[0].path(hosts.account.home / "mine").exists()
-    assert not hosts[1].path(hosts.account.home / "mine").exists()
-    assert len(_ssh(hosts, hosts[1], "ls", "-d", "/proc/[0-9]*").stdout.split()) < 12
-    assert socket.gethostname() not in ("h0", "h1", "h2")
-    assert not list(Path("/sys/class/net").glob("h0"))
-
-
-def test_pulled_cable_is_silence_until_it_is_plugged_in_again(hosts: Hosts) -> None:
-    hosts[1].link(up=False)
-    assert "timed out" in _ssh(hosts, hosts[1], "true").stderr.lower()
-    assert _ssh(hosts, hosts[2], "true").returncode == 0
-    hosts[1].link(up=True)
-    until(lambda: _ssh(hosts, hosts[1], "true").returncode == 0, what="the host to answer")
-
-
-def test_one_way_cut_loses_one_direction(hosts: Hosts) -> None:
-    hosts[1].drop_from(hosts[0])
-    assert "timed out" in _ssh_between(hosts[0], hosts[1])
-    assert "SSH" in _ssh_between(hosts[2], hosts[1])
-    hosts[0].send_to_all()
-    assert "SSH" in _ssh_between(hosts[0], hosts[1])
+_GREETING = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1.5) as connection:
+    print("connected", flush=True)
+    print(connection.recv(4).decode())
+"""
+_LISTENER = """
+import select, socket
+listener = socket.socket(type=socket.SOCK_DGRAM)
+listener.bind(("", 99))
+print("listening", flush=True)
+print("heard" if select.select([listener], [], [], 1.5)[0] else "lost")
+"""
+_SENDER = "import socket, sys; socket.socket(type=socket.SOCK_DGRAM).sendto(b'hi', (sys.argv[1], 99))"
+_OWNER = """
+import sys
+from tests.grounds.hosts import open_hosts
+with open_hosts(2) as hosts:
+    hosts.ssh(hosts[0], "setsid sleep 1000 >/dev/null 2>&1 &")
+    hosts.controller.do("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &")
+    machines = (hosts.controller, *hosts.hosts)
+    print(hosts.folder, hosts.user, *(pid for machine in machines for pid in machine.everything()), flush=True)
+    sys.stdin.read()
+"""
 
 
-def _ssh_between(one: Host, other: Host) -> str:
-    script = f"timeout 2 bash -c 'read -r -n 4 word < /dev/tcp/{other.address}/22; echo $word' || echo timed out"
-    return one.run("bash", "-c", script)
+def greeting(source: Machine, target: Machine) -> str:
+    """What happens when `source` connects to the sshd of `target`."""
+    argv = [*source.enter(), sys.executable, "-c", _GREETING, target.address, str(PORT)]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=30)
+    return " ".join(done.stdout.split() + done.stderr.split()[-2:])
 
 
-def test_frozen_host_takes_connections_and_says_nothing(hosts: Hosts) -> None:
+def datagram(source: Machine, target: Machine) -> str:
+    """Whether one datagram arrives, which unlike a connection needs no answer."""
+    argv = [*target.enter(), sys.executable, "-c", _LISTENER]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as listener:
+        assert listener.stdout is not None
+        assert listener.stdout.readline() == "listening\n"
+        source.do(sys.executable, "-c", _SENDER, target.address)
+        return listener.communicate()[0].strip()
+
+
+def test_each_host_has_its_own_name_address_processes_and_files(hosts: Hosts) -> None:
+    for host in hosts.hosts:
+        done = hosts.ssh(host, "hostname; echo $SSH_CONNECTION; id -un; pwd; touch mine-$(hostname); ls; ps -e")
+        name, connection, user, home, file, *processes = done.stdout.splitlines()
+        assert (name, user, home, file) == (host.name, hosts.user, str(hosts.home), f"mine-{host.name}"), done.stderr
+        assert connection.split()[::2] == [hosts.controller.address, host.address]
+        assert len(processes) < 10
+        assert host.path(hosts.home / file).exists()
+    assert len({hosts.ssh(host, "cat /proc/sys/kernel/random/boot_id").stdout for host in hosts.hosts}) == 3
+
+
+def test_hosts_find_each_other_by_name_and_nothing_of_them_is_seen_outside(hosts: Hosts) -> None:
+    assert hosts[0].run("getent", "hosts", "h2").stdout.split() == [hosts[2].address, "h2"]
+    assert greeting(hosts[0], hosts[2]) == "connected SSH-"
+    assert {name for _, name in socket.if_nameindex()}.isdisjoint({"bridge", "ctl", "h0"})
+    assert socket.gethostname() not in {"ctl", "h0"}
+    assert str(hosts.folder) not in Path("/proc/self/mounts").read_text(encoding="utf-8")
+
+
+def test_logins_insist_on_the_key_that_known_hosts_tells(hosts: Hosts, tmp_path: Path) -> None:
+    assert hosts.ssh(hosts[1], "echo in").stdout == "in\n"
+    other = tmp_path / "known_hosts"
+    other.write_text(known_hosts_line(hosts[0].address, hosts[1].host_key), encoding="utf-8")
+    refused = hosts.ssh(hosts[0], "echo in", options=["-o", f"UserKnownHostsFile={other}"])
+    assert "HOST IDENTIFICATION HAS CHANGED" in refused.stderr
+    assert refused.stdout == ""
+
+
+def test_commands_run_as_the_account_in_its_home(hosts: Hosts) -> None:
+    done = hosts[1].run("sh", "-c", "id -un; pwd; hostname; echo a > b")
+    assert done.stdout.split() == [hosts.user, str(hosts.home), "h1"], done.stderr
+    assert hosts[1].path(hosts.home / "b").read_text() == "a\n"
+    assert not hosts[0].path(hosts.home / "b").exists()
+
+
+def test_a_link_that_is_down_is_silence_to_and_fro_until_it_is_up(hosts: Hosts) -> None:
+    cut, other = hosts[1], hosts[0]
+    cut.link(up=False)
+    for source, target in ((hosts.controller, cut), (other, cut), (cut, other)):
+        assert greeting(source, target).endswith("timed out")
+    assert greeting(hosts.controller, other) == "connected SSH-"
+    cut.link(up=True)
+    for source, target in ((hosts.controller, cut), (other, cut), (cut, other)):
+        assert greeting(source, target) == "connected SSH-"
+
+
+def test_an_open_connection_survives_a_link_that_was_down(hosts: Hosts) -> None:
+    argv = [*hosts.controller.enter(), "ssh", "-F", str(hosts.ssh_config), "h0", "cat"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        client.stdin.write("before\n")
+        client.stdin.flush()
+        assert client.stdout.readline() == "before\n"
+        hosts[0].link(up=False)
+        client.stdin.write("during\n")
+        client.stdin.flush()
+        assert greeting(hosts.controller, hosts[0]).endswith("timed out")
+        hosts[0].link(up=True)
+        assert client.stdout.readline() == "during\n"
+
+
+def test_the_controller_can_be_cut_off_from_all_hosts_who_go_on_among_themselves(hosts: Hosts) -> None:
+    hosts.controller.link(up=False)
+    assert greeting(hosts.controller, hosts[0]).endswith("timed out")
+    assert greeting(hosts[0], hosts[1]) == "connected SSH-"
+
+
+def test_a_one_way_block_loses_one_direction_of_one_pair(hosts: Hosts) -> None:
+    hosts.block(hosts[0], hosts[1])
+    assert datagram(hosts[0], hosts[1]) == "lost"
+    assert datagram(hosts[1], hosts[0]) == "heard"
+    assert datagram(hosts[2], hosts[1]) == "heard"
+    for source, target in ((hosts[0], hosts[1]), (hosts[1], hosts[0])):
+        assert greeting(source, target).endswith("timed out")
+    hosts.unblock(hosts[0], hosts[1])
+    assert greeting(hosts[0], hosts[1]) == "connected SSH-"
+
+
+def test_a_frozen_host_takes_connections_and_says_nothing_until_it_thaws(hosts: Hosts) -> None:
+    hosts.ssh(hosts[2], "setsid sleep 1000 >/dev/null 2>&1 & setsid sleep 1000 >/dev/null 2>&1 &")
+    until(lambda: list(hosts[2].processes().values()) == ["sleep"] * 2, what="the two alone")
+    kill(next(iter(hosts[2].processes())), signal.SIGSTOP)
+    hosts[2].freeze()
+    assert greeting(hosts.controller, hosts[2]) == "connected timed out"
+    hosts[2].thaw()
+    assert greeting(hosts.controller, hosts[2]) == "connected SSH-"
+    states = hosts[2].run("ps", "-C", "sleep", "-o", "state=").stdout.split()
+    assert sorted(states) == ["S", "T"], "what was stopped before stays so"
+
+
+def test_a_killed_host_is_silent_and_comes_back_with_its_files_and_another_boot_id(hosts: Hosts) -> None:
+    ask = "cat /proc/sys/kernel/random/boot_id"
+    before = hosts.ssh(hosts[0], f"setsid sleep 1000 >/dev/null 2>&1 & echo kept > file; {ask}").stdout
+    pids = hosts[0].everything()
+    argv = [*hosts.controller.enter(), "ssh", "-F", str(hosts.ssh_config), "h0", "cat"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        until(lambda: "cat" in hosts[0].processes().values(), what="the client's command")
+        hosts[0].kill()
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+        assert hosts[0].processes() == {}
+        assert greeting(hosts.controller, hosts[0]).endswith("timed out")
+        assert client.poll() is None, "nobody told it"
+        assert hosts[0].path(hosts.home / "file").read_text() == "kept\n"
+        hosts[0].revive()
+        client.kill()
+    after = hosts.ssh(hosts[0], f"cat file; {ask}").stdout.split()
+    assert after[0] == "kept"
+    assert after[1] != before.strip()
+    assert hosts[0].processes() == {}
+
+
+def test_heal_undoes_every_fault_and_what_was_done_since(hosts: Hosts) -> None:
+    hosts.ssh(hosts[1], "mkdir folder; touch file folder/file; setsid sleep 1000 >/dev/null 2>&1 &")
+    hosts.controller.do("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &")
     hosts[0].freeze()
-    assert "timed out" in _ssh(hosts, hosts[0], "true").stderr.lower()
-    hosts[0].thaw()
-    assert _ssh(hosts, hosts[0], "true").returncode == 0
+    hosts[0].kill()
+    hosts[1].freeze()
+    hosts[1].link(up=False)
+    hosts.block(hosts[2], hosts[1])
+    hosts.block(hosts.controller, hosts[2])
+    hosts.heal()
+    for source in (hosts.controller, *hosts.hosts):
+        assert {greeting(source, target) for target in hosts.hosts} == {"connected SSH-"}
+    assert [host.processes() for host in hosts.hosts] == [{}, {}, {}]
+    assert list(hosts.controller.everything().values()) == ["sleep"]
+    assert hosts[1].run("ls").stdout == ""
 
 
-def test_dead_host_is_silent_and_comes_back_empty(hosts: Hosts) -> None:
-    _ssh(hosts, hosts[2], "setsid sleep 1000 > /dev/null 2>&1 < /dev/null &")
-    until(lambda: "sleep" in hosts[2].processes().values(), what="a process")
-    hosts[2].die()
-    assert "timed out" in _ssh(hosts, hosts[2], "true").stderr.lower()
-    hosts[2].boot()
-    until(lambda: _ssh(hosts, hosts[2], "true").returncode == 0, what="the host to answer")
-    assert hosts[2].processes() == {}
+def test_heal_revives_a_host_whose_first_process_was_killed(hosts: Hosts) -> None:
+    kill(hosts[0].pid)
+    until(lambda: not hosts[0].is_up, what="the host to be dead")
+    hosts.heal()
+    assert greeting(hosts.controller, hosts[0]) == "connected SSH-"
 
 
-def test_teardown_leaves_no_process_no_folder_and_no_account() -> None:
-    begun = time.monotonic()
-    with open_hosts(2) as hosts:
-        up_s = time.monotonic() - begun
-        _ssh(hosts, hosts[0], "setsid sleep 1000 > /dev/null 2>&1 < /dev/null &")
-        pids = [pid for host in hosts.hosts for pid in (host.pid, *host.processes())]
-        folder, user = hosts.folder, hosts.account.user
-    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+def test_closed_hosts_leave_nothing() -> None:
+    started = time.monotonic()
+    with open_hosts(3) as hosts:
+        assert time.monotonic() - started < 20
+        hosts.ssh(hosts[0], "setsid sleep 1000 >/dev/null 2>&1 &")
+        hosts.controller.do("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &")
+        pids = [pid for machine in (hosts.controller, *hosts.hosts) for pid in machine.everything()]
+        assert len({network_name(pid) for pid in pids}) == 4
+    _assert_gone(hosts.folder, hosts.user, pids)
+
+
+def test_killed_tests_leave_nothing_of_their_hosts() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        folder, user, *pids = owner.stdout.readline().split()
+        assert len(pids) == 7, "the controller's own, two a host, two sleepers"
+        os.kill(owner.pid, signal.SIGKILL)
+    until(lambda: not Path(folder).exists(), what="the folder to go")
+    _assert_gone(Path(folder), user, [int(pid) for pid in pids])
+
+
+def _assert_gone(folder: Path, user: str, pids: list[int]) -> None:
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="the dead to be reaped")
     assert not folder.exists()
-    assert user not in Path("/etc/passwd").read_text("utf-8")
-    assert up_s < 60
+    assert user not in {entry.pw_name for entry in pwd.getpwall()}
+    assert str(folder) not in Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+
+
+def test_only_root_can_make_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="only root"), open_hosts():
+        pass

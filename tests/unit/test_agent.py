@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.processes import stat_of
+from orchestrator.node.processes import TICK_S, stat_of
 from tests.unit.test_agent_ground import Ground, alive, ground
 from tests.until import until
 
@@ -429,3 +429,20 @@ def test_rank_ended_by_sigterm_a_moment_before_the_agent_is_asked_is_no_failure(
     os.kill(ground.record()["pid"], signal.SIGTERM)
     assert agent.wait(timeout=20) == 6
     assert ground.finished()["state"] == "STOPPED"
+
+
+def test_agent_that_was_stopped_and_goes_on_does_as_before(ground: Ground) -> None:
+    """SIGSTOP and SIGCONT, as of a debugger or a frozen container, beyond the deadline of its wait for a signal."""
+    ground.job("sleep", "1000")
+    agent = ground.start()
+    pid = int(ground.record()["pid"])
+    ground.pid_of_rank()
+    for _ in range(10):
+        os.kill(pid, signal.SIGSTOP)
+        stopped = time.monotonic()
+        until(lambda stopped=stopped: time.monotonic() > stopped + 2 * TICK_S, what="its deadline to pass")  # type: ignore[misc]
+        os.kill(pid, signal.SIGCONT)
+    assert agent.poll() is None
+    assert not ground.events("agent-finished")
+    agent.terminate()
+    assert agent.wait(timeout=10) == 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -76,6 +77,14 @@ def test_head_whose_peers_never_answered_is_not_called_isolated(tmp_path: Path) 
         while head.unsupervised_s() < 2 * ISOLATION_S:
             longest = max(longest, head.isolated_s())
         assert longest == 0.0
+
+
+def test_sleep_of_the_whole_host_is_no_isolation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with unreachable_port() as port, closing(_peer(tmp_path, port)) as node:
+        node.isolated_s()
+        awake = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: awake() + 100)
+        assert node.isolated_s() < ISOLATION_S
 
 
 def test_isolated_agent_ends_its_ranks_and_says_why(ground: Ground) -> None:

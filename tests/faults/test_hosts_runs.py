@@ -1,0 +1,226 @@
+"""Runs over hosts that can be cut off: whatever dies or falls silent, the run goes on or ends everywhere, and harms nobody."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.grounds.hosts import Host, Hosts
+from tests.grounds.keeper import kill
+from tests.until import until
+
+SLEEPERS = ("sh", "-c", "echo up; exec sleep 1000")
+ALL_REDUCE = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method="env://")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("total", int(total), flush=True)
+os._exit(0)  # gloo may abort in a normal exit
+"""
+STRANGER = "import time\nprint('training', flush=True)\nwhile True: time.sleep(1)\n"
+
+
+TALKER = """
+import os, time
+begun = time.monotonic()
+for number in range(30_000):
+    print(os.environ["RANK"], number, flush=True)
+    time.sleep(max(0, begun + number / 1000 - time.monotonic()))
+"""
+
+
+@pytest.fixture
+def orch(hosts: Hosts, tmp_path: Path) -> Orch:
+    """orch on the controller, beside an inventory.yaml of three hosts with one rank each."""
+    hosts.inventory(tmp_path)
+    return hosts.orch(tmp_path)
+
+
+@pytest.fixture
+def stranger(hosts: Hosts) -> Iterator[subprocess.Popen[str]]:
+    """Somebody's own training on h1, under the same account; it has to survive the test."""
+    script = hosts[1].path(hosts.home / "train.py")
+    script.write_text(STRANGER, encoding="utf-8")
+    script.chmod(0o644)
+    argv = [*hosts[1].enter_as_account(), str(hosts.python), "train.py"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "training\n"
+        yield process
+        assert process.poll() is None, "a stranger was harmed"
+        process.kill()
+
+
+def _start(orch: Orch, *options: str, ranks: int = 3) -> str:
+    """A detached run whose ranks all sleep, with a supervisor."""
+    run = orch("ssh-launch", "--detach", *options, "--", *SLEEPERS).stdout.strip()
+    until(lambda: orch.supervisor(run), what="the supervisor")
+    until(lambda: sum(line["text"] == "up" for line in orch.lines(run)) == ranks, what="the ranks", deadline_s=30)
+    return run
+
+
+def _over(orch: Orch, run: str, *, deadline_s: float = 30) -> dict[str, Any]:
+    """The record once the supervisor has written down the end."""
+
+    def record() -> dict[str, Any] | None:
+        [one] = [one for one in orch.records() if one["id"] == run]
+        return None if one["state"] in ("STARTING", "RUNNING") else one
+
+    return until(record, what="the verdict", deadline_s=deadline_s)
+
+
+def _notes(orch: Orch, run: str) -> str:
+    return (orch.home / "runs" / run / "events.jsonl").read_text("utf-8")
+
+
+def _folders(orch: Orch, hosts: Hosts) -> list[tuple[Host, Path]]:
+    """The hosts and the folders that the only run has there."""
+    [record] = until(orch.records, what="the run", deadline_s=30)
+    folders = until(lambda: orch.node_folders(record["id"]), what="its plan")
+    return list(zip(hosts.hosts, folders, strict=True))
+
+
+def _count(file: Path) -> int:
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def _idle(host: Host, *others: str) -> bool:
+    return sorted(host.processes().values()) == sorted(others)
+
+
+def _pid_of(orch: Orch, run: str, word: bytes) -> int:
+    [pid] = [pid for pid in orch.processes_of(run) if word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
+    return pid
+
+
+def test_ranks_run_on_their_hosts_and_meet_at_the_address_of_the_first(orch: Orch, hosts: Hosts) -> None:
+    orch("ssh-launch", "--", "sh", "-c", 'echo "$RANK $ORCH_NODE $(hostname) $MASTER_ADDR"')
+    said = sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
+    assert said == [f"{rank} h{rank} h{rank} {hosts[0].address}" for rank in range(3)]
+    assert orch.status()["state"] == "DONE"
+    until(lambda: all(_idle(host) for host in hosts.hosts), what="the hosts to be idle")
+
+
+@pytest.mark.train
+def test_ranks_reduce_over_the_bridge(orch: Orch) -> None:
+    (orch.cwd / "reduce.py").write_text(ALL_REDUCE, encoding="utf-8")
+    orch("ssh-launch", "--", "reduce.py")
+    said = [line["text"] for line in orch.lines() if line["stream"] == "out" and "total" in line["text"]]
+    assert said == ["total 3"] * 3
+
+
+def test_stopped_run_leaves_nothing_on_any_host(orch: Orch, hosts: Hosts) -> None:
+    run = _start(orch)
+    orch("stop", run)
+    assert orch.processes_of(run) == []
+    until(lambda: all(_idle(host) for host in hosts.hosts), what="orch's own connections to end")
+    assert orch.status(run)["state"] == "STOPPED"
+
+
+def test_one_of_two_runs_is_stopped_and_neither_the_other_nor_a_stranger_notices(
+    orch: Orch, hosts: Hosts, stranger: subprocess.Popen[str]
+) -> None:
+    first, second = _start(orch), _start(orch)
+    before = orch.processes_of(second)
+    orch("stop", first)
+    assert orch.processes_of(first) == []
+    assert orch.processes_of(second) == before
+    assert [orch.status(run)["state"] for run in (first, second)] == ["STOPPED", "RUNNING"]
+    orch("stop", second)
+    assert orch.processes_of(second) == []
+    until(lambda: _idle(hosts[1], "python3"), what="orch's own connections to end")
+    assert stranger.poll() is None
+
+
+def test_killed_supervisor_then_killed_rank_is_found_by_attach(
+    orch: Orch, hosts: Hosts, stranger: subprocess.Popen[str]
+) -> None:
+    run = _start(orch)
+    orch.kill_supervisor(run)
+    kill(_pid_of(orch, run, b"RANK=2"))
+    begun = time.monotonic()
+    assert "rank 2 on h2 was killed by SIGKILL" in orch("attach", run, code=1).stderr
+    assert _over(orch, run)["exit"]["rank"] == 2
+    assert time.monotonic() - begun < 20
+    until(lambda: orch.processes_of(run) == [], what="every process of the run to be gone")
+    until(lambda: _idle(hosts[0]) and _idle(hosts[1], "python3") and _idle(hosts[2]), what="the hosts to be idle")
+    assert stranger.poll() is None
+
+
+def test_attach_takes_up_a_run_whose_supervisors_machine_died(hosts: Hosts, tmp_path: Path) -> None:
+    hosts.inventory(tmp_path, nodes=["h1", "h2"])
+    away, here = hosts.orch(tmp_path, on=hosts[0]), hosts.orch(tmp_path)
+    run = away("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
+    until(lambda: sum(line["text"] == "up" for line in here.lines(run)) == 2, what="the ranks", deadline_s=30)
+    hosts[0].kill()
+    here("attach", "--detach", run)
+    kill(_pid_of(here, run, b"RANK=1"))
+    record = _over(here, run)
+    assert (record["state"], record["exit"]["node"], record["exit"]["rank"]) == ("FAILED", "h2", 1)
+    until(lambda: here.processes_of(run) == [], what="every process of the run to be gone")
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_killed_host_fails_the_run_which_names_it_and_ends_on_the_others(
+    orch: Orch, hosts: Hosts, stranger: subprocess.Popen[str], lost: int
+) -> None:
+    run = _start(orch)
+    hosts[lost].kill()
+    record = _over(orch, run)
+    assert record["state"] == "FAILED"
+    assert f"h{lost}" in record["message"]
+    until(lambda: orch.processes_of(run) == [], what="every process of the run to be gone")
+    assert stranger.poll() is None
+
+
+def test_host_that_was_frozen_and_thaws_costs_the_run_nothing(orch: Orch, hosts: Hosts) -> None:
+    """Its kernel answers, so the others vouch for it."""
+    run = _start(orch)
+    before = orch.processes_of(run)
+    hosts[1].freeze()
+    until(lambda: "h1 is not heard from here" in _notes(orch, run), what="the silence to be noticed", deadline_s=60)
+    hosts[1].thaw()
+    until(lambda: "h1 is heard again" in _notes(orch, run), what="the host to be heard", deadline_s=60)
+    assert orch.processes_of(run) == before, orch("logs", run, code=None).stdout + _notes(orch, run)
+    orch("stop", run)
+    assert orch.processes_of(run) == []
+
+
+@pytest.mark.slow
+def test_log_is_whole_after_the_controller_was_cut_off_for_20_s(orch: Orch, hosts: Hosts) -> None:
+    (orch.cwd / "talk.py").write_text(TALKER, encoding="utf-8")
+    with orch.start("ssh-launch", "--follow", "--", "talk.py") as following:
+        files = [host.path(folder) / f"rank-{rank}.out" for rank, (host, folder) in enumerate(_folders(orch, hosts))]
+        until(lambda: all(_count(file) > 1000 for file in files), what="lines to flow", deadline_s=30)
+        hosts.controller.link(up=False)
+        cut_at = _count(files[0])
+        until(lambda: _count(files[0]) > cut_at + 20_000, what="20 s of lines", deadline_s=60)
+        hosts.controller.link(up=True)
+        out, err = following.communicate(timeout=100)
+    assert following.returncode == 0, err
+    for text in (out, orch("logs").stdout):
+        for rank, file in enumerate(files):
+            said = re.findall(rf"^\[h{rank}:{rank}\] (.*)$", text, re.MULTILINE)
+            assert said == file.read_text("utf-8").splitlines()
+            assert len(said) == 30_000
+
+
+def test_no_command_line_on_a_host_shows_an_environment_value(hosts: Hosts, tmp_path: Path) -> None:
+    hosts.inventory(tmp_path, env={"API_TOKEN": "s3cret-value", "PLAIN": "plain-value"})
+    orch = hosts.orch(tmp_path)
+    run = _start(orch)
+    for machine in (hosts.controller, *hosts.hosts):
+        lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in machine.everything()]
+        assert lines
+        assert not [line for line in lines if b"s3cret-value" in line or b"plain-value" in line]
+    for pid in orch.processes_of(run):
+        assert b"PLAIN=plain-value" in Path(f"/proc/{pid}/environ").read_bytes()
+    orch("stop", run)
