@@ -12,8 +12,8 @@ from orchestrator import supervise
 from orchestrator.console import LineWriter, say, say_error, say_summary
 from orchestrator.errors import LaunchError, NodeError, NodesError
 from orchestrator.launchers.base import Launcher, Queue
-from orchestrator.logs.follow import Batch, Feed, history, live
-from orchestrator.logs.merge import LogLine, in_order
+from orchestrator.logs.follow import Batch, Feed, history, live, merged
+from orchestrator.logs.merge import LogLine
 from orchestrator.plan import GRACE_S, LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder
@@ -99,22 +99,15 @@ class Watch:
             yield from feed.rest()
 
     def _follow(self, job: str | None) -> None:
-        """Until the run looks over, and everything that was read by then is printed."""
+        """Until the run looks over, and all that was read by then is printed."""
         unheard = {id(feed) for feed in self._feeds}
-        unread: set[int] | None = None  # once the run is over: the feeds from which more may have been queued
-        finished: set[int] = set()
-        with live(self._feeds) as arrivals:
+        with live(self._feeds) as (arrivals, enough):
             for batches in arrivals:
-                self._write(in_order([batch.lines for batch in batches]))
+                self._write(merged(batches))
                 for batch in batches:
                     self._take(batch, unheard)
-                finished |= {id(batch.feed) for batch in batches if batch.is_last}
-                if unread is not None:
-                    unread -= {id(batch.feed) for batch in batches if not batch.lines}
-                elif self._ended() or (not unheard and self._looks_over(job)):
-                    unread = {id(feed) for feed in self._feeds if feed.place.name not in self._lost} - finished
-                if unread is not None and not unread - finished:
-                    return
+                if not enough.is_set() and (self._ended() or (not unheard and self._looks_over(job))):
+                    enough.set()
 
     def _take(self, batch: Batch, unheard: set[int]) -> None:
         name = batch.feed.place.name

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from orchestrator.errors import NodeError
 from orchestrator.launchers.base import Place
@@ -38,15 +38,16 @@ class Feed:
             place.attempt_dir, place.nodes, self.offsets, max_bytes=max_bytes, wait_s=wait_s, only=only
         )
         arrival = time.time()
-        lines: list[LogLine] = []
+        lines: dict[str, list[LogLine]] = {}
         for chunk in chunks:
             node, _, name = chunk.file.partition("/")
             self.offsets[chunk.file] = chunk.end
             if chunk.gap:
                 lost = f"{name} became {chunk.gap} bytes shorter; what stood there is not in this log"
-                lines.append(LogLine(arrival, node, None, "event", lost))
-            lines += self._lines_of(node).feed(name, chunk.offset, chunk.data, arrival)
-        return sorted(lines, key=lambda line: line.time)
+                lines.setdefault(chunk.file, []).append(LogLine(arrival, node, None, "event", lost))
+            of_file = self._lines_of(node).feed(name, chunk.offset, chunk.data, arrival)
+            lines.setdefault(chunk.file, []).extend(of_file)
+        return list(in_order(lines.values()))
 
     def rest(self) -> list[LogLine]:
         """The last lines that have no newline; for the end of a run."""
@@ -98,28 +99,36 @@ class Batch:
     lines: Sequence[LogLine] = ()
     nodes: Sequence[NodeObservation] = ()
     error: NodeError | None = None
-    is_last: bool = False
-    """All agents of the place have ended, and all that they left is read."""
 
 
 @contextmanager
-def live(feeds: Sequence[Feed]) -> Iterator[Iterator[list[Batch]]]:
+def live(feeds: Sequence[Feed]) -> Iterator[tuple[Iterator[list[Batch]], threading.Event]]:
     """
     Follow all places at once, each in a thread of its own, until the context ends.
 
-    Yields what has come meanwhile, together. A place that is lost is tried again, and read on where it stopped.
+    Yields what has come meanwhile, together, and an event: once the reader sets it, nothing more is asked for, and the
+    iterator ends when all that was read is handed over. A place that is lost is tried again, and read on where it stopped.
     """
     batches: queue.Queue[Batch] = queue.Queue(maxsize=WAITING_BATCHES)
-    over = threading.Event()
-    threads = [threading.Thread(target=_pump, args=(feed, batches, over), daemon=True) for feed in feeds]
+    enough, abandoned = threading.Event(), threading.Event()
+    threads = [threading.Thread(target=_pump, args=(feed, batches, enough, abandoned), daemon=True) for feed in feeds]
     for thread in threads:
         thread.start()
     try:
-        yield _until_all_ended(batches, threads)
+        yield _until_all_ended(batches, threads), enough
     finally:
-        over.set()
+        enough.set()
+        abandoned.set()
         for thread in threads:
             thread.join(timeout=POLL_S * 2)
+
+
+def merged(batches: Sequence[Batch]) -> Iterator[LogLine]:
+    """The lines of what came together, in order of time; those of one place stay in the order in which they came."""
+    by_feed: dict[int, list[LogLine]] = {}
+    for batch in batches:
+        by_feed.setdefault(id(batch.feed), []).extend(batch.lines)
+    return in_order(by_feed.values())
 
 
 def _until_all_ended(batches: queue.Queue[Batch], threads: Sequence[threading.Thread]) -> Iterator[list[Batch]]:
@@ -137,21 +146,20 @@ def _until_all_ended(batches: queue.Queue[Batch], threads: Sequence[threading.Th
         yield some
 
 
-def _pump(feed: Feed, batches: queue.Queue[Batch], over: threading.Event) -> None:
+def _pump(feed: Feed, batches: queue.Queue[Batch], enough: threading.Event, abandoned: threading.Event) -> None:
     pause_s = FIRST_RETRY_S
-    while not over.is_set():
+    while not enough.is_set():
         ended = _ended(feed)  # then nothing more is written, and nothing is waited for
         try:
             batch = _next(feed, wait_s=0 if ended else POLL_S)
         except NodeError as exc:
-            _offer(batches, Batch(feed, error=exc), over)
-            over.wait(pause_s * random.uniform(0.5, 1.5))  # noqa: S311  it spreads many readers' retries, it is no secret
+            _offer(batches, Batch(feed, error=exc), abandoned)
+            enough.wait(pause_s * random.uniform(0.5, 1.5))  # noqa: S311  it spreads many readers' retries, it is no secret
             pause_s = min(2 * pause_s, LAST_RETRY_S)
             continue
         pause_s = FIRST_RETRY_S
-        is_last = ended and not batch.lines
-        _offer(batches, replace(batch, is_last=is_last), over)
-        if is_last:
+        _offer(batches, batch, abandoned)
+        if ended and not batch.lines:
             return
 
 
@@ -167,9 +175,9 @@ def _ended(feed: Feed) -> bool:
     return feed.place.nodes is not None and len(ends) == len(feed.place.nodes)
 
 
-def _offer(batches: queue.Queue[Batch], batch: Batch, over: threading.Event) -> None:
+def _offer(batches: queue.Queue[Batch], batch: Batch, abandoned: threading.Event) -> None:
     """Hand over, waiting while the reader is busy, which in turn slows reading down: memory stays bounded."""
-    while not over.is_set():
+    while not abandoned.is_set():
         try:
             return batches.put(batch, timeout=POLL_S)
         except queue.Full:

@@ -66,6 +66,7 @@ class Agent:
 
     def __init__(self, job: Job, folder: str, events: Journal, contact: Contact) -> None:
         self.job, self.folder, self.events, self.contact = job, folder, events, contact
+        self.guard_pid = os.getppid()
         self.cut_off: str | None = None  # why the ranks are ended without anybody's word
         self.offsets = Journal(os.path.join(folder, "offsets.jsonl"))
         self.logs: dict[str, int] = {}  # file name -> descriptor
@@ -203,8 +204,11 @@ class Agent:
         if number in (signal.SIGTERM, signal.SIGINT):
             first, self.asked = self.asked, self.asked or (number, time.monotonic())
             self.forced = first is not None and (first[0] != number or time.monotonic() > first[1] + SAME_SIGNAL_S)
-            if not self.stopping:
-                self.stop(f"asked to by {signal_name(number)}")
+            if self.stopping:
+                return
+            if os.getppid() != self.guard_pid:  # its death comes as a SIGTERM too, but nobody asked for a stop
+                self.cut_off = "the guard of the agent was killed"
+            self.stop(self.cut_off or f"asked to by {signal_name(number)}")
         elif number not in (signal.SIGCHLD, signal.SIGHUP):
             for pid in self.running:
                 send(pid, number)

@@ -253,27 +253,34 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def open_hosts(count: int = 3) -> Iterator[Hosts]:
-    """Start hosts h0, h1, … and a controller; on leaving, they and their processes, folder and account are gone."""
+def open_hosts(count: int = 3, *, own_account: bool = True) -> Iterator[Hosts]:
+    """
+    Start hosts h0, h1, … and a controller; on leaving, they and their processes, folder and account are gone.
+
+    Where an own account cannot reach the installed packages (a checkout below root's home), one logs in as root.
+    """
     if not accounts.is_root():
         components.unavailable("only root can make hosts")
     for name in components.PROGRAMS["hosts"]:
         program(name)
     folder = Path(tempfile.mkdtemp(prefix="orch-hosts-"))
     folder.chmod(0o755)
-    account = accounts.own_account(folder)
-    keeper = Keeper(folder, user=account.user)
+    account = accounts.own_account(folder) if own_account else accounts.current_account(folder)
+    keeper = Keeper(folder, user=account.user if own_account else "")
     try:
-        python = node_python(folder / "python", user=account.user)
-        if python is None:
-            components.unavailable("another account cannot reach the installed packages: move the checkout")
-        hosts = Hosts(folder, account, python=python, keeper=keeper, count=count)
-        try:
-            yield hosts
-        finally:
-            hosts.release()
+        python = node_python(folder / "python", user=account.user if own_account else None)
+        if python is not None:
+            hosts = Hosts(folder, account, python=python, keeper=keeper, count=count)
+            try:
+                yield hosts
+            finally:
+                hosts.release()
+            return
     finally:
         keeper.close()
+    assert own_account, "the tests run on a Python that they cannot run"
+    with open_hosts(count, own_account=False) as hosts:
+        yield hosts
 
 
 def _state(pid: int) -> str:

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.launchers.base import Place
+from orchestrator.logs.follow import Batch, Feed, merged
 from orchestrator.logs.merge import MAX_LINE_BYTES, FileLines, LogLine, NodeLines, in_order, prefixed
 
 
@@ -84,3 +86,14 @@ def test_prefix_names_node_and_rank_and_json_has_the_documented_fields() -> None
     line = LogLine(1.5, "n0", 12, "err", "text")
     assert prefixed(line) == "[n0:12] text"
     assert list(line.to_json()) == ["time", "node", "rank", "stream", "text"]
+
+
+def test_batches_of_one_place_are_never_reordered_whatever_their_times() -> None:
+    """A line that has no mark yet bears the time of its arrival, which is later than the marks of the lines after it."""
+    place = Feed(Place(lambda: pytest.fail("nothing is read"), "/nowhere", ("n0",)))
+    first, second = (LogLine(time, "n0", 0, "out", text) for time, text in ((9.0, "first"), (3.0, "second")))
+    other = LogLine(5.0, "n1", 1, "out", "other")
+    batches = [Batch(place, [first]), Batch(Feed(place.place), [other]), Batch(place, [second])]
+    texts = [line.text for line in merged(batches)]
+    assert texts.index("first") < texts.index("second")
+    assert texts[0] == "other"
