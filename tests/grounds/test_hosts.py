@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.grounds.hosts import PORT, Hosts, open_hosts
+from tests.grounds.hosts import PORT, Hosts, open_hosts, require_namespaces
 from tests.grounds.keeper import kill, network_name
 from tests.grounds.machines import Machine
 from tests.grounds.ssh_files import known_hosts_line
@@ -210,6 +210,7 @@ def test_closed_hosts_leave_nothing() -> None:
 
 
 def test_killed_tests_leave_nothing_of_their_hosts() -> None:
+    require_namespaces()
     with subprocess.Popen(
         [sys.executable, "-c", _OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as owner:

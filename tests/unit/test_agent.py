@@ -255,7 +255,8 @@ def test_kill_9_of_the_guard_stops_the_ranks(ground: Ground) -> None:
     pids = [ground.record()["pid"], ground.pid_in("daemon"), ground.pid_of_rank()]
     guard.kill()
     gone(*pids)
-    assert ground.finished()["state"] == "STOPPED"
+    assert ground.finished()["state"] == "FAILED"  # nobody asked for a stop
+    assert "guard of the agent was killed" in ground.finished()["text"]
 
 
 # ---- refusals
