@@ -23,6 +23,7 @@ from tests.unit.test_agent_ground import PYTHONS
 DAY_S = 86400.0
 DIGEST = "0123456789abcdef" * 2
 OLD, OTHER = "gpt-20261101-101500-ab12", "gpt-20261102-101500-cd34"
+LIVING = "gpt-20261103-101500-ef56"  # has a real process, which tests beside this one see too: no other may use the name
 
 
 @pytest.fixture(params=PYTHONS)
@@ -135,10 +136,10 @@ def test_run_of_a_living_agent_stays(workdir: Workdir) -> None:
 
 
 def test_run_with_a_living_process_stays_even_if_its_agent_is_dead(workdir: Workdir) -> None:
-    run = workdir.run()
-    marks = {"ORCH_RUN_ID": OLD, "ORCH_ATTEMPT": "1", "ORCH_NODE": "n0", "ORCH_RUN_DIR": str(run)}
+    run = workdir.run(LIVING)
+    marks = {"ORCH_RUN_ID": LIVING, "ORCH_ATTEMPT": "1", "ORCH_NODE": "n0", "ORCH_RUN_DIR": str(run)}
     with subprocess.Popen(["sleep", "1000"], env=marks) as process:
-        kept = workdir.clear()[OLD]
+        kept = workdir.clear()[LIVING]
         process.kill()
     assert (kept.action, kept.why) == ("keep", "processes of it are alive")
 
