@@ -17,8 +17,9 @@ from orchestrator.logs.merge import LogLines, NodeLines, in_order
 from orchestrator.transports.observed import NodeObservation
 
 CHUNK_BYTES = 1 << 20
-HISTORY_BYTES = 1 << 26  # held while merging: a chunk of every file
+HELD_BYTES = 1 << 25  # while merging: a chunk of every file, or of every place, which as text takes as much again
 LEAST_CHUNK_BYTES = 1 << 16
+INDEX_BYTES = 1 << 18
 POLL_S = 1.0
 WAITING_BATCHES = 16
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 5.0
@@ -45,10 +46,19 @@ class Feed:
             self.offsets[chunk.file] = chunk.end
             if chunk.gap:
                 lost = f"{name} became {chunk.gap} bytes shorter; what stood there is not in this log"
-                lines.setdefault(chunk.file, []).append(LogLines(arrival, node, None, "event", lost))
+                found = self._lines_of(node).gap(name, chunk.offset, arrival)
+                lines.setdefault(chunk.file, []).extend([*found, LogLines(arrival, node, None, "event", lost)])
             of_file = self._lines_of(node).feed(name, chunk.offset, chunk.data, arrival)
             lines.setdefault(chunk.file, []).extend(of_file)
         return list(in_order(lines.values()))
+
+    def read_index(self, file: str, until: int) -> None:
+        """Read on in the agent's index of times, as far as it covers so many bytes of the file."""
+        node, _, name = file.partition("/")
+        index, before = f"{node}/offsets.jsonl", -1
+        while self._lines_of(node).marked(name) < until and self.offsets.get(index, 0) > before:
+            before = self.offsets.get(index, 0)
+            self.read(wait_s=0, only=[index], max_bytes=INDEX_BYTES)
 
     def rest(self) -> list[LogLines]:
         """The last lines that have no newline; for the end of a run."""
@@ -74,20 +84,22 @@ def history(feeds: Sequence[Feed]) -> Iterator[LogLines]:
     """Everything that stands in the files now, merged by time; one chunk of each file is in memory at a time."""
     streams: list[Iterator[LogLines]] = []
     sizes_of = [feed.place.endpoint.files(feed.place.attempt_dir, feed.place.nodes) for feed in feeds]
-    chunk = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, HISTORY_BYTES // max(1, sum(map(len, sizes_of)))))
+    chunk = _chunk_bytes(sum(map(len, sizes_of)))
     for feed, sizes in zip(feeds, sizes_of, strict=True):
-        index = [file for file in sizes if file.endswith(".jsonl")]
-        events: list[LogLines] = []
-        while any(feed.offsets.get(file, 0) < sizes[file] for file in index):
-            events += feed.read(wait_s=0, only=index)
-        streams.append(iter(events))
-        streams += [_file_history(feed, file, size, chunk) for file, size in sizes.items() if file not in index]
+        files = {file: size for file, size in sizes.items() if not file.endswith("/offsets.jsonl")}
+        streams += [_file_history(feed, file, size, chunk) for file, size in files.items()]
     return in_order(streams)
+
+
+def _chunk_bytes(sources: int) -> int:
+    return max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, HELD_BYTES // max(1, sources)))
 
 
 def _file_history(feed: Feed, file: str, size: int, chunk: int) -> Iterator[LogLines]:
     while feed.offsets.get(file, 0) < size:
         before = feed.offsets.get(file, 0)
+        if not file.endswith("/events.jsonl"):
+            feed.read_index(file, min(size, before + chunk))
         yield from feed.read(wait_s=0, only=[file], max_bytes=min(chunk, size - before))
         if feed.offsets.get(file, 0) == before:
             return  # the file is shorter than it was: nothing more can be had
@@ -111,18 +123,44 @@ def live(feeds: Sequence[Feed]) -> Iterator[tuple[Iterator[list[Batch]], threadi
     Yields what has come meanwhile, together, and an event: once the reader sets it, nothing more is asked for, and the
     iterator ends when all that was read is handed over. A place that is lost is tried again, and read on where it stopped.
     """
-    batches: queue.Queue[Batch] = queue.Queue(maxsize=WAITING_BATCHES)
-    enough, abandoned = threading.Event(), threading.Event()
-    threads = [threading.Thread(target=_pump, args=(feed, batches, enough, abandoned), daemon=True) for feed in feeds]
+    exchange = _Exchange()
+    chunk = _chunk_bytes(len(feeds))
+    threads = [threading.Thread(target=_pump, args=(feed, exchange, chunk), daemon=True) for feed in feeds]
     for thread in threads:
         thread.start()
     try:
-        yield _until_all_ended(batches, threads), enough
+        yield _until_all_ended(exchange, len(feeds)), exchange.enough
     finally:
-        enough.set()
-        abandoned.set()
+        exchange.enough.set()
+        exchange.abandoned.set()
         for thread in threads:
             thread.join(timeout=POLL_S * 2)
+
+
+class _Exchange:
+    """Where the threads of a follow hand over what they have read. None is the last word of one."""
+
+    def __init__(self) -> None:
+        self.batches: queue.Queue[Batch | None] = queue.Queue(maxsize=WAITING_BATCHES)
+        self.enough, self.abandoned = threading.Event(), threading.Event()
+
+    def offer(self, batch: Batch | None) -> None:
+        """Hand over, waiting while the reader is busy, which in turn slows reading down: memory stays bounded."""
+        while not self.abandoned.is_set():
+            try:
+                return self.batches.put(batch, timeout=POLL_S)
+            except queue.Full:
+                continue
+        return None
+
+    def take(self) -> list[Batch | None]:
+        """What has come meanwhile; nothing when nothing comes for a while."""
+        some: list[Batch | None] = []
+        with contextlib.suppress(queue.Empty):
+            some.append(self.batches.get(timeout=POLL_S))
+            while len(some) < WAITING_BATCHES:
+                some.append(self.batches.get_nowait())
+        return some
 
 
 def merged(batches: Sequence[Batch]) -> Iterator[LogLines]:
@@ -133,41 +171,40 @@ def merged(batches: Sequence[Batch]) -> Iterator[LogLines]:
     return in_order(by_feed.values())
 
 
-def _until_all_ended(batches: queue.Queue[Batch], threads: Sequence[threading.Thread]) -> Iterator[list[Batch]]:
-    while True:
-        try:
-            some = [batches.get(timeout=POLL_S)]
-        except queue.Empty:
-            if not any(thread.is_alive() for thread in threads) and batches.empty():
-                return
-            yield []
-            continue
-        with contextlib.suppress(queue.Empty):
-            while len(some) < WAITING_BATCHES:
-                some.append(batches.get_nowait())
-        yield some
+def _until_all_ended(exchange: _Exchange, running: int) -> Iterator[list[Batch]]:
+    while running:
+        some = exchange.take()
+        running -= some.count(None)
+        yield [batch for batch in some if batch is not None]
 
 
-def _pump(feed: Feed, batches: queue.Queue[Batch], enough: threading.Event, abandoned: threading.Event) -> None:
+def _pump(feed: Feed, exchange: _Exchange, chunk: int) -> None:
+    try:
+        _read_on(feed, exchange, chunk)
+    finally:
+        exchange.offer(None)
+
+
+def _read_on(feed: Feed, exchange: _Exchange, chunk: int) -> None:
     pause_s = FIRST_RETRY_S
-    while not enough.is_set():
+    while not exchange.enough.is_set():
         ended = _ended(feed)  # then nothing more is written, and nothing is waited for
         try:
-            batch = _next(feed, wait_s=0 if ended else POLL_S)
+            batch = _next(feed, chunk, wait_s=0 if ended else POLL_S)
         except NodeError as exc:
-            _offer(batches, Batch(feed, error=exc), abandoned)
-            enough.wait(pause_s * random.uniform(0.5, 1.5))  # noqa: S311  it spreads many readers' retries, it is no secret
+            exchange.offer(Batch(feed, error=exc))
+            exchange.enough.wait(pause_s * random.uniform(0.5, 1.5))  # noqa: S311  it spreads many readers' retries, it is no secret
             pause_s = min(2 * pause_s, LAST_RETRY_S)
             continue
         pause_s = FIRST_RETRY_S
-        _offer(batches, batch, abandoned)
+        exchange.offer(batch)
         if ended and not batch.lines:
             return
 
 
-def _next(feed: Feed, *, wait_s: float) -> Batch:
+def _next(feed: Feed, chunk: int, *, wait_s: float) -> Batch:
     place = feed.place
-    lines = feed.read(wait_s=wait_s)
+    lines = feed.read(wait_s=wait_s, max_bytes=chunk)
     return Batch(feed, lines, [] if lines else place.endpoint.observe(place.attempt_dir, place.nodes))
 
 
@@ -175,13 +212,3 @@ def _ended(feed: Feed) -> bool:
     """Whether the agents of all nodes of the place have said their last word."""
     ends = [node for node in feed.nodes.values() if node.events and node.events[-1]["event"] == "agent-finished"]
     return feed.place.nodes is not None and len(ends) == len(feed.place.nodes)
-
-
-def _offer(batches: queue.Queue[Batch], batch: Batch, abandoned: threading.Event) -> None:
-    """Hand over, waiting while the reader is busy, which in turn slows reading down: memory stays bounded."""
-    while not abandoned.is_set():
-        try:
-            return batches.put(batch, timeout=POLL_S)
-        except queue.Full:
-            continue
-    return None

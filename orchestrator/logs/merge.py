@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ from orchestrator.logs.printable import is_printable, printable
 Stream = Literal["out", "err", "event"]
 MAX_LINE_BYTES = 1 << 20
 """A longer line is cut into pieces of this size, so that a line without an end cannot fill the memory."""
+MOST_MARKS = 8192
+"""More are thinned out: half an hour of one file's, of days those that are further apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +68,46 @@ def last(lines: Iterable[LogLines], count: int) -> deque[LogLines]:
     return kept
 
 
+class Marks:
+    """An agent's records of how long a file was when; those of the bytes to come."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """The last one's."""
+        self._sizes, self._times, self._first = array("Q"), array("d"), 0
+
+    def add(self, size: int, time: float) -> None:
+        """The file had `size` bytes at `time`."""
+        if len(self._sizes) == MOST_MARKS:
+            self._make_room()
+        self._sizes.append(size)
+        self._times.append(time)
+        self.size = max(self.size, size)
+
+    def covering(self, end: int) -> tuple[int, float] | None:
+        """Size and time of the first one that holds the byte before `end`; those before it are forgotten."""
+        while self._first < len(self._sizes) and self._sizes[self._first] < end:
+            self._first += 1
+        return (self._sizes[self._first], self._times[self._first]) if self._first < len(self._sizes) else None
+
+    def _make_room(self) -> None:
+        """Forget those that are passed; where these are few, every other one of the rest too."""
+        step = 1 if self._first > MOST_MARKS // 2 else 2
+        first = self._first + (len(self._sizes) - self._first - 1) % step  # the last one stays
+        self._sizes, self._times, self._first = self._sizes[first::step], self._times[first::step], 0
+
+
 class FileLines:
     """
     The lines of one rank's file, fed in order.
 
-    `marks` are the agent's records of how long the file was when: they give a line the time it was written, to within
-    the agent's tick. Bytes beyond the last mark get the time of their arrival.
+    The marks give a line the time it was written, to within the agent's tick. Bytes beyond the last mark get the time of
+    their arrival.
     """
 
     def __init__(self, node: str, rank: int, stream: Stream) -> None:
         self._of = (node, rank, stream)
-        self._marks: deque[tuple[int, float]] = deque()
+        self.marks = Marks()
         self._rest = b""
         self._end = 0
         self._is_cut = False
@@ -83,11 +115,12 @@ class FileLines:
     @property
     def known_missing(self) -> int:
         """Bytes that the agent has told of, but that were not read."""
-        return max([0, *(size - self._end for size, _ in self._marks)])
+        return max(0, self.marks.size - self._end)
 
-    def mark(self, size: int, time: float) -> None:
-        """The file had `size` bytes at `time`."""
-        self._marks.append((size, time))
+    def gap(self, offset: int, arrival: float) -> Iterator[LogLines]:
+        """The file goes on at another offset: what stood before is no beginning of what comes."""
+        yield from self.close(arrival)
+        self._end = offset
 
     def feed(self, offset: int, data: bytes, arrival: float) -> Iterator[LogLines]:
         """Take bytes that begin at `offset`; yield the lines they complete."""
@@ -115,20 +148,15 @@ class FileLines:
     def _same_time(self, buffer: bytes, start: int, first: int, whole: int) -> tuple[float | None, int]:
         """When the line that begins at `first` was written, and where the lines end that were complete by then."""
         end = buffer.index(b"\n", first) + 1
-        time = self._mark_of(start + end)
-        if time is None:
+        mark = self.marks.covering(start + end)
+        if mark is None:
             return None, whole
-        return time, max(end, buffer.rfind(b"\n", first, min(whole, self._marks[0][0] - start)) + 1)
-
-    def _mark_of(self, end: int) -> float | None:
-        """When the file was first seen that long."""
-        while self._marks and self._marks[0][0] < end:
-            self._marks.popleft()
-        return self._marks[0][1] if self._marks else None
+        size, time = mark
+        return time, max(end, buffer.rfind(b"\n", first, min(whole, size - start)) + 1)
 
     def _time_at(self, end: int, arrival: float) -> float:
-        time = self._mark_of(end)
-        return arrival if time is None else time
+        mark = self.marks.covering(end)
+        return arrival if mark is None else mark[1]
 
     def _lines(self, lines: bytes, time: float) -> Iterator[LogLines]:
         if self._is_cut and b"\n" in lines:  # the last piece of a long line is no piece of what follows
@@ -178,15 +206,26 @@ class NodeLines:
     def feed(self, name: str, offset: int, data: bytes, arrival: float) -> list[LogLines]:
         """Take a chunk of the folder's file `name`; return the lines it completes."""
         if name == "offsets.jsonl":
-            for mark in self._records(name, data):
+            for mark in self._records(name, data, {"time", "size"}):
                 for file, size in mark["size"].items():
-                    self._file(file).mark(size, mark["time"])
+                    self._file(file).marks.add(size, mark["time"])
             return []
         if name == "events.jsonl":
-            events = self._records(name, data)
+            events = self._records(name, data, {"time", "event", "text"})
             self.events += events
             return [LogLines(event["time"], self.node, None, "event", event["text"]) for event in events]
         return list(self._file(name).feed(offset, data, arrival))
+
+    def gap(self, name: str, offset: int, arrival: float) -> list[LogLines]:
+        """The folder's file `name` became shorter and goes on at `offset`; return the line that ended there."""
+        if name.endswith(".jsonl"):
+            self._rest.pop(name, None)
+            return []
+        return list(self._file(name).gap(offset, arrival))
+
+    def marked(self, name: str) -> int:
+        """How many bytes of the file are known to have been written, and when."""
+        return self._file(name).marks.size
 
     def close(self, arrival: float) -> list[LogLines]:
         """The unfinished last lines."""
@@ -205,9 +244,18 @@ class NodeLines:
             )
         return self._files[name]
 
-    def _records(self, name: str, data: bytes) -> list[dict[str, Any]]:
+    def _records(self, name: str, data: bytes, fields: set[str]) -> list[dict[str, Any]]:
         *lines, self._rest[name] = (self._rest.get(name, b"") + data).split(b"\n")
-        return [json.loads(line) for line in lines if line]
+        return [record for record in map(_record, lines) if fields <= record.keys()]
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    """An agent's record; empty for what a full disk, or a program with a hand in the folder, has made of one."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def in_order(streams: Iterable[Iterable[LogLines]]) -> Iterator[LogLines]:

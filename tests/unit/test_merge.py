@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 
 from orchestrator.launchers.base import Place
 from orchestrator.logs.follow import Batch, Feed, merged
-from orchestrator.logs.merge import MAX_LINE_BYTES, FileLines, LogLines, NodeLines, in_order, last, prefix_of, prefixed
+from orchestrator.logs.merge import (
+    MAX_LINE_BYTES,
+    MOST_MARKS,
+    FileLines,
+    LogLines,
+    Marks,
+    NodeLines,
+    in_order,
+    last,
+    prefix_of,
+    prefixed,
+)
 
 
 def _texts(chunks: list[bytes]) -> list[str]:
@@ -71,15 +82,51 @@ def test_each_line_has_the_time_of_the_first_mark_that_covers_it(
     ends = [sum(lengths[: index + 1]) + index + 1 for index in range(len(lengths))]
     file = FileLines("n0", 0, "out")
     for size in sorted(sizes):
-        file.mark(size, float(size))
+        file.marks.add(size, float(size))
     found = [*file.feed(0, data[:cut], 999.0), *file.feed(min(cut, len(data)), data[cut:], 999.0)]
     expected = [min([float(size) for size in sizes if size >= end], default=999.0) for end in ends]
     assert [some.time for some in found for _ in range(some.count)] == expected
 
 
+def test_marks_are_thinned_out_and_still_ascend_to_the_last() -> None:
+    marks = Marks()
+    for size in range(1, 10 * MOST_MARKS):
+        marks.add(size, float(size))
+    found = [marks.covering(end) for end in range(1, 10 * MOST_MARKS, 100)]
+    assert all(
+        mark is not None and mark[0] == mark[1] >= end for end, mark in zip(range(1, 10**6, 100), found, strict=False)
+    )
+    assert marks.covering(10 * MOST_MARKS - 1) == (10 * MOST_MARKS - 1, 10.0 * MOST_MARKS - 1)
+    assert marks.covering(10 * MOST_MARKS) is None
+
+
+def test_marks_that_are_passed_make_room_first() -> None:
+    marks = Marks()
+    for size in range(1, 10 * MOST_MARKS):
+        marks.add(size, float(size))
+        assert marks.covering(size) == (size, float(size))
+
+
+def test_what_stood_before_a_gap_is_no_beginning_of_what_comes_after() -> None:
+    node = NodeLines("n0")
+    assert node.feed("rank-0.out", 0, b"abc", 1.0) == []
+    assert [lines.text for lines in node.gap("rank-0.out", 1, 1.0)] == ["abc"]
+    assert [lines.text for lines in node.feed("rank-0.out", 1, b"xyz\n", 1.0)] == ["xyz"]
+    event = json.dumps({"time": 5.0, "event": "note", "text": "whole"}).encode()
+    assert node.feed("events.jsonl", 0, event[:9], 1.0) == []
+    assert node.gap("events.jsonl", 0, 1.0) == []
+    assert [lines.text for lines in node.feed("events.jsonl", 0, event + b"\n", 1.0)] == ["whole"]
+
+
+def test_record_that_is_no_record_is_skipped() -> None:
+    node = NodeLines("n0")
+    data = b'torn{"time": 1}\n[1]\n{"time": 1.0}\n{"time": 2.0, "event": "note", "text": "good"}\n'
+    assert [lines.text for lines in node.feed("events.jsonl", 0, data, 9.0)] == ["good"]
+
+
 def test_lines_of_one_time_stay_together() -> None:
     file = FileLines("n0", 0, "out")
-    file.mark(1000, 5.0)
+    file.marks.add(1000, 5.0)
     assert [some.count for some in file.feed(0, b"a line\n" * 200, 99.0)] == [142, 58]
 
 

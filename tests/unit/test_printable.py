@@ -49,7 +49,7 @@ def test_pieces_of_a_long_line_are_told_apart_from_lines() -> None:
 
 def test_what_is_known_to_be_missing_is_counted() -> None:
     file = FileLines("n0", 0, "out")
-    file.mark(100, 1.0)
+    file.marks.add(100, 1.0)
     assert file.known_missing == 100
     list(file.feed(0, b"x" * 60, 1.0))
     assert file.known_missing == 40
