@@ -7,14 +7,28 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from bench import launch, planning, report, startup
+from bench import death, launch, logs, planning, report, startup, wide
 from bench.machine import describe
 from bench.place import Place
 from bench.processes import adopt_orphans
+from bench.rounds import Measure
 
-MEASURES = {"startup": startup.measure, "planning": planning.measure, "launch": launch.measure}
+MEASURES: dict[str, Callable[..., Measure]] = {
+    "startup": startup.measure,
+    "planning": planning.measure,
+    "launch": launch.measure,
+    "wide64": wide.measure_64,
+    "wide256": wide.measure_256,
+    "logs": logs.measure,
+    "delay": logs.measure_delay,
+    "memory": logs.measure_memory,
+    "death": death.measure,
+    "vanished": death.measure_vanished,
+    "crowd": wide.measure_crowd,
+}
 PROGRAMS = {"sshd": "openssh-server", "ssh-keygen": "openssh-client", "clush": "clustershell", "pdsh": "pdsh"}
 NEEDED = {"sshd", "ssh-keygen"}
 LEAST = 5

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bench.place import BIN, Place
-from bench.processes import CommandFailed, Job, time_job
+from bench.place import BIN, Place, installed
+from bench.processes import Job, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
 from tests.grounds.ports import free_ports
 from tests.grounds.sshd import Farm, open_farm
@@ -109,13 +109,13 @@ class _Ground:
 
     def _clush(self) -> list[list[str]]:
         options = ["-w", ",".join(self._hosts), "-S", "-o", f"-F {self._farm.ssh_config}"]
-        return [[_installed("clush"), *options, f"echo {SAID}"]]
+        return [[installed("clush"), *options, f"echo {SAID}"]]
 
     def _pdsh(self) -> list[list[str]]:
-        return [[_installed("pdsh"), "-R", "ssh", "-w", ",".join(self._hosts), f"echo {SAID}"]]
+        return [[installed("pdsh"), "-R", "ssh", "-w", ",".join(self._hosts), f"echo {SAID}"]]
 
     def _deepspeed(self) -> list[list[str]]:
-        _installed("pdsh")
+        installed("pdsh")
         (port,) = free_ports(1)
         master = ["--master_addr", self._hosts[0], "--master_port", str(port)]
         options = ["--hostfile", str(self._farm.folder / "hostfile"), "--launcher", "pdsh", "--no_ssh_check", *master]
@@ -128,10 +128,3 @@ class _Ground:
         (port,) = free_ports(1)
         shape = [f"--nnodes={HOSTS}", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
         return [[str(BIN / "torchrun"), *shape, f"--node-rank={rank}", "hello.py"] for rank in range(HOSTS)]
-
-
-def _installed(name: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        raise CommandFailed(f"{name} is not installed")
-    return path

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from bench.processes import CommandFailed
 
 BIN = Path(sys.executable).parent
 _KEPT = ("HOME", "LANG", "LC_ALL", "PATH", "TMPDIR", "USER")
@@ -29,3 +32,11 @@ class Place:
     def orch(self) -> Path:
         """The command as users have it."""
         return BIN / "orch"
+
+
+def installed(name: str) -> str:
+    """Path of a program that Debian has; CommandFailed where it is not installed."""
+    path = shutil.which(name)
+    if path is None:
+        raise CommandFailed(f"{name} is not installed")
+    return path

@@ -43,10 +43,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds since the first command was started; `lines` are the moments at which the awaited lines had arrived."""
+    """
+    Seconds since the first command was started, at `begun` on the monotonic clock; `lines` are the moments at which the
+    awaited lines had arrived.
+    """
+
+    begun: float
 
     lines: tuple[float, ...]
     end: float
+    output: bytes
 
 
 def adopt_orphans() -> None:
@@ -59,12 +65,12 @@ def _leave(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def time_job(job: Job, *, marker: bytes = b"", lines: int = 0) -> Timing:
+def time_job(job: Job, *, marker: bytes = b"", lines: int = 0, limit_s: float = LIMIT_S) -> Timing:
     """
     Run the job to its end, reading its standard output all the while.
 
     Raises:
-        CommandFailed: it ended with an error or without `lines` lines that hold the marker, or took longer than LIMIT_S.
+        CommandFailed: it ended with an error or without `lines` lines that hold the marker, or took longer than the limit.
     """
     read, write = os.pipe()
     with tempfile.TemporaryFile() as errors, os.fdopen(read, "rb", buffering=0) as output, _cleared():
@@ -73,14 +79,14 @@ def time_job(job: Job, *, marker: bytes = b"", lines: int = 0) -> Timing:
             processes = [_start(command, job, write, errors) for command in job.commands]
         finally:
             os.close(write)
-        seen, end, text = _watch(processes, output, marker, begun)
+        seen, end, text = _watch(processes, output, marker, begun + limit_s)
         codes = [process.wait() for process in processes]
         errors.seek(0)
         said = (text + errors.read()).decode("utf-8", "replace")
     if any(codes) or len(seen) < lines:
         what = f"exit codes {codes}" if any(codes) else f"{len(seen)} of {lines} lines"
         raise CommandFailed(f"{what}: {_last_words(said)}")
-    return Timing(tuple(seen), end)
+    return Timing(begun, tuple(moment - begun for moment in seen), end - begun, bytes(text))
 
 
 def _start(command: Sequence[str], job: Job, output: int, errors: BinaryIO) -> subprocess.Popen[bytes]:
@@ -99,7 +105,7 @@ def _start(command: Sequence[str], job: Job, output: int, errors: BinaryIO) -> s
 
 
 def _watch(
-    processes: Sequence[subprocess.Popen[bytes]], output: BinaryIO, marker: bytes, begun: float
+    processes: Sequence[subprocess.Popen[bytes]], output: BinaryIO, marker: bytes, deadline: float
 ) -> tuple[list[float], float, bytearray]:
     """Moments of the lines with the marker, the moment at which the last process had ended, and all that was printed."""
     seen: list[float] = []
@@ -110,9 +116,9 @@ def _watch(
         poll.register(descriptor, select.POLLIN)
     try:
         while handles:
-            left_s = begun + LIMIT_S - time.monotonic()
+            left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise CommandFailed(f"not over after {LIMIT_S:g} s: {_last_words(text.decode('utf-8', 'replace'))}")
+                raise CommandFailed(f"not over in time: {_last_words(text.decode('utf-8', 'replace'))}")
             for descriptor, _ in poll.poll(left_s * 1000):
                 if descriptor in handles:
                     poll.unregister(descriptor)
@@ -121,10 +127,10 @@ def _watch(
                 elif data := output.read(_BLOCK_BYTES):
                     text += data
                     # a line counts when its newline is here
-                    seen += [time.monotonic() - begun] * (_lines_with(marker, text) - len(seen))
+                    seen += [time.monotonic()] * (_lines_with(marker, text) - len(seen))
                 else:
                     poll.unregister(descriptor)
-        end = time.monotonic() - begun
+        end = time.monotonic()
     finally:
         for descriptor in handles:
             os.close(descriptor)

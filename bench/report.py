@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.rounds import Measure, Series, Target
+from bench.rounds import UNITS, Measure, Series, Target
 
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 
@@ -54,14 +54,23 @@ def _row(series: Series, measure: Measure) -> str:
         return f"| {series.name} | failed: {text} |{' |' * len(measure.figures)}\n"
     cells = []
     for figure in measure.figures:
-        values = series.seconds[figure]
-        cells.append(f"{_shown(statistics.median(values))} ({_shown(min(values))} - {_shown(max(values))})")
+        values = series.figures.get(figure, [])
+        if not values:
+            cells.append("")
+            continue
+        shown = [_shown(value, figure) for value in (statistics.median(values), min(values), max(values))]
+        cells.append(f"{shown[0]} ({shown[1]} - {shown[2]})")
     own, other = (_median(measure, name, measure.figures[0]) for name in (series.name, measure.reference))
     ratio = f"{own / other:.2f}" if own and other else ""
     return f"| {series.name} | {' | '.join(cells)} | {ratio} |\n"
 
 
-def _shown(seconds: float) -> str:
+def _shown(value: float, figure: str) -> str:
+    unit = UNITS.get(figure)
+    return _seconds(value) if unit is None else f"{value:,.0f}{unit}"
+
+
+def _seconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
 
 
@@ -71,22 +80,34 @@ def _sentences(measure: Measure) -> list[str]:
 
 def _promise(target: Target) -> str:
     if target.other is None:
-        return f"{target.contestant}: {target.figure} in at most {target.limit:g} s"
+        limit = "in at most" if target.figure not in UNITS else "at most"
+        worst = ", in the worst run" if target.worst else ""
+        return f"{target.contestant}: {target.figure} {limit} {_limit(target)}{worst}"
     what = "sooner than" if target.limit == 1.0 else f"after at most {target.limit:g} times what it takes"
     return f"{target.contestant}: {target.figure} {what} {target.other}"
 
 
+def _limit(target: Target) -> str:
+    unit = UNITS.get(target.figure)
+    return f"{target.limit:g} s" if unit is None else f"{target.limit:g}{unit}"
+
+
 def _verdict(measure: Measure, target: Target) -> str:
-    own = _median(measure, target.contestant, target.figure)
+    own = _worst(measure, target) if target.worst else _median(measure, target.contestant, target.figure)
     other = 1.0 if target.other is None else _median(measure, target.other, target.figure)
     if own is None or other is None:
         return "**not measured**"
-    value = _shown(own) if target.other is None else f"{own / other:.2f} times as long"
+    value = _shown(own, target.figure) if target.other is None else f"{own / other:.2f} times as long"
     return f"{value}, {'met' if own / other <= target.limit else '**missed**'}"
 
 
 def _median(measure: Measure, name: str, figure: str) -> float | None:
     return next((series.median(figure) for series in measure.series if series.name == name), None)
+
+
+def _worst(measure: Measure, target: Target) -> float | None:
+    series = next(series for series in measure.series if series.name == target.contestant)
+    return max(series.figures[target.figure]) if series.error is None else None
 
 
 def _as_object(measure: Measure) -> dict[str, object]:

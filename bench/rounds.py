@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 
 from bench.processes import CommandFailed
 
+UNITS = {"threads": "", "open files": "", "memory": " MB", "lines/s": ""}
+
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One way of doing the job; `run` does it once and returns seconds by the name of the figure."""
+    """One way of doing the job; `run` does it once and returns figures by name, in seconds unless UNITS has another unit."""
 
     name: str
     run: Callable[[], Mapping[str, float]]
@@ -23,22 +25,23 @@ class Series:
     """All runs of one contestant; `error` is why there are no more of them."""
 
     name: str
-    seconds: dict[str, list[float]] = field(default_factory=dict)
+    figures: dict[str, list[float]] = field(default_factory=dict)
     error: str | None = None
 
     def median(self, figure: str) -> float | None:
-        values = self.seconds.get(figure, [])
+        values = self.figures.get(figure, [])
         return statistics.median(values) if values and self.error is None else None
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is promised: the median of a contestant, or its ratio to the other's when there is one, is at most `limit`."""
+    """What is promised: the median of a contestant, or its ratio to the other's when there is one, is at most `limit`; or its worst run."""
 
     contestant: str
     figure: str
     limit: float
     other: str | None = None
+    worst: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +66,13 @@ def run_rounds(contestants: Sequence[Contestant], *, repetitions: int) -> tuple[
             if own.error is not None:
                 continue
             try:
-                seconds = contestant.run()
+                figures = contestant.run()
             except CommandFailed as error:
                 own.error = str(error)
                 continue
-            _tell(f"  {number or 'warm-up'}: {contestant.name}: {next(iter(seconds.values())):.3f} s")
-            for figure, value in seconds.items() if number else ():
-                own.seconds.setdefault(figure, []).append(value)
+            _tell(f"  {number or 'warm-up'}: {contestant.name}: {next(iter(figures.values())):.3f} s")
+            for figure, value in figures.items() if number else ():
+                own.figures.setdefault(figure, []).append(value)
     return tuple(series.values())
 
 

@@ -1,0 +1,34 @@
+"""Connect to all nodes of an inventory, push, start a sleeping rank on each, stop them: how long each took, as JSON."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import threading
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+from orchestrator import plan as plans
+from orchestrator.commands.inventory import load_inventory
+from orchestrator.commands.request import Words, request_of
+from orchestrator.launchers import launcher_for
+from orchestrator.run import new_run_id
+
+path = sys.argv[1]
+program = ("sleep", "1000")
+inventory = load_inventory(path, None)
+request, bundle = request_of(Words("ssh", path, None, None, None, (), program))
+run_id = new_run_id(inventory.name, datetime.now(timezone.utc), secrets.token_hex(2))
+launcher = launcher_for(plans.make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=str(Path.home())))
+begun = time.monotonic()
+launcher.start(bundle)
+started = time.monotonic()
+threads, files = threading.active_count(), len([*Path("/proc/self/fd").iterdir()])
+left = launcher.stop(None, grace_s=5.0)
+stopped = time.monotonic()
+launcher.close()
+assert not left, left
+figures = {"start": started - begun, "stop": stopped - started, "threads": threads, "files": files}
+sys.stdout.write(f"figures {json.dumps(figures)}\n")
