@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -76,7 +77,7 @@ def _started(orch: Orch, *, ranks: int) -> str:
     run_id = orch("ssh-launch", "--detach", "--", "sleep", "1000").stdout.strip()
     until(lambda: orch.supervisor(run_id), what="the supervisor")
     until(lambda: _sleepers(run_id) == ranks, what="all ranks")
-    until(lambda: orch.records()[0]["state"] == "RUNNING", what="the supervisor to hear of all")
+    until(lambda: _state(orch, run_id) == "RUNNING", what="the supervisor to hear of all")
     return run_id
 
 
@@ -84,9 +85,12 @@ def _end(orch: Orch, run_id: str, processes: set[Process], begun: float) -> Mapp
     """When the last of the processes was gone, and when the record was final."""
     until(lambda: not still_alive(processes), deadline_s=60, what="the run's processes to end")
     gone = time.monotonic() - begun
-    record = orch.home / "runs" / run_id / "run.json"
-    until(lambda: '"FAILED"' in record.read_text("utf-8"), deadline_s=60, what="the verdict")
+    until(lambda: _state(orch, run_id) == "FAILED", deadline_s=60, what="the verdict")
     return {GONE: gone, SAID: time.monotonic() - begun}
+
+
+def _state(orch: Orch, run_id: str) -> str:
+    return str(json.loads((orch.home / "runs" / run_id / "run.json").read_text("utf-8"))["state"])
 
 
 def _sleepers(run_id: str) -> int:
