@@ -11,20 +11,26 @@ from typing import Any
 
 from orchestrator.errors import OrchError
 from orchestrator.logs.merge import LogLines, prefix_of, prefixed
+from orchestrator.logs.printable import printable
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
+def harmless(text: str) -> str:
+    """What a rank or another user of a node may have a word in, for a terminal."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def say(text: str) -> None:
     """A message about what orch does; on stderr, so that stdout holds only what was asked for."""
-    print(f"orch: {text}", file=sys.stderr, flush=True)
+    print(f"orch: {harmless(text)}", file=sys.stderr, flush=True)
 
 
 def say_error(error: OrchError) -> None:
     """An error and its next step."""
-    print(f"orch: error: {error}", file=sys.stderr)
+    print(f"orch: error: {harmless(str(error))}", file=sys.stderr)
     if error.hint:
-        print(f"  next: {error.hint}", file=sys.stderr, flush=True)
+        print(f"  next: {harmless(error.hint)}", file=sys.stderr, flush=True)
 
 
 def print_text(text: str) -> None:
@@ -66,11 +72,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     from rich import box  # noqa: PLC0415  rich is loaded when something is to be drawn
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     table = Table(*columns, title=title, box=box.SIMPLE_HEAD if console.is_terminal else None, title_justify="left")
     for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
+        # as Text, for rich takes [words] in brackets for its markup
+        table.add_row(*(Text("" if cell is None else harmless(str(cell))) for cell in row))
     console.print(table)
 
 

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from orchestrator import supervise
-from orchestrator.console import print_json, print_table, print_text, say
+from orchestrator.console import harmless, print_json, print_table, print_text, say
 from orchestrator.errors import NodesError, RunNotFound
 from orchestrator.launchers import launcher_for
 from orchestrator.run import RunRecord, RunState
@@ -23,11 +23,11 @@ def status(run: str, *, as_json: bool) -> int:
     if as_json:
         print_json(record.to_json() | {"nodes": [_node_json(node) for node in found.nodes] if found else []})
         return record.exit_code
-    print_text(_headline(record))
+    print_text(harmless(_headline(record)))
     if found and found.nodes:
         print_table(("NODE", "RANKS", "AGENT", "STEP", "PHASE", "SEEN"), [_row(node) for node in found.nodes])
         for ready in sorted({str(p["ready"]) for node in found.nodes for p in node.progress.values() if "ready" in p}):
-            print_text(f"{ready}\n")
+            print_text(f"{harmless(ready)}\n")
     return record.exit_code
 
 

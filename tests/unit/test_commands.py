@@ -168,3 +168,14 @@ def test_closed_or_narrow_output_is_no_traceback(orch: Orch) -> None:
         assert "Traceback" not in done.stderr
     ascii_only = Orch(orch.cwd, env={"PYTHONIOENCODING": "ascii"})
     assert "\\xe9" in ascii_only("logs", "--rank", "0").stdout
+
+
+def test_what_a_rank_says_of_its_end_neither_moves_the_cursor_nor_is_taken_for_markup(orch: Orch) -> None:
+    _open_gate(orch)
+    message = r'{"message": "no [/data] [red]x \u001b]0;title\u0007"}'
+    program = ("sh", "-c", 'printf %s "$1" > "$TORCHELASTIC_ERROR_FILE"; exit 1', "sh", message)
+    followed = orch("ssh-launch", "--", *program, code=1)
+    shown = [followed.stderr, orch("list").stdout, orch("status", code=1).stdout]
+    for text in shown:
+        assert r"no [/data] [red]x \x1b]0;title\x07" in text
+        assert "\x1b" not in text
