@@ -45,8 +45,9 @@ class Feed:
             if chunk.gap:
                 lost = f"{name} became {chunk.gap} bytes shorter; what stood there is not in this log"
                 lines.setdefault(chunk.file, []).append(LogLine(arrival, node, None, "event", lost))
-            of_file = self._lines_of(node).feed(name, chunk.offset, chunk.data, arrival)
-            lines.setdefault(chunk.file, []).extend(of_file)
+            lines.setdefault(chunk.file, []).extend(
+                self._lines_of(node).feed(name, chunk.offset, chunk.data, arrival, shift_s=chunk.shift_s)
+            )
         return list(in_order(lines.values()))
 
     def rest(self) -> list[LogLine]:

@@ -115,17 +115,17 @@ class NodeLines:
         self._files: dict[str, FileLines] = {}
         self._rest: dict[str, bytes] = {}
 
-    def feed(self, name: str, offset: int, data: bytes, arrival: float) -> list[LogLine]:
-        """Take a chunk of the folder's file `name`; return the lines it completes."""
+    def feed(self, name: str, offset: int, data: bytes, arrival: float, *, shift_s: float = 0.0) -> list[LogLine]:
+        """Take a chunk of the folder's file `name`, to whose times shift_s is added; return the lines it completes."""
         if name == "offsets.jsonl":
             for mark in self._records(name, data):
                 for file, size in mark["size"].items():
-                    self._file(file).mark(size, mark["time"])
+                    self._file(file).mark(size, mark["time"] + shift_s)
             return []
         if name == "events.jsonl":
             events = self._records(name, data)
             self.events += events
-            return [LogLine(event["time"], self.node, None, "event", event["text"]) for event in events]
+            return [LogLine(event["time"] + shift_s, self.node, None, "event", event["text"]) for event in events]
         return list(self._file(name).feed(offset, data, arrival))
 
     def close(self, arrival: float) -> list[LogLine]:
