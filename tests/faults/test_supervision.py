@@ -105,6 +105,20 @@ def test_second_supervisor_is_refused(orch: Orch) -> None:
     assert _ended(orch, run)["state"] == "STOPPED"
 
 
+def test_two_that_attach_at_once_get_one_supervisor(orch: Orch) -> None:
+    """Both may see that there is none; who comes second is refused."""
+    run = _started(orch)
+    orch.kill_supervisor(run)
+    both = [orch.start("attach", "--detach", run) for _ in range(2)]
+    said = {process.communicate(timeout=60)[1]: process.returncode for process in both}
+    assert sorted(said.values()) == [0, 2], said
+    [refusal] = [text for text, code in said.items() if code]
+    assert f"has a supervisor: pid {orch.supervisor(run)} " in refusal
+    assert orch.supervisors() == [orch.supervisor(run)]
+    assert len(orch.processes_of(run)) > 6
+    orch("stop", run)
+
+
 def test_supervisors_pid_used_again_keeps_nobody_out(orch: Orch) -> None:
     run = _started(orch)
     orch.kill_supervisor(run)
@@ -122,7 +136,7 @@ def test_attach_to_a_run_that_is_over_says_so(orch: Orch) -> None:
 
 
 def test_ranks_end_by_themselves_after_the_orphan_timeout(orch: Orch) -> None:
-    run = _started(orch, "--orphan-timeout", "1s")
+    run = _started(orch, "--orphan-timeout", "5s")  # longer than a busy machine takes to start the supervisor
     assert orch.processes_of(run)
     orch.kill_supervisor(run)
     until(lambda: _gone(orch, run), what="the ranks to end", deadline_s=40)
