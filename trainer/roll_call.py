@@ -20,7 +20,7 @@ VERDICT_GRACE_S = 30.0
 LEAVE_TIMEOUT_S = 10.0
 
 
-def _listen(host: str, port: int) -> Dict[str, int]:
+def _listen(host: str, port: int) -> Dict[str, Any]:
     """
     Have the store of rank 0 listen at that address alone: by itself torch listens on every interface of the node.
 
