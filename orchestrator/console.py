@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from orchestrator.errors import OrchError
-from orchestrator.logs.merge import LogLine, prefixed
+from orchestrator.logs.merge import LogLines, prefix_of, prefixed
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
@@ -45,20 +45,20 @@ class LineWriter:
         self._as_json = as_json
         self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
-    def write(self, lines: Iterable[LogLine]) -> None:
+    def write(self, lines: Iterable[LogLines]) -> None:
         """Print and flush."""
-        text = "".join([self._text(line) + "\n" for line in lines])
+        text = "".join([self._text(some) + "\n" for some in lines])
         if text:
             print_text(text)
 
-    def _text(self, line: LogLine) -> str:
+    def _text(self, lines: LogLines) -> str:
         if self._as_json:
-            return json.dumps(line.to_json(), ensure_ascii=False)
-        if not self._colour:
-            return prefixed(line)
-        colour = _COLOURS[zlib.crc32(line.node.encode()) % len(_COLOURS)]
-        prefix, _, text = prefixed(line).partition(" ")
-        return f"\x1b[{colour}m{prefix}\x1b[0m {text}"
+            return "\n".join(json.dumps(line, ensure_ascii=False) for line in lines.to_json())
+        prefix = prefix_of(lines)
+        if self._colour:
+            colour = _COLOURS[zlib.crc32(lines.node.encode()) % len(_COLOURS)]
+            prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
+        return prefixed(lines, prefix)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:

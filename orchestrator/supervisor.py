@@ -30,7 +30,7 @@ from orchestrator.transports.observed import NodeObservation
 
 TICK_S = 0.5
 NODES_A_BEAT_S = 200  # so many nodes are heard a second; fewer nodes are asked more often than once a second
-QUICKEST_BEAT_S, SLOWEST_BEAT_S = 0.3, 3.0
+QUICKEST_BEAT_S, SLOWEST_BEAT_S = 1.0, 3.0  # news does not wait for the beat
 RETRY_S = 1.0
 SILENT_S = 7.0  # then the other nodes are asked whether they reach it
 ASK_AGAIN_S = 5.0

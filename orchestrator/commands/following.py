@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 
@@ -13,16 +12,17 @@ from orchestrator.console import LineWriter, say, say_error, say_summary
 from orchestrator.errors import LaunchError, NodeError, NodesError
 from orchestrator.launchers.base import Launcher, Queue
 from orchestrator.logs.follow import Batch, Feed, history, live, merged
-from orchestrator.logs.merge import LogLine
+from orchestrator.logs.merge import LogLines, last
 from orchestrator.plan import GRACE_S, LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.transports.observed import NodeObservation
 
-Keep = Callable[[LogLine], bool]
+Keep = Callable[[LogLines], LogLines | None]
+"""Of some lines those that are wanted."""
 WATCH_STOPPED = 130  # what a shell reports for a command ended by Ctrl-C
 QUEUE_POLL_S = 2.0
-LINES_AT_ONCE = 1000
+WRITTEN_AT_ONCE = 100
 
 
 class Watch:
@@ -42,15 +42,13 @@ class Watch:
 
     def past(self, *, tail: int | None, unfinished: bool) -> None:
         """Print what is there already, or the last `tail` lines of it; `unfinished` lines too if no more is expected."""
-        lines: Iterable[LogLine] = history(self._feeds)
+        lines: Iterable[LogLines] = history(self._feeds)
         if unfinished:
             lines = chain(lines, self._unfinished())
-        lines = filter(self._keep, lines)
-        if tail is not None:
-            lines = deque(lines, maxlen=tail)
-        stream = iter(lines)
-        while batch := list(islice(stream, LINES_AT_ONCE)):
-            self._writer.write(batch)
+        lines = self._kept(lines)
+        stream = iter(lines if tail is None else last(lines, tail))
+        while some := list(islice(stream, WRITTEN_AT_ONCE)):
+            self._writer.write(some)
 
     def to_end(self, *, stop_failed: bool) -> RunRecord:
         """
@@ -93,7 +91,7 @@ class Watch:
         state = self.folder.read().state
         return state.final and state is not RunState.LOST
 
-    def _unfinished(self) -> Iterator[LogLine]:
+    def _unfinished(self) -> Iterator[LogLines]:
         """The last lines that no newline ends."""
         for feed in self._feeds:
             yield from feed.rest()
@@ -139,8 +137,11 @@ class Watch:
             supervise.settle(self.folder, verdict)
         return verdict.state.final
 
-    def _write(self, lines: Iterable[LogLine]) -> None:
-        self._writer.write(line for line in lines if self._keep(line))
+    def _write(self, lines: Iterable[LogLines]) -> None:
+        self._writer.write(self._kept(lines))
+
+    def _kept(self, lines: Iterable[LogLines]) -> Iterator[LogLines]:
+        return (kept for kept in map(self._keep, lines) if kept is not None)
 
 
 def watch(folder: RunFolder, launcher: Launcher) -> int:
@@ -148,7 +149,7 @@ def watch(folder: RunFolder, launcher: Launcher) -> int:
     run_id = folder.path.name
     say(f"run {run_id} started; Ctrl-C stops watching, the run goes on")
     try:
-        record = Watch(folder, launcher, LineWriter(as_json=False), lambda _: True).to_end(stop_failed=True)
+        record = Watch(folder, launcher, LineWriter(as_json=False), lambda lines: lines).to_end(stop_failed=True)
     except KeyboardInterrupt:
         say(f"stopped watching; the run goes on. `orch logs -f {run_id}` watches again, `orch stop {run_id}` ends it")
         return WATCH_STOPPED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.commands.following import WATCH_STOPPED, Keep, Watch
 from orchestrator.commands.spans import seconds
@@ -14,7 +14,7 @@ from orchestrator.errors import NodesError, UsageError
 from orchestrator.hostlist import expand
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
-from orchestrator.logs.merge import LogLine
+from orchestrator.logs.merge import LogLines
 from orchestrator.plan import LaunchPlan
 from orchestrator.store import Store, home
 
@@ -68,14 +68,17 @@ def _keep(wanted: Filter, plan: LaunchPlan, now: float) -> Keep:
         raise UsageError(f"--stream {wanted.stream}: no such stream", hint="out, err or event")
     earliest = now - seconds("--since", wanted.since) if wanted.since else None
 
-    def keep(line: LogLine) -> bool:
-        return (
-            (nodes is None or line.node in nodes)
-            and (ranks is None or line.rank in ranks)
-            and (wanted.stream is None or line.stream == wanted.stream)
-            and (earliest is None or line.time >= earliest)
-            and (pattern is None or pattern.search(line.text) is not None)
+    def keep(lines: LogLines) -> LogLines | None:
+        wants = (
+            (nodes is None or lines.node in nodes)
+            and (ranks is None or lines.rank in ranks)
+            and (wanted.stream is None or lines.stream == wanted.stream)
+            and (earliest is None or lines.time >= earliest)
         )
+        if not wants or pattern is None:
+            return lines if wants else None
+        found = [text for text in lines.text.split("\n") if pattern.search(text)]
+        return replace(lines, text="\n".join(found)) if found else None
 
     return keep
 

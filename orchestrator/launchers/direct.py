@@ -110,7 +110,7 @@ class DirectLauncher:
     def _opened(self, node: NodePlan) -> Endpoint:
         if self._is_closed:
             raise Unreachable(node.name, "nobody waits for it any more")
-        endpoint = self._opening[node.name] = Endpoint(self._transport(node), node.python, owns_transport=True)
+        endpoint = self._opening[node.name] = Endpoint(self._transport(node), node.python)
         try:
             endpoint.open()
         finally:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 
 from orchestrator.errors import NodeError
 from orchestrator.launchers.base import Place
-from orchestrator.logs.merge import LogLine, NodeLines, in_order
+from orchestrator.logs.merge import LogLines, NodeLines, in_order
 from orchestrator.transports.observed import NodeObservation
 
 CHUNK_BYTES = 1 << 20
-HISTORY_CHUNK_BYTES = 1 << 16  # one such chunk per file is held while merging
+HISTORY_BYTES = 1 << 26  # held while merging: a chunk of every file
+LEAST_CHUNK_BYTES = 1 << 16
 POLL_S = 1.0
 WAITING_BATCHES = 16
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 5.0
@@ -31,31 +32,31 @@ class Feed:
     offsets: dict[str, int] = field(default_factory=dict)
     nodes: dict[str, NodeLines] = field(default_factory=dict)
 
-    def read(self, *, wait_s: float, only: Sequence[str] | None = None, max_bytes: int = CHUNK_BYTES) -> list[LogLine]:
+    def read(self, *, wait_s: float, only: Sequence[str] | None = None, max_bytes: int = CHUNK_BYTES) -> list[LogLines]:
         """Read what is new, waiting up to `wait_s` for it; lines in order of time."""
         place = self.place
         chunks = place.endpoint.read(
             place.attempt_dir, place.nodes, self.offsets, max_bytes=max_bytes, wait_s=wait_s, only=only
         )
         arrival = time.time()
-        lines: dict[str, list[LogLine]] = {}
+        lines: dict[str, list[LogLines]] = {}
         for chunk in chunks:
             node, _, name = chunk.file.partition("/")
             self.offsets[chunk.file] = chunk.end
             if chunk.gap:
                 lost = f"{name} became {chunk.gap} bytes shorter; what stood there is not in this log"
-                lines.setdefault(chunk.file, []).append(LogLine(arrival, node, None, "event", lost))
+                lines.setdefault(chunk.file, []).append(LogLines(arrival, node, None, "event", lost))
             lines.setdefault(chunk.file, []).extend(
                 self._lines_of(node).feed(name, chunk.offset, chunk.data, arrival, shift_s=chunk.shift_s)
             )
         return list(in_order(lines.values()))
 
-    def rest(self) -> list[LogLine]:
+    def rest(self) -> list[LogLines]:
         """The last lines that have no newline; for the end of a run."""
         now = time.time()
         return [line for node in self.nodes.values() for line in node.close(now)]
 
-    def gaps(self, error: NodeError) -> list[LogLine]:
+    def gaps(self, error: NodeError) -> list[LogLines]:
         """What to say of the place's nodes when they cannot be read to the end."""
         now = time.time()
         lines = []
@@ -63,31 +64,32 @@ class Feed:
             missing = self._lines_of(name).known_missing
             size = f"at least {missing} bytes" if missing else "how much is not known"
             text = f"gap: {name} cannot be read ({error}); what its ranks wrote since is not in this log, {size}"
-            lines.append(LogLine(now, name, None, "event", text))
+            lines.append(LogLines(now, name, None, "event", text))
         return lines
 
     def _lines_of(self, node: str) -> NodeLines:
         return self.nodes.setdefault(node, NodeLines(node))
 
 
-def history(feeds: Sequence[Feed]) -> Iterator[LogLine]:
+def history(feeds: Sequence[Feed]) -> Iterator[LogLines]:
     """Everything that stands in the files now, merged by time; one chunk of each file is in memory at a time."""
-    streams: list[Iterator[LogLine]] = []
-    for feed in feeds:
-        sizes = feed.place.endpoint.files(feed.place.attempt_dir, feed.place.nodes)
+    streams: list[Iterator[LogLines]] = []
+    sizes_of = [feed.place.endpoint.files(feed.place.attempt_dir, feed.place.nodes) for feed in feeds]
+    chunk = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, HISTORY_BYTES // max(1, sum(map(len, sizes_of)))))
+    for feed, sizes in zip(feeds, sizes_of, strict=True):
         index = [file for file in sizes if file.endswith(".jsonl")]
-        events: list[LogLine] = []
+        events: list[LogLines] = []
         while any(feed.offsets.get(file, 0) < sizes[file] for file in index):
             events += feed.read(wait_s=0, only=index)
         streams.append(iter(events))
-        streams += [_file_history(feed, file, size) for file, size in sizes.items() if file not in index]
+        streams += [_file_history(feed, file, size, chunk) for file, size in sizes.items() if file not in index]
     return in_order(streams)
 
 
-def _file_history(feed: Feed, file: str, size: int) -> Iterator[LogLine]:
+def _file_history(feed: Feed, file: str, size: int, chunk: int) -> Iterator[LogLines]:
     while feed.offsets.get(file, 0) < size:
         before = feed.offsets.get(file, 0)
-        yield from feed.read(wait_s=0, only=[file], max_bytes=min(HISTORY_CHUNK_BYTES, size - before))
+        yield from feed.read(wait_s=0, only=[file], max_bytes=min(chunk, size - before))
         if feed.offsets.get(file, 0) == before:
             return  # the file is shorter than it was: nothing more can be had
 
@@ -97,7 +99,7 @@ class Batch:
     """What one place had to say: lines, or when it was silent, how its nodes are; or why it cannot be heard for now."""
 
     feed: Feed
-    lines: Sequence[LogLine] = ()
+    lines: Sequence[LogLines] = ()
     nodes: Sequence[NodeObservation] = ()
     error: NodeError | None = None
 
@@ -124,9 +126,9 @@ def live(feeds: Sequence[Feed]) -> Iterator[tuple[Iterator[list[Batch]], threadi
             thread.join(timeout=POLL_S * 2)
 
 
-def merged(batches: Sequence[Batch]) -> Iterator[LogLine]:
+def merged(batches: Sequence[Batch]) -> Iterator[LogLines]:
     """The lines of what came together, in order of time; those of one place stay in the order in which they came."""
-    by_feed: dict[int, list[LogLine]] = {}
+    by_feed: dict[int, list[LogLines]] = {}
     for batch in batches:
         by_feed.setdefault(id(batch.feed), []).extend(batch.lines)
     return in_order(by_feed.values())

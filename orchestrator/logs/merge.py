@@ -6,10 +6,11 @@ import heapq
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Literal
 
-from orchestrator.logs.printable import printable
+from orchestrator.logs.printable import is_printable, printable
 
 Stream = Literal["out", "err", "event"]
 MAX_LINE_BYTES = 1 << 20
@@ -17,23 +18,51 @@ MAX_LINE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class LogLine:
-    """One line of one rank; `rank` is None for the agent's own, `time` is seconds since the epoch."""
+class LogLines:
+    """
+    Lines that one rank wrote one after another at one time, as far as is known: a single one, or thousands.
+
+    They stay together on their way, for what is done to each line by itself is what makes a merged log slow. `rank` is
+    None for the agent's own; `time` is seconds since the epoch.
+    """
 
     time: float
     node: str
     rank: int | None
     stream: Stream
     text: str
+    """The lines, with a newline between each two."""
     goes_on: bool = False
-    """The line before it, of the same rank and stream, was cut because it was too long, and this is the next piece."""
+    """The line before, of the same rank and stream, was cut because it was too long; this, a single one, is the next piece."""
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields in the order time, node, rank, stream, text; `goes_on` only where it is so."""
-        data = asdict(self)
-        if not self.goes_on:
-            del data["goes_on"]
-        return data
+    @property
+    def count(self) -> int:
+        """How many lines these are."""
+        return self.text.count("\n") + 1
+
+    def last(self, count: int) -> LogLines:
+        """The last of them."""
+        return replace(self, text="\n".join(self.text.split("\n")[-count:]))
+
+    def to_json(self) -> Iterator[dict[str, Any]]:
+        """An object a line, with time, node, rank, stream, text; `goes_on` only where it is so."""
+        goes_on = {"goes_on": True} if self.goes_on else {}
+        of = {"time": self.time, "node": self.node, "rank": self.rank, "stream": self.stream}
+        return ({**of, "text": text, **goes_on} for text in self.text.split("\n"))
+
+
+def last(lines: Iterable[LogLines], count: int) -> deque[LogLines]:
+    """The last `count` lines; no more than these are kept meanwhile."""
+    kept: deque[LogLines] = deque()
+    held = 0
+    for some in lines:
+        kept.append(some)
+        held += some.count
+        while kept and held - kept[0].count >= count:
+            held -= kept.popleft().count
+    if held > count:
+        kept[0] = kept[0].last(kept[0].count - (held - count))
+    return kept
 
 
 class FileLines:
@@ -60,42 +89,73 @@ class FileLines:
         """The file had `size` bytes at `time`."""
         self._marks.append((size, time))
 
-    def feed(self, offset: int, data: bytes, arrival: float) -> Iterator[LogLine]:
+    def feed(self, offset: int, data: bytes, arrival: float) -> Iterator[LogLines]:
         """Take bytes that begin at `offset`; yield the lines they complete."""
         start = self._end - len(self._rest)
         buffer = self._rest + data
         self._end = offset + len(data)
-        *lines, self._rest = buffer.split(b"\n")
-        for line in lines:
-            start += len(line) + 1
-            yield from self._line(line, start, arrival)
+        whole = buffer.rfind(b"\n") + 1
+        self._rest = buffer[whole:]
+        first = 0
+        while first < whole:
+            time, until = self._same_time(buffer, start, first, whole)
+            yield from self._lines(buffer[first : until - 1], arrival if time is None else time)
+            first = until
         while len(self._rest) > MAX_LINE_BYTES:
             at = _cut(self._rest, 0)
             piece, self._rest = self._rest[:at], self._rest[at:]
-            yield self._as_line(piece, self._end - len(self._rest), arrival, is_cut=True)
+            yield self._as_lines(piece, self._time_at(self._end - len(self._rest), arrival), is_cut=True)
 
-    def close(self, arrival: float) -> Iterator[LogLine]:
+    def close(self, arrival: float) -> Iterator[LogLines]:
         """Yield what stands after the last newline."""
         if self._rest:
             rest, self._rest = self._rest, b""
-            yield from self._line(rest, self._end, arrival)
+            yield from self._lines(rest, self._time_at(self._end, arrival))
 
-    def _line(self, line: bytes, end: int, arrival: float) -> Iterator[LogLine]:
-        first = 0
-        while first < len(line) or not first:
-            until = _cut(line, first)
-            yield self._as_line(line[first:until], end, arrival, is_cut=until < len(line))
-            if until >= len(line):
-                return
-            first = until
+    def _same_time(self, buffer: bytes, start: int, first: int, whole: int) -> tuple[float | None, int]:
+        """When the line that begins at `first` was written, and where the lines end that were complete by then."""
+        end = buffer.index(b"\n", first) + 1
+        time = self._mark_of(start + end)
+        if time is None:
+            return None, whole
+        return time, max(end, buffer.rfind(b"\n", first, min(whole, self._marks[0][0] - start)) + 1)
 
-    def _as_line(self, line: bytes, end: int, arrival: float, *, is_cut: bool) -> LogLine:
+    def _mark_of(self, end: int) -> float | None:
+        """When the file was first seen that long."""
         while self._marks and self._marks[0][0] < end:
             self._marks.popleft()
-        time = self._marks[0][1] if self._marks else arrival
+        return self._marks[0][1] if self._marks else None
+
+    def _time_at(self, end: int, arrival: float) -> float:
+        time = self._mark_of(end)
+        return arrival if time is None else time
+
+    def _lines(self, lines: bytes, time: float) -> Iterator[LogLines]:
+        if self._is_cut and b"\n" in lines:  # the last piece of a long line is no piece of what follows
+            piece, _, lines = lines.partition(b"\n")
+            yield from self._lines(piece, time)
+        if len(lines) <= MAX_LINE_BYTES:
+            yield self._as_lines(lines, time, is_cut=False)
+            return
+        for too_long, some in groupby(lines.split(b"\n"), lambda line: len(line) > MAX_LINE_BYTES):
+            if too_long:
+                for line in some:
+                    yield from self._pieces(line, time)
+            else:
+                yield self._as_lines(b"\n".join(some), time, is_cut=False)
+
+    def _pieces(self, line: bytes, time: float) -> Iterator[LogLines]:
+        first = 0
+        while first < len(line):
+            until = _cut(line, first)
+            yield self._as_lines(line[first:until], time, is_cut=until < len(line))
+            first = until
+
+    def _as_lines(self, lines: bytes, time: float, *, is_cut: bool) -> LogLines:
         node, rank, stream = self._of
         goes_on, self._is_cut = self._is_cut, is_cut
-        return LogLine(time, node, rank, stream, line.removesuffix(b"\r").decode("utf-8", "replace"), goes_on)
+        text = lines.replace(b"\r\n", b"\n").removesuffix(b"\r").decode("utf-8", "replace")
+        return LogLines(time, node, rank, stream, text, goes_on)
 
 
 def _cut(line: bytes, first: int) -> int:
@@ -115,7 +175,7 @@ class NodeLines:
         self._files: dict[str, FileLines] = {}
         self._rest: dict[str, bytes] = {}
 
-    def feed(self, name: str, offset: int, data: bytes, arrival: float, *, shift_s: float = 0.0) -> list[LogLine]:
+    def feed(self, name: str, offset: int, data: bytes, arrival: float, *, shift_s: float = 0.0) -> list[LogLines]:
         """Take a chunk of the folder's file `name`, to whose times shift_s is added; return the lines it completes."""
         if name == "offsets.jsonl":
             for mark in self._records(name, data):
@@ -125,10 +185,10 @@ class NodeLines:
         if name == "events.jsonl":
             events = self._records(name, data)
             self.events += events
-            return [LogLine(event["time"] + shift_s, self.node, None, "event", event["text"]) for event in events]
+            return [LogLines(event["time"] + shift_s, self.node, None, "event", event["text"]) for event in events]
         return list(self._file(name).feed(offset, data, arrival))
 
-    def close(self, arrival: float) -> list[LogLine]:
+    def close(self, arrival: float) -> list[LogLines]:
         """The unfinished last lines."""
         return [line for file in self._files.values() for line in file.close(arrival)]
 
@@ -150,26 +210,31 @@ class NodeLines:
         return [json.loads(line) for line in lines if line]
 
 
-def in_order(streams: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
+def in_order(streams: Iterable[Iterable[LogLines]]) -> Iterator[LogLines]:
     """Merge streams by time; lines of one stream keep their order."""
-    return heapq.merge(*(_ascending(stream) for stream in streams), key=lambda line: line.time)
+    return heapq.merge(*(_ascending(stream) for stream in streams), key=lambda lines: lines.time)
 
 
-def _ascending(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+def _ascending(lines: Iterable[LogLines]) -> Iterator[LogLines]:
     """A clock that is set back must not move a line before its predecessor."""
-    from dataclasses import replace  # noqa: PLC0415
-
     latest = 0.0
-    for line in lines:
-        latest = max(latest, line.time)
-        yield line if line.time == latest else replace(line, time=latest)
+    for some in lines:
+        latest = max(latest, some.time)
+        yield some if some.time == latest else replace(some, time=latest)
 
 
-def prefixed(line: LogLine) -> str:
+def prefix_of(lines: LogLines) -> str:
+    """`[node:rank]`, and `[node:-]` for the agent's own."""
+    return f"[{lines.node}:{'-' if lines.rank is None else lines.rank}]"
+
+
+def prefixed(lines: LogLines, prefix: str) -> str:
     """
-    `[node:rank] text`, and `[node:-] text` for the agent's own; a piece of a long line begins with `…`.
+    The lines, each behind the prefix; a piece of a long line begins with `…`.
 
     Every printed line begins with orch's own prefix, so one that imitates a prefix has two.
     """
-    text = f"…{line.text}" if line.goes_on else line.text
-    return f"[{line.node}:{'-' if line.rank is None else line.rank}] {printable(text)}"
+    text = f"…{lines.text}" if lines.goes_on else lines.text
+    if not is_printable(text):
+        text = "\n".join(printable(line) for line in text.split("\n"))
+    return f"{prefix} " + text.replace("\n", f"\n{prefix} ")

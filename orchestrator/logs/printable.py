@@ -9,9 +9,14 @@ _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _UNSEEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
+def is_printable(lines: str) -> bool:
+    """Whether lines can be shown as they are, without a look at each."""
+    return lines.replace("\n", "").replace("\t", "").isprintable()
+
+
 def printable(text: str) -> str:
     r"""One line for a terminal: of a progress bar its last state, colours dropped, other control characters as `\x1b`."""
-    if text.isprintable():
+    if is_printable(text):
         return text
     if "\r" in text:
         text = next((state for state in reversed(text.split("\r")) if state.strip()), "")

@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
 
 from orchestrator.node.contact import Contact
 from orchestrator.node.environment import inherited_environment, rank_environments, summary
@@ -49,9 +48,10 @@ from orchestrator.node.processes import (
 from orchestrator.node.records import Clock, Journal, error_text, open_for_write, read_json, write_json
 from orchestrator.node.rendezvous import address_towards, hold_port, is_loopback, reserve
 
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
 EXIT_CODES = {"DONE": 0, "FAILED": 1, "STOPPED": 6}
 REFUSED, NO_RETRY, PORT_TAKEN = 4, 93, errno.EADDRINUSE
@@ -59,6 +59,13 @@ SURVIVOR_S = 5.0  # what outlives SIGKILL for so long hangs in the kernel, and i
 SAME_SIGNAL_S = 1.0  # Slurm signals every process of a job: the guard's copy is not a second request
 SHELL_TERM = 128 + signal.SIGTERM  # how a shell reports that its command was ended by SIGTERM
 AFTER_STOP_S = 1.0  # for what the ranks leave behind, when they were stopped
+
+
+class Options:
+    """What the command line says: which job, and which node of it this is."""
+
+    def __init__(self, job: str, node: str, node_rank: int, rendezvous: str | None) -> None:
+        self.job, self.node, self.node_rank, self.rendezvous = job, node, node_rank, rendezvous
 
 
 class Agent:
@@ -293,7 +300,7 @@ def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> 
     write_json(os.path.join(folder, "agent.json"), record)
 
 
-def supervise(options: argparse.Namespace, folder: str, events: Journal, inherited: Inherited) -> int:
+def supervise(options: Options, folder: str, events: Journal, inherited: Inherited) -> int:
     """Everything between the start and the end of the agent; the port is held all the while."""
     refuse_second_agent(folder)
     job = load_job(options.job, options.node, options.node_rank)
@@ -321,7 +328,7 @@ def supervise(options: argparse.Namespace, folder: str, events: Journal, inherit
     return code
 
 
-def run_agent(options: argparse.Namespace, folder: str, inherited: Inherited) -> int:
+def run_agent(options: Options, folder: str, inherited: Inherited) -> int:
     """The agent's life; 4 when it could not start its ranks, or could not write its record."""
     os.setsid()
     prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import time
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
@@ -27,6 +26,8 @@ class Knock:
     """One attempt to reach a host, which never blocks."""
 
     def __init__(self, address: str, port: int) -> None:
+        import socket  # noqa: PLC0415  milliseconds that a connection without a knock need not wait for
+
         self._deadline = time.monotonic() + KNOCK_WAIT_S
         self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         self._socket.settimeout(0)

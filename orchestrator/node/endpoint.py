@@ -2,26 +2,22 @@
 The program that serves a controller on a node: framed requests on stdin, framed replies on stdout, gone when stdin ends.
 
 A frame is a 4-byte big-endian length, a JSON object and, where the object says "bytes": n, n raw bytes. What is pushed is
-in receive.py, what is watched in watch.py, what is stopped in stop.py; the controller sends all four when it connects, nothing is
-installed. It sends more, with requests of their own, when they are wanted: `load`.
+in receive.py, what is watched in watch.py, what is stopped in stop.py; the controller sends them all when it connects, nothing is
+installed. What most connections do without is imported by the request that wants it: that is milliseconds on every node.
 """
 
 from __future__ import annotations
 
 import errno
-import functools
+import importlib
 import json
 import os
-import re
 import signal
 import sys
 import time
-import types
 
 from orchestrator.node.machine import host_id
 from orchestrator.node.receive import check_own, expand, prepare, put_bundle, put_files
-from orchestrator.node.rendezvous import reserve
-from orchestrator.node.stop import stop
 from orchestrator.node.watch import LOG_TAIL_BYTES, Reader, files, observe, process, reach, read_json, supervise, tail
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
@@ -36,6 +32,7 @@ if TYPE_CHECKING:
 HEADER_LIMIT = 16 << 20
 SIZE_BYTES = 4
 IDLE_S = 900
+START_POLL_S = 0.01
 SUPERVISOR_IDLE_S = 60  # its beats come every few seconds
 
 
@@ -78,8 +75,11 @@ def user_name() -> str:
 def cards(folder: str = "/dev") -> Dict[str, int]:
     """How many cards of each kind have a device file: what there is, without asking a vendor's tool that may hang."""
     names = os.listdir(folder)
-    kinds = {"cuda": r"nvidia\d+\Z", "gcu": r"gcu\d+\Z"}
-    return {kind: sum(1 for name in names if re.match(pattern, name)) for kind, pattern in kinds.items()}
+    kinds = {"cuda": "nvidia", "gcu": "gcu"}
+    return {
+        kind: sum(1 for name in names if name.startswith(prefix) and name[len(prefix) :].isdigit())
+        for kind, prefix in kinds.items()
+    }
 
 
 def hello(_request: Json, _payload: bytes) -> Tuple[Json, bytes]:
@@ -105,6 +105,8 @@ class Reservation:
 
     def reserve(self, request: Json, _payload: bytes) -> Tuple[Json, bytes]:
         """Find an address of this host, best of the candidates, and a free port."""
+        from orchestrator.node.rendezvous import reserve  # noqa: PLC0415  only the head is asked
+
         record, self.holder = reserve(request["candidates"], dict(os.environ, **request["interfaces"]))
         return {"rendezvous": record}, b""
 
@@ -138,16 +140,20 @@ class Starter:
             agent = read_json(record)
             if agent is not None and agent != earlier:  # the agent may be a child of what was started
                 return {"agent": agent}, b""
-            log = tail(os.path.join(folder, "agent.log"), LOG_TAIL_BYTES)
-            if code == errno.EADDRINUSE:
-                raise PortTaken(log.strip())
-            if code is not None:
-                raise ChildProcessError(f"the agent {outcome(code)} before it wrote agent.json\n{log}".rstrip())
-            if time.monotonic() > deadline:
-                os.killpg(child.pid, signal.SIGKILL)  # not reaped yet, so the number is still this child's
-                child.wait()
-                raise TimeoutError(f"no agent.json after {request['wait_s']:g} s, the agent was killed\n{log}".rstrip())
-            time.sleep(0.005)
+            if code is not None or time.monotonic() > deadline:
+                raise self._failure(child, request["wait_s"], tail(os.path.join(folder, "agent.log"), LOG_TAIL_BYTES))
+            time.sleep(START_POLL_S)
+
+    def _failure(self, child: subprocess.Popen[bytes], wait_s: float, log: str) -> Exception:
+        """Why there is no agent; one that only takes too long is killed."""
+        code = child.returncode
+        if code is None:
+            os.killpg(child.pid, signal.SIGKILL)  # not reaped yet, so the number is still this child's
+            child.wait()
+            return TimeoutError(f"no agent.json after {wait_s:g} s, the agent was killed\n{log}".rstrip())
+        if code == errno.EADDRINUSE:
+            return PortTaken(log.strip())
+        return ChildProcessError(f"the agent {outcome(code)} before it wrote agent.json\n{log}".rstrip())
 
     def _spawn(self, argv: List[str], folder: str) -> subprocess.Popen[bytes]:
         import subprocess  # noqa: PLC0415  10 ms, which a connection that only reads need not wait for
@@ -171,13 +177,14 @@ def outcome(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
-def load(ops: Dict[str, Op], _request: Json, payload: bytes) -> Tuple[Json, bytes]:
-    """Run modules that most connections do without, as the bootstrap did with this one, and take up their OPS."""
-    for name, text in json.loads(payload):
-        module = sys.modules[name] = types.ModuleType(name)
-        exec(compile(text, name, "exec"), module.__dict__)  # noqa: S102  from the controller, as all of this program
-        ops.update(module.__dict__["OPS"])
-    return {}, b""
+def later(module: str, name: str) -> Op:
+    """A request whose module most connections do without."""
+
+    def op(request: Json, payload: bytes) -> Tuple[Json, bytes]:
+        handler: Op = getattr(importlib.import_module(f"orchestrator.node.{module}"), name)
+        return handler(request, payload)
+
+    return op
 
 
 def describe(error: BaseException) -> Json:
@@ -208,9 +215,10 @@ def serve(stream: BinaryIO) -> None:
         "observe": observe,
         "supervise": supervise,
         "reach": reach,
-        "stop": stop,
+        "stop": later("stop", "stop"),
+        "strays": later("strays", "strays"),
+        "clear": later("leftovers", "clear"),
     }
-    ops["load"] = functools.partial(load, ops)
     idle_s = IDLE_S
     while True:
         signal.alarm(idle_s)  # a cut cable closes no stream, and sshd may wait for hours: SIGALRM ends this then

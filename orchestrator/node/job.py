@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional
 
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 
 class Refused(Exception):
@@ -37,8 +38,8 @@ def agent_failed(text: str) -> dict[str, Any]:
     return {"event": "agent-finished", "state": "FAILED", "exit": None, "text": text}
 
 
-class Job(NamedTuple):
-    """job.json and this node's place in it. A NamedTuple: importing dataclasses takes longer than all the rest of an agent."""
+class Job:
+    """job.json and this node's place in it. A plain class: importing dataclasses takes longer than all the rest of an agent."""
 
     node: str
     node_rank: int
@@ -46,13 +47,20 @@ class Job(NamedTuple):
     attempt: int
     run_dir: str
     bundle_dir: str
-    nodes: Optional[List[str]]
-    addresses: List[str]
-    ranks: List[int]
-    program: Dict[str, Any]
+    nodes: list[str] | None
+    addresses: list[str]
+    ranks: list[int]
+    program: dict[str, Any]
     grace_s: float
-    orphan_timeout_s: Optional[float] = None
-    isolation_timeout_s: Optional[float] = None
+    orphan_timeout_s: float | None = None
+    isolation_timeout_s: float | None = None
+
+    def __init__(self, **fields: object) -> None:
+        strange = [name for name in fields if name not in Job.__annotations__]
+        missing = [name for name in Job.__annotations__ if name not in fields and not hasattr(Job, name)]
+        if strange or missing:
+            raise TypeError(f"unknown: {strange}, missing: {missing}")
+        vars(self).update(fields)
 
     @property
     def rank_numbers(self) -> range:

@@ -225,6 +225,3 @@ def needed_bundles(runs: str, gone: Set[str]) -> Tuple[Set[str], str]:
                     return needed, f"{file} cannot be read, so the bundle that it needs is not known"
                 needed.add(os.path.basename(os.path.normpath(job["bundle_dir"])))
     return needed, ""
-
-
-OPS = {"clear": clear}

@@ -6,10 +6,10 @@ import ctypes
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, FrozenSet, NamedTuple
 
 from orchestrator.node.machine import stat_fields
 
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -21,11 +21,11 @@ UNCAUGHT = ("SEGV", "BUS", "FPE", "ILL", "TRAP", "SYS", "ABRT", "PIPE", "XFSZ", 
 CAUGHT = {int(number) for number in signal.valid_signals()} - {int(signal.Signals[f"SIG{name}"]) for name in UNCAUGHT}
 
 
-class Inherited(NamedTuple):
+class Inherited:
     """What this process started with and changed for itself; the ranks get it back."""
 
-    signal_mask: FrozenSet[int]
-    umask: int
+    def __init__(self, signal_mask: frozenset[int], umask: int) -> None:
+        self.signal_mask, self.umask = signal_mask, umask
 
 
 def prctl(option: int, value: int) -> None:

@@ -6,10 +6,11 @@ import errno
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
 
 def open_for_write(path: str, flag: int) -> int:

@@ -52,12 +52,16 @@ class Target:
             return {}
         if agent is not None and process(agent) is not None:
             return {(agent["pid"], agent["start_time"]): "agent"}
-        return self._left(agent)
+        events = read_events(self.folder)
+        if any(event.get("event") == "agent-finished" for event in events[-1:]):
+            return {}  # the last that an agent or its guard says: then nothing below it was alive
+        return self._left(agent, events)
 
-    def _left(self, agent: Optional[Json]) -> Dict[Key, str]:
+    def _left(self, agent: Optional[Json], events: List[Json]) -> Dict[Key, str]:
+        """Found by what it carries: that takes a look at every process of this user."""
         processes = own_processes()
         names = {}
-        for event in read_events(self.folder):
+        for event in events:
             if event.get("event") == "rank-started" and event["pid"] in processes and process(event) is not None:
                 names[event["pid"]] = f"rank {event['rank']}"
         leaders = dict(names)
@@ -112,9 +116,10 @@ def stop(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
     targets = [Target(node, folder) for node, folder in node_folders(request)]
     margin_s = AGENT_MARGIN_S if any("agent" in target.alive().values() for target in targets) else 0.0
     rest = sweep(targets, signal.SIGTERM, time.monotonic() + request["grace_s"] + margin_s)
-    sweep(rest, signal.SIGKILL, time.monotonic() + KILL_WAIT_S)
+    rest = sweep(rest, signal.SIGKILL, time.monotonic() + KILL_WAIT_S)
+    remaining = {target.node: sorted(pid for pid, _ in target.alive()) for target in rest}
     results = [
-        {"node": target.node, "signalled": target.signalled, "remaining": sorted(pid for pid, _ in target.alive())}
+        {"node": target.node, "signalled": target.signalled, "remaining": remaining.get(target.node, [])}
         for target in targets
     ]
     return {"nodes": results}, b""

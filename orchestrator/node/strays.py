@@ -185,6 +185,3 @@ def ask_nvidia_smi() -> Tuple[List[int], str]:
     if asked.returncode != 0:
         return [], f"nvidia-smi: {said.strip()}"
     return [int(line) for line in said.split() if line.isdigit()], ""
-
-
-OPS = {"strays": strays}

@@ -7,12 +7,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import json
+import marshal
 import threading
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
+from importlib.abc import InspectLoader
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -59,17 +62,10 @@ CLEAR_S = 3600.0  # terabytes on a busy file system
 JUNK_LIMIT = 64 << 10
 HEADER_LIMIT = 64 << 20
 OLDEST_PYTHON = (3, 8)
-MODULES = (
-    "machine",
-    "receive",
-    "contact",
-    "watch",
-    "marks",
-    "stop",
-    "rendezvous",
-    "endpoint",
-)  # in the order of their imports
-CLEARING = ("strays", "leftovers")  # sent to who is asked for them; compiling them would delay every connection
+PACKAGES = ("orchestrator", "orchestrator.node")
+# All that a connection may need; the node runs a module when it is first imported there.
+EVERY_TIME = ("machine", "receive", "contact", "watch", "endpoint")
+AT_TIMES = ("marks", "stop", "rendezvous", "strays", "leftovers")
 
 # The only program text on a command line, the same for every node: the shell of a node gets to see nothing that varies.
 # No ! and no newline, which some shells touch even within quotes. -S and -s: no site packages, which take long to scan.
@@ -77,35 +73,66 @@ LOADER = 'import sys;i=getattr(sys.stdin,"buffer",sys.stdin);exec(i.read(int(i.r
 FLAGS = ("-E", "-s", "-S", "-c", LOADER)
 MARKER = "orch-endpoint-f1b7c0d2"
 # Runs in whatever Python is there, if only to say that it is too old. A home folder with a json.py must not matter.
+# Compiling takes a node a third of the time: what is needed every time is sent as byte code too, for a node of the same Python.
 BOOTSTRAP = f"""
 sys.path[:] = [entry for entry in sys.path if entry]
 sys.stdout.write("\\n{MARKER} %d.%d.%d\\n" % tuple(sys.version_info[:3]))
 sys.stdout.flush()
 if sys.version_info >= {OLDEST_PYTHON}:
-    import json, types
-    for name, text in json.loads(i.read(int(i.readline()))):
-        module = sys.modules[name] = types.ModuleType(name)
-        exec(compile(text, name, "exec"), module.__dict__)
-    module.serve(i)
+    import json, marshal, zlib, _frozen_importlib, _frozen_importlib_external
+    magic, code_size, text_size = i.readline().split()
+    code, text = i.read(int(code_size)), i.read(int(text_size))
+    modules = json.loads(zlib.decompress(text))
+    if magic.decode() == _frozen_importlib_external.MAGIC_NUMBER.hex():
+        modules.update(marshal.loads(zlib.decompress(code)))
+
+    class Sent:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name in modules:
+                return _frozen_importlib.ModuleSpec(name, Sent, is_package=name in {PACKAGES!r})
+
+        create_module = staticmethod(lambda spec: None)
+
+        @staticmethod
+        def exec_module(module):
+            program = modules[module.__name__]
+            exec(compile(program, module.__name__, "exec") if isinstance(program, str) else program, module.__dict__)
+
+    sys.meta_path.insert(0, Sent)
+    from orchestrator.node.endpoint import serve
+    serve(i)
 """
 
 PYTHON_HINT = "set python: in the inventory to a Python of 3.8 or newer on that node"
 WORKDIR_HINT = "set workdir: in the inventory to a folder that is yours on that node"
 
 
-@functools.cache
 def program() -> bytes:
-    """What the loader reads: the bootstrap and the modules, each behind its length."""
-    bootstrap, modules = BOOTSTRAP.encode(), sources(MODULES)
-    return b"%d\n%b%d\n%b" % (len(bootstrap), bootstrap, len(modules), modules)
+    """What the loader reads: the bootstrap behind its length, then the modules, as byte code and as text."""
+    with _making:  # a thousand threads want it at the same moment
+        return _program()
+
+
+_making = threading.Lock()
 
 
 @functools.cache
-def sources(modules: tuple[str, ...]) -> bytes:
-    """Name and text of modules, as JSON."""
-    folder = resources.files("orchestrator.node")
-    texts = [(f"orchestrator.node.{name}", (folder / f"{name}.py").read_text(encoding="utf-8")) for name in modules]
-    return json.dumps(texts).encode()
+def _program() -> bytes:
+    every_time, at_times = ([f"orchestrator.node.{name}" for name in names] for names in (EVERY_TIME, AT_TIMES))
+    texts = {name: _loader(name).get_source(name) for name in (*PACKAGES, *every_time, *at_times)}
+    code = zlib.compress(marshal.dumps({name: _loader(name).get_code(name) for name in every_time}))
+    text = zlib.compress(json.dumps(texts).encode())
+    bootstrap, magic = BOOTSTRAP.encode(), importlib.util.MAGIC_NUMBER.hex().encode()
+    return b"%d\n%b%b %d %d\n%b%b" % (len(bootstrap), bootstrap, magic, len(code), len(text), code, text)
+
+
+def _loader(name: str) -> InspectLoader:
+    """Finds a module's text, and its byte code where Python has kept it."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert isinstance(spec.loader, InspectLoader)
+    return spec.loader
 
 
 def frame(header: Mapping[str, object], payload: bytes = b"") -> bytes:
@@ -131,31 +158,23 @@ class Endpoint:
     """
     A node at one's service. Made by `connect`, which takes the transport over: closing the endpoint closes it.
 
-    One request at a time: other threads wait their turn. `another` gives a second one over the same connection, for
-    who does not want to wait for a long poll. Every failure is a NodeError; Unreachable when the node did not answer.
+    One request at a time: other threads wait their turn. Every failure is a NodeError; Unreachable when the node did not
+    answer.
     """
 
     facts: Facts
 
-    def __init__(self, transport: Transport, python: str, *, owns_transport: bool) -> None:
+    def __init__(self, transport: Transport, python: str) -> None:
         self._transport = transport
         self._python = python
-        self._owns_transport = owns_transport
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._reader: Reader
-        self._can_clear = False
 
     @classmethod
     def connect(cls, transport: Transport, python: str) -> Endpoint:
         """Start the endpoint with the node's Python; on failure the transport is closed."""
-        endpoint = cls(transport, python, owns_transport=True)
-        endpoint.open()
-        return endpoint
-
-    def another(self) -> Endpoint:
-        """Start one more over the same connection; it must be closed before this one."""
-        endpoint = Endpoint(self._transport, self._python, owns_transport=False)
+        endpoint = cls(transport, python)
         endpoint.open()
         return endpoint
 
@@ -280,14 +299,12 @@ class Endpoint:
 
     def strays(self, *, young_s: float, grace_s: float, dry_run: bool) -> Hunted:
         """End the user's processes of runs without an agent on that machine, or only list them; and list who else uses its cards."""
-        self._load_clearing()
         request = {"op": "strays", "young_s": young_s, "grace_s": grace_s, "dry_run": dry_run}
         reply, _ = self._call(request, answer_s=grace_s + STRAYS_MARGIN_S + ANSWER_S)
         return Hunted.of(reply)
 
     def clear(self, workdir: str, *, older_than_s: float, checkpoints: bool, dry_run: bool) -> list[Leftover]:
         """Remove run folders and bundles that are over and older, or only tell; those with checkpoints only if told so."""
-        self._load_clearing()
         request = {"op": "clear", "workdir": workdir, "older_than_s": older_than_s}
         request |= {"checkpoints": checkpoints, "dry_run": dry_run}
         reply, _ = self._call(request, answer_s=CLEAR_S)
@@ -298,8 +315,7 @@ class Endpoint:
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
-        if self._owns_transport:
-            self._transport.close()
+        self._transport.close()
 
     def __enter__(self) -> Self:
         return self
@@ -363,11 +379,6 @@ class Endpoint:
             kind = PortTaken if reply["kind"] == "PortTaken" else NodeError
             raise kind(self.node, str(reply["message"]), hint=hint)
         return reply, data
-
-    def _load_clearing(self) -> None:
-        if not self._can_clear:
-            self._call({"op": "load"}, sources(CLEARING))
-            self._can_clear = True
 
     def _drop(self) -> None:
         """A late answer would be taken for the next one's."""

@@ -71,17 +71,6 @@ def test_an_agent_outlives_the_connection(farm: Farm) -> None:
     assert farm.processes() == {pid: "sleep"}
 
 
-def test_several_channels_share_one_connection(farm: Farm) -> None:
-    with connect(farm) as endpoint, endpoint.another() as other:
-        assert other.facts.pid != endpoint.facts.pid
-        connections = [Path(f"/proc/{one.facts.pid}/environ") for one in (endpoint, other)]
-        if os.access(connections[0], os.R_OK):
-            values = {
-                part for file in connections for part in file.read_bytes().split(b"\0") if b"SSH_CONNECTION=" in part
-            }
-            assert len(values) == 1
-
-
 def test_megabytes_arrive_as_they_are(farm: Farm) -> None:
     content = os.urandom(5_000_000)
     with connect(farm) as endpoint:

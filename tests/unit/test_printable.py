@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.logs.merge import FileLines, LogLine, prefixed
+from orchestrator.logs.merge import FileLines, LogLines, prefixed
 from orchestrator.logs.printable import printable
 
 
@@ -30,7 +30,12 @@ def test_what_is_shown_cannot_move_the_cursor_or_make_a_line(written: str, shown
 
 
 def test_line_that_imitates_a_prefix_has_the_true_one_before_it() -> None:
-    assert prefixed(LogLine(0.0, "n1", 2, "out", "[n3:0] loss=0")) == "[n1:2] [n3:0] loss=0"
+    assert prefixed(LogLines(0.0, "n1", 2, "out", "[n3:0] loss=0"), "[n1:2]") == "[n1:2] [n3:0] loss=0"
+
+
+def test_lines_that_are_shown_together_are_each_made_harmless() -> None:
+    lines = LogLines(0.0, "n1", 2, "out", "plain\n\x1b[31mred\n10%\r20%")
+    assert prefixed(lines, "[n1:2]") == "[n1:2] plain\n[n1:2] red\n[n1:2] 20%"
 
 
 def test_pieces_of_a_long_line_are_told_apart_from_lines() -> None:
@@ -38,9 +43,8 @@ def test_pieces_of_a_long_line_are_told_apart_from_lines() -> None:
     lines = list(file.feed(0, b"x" * (5 << 19) + b"\nshort\n", 1.0))
     assert [len(line.text) for line in lines] == [1 << 20, 1 << 20, 1 << 19, 5]
     assert [line.goes_on for line in lines] == [False, True, True, False]
-    assert prefixed(lines[1]).startswith("[n0:0] …x")
-    assert "goes_on" not in lines[0].to_json()
-    assert lines[1].to_json()["goes_on"] is True
+    assert prefixed(lines[1], "[n0:0]").startswith("[n0:0] …x")
+    assert ["goes_on" in line for some in lines for line in some.to_json()] == [False, True, True, False]
 
 
 def test_what_is_known_to_be_missing_is_counted() -> None:

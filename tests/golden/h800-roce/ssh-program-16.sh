@@ -33,7 +33,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-00' --node-rank 0 "$@"
 END_OF_FILE
 # this is the head: orch finds an address and a free port here first, and holds the port
@@ -53,7 +53,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-roce-01' --node-rank 1 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-roce-01/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -72,7 +72,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-roce-02' --node-rank 2 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-roce-02/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -91,7 +91,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-roce-03' --node-rank 3 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-roce-03/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -110,7 +110,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-roce-04' --node-rank 4 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-roce-04/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -129,7 +129,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-roce-05' --node-rank 5 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-roce-05/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -148,7 +148,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-roce-06' --node-rank 6 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-roce-06/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -167,7 +167,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-roce-07' --node-rank 7 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-roce-07/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -186,7 +186,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-roce-08' --node-rank 8 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-roce-08/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -205,7 +205,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-roce-09' --node-rank 9 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-roce-09/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -224,7 +224,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-roce-10' --node-rank 10 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-roce-10/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -243,7 +243,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-roce-11' --node-rank 11 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-roce-11/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -262,7 +262,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-roce-12' --node-rank 12 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-roce-12/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -281,7 +281,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-roce-13' --node-rank 13 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-roce-13/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -300,7 +300,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-roce-14' --node-rank 14 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-roce-14/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -319,7 +319,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-roce-15' --node-rank 15 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-roce-15/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'

@@ -32,7 +32,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-00' --node-rank 0 "$@"
 END_OF_FILE
 # this is the head: orch finds an address and a free port here first, and holds the port

@@ -32,7 +32,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-00' --node-rank 0 "$@"
 END_OF_FILE
 # this is the head: orch finds an address and a free port here first, and holds the port
@@ -51,7 +51,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-01' --node-rank 1 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/h800-01/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -69,7 +69,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-02' --node-rank 2 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/h800-02/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -87,7 +87,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-03' --node-rank 3 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/h800-03/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -105,7 +105,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-04' --node-rank 4 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/h800-04/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -123,7 +123,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-05' --node-rank 5 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/h800-05/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -141,7 +141,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-06' --node-rank 6 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/h800-06/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -159,7 +159,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-07' --node-rank 7 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/h800-07/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -177,7 +177,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-08' --node-rank 8 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/h800-08/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -195,7 +195,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-09' --node-rank 9 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/h800-09/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -213,7 +213,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-10' --node-rank 10 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/h800-10/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -231,7 +231,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-11' --node-rank 11 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/h800-11/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -249,7 +249,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-12' --node-rank 12 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/h800-12/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -267,7 +267,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-13' --node-rank 13 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/h800-13/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -285,7 +285,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-14' --node-rank 14 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/h800-14/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -303,7 +303,7 @@ export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
 export OMP_NUM_THREADS='8'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-15' --node-rank 15 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/h800-15/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'

@@ -27,7 +27,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/n0/node.sh <<'END_O
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node n0.
 set -eu
 export OMP_NUM_THREADS='1'
-exec /opt/conda/bin/python3 -B -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'n0' --node-rank 0 "$@"
 END_OF_FILE
 # this is the head: orch finds an address and a free port here first, and holds the port
@@ -41,7 +41,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-01/node.sh <<
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node local-01.
 set -eu
 export OMP_NUM_THREADS='1'
-exec /opt/conda/bin/python3 -B -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'local-01' --node-rank 1 "$@"
 END_OF_FILE
 /bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-01/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -54,7 +54,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-02/node.sh <<
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node local-02.
 set -eu
 export OMP_NUM_THREADS='1'
-exec /opt/conda/bin/python3 -B -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'local-02' --node-rank 2 "$@"
 END_OF_FILE
 /bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-02/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -67,7 +67,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-03/node.sh <<
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node local-03.
 set -eu
 export OMP_NUM_THREADS='1'
-exec /opt/conda/bin/python3 -B -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'local-03' --node-rank 3 "$@"
 END_OF_FILE
 /bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-03/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -80,7 +80,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-04/node.sh <<
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node local-04.
 set -eu
 export OMP_NUM_THREADS='1'
-exec /opt/conda/bin/python3 -B -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'local-04' --node-rank 4 "$@"
 END_OF_FILE
 /bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-04/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -93,7 +93,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-05/node.sh <<
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node local-05.
 set -eu
 export OMP_NUM_THREADS='1'
-exec /opt/conda/bin/python3 -B -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'local-05' --node-rank 5 "$@"
 END_OF_FILE
 /bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-05/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -106,7 +106,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-06/node.sh <<
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node local-06.
 set -eu
 export OMP_NUM_THREADS='1'
-exec /opt/conda/bin/python3 -B -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'local-06' --node-rank 6 "$@"
 END_OF_FILE
 /bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-06/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -119,7 +119,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-07/node.sh <<
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node local-07.
 set -eu
 export OMP_NUM_THREADS='1'
-exec /opt/conda/bin/python3 -B -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'local-07' --node-rank 7 "$@"
 END_OF_FILE
 /bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-07/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -132,7 +132,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-08/node.sh <<
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node local-08.
 set -eu
 export OMP_NUM_THREADS='1'
-exec /opt/conda/bin/python3 -B -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'local-08' --node-rank 8 "$@"
 END_OF_FILE
 /bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-08/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -145,7 +145,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-09/node.sh <<
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node local-09.
 set -eu
 export OMP_NUM_THREADS='1'
-exec /opt/conda/bin/python3 -B -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'local-09' --node-rank 9 "$@"
 END_OF_FILE
 /bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-09/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -158,7 +158,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-10/node.sh <<
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node local-10.
 set -eu
 export OMP_NUM_THREADS='1'
-exec /opt/conda/bin/python3 -B -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'local-10' --node-rank 10 "$@"
 END_OF_FILE
 /bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-10/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -171,7 +171,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-11/node.sh <<
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node local-11.
 set -eu
 export OMP_NUM_THREADS='1'
-exec /opt/conda/bin/python3 -B -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'local-11' --node-rank 11 "$@"
 END_OF_FILE
 /bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-11/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -184,7 +184,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-12/node.sh <<
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node local-12.
 set -eu
 export OMP_NUM_THREADS='1'
-exec /opt/conda/bin/python3 -B -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'local-12' --node-rank 12 "$@"
 END_OF_FILE
 /bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-12/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -197,7 +197,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-13/node.sh <<
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node local-13.
 set -eu
 export OMP_NUM_THREADS='1'
-exec /opt/conda/bin/python3 -B -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'local-13' --node-rank 13 "$@"
 END_OF_FILE
 /bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-13/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -210,7 +210,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-14/node.sh <<
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node local-14.
 set -eu
 export OMP_NUM_THREADS='1'
-exec /opt/conda/bin/python3 -B -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'local-14' --node-rank 14 "$@"
 END_OF_FILE
 /bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-14/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -223,7 +223,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-15/node.sh <<
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node local-15.
 set -eu
 export OMP_NUM_THREADS='1'
-exec /opt/conda/bin/python3 -B -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'local-15' --node-rank 15 "$@"
 END_OF_FILE
 /bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/local-15/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'

@@ -27,7 +27,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/n0/node.sh <<'END_O
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node n0.
 set -eu
 export OMP_NUM_THREADS='1'
-exec /opt/conda/bin/python3 -B -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'n0' --node-rank 0 "$@"
 END_OF_FILE
 # this is the head: orch finds an address and a free port here first, and holds the port

@@ -28,7 +28,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-0/node.sh <<'END_OF_
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-0' --node-rank 0 "$@"
 END_OF_FILE
 # this is the head: orch finds an address and a free port here first, and holds the port
@@ -43,7 +43,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-01/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-01' --node-rank 1 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-01/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -57,7 +57,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-02/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-02' --node-rank 2 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-02/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -71,7 +71,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-03/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-03' --node-rank 3 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-03/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -85,7 +85,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-04/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-04' --node-rank 4 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-04/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -99,7 +99,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-05/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-05' --node-rank 5 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-05/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -113,7 +113,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-06/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-06' --node-rank 6 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-06/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -127,7 +127,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-07/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-07' --node-rank 7 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-07/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -141,7 +141,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-08/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-08' --node-rank 8 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-08/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -155,7 +155,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-09/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-09' --node-rank 9 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-09/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -169,7 +169,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-10/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-10' --node-rank 10 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-10/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -183,7 +183,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-11/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-11' --node-rank 11 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-11/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -197,7 +197,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-12/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-12' --node-rank 12 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-12/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -211,7 +211,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-13/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-13' --node-rank 13 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-13/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -225,7 +225,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-14/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-14' --node-rank 14 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-14/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
@@ -239,7 +239,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-15/node.sh <<'END_OF
 set -eu
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
-exec /opt/conda/bin/python3 -B -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-15' --node-rank 15 "$@"
 END_OF_FILE
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-15/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
