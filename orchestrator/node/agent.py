@@ -363,6 +363,6 @@ def guard(agent_pid: int, folder: str) -> int:
     end_descendants()
     if os.WIFEXITED(status):
         return os.WEXITSTATUS(status)
-    text = f"the agent (pid {agent_pid}) was ended by {signal_name(os.WTERMSIG(status))}; nothing is left running"
+    text = f"{os.path.basename(folder)}: the agent (pid {agent_pid}) was ended by {signal_name(os.WTERMSIG(status))}; nothing is left running"
     Journal(os.path.join(folder, "events.jsonl"), clock).add(**agent_failed(text))
     return EXIT_CODES["FAILED"]

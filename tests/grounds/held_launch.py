@@ -75,7 +75,7 @@ class HeldLaunch:
 
 
 @contextlib.contextmanager
-def held_launch(phase: str, farm: Farm, folder: Path) -> Iterator[HeldLaunch]:
+def held_launch(phase: str, farm: Farm, folder: Path, *, env_file: str | None = None) -> Iterator[HeldLaunch]:
     """Launch, and wait until that phase is reached; orch runs in `folder`."""
     place = farm.home / f"held-{secrets.token_hex(4)}"
     place.mkdir()
@@ -85,7 +85,9 @@ def held_launch(phase: str, farm: Farm, folder: Path) -> Iterator[HeldLaunch]:
     python.write_text(text, "utf-8")
     python.chmod(0o755)
     inventory = farm.inventory(folder, nodes=2)
-    inventory.write_text(inventory.read_text("utf-8").replace("name: n1", f"name: n1\n  python: {python}"), "utf-8")
+    secret = f"env_file: {env_file}\n" if env_file else ""
+    text = inventory.read_text("utf-8").replace("name: n1", f"name: n1\n  python: {python}")
+    inventory.write_text(secret + text, "utf-8")
     (folder / "weights.bin").write_bytes(secrets.token_bytes(_PUSHED_BYTES))
     (folder / "program.sh").write_text(_PROGRAM)
     orch = Orch(folder)
