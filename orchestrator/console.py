@@ -13,6 +13,7 @@ from orchestrator.errors import OrchError
 from orchestrator.logs.merge import LogLines, prefix_of, prefixed
 from orchestrator.logs.printable import printable
 
+PRINTED_AT_ONCE = 1 << 20  # characters
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
@@ -52,10 +53,16 @@ class LineWriter:
         self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
     def write(self, lines: Iterable[LogLines]) -> None:
-        """Print and flush."""
-        text = "".join([self._text(some) + "\n" for some in lines])
-        if text:
-            print_text(text)
+        """Print and flush; no more than a piece of it is held, however much it is."""
+        texts, size = [], 0
+        for some in lines:
+            texts.append(self._text(some) + "\n")
+            size += len(texts[-1])
+            if size >= PRINTED_AT_ONCE:
+                print_text("".join(texts))
+                texts, size = [], 0
+        if texts:
+            print_text("".join(texts))
 
     def _text(self, lines: LogLines) -> str:
         if self._as_json:

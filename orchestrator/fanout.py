@@ -4,8 +4,9 @@ The same work on many nodes at once: bounded, failures kept as values, results i
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from orchestrator.errors import NodeError, NodesError, OrchError
@@ -23,23 +24,37 @@ def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | 
 
     Raises:
         Exception: whatever is no OrchError, after the others have ended; what had not begun then never does.
+        KeyboardInterrupt: at once. Work that waits for a node then ends with its connection, or with the process.
     """
-    if not items:
-        return []
+    results: dict[int, R | OrchError] = {}
+    errors: list[Exception] = []
+    waiting = deque(enumerate(items))
 
-    def attempt(item: T) -> R | OrchError:
-        try:
-            return work(item)
-        except OrchError as failure:
-            return failure
+    def work_off() -> None:
+        while waiting and not errors:
+            try:
+                index, item = waiting.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            try:
+                results[index] = work(item)
+            except OrchError as failure:
+                results[index] = failure
+            except Exception as error:  # noqa: BLE001  raised again below
+                errors.append(error)
 
-    with ThreadPoolExecutor(max_workers=min(limit, len(items)), thread_name_prefix="node") as pool:
-        futures: list[Future[R | OrchError]] = [pool.submit(attempt, item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    # daemons: a pool's threads would keep an interrupted orch from ending
+    threads = [threading.Thread(target=work_off, name="node", daemon=True) for _ in range(min(limit, len(items)))]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:
+        waiting.clear()
+    if errors:
+        raise errors[0]
+    return [results[index] for index in range(len(items))]
 
 
 def successes(results: Sequence[R | OrchError]) -> list[R]:

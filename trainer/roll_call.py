@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import socket
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +18,28 @@ from trainer.place import Place
 
 VERDICT_GRACE_S = 30.0
 LEAVE_TIMEOUT_S = 10.0
+
+
+def _listen(host: str, port: int) -> Dict[str, Any]:
+    """
+    Have the store of rank 0 listen at that address alone: by itself torch listens on every interface of the node.
+
+    Returns:
+        What TCPStore takes; nothing where an old torch takes none, or where the address is not one of this node's own.
+    """
+    if "master_listen_fd" not in (TCPStore.__init__.__doc__ or ""):
+        return {}
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # orch's agent keeps the port, without listening
+        try:
+            listener.bind(address)
+        except OSError as exc:
+            if exc.errno == errno.EADDRNOTAVAIL:  # a translated address
+                return {}
+            raise
+        listener.listen(socket.SOMAXCONN)
+        return {"master_listen_fd": listener.detach()}
 
 
 @dataclass(frozen=True)
@@ -48,11 +72,13 @@ class RollCall:
         agent_hosts = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         hosts = place.is_main and not agent_hosts
         try:
+            listener = _listen(host, int(port)) if hosts else {}
             # Not waiting for the others here: a store that does cannot say who is missing.
+            timeout = timedelta(seconds=timeout_s)
             store = TCPStore(
-                host, int(port), place.world_size, hosts, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
+                host, int(port), place.world_size, hosts, timeout=timeout, wait_for_workers=False, **listener
             )
-        except RuntimeError as exc:
+        except (OSError, RuntimeError) as exc:
             does = "host" if hosts else "reach"
             raise TrainerError(f"rank {place.rank} cannot {does} the rendezvous at {host}:{port}: {exc}") from exc
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")

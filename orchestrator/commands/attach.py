@@ -42,18 +42,29 @@ def attach(run: str, *, follow: bool) -> int:
 
 
 def _supervise(folder: RunFolder, record: RunRecord) -> None:
-    hint = f"orch logs -f {record.id} watches it, orch stop {record.id} ends it"
+    _refuse_second(folder, record)
+    if supervise.launch_goes_on(record):
+        raise UsageError(f"run {record.id} is still being launched", hint=_hint(record))
+    process = supervisor.start(folder)
+    own = f"pid {process.pid} "
+    deadline = time.monotonic() + START_WAIT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        if (folder.supervisor() or "").startswith(own):
+            return
+        time.sleep(POLL_S)
+    if process.poll() != 0:
+        _refuse_second(folder, record)  # another attach was quicker
+        raise LaunchError(f"the supervisor of run {record.id} did not start", hint=f"see {folder.path}/supervisor.log")
+
+
+def _refuse_second(folder: RunFolder, record: RunRecord) -> None:
     present = folder.supervisor()
     if present is not None:
-        raise UsageError(f"run {record.id} has a supervisor: {present}", hint=hint)
-    if supervise.launch_goes_on(record):
-        raise UsageError(f"run {record.id} is still being launched", hint=hint)
-    process = supervisor.start(folder)
-    deadline = time.monotonic() + START_WAIT_S
-    while folder.supervisor() is None and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    if process.poll() not in (None, 0):
-        raise LaunchError(f"the supervisor of run {record.id} did not start", hint=f"see {folder.path}/supervisor.log")
+        raise UsageError(f"run {record.id} has a supervisor: {present}", hint=_hint(record))
+
+
+def _hint(record: RunRecord) -> str:
+    return f"orch logs -f {record.id} watches it, orch stop {record.id} ends it"
 
 
 def _over(record: RunRecord) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 
 from orchestrator import supervise
 from orchestrator.console import LineWriter, say, say_error, say_summary
@@ -22,7 +22,6 @@ Keep = Callable[[LogLines], LogLines | None]
 """Of some lines those that are wanted."""
 WATCH_STOPPED = 130  # what a shell reports for a command ended by Ctrl-C
 QUEUE_POLL_S = 2.0
-WRITTEN_AT_ONCE = 100
 
 
 class Watch:
@@ -46,9 +45,7 @@ class Watch:
         if unfinished:
             lines = chain(lines, self._unfinished())
         lines = self._kept(lines)
-        stream = iter(lines if tail is None else last(lines, tail))
-        while some := list(islice(stream, WRITTEN_AT_ONCE)):
-            self._writer.write(some)
+        self._writer.write(lines if tail is None else last(lines, tail))
 
     def to_end(self, *, stop_failed: bool) -> RunRecord:
         """

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -49,13 +52,29 @@ def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
     launcher = launcher_for(plan)
     try:
         record = _record(plan, request, inventory, now)
-        folder = _start(plan, launcher, bundle, record, private=inventory.private_files)
+        with _terminal_may_close() as closed:
+            folder = _start(plan, launcher, bundle, record, private=inventory.private_files)
+        if closed.is_set():  # nobody reads on, and the run goes on
+            return 0
         if not follow:
             print_text(f"{plan.run_id}\n")
             return 0
         return watch(folder, launcher)
     finally:
         launcher.close()
+
+
+@contextmanager
+def _terminal_may_close() -> Iterator[threading.Event]:
+    """Bring a launch to its end though the terminal is closed, which the event then says; under nohup nobody asks."""
+    closed = threading.Event()
+    before = signal.getsignal(signal.SIGHUP)
+    if before is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, lambda *_: closed.set())
+    try:
+        yield closed
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _start(
@@ -66,31 +85,45 @@ def _start(
     is_starting = False
     try:
         with ThreadPoolExecutor(1) as aside:
-            connecting = aside.submit(launcher.connect)  # waits for the network; the record is completed meanwhile
-            folder.write_plan(plan)
-            folder.update(state=RunState.STARTING, code=_code(folder, private))
-            connecting.result()
+            writing = aside.submit(_complete, folder, plan, private)
+            launcher.connect()  # waits for the network meanwhile
+            writing.result()
         is_starting = True
         job = launcher.start(bundle)
     except OrchError as exc:
         _end(folder, RunState.FAILED, str(exc))
         raise
     except OSError as exc:
-        raise _given_up(folder, launcher, RunState.FAILED, f"the launch failed: {exc}") from exc
+        raise _given_up(folder, plan, RunState.FAILED, f"the launch failed: {exc}") from exc
     except KeyboardInterrupt:
+        launcher.close()  # whatever waits for a node need not go on, and starts nothing any more
         if not is_starting:
             _end(folder, RunState.STOPPED, "interrupted while connecting")
             raise LaunchError("interrupted while connecting; nothing was started") from None
-        raise _given_up(folder, launcher, RunState.STOPPED, "interrupted during the launch") from None
+        raise _given_up(folder, plan, RunState.STOPPED, "interrupted during the launch") from None
     folder.update(slurm_job=job, started=True, launching=None)
     if plan.launcher == "ssh":  # Slurm supervises its jobs itself
         supervisor.start(folder)
     return folder
 
 
-def _given_up(folder: RunFolder, launcher: Launcher, state: RunState, why: str) -> LaunchError:
+def _complete(folder: RunFolder, plan: LaunchPlan, private: Sequence[str]) -> None:
+    """Add to the record what need not be in it from the first moment."""
+    folder.write_plan(plan)
+    folder.update(state=RunState.STARTING, code=_code(folder, private))
+
+
+def _given_up(folder: RunFolder, plan: LaunchPlan, state: RunState, why: str) -> LaunchError:
     """Stop what had started; a run of which something may be left is no run that has ended."""
-    left = launcher.stop(None, grace_s=0.0)
+    launcher = launcher_for(
+        plan
+    )  # over connections of its own: the launch may have left others in the middle of something
+    try:
+        left = launcher.stop(None, grace_s=0.0)
+    except KeyboardInterrupt:
+        left = ["interrupted again: nobody waited for the nodes"]
+    finally:
+        launcher.close()
     if not left:
         _end(folder, state, why)
         return LaunchError(f"{why}; what had started was stopped")

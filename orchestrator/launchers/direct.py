@@ -13,7 +13,7 @@ from orchestrator.errors import LaunchError, NodeError, NodesError
 from orchestrator.fanout import each, successes
 from orchestrator.launchers.base import Place, Queue
 from orchestrator.plan import LaunchPlan, NodePlan, PlannedFile
-from orchestrator.transports.base import Transport
+from orchestrator.transports.base import Transport, Unreachable
 from orchestrator.transports.endpoint import Endpoint, PortTaken
 
 START_WAIT_S = 30.0
@@ -28,6 +28,8 @@ class DirectLauncher:
         self._transport = transport
         self._fanout = int(plan.ssh["fanout"])
         self._endpoints: dict[str, Endpoint] = {}
+        self._opening: dict[str, Endpoint] = {}
+        self._is_closed = False
         self._connecting = {node.name: threading.Lock() for node in plan.nodes}
         self.unreachable: Sequence[NodeError] = ()
 
@@ -89,8 +91,9 @@ class DirectLauncher:
         return left
 
     def close(self) -> None:
-        """Close the connections."""
-        for endpoint in self._endpoints.values():
+        """Close the connections, those too that are just being made or waited on in other threads; no more are made."""
+        self._is_closed = True
+        for endpoint in (*self._opening.values(), *self._endpoints.values()):
             endpoint.close()
         self._endpoints.clear()
 
@@ -101,8 +104,18 @@ class DirectLauncher:
         """The node's endpoint, connected anew if its connection was lost."""
         with self._connecting[node.name]:
             if not self._reached(node):
-                self._endpoints[node.name] = Endpoint.connect(self._transport(node), node.python)
+                self._endpoints[node.name] = self._opened(node)
             return self._endpoints[node.name]
+
+    def _opened(self, node: NodePlan) -> Endpoint:
+        if self._is_closed:
+            raise Unreachable(node.name, "nobody waits for it any more")
+        endpoint = self._opening[node.name] = Endpoint(self._transport(node), node.python)
+        try:
+            endpoint.open()
+        finally:
+            del self._opening[node.name]
+        return endpoint
 
     def _reached(self, node: NodePlan) -> bool:
         return node.name in self._endpoints and self._endpoints[node.name].connected

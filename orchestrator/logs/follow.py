@@ -48,8 +48,9 @@ class Feed:
                 lost = f"{name} became {chunk.gap} bytes shorter; what stood there is not in this log"
                 found = self._lines_of(node).gap(name, chunk.offset, arrival)
                 lines.setdefault(chunk.file, []).extend([*found, LogLines(arrival, node, None, "event", lost)])
-            of_file = self._lines_of(node).feed(name, chunk.offset, chunk.data, arrival)
-            lines.setdefault(chunk.file, []).extend(of_file)
+            lines.setdefault(chunk.file, []).extend(
+                self._lines_of(node).feed(name, chunk.offset, chunk.data, arrival, shift_s=chunk.shift_s)
+            )
         return list(in_order(lines.values()))
 
     def read_index(self, file: str, until: int) -> None:

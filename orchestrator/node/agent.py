@@ -45,7 +45,7 @@ from orchestrator.node.processes import (
     signal_name,
     stat_of,
 )
-from orchestrator.node.records import Journal, error_text, open_for_write, read_json, write_json
+from orchestrator.node.records import Clock, Journal, error_text, open_for_write, read_json, write_json
 from orchestrator.node.rendezvous import address_towards, hold_port, is_loopback, reserve
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
@@ -75,7 +75,7 @@ class Agent:
         self.job, self.folder, self.events, self.contact = job, folder, events, contact
         self.guard_pid = os.getppid()
         self.cut_off: str | None = None  # why the ranks are ended without anybody's word
-        self.offsets = Journal(os.path.join(folder, "offsets.jsonl"))
+        self.offsets = Journal(os.path.join(folder, "offsets.jsonl"), events.clock)
         self.logs: dict[str, int] = {}  # file name -> descriptor
         self.marked: dict[str, int] = {}  # file name -> size at the last mark
         self.next_mark_s = 0.0
@@ -147,7 +147,7 @@ class Agent:
         return True
 
     def on_rank_exit(self, pid: int, rank: int, status: int) -> None:
-        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        code, ended = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None, self.events.clock.now()
         self.next_mark_s = 0.0
         self.mark_offsets()  # what it wrote is older than the event of its end
         by_term = os.WTERMSIG(status) == signal.SIGTERM if os.WIFSIGNALED(status) else code == SHELL_TERM
@@ -164,11 +164,11 @@ class Agent:
         else:
             note = ", after the stop" if self.stopping and not done else ""
         result = {"rank": rank, "code": code, "signal": name, "error": error}
-        self.events.add(event="rank-exited", pid=pid, done=done, text=text + note, **result)
+        self.events.add(event="rank-exited", time=ended, pid=pid, done=done, text=text + note, **result)
         if done:
             self.done.append(rank)
         elif not self.stopping:  # what fails after a stop is a consequence, not the cause
-            self.failure = result
+            self.failure = {**result, "time": ended}
             self.stop(text)
 
     def hear_of_a_stop(self) -> None:
@@ -247,7 +247,7 @@ class Agent:
         ended = "FAILED" if self.cut_off else "STOPPED"
         state = "FAILED" if self.failure else ended if self.stopping and not all_done else "DONE"
         if state == "DONE":
-            record = {"time": time.time(), "ranks": sorted(self.done)}
+            record = {"time": self.events.clock.now(), "ranks": sorted(self.done)}
             write_json(os.path.join(self.folder, "DONE"), record)
         text = f"{self.job.node}: {self.cut_off or state.lower()}, nothing is left running"
         self.events.add(event="agent-finished", state=state, exit=self.failure, text=text)
@@ -284,7 +284,7 @@ def refuse_second_agent(folder: str) -> None:
         raise AlreadyRunning(f"{folder}: the agent with pid {record['pid']} is alive; stop that run first")
 
 
-def write_agent_record(job: Job, folder: str, rendezvous: str) -> None:
+def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> None:
     """Say who owns the node folder, before any rank starts."""
     stat = stat_of(os.getpid())
     record: dict[str, Any] = {"pid": os.getpid(), "start_time": stat and stat[2], "pgid": os.getpgrp()}
@@ -295,7 +295,8 @@ def write_agent_record(job: Job, folder: str, rendezvous: str) -> None:
         python="{}.{}.{}".format(*sys.version_info[:3]),
     )
     record.update(node=job.node, node_rank=job.node_rank, ranks=list(job.rank_numbers), world_size=sum(job.ranks))
-    record.update(rendezvous=rendezvous, address=address_towards(rendezvous.split(maxsplit=1)[0]), started=time.time())
+    record.update(rendezvous=rendezvous, address=address_towards(rendezvous.split(maxsplit=1)[0]))
+    record.update(started=clock.now(), clock_ahead_s=clock.ahead_s)
     write_json(os.path.join(folder, "agent.json"), record)
 
 
@@ -306,7 +307,7 @@ def supervise(options: Options, folder: str, events: Journal, inherited: Inherit
     cwd = prepare_folder(job, folder)
     command = command_of(job, cwd)
     rendezvous, holder = join_rendezvous(job, options.rendezvous)
-    write_agent_record(job, folder, rendezvous)
+    write_agent_record(job, folder, rendezvous, events.clock)
     text = f"agent of {job.node} started as pid {os.getpid()} with {len(job.rank_numbers)} of {sum(job.ranks)} ranks"
     events.add(event="agent-started", pid=os.getpid(), text=text)
     kept, stale = inherited_environment()
@@ -336,7 +337,7 @@ def run_agent(options: Options, folder: str, inherited: Inherited) -> int:
     try:
         if not os.path.isdir(folder):
             os.mkdir(folder)
-        events = Journal(os.path.join(folder, "events.jsonl"))
+        events = Journal(os.path.join(folder, "events.jsonl"), Clock())
         return supervise(options, folder, events, inherited)
     except (Refused, OSError) as error:
         end_descendants()
@@ -351,7 +352,7 @@ def run_agent(options: Options, folder: str, inherited: Inherited) -> int:
 
 def guard(agent_pid: int, folder: str) -> int:
     """Pass signals on to the agent, return its exit code, and end what it leaves behind when it is killed."""
-    status = None
+    status, clock = None, Clock()
     while status is None:
         number = signal.sigwait(CAUGHT)
         if number != signal.SIGCHLD:
@@ -362,6 +363,6 @@ def guard(agent_pid: int, folder: str) -> int:
     end_descendants()
     if os.WIFEXITED(status):
         return os.WEXITSTATUS(status)
-    text = f"the agent (pid {agent_pid}) was ended by {signal_name(os.WTERMSIG(status))}; nothing is left running"
-    Journal(os.path.join(folder, "events.jsonl")).add(**agent_failed(text))
+    text = f"{os.path.basename(folder)}: the agent (pid {agent_pid}) was ended by {signal_name(os.WTERMSIG(status))}; nothing is left running"
+    Journal(os.path.join(folder, "events.jsonl"), clock).add(**agent_failed(text))
     return EXIT_CODES["FAILED"]

@@ -226,6 +226,7 @@ def serve(stream: BinaryIO) -> None:
         signal.alarm(0)
         if frame is None:
             return
+        begun = time.monotonic()
         starter.reap()
         request, payload = frame
         idle_s = SUPERVISOR_IDLE_S if request.get("op") == "supervise" else IDLE_S
@@ -237,6 +238,6 @@ def serve(stream: BinaryIO) -> None:
         except Exception as error:  # noqa: BLE001 - whatever goes wrong is the controller's to hear, in a frame
             reply, data = describe(error), b""
         try:
-            write_frame(out, reply, data)
+            write_frame(out, dict(reply, held_s=time.monotonic() - begun), data)
         except BrokenPipeError:
             return

@@ -43,16 +43,27 @@ def error_text(*path: str) -> str | None:
     return None if message is None else str(message)
 
 
+class Clock:
+    """Seconds since the epoch, counted on from one look at the wall clock: who sets that one later moves no record."""
+
+    def __init__(self) -> None:
+        self.ahead_s = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        return self.ahead_s + time.monotonic()
+
+
 class Journal:
     """JSON lines, appended whole. A line that a full disk refuses waits for the next flush: the job goes on."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, clock: Clock) -> None:
         self.path = path
+        self.clock = clock
         self.waiting: list[bytes] = []
         self._descriptor = open_for_write(path, os.O_APPEND)
 
     def add(self, **fields: object) -> None:
-        self.waiting.append(json.dumps({"time": time.time(), **fields}).encode() + b"\n")
+        self.waiting.append(json.dumps({"time": self.clock.now(), **fields}).encode() + b"\n")
         self.flush()
 
     def flush(self) -> OSError | None:

@@ -43,6 +43,13 @@ def process(record: Json) -> Optional[int]:
     return int(record["pid"]) if record.get("boot_id", boot_id()) == boot_id() else None
 
 
+def now_of(agent: Optional[Json]) -> Optional[float]:
+    """What the clock shows by which an agent of this boot writes its times; None where that cannot be told."""
+    if agent is None or "clock_ahead_s" not in agent or agent.get("boot_id") != boot_id():
+        return None
+    return float(agent["clock_ahead_s"] + time.monotonic())
+
+
 def open_plain(path: str) -> int:
     """A descriptor of a regular file; a link or a pipe is refused with an OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -125,7 +132,9 @@ class Reader:
             chunks, payload = self._collect(attempt, grown, request["max_bytes"])
             now = time.monotonic()
             if chunks or gaps or now >= deadline:
-                return {"chunks": gaps + chunks}, payload
+                nodes = {chunk["file"].partition("/")[0] for chunk in chunks}
+                clocks = {node: now_of(read_json(os.path.join(attempt, node, "agent.json"))) for node in nodes}
+                return {"chunks": gaps + chunks, "clocks": clocks}, payload
             time.sleep(min(deadline - now, max(POLL_S, now - begun)))  # a slow file system is not asked all the time
 
     def _collect(self, attempt: str, grown: Dict[str, Tuple[int, int]], budget: int) -> Tuple[List[Json], bytes]:
@@ -249,6 +258,7 @@ def observe_one(node: str, folder: str) -> Json:
         "agent": agent,
         "alive": alive,
         "same_boot": agent is not None and agent.get("boot_id") == boot_id(),
+        "clock": now_of(agent),
         "finished": finished,
         "ranks": ranks,
         "first_failure": failure,

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import marshal
 import threading
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import NodeError
 from orchestrator.transports.base import Channel, ChannelClosed, Reader, Transport, Unreachable
+from orchestrator.transports.clocks import Window
 from orchestrator.transports.observed import (
     AgentRecord,
     Chunk,
@@ -263,14 +265,15 @@ class Endpoint:
         for entry in reply["chunks"]:
             size = entry.get("size", 0)
             data = payload[position : position + size]
-            chunks.append(Chunk(entry["file"], entry["offset"], data, entry.get("gap", 0)))
+            shift_s = reply["written"].shift_s(reply["clocks"].get(entry["file"].partition("/")[0]))
+            chunks.append(Chunk(entry["file"], entry["offset"], data, entry.get("gap", 0), shift_s))
             position += size
         return chunks
 
     def observe(self, attempt_dir: str, nodes: Sequence[str] | None) -> list[NodeObservation]:
         """Say what is known of every node folder."""
         reply, _ = self._call({"op": "observe", **_place(attempt_dir, nodes)})
-        return [NodeObservation.of(seen) for seen in reply["nodes"]]
+        return [NodeObservation.of(seen, reply["written"]) for seen in reply["nodes"]]
 
     def supervise(self, attempt_dir: str, node: str, beat: Beat) -> tuple[NodeObservation, object]:
         """
@@ -281,7 +284,7 @@ class Endpoint:
         """
         request = {"op": "supervise", **_place(attempt_dir, [node]), **asdict(beat)}
         reply, _ = self._call(request, answer_s=beat.wait_s + BEAT_ANSWER_S)
-        return NodeObservation.of(reply["nodes"][0]), reply["seen"]
+        return NodeObservation.of(reply["nodes"][0], reply["written"]), reply["seen"]
 
     def reach(self, addresses: Sequence[str], port: int) -> set[str]:
         """Those of the addresses whose host answers this node at that port, if only with a refusal."""
@@ -362,8 +365,10 @@ class Endpoint:
             if self._channel is None:
                 raise Unreachable(self.node, "the connection is closed")
             try:
+                asked = time.time()
                 self._channel.write(frame(header, payload), timeout_s=ANSWER_S)
                 reply, data = self._receive(answer_s)
+                reply["written"] = Window(asked + reply["held_s"], time.time())
             except (TimeoutError, ChannelClosed, Unreachable) as error:
                 self._drop()
                 raise self._lost(error, answer_s) from error

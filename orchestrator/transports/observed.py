@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from orchestrator.transports.clocks import Window
+
 Json = Mapping[str, Any]
 
 
@@ -62,12 +64,14 @@ class Chunk:
     A piece of a file, `n0/rank-0.out`, beginning at `offset`; the next one is asked for from `end` on.
 
     With a gap there is no data: the file became that many bytes shorter than what was read of it, and goes on at `offset`.
+    `shift_s` is what to add to the times that its agent wrote, to have them by this machine's clock.
     """
 
     file: str
     offset: int
     data: bytes
     gap: int = 0
+    shift_s: float = field(default=0.0, compare=False)
 
     @property
     def end(self) -> int:
@@ -92,7 +96,11 @@ class RankExit:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An agent's last word: DONE, FAILED or STOPPED, and the first rank that failed."""
+    """
+    An agent's last word: DONE, FAILED or STOPPED, and the first rank that failed.
+
+    `time` is when that rank failed, or else of the word itself, by this machine's clock.
+    """
 
     state: str
     time: float
@@ -100,14 +108,11 @@ class Finished:
     text: str = ""
 
     @classmethod
-    def of(cls, event: Json) -> Finished:
+    def of(cls, event: Json, shift_s: float) -> Finished:
         """From an agent-finished event."""
-        return cls(
-            event["state"],
-            event["time"],
-            RankExit.of(event["exit"]) if event.get("exit") else None,
-            event.get("text", ""),
-        )
+        exit_ = event.get("exit")
+        time = (exit_ or event).get("time", event["time"]) + shift_s
+        return cls(event["state"], time, RankExit.of(exit_) if exit_ else None, event.get("text", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +134,15 @@ class NodeObservation:
     log: str = ""
 
     @classmethod
-    def of(cls, seen: Json) -> NodeObservation:
+    def of(cls, seen: Json, written: Window) -> NodeObservation:
         """From the endpoint's reply."""
+        shift_s = written.shift_s(seen["clock"])
         return cls(
             node=seen["node"],
             agent=AgentRecord.of(seen["agent"]) if seen["agent"] else None,
             alive=seen["alive"],
             same_boot=seen["same_boot"],
-            finished=Finished.of(seen["finished"]) if seen["finished"] else None,
+            finished=Finished.of(seen["finished"], shift_s) if seen["finished"] else None,
             first_failure=RankExit.of(seen["first_failure"]) if seen["first_failure"] else None,
             ranks={int(rank): state for rank, state in seen["ranks"].items()},
             progress={int(rank): value for rank, value in seen["progress"].items()},

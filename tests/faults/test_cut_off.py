@@ -84,6 +84,20 @@ def test_node_that_was_cut_off_ends_its_ranks_itself(orch: Orch, hosts: Hosts, i
     until(lambda: "cut off from the supervisor" in orch("logs", run, code=None).stdout, what="its word", deadline_s=20)
 
 
+@pytest.mark.parametrize("way", ["out", "in"])
+def test_node_that_is_cut_off_one_way_ends_like_one_that_is_cut_off(orch: Orch, hosts: Hosts, way: str) -> None:
+    """Nobody hears it, or it hears nobody: the run is over everywhere else, and there is no second world on that node."""
+    run = _started(orch, "--isolation-timeout", "6s")
+    for other in hosts.others(hosts[1]):
+        hosts.block(*((hosts[1], other) if way == "out" else (other, hosts[1])))
+    until(lambda: _over(orch, run), what="the verdict", deadline_s=40)
+    record = _record(orch, run)
+    assert record["state"] == "FAILED"
+    assert "h1 is gone" in record["message"]
+    for host in hosts.hosts:  # the one that is cut off as well, by itself
+        until(lambda host=host: _idle(host), what=f"{host.name} to be idle", deadline_s=40)  # type: ignore[misc]
+
+
 def test_node_that_comes_back_before_that_is_ended_by_the_supervisor(orch: Orch, hosts: Hosts) -> None:
     run = _started(orch, "--isolation-timeout", "5m")
     hosts[1].link(up=False)

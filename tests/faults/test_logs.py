@@ -16,6 +16,7 @@ from tests.grounds.sshd import Farm
 from tests.until import until
 
 COUNT = 'i=0; while [ "$i" -lt 3000 ]; do i=$((i+1)); echo "line $i of $RANK"; sleep 0.002; done'
+BOUND_KIB = 200 << 10
 
 
 @pytest.fixture
@@ -83,6 +84,32 @@ def test_flood_of_one_node_does_not_starve_the_other(orch: Orch) -> None:
     orch("stop")
     os.killpg(watcher.pid, signal.SIGKILL)
     watcher.communicate()
+
+
+def test_flood_leaves_memory_bounded_whether_or_not_anybody_reads(orch: Orch) -> None:
+    """80 MB of lines, then 3 MB without a newline: for who follows and is stuck, the supervisor, and who reads it later."""
+    script = 'test "$RANK" = 0 || exit 0; yes flood | head -c 80000000; head -c 3000000 /dev/zero'
+    with orch.start("ssh-launch", "--", "sh", "-c", script) as watcher:
+        [run] = until(lambda: [record["id"] for record in orch.records()], what="the run")
+        supervisor = until(lambda: orch.supervisor(run), what="the supervisor", deadline_s=30)
+        file = until(lambda: list(orch.node_folder(run, "n0").glob("rank-0.out")), what="the log")[0]
+        until(lambda: file.stat().st_size == 83_000_000, what="the flood, which nobody stops", deadline_s=60)
+        until(lambda: not orch.processes_of(run), what="the ranks to end")
+        assert _peak_kib(watcher.pid) < BOUND_KIB
+        assert _peak_kib(supervisor) < BOUND_KIB
+        watcher.kill()
+        watcher.communicate()
+    probe = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], stdout=-3, check=True); print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    argv = [orch.argv(())[0], "-c", probe, *orch.argv(("logs", run))]
+    done = subprocess.run(
+        argv, cwd=orch.cwd, env=orch.environ(), check=True, capture_output=True, text=True, timeout=100
+    )
+    assert int(done.stdout) < BOUND_KIB
+
+
+def _peak_kib(pid: int) -> int:
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1])
 
 
 def test_any_bytes_are_shown_harmless_and_kept_as_they_are(orch: Orch) -> None:

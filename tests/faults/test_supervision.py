@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tests.grounds.sshd import Farm
 from tests.until import until
 
 SLEEPERS = ("sh", "-c", 'echo "last words of $RANK" >&2; sleep 1000')
+
+DETECTED_S = 2
 
 
 @pytest.fixture
@@ -61,18 +64,26 @@ def _gone(orch: Orch, run: str) -> bool:
 def test_killed_rank_ends_all_ranks_and_is_named(orch: Orch, number: signal.Signals) -> None:
     run = _started(orch)
     os.kill(_pids(orch, run, "rank-started", rank=3), number)
+    killed = time.time()
     record = _ended(orch, run)
+    [seen] = [event["time"] for event in orch.events(orch.node_folder(run, "n1")) if event.get("signal") == number.name]
+    assert seen - killed < DETECTED_S
     assert record["state"] == "FAILED"
     assert (record["exit"]["node"], record["exit"]["rank"], record["exit"]["signal"]) == ("n1", 3, number.name)
     assert record["exit"]["lines"] == ["last words of 3"]
     until(lambda: _gone(orch, run), what="every process of the run to be gone")
 
 
-def test_killed_agent_ends_all_ranks_and_is_named(orch: Orch) -> None:
+@pytest.mark.parametrize("victims", [("agent",), ("guard",), ("guard", "agent")])
+def test_killed_agent_ends_all_ranks_and_is_named(orch: Orch, victims: tuple[str, ...]) -> None:
+    """Its own ranks are gone within 10 s, whichever of the two that mind them is killed, or both."""
     run = _started(orch)
     agent = orch.agent_pid(run, "n2")
-    os.kill(orch.parent_of(agent), signal.SIGKILL)
-    os.kill(agent, signal.SIGKILL)
+    pids = {"agent": agent, "guard": orch.parent_of(agent)}
+    orphans = [_pids(orch, run, "rank-started", rank=rank) for rank in (4, 5)]
+    for victim in victims:
+        os.kill(pids[victim], signal.SIGKILL)
+    until(lambda: not set(orphans) & set(orch.processes_of(run)), what="the orphans to be gone", deadline_s=10)
     record = _ended(orch, run)
     assert record["state"] == "FAILED"
     assert "n2" in record["message"]
@@ -105,6 +116,20 @@ def test_second_supervisor_is_refused(orch: Orch) -> None:
     assert _ended(orch, run)["state"] == "STOPPED"
 
 
+def test_two_that_attach_at_once_get_one_supervisor(orch: Orch) -> None:
+    """Both may see that there is none; who comes second is refused."""
+    run = _started(orch)
+    orch.kill_supervisor(run)
+    both = [orch.start("attach", "--detach", run) for _ in range(2)]
+    said = {process.communicate(timeout=60)[1]: process.returncode for process in both}
+    assert sorted(said.values()) == [0, 2], said
+    [refusal] = [text for text, code in said.items() if code]
+    assert f"has a supervisor: pid {orch.supervisor(run)} " in refusal
+    assert orch.supervisors() == [orch.supervisor(run)]
+    assert len(orch.processes_of(run)) > 6
+    orch("stop", run)
+
+
 def test_supervisors_pid_used_again_keeps_nobody_out(orch: Orch) -> None:
     run = _started(orch)
     orch.kill_supervisor(run)
@@ -122,7 +147,7 @@ def test_attach_to_a_run_that_is_over_says_so(orch: Orch) -> None:
 
 
 def test_ranks_end_by_themselves_after_the_orphan_timeout(orch: Orch) -> None:
-    run = _started(orch, "--orphan-timeout", "1s")
+    run = _started(orch, "--orphan-timeout", "5s")  # longer than a busy machine takes to start the supervisor
     assert orch.processes_of(run)
     orch.kill_supervisor(run)
     until(lambda: _gone(orch, run), what="the ranks to end", deadline_s=40)

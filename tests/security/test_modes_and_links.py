@@ -14,7 +14,9 @@ import pytest
 
 from orchestrator.node import receive
 from tests.grounds.cli import Orch
+from tests.grounds.held_launch import held_launch
 from tests.grounds.slurm import Cluster
+from tests.grounds.sshd import Farm
 from tests.until import until
 
 INVENTORY = """\
@@ -138,6 +140,22 @@ def test_launch_that_is_interrupted_leaves_the_secret_in_node_sh_at_most(
     orch("stop", code=None)
     assert _holders(tmp_path).items() <= {("node.sh", 0o600)}
     assert not list((tmp_path / ".tmp").iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_push_that_is_interrupted_leaves_the_secret_in_node_sh_at_most(
+    number: signal.Signals, farm: Farm, tmp_path: Path
+) -> None:
+    """n0 has all it needs, n1 is in the middle of it."""
+    (tmp_path / ".env").touch(mode=0o600)
+    (tmp_path / ".env").write_text(f"X={SECRET}\n")
+    with held_launch("push", farm, tmp_path, env_file=".env") as launch:
+        os.kill(launch.process.pid, number)
+        launch.process.communicate(timeout=60)
+        launch.let_go()
+        until(lambda: not farm.processes(), what="what was pushed to end", deadline_s=40)
+    assert _holders(tmp_path) == {}
+    assert _holders(farm.home).items() <= {("node.sh", 0o600)}
 
 
 @pytest.mark.parametrize("end", ["kill", "raise"])

@@ -67,7 +67,8 @@ def test_two_nodes_of_two_ranks_meet_over_the_held_port_and_reduce(ground: Groun
 def test_an_exception_under_record_is_the_error_of_the_event(ground: Ground) -> None:
     ground.job("-c", RECORDED, program={"python": True}, ranks=[2])
     assert ground.run(timeout_s=90)[0] == 1
-    assert ground.finished()["exit"] == {"rank": 1, "code": 1, "signal": None, "error": "ValueError: bad thing"}
+    failure = {"rank": 1, "code": 1, "signal": None, "error": "ValueError: bad thing"}
+    assert ground.finished()["exit"].items() >= failure.items()
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ def test_a_failing_rank_ends_its_peers_and_is_named(ground: Ground, code: int, e
     ground.job(*sh(f"if [ $RANK = 1 ]; then exit {code}; fi; sleep 300"), ranks=[2])
     assert ground.run() == (expected, "")
     assert ground.finished()["state"] == "FAILED"
-    assert ground.finished()["exit"] == {"rank": 1, "code": code, "signal": None, "error": None}
+    assert ground.finished()["exit"].items() >= {"rank": 1, "code": code, "signal": None, "error": None}.items()
     (peer,) = (event for event in ground.events("rank-exited") if event["rank"] == 0)
     assert (peer["signal"], peer["done"]) == ("SIGTERM", False)
     assert len(ground.events("stopping")) == 1
@@ -102,7 +102,7 @@ def test_a_failing_rank_ends_its_peers_and_is_named(ground: Ground, code: int, e
 def test_the_cause_is_the_first_failure_not_what_the_stop_brings_about(ground: Ground) -> None:
     ground.job(*sh("if [ $RANK = 1 ]; then kill -SEGV $$; fi; trap 'exit 5' TERM; sleep 300 & wait"), ranks=[2])
     assert ground.run()[0] == 1
-    assert ground.finished()["exit"] == {"rank": 1, "code": None, "signal": "SIGSEGV", "error": None}
+    assert ground.finished()["exit"].items() >= {"rank": 1, "code": None, "signal": "SIGSEGV", "error": None}.items()
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,10 @@ def test_what_an_earlier_agent_left_does_not_speak_for_this_one(ground: Ground) 
     ground.job(*sh("exit 3"))
     assert ground.run()[0] == 1
     assert not (ground.folder() / "DONE").exists()
-    assert ground.events("agent-finished")[-1]["exit"] == {"rank": 0, "code": 3, "signal": None, "error": None}
+    assert (
+        ground.events("agent-finished")[-1]["exit"].items()
+        >= {"rank": 0, "code": 3, "signal": None, "error": None}.items()
+    )
 
 
 def test_code_is_copied_afresh_and_links_stay_links(ground: Ground) -> None:

@@ -1,0 +1,106 @@
+"""F15: the clock of a node is an hour off, or is set while a run goes on: nobody ends anything for it, and nothing changes its order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.grounds.clocks import WallClock, wall_clock
+from tests.grounds.sshd import Farm
+from tests.until import until
+
+HOUR_S = 3600
+LINES = 60
+TALKER = f'i=0; while [ "$i" -lt {LINES} ]; do i=$((i+1)); echo "$i"; sleep 0.1; done; exec sleep 0.5'
+
+
+@pytest.fixture
+def clock(farm: Farm) -> WallClock:
+    """The clock of n1, which is right to begin with."""
+    return wall_clock(farm.folder, farm.python)
+
+
+@pytest.fixture
+def orch(farm: Farm, clock: WallClock, tmp_path: Path) -> Orch:
+    """orch beside an inventory.yaml of two nodes with one rank each; the second one has the clock."""
+    inventory = farm.inventory(tmp_path, nodes=2)
+    text = inventory.read_text("utf-8")
+    inventory.write_text(text.replace("name: n1", f"name: n1\n  python: {clock.python}"), "utf-8")
+    return Orch(tmp_path)
+
+
+def _start(orch: Orch, script: str, *options: str) -> str:
+    run = orch("ssh-launch", "--detach", *options, "--", "sh", "-c", script).stdout.strip()
+    until(lambda: orch.supervisor(run), what="the supervisor")
+    return run
+
+
+def _said(orch: Orch, run: str, node: str) -> int:
+    file = next(orch.node_folder(run, node).glob("rank-*.out"))
+    return file.read_bytes().count(b"\n")
+
+
+@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
+def test_clock_that_is_set_in_a_run_ends_nothing_and_leaves_the_log_in_order(
+    orch: Orch, clock: WallClock, ahead_s: int
+) -> None:
+    """For longer than both timeouts it runs on; each line stands where it would have stood."""
+    run = _start(orch, TALKER, "--isolation-timeout", "2s", "--orphan-timeout", "4s")
+    until(lambda: _said(orch, run, "n1") >= 5, what="the ranks to talk")
+    clock.set(ahead_s)
+    until(lambda: orch.status(run)["state"] != "RUNNING", what="the end", deadline_s=40)
+    assert orch.status(run)["state"] == "DONE", orch("logs", run).stdout
+    lines = orch.lines(run)
+    numbers = {rank: [int(line["text"]) for line in lines if line["rank"] == rank] for rank in (0, 1)}
+    assert numbers == {0: [*range(1, LINES + 1)], 1: [*range(1, LINES + 1)]}
+    times = [line["time"] for line in lines]
+    assert times == sorted(times)
+    assert max(times) - min(times) < HOUR_S / 2
+    of_both = [int(line["text"]) for line in lines if line["rank"] is not None]
+    assert max(abs(left - right) for left, right in zip(of_both, sorted(of_both), strict=True)) < LINES / 2
+
+
+@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
+def test_log_is_one_whatever_the_clock_of_a_node_shows(orch: Orch, clock: WallClock, ahead_s: int) -> None:
+    """Its lines are by the clock of who reads them: --since finds them, and they stand among those of the others."""
+    clock.set(ahead_s)
+    began = time.time()
+    with orch.start(
+        "ssh-launch", "--", "sh", "-c", "echo 1; sleep 0.6; echo 2; sleep 0.6; echo 3; sleep 0.6"
+    ) as watcher:
+        shown, said = watcher.communicate(timeout=60)
+    assert watcher.returncode == 0, said
+    assert all(f"[n1:1] {number}\n" in shown for number in (1, 2, 3))
+    lines = [line for line in orch.lines("--since", "1m") if line["rank"] is not None]
+    assert [line["text"] for line in lines] == ["1", "1", "2", "2", "3", "3"]
+    assert all(began - 1 < line["time"] < time.time() + 1 for line in orch.lines())
+
+
+@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
+@pytest.mark.parametrize("first", [0, 1])
+def test_first_failing_rank_is_named_whatever_the_clocks_show(
+    orch: Orch, clock: WallClock, ahead_s: int, first: int
+) -> None:
+    """Nobody supervises when both ranks die, one after the other: their times are all that tells who was the first."""
+    clock.set(ahead_s)
+    run = _start(orch, "echo up; exec sleep 1000")
+    until(lambda: all(_said(orch, run, node) for node in ("n0", "n1")), what="both ranks")
+    orch.kill_supervisor(run)
+    for rank in (first, 1 - first):
+        events = orch.events(orch.node_folder(run, f"n{rank}"))
+        [pid] = [event["pid"] for event in events if event["event"] == "rank-started"]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda rank=rank: _is_over(orch, run, rank), what=f"the end of rank {rank}")  # type: ignore[misc]
+    assert f"rank {first} on n{first} was killed" in orch("attach", run, code=1).stderr
+    [record] = json.loads(orch("list", "--json").stdout)
+    assert (record["exit"]["node"], record["exit"]["rank"]) == (f"n{first}", first)
+
+
+def _is_over(orch: Orch, run: str, rank: int) -> bool:
+    return any(event["event"] == "agent-finished" for event in orch.events(orch.node_folder(run, f"n{rank}")))

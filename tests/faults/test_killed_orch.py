@@ -1,0 +1,71 @@
+"""F8: orch is killed with -9 in each phase of a launch; its run is known all the same, and nothing is ever launched twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.grounds.held_launch import HeldLaunch, held_launch
+from tests.grounds.sshd import Farm
+from tests.until import until
+
+PHASES = ["connect", "push", "start", "follow"]
+NEVER_STARTED = "no trace of the run on n[0-1]: never started"
+
+
+@contextmanager
+def _killed(phase: str, farm: Farm, folder: Path) -> Iterator[HeldLaunch]:
+    """A launch that was killed in that phase; what n1 was at goes on by itself."""
+    with held_launch(phase, farm, folder) as launch:
+        launch.process.kill()
+        launch.process.communicate(timeout=30)
+        launch.let_go()
+        yield launch
+
+
+def _check_nothing_is_left(orch: Orch, farm: Farm, run: str) -> None:
+    assert orch.processes_of(run) == []
+    until(lambda: not farm.processes(), what="orch's own connections to end", deadline_s=40)
+    assert [one["id"] for one in orch.records()] == [run]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_run_whose_launch_was_killed_in_any_phase_can_be_asked_after_and_stopped(
+    phase: str, farm: Farm, tmp_path: Path
+) -> None:
+    with _killed(phase, farm, tmp_path) as launch:
+        orch, run = launch.orch, launch.run
+        if phase in ("connect", "push"):
+            assert NEVER_STARTED in orch("status", run, code=5).stdout
+        else:
+            until(lambda: launch.starts() == ["n0", "n1"], what="the ranks, which nobody has to wait for")
+            assert orch.status(run)["state"] == "RUNNING"
+        orch("stop", run)
+        assert orch.status(run)["state"] == "STOPPED"
+        assert launch.starts() == ([] if phase in ("connect", "push") else ["n0", "n1"])
+        _check_nothing_is_left(orch, farm, run)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_attach_takes_up_what_a_killed_launch_had_started_and_launches_nothing(
+    phase: str, farm: Farm, tmp_path: Path
+) -> None:
+    with _killed(phase, farm, tmp_path) as launch:
+        orch, run = launch.orch, launch.run
+        if phase in ("connect", "push"):
+            assert NEVER_STARTED in orch("attach", run, code=1).stderr
+            assert launch.starts() == []
+        else:
+            until(lambda: launch.starts() == ["n0", "n1"], what="the ranks")
+            agents = [orch.agent_pid(run, node) for node in ("n0", "n1")]
+            orch("attach", "--detach", run, code=2 if phase == "follow" else 0)  # the supervisor was not killed
+            assert "has a supervisor" in orch("attach", run, code=2).stderr
+            assert orch.status(run)["state"] == "RUNNING"
+            assert [orch.agent_pid(run, node) for node in ("n0", "n1")] == agents
+            orch("stop", run)
+            assert launch.starts() == ["n0", "n1"]
+        _check_nothing_is_left(orch, farm, run)

@@ -1,0 +1,51 @@
+"""S13: who reaches a node finds no door of orch's there, and the rendezvous only at the address that the ranks use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.grounds.components import program
+from tests.grounds.hosts import Hosts
+from tests.grounds.machines import Machine
+from tests.until import until
+
+SSHD = "0.0.0.0:22"
+
+
+def _listening(machine: Machine) -> set[str]:
+    """Address and port of every TCP socket that takes connections there."""
+    lines = machine.do(program("ss"), "--listening", "--tcp", "--numeric", "--no-header").splitlines()
+    return {line.split()[3] for line in lines}
+
+
+def test_orch_opens_no_listening_socket_on_a_node_or_here(hosts: Hosts, tmp_path: Path) -> None:
+    """Supervised, followed and with the rendezvous port held; the one that listens is the host's own sshd."""
+    hosts.inventory(tmp_path)
+    orch = hosts.orch(tmp_path)
+    with orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000") as following:
+        assert following.stdout is not None
+        for _ in range(3):
+            until(lambda: "] up" in following.stdout.readline(), what="a rank")  # type: ignore[union-attr]
+        until(lambda: orch.supervisor(orch.records()[0]["id"]), what="the supervisor")
+        assert [_listening(host) for host in hosts.hosts] == [{SSHD}] * 3
+        assert _listening(hosts.controller) == set()
+        orch("stop")
+        following.communicate(timeout=60)
+
+
+@pytest.mark.train
+def test_trainer_listens_at_the_address_of_the_rendezvous_alone(hosts: Hosts, tmp_path: Path) -> None:
+    """A program that lets torch make its store from MASTER_ADDR listens on every interface; docs/commands.md says so."""
+    hosts.inventory(tmp_path, nodes=["h0", "h1"])
+    orch = hosts.orch(tmp_path)
+    run = orch("ssh-launch", "--detach", "steps=1000000").stdout.strip()
+    until(lambda: "ranks ready" in orch("logs", run).stdout, what="the group", deadline_s=60)
+    for host in hosts.hosts[:2]:
+        found = _listening(host) - {SSHD}
+        assert {address.rpartition(":")[0] for address in found} == {host.address}
+    [agent] = [node["agent"] for node in orch.status(run)["nodes"] if node["node"] == "h0"]
+    address, port, _ = agent["rendezvous"].split()
+    assert f"{address}:{port}" in _listening(hosts[0])
+    orch("stop", run)
