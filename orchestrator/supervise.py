@@ -114,11 +114,14 @@ def observe(plan: LaunchPlan, launcher: Launcher, job: str | None) -> Status:
     while True:
         queue = launcher.queue(job)  # first: what it calls over has written its end by then
         nodes: list[NodeObservation] = []
-        for place in launcher.places():
-            nodes += place.endpoint.observe(place.attempt_dir, place.nodes)
+        places = launcher.places()
+        for place in places:
+            if place.failure is None:
+                nodes += place.endpoint.observe(place.attempt_dir, place.nodes)
         verdict = judge(plan, nodes, queue)
-        if launcher.unreachable and verdict.state is not RunState.FAILED:
-            raise NodesError(launcher.unreachable, plan.node_count)
+        unreachable = [place.failure for place in places if place.failure is not None]
+        if unreachable and verdict.state is not RunState.FAILED:
+            raise NodesError(unreachable, plan.node_count)
         if verdict.state is not RunState.LOST or queue is None or time.monotonic() > deadline:
             return Status(verdict, tuple(nodes), queue)
         time.sleep(POLL_S)

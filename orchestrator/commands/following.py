@@ -11,6 +11,7 @@ from itertools import chain, islice
 from orchestrator import supervise
 from orchestrator.console import LineWriter, say, say_error, say_summary
 from orchestrator.errors import LaunchError, NodeError, NodesError
+from orchestrator.fanout import each
 from orchestrator.launchers.base import Launcher, Queue
 from orchestrator.logs.follow import Batch, Feed, history, live, merged
 from orchestrator.logs.merge import LogLine
@@ -38,16 +39,19 @@ class Watch:
         self._nodes: dict[str, NodeObservation] = {}
         self._queue: Queue | None = None
         self._asked = float("-inf")
-        self._lost: dict[str, NodeError] = {}
+        self.lost = {feed.place.name: feed.place.failure for feed in self._feeds if feed.place.failure is not None}
+        """The places that cannot be heard just now, and why."""
+        self._shown_from: dict[str, float] = {}
 
     def past(self, *, tail: int | None, unfinished: bool) -> None:
         """Print what is there already, or the last `tail` lines of it; `unfinished` lines too if no more is expected."""
-        lines: Iterable[LogLine] = history(self._feeds)
+        lines: Iterable[LogLine] = history([feed for feed in self._feeds if feed.place.failure is None])
         if unfinished:
             lines = chain(lines, self._unfinished())
         lines = filter(self._keep, lines)
         if tail is not None:
             lines = deque(lines, maxlen=tail)
+            self._shown_from = dict.fromkeys(self.lost, time.time())  # what is to be left out comes with them, later
         stream = iter(lines)
         while batch := list(islice(stream, LINES_AT_ONCE)):
             self._writer.write(batch)
@@ -60,17 +64,21 @@ class Watch:
             stop_failed: when one node has failed, end the others; a mere reader leaves them alone.
 
         Raises:
-            NodesError: a node cannot be heard any more; the run goes on.
+            NodesError: the run looks over, but nodes that cannot be reached leave open how it ended.
         """
-        if self.launcher.unreachable:
-            raise NodesError(self.launcher.unreachable, self._plan.node_count)
+        for name, error in self.lost.items():
+            _say_lost(name, error)
         job = self.folder.read().slurm_job
         while True:
             self._follow(job)
             if self._ended():  # by the supervisor's word
                 self._rest()
                 return self.folder.read()
-            status = supervise.observe(self._plan, self.launcher, job)
+            try:
+                status = supervise.observe(self._plan, self.launcher, job)
+            except NodesError:
+                self._rest()
+                raise
             if status.verdict.state.final:
                 break
         if stop_failed and status.verdict.state is RunState.FAILED and any(n.finished is None for n in status.nodes):
@@ -80,12 +88,19 @@ class Watch:
         return supervise.settle(self.folder, status.verdict, status.nodes)
 
     def _rest(self) -> None:
-        for feed in self._feeds:
+        # who waits for one that is gone waits for all of them at once
+        found = each(self._feeds, lambda feed: feed.place.endpoint, limit=int(self._plan.ssh["fanout"]))
+        for feed, endpoint in zip(self._feeds, found, strict=True):
             try:
+                if isinstance(endpoint, NodeError):
+                    raise endpoint
                 while lines := feed.read(wait_s=0):
                     self._write(lines)
             except NodeError as error:
+                self.lost[feed.place.name] = error
                 self._write(feed.gaps(error))
+            else:
+                self.lost.pop(feed.place.name, None)
         self._write(self._unfinished())
 
     def _ended(self) -> bool:
@@ -112,11 +127,11 @@ class Watch:
     def _take(self, batch: Batch, unheard: set[int]) -> None:
         name = batch.feed.place.name
         if batch.error is not None:
-            if name not in self._lost:
-                say(f"warning: {name}: {batch.error}; trying again, the others go on")
-            self._lost[name] = batch.error
+            if name not in self.lost:
+                _say_lost(name, batch.error)
+            self.lost[name] = batch.error
             return
-        if self._lost.pop(name, None) is not None:
+        if self.lost.pop(name, None) is not None:
             say(f"{name} is heard again, and read on where it was lost")
         self._nodes |= {node.node: node for node in batch.nodes}
         if not batch.lines or batch.nodes:
@@ -140,7 +155,13 @@ class Watch:
         return verdict.state.final
 
     def _write(self, lines: Iterable[LogLine]) -> None:
-        self._writer.write(line for line in lines if self._keep(line))
+        self._writer.write(
+            line for line in lines if line.time >= self._shown_from.get(line.node, 0.0) and self._keep(line)
+        )
+
+
+def _say_lost(name: str, error: NodeError) -> None:
+    say(f"warning: {name}: {error}; trying again, the others go on")
 
 
 def watch(folder: RunFolder, launcher: Launcher) -> int:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.commands.following import WATCH_STOPPED, Keep, Watch
 from orchestrator.commands.spans import seconds
 from orchestrator.console import LineWriter, say, say_error
-from orchestrator.errors import NodesError, UsageError
+from orchestrator.errors import NodeError, NodesError, UsageError
 from orchestrator.hostlist import expand
 from orchestrator.launchers import launcher_for
-from orchestrator.launchers.base import Launcher
 from orchestrator.logs.merge import LogLine
 from orchestrator.plan import LaunchPlan
 from orchestrator.store import Store, home
@@ -39,23 +39,22 @@ def logs(run: str, wanted: Filter, *, follow: bool, tail: int | None, as_json: b
     try:
         watch = Watch(folder, launcher, LineWriter(as_json=as_json), keep)
         watch.past(tail=tail, unfinished=not follow)
-        if not follow:
-            return _missing(launcher, plan)
-        record = watch.to_end(stop_failed=False)
+        if follow:
+            record = watch.to_end(stop_failed=False)
+            say(f"run {record.id} is {record.state.value}")
     except KeyboardInterrupt:
         say(f"stopped watching; the run goes on unless it has ended: orch status {folder.path.name}")
         return WATCH_STOPPED
     finally:
         launcher.close()
-    say(f"run {record.id} is {record.state.value}")
-    return 0
+    return _missing(list(watch.lost.values()), plan)
 
 
-def _missing(launcher: Launcher, plan: LaunchPlan) -> int:
+def _missing(failures: Sequence[NodeError], plan: LaunchPlan) -> int:
     """Say whose lines could not be had."""
-    if not launcher.unreachable:
+    if not failures:
         return 0
-    error = NodesError(launcher.unreachable, plan.node_count)
+    error = NodesError(failures, plan.node_count)
     say_error(error)
     return error.exit_code
 

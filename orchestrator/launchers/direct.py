@@ -29,7 +29,6 @@ class DirectLauncher:
         self._fanout = int(plan.ssh["fanout"])
         self._endpoints: dict[str, Endpoint] = {}
         self._connecting = {node.name: threading.Lock() for node in plan.nodes}
-        self.unreachable: Sequence[NodeError] = ()
 
     def connect(self) -> None:
         """Open one connection a node, all at once."""
@@ -59,17 +58,19 @@ class DirectLauncher:
         self._on_each(self._plan.nodes, lambda node: self._start_agent(node, found))
 
     def places(self) -> Sequence[Place]:
-        """One place a node that can be reached."""
+        """One place a node."""
         plan = self._plan
+        found = each(plan.nodes, self.reach, limit=self._fanout)
         try:
-            self.unreachable = ()
-            self._connect(plan.nodes)
+            successes(found)
         except NodesError as exc:
-            if not self._endpoints:
+            if len(exc.failures) == len(found):
                 raise
-            self.unreachable = exc.failures
-        reached = [node for node in plan.nodes if self._reached(node)]
-        return [Place(partial(self.reach, node), plan.attempt_dir(node), (node.name,)) for node in reached]
+        failures = [one if isinstance(one, NodeError) else None for one in found]
+        return [
+            Place(partial(self.reach, node), plan.attempt_dir(node), (node.name,), failure)
+            for node, failure in zip(plan.nodes, failures, strict=True)
+        ]
 
     def queue(self, job: str | None) -> Queue | None:  # noqa: ARG002  no scheduler here
         """No scheduler here."""

@@ -23,7 +23,9 @@ from tests.unit.test_agent_ground import PYTHONS
 DAY_S = 86400.0
 DIGEST = "0123456789abcdef" * 2
 OLD, OTHER = "gpt-20261101-101500-ab12", "gpt-20261102-101500-cd34"
-LIVING = "gpt-20261103-101500-ef56"  # has a real process, which tests beside this one see too: no other may use the name
+LIVING = (
+    "gpt-20261103-101500-ef56"  # has a real process, which tests beside this one see too: no other may use the name
+)
 
 
 @pytest.fixture(params=PYTHONS)
