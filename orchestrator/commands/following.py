@@ -17,7 +17,8 @@ from orchestrator.logs.follow import Batch, Feed, history, live, merged
 from orchestrator.logs.merge import LogLine
 from orchestrator.plan import GRACE_S, LaunchPlan
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import RunFolder
+from orchestrator.store import KeptRun, RunFolder
+from orchestrator.supervise import Verdict
 from orchestrator.transports.observed import NodeObservation
 
 Keep = Callable[[LogLine], bool]
@@ -29,10 +30,12 @@ LINES_AT_ONCE = 1000
 class Watch:
     """One run being watched from here."""
 
-    def __init__(self, folder: RunFolder, launcher: Launcher, writer: LineWriter, keep: Keep) -> None:
-        self.folder = folder
+    def __init__(self, run: KeptRun, launcher: Launcher, writer: LineWriter, keep: Keep) -> None:
+        self.run = run
         self.launcher = launcher
-        self._plan: LaunchPlan = folder.read_plan()
+        self._plan: LaunchPlan = run.read_plan()
+        self._is_guest = self._plan.launcher == "ssh" and not run.launched_here
+        self._quiet_since: float | None = None
         self._writer = writer
         self._keep = keep
         self._feeds = [Feed(place) for place in launcher.places()]
@@ -68,12 +71,12 @@ class Watch:
         """
         for name, error in self.lost.items():
             _say_lost(name, error)
-        job = self.folder.read().slurm_job
+        job = self.run.read().slurm_job
         while True:
             self._follow(job)
             if self._ended():  # by the supervisor's word
                 self._rest()
-                return self.folder.read()
+                return self.run.read()
             try:
                 status = supervise.observe(self._plan, self.launcher, job)
             except NodesError:
@@ -85,7 +88,7 @@ class Watch:
             for trouble in self.launcher.stop(job, grace_s=GRACE_S):
                 say(trouble)
         self._rest()
-        return supervise.settle(self.folder, status.verdict, status.nodes)
+        return supervise.settle(self.run, status.verdict, status.nodes)
 
     def _rest(self) -> None:
         # who waits for one that is gone waits for all of them at once
@@ -105,7 +108,7 @@ class Watch:
 
     def _ended(self) -> bool:
         """Whether the record says so; LOST is only the lack of a better word."""
-        state = self.folder.read().state
+        state = self.run.read().state
         return state.final and state is not RunState.LOST
 
     def _unfinished(self) -> Iterator[LogLine]:
@@ -115,16 +118,17 @@ class Watch:
 
     def _follow(self, job: str | None) -> None:
         """Until the run looks over, and all that was read by then is printed."""
-        unheard = {id(feed) for feed in self._feeds}
+        unheard = {feed.place.name for feed in self._feeds}
         with live(self._feeds) as (arrivals, enough):
             for batches in arrivals:
                 self._write(merged(batches))
                 for batch in batches:
                     self._take(batch, unheard)
-                if not enough.is_set() and (self._ended() or (not unheard and self._looks_over(job))):
+                missing = unheard - self.lost.keys() if self._is_guest else unheard
+                if not enough.is_set() and (self._ended() or (not missing and self._looks_over(job))):
                     enough.set()
 
-    def _take(self, batch: Batch, unheard: set[int]) -> None:
+    def _take(self, batch: Batch, unheard: set[str]) -> None:
         name = batch.feed.place.name
         if batch.error is not None:
             if name not in self.lost:
@@ -135,7 +139,7 @@ class Watch:
             say(f"{name} is heard again, and read on where it was lost")
         self._nodes |= {node.node: node for node in batch.nodes}
         if not batch.lines or batch.nodes:
-            unheard.discard(id(batch.feed))
+            unheard.discard(name)
 
     def _looks_over(self, job: str | None) -> bool:
         """Whether the run has ended by what was heard; a change of state goes into its record."""
@@ -144,15 +148,31 @@ class Watch:
             self._asked = time.monotonic()
             if self._queue and not self._nodes and before != self._queue:
                 reason = f": {self._queue.reason}" if self._queue.reason else ""
-                say(f"Slurm job {job} is {self._queue.word}{reason}")
+                say(f"Slurm job {job or self._plan.run_id} is {self._queue.word}{reason}")
         verdict = supervise.judge(self._plan, list(self._nodes.values()), self._queue)
-        if verdict.state.final and supervise.launch_goes_on(self.folder.read()):
+        if self._is_guest:
+            return self._is_quiet(verdict)
+        if verdict.state.final and supervise.launch_goes_on(self.run.read()):
             return False  # its nodes are still being started, perhaps again on another port
-        if self.folder.supervisor() is not None and verdict.state is not RunState.DONE:
+        if self.run.supervisor() is not None and verdict.state is not RunState.DONE:
             return self._ended()  # who supervises sees to the end, and writes it down
         if not verdict.state.final:
-            supervise.settle(self.folder, verdict)
+            supervise.settle(self.run, verdict)
         return verdict.state.final
+
+    def _is_quiet(self, verdict: Verdict) -> bool:
+        """
+        Whether nothing of a run that has ended lives on any node that can be heard: all that shows where its supervisor is not.
+
+        An agent that left no end of its own may be just starting, or again on another port, and is waited for.
+        """
+        living = {name for name, node in self._nodes.items() if node.alive and node.finished is None}
+        if not verdict.state.final or living - self.lost.keys():
+            self._quiet_since = None
+            return False
+        self._quiet_since = self._quiet_since or time.monotonic()
+        ends = sum(node.finished is not None for node in self._nodes.values())
+        return ends == self._plan.node_count or time.monotonic() - self._quiet_since > supervise.PATIENCE_S
 
     def _write(self, lines: Iterable[LogLine]) -> None:
         self._writer.write(

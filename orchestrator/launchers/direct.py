@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from orchestrator import plan as plans
 from orchestrator import rendezvous
@@ -23,11 +24,16 @@ PORT_TRIES = 3
 class DirectLauncher:
     """One connection a node, kept for push, start and logs alike."""
 
-    def __init__(self, plan: LaunchPlan, transport: Callable[[NodePlan], Transport]) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        transport: Callable[[NodePlan], Transport],
+        connected: Mapping[str, Endpoint] = MappingProxyType({}),
+    ) -> None:
         self._plan = plan
         self._transport = transport
         self._fanout = int(plan.ssh["fanout"])
-        self._endpoints: dict[str, Endpoint] = {}
+        self._endpoints = dict(connected)
         self._connecting = {node.name: threading.Lock() for node in plan.nodes}
 
     def connect(self) -> None:

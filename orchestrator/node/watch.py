@@ -14,7 +14,7 @@ import time
 
 from orchestrator.node.contact import beat, hosts_that_answer
 from orchestrator.node.machine import boot_id, stat_fields
-from orchestrator.node.receive import expand
+from orchestrator.node.receive import expand, relative
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ POLL_S = 0.05
 LEAST_SHARE_BYTES = 4096
 STREAM = re.compile(r"(events|offsets)\.jsonl\Z|rank-\d+\.(out|err)\Z")
 FIRST = ("events.jsonl", "offsets.jsonl")
+ATTEMPT = re.compile(r"attempt-(\d+)\Z")
 
 
 def live_fields(pid: int) -> Optional[List[str]]:
@@ -216,6 +217,21 @@ def reach(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
 def observe(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
     """What is known of every node folder's agent and ranks."""
     return {"nodes": [observe_one(node, folder) for node, folder in node_folders(request)]}, b""
+
+
+def find(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+    """The newest attempt of a run in a working folder: its number, its job.json, and whether it went through Slurm."""
+    run = os.path.join(expand(request["workdir"]), "runs", relative(request["run"]))
+    try:
+        attempts = [int(found[1]) for found in map(ATTEMPT.match, os.listdir(run)) if found]
+    except FileNotFoundError:
+        attempts = []
+    if not attempts:
+        return {"trace": None}, b""
+    folder = os.path.join(run, f"attempt-{max(attempts)}")
+    by_slurm = os.path.exists(os.path.join(folder, "submit.sbatch"))
+    job = read_json(os.path.join(folder, "job.json"))
+    return {"trace": {"attempt": max(attempts), "job": job, "by_slurm": by_slurm}}, b""
 
 
 def observe_one(node: str, folder: str) -> Json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,23 @@ def test_node_that_stays_away_is_a_gap_and_exit_code_4(orch: Orch, hosts: Hosts)
     assert following.returncode == 4, said
     assert re.search(r"^\[h1:-\] gap: h1 cannot be read", text + rest, re.MULTILINE), said
     assert "1 of 3 nodes failed\n  h1: " in said
+
+
+def test_who_follows_elsewhere_is_told_of_a_node_that_vanished(orch: Orch, hosts: Hosts) -> None:
+    """Nothing is known there of the supervisor, which fails the run; its nodes only say that they were stopped."""
+    run = orch("ssh-launch", "--detach", "--", "sh", "-c", COUNT).stdout.strip()
+    elsewhere = replace(orch, env={"ORCH_HOME": str(orch.cwd / "elsewhere")})
+    with elsewhere.start("logs", "--follow", run, "-i", "inventory.yaml") as following:
+        text = "".join(_read_until(following, f"[{name}:") for name in ("h0", "h1", "h2", "h1", "h0"))
+        hosts[1].kill()
+        rest, said = _rest(following)
+    assert following.returncode == 4, said
+    assert re.search(r"^\[h1:-\] gap: h1 cannot be read", text + rest, re.MULTILINE)
+    assert "1 of 3 nodes failed\n  h1: " in said
+    for rank, host in ((0, hosts[0]), (2, hosts[2])):
+        written = host.path(orch.node_folder(run, host.name)) / f"rank-{rank}.out"
+        lines = re.findall(rf"^\[{host.name}:{rank}\] (.*)$", text + rest, re.MULTILINE)
+        assert lines == written.read_text("utf-8").splitlines()
 
 
 def test_follow_ends_where_no_node_can_be_reached(orch: Orch, hosts: Hosts) -> None:
