@@ -129,12 +129,19 @@ def logs(
     tail: Annotated[int | None, typer.Option("--tail", metavar="N", min=0, help="Only the last N lines.")] = None,
     since: Annotated[str | None, typer.Option("--since", metavar="SPAN", help="Only the last 30s, 5m, 2h, 1d.")] = None,
     stream: Annotated[str | None, typer.Option("--stream", metavar="out|err|event", help="Only this stream.")] = None,
+    inventory: Annotated[
+        str | None,
+        typer.Option(
+            "-i", "--inventory", metavar="FILE", help="Find the run on these nodes: it was launched elsewhere."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the merged log of all nodes and ranks."""
     from orchestrator.commands.logs import Filter, logs  # noqa: PLC0415
 
-    raise typer.Exit(logs(run, Filter(node, rank, grep, since, stream), follow=follow, tail=tail, as_json=as_json))
+    wanted = Filter(node, rank, grep, since, stream)
+    raise typer.Exit(logs(run, inventory, wanted, follow=follow, tail=tail, as_json=as_json))
 
 
 @app.command()

@@ -105,7 +105,7 @@ def make_plan(inventory: Inventory, request: Request, *, run_id: str, bundle: st
     """
     chosen, ranks_each, warnings = _choose(inventory, request)
     by_count = request.launcher == "slurm" and request.nodes is None
-    nodes = _number(inventory, chosen, ranks_each)
+    nodes = number(inventory, chosen, ranks_each)
     if request.launcher == "slurm":
         _agree_for_slurm(chosen)
         nodes = tuple(replace(node, workdir=_absolute(node.workdir, home)) for node in nodes)
@@ -192,7 +192,7 @@ def _agree_for_slurm(nodes: Sequence[Node]) -> None:
             )
 
 
-def _number(inventory: Inventory, nodes: Sequence[Node], ranks_each: Sequence[int]) -> tuple[NodePlan, ...]:
+def number(inventory: Inventory, nodes: Sequence[Node], ranks_each: Sequence[int]) -> tuple[NodePlan, ...]:
     """Give every node its global ranks, contiguous from 0 in node order."""
     firsts = accumulate(ranks_each, initial=0)
     return tuple(

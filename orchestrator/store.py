@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from orchestrator import plan as plans
 from orchestrator.errors import RunNotFound, UsageError
@@ -29,11 +29,58 @@ def home(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("ORCH_HOME") or Path.home() / ".orch").expanduser().absolute()
 
 
+class KeptRun(Protocol):
+    """What is known of a run, wherever that is kept."""
+
+    @property
+    def launched_here(self) -> bool:
+        """Whether its supervisor, if it has one, is on this machine."""
+        ...
+
+    def read(self) -> RunRecord: ...
+
+    def read_plan(self) -> LaunchPlan: ...
+
+    def write(self, record: RunRecord) -> None: ...
+
+    def supervisor(self) -> str | None: ...
+
+
+@dataclass(slots=True)
+class PassingRun:
+    """A run that was launched elsewhere: what is known of it is kept for as long as somebody looks at it."""
+
+    record: RunRecord
+    plan: LaunchPlan
+    launched_here: bool = False
+
+    def read(self) -> RunRecord:
+        """What is known by now."""
+        return self.record
+
+    def read_plan(self) -> LaunchPlan:
+        """The plan, as far as the nodes tell it."""
+        return self.plan
+
+    def write(self, record: RunRecord) -> None:
+        """Know better."""
+        self.record = record
+
+    def supervisor(self) -> str | None:
+        """None on this machine."""
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """One run's record here: run.json and plan/."""
 
     path: Path
+
+    @property
+    def launched_here(self) -> bool:
+        """It was, or there would be no record here."""
+        return True
 
     @property
     def record_file(self) -> Path:

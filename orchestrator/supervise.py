@@ -15,7 +15,7 @@ from orchestrator.launchers.base import Launcher, Queue
 from orchestrator.node.machine import boot_id, stat_fields
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import RankExit, RunRecord, RunState
-from orchestrator.store import RunFolder
+from orchestrator.store import KeptRun
 from orchestrator.transports import observed
 from orchestrator.transports.observed import NodeObservation
 
@@ -114,19 +114,22 @@ def observe(plan: LaunchPlan, launcher: Launcher, job: str | None) -> Status:
     while True:
         queue = launcher.queue(job)  # first: what it calls over has written its end by then
         nodes: list[NodeObservation] = []
-        for place in launcher.places():
-            nodes += place.endpoint.observe(place.attempt_dir, place.nodes)
+        places = launcher.places()
+        for place in places:
+            if place.failure is None:
+                nodes += place.endpoint.observe(place.attempt_dir, place.nodes)
         verdict = judge(plan, nodes, queue)
-        if launcher.unreachable and verdict.state is not RunState.FAILED:
-            raise NodesError(launcher.unreachable, plan.node_count)
+        unreachable = [place.failure for place in places if place.failure is not None]
+        if unreachable and verdict.state is not RunState.FAILED:
+            raise NodesError(unreachable, plan.node_count)
         if verdict.state is not RunState.LOST or queue is None or time.monotonic() > deadline:
             return Status(verdict, tuple(nodes), queue)
         time.sleep(POLL_S)
 
 
-def settle(folder: RunFolder, verdict: Verdict, nodes: Sequence[NodeObservation] = ()) -> RunRecord:
+def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = ()) -> RunRecord:
     """Write the verdict into the run's record. A final state stays, but LOST, which was only the lack of a better one."""
-    record = folder.read()
+    record = run.read()
     settled = record.state.final and record.state is not RunState.LOST
     if settled or verdict.state == record.state or (verdict.state.final and launch_goes_on(record)):
         return record
@@ -135,7 +138,7 @@ def settle(folder: RunFolder, verdict: Verdict, nodes: Sequence[NodeObservation]
     changed = replace(
         record, state=verdict.state, exit=verdict.exit, message=verdict.message, ended=ended, summary=summary
     )
-    folder.write(changed)
+    run.write(changed)
     return changed
 
 

@@ -10,12 +10,14 @@ from itertools import chain
 from orchestrator import supervise
 from orchestrator.console import LineWriter, say, say_error, say_summary
 from orchestrator.errors import LaunchError, NodeError, NodesError
+from orchestrator.fanout import each
 from orchestrator.launchers.base import Launcher, Queue
 from orchestrator.logs.follow import Batch, Feed, history, live, merged
 from orchestrator.logs.merge import LogLines, last
 from orchestrator.plan import GRACE_S, LaunchPlan
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import RunFolder
+from orchestrator.store import KeptRun, RunFolder
+from orchestrator.supervise import Verdict
 from orchestrator.transports.observed import NodeObservation
 
 Keep = Callable[[LogLines], LogLines | None]
@@ -27,25 +29,32 @@ QUEUE_POLL_S = 2.0
 class Watch:
     """One run being watched from here."""
 
-    def __init__(self, folder: RunFolder, launcher: Launcher, writer: LineWriter, keep: Keep) -> None:
-        self.folder = folder
+    def __init__(self, run: KeptRun, launcher: Launcher, writer: LineWriter, keep: Keep) -> None:
+        self.run = run
         self.launcher = launcher
-        self._plan: LaunchPlan = folder.read_plan()
+        self._plan: LaunchPlan = run.read_plan()
+        self._is_guest = self._plan.launcher == "ssh" and not run.launched_here
+        self._quiet_since: float | None = None
         self._writer = writer
         self._keep = keep
         self._feeds = [Feed(place) for place in launcher.places()]
         self._nodes: dict[str, NodeObservation] = {}
         self._queue: Queue | None = None
         self._asked = float("-inf")
-        self._lost: dict[str, NodeError] = {}
+        self.lost = {feed.place.name: feed.place.failure for feed in self._feeds if feed.place.failure is not None}
+        """The places that cannot be heard just now, and why."""
+        self._shown_from: dict[str, float] = {}
 
     def past(self, *, tail: int | None, unfinished: bool) -> None:
         """Print what is there already, or the last `tail` lines of it; `unfinished` lines too if no more is expected."""
-        lines: Iterable[LogLines] = history(self._feeds)
+        lines: Iterable[LogLines] = history([feed for feed in self._feeds if feed.place.failure is None])
         if unfinished:
             lines = chain(lines, self._unfinished())
         lines = self._kept(lines)
-        self._writer.write(lines if tail is None else last(lines, tail))
+        if tail is not None:
+            lines = last(lines, tail)
+            self._shown_from = dict.fromkeys(self.lost, time.time())  # what is to be left out comes with them, later
+        self._writer.write(lines)
 
     def to_end(self, *, stop_failed: bool) -> RunRecord:
         """
@@ -55,37 +64,48 @@ class Watch:
             stop_failed: when one node has failed, end the others; a mere reader leaves them alone.
 
         Raises:
-            NodesError: a node cannot be heard any more; the run goes on.
+            NodesError: the run looks over, but nodes that cannot be reached leave open how it ended.
         """
-        if self.launcher.unreachable:
-            raise NodesError(self.launcher.unreachable, self._plan.node_count)
-        job = self.folder.read().slurm_job
+        for name, error in self.lost.items():
+            _say_lost(name, error)
+        job = self.run.read().slurm_job
         while True:
             self._follow(job)
             if self._ended():  # by the supervisor's word
                 self._rest()
-                return self.folder.read()
-            status = supervise.observe(self._plan, self.launcher, job)
+                return self.run.read()
+            try:
+                status = supervise.observe(self._plan, self.launcher, job)
+            except NodesError:
+                self._rest()
+                raise
             if status.verdict.state.final:
                 break
         if stop_failed and status.verdict.state is RunState.FAILED and any(n.finished is None for n in status.nodes):
             for trouble in self.launcher.stop(job, grace_s=GRACE_S):
                 say(trouble)
         self._rest()
-        return supervise.settle(self.folder, status.verdict, status.nodes)
+        return supervise.settle(self.run, status.verdict, status.nodes)
 
     def _rest(self) -> None:
-        for feed in self._feeds:
+        # who waits for one that is gone waits for all of them at once
+        found = each(self._feeds, lambda feed: feed.place.endpoint, limit=int(self._plan.ssh["fanout"]))
+        for feed, endpoint in zip(self._feeds, found, strict=True):
             try:
+                if isinstance(endpoint, NodeError):
+                    raise endpoint
                 while lines := feed.read(wait_s=0):
                     self._write(lines)
             except NodeError as error:
+                self.lost[feed.place.name] = error
                 self._write(feed.gaps(error))
+            else:
+                self.lost.pop(feed.place.name, None)
         self._write(self._unfinished())
 
     def _ended(self) -> bool:
         """Whether the record says so; LOST is only the lack of a better word."""
-        state = self.folder.read().state
+        state = self.run.read().state
         return state.final and state is not RunState.LOST
 
     def _unfinished(self) -> Iterator[LogLines]:
@@ -95,27 +115,28 @@ class Watch:
 
     def _follow(self, job: str | None) -> None:
         """Until the run looks over, and all that was read by then is printed."""
-        unheard = {id(feed) for feed in self._feeds}
+        unheard = {feed.place.name for feed in self._feeds}
         with live(self._feeds) as (arrivals, enough):
             for batches in arrivals:
                 self._write(merged(batches))
                 for batch in batches:
                     self._take(batch, unheard)
-                if not enough.is_set() and (self._ended() or (not unheard and self._looks_over(job))):
+                missing = unheard - self.lost.keys() if self._is_guest else unheard
+                if not enough.is_set() and (self._ended() or (not missing and self._looks_over(job))):
                     enough.set()
 
-    def _take(self, batch: Batch, unheard: set[int]) -> None:
+    def _take(self, batch: Batch, unheard: set[str]) -> None:
         name = batch.feed.place.name
         if batch.error is not None:
-            if name not in self._lost:
-                say(f"warning: {name}: {batch.error}; trying again, the others go on")
-            self._lost[name] = batch.error
+            if name not in self.lost:
+                _say_lost(name, batch.error)
+            self.lost[name] = batch.error
             return
-        if self._lost.pop(name, None) is not None:
+        if self.lost.pop(name, None) is not None:
             say(f"{name} is heard again, and read on where it was lost")
         self._nodes |= {node.node: node for node in batch.nodes}
         if not batch.lines or batch.nodes:
-            unheard.discard(id(batch.feed))
+            unheard.discard(name)
 
     def _looks_over(self, job: str | None) -> bool:
         """Whether the run has ended by what was heard; a change of state goes into its record."""
@@ -124,21 +145,42 @@ class Watch:
             self._asked = time.monotonic()
             if self._queue and not self._nodes and before != self._queue:
                 reason = f": {self._queue.reason}" if self._queue.reason else ""
-                say(f"Slurm job {job} is {self._queue.word}{reason}")
+                say(f"Slurm job {job or self._plan.run_id} is {self._queue.word}{reason}")
         verdict = supervise.judge(self._plan, list(self._nodes.values()), self._queue)
-        if verdict.state.final and supervise.launch_goes_on(self.folder.read()):
+        if self._is_guest:
+            return self._is_quiet(verdict)
+        if verdict.state.final and supervise.launch_goes_on(self.run.read()):
             return False  # its nodes are still being started, perhaps again on another port
-        if self.folder.supervisor() is not None and verdict.state is not RunState.DONE:
+        if self.run.supervisor() is not None and verdict.state is not RunState.DONE:
             return self._ended()  # who supervises sees to the end, and writes it down
         if not verdict.state.final:
-            supervise.settle(self.folder, verdict)
+            supervise.settle(self.run, verdict)
         return verdict.state.final
+
+    def _is_quiet(self, verdict: Verdict) -> bool:
+        """
+        Whether nothing of a run that has ended lives on any node that can be heard: all that shows where its supervisor is not.
+
+        An agent that left no end of its own may be just starting, or again on another port, and is waited for.
+        """
+        living = {name for name, node in self._nodes.items() if node.alive and node.finished is None}
+        if not verdict.state.final or living - self.lost.keys():
+            self._quiet_since = None
+            return False
+        self._quiet_since = self._quiet_since or time.monotonic()
+        ends = sum(node.finished is not None for node in self._nodes.values())
+        return ends == self._plan.node_count or time.monotonic() - self._quiet_since > supervise.PATIENCE_S
 
     def _write(self, lines: Iterable[LogLines]) -> None:
         self._writer.write(self._kept(lines))
 
     def _kept(self, lines: Iterable[LogLines]) -> Iterator[LogLines]:
-        return (kept for kept in map(self._keep, lines) if kept is not None)
+        shown = (some for some in lines if some.time >= self._shown_from.get(some.node, 0.0))
+        return (kept for kept in map(self._keep, shown) if kept is not None)
+
+
+def _say_lost(name: str, error: NodeError) -> None:
+    say(f"warning: {name}: {error}; trying again, the others go on")
 
 
 def watch(folder: RunFolder, launcher: Launcher) -> int:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from orchestrator.commands.following import WATCH_STOPPED, Keep, Watch
+from orchestrator.commands.inventory import load_inventory
 from orchestrator.commands.spans import seconds
 from orchestrator.console import LineWriter, say, say_error
-from orchestrator.errors import NodesError, UsageError
+from orchestrator.errors import NodeError, NodesError, RunNotFound, UsageError
 from orchestrator.hostlist import expand
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
+from orchestrator.launchers.search import find_run
 from orchestrator.logs.merge import LogLines
 from orchestrator.plan import LaunchPlan
-from orchestrator.store import Store, home
+from orchestrator.run import RUN_ID, RunRecord, RunState
+from orchestrator.store import KeptRun, PassingRun, Store, home
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,32 +35,57 @@ class Filter:
     stream: str | None = None
 
 
-def logs(run: str, wanted: Filter, *, follow: bool, tail: int | None, as_json: bool) -> int:
+def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail: int | None, as_json: bool) -> int:
     """Print the lines that are there; with `follow`, also those to come until the run ends."""
-    folder = Store(home(os.environ)).find(run)
-    plan = folder.read_plan()
-    keep = _keep(wanted, plan, time.time())
-    launcher = launcher_for(plan)
+    run, launcher = _recorded(name) if inventory is None else _elsewhere(name, inventory)
+    plan = run.read_plan()
     try:
-        watch = Watch(folder, launcher, LineWriter(as_json=as_json), keep)
+        keep = _keep(wanted, plan, time.time())
+        watch = Watch(run, launcher, LineWriter(as_json=as_json), keep)
         watch.past(tail=tail, unfinished=not follow)
-        if not follow:
-            return _missing(launcher, plan)
-        record = watch.to_end(stop_failed=False)
+        if follow:
+            record = watch.to_end(stop_failed=False)
+            say(f"run {record.id} is {record.state.value}")
     except KeyboardInterrupt:
-        say(f"stopped watching; the run goes on unless it has ended: orch status {folder.path.name}")
+        ask = f": orch status {plan.run_id}" if run.launched_here else ""
+        say(f"stopped watching; the run goes on unless it has ended{ask}")
         return WATCH_STOPPED
     finally:
         launcher.close()
-    say(f"run {record.id} is {record.state.value}")
-    return 0
+    return _missing(list(watch.lost.values()), plan)
 
 
-def _missing(launcher: Launcher, plan: LaunchPlan) -> int:
+def _recorded(name: str) -> tuple[KeptRun, Launcher]:
+    try:
+        folder = Store(home(os.environ)).find(name)
+    except RunNotFound as exc:
+        if RUN_ID.fullmatch(name):
+            exc.hint = f"{exc.hint}; where it was not launched, orch logs {name} -i FILE finds it on its nodes"
+        raise
+    return folder, launcher_for(folder.read_plan())
+
+
+def _elsewhere(run_id: str, given: str) -> tuple[KeptRun, Launcher]:
+    """A run that was launched on another machine, found on the nodes of the inventory; a record here wins."""
+    if not RUN_ID.fullmatch(run_id):
+        hint = "as orch ssh-launch printed it: gpt-20261121-101500-ab12; names, prefixes and latest are for runs launched here"
+        raise UsageError(f"with -i, RUN is the whole id of a run; {run_id!r} is none", hint=hint)
+    if any(folder.path.name == run_id for folder in Store(home(os.environ)).all()):
+        say(f"run {run_id} is recorded here, so its nodes are those of its record, and -i {given} was not read")
+        return _recorded(run_id)
+    plan, launcher = find_run(load_inventory(given, None), run_id)
+    for warning in plan.warnings:
+        say(f"warning: {warning}")
+    nothing: dict[str, Any] = {"request": {}, "inventory": {}, "code": {}, "versions": {}}
+    record = RunRecord(run_id, plan.launcher, RunState.RUNNING, "", started=True, **nothing)
+    return PassingRun(record, plan), launcher
+
+
+def _missing(failures: Sequence[NodeError], plan: LaunchPlan) -> int:
     """Say whose lines could not be had."""
-    if not launcher.unreachable:
+    if not failures:
         return 0
-    error = NodesError(launcher.unreachable, plan.node_count)
+    error = NodesError(failures, plan.node_count)
     say_error(error)
     return error.exit_code
 

@@ -18,12 +18,14 @@ class Place:
     """
     A folder on some machine that holds node folders of the run; `nodes` None means whichever appear there.
 
-    `reach` gives the machine's endpoint, connected anew where the connection was lost.
+    `reach` gives the machine's endpoint, connected anew where the connection was lost; `failure` is why it could not be
+    reached when the place was made.
     """
 
     reach: Callable[[], Endpoint]
     attempt_dir: str
     nodes: tuple[str, ...] | None
+    failure: NodeError | None = None
 
     @property
     def endpoint(self) -> Endpoint:
@@ -48,11 +50,6 @@ class Queue:
 class Launcher(Protocol):
     """Carries out one plan; holds its connections until closed."""
 
-    @property
-    def unreachable(self) -> Sequence[NodeError]:
-        """The nodes that the last `places` could not reach, and why."""
-        ...
-
     def connect(self) -> None:
         """
         Reach everything that the launch needs; nothing is started or written yet.
@@ -73,7 +70,7 @@ class Launcher(Protocol):
 
     def places(self) -> Sequence[Place]:
         """
-        Where the run's node folders are, connected; without the nodes that cannot be reached.
+        Where the run's node folders are, connected but for those with a failure.
 
         Raises:
             NodesError: none can be reached.

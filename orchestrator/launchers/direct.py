@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from orchestrator import plan as plans
 from orchestrator import rendezvous
@@ -23,15 +24,19 @@ PORT_TRIES = 3
 class DirectLauncher:
     """One connection a node, kept for push, start and logs alike."""
 
-    def __init__(self, plan: LaunchPlan, transport: Callable[[NodePlan], Transport]) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        transport: Callable[[NodePlan], Transport],
+        connected: Mapping[str, Endpoint] = MappingProxyType({}),
+    ) -> None:
         self._plan = plan
         self._transport = transport
         self._fanout = int(plan.ssh["fanout"])
-        self._endpoints: dict[str, Endpoint] = {}
+        self._endpoints = dict(connected)
         self._opening: dict[str, Endpoint] = {}
         self._is_closed = False
         self._connecting = {node.name: threading.Lock() for node in plan.nodes}
-        self.unreachable: Sequence[NodeError] = ()
 
     def connect(self) -> None:
         """Open one connection a node, all at once."""
@@ -61,17 +66,19 @@ class DirectLauncher:
         self._on_each(self._plan.nodes, lambda node: self._start_agent(node, found))
 
     def places(self) -> Sequence[Place]:
-        """One place a node that can be reached."""
+        """One place a node."""
         plan = self._plan
+        found = each(plan.nodes, self.reach, limit=self._fanout)
         try:
-            self.unreachable = ()
-            self._connect(plan.nodes)
+            successes(found)
         except NodesError as exc:
-            if not self._endpoints:
+            if len(exc.failures) == len(found):
                 raise
-            self.unreachable = exc.failures
-        reached = [node for node in plan.nodes if self._reached(node)]
-        return [Place(partial(self.reach, node), plan.attempt_dir(node), (node.name,)) for node in reached]
+        failures = [one if isinstance(one, NodeError) else None for one in found]
+        return [
+            Place(partial(self.reach, node), plan.attempt_dir(node), (node.name,), failure)
+            for node, failure in zip(plan.nodes, failures, strict=True)
+        ]
 
     def queue(self, job: str | None) -> Queue | None:  # noqa: ARG002  no scheduler here
         """No scheduler here."""

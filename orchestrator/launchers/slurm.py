@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import plan as plans
 from orchestrator.bundle import Bundle
-from orchestrator.errors import LaunchError, NodeError
+from orchestrator.errors import LaunchError
 from orchestrator.launchers.base import Place, Queue
 from orchestrator.plan import LaunchPlan, NodePlan
 from orchestrator.transports.base import Transport
@@ -50,7 +50,6 @@ class SlurmLauncher:
         self._plan = plan
         self._transport = transport
         self._connection: Endpoint | None = None
-        self.unreachable: Sequence[NodeError] = ()  # Slurm reaches the nodes, this machine only the shared workdir
 
     def connect(self) -> None:
         """Make sure that this machine can submit and has the nodes' Python."""

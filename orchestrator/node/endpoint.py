@@ -18,7 +18,18 @@ import time
 
 from orchestrator.node.machine import host_id
 from orchestrator.node.receive import check_own, expand, prepare, put_bundle, put_files
-from orchestrator.node.watch import LOG_TAIL_BYTES, Reader, files, observe, process, reach, read_json, supervise, tail
+from orchestrator.node.watch import (
+    LOG_TAIL_BYTES,
+    Reader,
+    files,
+    find,
+    observe,
+    process,
+    reach,
+    read_json,
+    supervise,
+    tail,
+)
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
 if TYPE_CHECKING:
@@ -213,6 +224,7 @@ def serve(stream: BinaryIO) -> None:
         "files": files,
         "read": Reader().read,
         "observe": observe,
+        "find": find,
         "supervise": supervise,
         "reach": reach,
         "stop": later("stop", "stop"),

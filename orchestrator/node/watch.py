@@ -13,7 +13,7 @@ import time
 
 from orchestrator.node.contact import beat, hosts_that_answer
 from orchestrator.node.machine import boot_id, stat_fields
-from orchestrator.node.receive import expand
+from orchestrator.node.receive import expand, relative
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ POLL_S = 0.05
 LOOK_S = 0.2  # a node that trains has better things to do
 LEAST_SHARE_BYTES = 4096
 FIRST = ("events.jsonl", "offsets.jsonl")
+ATTEMPT = "attempt-"
 
 
 def live_fields(pid: int) -> Optional[List[str]]:
@@ -231,6 +232,22 @@ def reach(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
 def observe(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
     """What is known of every node folder's agent and ranks."""
     return {"nodes": [observe_one(node, folder) for node, folder in node_folders(request)]}, b""
+
+
+def find(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+    """The newest attempt of a run in a working folder: its number, its job.json, and whether it went through Slurm."""
+    run = os.path.join(expand(request["workdir"]), "runs", relative(request["run"]))
+    try:
+        numbers = [name[len(ATTEMPT) :] for name in os.listdir(run) if name.startswith(ATTEMPT)]
+        attempts = [int(number) for number in numbers if number.isdigit()]
+    except FileNotFoundError:
+        attempts = []
+    if not attempts:
+        return {"trace": None}, b""
+    folder = os.path.join(run, f"attempt-{max(attempts)}")
+    by_slurm = os.path.exists(os.path.join(folder, "submit.sbatch"))
+    job = read_json(os.path.join(folder, "job.json"))
+    return {"trace": {"attempt": max(attempts), "job": job, "by_slurm": by_slurm}}, b""
 
 
 def observe_one(node: str, folder: str) -> Json:

@@ -33,6 +33,7 @@ from orchestrator.transports.observed import (
     RankExit,
     Signalled,
     StopResult,
+    Trace,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ __all__ = [
     "RankExit",
     "Signalled",
     "StopResult",
+    "Trace",
 ]
 
 ANSWER_S = 30.0
@@ -274,6 +276,14 @@ class Endpoint:
         """Say what is known of every node folder."""
         reply, _ = self._call({"op": "observe", **_place(attempt_dir, nodes)})
         return [NodeObservation.of(seen, reply["written"]) for seen in reply["nodes"]]
+
+    def find(self, workdir: str, run_id: str) -> Trace | None:
+        """What the run left in the working folder; None when it was never there."""
+        reply, _ = self._call({"op": "find", "workdir": workdir, "run": run_id})
+        try:
+            return Trace.of(reply)
+        except ValueError as error:
+            raise NodeError(self.node, f"{workdir}/runs/{run_id}: {error}") from error
 
     def supervise(self, attempt_dir: str, node: str, beat: Beat) -> tuple[NodeObservation, object]:
         """

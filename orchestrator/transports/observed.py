@@ -80,6 +80,38 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Trace:
+    """What the newest attempt of a run left on a node; `nodes` None: whichever Slurm chose. `ranks` counts those of each node."""
+
+    attempt: int
+    nodes: tuple[str, ...] | None
+    ranks: tuple[int, ...]
+    by_slurm: bool
+
+    @classmethod
+    def of(cls, found: Json) -> Trace | None:
+        """
+        From the endpoint's reply.
+
+        Raises:
+            ValueError: job.json is missing, damaged or of another version of orch.
+        """
+        trace = found["trace"]
+        if trace is None:
+            return None
+        try:
+            job = trace["job"]
+            nodes = None if job["nodes"] is None else tuple(str(node) for node in job["nodes"])
+            ranks = tuple(int(count) for count in job["ranks"])
+            fits = job["version"] == 1 and len(ranks) > 0 and (nodes is None or len(nodes) == len(ranks))
+        except (KeyError, TypeError, ValueError) as exc:
+            raise ValueError(f"attempt-{trace['attempt']}/job.json is missing or damaged") from exc
+        if not fits:
+            raise ValueError(f"attempt-{trace['attempt']}/job.json is of another version of orch")
+        return cls(trace["attempt"], nodes, ranks, trace["by_slurm"])
+
+
+@dataclass(frozen=True, slots=True)
 class RankExit:
     """How a rank ended: a code or a signal's name, and its error message where it left one."""
 
