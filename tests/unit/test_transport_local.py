@@ -173,5 +173,5 @@ def test_a_strange_request_is_answered_and_the_next_one_served() -> None:
         answers.append(reader.read_exactly(size, timeout_s=10).decode())
     assert "no such request: 'rm'" in answers[0]
     assert ["KeyError" in answer for answer in answers] == [False, False, True, False]
-    assert answers[3] == '{"nodes": [], "ok": true}'
+    assert '"nodes": [], "ok": true' in answers[3]
     opened.close()
