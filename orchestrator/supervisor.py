@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator import supervise
 from orchestrator.errors import NodeError, OrchError
 from orchestrator.fanout import each
+from orchestrator.hearing import Ear, Hearing
 from orchestrator.launchers import direct_launcher
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan import GRACE_S, LaunchPlan, NodePlan
@@ -25,38 +25,15 @@ from orchestrator.run import RankExit, RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervise import Verdict
 from orchestrator.transports.base import Unreachable
-from orchestrator.transports.endpoint import Beat, Endpoint
-from orchestrator.transports.observed import NodeObservation
+from orchestrator.transports.endpoint import Endpoint
 
 TICK_S = 0.5
-NODES_A_BEAT_S = 200  # so many nodes are heard a second; fewer nodes are asked more often than once a second
-QUICKEST_BEAT_S, SLOWEST_BEAT_S = 1.0, 3.0  # news does not wait for the beat
 RETRY_S = 1.0
 SILENT_S = 7.0  # then the other nodes are asked whether they reach it
 ASK_AGAIN_S = 5.0
 WITNESSES = 3
 LINGER_S = 30.0  # beyond the isolation timeout: by then a node that was cut off has ended its ranks itself
 LAST_LINES, LAST_BYTES = 10, 8192
-
-
-@dataclass(slots=True)
-class Ear:
-    """What was heard of one node, and when; written by its thread, read by the supervisor."""
-
-    node: NodePlan
-    heard_s: float
-    seen: NodeObservation | None = None
-    failure: NodeError | None = None
-    refused_s: float | None = None
-    """Since when its host refuses connections."""
-    asked_s: float = field(default=float("-inf"))
-    """When the other nodes were last asked about it."""
-    is_deaf: bool = False
-    """Its host lets this process not in, and asking again and again would help nobody."""
-
-    def silent_s(self) -> float:
-        """For how long nothing was heard."""
-        return time.monotonic() - self.heard_s
 
 
 class Supervisor:
@@ -66,54 +43,22 @@ class Supervisor:
         self._folder = folder
         self._launcher = launcher
         self._plan: LaunchPlan = folder.read_plan()
-        self._ears = {node.name: Ear(node, time.monotonic()) for node in self._plan.nodes}
-        self._beat_s = min(SLOWEST_BEAT_S, max(QUICKEST_BEAT_S, len(self._ears) / NODES_A_BEAT_S))
-        self._over = threading.Event()
-        self._news = threading.Event()
+        self._hearing = Hearing(folder, self._plan, launcher)
+        self._ears = self._hearing.ears
 
     def run(self) -> None:
         """Supervise to the end; the record is final then."""
-        threads = [threading.Thread(target=self._hear, args=(ear,), daemon=True) for ear in self._ears.values()]
-        for thread in threads:
-            thread.start()
-        verdict = self._until_over()
-        if verdict is None:
-            self._folder.note("run-unsupervised", "nothing is left that can be heard from here; orch status asks anew")
-            return
-        self._linger(self._end(verdict))
-
-    def _hear(self, ear: Ear) -> None:
-        """Beat after beat; a lost connection is made anew."""
-        seen: object = None
-        while not self._over.is_set() and not ear.is_deaf:
-            try:
-                endpoint = self._launcher.reach(ear.node)
-                beat = Beat(seen, self._peers_of(ear), self._beat_s)
-                ear.seen, seen = endpoint.supervise(self._plan.attempt_dir(ear.node), ear.node.name, beat)
-            except NodeError as failure:
-                self._miss(ear, failure)
-                seen = None
-                self._over.wait(RETRY_S)
-            else:
-                if ear.failure is not None:
-                    self._folder.note("node-heard", f"{ear.node.name} is heard again")
-                ear.heard_s, ear.failure, ear.refused_s = time.monotonic(), None, None
-            self._news.set()
-
-    def _miss(self, ear: Ear, failure: NodeError) -> None:
-        if ear.failure is None:
-            self._folder.note("node-missed", f"{ear.node.name}: {failure}")
-        ear.failure = failure
-        refused = isinstance(failure.__cause__, ConnectionRefusedError)
-        ear.refused_s = (ear.refused_s or time.monotonic()) if refused else None
-        if not isinstance(failure, Unreachable):  # no key, another host key: a login that nobody is there to help with
-            ear.is_deaf = True
-            self._folder.note("node-unsupervised", f"{ear.node.name} goes on without supervision")
+        with self._hearing.on():
+            verdict = self._until_over()
+            if verdict is not None:
+                return self._linger(self._end(verdict))
+        self._folder.note("run-unsupervised", "nothing is left that can be heard from here; orch status asks anew")
+        return None
 
     def _until_over(self) -> Verdict | None:
         while True:
-            self._news.wait(TICK_S)
-            self._news.clear()
+            self._hearing.news.wait(TICK_S)
+            self._hearing.news.clear()
             record = self._folder.read()
             if record.state.final and record.state is not RunState.LOST:
                 return Verdict(record.state, record.exit, record.message)
@@ -175,14 +120,9 @@ class Supervisor:
 
         return any(answer is True for answer in each(witnesses, ask, limit=WITNESSES))
 
-    def _peers_of(self, ear: Ear) -> list[str]:
-        """The addresses of the other nodes, as far as they are known."""
-        others = [other.seen.agent for other in self._ears.values() if other is not ear and other.seen]
-        return [agent.address for agent in others if agent and agent.address][:WITNESSES]
-
     def _end(self, verdict: Verdict) -> list[NodePlan]:
         """End what still runs, and write down how it ended; returns the nodes that could not be reached."""
-        self._over.set()
+        self._hearing.enough()
         if verdict.state is RunState.DONE:
             self._record(verdict)
             return []

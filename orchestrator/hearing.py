@@ -1,0 +1,103 @@
+"""Hearing the agents of a run: a thread a node asks beat after beat. What silence means is the supervisor's to say."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from orchestrator.errors import NodeError
+from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.plan import LaunchPlan, NodePlan
+from orchestrator.store import RunFolder
+from orchestrator.transports.base import Unreachable
+from orchestrator.transports.endpoint import Beat
+from orchestrator.transports.observed import NodeObservation
+
+NODES_A_BEAT_S = 200  # so many nodes are heard a second; fewer nodes are asked more often than once a second
+QUICKEST_BEAT_S, SLOWEST_BEAT_S = 1.0, 3.0  # news does not wait for the beat
+RETRY_S = 1.0
+PEERS = 3
+
+
+@dataclass(slots=True)
+class Ear:
+    """What was heard of one node, and when; written by its thread, read by the supervisor."""
+
+    node: NodePlan
+    heard_s: float
+    seen: NodeObservation | None = None
+    failure: NodeError | None = None
+    refused_s: float | None = None
+    """Since when its host refuses connections."""
+    asked_s: float = field(default=float("-inf"))
+    """When the other nodes were last asked about it."""
+    is_deaf: bool = False
+    """Its host lets this process not in, and asking again and again would help nobody."""
+
+    def silent_s(self) -> float:
+        """For how long nothing was heard."""
+        return time.monotonic() - self.heard_s
+
+
+class Hearing:
+    """All nodes of a run being heard, each by a thread of its own."""
+
+    def __init__(self, folder: RunFolder, plan: LaunchPlan, launcher: DirectLauncher) -> None:
+        self._folder = folder
+        self._plan = plan
+        self._launcher = launcher
+        self.ears = {node.name: Ear(node, time.monotonic()) for node in plan.nodes}
+        self.news = threading.Event()
+        self._beat_s = min(SLOWEST_BEAT_S, max(QUICKEST_BEAT_S, len(self.ears) / NODES_A_BEAT_S))
+        self._over = threading.Event()
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Hear all nodes within the context, until `enough`."""
+        threads = [threading.Thread(target=self._hear, args=(ear,), daemon=True) for ear in self.ears.values()]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self.enough()
+
+    def enough(self) -> None:
+        """Ask for nothing more."""
+        self._over.set()
+
+    def _hear(self, ear: Ear) -> None:
+        """Beat after beat; a lost connection is made anew."""
+        seen: object = None
+        while not self._over.is_set() and not ear.is_deaf:
+            try:
+                endpoint = self._launcher.reach(ear.node)
+                beat = Beat(seen, self._peers_of(ear), self._beat_s)
+                ear.seen, seen = endpoint.supervise(self._plan.attempt_dir(ear.node), ear.node.name, beat)
+            except NodeError as failure:
+                self._miss(ear, failure)
+                seen = None
+                self._over.wait(RETRY_S)
+            else:
+                if ear.failure is not None:
+                    self._folder.note("node-heard", f"{ear.node.name} is heard again")
+                ear.heard_s, ear.failure, ear.refused_s = time.monotonic(), None, None
+            self.news.set()
+
+    def _miss(self, ear: Ear, failure: NodeError) -> None:
+        if ear.failure is None:
+            self._folder.note("node-missed", f"{ear.node.name}: {failure}")
+        ear.failure = failure
+        refused = isinstance(failure.__cause__, ConnectionRefusedError)
+        ear.refused_s = (ear.refused_s or time.monotonic()) if refused else None
+        if not isinstance(failure, Unreachable):  # no key, another host key: a login that nobody is there to help with
+            ear.is_deaf = True
+            self._folder.note("node-unsupervised", f"{ear.node.name} goes on without supervision")
+
+    def _peers_of(self, ear: Ear) -> list[str]:
+        """The addresses of the other nodes, as far as they are known."""
+        others = [other.seen.agent for other in self.ears.values() if other is not ear and other.seen]
+        return [agent.address for agent in others if agent and agent.address][:PEERS]
