@@ -12,7 +12,7 @@ from orchestrator.errors import NodeError
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan import LaunchPlan, NodePlan
 from orchestrator.store import RunFolder
-from orchestrator.transports.base import Unreachable
+from orchestrator.transports.base import Refused, Unreachable
 from orchestrator.transports.endpoint import Beat
 from orchestrator.transports.observed import NodeObservation
 
@@ -31,7 +31,7 @@ class Ear:
     seen: NodeObservation | None = None
     failure: NodeError | None = None
     refused_s: float | None = None
-    """Since when its host refuses connections."""
+    """Since when its host refuses connections, while other nodes are heard."""
     asked_s: float = field(default=float("-inf"))
     """When the other nodes were last asked about it."""
     is_deaf: bool = False
@@ -91,8 +91,7 @@ class Hearing:
         if ear.failure is None:
             self._folder.note("node-missed", f"{ear.node.name}: {failure}")
         ear.failure = failure
-        refused = isinstance(failure.__cause__, ConnectionRefusedError)
-        ear.refused_s = (ear.refused_s or time.monotonic()) if refused else None
+        ear.refused_s = (ear.refused_s or time.monotonic()) if isinstance(failure, Refused) else None
         if not isinstance(failure, Unreachable):  # no key, another host key: a login that nobody is there to help with
             ear.is_deaf = True
             self._folder.note("node-unsupervised", f"{ear.node.name} goes on without supervision")

@@ -83,16 +83,22 @@ class Supervisor:
 
     def _vanished(self) -> Verdict | None:
         """A node that nobody hears any more; one that only this machine cannot hear goes on."""
+        heard = [ear for ear in self._ears.values() if ear.seen and ear.silent_s() < SILENT_S / 2][: WITNESSES + 1]
         for ear in self._ears.values():
+            now, witnesses = time.monotonic(), [other for other in heard if other is not ear][:WITNESSES]
+            if (
+                not witnesses
+            ):  # it is this machine that is cut off: what nobody answers or all refuse then proves nothing
+                ear.asked_s, ear.refused_s = now, None
+                continue
             if ear.is_deaf or ear.silent_s() < SILENT_S:
                 continue
             name, silent = ear.node.name, f"{ear.silent_s():.0f} s"
-            if ear.refused_s is not None and time.monotonic() - ear.refused_s >= SILENT_S:
+            if ear.refused_s is not None and now - ear.refused_s >= SILENT_S:
                 return Verdict(RunState.FAILED, message=f"{name} refuses connections for {silent}: {ear.failure}")
-            witnesses = self._witnesses(ear)
-            if not witnesses or time.monotonic() < ear.asked_s + ASK_AGAIN_S:
-                continue  # all are silent: then it is this machine that is cut off
-            ear.asked_s = time.monotonic()
+            if now < ear.asked_s + ASK_AGAIN_S:
+                continue
+            ear.asked_s = now
             if not self._answers(ear, witnesses):
                 asked = ", ".join(witness.node.name for witness in witnesses)
                 return Verdict(
@@ -101,10 +107,6 @@ class Supervisor:
                 )
             self._folder.note("node-vouched", f"{name} is not heard from here, but others reach it: the run goes on")
         return None
-
-    def _witnesses(self, ear: Ear) -> list[Ear]:
-        heard = [other for other in self._ears.values() if other.seen and other.silent_s() < SILENT_S / 2]
-        return [other for other in heard if other is not ear][:WITNESSES]
 
     def _answers(self, ear: Ear, witnesses: Sequence[Ear]) -> bool:
         """Whether one of the witnesses reaches the host of a silent node."""

@@ -25,6 +25,10 @@ class Unreachable(NodeError):
     """The node, or the connection to it, is gone; what runs there may well go on."""
 
 
+class Refused(Unreachable):
+    """The node's own host, and none on the way there, answers that nobody listens."""
+
+
 class Channel(Protocol):
     """
     The stdin and stdout of a program on the node, and the tail of its stderr.

@@ -1,0 +1,65 @@
+"""Nodes that the supervisor cannot hear for a while: what counts as a dead node, and what only as a bad line."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.grounds.sshd import Farm
+from tests.until import until
+
+SLEEPERS = ("sh", "-c", "echo up; exec sleep 1000")
+
+
+@pytest.fixture
+def orch(farm: Farm, tmp_path: Path) -> Orch:
+    """orch beside an inventory.yaml of three nodes with one rank each."""
+    farm.inventory(tmp_path, nodes=3)
+    return Orch(tmp_path)
+
+
+def _started(orch: Orch) -> str:
+    """A detached run whose ranks all sleep, and whose nodes are all heard."""
+    run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
+    until(lambda: orch.supervisor(run), what="the supervisor")
+    marks = [folder / "supervised" for folder in orch.node_folders(run)]
+    until(lambda: all(mark.exists() for mark in marks), what="all nodes to be heard", deadline_s=30)
+    return run
+
+
+def _record(orch: Orch, run: str) -> dict[str, Any]:
+    [record] = [one for one in orch.records() if one["id"] == run]
+    return record
+
+
+def _notes(orch: Orch, run: str) -> str:
+    return (orch.home / "runs" / run / "events.jsonl").read_text("utf-8")
+
+
+def _heard_again(orch: Orch, run: str) -> int:
+    return _notes(orch, run).count("is heard again")
+
+
+def test_run_goes_on_while_all_of_its_nodes_refuse(orch: Orch, farm: Farm) -> None:
+    """A bastion that restarts, a VPN that answers for whom it cannot reach."""
+    run = _started(orch)
+    with farm.down():
+        begun = time.monotonic()
+        until(lambda: time.monotonic() - begun > 10, what="ten seconds to pass", deadline_s=30)
+    until(lambda: _heard_again(orch, run) == 3, what="the nodes to be heard", deadline_s=30)
+    assert _record(orch, run)["state"] == "RUNNING", _notes(orch, run)
+    orch("stop", run)
+
+
+def test_node_that_refuses_while_others_are_heard_fails_the_run(orch: Orch, farm: Farm) -> None:
+    run = _started(orch)
+    others = "\nListenAddress ".join(f"{address}:{farm.port}" for address in ("127.0.0.1", *farm.addresses(2)))
+    with farm.restarted(ListenAddress=others):
+        farm.drop_connections()
+        until(lambda: _record(orch, run)["state"] != "RUNNING", what="the verdict", deadline_s=40)
+    assert _record(orch, run)["state"] == "FAILED"
+    assert "n2 refuses connections" in _record(orch, run)["message"]
