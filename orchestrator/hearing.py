@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from orchestrator.errors import NodeError
+from orchestrator.errors import NodeError, OrchError
+from orchestrator.hostlist import fold
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan import LaunchPlan, NodePlan
 from orchestrator.store import RunFolder
-from orchestrator.transports.base import Refused, Unreachable
+from orchestrator.transports.base import LoginRefused, Refused, Unreachable
 from orchestrator.transports.endpoint import Beat
 from orchestrator.transports.observed import NodeObservation
 
@@ -53,17 +54,28 @@ class Hearing:
         self.news = threading.Event()
         self._beat_s = min(SLOWEST_BEAT_S, max(QUICKEST_BEAT_S, len(self.ears) / NODES_A_BEAT_S))
         self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._hear, args=(ear,), daemon=True) for ear in self.ears.values()]
 
     @contextmanager
     def on(self) -> Iterator[None]:
         """Hear all nodes within the context, until `enough`."""
-        threads = [threading.Thread(target=self._hear, args=(ear,), daemon=True) for ear in self.ears.values()]
-        for thread in threads:
+        for thread in self._threads:
             thread.start()
         try:
             yield
         finally:
             self.enough()
+
+    def check(self) -> None:
+        """
+        Make sure that nobody has stopped listening who should not have.
+
+        Raises:
+            OrchError: a thread has died; why stands in the supervisor's log.
+        """
+        threads = zip(self.ears.values(), self._threads, strict=True)
+        if died := [ear.node.name for ear, thread in threads if not (thread.is_alive() or ear.is_deaf)]:
+            raise OrchError(f"nothing listens to {fold(died)} any more")
 
     def enough(self) -> None:
         """Ask for nothing more."""
@@ -82,18 +94,24 @@ class Hearing:
                 seen = None
                 self._over.wait(RETRY_S)
             else:
-                if ear.failure is not None:
-                    self._folder.note("node-heard", f"{ear.node.name} is heard again")
-                ear.heard_s, ear.failure, ear.refused_s = time.monotonic(), None, None
+                self._take_in(ear)
             self.news.set()
 
+    def _take_in(self, ear: Ear) -> None:
+        was_missed = ear.failure is not None
+        ear.heard_s, ear.failure, ear.refused_s = time.monotonic(), None, None
+        if was_missed:
+            self._folder.note("node-heard", f"{ear.node.name} is heard again")
+
     def _miss(self, ear: Ear, failure: NodeError) -> None:
-        if ear.failure is None:
-            self._folder.note("node-missed", f"{ear.node.name}: {failure}")
-        ear.failure = failure
+        is_first, ear.failure = ear.failure is None, failure
+        if not isinstance(failure, Unreachable):  # its host answers, if only that its disk is full
+            ear.heard_s = time.monotonic()
         ear.refused_s = (ear.refused_s or time.monotonic()) if isinstance(failure, Refused) else None
-        if not isinstance(failure, Unreachable):  # no key, another host key: a login that nobody is there to help with
-            ear.is_deaf = True
+        ear.is_deaf = isinstance(failure, LoginRefused)  # nobody is there to help with it
+        if is_first:
+            self._folder.note("node-missed", f"{ear.node.name}: {failure}")
+        if ear.is_deaf:
             self._folder.note("node-unsupervised", f"{ear.node.name} goes on without supervision")
 
     def _peers_of(self, ear: Ear) -> list[str]:

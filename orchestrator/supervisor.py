@@ -6,6 +6,7 @@ It is started by ssh-launch and by attach, and refuses to be a second one. Witho
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from orchestrator.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.run import RankExit, RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervise import Verdict
-from orchestrator.transports.base import Unreachable
+from orchestrator.transports.base import LoginRefused, Unreachable
 from orchestrator.transports.endpoint import Endpoint
 
 TICK_S = 0.5
@@ -59,6 +60,7 @@ class Supervisor:
         while True:
             self._hearing.news.wait(TICK_S)
             self._hearing.news.clear()
+            self._hearing.check()
             record = self._folder.read()
             if record.state.final and record.state is not RunState.LOST:
                 return Verdict(record.state, record.exit, record.message)
@@ -130,11 +132,11 @@ class Supervisor:
             return []
         if verdict.state is RunState.LOST:
             verdict = replace(verdict, state=RunState.FAILED)
-        silent = [ear.node for ear in self._ears.values() if ear.failure is not None]
-        reached = [ear.node for ear in self._ears.values() if ear.failure is None]
+        silent = [ear.node for ear in self._ears.values() if isinstance(ear.failure, Unreachable)]
+        reached = [ear.node for ear in self._ears.values() if not isinstance(ear.failure, Unreachable)]
         outcomes = each(reached, self._stop, limit=int(self._plan.ssh["fanout"]))
         for node, outcome in zip(reached, outcomes, strict=True):
-            if isinstance(outcome, Exception):
+            if _may_pass(outcome):
                 silent.append(node)
         last = supervise.judge(self._plan, [ear.seen for ear in self._ears.values() if ear.seen], None)
         if last.state is RunState.FAILED and last.exit is not None:
@@ -172,8 +174,13 @@ class Supervisor:
             for node, outcome in zip(left, outcomes, strict=True):
                 if not isinstance(outcome, Exception):
                     self._folder.note("node-heard", f"{node.name} is back, and what it still ran is ended")
-            left = [node for node, outcome in zip(left, outcomes, strict=True) if isinstance(outcome, Unreachable)]
+            left = [node for node, outcome in zip(left, outcomes, strict=True) if _may_pass(outcome)]
             time.sleep(RETRY_S if left else 0.0)
+
+
+def _may_pass(outcome: object) -> bool:
+    """Whether a node that could not be stopped is worth another try."""
+    return isinstance(outcome, OrchError) and not isinstance(outcome, LoginRefused)
 
 
 def _last_lines(endpoint: Endpoint, attempt_dir: str, found: RankExit) -> Iterator[str]:
@@ -214,6 +221,10 @@ def main() -> int:
         launcher = direct_launcher(folder.read_plan())
         try:
             Supervisor(folder, launcher).run()
+        except Exception as error:
+            with contextlib.suppress(OSError):  # its disk may be the very reason
+                folder.note("supervisor-failed", f"{error}; the run goes on without supervision")
+            raise
         finally:
             launcher.close()
     return 0

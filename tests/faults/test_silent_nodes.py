@@ -63,3 +63,40 @@ def test_node_that_refuses_while_others_are_heard_fails_the_run(orch: Orch, farm
         until(lambda: _record(orch, run)["state"] != "RUNNING", what="the verdict", deadline_s=40)
     assert _record(orch, run)["state"] == "FAILED"
     assert "n2 refuses connections" in _record(orch, run)["message"]
+
+
+def test_node_that_answers_with_an_error_is_asked_again(orch: Orch) -> None:
+    run = _started(orch)
+    mark = orch.node_folder(run, "n1") / "supervised"
+    mark.unlink()
+    mark.mkdir()
+    until(lambda: "n1: " in _notes(orch, run), what="the error", deadline_s=30)
+    mark.rmdir()
+    until(lambda: "n1 is heard again" in _notes(orch, run), what="the node to be heard", deadline_s=30)
+    orch("stop", run)
+
+
+def test_node_that_refuses_the_login_is_not_asked_again(orch: Orch, farm: Farm) -> None:
+    run = _started(orch)
+    with farm.restart_with_new_host_key():
+        farm.drop_connections()
+        until(lambda: orch.supervisor(run) is None, what="the supervisor to give up", deadline_s=30)
+        assert _notes(orch, run).count("goes on without supervision") == 3
+    assert _record(orch, run)["state"] == "RUNNING"
+    assert f"nobody supervises this run, and it goes on; `orch attach {run}`" in orch("status", run).stderr
+    orch("stop", run)
+
+
+def test_supervisor_whose_record_cannot_be_written_ends_and_says_why(orch: Orch, farm: Farm) -> None:
+    run = _started(orch)
+    pid = orch.supervisor(run)
+    notes = orch.home / "runs" / run / "events.jsonl"
+    notes.unlink()
+    notes.mkdir()
+    farm.drop_connections()
+    until(lambda: orch.supervisor(run) != pid, what="the supervisor to end", deadline_s=30)
+    log = (orch.home / "runs" / run / "supervisor.log").read_text("utf-8")
+    assert "IsADirectoryError" in log
+    assert "nothing listens to" in log
+    assert "nobody supervises this run" in orch("status", run).stderr
+    orch("stop", run)
