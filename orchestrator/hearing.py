@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -14,12 +15,12 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan import LaunchPlan, NodePlan
 from orchestrator.store import RunFolder
 from orchestrator.transports.base import LoginRefused, Refused, Unreachable
-from orchestrator.transports.endpoint import Beat
+from orchestrator.transports.endpoint import Beat, Endpoint
 from orchestrator.transports.observed import NodeObservation
 
 NODES_A_BEAT_S = 200  # so many nodes are heard a second; fewer nodes are asked more often than once a second
 QUICKEST_BEAT_S, SLOWEST_BEAT_S = 1.0, 3.0  # news does not wait for the beat
-RETRY_S = 1.0
+FIRST_RETRY_S, LAST_RETRY_S = 0.2, 2.0  # well within the silence that makes a node suspect
 PEERS = 3
 
 
@@ -31,6 +32,8 @@ class Ear:
     heard_s: float
     seen: NodeObservation | None = None
     failure: NodeError | None = None
+    waits_s: float | None = None
+    """Since when it waits for its turn to log in, which is nothing that the node could be blamed for."""
     refused_s: float | None = None
     """Since when its host refuses connections, while other nodes are heard."""
     asked_s: float = field(default=float("-inf"))
@@ -39,8 +42,8 @@ class Ear:
     """Its host lets this process not in, and asking again and again would help nobody."""
 
     def silent_s(self) -> float:
-        """For how long nothing was heard."""
-        return time.monotonic() - self.heard_s
+        """For how long nothing was heard, less what it waited for its turn."""
+        return (self.waits_s or time.monotonic()) - self.heard_s
 
 
 class Hearing:
@@ -53,6 +56,7 @@ class Hearing:
         self.ears = {node.name: Ear(node, time.monotonic()) for node in plan.nodes}
         self.news = threading.Event()
         self._beat_s = min(SLOWEST_BEAT_S, max(QUICKEST_BEAT_S, len(self.ears) / NODES_A_BEAT_S))
+        self._turns = threading.Semaphore(int(plan.ssh["fanout"]))
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._hear, args=(ear,), daemon=True) for ear in self.ears.values()]
 
@@ -83,19 +87,33 @@ class Hearing:
 
     def _hear(self, ear: Ear) -> None:
         """Beat after beat; a lost connection is made anew."""
+        endpoint: Endpoint | None = None
         seen: object = None
+        pause_s = FIRST_RETRY_S
         while not self._over.is_set() and not ear.is_deaf:
             try:
-                endpoint = self._launcher.reach(ear.node)
+                if endpoint is None or not endpoint.connected:
+                    endpoint = self._logged_in(ear)
+                    continue
                 beat = Beat(seen, self._peers_of(ear), self._beat_s)
                 ear.seen, seen = endpoint.supervise(self._plan.attempt_dir(ear.node), ear.node.name, beat)
             except NodeError as failure:
                 self._miss(ear, failure)
                 seen = None
-                self._over.wait(RETRY_S)
+                self._over.wait(pause_s * random.uniform(0.5, 1.5))  # noqa: S311  it spreads many nodes' retries, it is no secret
+                pause_s = min(2 * pause_s, LAST_RETRY_S)
             else:
+                pause_s = FIRST_RETRY_S
                 self._take_in(ear)
             self.news.set()
+
+    def _logged_in(self, ear: Ear) -> Endpoint | None:
+        """At most `fanout` log in at the same time; None when it is all over by the time of its turn."""
+        ear.waits_s = time.monotonic()
+        with self._turns:
+            ear.heard_s += time.monotonic() - ear.waits_s
+            ear.waits_s = None
+            return None if self._over.is_set() else self._launcher.reach(ear.node)
 
     def _take_in(self, ear: Ear) -> None:
         was_missed = ear.failure is not None
