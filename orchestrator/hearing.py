@@ -15,7 +15,7 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan import LaunchPlan, NodePlan
 from orchestrator.store import RunFolder
 from orchestrator.transports.base import LoginRefused, Refused, Unreachable
-from orchestrator.transports.endpoint import Beat, Endpoint
+from orchestrator.transports.endpoint import BEAT_ANSWER_S, Beat, Endpoint
 from orchestrator.transports.observed import NodeObservation
 
 NODES_A_BEAT_S = 200  # so many nodes are heard a second; fewer nodes are asked more often than once a second
@@ -62,13 +62,16 @@ class Hearing:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Hear all nodes within the context, until `enough`."""
+        """Hear all nodes within the context, until `enough`; afterwards nobody waits for an answer any more."""
         for thread in self._threads:
             thread.start()
         try:
             yield
         finally:
             self.enough()
+            deadline = time.monotonic() + self._beat_s + BEAT_ANSWER_S
+            for thread in self._threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def check(self) -> None:
         """

@@ -89,9 +89,8 @@ class DirectLauncher:
         return left
 
     def close(self) -> None:
-        """Close the connections."""
-        for endpoint in self._endpoints.values():
-            endpoint.close()
+        """Close the connections, all at once: a process on this machine is waited for."""
+        each(tuple(self._endpoints.values()), Endpoint.close, limit=self._fanout)
         self._endpoints.clear()
 
     def _connect(self, nodes: Sequence[NodePlan]) -> None:
