@@ -106,6 +106,19 @@ class RunFolder:
         with _private(self.path / "events.jsonl", "a") as file:
             file.write(json.dumps({"time": time.time(), "event": event, "text": text}) + "\n")
 
+    def ask_to_stop(self) -> None:
+        """Leave word that the user stops the run: in a file of its own, which nobody who writes the record can lose."""
+        with _private(self._stop_file, "a"):
+            pass
+
+    def is_asked_to_stop(self) -> bool:
+        """Whether `orch stop` was here: agents that end then were stopped by the user."""
+        return self._stop_file.exists()
+
+    @property
+    def _stop_file(self) -> Path:
+        return self.path / "stop-asked"
+
     @property
     def _lock_file(self) -> Path:
         return self.path / "supervisor.lock"

@@ -78,7 +78,7 @@ class Supervisor:
     def _judge(self) -> Verdict | None:
         """By all that was heard; None while that is too little."""
         nodes = [ear.seen for ear in self._ears.values() if ear.seen is not None]
-        verdict = supervise.judge(self._plan, nodes, None)
+        verdict = supervise.judge(self._plan, nodes, None, stop_asked=self._folder.is_asked_to_stop())
         if verdict.state is RunState.LOST and len(nodes) < len(self._ears):
             return None
         return verdict

@@ -68,7 +68,7 @@ class Watch:
             if self._ended():  # by the supervisor's word
                 self._rest()
                 return self.folder.read()
-            status = supervise.observe(self._plan, self.launcher, job)
+            status = supervise.observe(self.folder, self._plan, self.launcher, job)
             if status.verdict.state.final:
                 break
         if stop_failed and status.verdict.state is RunState.FAILED and any(n.finished is None for n in status.nodes):
@@ -128,7 +128,8 @@ class Watch:
             if self._queue and not self._nodes and before != self._queue:
                 reason = f": {self._queue.reason}" if self._queue.reason else ""
                 say(f"Slurm job {job} is {self._queue.word}{reason}")
-        verdict = supervise.judge(self._plan, list(self._nodes.values()), self._queue)
+        asked = self.folder.is_asked_to_stop()
+        verdict = supervise.judge(self._plan, list(self._nodes.values()), self._queue, stop_asked=asked)
         if verdict.state.final and supervise.launch_goes_on(self.folder.read()):
             return False  # its nodes are still being started, perhaps again on another port
         if self.folder.supervisor() is not None and verdict.state is not RunState.DONE:

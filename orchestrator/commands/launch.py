@@ -90,6 +90,8 @@ def _start(
 
 def _given_up(folder: RunFolder, launcher: Launcher, state: RunState, why: str) -> LaunchError:
     """Stop what had started; a run of which something may be left is no run that has ended."""
+    if state is RunState.STOPPED:
+        folder.ask_to_stop()
     left = launcher.stop(None, grace_s=0.0)
     if not left:
         _end(folder, state, why)

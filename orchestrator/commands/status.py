@@ -60,7 +60,7 @@ def refresh(folder: RunFolder) -> tuple[RunRecord, Status | None]:
     plan = folder.read_plan()
     launcher = launcher_for(plan)
     try:
-        found = supervise.observe(plan, launcher, record.slurm_job)
+        found = supervise.observe(folder, plan, launcher, record.slurm_job)
     except NodesError as exc:
         if not record.state.final:
             raise
