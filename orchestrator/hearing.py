@@ -38,6 +38,8 @@ class Ear:
     """Since when its host refuses connections, while other nodes are heard."""
     asked_s: float = field(default=float("-inf"))
     """When the other nodes were last asked about it."""
+    vote: str = ""
+    """What they said, as it was noted."""
     is_deaf: bool = False
     """Its host lets this process not in, and asking again and again would help nobody."""
 
@@ -120,7 +122,7 @@ class Hearing:
 
     def _take_in(self, ear: Ear) -> None:
         was_missed = ear.failure is not None
-        ear.heard_s, ear.failure, ear.refused_s = time.monotonic(), None, None
+        ear.heard_s, ear.failure, ear.refused_s, ear.vote = time.monotonic(), None, None, ""
         if was_missed:
             self._folder.note("node-heard", f"{ear.node.name} is heard again")
 

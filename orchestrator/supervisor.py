@@ -85,36 +85,40 @@ class Supervisor:
 
     def _vanished(self) -> Verdict | None:
         """A node that nobody hears any more; one that only this machine cannot hear goes on."""
-        heard = [ear for ear in self._ears.values() if ear.seen and ear.silent_s() < SILENT_S / 2][: WITNESSES + 1]
+        heard = [ear for ear in self._ears.values() if ear.seen and not ear.failure and ear.silent_s() < SILENT_S / 2]
         for ear in self._ears.values():
-            now, witnesses = time.monotonic(), [other for other in heard if other is not ear][:WITNESSES]
-            if (
-                not witnesses
-            ):  # it is this machine that is cut off: what nobody answers or all refuse then proves nothing
-                ear.asked_s, ear.refused_s = now, None
-                continue
-            if ear.is_deaf or ear.silent_s() < SILENT_S:
-                continue
-            name, silent = ear.node.name, f"{ear.silent_s():.0f} s"
-            if ear.refused_s is not None and now - ear.refused_s >= SILENT_S:
-                return Verdict(RunState.FAILED, message=f"{name} refuses connections for {silent}: {ear.failure}")
-            if now < ear.asked_s + ASK_AGAIN_S:
-                continue
-            ear.asked_s = now
-            if not self._answers(ear, witnesses):
-                asked = ", ".join(witness.node.name for witness in witnesses)
-                return Verdict(
-                    RunState.FAILED,
-                    message=f"{name} is gone: it was not heard for {silent}, and {asked} cannot reach it either",
-                )
-            self._folder.note("node-vouched", f"{name} is not heard from here, but others reach it: the run goes on")
+            witnesses = [other for other in heard[: WITNESSES + 1] if other is not ear][:WITNESSES]
+            if not witnesses:
+                # then it is this machine that is cut off: what nobody answers, or all refuse, proves nothing
+                ear.asked_s, ear.refused_s = time.monotonic(), None
+            elif not ear.is_deaf and ear.silent_s() >= SILENT_S:
+                verdict = self._suspect(ear, witnesses)
+                if verdict is not None:
+                    return verdict
         return None
 
-    def _answers(self, ear: Ear, witnesses: Sequence[Ear]) -> bool:
-        """Whether one of the witnesses reaches the host of a silent node."""
+    def _suspect(self, ear: Ear, witnesses: Sequence[Ear]) -> Verdict | None:
+        now, name, silent = time.monotonic(), ear.node.name, f"{ear.silent_s():.0f} s"
+        if ear.refused_s is not None and now - ear.refused_s >= SILENT_S:
+            return Verdict(RunState.FAILED, message=f"{name} refuses connections for {silent}: {ear.failure}")
+        if now < ear.asked_s + ASK_AGAIN_S:
+            return None
+        ear.asked_s = now
+        votes = self._votes(ear, witnesses)
+        if votes and not any(votes.values()):
+            word = f"{name} is gone: it was not heard for {silent}, and {', '.join(votes)} cannot reach it either"
+            return Verdict(RunState.FAILED, message=word)
+        vote = "but others reach it" if votes else "and no other node can tell whether it is there"
+        if vote != ear.vote:
+            ear.vote = vote
+            self._folder.note("node-vouched", f"{name} is not heard from here, {vote}: the run goes on")
+        return None
+
+    def _votes(self, ear: Ear, witnesses: Sequence[Ear]) -> dict[str, bool]:
+        """Whether the host of a silent node is reached, by each of the witnesses that can tell."""
         agents = [other.seen.agent for other in witnesses if other.seen and other.seen.agent]
         if not agents:
-            return False
+            return {}
         head, port, _ = agents[0].rendezvous.split()
         own = ear.seen.agent.address if ear.seen and ear.seen.agent else ""
         address = head if ear.node is self._plan.head else own or ear.node.address
@@ -122,7 +126,8 @@ class Supervisor:
         def ask(witness: Ear) -> bool:
             return address in self._launcher.reach(witness.node).reach([address], int(port))
 
-        return any(answer is True for answer in each(witnesses, ask, limit=WITNESSES))
+        answers = zip(witnesses, each(witnesses, ask, limit=WITNESSES), strict=True)
+        return {witness.node.name: answer for witness, answer in answers if not isinstance(answer, OrchError)}
 
     def _end(self, verdict: Verdict) -> list[NodePlan]:
         """End what still runs, and write down how it ended; returns the nodes that could not be reached."""

@@ -100,3 +100,31 @@ def test_supervisor_whose_record_cannot_be_written_ends_and_says_why(orch: Orch,
     assert "nothing listens to" in log
     assert "nobody supervises this run" in orch("status", run).stderr
     orch("stop", run)
+
+
+@pytest.mark.parametrize("before", ["heard before", "never heard"])
+def test_only_a_reply_of_a_witness_is_a_vote_and_the_same_word_is_noted_once(
+    farm: Farm, tmp_path: Path, before: str
+) -> None:
+    """Of n2 the others know no more than a name of ours, which they cannot resolve, as long as it was never heard."""
+    config = tmp_path / "ssh_config"
+    way = farm.ssh_config.read_text("utf-8")
+    config.write_text(way)
+    farm.inventory(tmp_path, nodes=3, aliases=True, ssh={"config": str(config), "connect_timeout_s": 2})
+    orch = Orch(tmp_path)
+    run = _started(orch)
+    if before == "never heard":
+        orch.kill_supervisor(run)
+    config.write_text(f"Host n2\n  ProxyCommand sleep 1000\n{way}")
+    farm.drop_connections()
+    if before == "never heard":
+        orch("attach", "--detach", run)
+    vote = "but others reach it" if before == "heard before" else "and no other node can tell"
+    until(lambda: f"n2 is not heard from here, {vote}" in _notes(orch, run), what=vote, deadline_s=40)
+    begun = time.monotonic()
+    until(lambda: time.monotonic() - begun > 11, what="two more questions", deadline_s=30)
+    assert _notes(orch, run).count("is not heard from here") == 1
+    assert _record(orch, run)["state"] == "RUNNING"
+    config.write_text(way)
+    until(lambda: "n2 is heard again" in _notes(orch, run), what="the node to be heard", deadline_s=40)
+    orch("stop", run)
