@@ -45,6 +45,8 @@ class KeptRun(Protocol):
 
     def supervisor(self) -> str | None: ...
 
+    def is_asked_to_stop(self) -> bool: ...
+
 
 @dataclass(slots=True)
 class PassingRun:
@@ -69,6 +71,10 @@ class PassingRun:
     def supervisor(self) -> str | None:
         """None on this machine."""
         return None
+
+    def is_asked_to_stop(self) -> bool:
+        """Nobody here can tell; that orch sent the signal by which its agents ended is the likelier case."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +158,19 @@ class RunFolder:
         """Add to what the supervisor saw and did, events.jsonl."""
         with _private(self.path / "events.jsonl", "a") as file:
             file.write(json.dumps({"time": time.time(), "event": event, "text": text}) + "\n")
+
+    def ask_to_stop(self) -> None:
+        """Leave word that the user stops the run: in a file of its own, which nobody who writes the record can lose."""
+        with _private(self._stop_file, "a"):
+            pass
+
+    def is_asked_to_stop(self) -> bool:
+        """Whether `orch stop` was here: agents that end then were stopped by the user."""
+        return self._stop_file.exists()
+
+    @property
+    def _stop_file(self) -> Path:
+        return self.path / "stop-asked"
 
     @property
     def _lock_file(self) -> Path:

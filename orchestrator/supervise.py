@@ -23,6 +23,7 @@ from orchestrator.transports.observed import NodeObservation
 _ENDED_BY_SLURM = frozenset({"BOOT_FAIL", "DEADLINE", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
 PATIENCE_S = 5.0  # a shared file system shows other machines' writes late
 POLL_S = 0.5
+_STOPPED_BY_SLURM = frozenset({"CANCELLED", "GONE"})  # by scancel, for all that is known of a job that Slurm forgot
 _PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 
 
@@ -44,8 +45,15 @@ class Status:
     queue: Queue | None
 
 
-def judge(plan: LaunchPlan, nodes: Sequence[NodeObservation], queue: Queue | None) -> Verdict:
-    """Decide a run's state. A scheduler that does not answer is no verdict; a run that nobody knows is LOST."""
+def judge(
+    plan: LaunchPlan, nodes: Sequence[NodeObservation], queue: Queue | None, *, stop_asked: bool = False
+) -> Verdict:
+    """
+    Decide a run's state. A scheduler that does not answer is no verdict; a run that nobody knows is LOST.
+
+    Args:
+        stop_asked: `orch stop` was here. Without it, and without Slurm's word, agents that were asked to stop have failed.
+    """
     ends = [(node.node, node.finished) for node in nodes if node.finished is not None]
     if len(ends) == plan.node_count and all(end.state == "DONE" for _, end in ends):
         return Verdict(RunState.DONE)
@@ -56,8 +64,10 @@ def judge(plan: LaunchPlan, nodes: Sequence[NodeObservation], queue: Queue | Non
     if failed:
         return Verdict(RunState.FAILED, first, str(first or failed[0][1].text))
     never_started = queue is not None and queue.word == "FAILED" and len(ends) < plan.node_count
-    if any(end.state == "STOPPED" for _, end in ends) and (queue is None or queue.over) and not never_started:
-        return Verdict(RunState.STOPPED)
+    stopped = sorted((end.time, node) for node, end in ends if end.state == "STOPPED")
+    if stopped and (queue is None or queue.over) and not never_started:
+        by_user = stop_asked or (queue is not None and queue.word in _STOPPED_BY_SLURM)
+        return Verdict(RunState.STOPPED) if by_user else _stopped_by_stranger(stopped[0][1])
     started = [node for node in nodes if node.agent is not None]
     dead = [node for node in started if node.finished is None and not node.alive and _seen_from_here(plan, node)]
     if dead:
@@ -68,6 +78,11 @@ def judge(plan: LaunchPlan, nodes: Sequence[NodeObservation], queue: Queue | Non
 def _seen_from_here(plan: LaunchPlan, node: NodeObservation) -> bool:
     """A login node cannot tell whether a process of a compute node lives; a node reached directly can."""
     return plan.launcher == "ssh" or node.same_boot
+
+
+def _stopped_by_stranger(node: str) -> Verdict:
+    """By a node that shuts down, an admin, a cleaning script."""
+    return Verdict(RunState.FAILED, message=f"{node} was asked to stop by a signal that orch did not send")
 
 
 def _died(node: NodeObservation) -> Verdict:
@@ -103,7 +118,7 @@ def _exit_of(node: str, found: observed.RankExit) -> RankExit:
     return RankExit(node, found.rank, found.code, found.signal, found.error)
 
 
-def observe(plan: LaunchPlan, launcher: Launcher, job: str | None) -> Status:
+def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, job: str | None) -> Status:
     """
     Ask the scheduler and the nodes.
 
@@ -118,7 +133,7 @@ def observe(plan: LaunchPlan, launcher: Launcher, job: str | None) -> Status:
         for place in places:
             if place.failure is None:
                 nodes += place.endpoint.observe(place.attempt_dir, place.nodes)
-        verdict = judge(plan, nodes, queue)
+        verdict = judge(plan, nodes, queue, stop_asked=run.is_asked_to_stop())
         unreachable = [place.failure for place in places if place.failure is not None]
         if unreachable and verdict.state is not RunState.FAILED:
             raise NodesError(unreachable, plan.node_count)

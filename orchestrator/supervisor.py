@@ -6,57 +6,35 @@ It is started by ssh-launch and by attach, and refuses to be a second one. Witho
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator import supervise
 from orchestrator.errors import NodeError, OrchError
 from orchestrator.fanout import each
+from orchestrator.hearing import Ear, Hearing
 from orchestrator.launchers import direct_launcher
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.run import RankExit, RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervise import Verdict
-from orchestrator.transports.base import Unreachable
-from orchestrator.transports.endpoint import Beat, Endpoint
-from orchestrator.transports.observed import NodeObservation
+from orchestrator.transports.base import LoginRefused, Unreachable
+from orchestrator.transports.endpoint import Endpoint
 
 TICK_S = 0.5
-NODES_A_BEAT_S = 200  # so many nodes are heard a second; fewer nodes are asked more often than once a second
-QUICKEST_BEAT_S, SLOWEST_BEAT_S = 1.0, 3.0  # news does not wait for the beat
 RETRY_S = 1.0
 SILENT_S = 7.0  # then the other nodes are asked whether they reach it
 ASK_AGAIN_S = 5.0
 WITNESSES = 3
 LINGER_S = 30.0  # beyond the isolation timeout: by then a node that was cut off has ended its ranks itself
 LAST_LINES, LAST_BYTES = 10, 8192
-
-
-@dataclass(slots=True)
-class Ear:
-    """What was heard of one node, and when; written by its thread, read by the supervisor."""
-
-    node: NodePlan
-    heard_s: float
-    seen: NodeObservation | None = None
-    failure: NodeError | None = None
-    refused_s: float | None = None
-    """Since when its host refuses connections."""
-    asked_s: float = field(default=float("-inf"))
-    """When the other nodes were last asked about it."""
-    is_deaf: bool = False
-    """Its host lets this process not in, and asking again and again would help nobody."""
-
-    def silent_s(self) -> float:
-        """For how long nothing was heard."""
-        return time.monotonic() - self.heard_s
 
 
 class Supervisor:
@@ -66,54 +44,23 @@ class Supervisor:
         self._folder = folder
         self._launcher = launcher
         self._plan: LaunchPlan = folder.read_plan()
-        self._ears = {node.name: Ear(node, time.monotonic()) for node in self._plan.nodes}
-        self._beat_s = min(SLOWEST_BEAT_S, max(QUICKEST_BEAT_S, len(self._ears) / NODES_A_BEAT_S))
-        self._over = threading.Event()
-        self._news = threading.Event()
+        self._hearing = Hearing(folder, self._plan, launcher)
+        self._ears = self._hearing.ears
 
     def run(self) -> None:
         """Supervise to the end; the record is final then."""
-        threads = [threading.Thread(target=self._hear, args=(ear,), daemon=True) for ear in self._ears.values()]
-        for thread in threads:
-            thread.start()
-        verdict = self._until_over()
-        if verdict is None:
-            self._folder.note("run-unsupervised", "nothing is left that can be heard from here; orch status asks anew")
-            return
-        self._linger(self._end(verdict))
-
-    def _hear(self, ear: Ear) -> None:
-        """Beat after beat; a lost connection is made anew."""
-        seen: object = None
-        while not self._over.is_set() and not ear.is_deaf:
-            try:
-                endpoint = self._launcher.reach(ear.node)
-                beat = Beat(seen, self._peers_of(ear), self._beat_s)
-                ear.seen, seen = endpoint.supervise(self._plan.attempt_dir(ear.node), ear.node.name, beat)
-            except NodeError as failure:
-                self._miss(ear, failure)
-                seen = None
-                self._over.wait(RETRY_S)
-            else:
-                if ear.failure is not None:
-                    self._folder.note("node-heard", f"{ear.node.name} is heard again")
-                ear.heard_s, ear.failure, ear.refused_s = time.monotonic(), None, None
-            self._news.set()
-
-    def _miss(self, ear: Ear, failure: NodeError) -> None:
-        if ear.failure is None:
-            self._folder.note("node-missed", f"{ear.node.name}: {failure}")
-        ear.failure = failure
-        refused = isinstance(failure.__cause__, ConnectionRefusedError)
-        ear.refused_s = (ear.refused_s or time.monotonic()) if refused else None
-        if not isinstance(failure, Unreachable):  # no key, another host key: a login that nobody is there to help with
-            ear.is_deaf = True
-            self._folder.note("node-unsupervised", f"{ear.node.name} goes on without supervision")
+        with self._hearing.on():
+            verdict = self._until_over()
+            if verdict is not None:
+                return self._linger(self._end(verdict))
+        self._folder.note("run-unsupervised", "nothing is left that can be heard from here; orch status asks anew")
+        return None
 
     def _until_over(self) -> Verdict | None:
         while True:
-            self._news.wait(TICK_S)
-            self._news.clear()
+            self._hearing.news.wait(TICK_S)
+            self._hearing.news.clear()
+            self._hearing.check()
             record = self._folder.read()
             if record.state.final and record.state is not RunState.LOST:
                 return Verdict(record.state, record.exit, record.message)
@@ -131,41 +78,47 @@ class Supervisor:
     def _judge(self) -> Verdict | None:
         """By all that was heard; None while that is too little."""
         nodes = [ear.seen for ear in self._ears.values() if ear.seen is not None]
-        verdict = supervise.judge(self._plan, nodes, None)
+        verdict = supervise.judge(self._plan, nodes, None, stop_asked=self._folder.is_asked_to_stop())
         if verdict.state is RunState.LOST and len(nodes) < len(self._ears):
             return None
         return verdict
 
     def _vanished(self) -> Verdict | None:
         """A node that nobody hears any more; one that only this machine cannot hear goes on."""
+        heard = [ear for ear in self._ears.values() if ear.seen and not ear.failure and ear.silent_s() < SILENT_S / 2]
         for ear in self._ears.values():
-            if ear.is_deaf or ear.silent_s() < SILENT_S:
-                continue
-            name, silent = ear.node.name, f"{ear.silent_s():.0f} s"
-            if ear.refused_s is not None and time.monotonic() - ear.refused_s >= SILENT_S:
-                return Verdict(RunState.FAILED, message=f"{name} refuses connections for {silent}: {ear.failure}")
-            witnesses = self._witnesses(ear)
-            if not witnesses or time.monotonic() < ear.asked_s + ASK_AGAIN_S:
-                continue  # all are silent: then it is this machine that is cut off
-            ear.asked_s = time.monotonic()
-            if not self._answers(ear, witnesses):
-                asked = ", ".join(witness.node.name for witness in witnesses)
-                return Verdict(
-                    RunState.FAILED,
-                    message=f"{name} is gone: it was not heard for {silent}, and {asked} cannot reach it either",
-                )
-            self._folder.note("node-vouched", f"{name} is not heard from here, but others reach it: the run goes on")
+            witnesses = [other for other in heard[: WITNESSES + 1] if other is not ear][:WITNESSES]
+            if not witnesses:
+                # then it is this machine that is cut off: what nobody answers, or all refuse, proves nothing
+                ear.asked_s, ear.refused_s = time.monotonic(), None
+            elif not ear.is_deaf and ear.silent_s() >= SILENT_S:
+                verdict = self._suspect(ear, witnesses)
+                if verdict is not None:
+                    return verdict
         return None
 
-    def _witnesses(self, ear: Ear) -> list[Ear]:
-        heard = [other for other in self._ears.values() if other.seen and other.silent_s() < SILENT_S / 2]
-        return [other for other in heard if other is not ear][:WITNESSES]
+    def _suspect(self, ear: Ear, witnesses: Sequence[Ear]) -> Verdict | None:
+        now, name, silent = time.monotonic(), ear.node.name, f"{ear.silent_s():.0f} s"
+        if ear.refused_s is not None and now - ear.refused_s >= SILENT_S:
+            return Verdict(RunState.FAILED, message=f"{name} refuses connections for {silent}: {ear.failure}")
+        if now < ear.asked_s + ASK_AGAIN_S:
+            return None
+        ear.asked_s = now
+        votes = self._votes(ear, witnesses)
+        if votes and not any(votes.values()):
+            word = f"{name} is gone: it was not heard for {silent}, and {', '.join(votes)} cannot reach it either"
+            return Verdict(RunState.FAILED, message=word)
+        vote = "but others reach it" if votes else "and no other node can tell whether it is there"
+        if vote != ear.vote:
+            ear.vote = vote
+            self._folder.note("node-vouched", f"{name} is not heard from here, {vote}: the run goes on")
+        return None
 
-    def _answers(self, ear: Ear, witnesses: Sequence[Ear]) -> bool:
-        """Whether one of the witnesses reaches the host of a silent node."""
+    def _votes(self, ear: Ear, witnesses: Sequence[Ear]) -> dict[str, bool]:
+        """Whether the host of a silent node is reached, by each of the witnesses that can tell."""
         agents = [other.seen.agent for other in witnesses if other.seen and other.seen.agent]
         if not agents:
-            return False
+            return {}
         head, port, _ = agents[0].rendezvous.split()
         own = ear.seen.agent.address if ear.seen and ear.seen.agent else ""
         address = head if ear.node is self._plan.head else own or ear.node.address
@@ -173,26 +126,22 @@ class Supervisor:
         def ask(witness: Ear) -> bool:
             return address in self._launcher.reach(witness.node).reach([address], int(port))
 
-        return any(answer is True for answer in each(witnesses, ask, limit=WITNESSES))
-
-    def _peers_of(self, ear: Ear) -> list[str]:
-        """The addresses of the other nodes, as far as they are known."""
-        others = [other.seen.agent for other in self._ears.values() if other is not ear and other.seen]
-        return [agent.address for agent in others if agent and agent.address][:WITNESSES]
+        answers = zip(witnesses, each(witnesses, ask, limit=WITNESSES), strict=True)
+        return {witness.node.name: answer for witness, answer in answers if not isinstance(answer, OrchError)}
 
     def _end(self, verdict: Verdict) -> list[NodePlan]:
         """End what still runs, and write down how it ended; returns the nodes that could not be reached."""
-        self._over.set()
+        self._hearing.enough()
         if verdict.state is RunState.DONE:
             self._record(verdict)
             return []
         if verdict.state is RunState.LOST:
             verdict = replace(verdict, state=RunState.FAILED)
-        silent = [ear.node for ear in self._ears.values() if ear.failure is not None]
-        reached = [ear.node for ear in self._ears.values() if ear.failure is None]
+        silent = [ear.node for ear in self._ears.values() if isinstance(ear.failure, Unreachable)]
+        reached = [ear.node for ear in self._ears.values() if not isinstance(ear.failure, Unreachable)]
         outcomes = each(reached, self._stop, limit=int(self._plan.ssh["fanout"]))
         for node, outcome in zip(reached, outcomes, strict=True):
-            if isinstance(outcome, Exception):
+            if _may_pass(outcome):
                 silent.append(node)
         last = supervise.judge(self._plan, [ear.seen for ear in self._ears.values() if ear.seen], None)
         if last.state is RunState.FAILED and last.exit is not None:
@@ -230,8 +179,13 @@ class Supervisor:
             for node, outcome in zip(left, outcomes, strict=True):
                 if not isinstance(outcome, Exception):
                     self._folder.note("node-heard", f"{node.name} is back, and what it still ran is ended")
-            left = [node for node, outcome in zip(left, outcomes, strict=True) if isinstance(outcome, Unreachable)]
+            left = [node for node, outcome in zip(left, outcomes, strict=True) if _may_pass(outcome)]
             time.sleep(RETRY_S if left else 0.0)
+
+
+def _may_pass(outcome: object) -> bool:
+    """Whether a node that could not be stopped is worth another try."""
+    return isinstance(outcome, OrchError) and not isinstance(outcome, LoginRefused)
 
 
 def _last_lines(endpoint: Endpoint, attempt_dir: str, found: RankExit) -> Iterator[str]:
@@ -272,6 +226,10 @@ def main() -> int:
         launcher = direct_launcher(folder.read_plan())
         try:
             Supervisor(folder, launcher).run()
+        except Exception as error:
+            with contextlib.suppress(OSError):  # its disk may be the very reason
+                folder.note("supervisor-failed", f"{error}; the run goes on without supervision")
+            raise
         finally:
             launcher.close()
     return 0

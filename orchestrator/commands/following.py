@@ -75,7 +75,7 @@ class Watch:
                 self._rest()
                 return self.run.read()
             try:
-                status = supervise.observe(self._plan, self.launcher, job)
+                status = supervise.observe(self.run, self._plan, self.launcher, job)
             except NodesError:
                 self._rest()
                 raise
@@ -146,7 +146,8 @@ class Watch:
             if self._queue and not self._nodes and before != self._queue:
                 reason = f": {self._queue.reason}" if self._queue.reason else ""
                 say(f"Slurm job {job or self._plan.run_id} is {self._queue.word}{reason}")
-        verdict = supervise.judge(self._plan, list(self._nodes.values()), self._queue)
+        asked = self.run.is_asked_to_stop()
+        verdict = supervise.judge(self._plan, list(self._nodes.values()), self._queue, stop_asked=asked)
         if self._is_guest:
             return self._is_quiet(verdict)
         if verdict.state.final and supervise.launch_goes_on(self.run.read()):

@@ -115,6 +115,8 @@ def _complete(folder: RunFolder, plan: LaunchPlan, private: Sequence[str]) -> No
 
 def _given_up(folder: RunFolder, plan: LaunchPlan, state: RunState, why: str) -> LaunchError:
     """Stop what had started; a run of which something may be left is no run that has ended."""
+    if state is RunState.STOPPED:
+        folder.ask_to_stop()
     launcher = launcher_for(
         plan
     )  # over connections of its own: the launch may have left others in the middle of something

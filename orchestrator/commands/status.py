@@ -24,6 +24,8 @@ def status(run: str, *, as_json: bool) -> int:
         print_json(record.to_json() | {"nodes": [_node_json(node) for node in found.nodes] if found else []})
         return record.exit_code
     print_text(harmless(_headline(record)))
+    if _is_unsupervised(folder, record):
+        say(f"warning: nobody supervises this run, and it goes on; `orch attach {record.id}` takes it up again")
     if found and found.nodes:
         print_table(("NODE", "RANKS", "AGENT", "STEP", "PHASE", "SEEN"), [_row(node) for node in found.nodes])
         for ready in sorted({str(p["ready"]) for node in found.nodes for p in node.progress.values() if "ready" in p}):
@@ -58,7 +60,7 @@ def refresh(folder: RunFolder) -> tuple[RunRecord, Status | None]:
     plan = folder.read_plan()
     launcher = launcher_for(plan)
     try:
-        found = supervise.observe(plan, launcher, record.slurm_job)
+        found = supervise.observe(folder, plan, launcher, record.slurm_job)
     except NodesError as exc:
         if not record.state.final:
             raise
@@ -67,6 +69,12 @@ def refresh(folder: RunFolder) -> tuple[RunRecord, Status | None]:
     finally:
         launcher.close()
     return supervise.settle(folder, found.verdict, found.nodes), found
+
+
+def _is_unsupervised(folder: RunFolder, record: RunRecord) -> bool:
+    """Slurm supervises its jobs itself."""
+    goes_on = record.started and not record.state.final
+    return goes_on and record.launcher == "ssh" and folder.supervisor() is None
 
 
 def _headline(record: RunRecord) -> str:

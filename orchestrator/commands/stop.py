@@ -26,6 +26,8 @@ def stop(run: str) -> int:
     folder = Store(home(os.environ)).find(run)
     record, plan = folder.read(), folder.read_plan()
     over = record.state.final and record.state is not RunState.LOST
+    if not over:
+        folder.ask_to_stop()
     launcher = launcher_for(plan)
     try:
         left = launcher.stop(record.slurm_job, grace_s=GRACE_S)
@@ -35,7 +37,7 @@ def stop(run: str) -> int:
                 hint=f"orch stop {record.id} again when the nodes can be reached",
             )
         if not over:
-            status = supervise.observe(plan, launcher, record.slurm_job)
+            status = supervise.observe(folder, plan, launcher, record.slurm_job)
             record = supervise.settle(folder, _verdict(record, status), status.nodes)
     finally:
         launcher.close()

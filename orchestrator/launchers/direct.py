@@ -98,10 +98,10 @@ class DirectLauncher:
         return left
 
     def close(self) -> None:
-        """Close the connections, those too that are just being made or waited on in other threads; no more are made."""
+        """Close all connections at once, those too that are being made or waited on in other threads; no more are made."""
         self._is_closed = True
-        for endpoint in (*self._opening.values(), *self._endpoints.values()):
-            endpoint.close()
+        endpoints = (*self._opening.values(), *self._endpoints.values())
+        each(endpoints, Endpoint.close, limit=self._fanout)  # of one on this machine the process is waited for
         self._endpoints.clear()
 
     def _connect(self, nodes: Sequence[NodePlan]) -> None:

@@ -226,7 +226,8 @@ class Agent:
         if self.stopping:
             return
         if orphan_s is not None and self.contact.unsupervised_s() >= orphan_s:
-            self.stop(f"no supervisor was heard for {orphan_s:g} s (--orphan-timeout)")
+            self.cut_off = f"no supervisor was heard for {orphan_s:g} s (--orphan-timeout)"
+            self.stop(self.cut_off)
         elif isolation_s is not None and self.contact.isolated_s() >= isolation_s:
             self.cut_off = f"cut off from the supervisor and from all other nodes for {isolation_s:g} s"
             self.stop(self.cut_off)

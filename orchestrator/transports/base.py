@@ -25,6 +25,14 @@ class Unreachable(NodeError):
     """The node, or the connection to it, is gone; what runs there may well go on."""
 
 
+class Refused(Unreachable):
+    """The node's own host, and none on the way there, answers that nobody listens."""
+
+
+class LoginRefused(NodeError):
+    """The node lets us not in, or is not the one that is known: who asks again gets the same answer."""
+
+
 class Channel(Protocol):
     """
     The stdin and stdout of a program on the node, and the tail of its stderr.
@@ -56,7 +64,7 @@ class Transport(Protocol):
 
         Raises:
             Unreachable: there is no connection to the machine.
-            NodeError: it refuses.
+            LoginRefused: it refuses.
             ChannelClosed: there is no such program.
         """
         ...

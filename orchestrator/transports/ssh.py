@@ -24,7 +24,7 @@ import paramiko
 from fabric import Config, Connection  # type: ignore[import-untyped]
 
 from orchestrator.errors import NodeError
-from orchestrator.transports.base import ChannelClosed, Tail, Unreachable
+from orchestrator.transports.base import ChannelClosed, Refused, Tail, Unreachable
 from orchestrator.transports.ssh_keys import Keyring
 from orchestrator.transports.ssh_login import HostKeys, Login, TurnCameLate
 from orchestrator.transports.ssh_route import Hop, RouteError, Target, read_config, route
@@ -125,7 +125,7 @@ class SshTransport:
 
     def _dial(self, hops: Sequence[Hop]) -> None:
         for hop in hops:
-            with self._mapped(hop):
+            with self._mapped(hop, direct=len(hops) == 1):
                 connection = self._prepared(hop, self._connections[-1] if self._connections else None)
                 self._connections.append(connection)
                 connection.open()
@@ -178,7 +178,7 @@ class SshTransport:
         return sock
 
     @contextlib.contextmanager
-    def _mapped(self, hop: Hop) -> Iterator[None]:
+    def _mapped(self, hop: Hop, *, direct: bool) -> Iterator[None]:
         """Name every way in which a login can fail; what may pass by itself is _Dropped."""
         where, begun = f"{hop.host} port {hop.port}", time.monotonic()
         try:
@@ -194,7 +194,9 @@ class SshTransport:
                 raise _Dropped(f"{where}: hung up before the login") from error
             else:
                 reason = (getattr(error, "strerror", None) or str(error)).lower()
-            raise Unreachable(self.node, f"{where}: {reason}", hint=self._hint()) from error
+            # behind a jump host it is the jump host that is refused, or that tells in its own words
+            kind = Refused if direct and isinstance(error, ConnectionRefusedError) else Unreachable
+            raise kind(self.node, f"{where}: {reason}", hint=self._hint()) from error
 
     def _hint(self) -> str:
         """The same connection by hand."""

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import paramiko
 
-from orchestrator.errors import NodeError
-from orchestrator.transports.base import Unreachable
+from orchestrator.transports.base import LoginRefused, Unreachable
 from orchestrator.transports.host_certificate import NotVouchedFor, check_certificate
 from orchestrator.transports.known_hosts import KnownKey, host_name, known_keys, pin
 from orchestrator.transports.ssh_keys import CERTIFICATE, Keyring, UserKeys
@@ -51,31 +50,31 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
         Return if the key may be trusted.
 
         Raises:
-            NodeError: it may not.
+            LoginRefused: it may not.
         """
         known = self._known
         if not known and not self._authorities and self._accept_new and self._hop.user_known_hosts:
             known = pin(self._hop.user_known_hosts[0], self._name, key.get_name(), key.asbytes())
         same = [entry for entry in known if entry.blob == key.asbytes() and not entry.authority]
         if revoked := [entry for entry in same if entry.revoked]:
-            raise NodeError(self._node, f"the host key of {self._name} is revoked ({_where(revoked)})")
+            raise LoginRefused(self._node, f"the host key of {self._name} is revoked ({_where(revoked)})")
         why_not = self._why_not_vouched_for(key)
         if same or not why_not:
             return
         found = f"{key.get_name()} {key.fingerprint}"
         if [entry for entry in known if not entry.revoked]:
-            raise NodeError(
+            raise LoginRefused(
                 self._node,
                 f"the host key of {self._name} has changed: it is {found}, but {_where(known)} says otherwise",
                 hint=f"somebody may be listening in; if the node was reinstalled, remove {_where(known)}",
             )
         if self._authorities:
-            raise NodeError(
+            raise LoginRefused(
                 self._node,
                 f"the host key of {self._name} is vouched for by no authority of {_where(self._authorities)}: {why_not}",
                 hint="have its certificate renewed (`ssh-keygen -L -f` shows it), or put its plain key into known_hosts",
             )
-        raise NodeError(
+        raise LoginRefused(
             self._node,
             f"the host key of {self._name} is unknown: {found}",
             hint=f"compare it and log in once with `ssh {self._hop.address} true`, or set ssh.host_keys: accept-new",
@@ -152,7 +151,7 @@ class Login:
         Log in.
 
         Raises:
-            NodeError: the node does not let us in; nobody tries again.
+            LoginRefused: the node does not let us in; nobody tries again.
             EOFError: it hung up before it had looked at anything.
         """
         try:
@@ -162,7 +161,7 @@ class Login:
             if wanted and terminal is not None and any(proof in ASKING for proof in wanted):
                 wanted = self._answer(transport, terminal, wanted)
         except GivenUp:
-            raise NodeError(self._node, f"{self._where}: given up at the question for a login") from None
+            raise LoginRefused(self._node, f"{self._where}: given up at the question for a login") from None
         if wanted:
             raise self._refusal()
 
@@ -242,10 +241,10 @@ class Login:
             raise self._refusal() from error
         raise Unreachable(self._node, f"{self._where}: hung up during the login") from error
 
-    def _refusal(self) -> NodeError:
+    def _refusal(self) -> LoginRefused:
         tried = f"{self._refused} refused" if self._refused else "there is none"
         notes = "; ".join([tried, *self._keys.troubles, *self._notes])
-        return NodeError(
+        return LoginRefused(
             self._node, f"{self._where}: no key was accepted ({notes})", hint=f"ssh {self._hop.address} true"
         )
 

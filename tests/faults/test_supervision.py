@@ -90,6 +90,18 @@ def test_killed_agent_ends_all_ranks_and_is_named(orch: Orch, victims: tuple[str
     until(lambda: _gone(orch, run), what="every process of the run to be gone")
 
 
+def test_agent_that_somebody_else_asks_to_stop_fails_the_run_and_is_named(orch: Orch) -> None:
+    """As a node that shuts down does, or an admin."""
+    run = _started(orch)
+    os.kill(orch.agent_pid(run, "n1"), signal.SIGTERM)
+    record = _ended(orch, run)
+    assert record["state"] == "FAILED"
+    assert "n1 was asked to stop by a signal that orch did not send" in record["message"]
+    until(lambda: _gone(orch, run), what="every process of the run to be gone")
+    orch("stop", run)
+    assert orch.status(run)["state"] == "FAILED"
+
+
 def test_run_that_nobody_watches_is_done_when_it_is_done(orch: Orch) -> None:
     run = orch("ssh-launch", "--detach", "--", "sh", "-c", "sleep 0.5; echo done").stdout.strip()
     assert _ended(orch, run)["state"] == "DONE"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -81,6 +82,21 @@ def test_detached_job_is_followed_by_logs_and_stopped_by_stop(orch: Orch, cluste
     assert not cluster.jobs()
     until(lambda: not cluster.processes(), what="every process of the job to be gone")
     assert [line["text"] for line in orch.lines(run_id) if line["stream"] == "out"] == ["up", "up"]
+
+
+def test_job_that_the_user_cancelled_is_stopped_and_one_that_somebody_ended_has_failed(
+    orch: Orch, cluster: Cluster
+) -> None:
+    states = []
+    for command in (["scancel"], ["scancel", "--signal=TERM"]):  # the second only passes a signal on to the agents
+        run_id = orch("submit", "--detach", "-j", "2x1", "--", "sleep", "1000").stdout.strip()
+        until(lambda run=run_id: orch.status(run)["state"] == "RUNNING", deadline_s=40, what="the job to run")  # type: ignore[misc]
+        subprocess.run([*command, orch.status(run_id)["slurm_job"]], check=True, timeout=30)
+        until(lambda: not cluster.jobs(), deadline_s=40, what="the job to be over")
+        states.append((orch.status(run_id)["state"], orch.status(run_id)["message"] or ""))
+    assert states[0] == ("STOPPED", "")
+    assert states[1][0] == "FAILED"
+    assert "was asked to stop by a signal that orch did not send" in states[1][1]
 
 
 def test_waiting_job_is_pending_with_slurms_reason(orch: Orch) -> None:

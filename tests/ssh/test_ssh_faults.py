@@ -17,9 +17,9 @@ import pytest
 from orchestrator.errors import NodeError
 from orchestrator.fanout import each
 from orchestrator.inventory import Node, SshOptions
-from orchestrator.transports.base import Unreachable
+from orchestrator.transports.base import Refused, Unreachable
 from orchestrator.transports.ssh import SshTransport
-from tests.grounds.ports import silent_port
+from tests.grounds.ports import refusing_port, silent_port
 from tests.grounds.sshd import Farm, make_key
 from tests.grounds.stuck import resetting, stuck_after_greeting, stuck_in_login
 from tests.until import until
@@ -218,3 +218,13 @@ def test_keepalives_go_out_on_every_connection_of_the_way(farm: Farm) -> None:
     ]
     transport.close()
     assert intervals == [15, 15]
+
+
+def test_a_refusal_by_the_node_is_told_from_one_by_its_jump_host(farm: Farm) -> None:
+    with refusing_port() as port:
+        with pytest.raises(Refused):
+            login(Node(name="n0", port=port), config=str(farm.ssh_config))
+        for jump, node in ((f"127.0.0.11:{port}", Node(name="n0")), ("n1", Node(name="n0", port=port))):
+            with pytest.raises(Unreachable) as caught:
+                login(node, config=str(farm.ssh_config), proxy_jump=jump)
+            assert not isinstance(caught.value, Refused)

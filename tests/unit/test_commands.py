@@ -63,6 +63,19 @@ def test_looking_at_a_launch_that_goes_on_changes_nothing(orch: Orch) -> None:
     assert orch.status()["state"] == "DONE"
 
 
+@pytest.mark.parametrize("end", ["done", "stopped"])
+def test_supervisor_of_an_ordinary_run_writes_nothing_into_its_log(orch: Orch, end: str) -> None:
+    _open_gate(orch)
+    seconds = "1" if end == "done" else "1000"
+    run = orch("ssh-launch", "--detach", "--", "sleep", seconds).stdout.strip()
+    until(lambda: orch.supervisor(run), what="the supervisor")
+    if end == "stopped":
+        orch("stop", run)
+    until(lambda: not orch.supervisors(), what="the supervisor to end", deadline_s=30)
+    assert orch.status(run)["state"] == end.upper()
+    assert (orch.home / "runs" / run / "supervisor.log").read_text("utf-8") == ""
+
+
 def test_launch_that_was_killed_is_lost_until_it_is_stopped(orch: Orch) -> None:
     launch = orch.start("ssh-launch", "--", "sleep", "1000")
     until(lambda: list(orch.cwd.glob(".work/runs/*/attempt-1/n0/agent.json")), what="the first agent")

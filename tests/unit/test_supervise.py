@@ -98,8 +98,33 @@ def test_run_folder_knows_better_than_a_queue_that_forgot_the_job() -> None:
     assert judge(_plan("slurm"), nodes, Queue("GONE", over=True)).state is RunState.DONE
 
 
-def test_stopped_agents_make_a_stopped_run() -> None:
-    assert judge(_plan("ssh"), [_node("n0", "STOPPED"), _node("n1", "DONE")], None).state is RunState.STOPPED
+def test_agents_that_orch_stop_ended_make_a_stopped_run() -> None:
+    nodes = [_node("n0", "STOPPED"), _node("n1", "DONE")]
+    assert judge(_plan("ssh"), nodes, None, stop_asked=True).state is RunState.STOPPED
+
+
+def test_agents_that_somebody_else_asked_to_stop_have_failed_and_the_first_is_named() -> None:
+    nodes = [_node("n0", "STOPPED", at=9.0), _node("n1", "STOPPED", at=3.0)]
+    verdict = judge(_plan("ssh"), nodes, None)
+    assert (verdict.state, verdict.message) == (
+        RunState.FAILED,
+        "n1 was asked to stop by a signal that orch did not send",
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "stop_asked", "state"),
+    [
+        ("CANCELLED", False, "STOPPED"),
+        ("GONE", False, "STOPPED"),
+        ("FAILED", True, "STOPPED"),
+        ("FAILED", False, "FAILED"),
+        ("TIMEOUT", True, "FAILED"),
+    ],
+)
+def test_scancel_stops_as_orch_stop_does_by_slurms_word(word: str, stop_asked: bool, state: str) -> None:
+    nodes = [_node("n0", "STOPPED"), _node("n1", "STOPPED")]
+    assert judge(_plan("slurm"), nodes, Queue(word, over=True), stop_asked=stop_asked).state.value == state
 
 
 @pytest.mark.parametrize("word", ["TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY"])
