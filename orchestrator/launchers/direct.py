@@ -101,6 +101,8 @@ class DirectLauncher:
         """The node's endpoint, connected anew if its connection was lost."""
         with self._connecting[node.name]:
             if not self._reached(node):
+                if lost := self._endpoints.get(node.name):
+                    lost.close()  # its connection may well be up: only the answer came too late
                 self._endpoints[node.name] = Endpoint.connect(self._transport(node), node.python)
             return self._endpoints[node.name]
 
