@@ -8,7 +8,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,8 @@ from orchestrator.render import redacted
 from orchestrator.run import RUN_ID, RunRecord
 
 LOCK_WAIT_S = 1.0
+LOCK_POLL_S = 0.002
+RECORD_WAIT_S = 5.0  # who was stopped in the midst of a change holds up nobody for longer
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -70,9 +72,17 @@ class RunFolder:
 
     def update(self, **changes: Any) -> RunRecord:  # noqa: ANN401  fields of RunRecord, checked by replace()
         """Change some fields of the record."""
-        record = replace(self.read(), **changes)
-        self.write(record)
-        return record
+        return self.change(lambda record: replace(record, **changes))
+
+    def change(self, change: Callable[[RunRecord], RunRecord]) -> RunRecord:
+        """Make a new record of the one that is there, while no other process does so; what changes nothing writes nothing."""
+        if change(record := self.read()) == record:
+            return record
+        with _private(self.path / "run.lock", "a") as lock:
+            _lock(lock, RECORD_WAIT_S)
+            changed = change(self.read())
+            self.write(changed)
+        return changed
 
     @contextmanager
     def supervision(self) -> Iterator[bool]:
@@ -149,7 +159,7 @@ def _lock(file: IO[str], wait_s: float, kind: int = fcntl.LOCK_EX) -> bool:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(LOCK_WAIT_S / 20)
+            time.sleep(LOCK_POLL_S)
         else:
             return True
 

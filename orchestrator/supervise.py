@@ -126,17 +126,18 @@ def observe(plan: LaunchPlan, launcher: Launcher, job: str | None) -> Status:
 
 def settle(folder: RunFolder, verdict: Verdict, nodes: Sequence[NodeObservation] = ()) -> RunRecord:
     """Write the verdict into the run's record. A final state stays, but LOST, which was only the lack of a better one."""
-    record = folder.read()
+    return folder.change(lambda record: _settled(record, verdict, nodes))
+
+
+def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservation]) -> RunRecord:
     settled = record.state.final and record.state is not RunState.LOST
     if settled or verdict.state == record.state or (verdict.state.final and launch_goes_on(record)):
         return record
     summary = next((p["summary"] for node in nodes for p in node.progress.values() if "summary" in p), record.summary)
     ended = datetime.now(timezone.utc).isoformat() if verdict.state.final else None
-    changed = replace(
+    return replace(
         record, state=verdict.state, exit=verdict.exit, message=verdict.message, ended=ended, summary=summary
     )
-    folder.write(changed)
-    return changed
 
 
 def this_process() -> dict[str, Any]:
