@@ -61,46 +61,43 @@ def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
 def _start(
     plan: LaunchPlan, launcher: Launcher, bundle: bundles.Bundle, record: RunRecord, *, private: Sequence[str]
 ) -> RunFolder:
-    """Write the record before anything starts; a launch that fails is a FAILED run with nothing left running."""
+    """Write the record before anything starts; a launch that fails is a FAILED run, or a LOST one if something may be left."""
     folder = Store(home(os.environ)).create(record)
-    is_starting = False
+    when, after = "while connecting", "nothing was started"
     try:
         with ThreadPoolExecutor(1) as aside:
             connecting = aside.submit(launcher.connect)  # waits for the network; the record is completed meanwhile
             folder.write_plan(plan)
             folder.update(state=RunState.STARTING, code=_code(folder, private))
             connecting.result()
-        is_starting = True
+        when, after = "during the launch", "what had started was stopped"
         job = launcher.start(bundle)
+        folder.update(slurm_job=job, started=True, launching=None)
     except OrchError as exc:
-        _end(folder, RunState.FAILED, str(exc))
+        if left := _given_up(folder, launcher, RunState.FAILED, str(exc)):
+            raise left from exc
         raise
     except OSError as exc:
-        raise _given_up(folder, launcher, RunState.FAILED, f"the launch failed: {exc}") from exc
+        why = f"the launch failed: {exc}"
+        left = _given_up(folder, launcher, RunState.FAILED, why)
+        raise left or LaunchError(f"{why}; {after}") from exc
     except KeyboardInterrupt:
-        if not is_starting:
-            _end(folder, RunState.STOPPED, "interrupted while connecting")
-            raise LaunchError("interrupted while connecting; nothing was started") from None
-        raise _given_up(folder, launcher, RunState.STOPPED, "interrupted during the launch") from None
-    folder.update(slurm_job=job, started=True, launching=None)
+        left = _given_up(folder, launcher, RunState.STOPPED, f"interrupted {when}")
+        raise left or LaunchError(f"interrupted {when}; {after}") from None
     if plan.launcher == "ssh":  # Slurm supervises its jobs itself
         supervisor.start(folder)
     return folder
 
 
-def _given_up(folder: RunFolder, launcher: Launcher, state: RunState, why: str) -> LaunchError:
-    """Stop what had started; a run of which something may be left is no run that has ended."""
-    left = launcher.stop(None, grace_s=0.0)
+def _given_up(folder: RunFolder, launcher: Launcher, state: RunState, why: str) -> LaunchError | None:
+    """Stop what had started; an error if something may be left, for then the run has not ended."""
+    left = launcher.undo()
     if not left:
-        _end(folder, state, why)
-        return LaunchError(f"{why}; what had started was stopped")
+        folder.update(state=state, message=why, launching=None, ended=datetime.now(timezone.utc).isoformat())
+        return None
     folder.update(state=RunState.LOST, message=f"{why}; not everything could be stopped", launching=None)
     again = f"once the nodes can be reached, `orch stop {folder.path.name}` ends what is left"
-    return LaunchError("\n  ".join([f"{why}; not everything could be stopped:", *left]), hint=again)
-
-
-def _end(folder: RunFolder, state: RunState, message: str) -> None:
-    folder.update(state=state, message=message, ended=datetime.now(timezone.utc).isoformat())
+    return LaunchError("\n  ".join([why, "not everything could be stopped:", *left]), hint=again)
 
 
 def _code(folder: RunFolder, private: Sequence[str]) -> dict[str, Any]:

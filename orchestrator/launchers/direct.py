@@ -9,7 +9,7 @@ from functools import partial
 from orchestrator import plan as plans
 from orchestrator import rendezvous
 from orchestrator.bundle import Bundle
-from orchestrator.errors import LaunchError, NodeError, NodesError
+from orchestrator.errors import NodeError, NodesError
 from orchestrator.fanout import each, successes
 from orchestrator.launchers.base import Place, Queue
 from orchestrator.plan import LaunchPlan, NodePlan, PlannedFile
@@ -28,6 +28,7 @@ class DirectLauncher:
         self._transport = transport
         self._fanout = int(plan.ssh["fanout"])
         self._endpoints: dict[str, Endpoint] = {}
+        self._begun: set[str] = set()
         self._connecting = {node.name: threading.Lock() for node in plan.nodes}
         self.unreachable: Sequence[NodeError] = ()
 
@@ -44,15 +45,17 @@ class DirectLauncher:
         for tries_left in reversed(range(PORT_TRIES)):
             try:
                 self._start_agents()
-            except LaunchError as exc:
-                left = self.stop(None, grace_s=0.0)
-                port_taken = isinstance(exc, NodesError) and any(isinstance(f, PortTaken) for f in exc.failures)
-                if port_taken and tries_left and not left:
-                    continue
-                exc.hint = "; ".join(filter(None, [exc.hint, *left]))
-                raise
-            break
+            except NodesError as exc:
+                port_taken = any(isinstance(failure, PortTaken) for failure in exc.failures)
+                if not port_taken or not tries_left or self.undo():
+                    raise
+            else:
+                break
         return None
+
+    def undo(self) -> list[str]:
+        """Have every node whose agent was asked for, answered or not, end it."""
+        return self._stop([node for node in self._plan.nodes if node.name in self._begun], grace_s=0.0)
 
     def _start_agents(self) -> None:
         found = self._reserve()
@@ -77,14 +80,16 @@ class DirectLauncher:
 
     def stop(self, job: str | None, *, grace_s: float) -> list[str]:  # noqa: ARG002  no scheduler here
         """Have every node that can be reached end its agent and ranks."""
+        return self._stop(self._plan.nodes, grace_s=grace_s)
 
+    def _stop(self, nodes: Sequence[NodePlan], *, grace_s: float) -> list[str]:
         def stop_node(node: NodePlan) -> list[str]:
             results = self.reach(node).stop(self._plan.attempt_dir(node), [node.name], grace_s=grace_s)
             return [f"{node.name}: still running: {pid}" for result in results for pid in result.remaining]
 
-        results = each(self._plan.nodes, stop_node, limit=self._fanout)
+        results = each(nodes, stop_node, limit=self._fanout)
         left: list[str] = []
-        for node, result in zip(self._plan.nodes, results, strict=True):
+        for node, result in zip(nodes, results, strict=True):
             left += [f"{node.name}: {result}"] if isinstance(result, Exception) else result
         return left
 
@@ -128,6 +133,7 @@ class DirectLauncher:
 
     def _start_agent(self, node: NodePlan, found: str) -> None:
         command = plans.start_command(self._plan, node, found)
+        self._begun.add(node.name)
         self._endpoints[node.name].start(command, self._plan.node_dir(node), wait_s=START_WAIT_S)
 
     def _on_each(self, nodes: Sequence[NodePlan], work: Callable[[NodePlan], object]) -> None:

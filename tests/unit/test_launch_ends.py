@@ -29,8 +29,8 @@ class Interrupted(DirectLauncher):
         super().start(bundle)
         raise self.end
 
-    def stop(self, job: str | None, *, grace_s: float) -> list[str]:
-        return super().stop(job, grace_s=grace_s) + list(self.trouble)
+    def undo(self) -> list[str]:
+        return super().undo() + list(self.trouble)
 
 
 def _launched(
