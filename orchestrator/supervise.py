@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -141,10 +142,11 @@ def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservatio
 
 
 def this_process() -> dict[str, Any]:
-    """What tells this process from all others of this machine, now and later."""
+    """What tells this process from all others, now and later."""
     fields = stat_fields(os.getpid())
     assert fields is not None, "a process finds itself in /proc"
-    return {"pid": os.getpid(), "start_time": int(fields[19]), "boot_id": boot_id()}
+    here = {"host": socket.gethostname(), "boot_id": boot_id()}
+    return {"pid": os.getpid(), "start_time": int(fields[19]), **here}
 
 
 def launch_goes_on(record: RunRecord) -> bool:
@@ -154,3 +156,11 @@ def launch_goes_on(record: RunRecord) -> bool:
         return False
     fields = stat_fields(mark["pid"])
     return fields is not None and fields[0] not in "ZX" and int(fields[19]) == mark["start_time"]
+
+
+def launched_elsewhere(record: RunRecord) -> str | None:
+    """The other machine where the run may still be being launched: whether it is cannot be told from here."""
+    if record.launching is None or record.started or launch_goes_on(record):
+        return None
+    host = str(record.launching.get("host", socket.gethostname()))
+    return None if host == socket.gethostname() else host

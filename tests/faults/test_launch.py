@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from orchestrator import supervise
 from orchestrator.commands import launch as command
+from orchestrator.commands import stop as stopping
 from orchestrator.commands.request import Words
 from orchestrator.errors import LaunchError
 from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.node.machine import stat_fields
 from orchestrator.plan import LaunchPlan, NodePlan
+from orchestrator.store import Store
 from orchestrator.transports.base import Unreachable
 from orchestrator.transports.local import LocalTransport
 from tests.grounds.cli import Orch
@@ -81,3 +89,90 @@ def test_stop_of_a_run_that_is_over_says_which_nodes_it_could_not_ask(orch: Orch
     done = orch("stop", code=4)
     assert f"n1: no Python: {orch.cwd}/n1 not found" in done.stderr
     assert orch.records()[0]["state"] == "DONE"
+
+
+HELD = """#!/bin/sh
+case "$*" in *" run "*)
+    touch {folder}/asked
+    while [ ! -e {folder}/gate ]; do sleep 0.02; done
+esac
+exec {python} "$@"
+"""
+
+
+def _held(orch: Orch, node: str) -> None:
+    """The agent of that node starts when there is a gate."""
+    (orch.cwd / node).unlink()
+    (orch.cwd / node).write_text(HELD.format(folder=orch.cwd, python=sys.executable))
+    (orch.cwd / node).chmod(0o755)
+
+
+@contextlib.contextmanager
+def _process(script: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of no run, once it has said that it is ready."""
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_stop_during_a_launch_ends_the_launch_first(orch: Orch) -> None:
+    _held(orch, "n1")
+    with orch.start("ssh-launch", "--detach", "--", *SLEEPERS) as launch:
+        until((orch.cwd / "asked").exists, what="n1 to be asked for its agent")
+        with orch.start("stop") as stop:
+            assert stop.stderr is not None
+            assert f"still being launched: pid {launch.pid} was told to give up" in stop.stderr.readline()
+            (orch.cwd / "gate").touch()
+            assert stop.wait(60) == 0
+        assert launch.wait(60) == 4
+        assert launch.stderr is not None
+        assert "interrupted during the launch; what had started was stopped" in launch.stderr.read()
+    [record] = orch.records()
+    assert (record["state"], record["launching"]) == ("STOPPED", None)
+    assert not orch.processes_of(record["id"])
+    assert not orch.supervisors()
+
+
+def test_stop_of_a_launch_on_another_machine_ends_what_it_can_and_says_so(orch: Orch) -> None:
+    run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
+    elsewhere = {**supervise.this_process(), "host": "elsewhere", "boot_id": "another"}
+    Store(orch.home).find(run).update(started=False, launching=elsewhere)
+    done = orch("stop", code=4)
+    assert f"run {run} may still be being launched on elsewhere" in done.stderr
+    assert f"orch stop {run} on elsewhere" in done.stderr
+    assert not orch.processes_of(run)
+
+
+def test_launch_that_a_restart_of_this_machine_ended_is_stopped_like_any_run(orch: Orch) -> None:
+    run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
+    before = {**supervise.this_process(), "host": socket.gethostname(), "boot_id": "the one before"}
+    Store(orch.home).find(run).update(started=False, launching=before)
+    assert f"run {run} is STOPPED" in orch("stop").stderr
+
+
+def test_launch_that_does_not_give_up_is_not_called_stopped(orch: Orch, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = orch("ssh-launch", "--detach", "--", "true").stdout.strip()
+    folder = Store(orch.home).find(run)
+    monkeypatch.setenv("ORCH_HOME", str(orch.home))
+    monkeypatch.setattr(stopping, "GIVE_UP_S", 0.2)
+    with _process("trap '' INT; echo ready; exec sleep 1000") as stubborn:
+        fields = stat_fields(stubborn.pid)
+        assert fields is not None
+        mark = {**supervise.this_process(), "pid": stubborn.pid, "start_time": int(fields[19])}
+        folder.update(started=False, launching=mark)
+        with pytest.raises(LaunchError, match=f"pid {stubborn.pid} has not given up"):
+            stopping.stop(run)
+        assert stubborn.poll() is None
+
+
+def test_process_with_the_pid_of_a_launch_that_is_gone_is_left_alone(orch: Orch) -> None:
+    run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
+    with _process("echo ready; exec sleep 1000") as stranger:
+        mark = {**supervise.this_process(), "pid": stranger.pid, "start_time": 1}
+        Store(orch.home).find(run).update(started=False, launching=mark)
+        orch("stop")
+        assert stranger.poll() is None
