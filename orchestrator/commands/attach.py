@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import time
 
-from orchestrator import supervise, supervisor
+from orchestrator import supervise
 from orchestrator.commands.following import watch
+from orchestrator.commands.supervision import say_that_nodes_ask, start_and_wait
 from orchestrator.console import print_text, say
 from orchestrator.errors import LaunchError, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder, Store, home
-
-START_WAIT_S = 30.0
-POLL_S = 0.05
 
 
 def attach(run: str, *, follow: bool) -> int:
@@ -48,12 +45,10 @@ def _supervise(folder: RunFolder, record: RunRecord) -> None:
         raise UsageError(f"run {record.id} has a supervisor: {present}", hint=hint)
     if supervise.launch_goes_on(record):
         raise UsageError(f"run {record.id} is still being launched", hint=hint)
-    process = supervisor.start(folder)
-    deadline = time.monotonic() + START_WAIT_S
-    while folder.supervisor() is None and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    if process.poll() not in (None, 0):
-        raise LaunchError(f"the supervisor of run {record.id} did not start", hint=f"see {folder.path}/supervisor.log")
+    if why := start_and_wait(folder):
+        raise LaunchError(f"run {record.id} has no supervisor: {why}")
+    if record.attended:
+        say_that_nodes_ask(folder)
 
 
 def _over(record: RunRecord) -> bool:

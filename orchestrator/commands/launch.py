@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import Any
 import orchestrator
 from orchestrator import bundle as bundles
 from orchestrator import plan as plans
-from orchestrator import supervise, supervisor, transcript
+from orchestrator import supervise, transcript
 from orchestrator.commands.following import watch
 from orchestrator.commands.inventory import load_inventory
 from orchestrator.commands.request import Words, request_of
+from orchestrator.commands.supervision import say_that_nodes_ask, supervised
 from orchestrator.console import print_text, say
 from orchestrator.errors import LaunchError, OrchError
 from orchestrator.inventory import Inventory
@@ -28,6 +30,7 @@ from orchestrator.launchers.probe import probed
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import Request, RunRecord, RunState, new_run_id
 from orchestrator.store import RunFolder, Store, home
+from orchestrator.transports.terminal import Terminal
 
 
 def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
@@ -46,14 +49,19 @@ def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
     if dry_run:
         print_text(transcript.of(plan))
         return 0
-    launcher = launcher_for(plan)
+    terminal = Terminal()
+    launcher = launcher_for(plan, terminal)
     try:
         record = _record(plan, request, inventory, now)
         folder = _start(plan, launcher, bundle, record, private=inventory.private_files)
-        if not follow:
-            print_text(f"{plan.run_id}\n")
-            return 0
-        return watch(folder, launcher)
+        if terminal.asked:
+            folder.update(attended=True)
+            say_that_nodes_ask(folder)
+        with supervised(folder) if plan.launcher == "ssh" else nullcontext():  # Slurm supervises its jobs itself
+            if not follow:
+                print_text(f"{plan.run_id}\n")
+                return 0
+            return watch(folder, launcher)
     finally:
         launcher.close()
 
@@ -84,8 +92,6 @@ def _start(
     except KeyboardInterrupt:
         left = _given_up(folder, launcher, RunState.STOPPED, f"interrupted {when}")
         raise left or LaunchError(f"interrupted {when}; {after}") from None
-    if plan.launcher == "ssh":  # Slurm supervises its jobs itself
-        supervisor.start(folder)
     return folder
 
 

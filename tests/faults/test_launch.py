@@ -22,6 +22,7 @@ from orchestrator.plan import LaunchPlan, NodePlan
 from orchestrator.store import Store
 from orchestrator.transports.base import Unreachable
 from orchestrator.transports.local import LocalTransport
+from orchestrator.transports.terminal import Terminal
 from tests.grounds.cli import Orch
 from tests.until import until
 
@@ -52,7 +53,7 @@ class Loses(DirectLauncher):
 
 
 def _launched(orch: Orch, monkeypatch: pytest.MonkeyPatch) -> LaunchError:
-    def launcher_for(plan: LaunchPlan) -> DirectLauncher:
+    def launcher_for(plan: LaunchPlan, _terminal: Terminal) -> DirectLauncher:
         return Loses(plan, lambda node: LocalTransport(node.name))
 
     monkeypatch.setattr(command, "launcher_for", launcher_for)
@@ -176,3 +177,56 @@ def test_process_with_the_pid_of_a_launch_that_is_gone_is_left_alone(orch: Orch)
         Store(orch.home).find(run).update(started=False, launching=mark)
         orch("stop")
         assert stranger.poll() is None
+
+
+WITHOUT_SUPERVISOR = """
+import sys
+from orchestrator.cli import main
+from orchestrator.commands import supervision
+supervision.START_WAIT_S = 1.0
+sys.executable = sys.argv.pop(1)
+sys.exit(main())
+"""
+
+
+def _without_supervisor(orch: Orch, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run orch with a Python that runs the script instead of a supervisor."""
+    python = orch.cwd / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    argv = [sys.executable, "-c", WITHOUT_SUPERVISOR, str(python), *words]
+    return subprocess.run(argv, cwd=orch.cwd, env=orch.environ(), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("option", ["--follow", "--detach"])
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [("echo cannot start >&2; exit 3", "it ended with status 3, see "), ("exec sleep 5", "it has not begun in 1 s")],
+)
+def test_run_whose_supervisor_does_not_come_up_is_said_to_have_none(
+    orch: Orch, script: str, why: str, option: str
+) -> None:
+    done = _without_supervisor(orch, script, "ssh-launch", option, "--", "echo", "up")
+    assert done.returncode == 0
+    [run] = [folder.path.name for folder in Store(orch.home).all()]
+    [warning] = [line for line in done.stderr.splitlines() if "warning: " in line]
+    assert f"run {run} has no supervisor: {why}" in warning
+    assert f"orch attach {run}" in warning
+    assert "[n0:0] up\n" in done.stdout if option == "--follow" else done.stdout == f"{run}\n"
+    until(lambda: orch.status()["state"] == "DONE", what="the run to be done without a supervisor")
+
+
+def test_attach_says_why_there_is_no_supervisor(orch: Orch) -> None:
+    run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
+    orch.kill_supervisor(run)
+    done = _without_supervisor(orch, "exit 3", "attach", "--detach")
+    assert done.returncode == 4
+    assert f"run {run} has no supervisor: it ended with status 3" in done.stderr
+    orch("stop")
+
+
+def test_detached_launch_has_its_supervisor_when_it_returns(orch: Orch) -> None:
+    done = orch("ssh-launch", "--detach", "--", *SLEEPERS)
+    assert orch.supervisor(done.stdout.strip()) is not None
+    assert "warning" not in done.stderr
+    orch("stop")
