@@ -6,7 +6,7 @@ Every error a user can meet, with its exit code and the next step to take.
      |   +- InventoryError    the inventory file, with file, line and field
      |   +- RunNotFound       no run of that name on this machine
      +- PreflightRefused (3)  the nodes were looked at and are not fit
-     +- LaunchError (4)       the launch failed; whatever had started was stopped again
+     +- LaunchError (4)       the launch failed; what had started was stopped again, or is named
      |   +- NodeError         one node: unreachable, no Python, unwritable folder, key refused
      |   +- NodesError        several nodes, every one of them named
      +- RunLost (5)           the state of a run cannot be known

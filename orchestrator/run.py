@@ -108,9 +108,11 @@ class RunRecord:
     code: dict[str, Any]
     versions: dict[str, str]
     launching: dict[str, Any] | None = None
-    """The process that launches it: pid, start_time and boot_id, as long as it has not ended its work."""
+    """The process that launches it: pid, start_time, host and boot_id, as long as it has not ended its work."""
     started: bool = False
     """Everything was started; without it a final state is that of the launch itself."""
+    attended: bool = False
+    """Somebody answered a question for its logins: a password, a code, a passphrase. Its supervisor cannot."""
     attempt: int = 1
     slurm_job: str | None = None
     ended: str | None = None

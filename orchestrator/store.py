@@ -8,7 +8,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,8 @@ from orchestrator.render import redacted
 from orchestrator.run import RUN_ID, RunRecord
 
 LOCK_WAIT_S = 1.0
+LOCK_POLL_S = 0.002
+RECORD_WAIT_S = 5.0  # who was stopped in the midst of a change holds up nobody for longer
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -41,7 +43,7 @@ class KeptRun(Protocol):
 
     def read_plan(self) -> LaunchPlan: ...
 
-    def write(self, record: RunRecord) -> None: ...
+    def change(self, change: Callable[[RunRecord], RunRecord]) -> RunRecord: ...
 
     def supervisor(self) -> str | None: ...
 
@@ -64,9 +66,10 @@ class PassingRun:
         """The plan, as far as the nodes tell it."""
         return self.plan
 
-    def write(self, record: RunRecord) -> None:
+    def change(self, change: Callable[[RunRecord], RunRecord]) -> RunRecord:
         """Know better."""
-        self.record = record
+        self.record = change(self.record)
+        return self.record
 
     def supervisor(self) -> str | None:
         """None on this machine."""
@@ -123,9 +126,17 @@ class RunFolder:
 
     def update(self, **changes: Any) -> RunRecord:  # noqa: ANN401  fields of RunRecord, checked by replace()
         """Change some fields of the record."""
-        record = replace(self.read(), **changes)
-        self.write(record)
-        return record
+        return self.change(lambda record: replace(record, **changes))
+
+    def change(self, change: Callable[[RunRecord], RunRecord]) -> RunRecord:
+        """Make a new record of the one that is there, while no other process does so; what changes nothing writes nothing."""
+        if change(record := self.read()) == record:
+            return record
+        with _private(self.path / "run.lock", "a") as lock:
+            _lock(lock, RECORD_WAIT_S)
+            changed = change(self.read())
+            self.write(changed)
+        return changed
 
     @contextmanager
     def supervision(self) -> Iterator[bool]:
@@ -215,7 +226,7 @@ def _lock(file: IO[str], wait_s: float, kind: int = fcntl.LOCK_EX) -> bool:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(LOCK_WAIT_S / 20)
+            time.sleep(LOCK_POLL_S)
         else:
             return True
 

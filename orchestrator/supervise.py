@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -144,24 +145,26 @@ def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, job: str | None)
 
 def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = ()) -> RunRecord:
     """Write the verdict into the run's record. A final state stays, but LOST, which was only the lack of a better one."""
-    record = run.read()
+    return run.change(lambda record: _settled(record, verdict, nodes))
+
+
+def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservation]) -> RunRecord:
     settled = record.state.final and record.state is not RunState.LOST
     if settled or verdict.state == record.state or (verdict.state.final and launch_goes_on(record)):
         return record
     summary = next((p["summary"] for node in nodes for p in node.progress.values() if "summary" in p), record.summary)
     ended = datetime.now(timezone.utc).isoformat() if verdict.state.final else None
-    changed = replace(
+    return replace(
         record, state=verdict.state, exit=verdict.exit, message=verdict.message, ended=ended, summary=summary
     )
-    run.write(changed)
-    return changed
 
 
 def this_process() -> dict[str, Any]:
-    """What tells this process from all others of this machine, now and later."""
+    """What tells this process from all others, now and later."""
     fields = stat_fields(os.getpid())
     assert fields is not None, "a process finds itself in /proc"
-    return {"pid": os.getpid(), "start_time": int(fields[19]), "boot_id": boot_id()}
+    here = {"host": socket.gethostname(), "boot_id": boot_id()}
+    return {"pid": os.getpid(), "start_time": int(fields[19]), **here}
 
 
 def launch_goes_on(record: RunRecord) -> bool:
@@ -171,3 +174,11 @@ def launch_goes_on(record: RunRecord) -> bool:
         return False
     fields = stat_fields(mark["pid"])
     return fields is not None and fields[0] not in "ZX" and int(fields[19]) == mark["start_time"]
+
+
+def launched_elsewhere(record: RunRecord) -> str | None:
+    """The other machine where the run may still be being launched: whether it is cannot be told from here."""
+    if record.launching is None or record.started or launch_goes_on(record):
+        return None
+    host = str(record.launching.get("host", socket.gethostname()))
+    return None if host == socket.gethostname() else host

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import time
 
-from orchestrator import supervise, supervisor
+from orchestrator import supervise
 from orchestrator.commands.following import watch
+from orchestrator.commands.supervision import say_that_nodes_ask, start_and_wait
 from orchestrator.console import print_text, say
 from orchestrator.errors import LaunchError, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder, Store, home
-
-START_WAIT_S = 30.0
-POLL_S = 0.05
 
 
 def attach(run: str, *, follow: bool) -> int:
@@ -45,16 +42,11 @@ def _supervise(folder: RunFolder, record: RunRecord) -> None:
     _refuse_second(folder, record)
     if supervise.launch_goes_on(record):
         raise UsageError(f"run {record.id} is still being launched", hint=_hint(record))
-    process = supervisor.start(folder)
-    own = f"pid {process.pid} "
-    deadline = time.monotonic() + START_WAIT_S
-    while process.poll() is None and time.monotonic() < deadline:
-        if (folder.supervisor() or "").startswith(own):
-            return
-        time.sleep(POLL_S)
-    if process.poll() != 0:
+    if why := start_and_wait(folder):
         _refuse_second(folder, record)  # another attach was quicker
-        raise LaunchError(f"the supervisor of run {record.id} did not start", hint=f"see {folder.path}/supervisor.log")
+        raise LaunchError(f"run {record.id} has no supervisor: {why}")
+    if record.attended:
+        say_that_nodes_ask(folder)
 
 
 def _refuse_second(folder: RunFolder, record: RunRecord) -> None:

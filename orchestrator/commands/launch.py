@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,10 +18,11 @@ from typing import Any
 import orchestrator
 from orchestrator import bundle as bundles
 from orchestrator import plan as plans
-from orchestrator import supervise, supervisor, transcript
+from orchestrator import supervise, transcript
 from orchestrator.commands.following import watch
 from orchestrator.commands.inventory import load_inventory
 from orchestrator.commands.request import Words, request_of
+from orchestrator.commands.supervision import say_that_nodes_ask, supervised
 from orchestrator.console import print_text, say
 from orchestrator.errors import LaunchError, OrchError
 from orchestrator.inventory import Inventory
@@ -31,6 +32,7 @@ from orchestrator.launchers.probe import probed
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import Request, RunRecord, RunState, new_run_id
 from orchestrator.store import RunFolder, Store, home
+from orchestrator.transports.terminal import Terminal
 
 
 def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
@@ -49,17 +51,22 @@ def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
     if dry_run:
         print_text(transcript.of(plan))
         return 0
-    launcher = launcher_for(plan)
+    terminal = Terminal()
+    launcher = launcher_for(plan, terminal)
     try:
         record = _record(plan, request, inventory, now)
         with _terminal_may_close() as closed:
             folder = _start(plan, launcher, bundle, record, private=inventory.private_files)
-        if closed.is_set():  # nobody reads on, and the run goes on
-            return 0
-        if not follow:
-            print_text(f"{plan.run_id}\n")
-            return 0
-        return watch(folder, launcher)
+        if terminal.asked:
+            folder.update(attended=True)
+            say_that_nodes_ask(folder)
+        with supervised(folder) if plan.launcher == "ssh" else nullcontext():  # Slurm supervises its jobs itself
+            if closed.is_set():  # nobody reads on, and the run goes on
+                return 0
+            if not follow:
+                print_text(f"{plan.run_id}\n")
+                return 0
+            return watch(folder, launcher)
     finally:
         launcher.close()
 
@@ -80,30 +87,29 @@ def _terminal_may_close() -> Iterator[threading.Event]:
 def _start(
     plan: LaunchPlan, launcher: Launcher, bundle: bundles.Bundle, record: RunRecord, *, private: Sequence[str]
 ) -> RunFolder:
-    """Write the record before anything starts; a launch that fails is a FAILED run with nothing left running."""
+    """Write the record before anything starts; a launch that fails is a FAILED run, or a LOST one if something may be left."""
     folder = Store(home(os.environ)).create(record)
-    is_starting = False
+    when, after = "while connecting", "nothing was started"
     try:
         with ThreadPoolExecutor(1) as aside:
             writing = aside.submit(_complete, folder, plan, private)
             launcher.connect()  # waits for the network meanwhile
             writing.result()
-        is_starting = True
+        when, after = "during the launch", "what had started was stopped"
         job = launcher.start(bundle)
+        folder.update(slurm_job=job, started=True, launching=None)
     except OrchError as exc:
-        _end(folder, RunState.FAILED, str(exc))
+        if left := _given_up(folder, launcher, RunState.FAILED, str(exc)):
+            raise left from exc
         raise
     except OSError as exc:
-        raise _given_up(folder, plan, RunState.FAILED, f"the launch failed: {exc}") from exc
+        why = f"the launch failed: {exc}"
+        left = _given_up(folder, launcher, RunState.FAILED, why)
+        raise left or LaunchError(f"{why}; {after}") from exc
     except KeyboardInterrupt:
         launcher.close()  # whatever waits for a node need not go on, and starts nothing any more
-        if not is_starting:
-            _end(folder, RunState.STOPPED, "interrupted while connecting")
-            raise LaunchError("interrupted while connecting; nothing was started") from None
-        raise _given_up(folder, plan, RunState.STOPPED, "interrupted during the launch") from None
-    folder.update(slurm_job=job, started=True, launching=None)
-    if plan.launcher == "ssh":  # Slurm supervises its jobs itself
-        supervisor.start(folder)
+        left = _given_up(folder, launcher, RunState.STOPPED, f"interrupted {when}")
+        raise left or LaunchError(f"interrupted {when}; {after}") from None
     return folder
 
 
@@ -113,29 +119,20 @@ def _complete(folder: RunFolder, plan: LaunchPlan, private: Sequence[str]) -> No
     folder.update(state=RunState.STARTING, code=_code(folder, private))
 
 
-def _given_up(folder: RunFolder, plan: LaunchPlan, state: RunState, why: str) -> LaunchError:
-    """Stop what had started; a run of which something may be left is no run that has ended."""
+def _given_up(folder: RunFolder, launcher: Launcher, state: RunState, why: str) -> LaunchError | None:
+    """Stop what had started; an error if something may be left, for then the run has not ended."""
     if state is RunState.STOPPED:
         folder.ask_to_stop()
-    launcher = launcher_for(
-        plan
-    )  # over connections of its own: the launch may have left others in the middle of something
     try:
-        left = launcher.stop(None, grace_s=0.0)
+        left = launcher.undo()
     except KeyboardInterrupt:
         left = ["interrupted again: nobody waited for the nodes"]
-    finally:
-        launcher.close()
     if not left:
-        _end(folder, state, why)
-        return LaunchError(f"{why}; what had started was stopped")
+        folder.update(state=state, message=why, launching=None, ended=datetime.now(timezone.utc).isoformat())
+        return None
     folder.update(state=RunState.LOST, message=f"{why}; not everything could be stopped", launching=None)
     again = f"once the nodes can be reached, `orch stop {folder.path.name}` ends what is left"
-    return LaunchError("\n  ".join([f"{why}; not everything could be stopped:", *left]), hint=again)
-
-
-def _end(folder: RunFolder, state: RunState, message: str) -> None:
-    folder.update(state=state, message=message, ended=datetime.now(timezone.utc).isoformat())
+    return LaunchError("\n  ".join([why, "not everything could be stopped:", *left]), hint=again)
 
 
 def _code(folder: RunFolder, private: Sequence[str]) -> dict[str, Any]:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 
 from orchestrator import supervise
 from orchestrator.console import say
 from orchestrator.errors import LaunchError, RunLost
 from orchestrator.hostlist import fold
 from orchestrator.launchers import launcher_for
+from orchestrator.node.marks import signal_exactly
 from orchestrator.plan import GRACE_S
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import Store, home
+from orchestrator.store import RunFolder, Store, home
 from orchestrator.supervise import Status, Verdict
+
+GIVE_UP_S = 90.0  # a launch waits for the nodes that it has just asked, then takes back what had started
+POLL_S = 0.05
 
 
 def stop(run: str) -> int:
@@ -20,21 +26,28 @@ def stop(run: str) -> int:
     Stop the run; stopping one that has ended is no error.
 
     Raises:
-        LaunchError: something of it could not be ended.
+        LaunchError: something of it could not be ended, or may still be started.
         RunLost: its folders are gone, so nobody knows what to end.
     """
     folder = Store(home(os.environ)).find(run)
-    record, plan = folder.read(), folder.read_plan()
+    record = _launch_ended(folder)
+    plan = folder.read_plan()
+    elsewhere = supervise.launched_elsewhere(record)
     over = record.state.final and record.state is not RunState.LOST
     if not over:
         folder.ask_to_stop()
     launcher = launcher_for(plan)
     try:
         left = launcher.stop(record.slurm_job, grace_s=GRACE_S)
-        if left and not over:
+        if left:
             raise LaunchError(
-                f"run {record.id} is not stopped everywhere\n  " + "\n  ".join(left),
+                f"run {record.id} is not known to be over everywhere\n  " + "\n  ".join(left),
                 hint=f"orch stop {record.id} again when the nodes can be reached",
+            )
+        if elsewhere:
+            raise LaunchError(
+                f"run {record.id} may still be being launched on {elsewhere}: what had started was ended, but not the launch",
+                hint=f"orch stop {record.id} on {elsewhere}; if that machine is gone, nothing more will start",
             )
         if not over:
             status = supervise.observe(folder, plan, launcher, record.slurm_job)
@@ -43,6 +56,33 @@ def stop(run: str) -> int:
         launcher.close()
     say(f"run {record.id} is {record.state.value}")
     return 0
+
+
+def _launch_ended(folder: RunFolder) -> RunRecord:
+    """
+    Have the process that is still launching the run give up, as Ctrl-C does; the record after that.
+
+    Raises:
+        LaunchError: it cannot be told to, or goes on all the same.
+    """
+    record, deadline = folder.read(), time.monotonic() + GIVE_UP_S
+    if record.launching is None or not supervise.launch_goes_on(record):
+        return record
+    pid = record.launching["pid"]
+    try:
+        signal_exactly((pid, record.launching["start_time"]), signal.SIGINT)
+    except PermissionError as exc:
+        raise LaunchError(f"run {record.id} is still being launched by pid {pid}, which is somebody else's") from exc
+    say(f"run {record.id} is still being launched: pid {pid} was told to give up")
+    while supervise.launch_goes_on(record):
+        if time.monotonic() > deadline:
+            raise LaunchError(
+                f"run {record.id} is still being launched: pid {pid} has not given up in {GIVE_UP_S:.0f} s",
+                hint=f"end that process, then orch stop {record.id} again",
+            )
+        time.sleep(POLL_S)
+        record = folder.read()
+    return record
 
 
 def _verdict(record: RunRecord, status: Status) -> Verdict:

@@ -8,15 +8,16 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.slurm import SlurmLauncher
 from orchestrator.plan import LaunchPlan
 from orchestrator.transports import way_to
+from orchestrator.transports.terminal import Terminal
 
 
-def launcher_for(plan: LaunchPlan) -> Launcher:
-    """The launcher of a plan."""
+def launcher_for(plan: LaunchPlan, terminal: Terminal | None = None) -> Launcher:
+    """The launcher of a plan; `terminal` is where it asks what a login asks, by default this process's own."""
     if plan.launcher == "slurm":
         return SlurmLauncher(plan, way_to("local", SshOptions.model_validate(plan.ssh)))
-    return direct_launcher(plan)
+    return direct_launcher(plan, terminal)
 
 
-def direct_launcher(plan: LaunchPlan) -> DirectLauncher:
+def direct_launcher(plan: LaunchPlan, terminal: Terminal | None = None) -> DirectLauncher:
     """The launcher of a plan whose nodes orch reaches itself."""
-    return DirectLauncher(plan, way_to(plan.transport, SshOptions.model_validate(plan.ssh)))
+    return DirectLauncher(plan, way_to(plan.transport, SshOptions.model_validate(plan.ssh), terminal))

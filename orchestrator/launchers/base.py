@@ -64,8 +64,12 @@ class Launcher(Protocol):
         Start the plan's agents, connecting if need be; return the scheduler's job id where there is one.
 
         Raises:
-            LaunchError: nothing of the run is left running.
+            LaunchError: not all of it was started; what was goes on until `undo`.
         """
+        ...
+
+    def undo(self) -> list[str]:
+        """End at once what `start` may have started, and nothing else; returns what could not be ended, one sentence each."""
         ...
 
     def places(self) -> Sequence[Place]:

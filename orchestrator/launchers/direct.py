@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
 from orchestrator import plan as plans
 from orchestrator import rendezvous
 from orchestrator.bundle import Bundle
-from orchestrator.errors import LaunchError, NodeError, NodesError
+from orchestrator.errors import NodeError, NodesError
 from orchestrator.fanout import each, successes
 from orchestrator.launchers.base import Place, Queue
 from orchestrator.plan import LaunchPlan, NodePlan, PlannedFile
@@ -35,6 +37,7 @@ class DirectLauncher:
         self._fanout = int(plan.ssh["fanout"])
         self._endpoints = dict(connected)
         self._opening: dict[str, Endpoint] = {}
+        self._begun: set[str] = set()
         self._is_closed = False
         self._connecting = {node.name: threading.Lock() for node in plan.nodes}
 
@@ -51,15 +54,21 @@ class DirectLauncher:
         for tries_left in reversed(range(PORT_TRIES)):
             try:
                 self._start_agents()
-            except LaunchError as exc:
-                left = self.stop(None, grace_s=0.0)
-                port_taken = isinstance(exc, NodesError) and any(isinstance(f, PortTaken) for f in exc.failures)
-                if port_taken and tries_left and not left:
-                    continue
-                exc.hint = "; ".join(filter(None, [exc.hint, *left]))
-                raise
-            break
+            except NodesError as exc:
+                port_taken = any(isinstance(failure, PortTaken) for failure in exc.failures)
+                if not port_taken or not tries_left or self.undo():
+                    raise
+            else:
+                break
         return None
+
+    def undo(self) -> list[str]:
+        """Have every node whose agent was asked for, answered or not, end it; after `close` over connections of its own."""
+        begun = [node for node in self._plan.nodes if node.name in self._begun]
+        if not self._is_closed:
+            return self._stop(begun, grace_s=0.0)
+        with contextlib.closing(DirectLauncher(replace(self._plan, nodes=tuple(begun)), self._transport)) as again:
+            return again.stop(None, grace_s=0.0)
 
     def _start_agents(self) -> None:
         found = self._reserve()
@@ -86,14 +95,16 @@ class DirectLauncher:
 
     def stop(self, job: str | None, *, grace_s: float) -> list[str]:  # noqa: ARG002  no scheduler here
         """Have every node that can be reached end its agent and ranks."""
+        return self._stop(self._plan.nodes, grace_s=grace_s)
 
+    def _stop(self, nodes: Sequence[NodePlan], *, grace_s: float) -> list[str]:
         def stop_node(node: NodePlan) -> list[str]:
             results = self.reach(node).stop(self._plan.attempt_dir(node), [node.name], grace_s=grace_s)
             return [f"{node.name}: still running: {pid}" for result in results for pid in result.remaining]
 
-        results = each(self._plan.nodes, stop_node, limit=self._fanout)
+        results = each(nodes, stop_node, limit=self._fanout)
         left: list[str] = []
-        for node, result in zip(self._plan.nodes, results, strict=True):
+        for node, result in zip(nodes, results, strict=True):
             left += [f"{node.name}: {result}"] if isinstance(result, Exception) else result
         return left
 
@@ -111,6 +122,8 @@ class DirectLauncher:
         """The node's endpoint, connected anew if its connection was lost."""
         with self._connecting[node.name]:
             if not self._reached(node):
+                if lost := self._endpoints.get(node.name):
+                    lost.close()  # its connection may well be up: only the answer came too late
                 self._endpoints[node.name] = self._opened(node)
             return self._endpoints[node.name]
 
@@ -146,6 +159,7 @@ class DirectLauncher:
 
     def _start_agent(self, node: NodePlan, found: str) -> None:
         command = plans.start_command(self._plan, node, found)
+        self._begun.add(node.name)
         self._endpoints[node.name].start(command, self._plan.node_dir(node), wait_s=START_WAIT_S)
 
     def _on_each(self, nodes: Sequence[NodePlan], work: Callable[[NodePlan], object]) -> None:

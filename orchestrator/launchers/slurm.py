@@ -68,6 +68,10 @@ class SlurmLauncher:
             endpoint.put_files(folder, [(name, file.text, file.mode)])
         return submit(Path(plan.attempt_dir(head)), Path(plans.sbatch_path(plan)))
 
+    def undo(self) -> list[str]:
+        """Cancel the job that was submitted, if one was."""
+        return self.stop(None, grace_s=0.0)
+
     def places(self) -> Sequence[Place]:
         """One place with all nodes: which they are is seen there once they have started."""
         self._endpoint()

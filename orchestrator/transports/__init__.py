@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from orchestrator.transports.base import Transport
+from orchestrator.transports.terminal import Terminal
 
 if TYPE_CHECKING:
     from orchestrator.inventory import SshOptions
     from orchestrator.transports.ssh_route import Target
 
 
-def way_to(kind: str, ssh: SshOptions) -> Callable[[Target], Transport]:
+def way_to(kind: str, ssh: SshOptions, terminal: Terminal | None = None) -> Callable[[Target], Transport]:
     """What reaches a node: `local` or `ssh`. Fabric is imported here and now, and only when it is needed."""
     if kind == "local":
         from orchestrator.transports.local import LocalTransport  # noqa: PLC0415
@@ -20,7 +21,6 @@ def way_to(kind: str, ssh: SshOptions) -> Callable[[Target], Transport]:
         return lambda node: LocalTransport(node.name)
     from orchestrator.transports.ssh import SshTransport  # noqa: PLC0415
     from orchestrator.transports.ssh_keys import Keyring  # noqa: PLC0415
-    from orchestrator.transports.terminal import Terminal  # noqa: PLC0415
 
-    keyring = Keyring(Terminal())
+    keyring = Keyring(terminal or Terminal())
     return lambda node: SshTransport(node, ssh, keyring)

@@ -1,5 +1,5 @@
 """
-The transport over ssh. With ssh_login.py the only module that imports Fabric or paramiko; what they raise is mapped here, once.
+The transport over ssh. What Fabric and paramiko raise is mapped here, in ssh_login.py and in ssh_channel.py, once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import paramiko
 from fabric import Config, Connection  # type: ignore[import-untyped]
 
 from orchestrator.errors import NodeError
-from orchestrator.transports.base import ChannelClosed, Refused, Tail, Unreachable
+from orchestrator.transports.base import Refused, Unreachable
+from orchestrator.transports.ssh_channel import SshChannel, answered_within
 from orchestrator.transports.ssh_keys import Keyring
 from orchestrator.transports.ssh_login import HostKeys, Login, TurnCameLate
 from orchestrator.transports.ssh_route import Hop, RouteError, Target, read_config, route
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 
 KEEPALIVE_S = 15
 LOST_AFTER_S = 30.0
-EXIT_WAIT_S = 5.0
-BLOCK_BYTES = 1 << 18
-DRAIN_S = 1.0
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0
 LOGIN_FACTOR = 3  # a busy node, or one that looks its users up elsewhere, connects sooner than it lets in
@@ -80,7 +78,8 @@ class SshTransport:
                 self._connect()
         try:
             channel = self._connections[-1].transport.open_session(timeout=self._login_timeout_s)
-            channel.exec_command(command_line(argv))
+            with answered_within(self._login_timeout_s, channel):
+                channel.exec_command(command_line(argv))
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise Unreachable(self.node, f"the node starts no program: {error}", hint=self._hint()) from error
         return SshChannel(self.node, channel)
@@ -233,56 +232,3 @@ def _fabric_config() -> Config:
     One for each connection: a Config that threads share is seen half loaded by some (9 to 55 of 9,600 connections).
     """
     return Config(ssh_config=paramiko.SSHConfig(), lazy=True)
-
-
-class SshChannel:
-    """A program on the node."""
-
-    def __init__(self, node: str, channel: paramiko.Channel) -> None:
-        self._node = node
-        self._channel = channel
-        self._tail = Tail()
-
-    def write(self, data: bytes, *, timeout_s: float) -> None:
-        """Write all of it."""
-        rest = memoryview(data)
-        while rest:
-            self._channel.settimeout(timeout_s)
-            try:
-                rest = rest[self._channel.send(bytes(rest[:BLOCK_BYTES])) :]
-            except TimeoutError:
-                raise
-            except OSError:  # closed
-                raise self._ended() from None
-
-    def read_some(self, *, timeout_s: float) -> bytes:
-        """Whatever has arrived; stderr is collected meanwhile, for unread it would fill the window of both."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            self._drain_stderr()
-            self._channel.settimeout(max(0.0, min(DRAIN_S, deadline - time.monotonic())))
-            try:
-                data = self._channel.recv(BLOCK_BYTES)
-            except TimeoutError:
-                if time.monotonic() >= deadline:
-                    raise
-                continue
-            if not data:
-                raise self._ended()
-            return data
-
-    def close(self) -> None:
-        """Close both ways."""
-        self._channel.close()
-
-    def _drain_stderr(self) -> None:
-        while self._channel.recv_stderr_ready():
-            self._tail.add(self._channel.recv_stderr(BLOCK_BYTES))
-
-    def _ended(self) -> ChannelClosed | Unreachable:
-        self._channel.status_event.wait(EXIT_WAIT_S)
-        self._drain_stderr()
-        transport = self._channel.get_transport()
-        if not self._channel.exit_status_ready() or (self._channel.exit_status == -1 and not transport.is_active()):
-            return Unreachable(self._node, "the connection was lost")
-        return ChannelClosed(self._channel.exit_status, self._tail.text())

@@ -26,6 +26,8 @@ class Terminal:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._given_up = False
+        self.asked = False
+        """Somebody has answered a question."""
 
     def is_there(self) -> bool:
         """Whether somebody can be asked: standard input and standard error are a terminal, and it is ours."""
@@ -73,6 +75,7 @@ class Terminal:
         finally:
             os.close(terminal)
         if line.endswith(b"\n"):
+            self.asked = True
             return line[:-1]
         self._given_up = True
         if line.endswith(_CTRL_C):

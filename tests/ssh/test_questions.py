@@ -21,6 +21,7 @@ BY_KEY_AND_CODE = {
     "UsePAM": "yes",
     "KbdInteractiveAuthentication": "yes",
 }
+UNSUPERVISED = "its supervisor has no terminal: they are not supervised"
 LAUNCH = ("ssh-launch", "--detach", "--", "true")
 
 
@@ -68,6 +69,7 @@ def test_a_password_is_asked_for_node_by_node_and_kept_nowhere(orch: Orch, farm:
         assert screen.ended() == 0, screen.text
         assert screen.echoes()
     assert word not in screen.text
+    assert screen.text.count(UNSUPERVISED) == 1
     kept = [path for path in orch.cwd.rglob("*") if path.is_file() and word.encode() in path.read_bytes()]
     assert not kept
     assert screen.text.count("password: ") == 2
@@ -98,6 +100,18 @@ def test_a_second_factor_is_asked_for_after_the_key(farm: Farm, orch: Orch, tmp_
         screen.until("Password: ", times=2)
         screen.type(f"{word}\n")
         assert screen.ended() == 0, screen.text
+
+
+def test_a_run_whose_nodes_asked_is_said_to_be_unsupervised_when_it_is_attached_to_too(
+    farm: Farm, orch: Orch, tmp_path: Path
+) -> None:
+    _orch(farm, tmp_path, nodes=1)
+    with _password(farm, **BY_PASSWORD) as word, _screen(orch) as screen:
+        screen.until("password: ")
+        screen.type(f"{word}\n")
+        assert screen.ended() == 0, screen.text
+        until(lambda: not orch.supervisors(), what="the supervisor to give up")
+        assert orch("attach", "--detach").stderr.count(UNSUPERVISED) == 1
 
 
 @pytest.mark.parametrize(("options", "wanted"), [(BY_PASSWORD, "password"), (BY_KEY_AND_CODE, "keyboard-interactive")])
@@ -177,6 +191,7 @@ def test_a_passphrase_is_asked_for_once_for_all_nodes(farm: Farm, tmp_path: Path
         screen.type(f"{PHRASE}\n")
         assert screen.ended() == 0, screen.text
     assert screen.text.count("passphrase of") == 2
+    assert screen.text.count(UNSUPERVISED) == 1
     assert PHRASE not in screen.text
 
 
@@ -203,6 +218,7 @@ def test_nobody_is_asked_for_a_passphrase_when_another_key_will_do(farm: Farm, t
     with _screen(orch) as screen:
         assert screen.ended() == 0, screen.text
     assert "passphrase" not in screen.text
+    assert UNSUPERVISED not in screen.text
 
 
 def test_a_question_cannot_write_to_the_screen_what_it_likes(tmp_path: Path) -> None:

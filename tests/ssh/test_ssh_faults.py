@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -147,6 +148,32 @@ def test_a_login_that_never_ends_is_given_up(farm: Farm, tmp_path: Path, host_ke
         with pytest.raises(Unreachable, match="no answer to the login for 3 s"):
             login(node, config=way["config"], connect_timeout_s=1)
         assert time.monotonic() - begun < 10
+
+
+def test_a_node_that_stops_before_it_has_started_the_program_is_given_up(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sshd is stopped when it has opened the session and has not been asked for the program yet."""
+    stopped: list[int] = []
+    open_session = paramiko.Transport.open_session
+
+    def opened(transport: paramiko.Transport, **options: float) -> paramiko.Channel:
+        channel = open_session(transport, **options)  # type: ignore[arg-type]  # passed on as they are
+        stopped.extend(farm.connections())
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        return channel
+
+    monkeypatch.setattr(paramiko.Transport, "open_session", opened)
+    begun = time.monotonic()
+    try:
+        with pytest.raises(Unreachable, match="the node starts no program: no answer for 3 s"):
+            login(Node(name="n0"), config=str(farm.ssh_config), connect_timeout_s=1)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    assert stopped
+    assert time.monotonic() - begun < 20
 
 
 def test_a_server_that_only_greets_is_given_up(farm: Farm) -> None:

@@ -76,12 +76,13 @@ def test_taken_port_is_retried_on_another_one(tmp_path: Path) -> None:
         _close(launcher)
 
 
-def test_port_that_is_taken_every_time_ends_the_launch_with_nothing_running(tmp_path: Path) -> None:
+def test_port_that_is_taken_every_time_ends_the_launch_and_what_had_started_is_undone(tmp_path: Path) -> None:
     launcher, _, bundle = _launcher(tmp_path, thefts=PORT_TRIES)
     try:
         with pytest.raises(LaunchError, match="rendezvous port"):
             launcher.start(bundle)
         assert len(launcher.found) == PORT_TRIES
+        assert launcher.undo() == []
         assert not _alive(launcher)
     finally:
         _close(launcher)

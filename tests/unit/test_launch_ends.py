@@ -16,6 +16,7 @@ from orchestrator.plan import LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import Store
 from orchestrator.transports.local import LocalTransport
+from orchestrator.transports.terminal import Terminal
 from tests.until import until
 
 
@@ -29,14 +30,14 @@ class Interrupted(DirectLauncher):
         super().start(bundle)
         raise self.end
 
-    def stop(self, job: str | None, *, grace_s: float) -> list[str]:
-        return super().stop(job, grace_s=grace_s) + list(self.trouble)
+    def undo(self) -> list[str]:
+        return super().undo() + list(self.trouble)
 
 
 def _launched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException, *trouble: str
 ) -> tuple[LaunchError, RunRecord]:
-    def launcher_for(plan: LaunchPlan) -> DirectLauncher:
+    def launcher_for(plan: LaunchPlan, _terminal: Terminal) -> DirectLauncher:
         launcher = Interrupted(plan, lambda node: LocalTransport(node.name))
         launcher.end, launcher.trouble = end, trouble
         return launcher

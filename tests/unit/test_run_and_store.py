@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -76,6 +79,33 @@ def test_no_run_at_all_says_how_to_start_one(tmp_path: Path) -> None:
     with pytest.raises(RunNotFound, match="no run in") as caught:
         Store(tmp_path).find("latest")
     assert "orch ssh-launch" in caught.value.hint
+
+
+def test_change_of_a_record_is_not_undone_by_another_process(tmp_path: Path) -> None:
+    folder = Store(tmp_path).create(_record("a-20260102-030405-0abc"))
+    program = (
+        "import sys; from pathlib import Path; from orchestrator.store import RunFolder\n"
+        "for number in range(500): RunFolder(Path(sys.argv[1])).update(message=str(number))"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(folder.path)]) as other:
+        number = 0
+        while other.poll() is None:
+            number += 1
+            folder.update(slurm_job=str(number))
+            assert folder.read().slurm_job == str(number)
+    assert other.returncode == 0
+    assert (folder.read().message, folder.read().slurm_job) == ("499", str(number))
+
+
+def test_process_that_was_stopped_while_it_changed_the_record_holds_up_nobody_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.store.RECORD_WAIT_S", 0.1)
+    folder = Store(tmp_path).create(_record("a-20260102-030405-0abc"))
+    with (folder.path / "run.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        folder.update(message="goes on")
+    assert folder.read().message == "goes on"
 
 
 def test_path_tricks_find_no_run(tmp_path: Path) -> None:

@@ -1,0 +1,232 @@
+"""Launches that fail or are stopped half way: what had started is ended, or it is said that it may be left."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator import supervise
+from orchestrator.commands import launch as command
+from orchestrator.commands import stop as stopping
+from orchestrator.commands.request import Words
+from orchestrator.errors import LaunchError
+from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.node.machine import stat_fields
+from orchestrator.plan import LaunchPlan, NodePlan
+from orchestrator.store import Store
+from orchestrator.transports.base import Unreachable
+from orchestrator.transports.local import LocalTransport
+from orchestrator.transports.terminal import Terminal
+from tests.grounds.cli import Orch
+from tests.until import until
+
+SLEEPERS = ("sh", "-c", "echo up; exec sleep 1000")
+
+
+@pytest.fixture
+def orch(tmp_path: Path) -> Orch:
+    """orch beside an inventory.yaml of two nodes on this machine, each with a Python of its own."""
+    for name in ("n0", "n1"):
+        (tmp_path / name).symlink_to(sys.executable)
+    nodes = "".join(f"  - {{name: {name}, python: {tmp_path / name}}}\n" for name in ("n0", "n1"))
+    (tmp_path / "inventory.yaml").write_text(
+        f"name: here\naccelerator: cpu\ntransport: local\ndefaults: {{workdir: {tmp_path}/work}}\nnodes:\n{nodes}"
+    )
+    return Orch(tmp_path)
+
+
+class Loses(DirectLauncher):
+    """Its node n1 starts its agent and is out of reach from then on: without its Python nothing can be asked there."""
+
+    def _start_agent(self, node: NodePlan, found: str) -> None:
+        super()._start_agent(node, found)
+        if node.name == "n1":
+            self._endpoints[node.name].close()
+            Path(node.python).unlink()
+            raise Unreachable(node.name, "no answer for 60 s")
+
+
+def _launched(orch: Orch, monkeypatch: pytest.MonkeyPatch) -> LaunchError:
+    def launcher_for(plan: LaunchPlan, _terminal: Terminal) -> DirectLauncher:
+        return Loses(plan, lambda node: LocalTransport(node.name))
+
+    monkeypatch.setattr(command, "launcher_for", launcher_for)
+    monkeypatch.setenv("ORCH_HOME", str(orch.home))
+    monkeypatch.chdir(orch.cwd)
+    with pytest.raises(LaunchError) as caught:
+        command.launch(Words("ssh", None, None, None, None, (), SLEEPERS), dry_run=False, follow=False)
+    return caught.value
+
+
+def test_failed_launch_that_could_not_be_undone_is_lost_until_it_is_stopped(
+    orch: Orch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = _launched(orch, monkeypatch)
+    assert "n1: no answer for 60 s" in str(error)
+    assert f"not everything could be stopped:\n  n1: no Python: {orch.cwd}/n1 not found" in str(error)
+    [record] = orch.records()
+    assert record["state"] == "LOST"
+    assert record["id"] in error.hint
+    assert orch.processes_of(record["id"])
+
+    assert f"n1: no Python: {orch.cwd}/n1 not found" in orch("stop", code=4).stderr
+    assert orch.records()[0]["state"] == "LOST"
+
+    (orch.cwd / "n1").symlink_to(sys.executable)
+    orch("stop")
+    assert orch.records()[0]["state"] == "STOPPED"
+    until(lambda: not orch.processes_of(record["id"]), what="the ranks of n1 to be gone")
+
+
+def test_stop_of_a_run_that_is_over_says_which_nodes_it_could_not_ask(orch: Orch) -> None:
+    orch("ssh-launch", "--", "true")
+    (orch.cwd / "n1").unlink()
+    done = orch("stop", code=4)
+    assert f"n1: no Python: {orch.cwd}/n1 not found" in done.stderr
+    assert orch.records()[0]["state"] == "DONE"
+
+
+HELD = """#!/bin/sh
+case "$*" in *" run "*)
+    touch {folder}/asked
+    while [ ! -e {folder}/gate ]; do sleep 0.02; done
+esac
+exec {python} "$@"
+"""
+
+
+def _held(orch: Orch, node: str) -> None:
+    """The agent of that node starts when there is a gate."""
+    (orch.cwd / node).unlink()
+    (orch.cwd / node).write_text(HELD.format(folder=orch.cwd, python=sys.executable))
+    (orch.cwd / node).chmod(0o755)
+
+
+@contextlib.contextmanager
+def _process(script: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of no run, once it has said that it is ready."""
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_stop_during_a_launch_ends_the_launch_first(orch: Orch) -> None:
+    _held(orch, "n1")
+    with orch.start("ssh-launch", "--detach", "--", *SLEEPERS) as launch:
+        until((orch.cwd / "asked").exists, what="n1 to be asked for its agent")
+        with orch.start("stop") as stop:
+            assert stop.stderr is not None
+            assert f"still being launched: pid {launch.pid} was told to give up" in stop.stderr.readline()
+            (orch.cwd / "gate").touch()
+            assert stop.wait(60) == 0
+        assert launch.wait(60) == 4
+        assert launch.stderr is not None
+        assert "interrupted during the launch; what had started was stopped" in launch.stderr.read()
+    [record] = orch.records()
+    assert (record["state"], record["launching"]) == ("STOPPED", None)
+    assert not orch.processes_of(record["id"])
+    assert not orch.supervisors()
+
+
+def test_stop_of_a_launch_on_another_machine_ends_what_it_can_and_says_so(orch: Orch) -> None:
+    run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
+    elsewhere = {**supervise.this_process(), "host": "elsewhere", "boot_id": "another"}
+    Store(orch.home).find(run).update(started=False, launching=elsewhere)
+    done = orch("stop", code=4)
+    assert f"run {run} may still be being launched on elsewhere" in done.stderr
+    assert f"orch stop {run} on elsewhere" in done.stderr
+    assert not orch.processes_of(run)
+
+
+def test_launch_that_a_restart_of_this_machine_ended_is_stopped_like_any_run(orch: Orch) -> None:
+    run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
+    before = {**supervise.this_process(), "host": socket.gethostname(), "boot_id": "the one before"}
+    Store(orch.home).find(run).update(started=False, launching=before)
+    assert f"run {run} is STOPPED" in orch("stop").stderr
+
+
+def test_launch_that_does_not_give_up_is_not_called_stopped(orch: Orch, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = orch("ssh-launch", "--detach", "--", "true").stdout.strip()
+    folder = Store(orch.home).find(run)
+    monkeypatch.setenv("ORCH_HOME", str(orch.home))
+    monkeypatch.setattr(stopping, "GIVE_UP_S", 0.2)
+    with _process("trap '' INT; echo ready; exec sleep 1000") as stubborn:
+        fields = stat_fields(stubborn.pid)
+        assert fields is not None
+        mark = {**supervise.this_process(), "pid": stubborn.pid, "start_time": int(fields[19])}
+        folder.update(started=False, launching=mark)
+        with pytest.raises(LaunchError, match=f"pid {stubborn.pid} has not given up"):
+            stopping.stop(run)
+        assert stubborn.poll() is None
+
+
+def test_process_with_the_pid_of_a_launch_that_is_gone_is_left_alone(orch: Orch) -> None:
+    run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
+    with _process("echo ready; exec sleep 1000") as stranger:
+        mark = {**supervise.this_process(), "pid": stranger.pid, "start_time": 1}
+        Store(orch.home).find(run).update(started=False, launching=mark)
+        orch("stop")
+        assert stranger.poll() is None
+
+
+WITHOUT_SUPERVISOR = """
+import sys
+from orchestrator.cli import main
+from orchestrator.commands import supervision
+supervision.START_WAIT_S = 1.0
+sys.executable = sys.argv.pop(1)
+sys.exit(main())
+"""
+
+
+def _without_supervisor(orch: Orch, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run orch with a Python that runs the script instead of a supervisor."""
+    python = orch.cwd / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    argv = [sys.executable, "-c", WITHOUT_SUPERVISOR, str(python), *words]
+    return subprocess.run(argv, cwd=orch.cwd, env=orch.environ(), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("option", ["--follow", "--detach"])
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [("echo cannot start >&2; exit 3", "it ended with status 3, see "), ("exec sleep 5", "it has not begun in 1 s")],
+)
+def test_run_whose_supervisor_does_not_come_up_is_said_to_have_none(
+    orch: Orch, script: str, why: str, option: str
+) -> None:
+    done = _without_supervisor(orch, script, "ssh-launch", option, "--", "echo", "up")
+    assert done.returncode == 0
+    [run] = [folder.path.name for folder in Store(orch.home).all()]
+    [warning] = [line for line in done.stderr.splitlines() if "warning: " in line]
+    assert f"run {run} has no supervisor: {why}" in warning
+    assert f"orch attach {run}" in warning
+    assert "[n0:0] up\n" in done.stdout if option == "--follow" else done.stdout == f"{run}\n"
+    until(lambda: orch.status()["state"] == "DONE", what="the run to be done without a supervisor")
+
+
+def test_attach_says_why_there_is_no_supervisor(orch: Orch) -> None:
+    run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
+    orch.kill_supervisor(run)
+    done = _without_supervisor(orch, "exit 3", "attach", "--detach")
+    assert done.returncode == 4
+    assert f"run {run} has no supervisor: it ended with status 3" in done.stderr
+    orch("stop")
+
+
+def test_detached_launch_has_its_supervisor_when_it_returns(orch: Orch) -> None:
+    done = orch("ssh-launch", "--detach", "--", *SLEEPERS)
+    assert orch.supervisor(done.stdout.strip()) is not None
+    assert "warning" not in done.stderr
+    orch("stop")

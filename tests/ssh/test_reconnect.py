@@ -1,0 +1,53 @@
+"""A node that answers too late: connected anew, with nothing left of the connection before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestrator import inventory
+from orchestrator import plan as plans
+from orchestrator.launchers import direct_launcher
+from orchestrator.run import Program, Request
+from orchestrator.transports import endpoint
+from orchestrator.transports.base import Unreachable
+from orchestrator.transports.endpoint import Beat
+from tests.grounds.sshd import Farm
+from tests.until import until
+
+TIMES = 4
+
+
+def _held(farm: Farm) -> tuple[int, int, int]:
+    """What connections cost: files and threads here, processes of sshd there."""
+    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), len(farm.connections())
+
+
+def test_a_connection_that_was_given_up_is_closed_before_the_next(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = inventory.load(farm.inventory(tmp_path, nodes=1))
+    request = Request("ssh", Program("executable", ("true",)))
+    plan = plans.make_plan(where, request, run_id="farm-20260102-030405-0abc", bundle="0" * 32, home="/")
+    monkeypatch.setattr(endpoint, "BEAT_ANSWER_S", 0.1)
+    launcher = direct_launcher(plan)
+    try:
+        launcher.reach(plan.head)
+        before = _held(farm)
+        for _ in range(TIMES):
+            node = launcher.reach(plan.head)
+            stopped = farm.processes()
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+            with pytest.raises(Unreachable, match="no answer"):
+                node.supervise(plan.attempt_dir(plan.head), plan.head.name, Beat(None, (), 0.0))
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        launcher.reach(plan.head)
+        until(lambda: _held(farm) == before, what=lambda: f"{_held(farm)} to be {before}")
+    finally:
+        launcher.close()
