@@ -147,9 +147,10 @@ class Agent:
         return True
 
     def on_rank_exit(self, pid: int, rank: int, status: int) -> None:
-        code, ended = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None, self.events.clock.now()
         self.next_mark_s = 0.0
-        self.mark_offsets()  # what it wrote is older than the event of its end
+        self.mark_offsets()
+        ended = self.events.clock.now()  # later than the mark: what it wrote comes before the word of its end
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         by_term = os.WTERMSIG(status) == signal.SIGTERM if os.WIFSIGNALED(status) else code == SHELL_TERM
         if by_term and not self.stopping:
             self.hear_of_a_stop()

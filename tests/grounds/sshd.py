@@ -176,6 +176,14 @@ class Farm:
         finally:
             self._start({})
 
+    @contextlib.contextmanager
+    def only(self, count: int) -> Iterator[None]:
+        """The first nodes stay within the block: all others refuse connections, and the open ones are cut."""
+        places = "\nListenAddress ".join(f"{address}:{self.port}" for address in ("127.0.0.1", *self.addresses(count)))
+        with self.restarted(ListenAddress=places):
+            self.drop_connections()
+            yield
+
     def _start(self, options: Mapping[str, str]) -> None:
         config = write_server_config(self.folder / "sshd_config", self._settings(options))
         log = self.folder / "sshd.log"
