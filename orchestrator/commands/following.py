@@ -37,17 +37,17 @@ class Watch:
         self._quiet_since: float | None = None
         self._writer = writer
         self._keep = keep
-        self._feeds = [Feed(place) for place in launcher.places()]
+        self._feeds = [Feed(place, failure=place.failure) for place in launcher.places()]
         self._nodes: dict[str, NodeObservation] = {}
         self._queue: Queue | None = None
         self._asked = float("-inf")
-        self.lost = {feed.place.name: feed.place.failure for feed in self._feeds if feed.place.failure is not None}
+        self.lost = {feed.place.name: feed.failure for feed in self._feeds if feed.failure is not None}
         """The places that cannot be heard just now, and why."""
         self._shown_from: dict[str, float] = {}
 
     def past(self, *, tail: int | None, unfinished: bool) -> None:
         """Print what is there already, or the last `tail` lines of it; `unfinished` lines too if no more is expected."""
-        lines: Iterable[LogLines] = history([feed for feed in self._feeds if feed.place.failure is None])
+        lines: Iterable[LogLines] = history(self._feeds)
         if unfinished:
             lines = chain(lines, self._unfinished())
         lines = self._kept(lines)
@@ -55,6 +55,10 @@ class Watch:
             lines = last(lines, tail)
             self._shown_from = dict.fromkeys(self.lost, time.time())  # what is to be left out comes with them, later
         self._writer.write(lines)
+        for feed in self._feeds:
+            if feed.failure is not None and feed.place.name not in self.lost:  # it was lost in the midst
+                self.lost[feed.place.name] = feed.failure
+                self._write(feed.gaps(feed.failure) if unfinished else ())
 
     def to_end(self, *, stop_failed: bool) -> RunRecord:
         """

@@ -7,15 +7,18 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from orchestrator.errors import NodeError
 from orchestrator.launchers.base import Place
 from orchestrator.logs.merge import LogLines, NodeLines, in_order
 from orchestrator.transports.observed import NodeObservation
 
+T = TypeVar("T")
 CHUNK_BYTES = 1 << 20
 HELD_BYTES = 1 << 25  # while merging: a chunk of every file, or of every place, which as text takes as much again
 LEAST_CHUNK_BYTES = 1 << 16
@@ -32,6 +35,8 @@ class Feed:
     place: Place
     offsets: dict[str, int] = field(default_factory=dict)
     nodes: dict[str, NodeLines] = field(default_factory=dict)
+    failure: NodeError | None = None
+    """Why what stood in its files could not be read, or not to the end."""
 
     def read(self, *, wait_s: float, only: Sequence[str] | None = None, max_bytes: int = CHUNK_BYTES) -> list[LogLines]:
         """Read what is new, waiting up to `wait_s` for it; lines in order of time."""
@@ -82,9 +87,14 @@ class Feed:
 
 
 def history(feeds: Sequence[Feed]) -> Iterator[LogLines]:
-    """Everything that stands in the files now, merged by time; one chunk of each file is in memory at a time."""
+    """
+    Everything that stands in the files now, merged by time; one chunk of each file is in memory at a time.
+
+    A place that is lost meanwhile is reached again, once for every step; where that fails, the others go on, and its
+    `failure` says why there is no more of it.
+    """
     streams: list[Iterator[LogLines]] = []
-    sizes_of = [feed.place.endpoint.files(feed.place.attempt_dir, feed.place.nodes) for feed in feeds]
+    sizes_of = [_twice(feed, partial(_sizes, feed)) or {} for feed in feeds]
     chunk = _chunk_bytes(sum(map(len, sizes_of)))
     for feed, sizes in zip(feeds, sizes_of, strict=True):
         files = {file: size for file, size in sizes.items() if not file.endswith("/offsets.jsonl")}
@@ -99,11 +109,32 @@ def _chunk_bytes(sources: int) -> int:
 def _file_history(feed: Feed, file: str, size: int, chunk: int) -> Iterator[LogLines]:
     while feed.offsets.get(file, 0) < size:
         before = feed.offsets.get(file, 0)
-        if not file.endswith("/events.jsonl"):
-            feed.read_index(file, min(size, before + chunk))
-        yield from feed.read(wait_s=0, only=[file], max_bytes=min(chunk, size - before))
+        yield from _twice(feed, partial(_read_chunk, feed, file, min(size, before + chunk))) or ()
         if feed.offsets.get(file, 0) == before:
-            return  # the file is shorter than it was: nothing more can be had
+            return  # the file is shorter than it was, or its node is gone: nothing more can be had
+
+
+def _sizes(feed: Feed) -> dict[str, int]:
+    return feed.place.endpoint.files(feed.place.attempt_dir, feed.place.nodes)
+
+
+def _read_chunk(feed: Feed, file: str, until: int) -> list[LogLines]:
+    if not file.endswith("/events.jsonl"):
+        feed.read_index(file, until)
+    return feed.read(wait_s=0, only=[file], max_bytes=until - feed.offsets.get(file, 0))
+
+
+def _twice(feed: Feed, read: Callable[[], T]) -> T | None:
+    """What is read, at the second try if the connection is lost at the first; None where nothing can be read any more."""
+    if feed.failure is None:
+        try:
+            return read()
+        except NodeError:
+            try:
+                return read()
+            except NodeError as error:
+                feed.failure = error
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,6 +161,26 @@ def test_two_terminals_see_the_same(orch: Orch) -> None:
             assert own == [f"line {number} of {rank}" for number in range(1, 301)]
 
 
+@pytest.mark.parametrize("left", [2, 1])
+def test_connections_cut_while_the_past_is_read_cost_nothing_but_a_node_that_is_gone(
+    orch: Orch, farm: Farm, left: int
+) -> None:
+    run = orch("ssh-launch", "--detach", "--", "seq", "1000000", "1400000").stdout.strip()
+    until(lambda: orch.status(run)["state"] == "DONE", what="the end")
+    with orch.start("logs", run) as reader:  # which can go on by no more than the pipe holds
+        assert reader.stdout is not None
+        seen = reader.stdout.readline()
+        with farm.only(left):
+            seen += reader.stdout.read()
+            assert reader.stderr is not None
+            said = reader.stderr.read()
+    assert reader.returncode == (0 if left == 2 else 4), said
+    assert _lines_of(seen, "n0", 0) == _written(orch, run, "n0", 0)
+    whole, shown = _written(orch, run, "n1", 1), _lines_of(seen, "n1", 1)
+    assert shown == whole if left == 2 else shown == whole[: len(shown)] != whole
+    assert ("[n1:-] gap: n1 cannot be read" in seen) == (left == 1)
+
+
 def test_node_that_is_gone_is_a_gap_in_the_log(orch: Orch, farm: Farm) -> None:
     watcher = orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000")
     assert watcher.stdout is not None
