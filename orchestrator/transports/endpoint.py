@@ -5,55 +5,32 @@ The controller's side of the endpoint: starts node/endpoint.py over any transpor
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
-import importlib.util
 import json
-import marshal
 import threading
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.abc import InspectLoader
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import NodeError
 from orchestrator.transports.base import Channel, ChannelClosed, Reader, Transport, Unreachable
 from orchestrator.transports.clocks import Window
+from orchestrator.transports.node_program import FLAGS, MARKER, OLDEST_PYTHON, program
 from orchestrator.transports.observed import (
     AgentRecord,
     Chunk,
     Facts,
-    Finished,
     Hunted,
     Leftover,
     NodeObservation,
-    RankExit,
-    Signalled,
     StopResult,
     Trace,
 )
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing itself from Python 3.11 on
-
-__all__ = [
-    "AgentRecord",
-    "Chunk",
-    "Endpoint",
-    "Facts",
-    "Finished",
-    "Hunted",
-    "Leftover",
-    "NodeObservation",
-    "PortTaken",
-    "RankExit",
-    "Signalled",
-    "StopResult",
-    "Trace",
-]
 
 ANSWER_S = 30.0
 BEAT_ANSWER_S = 4.0  # a node that takes longer is silent; how long it may be, the supervisor decides
@@ -63,78 +40,8 @@ STRAYS_MARGIN_S = 20.0  # what node/strays.py adds to the grace, a vendor's tool
 CLEAR_S = 3600.0  # terabytes on a busy file system
 JUNK_LIMIT = 64 << 10
 HEADER_LIMIT = 64 << 20
-OLDEST_PYTHON = (3, 8)
-PACKAGES = ("orchestrator", "orchestrator.node")
-# All that a connection may need; the node runs a module when it is first imported there.
-EVERY_TIME = ("machine", "receive", "contact", "watch", "endpoint")
-AT_TIMES = ("marks", "stop", "rendezvous", "strays", "leftovers")
-
-# The only program text on a command line, the same for every node: the shell of a node gets to see nothing that varies.
-# No ! and no newline, which some shells touch even within quotes. -S and -s: no site packages, which take long to scan.
-LOADER = 'import sys;i=getattr(sys.stdin,"buffer",sys.stdin);exec(i.read(int(i.readline())))'
-FLAGS = ("-E", "-s", "-S", "-c", LOADER)
-MARKER = "orch-endpoint-f1b7c0d2"
-# Runs in whatever Python is there, if only to say that it is too old. A home folder with a json.py must not matter.
-# Compiling takes a node a third of the time: what is needed every time is sent as byte code too, for a node of the same Python.
-BOOTSTRAP = f"""
-sys.path[:] = [entry for entry in sys.path if entry]
-sys.stdout.write("\\n{MARKER} %d.%d.%d\\n" % tuple(sys.version_info[:3]))
-sys.stdout.flush()
-if sys.version_info >= {OLDEST_PYTHON}:
-    import json, marshal, zlib, _frozen_importlib, _frozen_importlib_external
-    magic, code_size, text_size = i.readline().split()
-    code, text = i.read(int(code_size)), i.read(int(text_size))
-    modules = json.loads(zlib.decompress(text))
-    if magic.decode() == _frozen_importlib_external.MAGIC_NUMBER.hex():
-        modules.update(marshal.loads(zlib.decompress(code)))
-
-    class Sent:
-        @staticmethod
-        def find_spec(name, path=None, target=None):
-            if name in modules:
-                return _frozen_importlib.ModuleSpec(name, Sent, is_package=name in {PACKAGES!r})
-
-        create_module = staticmethod(lambda spec: None)
-
-        @staticmethod
-        def exec_module(module):
-            program = modules[module.__name__]
-            exec(compile(program, module.__name__, "exec") if isinstance(program, str) else program, module.__dict__)
-
-    sys.meta_path.insert(0, Sent)
-    from orchestrator.node.endpoint import serve
-    serve(i)
-"""
-
 PYTHON_HINT = "set python: in the inventory to a Python of 3.8 or newer on that node"
 WORKDIR_HINT = "set workdir: in the inventory to a folder that is yours on that node"
-
-
-def program() -> bytes:
-    """What the loader reads: the bootstrap behind its length, then the modules, as byte code and as text."""
-    with _making:  # a thousand threads want it at the same moment
-        return _program()
-
-
-_making = threading.Lock()
-
-
-@functools.cache
-def _program() -> bytes:
-    every_time, at_times = ([f"orchestrator.node.{name}" for name in names] for names in (EVERY_TIME, AT_TIMES))
-    texts = {name: _loader(name).get_source(name) for name in (*PACKAGES, *every_time, *at_times)}
-    code = zlib.compress(marshal.dumps({name: _loader(name).get_code(name) for name in every_time}))
-    text = zlib.compress(json.dumps(texts).encode())
-    bootstrap, magic = BOOTSTRAP.encode(), importlib.util.MAGIC_NUMBER.hex().encode()
-    return b"%d\n%b%b %d %d\n%b%b" % (len(bootstrap), bootstrap, magic, len(code), len(text), code, text)
-
-
-def _loader(name: str) -> InspectLoader:
-    """Finds a module's text, and its byte code where Python has kept it."""
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    assert isinstance(spec.loader, InspectLoader)
-    return spec.loader
 
 
 def frame(header: Mapping[str, object], payload: bytes = b"") -> bytes:

@@ -16,8 +16,9 @@ import pytest
 from orchestrator.node import strays
 from orchestrator.node.machine import boot_id
 from orchestrator.node.watch import live_fields
-from orchestrator.transports.endpoint import Endpoint, Leftover
+from orchestrator.transports.endpoint import Endpoint
 from orchestrator.transports.local import LocalTransport
+from orchestrator.transports.observed import Leftover
 from tests.unit.test_agent_ground import PYTHONS
 
 DAY_S = 86400.0

@@ -13,8 +13,9 @@ import pytest
 
 from orchestrator.errors import NodeError
 from orchestrator.node.watch import live_fields, process
-from orchestrator.transports.endpoint import Endpoint, RankExit
+from orchestrator.transports.endpoint import Endpoint
 from orchestrator.transports.local import LocalTransport
+from orchestrator.transports.observed import RankExit
 from tests.grounds.stand_in import AGENT, Ground, alive
 from tests.until import until
 

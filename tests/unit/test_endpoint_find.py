@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import NodeError
-from orchestrator.transports.endpoint import Endpoint, Trace
+from orchestrator.transports.endpoint import Endpoint
 from orchestrator.transports.local import LocalTransport
+from orchestrator.transports.observed import Trace
 
 RUN = "gpt-20261121-101500-ab12"
 JOB: dict[str, Any] = {"version": 1, "nodes": ["n0", "n1"], "ranks": [8, 4]}

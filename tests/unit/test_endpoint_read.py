@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import NodeError
-from orchestrator.transports.endpoint import Chunk, Endpoint
+from orchestrator.transports.endpoint import Endpoint
 from orchestrator.transports.local import LocalTransport
+from orchestrator.transports.observed import Chunk
 from tests.until import until
 
 

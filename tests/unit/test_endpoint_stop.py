@@ -13,8 +13,9 @@ import pytest
 
 from orchestrator.node.marks import START_TIME, signal_exactly
 from orchestrator.node.watch import live_fields
-from orchestrator.transports.endpoint import Endpoint, Signalled
+from orchestrator.transports.endpoint import Endpoint
 from orchestrator.transports.local import LocalTransport
+from orchestrator.transports.observed import Signalled
 from tests.grounds.stand_in import Ground, alive
 from tests.unit.test_agent_ground import PYTHONS
 from tests.until import until

@@ -12,8 +12,9 @@ import pytest
 from orchestrator.errors import NodeError
 from orchestrator.node.watch import live_fields
 from orchestrator.transports.base import ChannelClosed, Reader, Unreachable
-from orchestrator.transports.endpoint import FLAGS, Endpoint, frame, program
+from orchestrator.transports.endpoint import Endpoint, frame
 from orchestrator.transports.local import LocalChannel, LocalTransport
+from orchestrator.transports.node_program import FLAGS, program
 from tests.until import until
 
 
