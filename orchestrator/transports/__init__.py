@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from orchestrator.transports.ssh_route import Target
 
 
+OPEN_FILES = 1 << 16
+
+
 def way_to(kind: str, ssh: SshOptions, terminal: Terminal | None = None) -> Callable[[Target], Transport]:
     """What reaches a node: `local` or `ssh`. Fabric is imported here and now, and only when it is needed."""
     if kind == "local":
@@ -22,5 +26,14 @@ def way_to(kind: str, ssh: SshOptions, terminal: Terminal | None = None) -> Call
     from orchestrator.transports.ssh import SshTransport  # noqa: PLC0415
     from orchestrator.transports.ssh_keys import Keyring  # noqa: PLC0415
 
+    _allow_open_files()
     keyring = Keyring(terminal or Terminal())
     return lambda node: SshTransport(node, ssh, keyring)
+
+
+def _allow_open_files() -> None:
+    """A connection is an open file: the usual 1,024 of a process are too few for as many nodes, and what may be had costs nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

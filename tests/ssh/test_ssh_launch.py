@@ -9,8 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from tests.grounds.cli import Orch
+from tests.grounds.inventories import write_inventory
 from tests.grounds.sshd import Farm
 from tests.until import until
 
@@ -198,3 +200,16 @@ def test_log_of_the_other_nodes_can_be_read_when_one_is_gone(orch: Orch) -> None
     assert "[n0:0] hi" in done.stdout
     assert "n1: " in done.stderr
     assert orch("status").stdout.split()[1] == "DONE"
+
+
+def test_more_nodes_than_a_process_may_usually_have_files(farm: Farm, tmp_path: Path) -> None:
+    work = farm.home / "many"
+    nodes = [
+        {"name": f"m{index}", "address": address, "workdir": str(work / str(index))}
+        for index, address in enumerate(farm.addresses(24))
+    ]
+    inventory = farm.inventory(tmp_path)
+    write_inventory(inventory, {**YAML(typ="safe").load(inventory), "nodes": nodes}, {})
+    orch = Orch(tmp_path, prefix=("sh", "-c", 'ulimit -Sn 20; exec "$@"', "sh"))
+    orch("ssh-launch", "--", "sh", "-c", "echo up")
+    assert sum(line["text"] == "up" for line in orch.lines()) == 24
