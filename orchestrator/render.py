@@ -66,25 +66,20 @@ def slurm_node_script(plan: LaunchPlan) -> str:
     return _render(
         "slurm_node.sh.j2",
         run_id=plan.run_id,
-        attempt=plan.attempt,
         common_env={name: value for name, value in head.env.items() if name in common},
         nodes=[node for node in own if node["env"] or node["address"]],
         python=head.python,
         agent=f"{plan.bundle_dir(head)}/orchestrator/node/__main__.py",
-        job=f"{plan.attempt_dir(head)}/job.json",
     )
 
 
 def sbatch_script(plan: LaunchPlan) -> str:
     """The batch script of a Slurm job."""
-    head = plan.head
     return _render(
         "slurm.sbatch.j2",
         run_id=plan.run_id,
-        attempt=plan.attempt,
         options=sbatch_options(plan),
-        attempt_dir=plan.attempt_dir(head),
-        node_script=f"{plan.attempt_dir(head)}/node.sh",
+        run_dir=plan.run_dir(plan.head),
     )
 
 

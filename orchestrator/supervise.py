@@ -44,6 +44,7 @@ class Status:
     verdict: Verdict
     nodes: tuple[NodeObservation, ...]
     queue: Queue | None
+    attempt: int
 
 
 def judge(
@@ -62,7 +63,7 @@ def judge(
     first = next((_exit_of(node, end.exit) for node, end in failed if end.exit), None)
     if queue is not None and queue.word in _ENDED_BY_SLURM:  # what agents say then is a consequence
         return Verdict(RunState.FAILED, first, f"Slurm ended the job: {queue.word} {queue.reason}".strip())
-    if failed:
+    if failed and (queue is None or queue.over):  # else Slurm may yet begin the job anew
         return Verdict(RunState.FAILED, first, str(first or failed[0][1].text))
     never_started = queue is not None and queue.word == "FAILED" and len(ends) < plan.node_count
     stopped = sorted((end.time, node) for node, end in ends if end.state == "STOPPED")
@@ -71,7 +72,7 @@ def judge(
         return Verdict(RunState.STOPPED) if by_user else _stopped_by_stranger(stopped[0][1])
     started = [node for node in nodes if node.agent is not None]
     dead = [node for node in started if node.finished is None and not node.alive and _seen_from_here(plan, node)]
-    if dead:
+    if dead and (queue is None or queue.over):
         return _died(dead[0])
     return _judge_by_queue(plan, started, queue) if plan.launcher == "slurm" else _judge_by_nodes(plan, started)
 
@@ -105,8 +106,9 @@ def _judge_by_queue(plan: LaunchPlan, started: Sequence[NodeObservation], queue:
     if queue is None:
         return Verdict(RunState.LOST, message="the job was never submitted")
     if not queue.over:
-        waiting = RunState.PENDING if queue.word in _PENDING else RunState.STARTING
-        return Verdict(RunState.RUNNING if started else waiting, message=queue.reason or None)
+        under_way = RunState.RUNNING if started else RunState.STARTING
+        state = RunState.PENDING if queue.word in _PENDING else under_way  # it may have run before
+        return Verdict(state, message=queue.reason or None)
     if queue.word == "CANCELLED":
         return Verdict(RunState.STOPPED, message="the job was cancelled")
     log = f"what it printed is in {plan.attempt_dir(plan.head)}/slurm-*.log"
@@ -130,7 +132,8 @@ def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, job: str | None)
     while True:
         queue = launcher.queue(job)  # first: what it calls over has written its end by then
         nodes: list[NodeObservation] = []
-        places = launcher.places()
+        attempt = launcher.attempt()
+        places = launcher.places(attempt)
         for place in places:
             if place.failure is None:
                 nodes += place.endpoint.observe(place.attempt_dir, place.nodes)
@@ -139,13 +142,13 @@ def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, job: str | None)
         if unreachable and verdict.state is not RunState.FAILED:
             raise NodesError(unreachable, plan.node_count)
         if verdict.state is not RunState.LOST or queue is None or time.monotonic() > deadline:
-            return Status(verdict, tuple(nodes), queue)
+            return Status(verdict, tuple(nodes), queue, attempt)
         time.sleep(POLL_S)
 
 
-def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = ()) -> RunRecord:
+def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = (), *, attempt: int = 1) -> RunRecord:
     """Write the verdict into the run's record. A final state stays, but LOST, which was only the lack of a better one."""
-    return run.change(lambda record: _settled(record, verdict, nodes))
+    return run.change(lambda record: _settled(replace(record, attempt=max(record.attempt, attempt)), verdict, nodes))
 
 
 def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservation]) -> RunRecord:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 
 from orchestrator import supervise
 from orchestrator.console import LineWriter, say, say_error, say_summary
@@ -37,20 +36,23 @@ class Watch:
         self._quiet_since: float | None = None
         self._writer = writer
         self._keep = keep
-        self._feeds = [Feed(place, failure=place.failure) for place in launcher.places()]
-        self._nodes: dict[str, NodeObservation] = {}
         self._queue: Queue | None = None
         self._asked = float("-inf")
+        self._newest = launcher.attempt()
+        self._begin(1)
+        self._shown_from: dict[str, float] = {}
+
+    def _begin(self, attempt: int) -> None:
+        """Turn to the node folders of that attempt."""
+        self._attempt = attempt
+        self._feeds = [Feed(place, failure=place.failure) for place in self.launcher.places(attempt)]
+        self._nodes: dict[str, NodeObservation] = {}
         self.lost = {feed.place.name: feed.failure for feed in self._feeds if feed.failure is not None}
         """The places that cannot be heard just now, and why."""
-        self._shown_from: dict[str, float] = {}
 
     def past(self, *, tail: int | None, unfinished: bool) -> None:
         """Print what is there already, or the last `tail` lines of it; `unfinished` lines too if no more is expected."""
-        lines: Iterable[LogLines] = history(self._feeds)
-        if unfinished:
-            lines = chain(lines, self._unfinished())
-        lines = self._kept(lines)
+        lines: Iterable[LogLines] = self._kept(self._history(unfinished=unfinished))
         if tail is not None:
             lines = last(lines, tail)
             self._shown_from = dict.fromkeys(self.lost, time.time())  # what is to be left out comes with them, later
@@ -59,6 +61,16 @@ class Watch:
             if feed.failure is not None and feed.place.name not in self.lost:  # it was lost in the midst
                 self.lost[feed.place.name] = feed.failure
                 self._write(feed.gaps(feed.failure) if unfinished else ())
+
+    def _history(self, *, unfinished: bool) -> Iterator[LogLines]:
+        """All attempts, one after the other."""
+        while True:
+            yield from history(self._feeds)
+            if unfinished or self._attempt < self._newest:
+                yield from self._unfinished()
+            if self._attempt == self._newest:
+                return
+            self._begin(self._attempt + 1)
 
     def to_end(self, *, stop_failed: bool) -> RunRecord:
         """
@@ -75,6 +87,12 @@ class Watch:
         job = self.run.read().slurm_job
         while True:
             self._follow(job)
+            self._newest = self.launcher.attempt()
+            if self._attempt < self._newest:
+                self._rest()
+                self._begin(self._attempt + 1)
+                say(f"run {self._plan.run_id} goes on in attempt {self._attempt}")
+                continue
             if self._ended():  # by the supervisor's word
                 self._rest()
                 return self.run.read()
@@ -89,7 +107,7 @@ class Watch:
             for trouble in self.launcher.stop(job, grace_s=GRACE_S):
                 say(trouble)
         self._rest()
-        return supervise.settle(self.run, status.verdict, status.nodes)
+        return supervise.settle(self.run, status.verdict, status.nodes, attempt=status.attempt)
 
     def _rest(self) -> None:
         # who waits for one that is gone waits for all of them at once
@@ -126,7 +144,7 @@ class Watch:
                 for batch in batches:
                     self._take(batch, unheard)
                 missing = unheard - self.lost.keys() if self._is_guest else unheard
-                if not enough.is_set() and (self._ended() or (not missing and self._looks_over(job))):
+                if not enough.is_set() and (self._ended() or (not missing and self._turns(job))):
                     enough.set()
 
     def _take(self, batch: Batch, unheard: set[str]) -> None:
@@ -142,11 +160,13 @@ class Watch:
         if not batch.lines or batch.nodes:
             unheard.discard(name)
 
-    def _looks_over(self, job: str | None) -> bool:
-        """Whether the run has ended by what was heard; a change of state goes into its record."""
+    def _turns(self, job: str | None) -> bool:
+        """Whether the attempt has ended by what was heard, or another one has begun; a change of state goes into the record."""
         if self._plan.launcher == "slurm" and time.monotonic() - self._asked > QUEUE_POLL_S:
             before, self._queue = self._queue, self.launcher.queue(job)
-            self._asked = time.monotonic()
+            self._asked, self._newest = time.monotonic(), self.launcher.attempt()
+            if self._attempt < self._newest:
+                return True
             if self._queue and not self._nodes and before != self._queue:
                 reason = f": {self._queue.reason}" if self._queue.reason else ""
                 say(f"Slurm job {job or self._plan.run_id} is {self._queue.word}{reason}")
@@ -159,7 +179,7 @@ class Watch:
         if self.run.supervisor() is not None and verdict.state is not RunState.DONE:
             return self._ended()  # who supervises sees to the end, and writes it down
         if not verdict.state.final:
-            supervise.settle(self.run, verdict)
+            supervise.settle(self.run, verdict, attempt=self._attempt)
         return verdict.state.final
 
     def _is_quiet(self, verdict: Verdict) -> bool:

@@ -68,7 +68,7 @@ def refresh(folder: RunFolder) -> tuple[RunRecord, Status | None]:
         return record, None
     finally:
         launcher.close()
-    return supervise.settle(folder, found.verdict, found.nodes), found
+    return supervise.settle(folder, found.verdict, found.nodes, attempt=found.attempt), found
 
 
 def _is_unsupervised(folder: RunFolder, record: RunRecord) -> bool:

@@ -51,7 +51,7 @@ def stop(run: str) -> int:
             )
         if not over:
             status = supervise.observe(folder, plan, launcher, record.slurm_job)
-            record = supervise.settle(folder, _verdict(record, status), status.nodes)
+            record = supervise.settle(folder, _verdict(record, status), status.nodes, attempt=status.attempt)
     finally:
         launcher.close()
     say(f"run {record.id} is {record.state.value}")

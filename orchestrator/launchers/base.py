@@ -72,9 +72,13 @@ class Launcher(Protocol):
         """End at once what `start` may have started, and nothing else; returns what could not be ended, one sentence each."""
         ...
 
-    def places(self) -> Sequence[Place]:
+    def attempt(self) -> int:
+        """The number of the newest attempt that has begun; 1 where none has."""
+        ...
+
+    def places(self, attempt: int) -> Sequence[Place]:
         """
-        Where the run's node folders are, connected but for those with a failure.
+        Where the node folders of an attempt are, connected but for those with a failure.
 
         Raises:
             NodesError: none can be reached.

@@ -74,9 +74,13 @@ class DirectLauncher:
         found = self._reserve()
         self._on_each(self._plan.nodes, lambda node: self._start_agent(node, found))
 
-    def places(self) -> Sequence[Place]:
+    def attempt(self) -> int:
+        """The plan's only one."""
+        return self._plan.attempt
+
+    def places(self, attempt: int) -> Sequence[Place]:
         """One place a node."""
-        plan = self._plan
+        plan = replace(self._plan, attempt=attempt)
         found = each(plan.nodes, self.reach, limit=self._fanout)
         try:
             successes(found)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,10 +73,15 @@ class SlurmLauncher:
         """Cancel the job that was submitted, if one was."""
         return self.stop(None, grace_s=0.0)
 
-    def places(self) -> Sequence[Place]:
+    def attempt(self) -> int:
+        """Slurm begins a further one when it requeues the job."""
+        trace = self._endpoint().find(self._plan.head.workdir, self._plan.run_id)
+        return trace.attempt if trace else 1
+
+    def places(self, attempt: int) -> Sequence[Place]:
         """One place with all nodes: which they are is seen there once they have started."""
         self._endpoint()
-        return [Place(self._endpoint, self._plan.attempt_dir(self._plan.head), None)]
+        return [Place(self._endpoint, replace(self._plan, attempt=attempt).attempt_dir(self._plan.head), None)]
 
     def queue(self, job: str | None) -> Queue | None:
         """Slurm's word on the job; one whose id was never recorded is found by its name."""

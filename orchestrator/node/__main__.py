@@ -3,9 +3,10 @@ The command line of a node, which its script and srun use:
 
     python3 <bundle>/orchestrator/node/__main__.py run JOB.json --node NAME --node-rank N [--rendezvous "ADDR PORT HOST_ID"]
     python3 <bundle>/orchestrator/node/__main__.py rendezvous [--address CANDIDATE]…
+    python3 <bundle>/orchestrator/node/__main__.py attempt JOB.json NUMBER
 
 `run` starts this node's ranks and stays until everything below has ended; `rendezvous` reserves a port here, prints it and
-holds it until stdin ends.
+holds it until stdin ends; `attempt` makes the folder of a further attempt of the job.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ UMASK = os.umask(0o077)  # for what the agent writes, byte code included; the ra
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from orchestrator.node.agent import Options, guard, run_agent  # noqa: E402
+from orchestrator.node.job import begin_attempt  # noqa: E402
 from orchestrator.node.processes import CAUGHT, PR_SET_CHILD_SUBREAPER, Inherited, prctl  # noqa: E402
 from orchestrator.node.rendezvous import hold_rendezvous  # noqa: E402
 
@@ -30,9 +32,12 @@ def options_of(words: list[str]) -> Options:
 
 
 def main() -> int:
-    """Become the guard, or hold a rendezvous port."""
+    """Become the guard, hold a rendezvous port, or begin a further attempt."""
     if sys.argv[1:2] == ["rendezvous"]:
         return hold_rendezvous(sys.argv[3::2])
+    if sys.argv[1:2] == ["attempt"]:
+        begin_attempt(*sys.argv[2:4])
+        return 0
     try:
         options = options_of(sys.argv[2:])
     except (LookupError, ValueError):

@@ -311,6 +311,7 @@ def supervise(options: Options, folder: str, events: Journal, inherited: Inherit
     rendezvous, holder = join_rendezvous(job, options.rendezvous)
     write_agent_record(job, folder, rendezvous, events.clock)
     text = f"agent of {job.node} started as pid {os.getpid()} with {len(job.rank_numbers)} of {sum(job.ranks)} ranks"
+    text += f", attempt {job.attempt}" if job.attempt > 1 else ""
     events.add(event="agent-started", pid=os.getpid(), text=text)
     kept, stale = inherited_environment()
     if stale:

@@ -6,6 +6,8 @@ import json
 import os
 import sys
 
+from orchestrator.node.records import write_json
+
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,6 +97,21 @@ def fault_of(job: Job, folder: str) -> str:
         return f"{job.node} is not the node of rank {job.node_rank}"
     home = os.path.join(job.run_dir, f"attempt-{job.attempt}")
     return "" if os.path.realpath(home) == os.path.realpath(folder) else f"run_dir: this file belongs in {home}"
+
+
+def begin_attempt(path: str, number: str) -> None:
+    """Make the folder of a further attempt of the job, in one step: job.json with its number, and the same node.sh."""
+    import shutil  # noqa: PLC0415  milliseconds that a rendezvous need not wait for
+
+    first = os.path.dirname(os.path.abspath(path))
+    folder = os.path.join(os.path.dirname(first), f"attempt-{int(number)}")
+    with open(path, encoding="utf-8") as file:
+        job = json.load(file)
+    beginning = f"{folder}.{os.getpid()}"
+    os.mkdir(beginning)
+    write_json(os.path.join(beginning, "job.json"), {**job, "attempt": int(number)})
+    shutil.copy(os.path.join(first, "node.sh"), beginning)
+    os.rename(beginning, folder)
 
 
 def prepare_folder(job: Job, folder: str) -> str:

@@ -235,7 +235,7 @@ def observe(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
 
 
 def find(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
-    """The newest attempt of a run in a working folder: its number, its job.json, and whether it went through Slurm."""
+    """The newest attempt of a run in a working folder: its number, its job.json, and whether the run went through Slurm."""
     run = os.path.join(expand(request["workdir"]), "runs", relative(request["run"]))
     try:
         numbers = [name[len(ATTEMPT) :] for name in os.listdir(run) if name.startswith(ATTEMPT)]
@@ -245,7 +245,7 @@ def find(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
     if not attempts:
         return {"trace": None}, b""
     folder = os.path.join(run, f"attempt-{max(attempts)}")
-    by_slurm = os.path.exists(os.path.join(folder, "submit.sbatch"))
+    by_slurm = os.path.exists(os.path.join(run, "attempt-1", "submit.sbatch"))
     job = read_json(os.path.join(folder, "job.json"))
     return {"trace": {"attempt": max(attempts), "job": job, "by_slurm": by_slurm}}, b""
 

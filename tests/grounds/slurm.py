@@ -107,6 +107,16 @@ class Cluster:
         until(lambda: not self.jobs(), deadline_s=30, what="cancelled jobs to leave the queue")
         until(lambda: not kill_each(self.processes()), what="processes of jobs to end")
 
+    def requeue_waiting(self, job: str) -> None:
+        """Requeue a job as an admin does: it waits, by itself until the credentials it had have expired."""
+        self._run("scontrol", "requeue", job)
+        until(lambda: self.jobs().get(job) == "PENDING", deadline_s=60, what="the job to be in the queue again")
+
+    def requeue(self, job: str) -> None:
+        """Requeue a job, and have it begin at once."""
+        self.requeue_waiting(job)
+        self._run("scontrol", "update", f"JobId={job}", "StartTime=now")
+
     def _start(self) -> None:
         host = socket.gethostname().partition(".")[0]
         controller, *node_ports = free_ports(1 + len(NODES))

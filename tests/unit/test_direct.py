@@ -50,7 +50,11 @@ def _launcher(tmp_path: Path, *, thefts: int) -> tuple[Robbed, LaunchPlan, bundl
 
 
 def _alive(launcher: Robbed) -> list[str]:
-    seen = [node for place in launcher.places() for node in place.endpoint.observe(place.attempt_dir, place.nodes)]
+    seen = [
+        node
+        for place in launcher.places(launcher.attempt())
+        for node in place.endpoint.observe(place.attempt_dir, place.nodes)
+    ]
     return [node.node for node in seen if node.alive]
 
 

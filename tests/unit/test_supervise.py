@@ -66,6 +66,18 @@ def test_login_node_does_not_take_other_machines_processes_for_dead() -> None:
     assert judge(_plan("slurm"), nodes, Queue("RUNNING")).state is RunState.RUNNING
 
 
+@pytest.mark.parametrize("word", ["RUNNING", "COMPLETING", "UNKNOWN"])
+def test_failed_ranks_are_no_verdict_as_long_as_slurm_may_begin_the_job_anew(word: str) -> None:
+    nodes = [_node("n0", "FAILED"), _node("n1", "STOPPED", alive=False)]
+    assert judge(_plan("slurm"), nodes, Queue(word)).state is RunState.RUNNING
+    assert judge(_plan("slurm"), nodes, Queue("FAILED", over=True)).state is RunState.FAILED
+
+
+def test_job_that_waits_is_pending_though_it_has_run_before() -> None:
+    nodes = [_node("n0", "STOPPED"), _node("n1", alive=False)]
+    assert judge(_plan("slurm"), nodes, Queue("PENDING", "BeginTime")).state is RunState.PENDING
+
+
 def test_node_without_a_trace_makes_the_run_lost_never_done() -> None:
     verdict = judge(_plan("ssh"), [_node("n0", "DONE"), _absent("n1")], None)
     assert (verdict.state, verdict.message) == (

@@ -24,7 +24,7 @@ END_OF_FILE
 mkdir -p /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1
 cat >/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
 #!/bin/sh
-# Run local-20260102-030405-0abc, attempt 1: environment and agent of each node; srun starts it once a node.
+# Run local-20260102-030405-0abc: environment and agent of each node; srun starts it once a node.
 set -eu
 export OMP_NUM_THREADS='1'
 ORCH_ADDRESS=$SLURMD_NODENAME
@@ -75,11 +75,18 @@ case $SLURMD_NODENAME in
     ORCH_ADDRESS='10.0.0.16'
     ;;
 esac
-if [ "$1" = rendezvous ]; then
-    exec /opt/conda/bin/python3 -E -s -S /home/train/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py rendezvous --address "$ORCH_ADDRESS"
-fi
-exec /opt/conda/bin/python3 -E -s -S /home/train/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py "$1" /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
-    --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "$2"
+case $1 in
+rendezvous)
+    set -- rendezvous --address "$ORCH_ADDRESS"
+    ;;
+attempt)
+    set -- attempt "${0%/*}/job.json" "$2"
+    ;;
+run)
+    set -- run "${0%/*}/job.json" --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "$2"
+    ;;
+esac
+exec /opt/conda/bin/python3 -E -s -S /home/train/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py "$@"
 END_OF_FILE
 mkdir -p /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1
 cat >/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF_FILE'
@@ -90,22 +97,29 @@ cat >/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/submit.sbatch <
 #SBATCH --output=/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/slurm-%j.log
 #SBATCH --open-mode=append
 #SBATCH --cpus-per-task=2
-# Run local-20260102-030405-0abc, attempt 1. Slurm runs this script on the first node of the allocation, the head.
+# Run local-20260102-030405-0abc. Slurm runs this script on the first node of the allocation, the head, and anew after a requeue.
 set -euo pipefail
+
+# The attempt after a requeue has a folder of its own, with the first one's scripts.
+attempt=$((1 + ${SLURM_RESTART_COUNT:-0}))
+folder=/home/train/.orch/runs/local-20260102-030405-0abc/attempt-$attempt
+if [ "$attempt" != 1 ]; then
+    /bin/sh /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh attempt "$attempt"
+fi
 
 for try in 1 2 3; do
     # The head finds an address and a free port just before the start, and holds the port for as long as the ranks run.
-    coproc holder { exec /bin/sh /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh rendezvous; }
+    coproc holder { exec /bin/sh "$folder/node.sh" rendezvous; }
     holder_pid=$!
     IFS= read -r rendezvous <&"${holder[0]}"
 
     # One srun, one task a node: the agent, which starts the node's ranks. Environment values are in the 0600 node script.
     status=0
     srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --unbuffered \
-        /bin/sh /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh run "$rendezvous" || status=$?
+        /bin/sh "$folder/node.sh" run "$rendezvous" || status=$?
 
     # Only where somebody listens on the port all the same: another one.
-    taken=/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/$SLURMD_NODENAME/port-taken
+    taken=$folder/$SLURMD_NODENAME/port-taken
     if [ "$status" = 0 ] || [ "$try" = 3 ] || ! [ -e "$taken" ]; then
         exit "$status"
     fi

@@ -1,0 +1,69 @@
+"""A job that Slurm begins anew: the same run in its next attempt, in one log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.grounds.slurm import Cluster
+from tests.until import until
+
+# The first attempt sleeps until it is ended, the second one is done.
+PROGRAM = 'echo "rank $RANK in attempt $ORCH_ATTEMPT"; [ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000'
+SAID = [f"rank {rank} in attempt {attempt}" for attempt in (1, 2) for rank in (0, 1)]
+
+
+@pytest.fixture
+def orch(cluster: Cluster, tmp_path: Path) -> Orch:
+    cluster.inventory(tmp_path)
+    return Orch(tmp_path, env=cluster.env)
+
+
+def _out(text: str) -> list[str]:
+    """What the ranks said, by attempt and rank."""
+    lines = [line.partition("] ")[2] for line in text.splitlines() if "] rank " in line and " in attempt " in line]
+    return sorted(lines, key=lambda line: line.split()[::-1])
+
+
+def _submitted(orch: Orch) -> tuple[str, str]:
+    """Run and job, with both ranks asleep in the first attempt."""
+    run = orch("submit", "--detach", "-j", "2x1", "--", "sh", "-c", PROGRAM).stdout.strip()
+    until(lambda: _out(orch("logs", run).stdout) == SAID[:2], what="the first attempt", deadline_s=60)
+    return run, str(orch.status(run)["slurm_job"])
+
+
+def test_requeued_job_is_followed_into_its_next_attempt(orch: Orch, cluster: Cluster) -> None:
+    run, job = _submitted(orch)
+    with orch.start("logs", "-f", run) as following:
+        cluster.requeue(job)
+        text, said = following.communicate(timeout=100)
+    assert following.returncode == 0, said
+    assert _out(text) == SAID
+    assert f"run {run} goes on in attempt 2" in said
+    assert f"run {run} is DONE" in said
+    assert _out(orch("logs", run).stdout) == SAID
+    status = orch.status(run)
+    assert (status["state"], status["attempt"]) == ("DONE", 2)
+
+
+def test_run_that_nobody_watched_while_it_was_requeued_is_judged_by_its_last_attempt(
+    orch: Orch, cluster: Cluster
+) -> None:
+    run, job = _submitted(orch)
+    cluster.requeue(job)
+    until(lambda: orch.status(run)["state"] == "DONE", what="the second attempt to be done", deadline_s=60)
+    status = orch.status(run)
+    assert status["attempt"] == 2
+    assert {node["agent"]["rendezvous"] for node in status["nodes"]} == {status["nodes"][0]["agent"]["rendezvous"]}
+    assert _out(orch("logs", run).stdout) == SAID
+    assert _out(orch("logs", "--tail", "3", run).stdout) != SAID
+
+
+def test_job_that_waits_to_begin_anew_is_pending_and_can_be_stopped(orch: Orch, cluster: Cluster) -> None:
+    run, job = _submitted(orch)
+    cluster.requeue_waiting(job)
+    assert orch.status(run)["state"] == "PENDING"
+    orch("stop", run)
+    assert orch.status(run)["state"] == "STOPPED"
