@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,6 +15,7 @@ from orchestrator import plan as plans
 from orchestrator.bundle import Bundle
 from orchestrator.errors import LaunchError
 from orchestrator.launchers.base import Place, Queue
+from orchestrator.launchers.slurm_queue import ask, find, run_here
 from orchestrator.plan import LaunchPlan, NodePlan
 from orchestrator.transports.base import Transport
 from orchestrator.transports.endpoint import Endpoint
@@ -24,22 +23,6 @@ from orchestrator.transports.endpoint import Endpoint
 if TYPE_CHECKING:
     import submitit
 
-# Words of squeue and sacct after which a job never runs again (man squeue, JOB STATE CODES); all others are kept as they are.
-OVER = frozenset(
-    [
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "REVOKED",
-        "TIMEOUT",
-    ]
-)
-ASK_S = 30.0
 KILL_WAIT_S = 60.0  # Slurm's KillWait is 30 s by default, between TERM and KILL
 POLL_S = 0.5
 
@@ -85,17 +68,17 @@ class SlurmLauncher:
 
     def queue(self, job: str | None) -> Queue | None:
         """Slurm's word on the job; one whose id was never recorded is found by its name."""
-        job = job or find(self._plan.run_id)
-        return None if job is None else ask(job)
+        job = job or find(run_here, self._plan.run_id)
+        return None if job is None else ask(run_here, job)
 
     def stop(self, job: str | None, *, grace_s: float) -> list[str]:
         """Cancel the job, and wait until Slurm has ended every step of it."""
-        job = job or find(self._plan.run_id)
+        job = job or find(run_here, self._plan.run_id)
         if job is None:
             return []
-        _command(["scancel", job])
+        run_here(["scancel", job])
         deadline = time.monotonic() + grace_s + KILL_WAIT_S
-        while not (queue := ask(job)).over and time.monotonic() < deadline:
+        while not (queue := ask(run_here, job)).over and time.monotonic() < deadline:
             time.sleep(POLL_S)
         if queue.over:
             return []
@@ -165,39 +148,7 @@ def submit(folder: Path, script: Path) -> str:
     return str(job.job_id)
 
 
-def find(run_id: str) -> str | None:
-    """The id of the job of that run, which is its name; None when the queue has none."""
-    done = _command(["squeue", "--noheader", "--me", "--name", run_id, "--format", "%i"])
-    return done.stdout.split()[0] if done.stdout.split() else None
-
-
 def _reason(text: str) -> str:
     """The lines that sbatch itself printed."""
     lines = [line.removeprefix("sbatch: error: ") for line in text.splitlines() if line.startswith("sbatch: error: ")]
     return "; ".join(lines) or text.strip().splitlines()[-1]
-
-
-def ask(job: str) -> Queue:
-    """Where the job is: squeue first, then scontrol, then sacct; an unknown word is kept, a silent scheduler is no verdict."""
-    done = _command(["squeue", "--noheader", "--jobs", job, "--format", "%T|%r"])
-    if done.returncode == 0 and done.stdout.strip():
-        word, _, reason = done.stdout.strip().splitlines()[0].partition("|")
-        return Queue(word, "" if reason == "None" else reason, over=word in OVER)
-    if done.returncode != 0 and "Invalid job id" not in done.stderr:
-        return Queue("UNKNOWN", f"squeue: {done.stderr.strip()}")
-    shown = _command(["scontrol", "--oneliner", "show", "job", job])
-    found = re.search(r"\bJobState=(\S+) Reason=(\S+)", shown.stdout)
-    if found:
-        return Queue(found[1], "" if found[2] == "None" else found[2], over=found[1] in OVER)
-    counted = _command(["sacct", "--noheader", "--allocations", "--parsable2", "--jobs", job, "--format", "State"])
-    word = counted.stdout.strip().split(" ")[0]  # "CANCELLED by 1000"
-    return Queue(word or "GONE", over=True)  # nobody knows it: the run's folder decides what became of it
-
-
-def _command(argv: list[str]) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=ASK_S)
-    except FileNotFoundError:
-        return subprocess.CompletedProcess(argv, 127, "", f"{argv[0]} not found")
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(argv, 124, "", f"{argv[0]} gave no answer in {ASK_S:.0f} s")

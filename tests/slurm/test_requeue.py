@@ -37,8 +37,12 @@ def _submitted(orch: Orch) -> tuple[str, str]:
 def test_requeued_job_is_followed_into_its_next_attempt(orch: Orch, cluster: Cluster) -> None:
     run, job = _submitted(orch)
     with orch.start("logs", "-f", run) as following:
+        assert following.stdout is not None
+        assert following.stderr is not None
+        text = following.stdout.readline()
         cluster.requeue(job)
-        text, said = following.communicate(timeout=100)
+        text += following.stdout.read()
+        said = following.stderr.read()
     assert following.returncode == 0, said
     assert _out(text) == SAID
     assert f"run {run} goes on in attempt 2" in said
