@@ -58,7 +58,7 @@ BENCH_PIP := .venv-bench/bin/pip --disable-pip-version-check install -qq --const
 	scripts/make-venv.sh .venv-bench
 	$(BENCH_PIP) --upgrade pip setuptools
 	$(BENCH_PIP) --no-build-isolation --editable . numpy pytest torch
-	$(BENCH_PIP) --no-build-isolation deepspeed torchrunx  # to build itself, deepspeed imports torch
+	$(BENCH_PIP) --no-build-isolation deepspeed torchrunx torchx  # to build itself, deepspeed imports torch
 	touch $@
 
 bench: .venv-bench/.ready
