@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import sys
 from dataclasses import dataclass
-from typing import Any, Callable, ContextManager
+from typing import Any, Callable, ContextManager, Sequence
 
 from trainer.errors import UserError
 
@@ -29,6 +29,9 @@ class Accelerator:
         distributed: the module whose process group speaks `backend`.
         takes_device_ids: whether its DistributedDataParallel wants device_ids=[n].
         own_rendezvous: `distributed` has its own store, so it must do the rendezvous itself.
+        autocast: takes the name of a torch dtype.
+        precisions: what the device and this torch can do of fp32, bf16, fp16.
+        scaler: a new GradScaler, for fp16.
         step: (optimizer, loss, model) -> None, one optimizer step.
     """
 
@@ -42,7 +45,9 @@ class Accelerator:
     count: Callable[[], int]
     set_device: Callable[[int], None]
     synchronize: Callable[[], None]
-    autocast: Callable[[], ContextManager[Any]]
+    autocast: Callable[[str], ContextManager[Any]]
+    precisions: Callable[[], Sequence[str]]
+    scaler: Callable[[], Any]
     step: Callable[[Any, Any, Any], None]
 
     def device_string(self, local_rank: int) -> str:
@@ -110,7 +115,12 @@ def _cuda(torch: Any) -> Accelerator:  # noqa: ANN401
         count=torch.cuda.device_count,
         set_device=torch.cuda.set_device,
         synchronize=torch.cuda.synchronize,
-        autocast=lambda: torch.autocast("cuda", dtype=torch.bfloat16),
+        autocast=lambda dtype: torch.autocast("cuda", dtype=getattr(torch, dtype)),
+        # Older cards compute bf16 by emulation, slower than fp32.
+        precisions=lambda: (
+            ("fp32", "bf16", "fp16") if torch.cuda.get_device_capability() >= (8, 0) else ("fp32", "fp16")
+        ),
+        scaler=lambda: _stock_scaler(torch)("cuda") if _stock_scaler(torch) else torch.cuda.amp.GradScaler(),
         step=_plain_step,
     )
 
@@ -128,7 +138,9 @@ def _gcu_i3x(torch: Any) -> Accelerator:  # noqa: ANN401
         count=torch.gcu.device_count,
         set_device=torch.gcu.set_device,
         synchronize=torch.gcu.synchronize,
-        autocast=lambda: torch.autocast("gcu", dtype=torch.bfloat16),
+        autocast=lambda dtype: torch.autocast("gcu", dtype=getattr(torch, dtype)),
+        precisions=lambda: ("fp32", "bf16", "fp16"),
+        scaler=lambda: torch.gcu.amp.GradScaler(),  # noqa: PLW0108 -- looked up when fp16 is asked for
         step=_plain_step,
     )
 
@@ -141,7 +153,7 @@ def _gcu_t2x(gcu: Any) -> Accelerator:  # noqa: ANN401
     """
     distributed = importlib.import_module("torch_gcu.distributed")
     parallel = importlib.import_module("torch_gcu.nn.parallel")
-    amp_dtype = importlib.import_module("torch").bfloat16
+    torch = importlib.import_module("torch")
 
     def step(optimizer: Any, loss: Any, model: Any) -> None:  # noqa: ANN401
         mode = gcu.JitRunMode.ASYNC if distributed.is_initialized() else gcu.JitRunMode.SAFEASYNC
@@ -158,7 +170,9 @@ def _gcu_t2x(gcu: Any) -> Accelerator:  # noqa: ANN401
         count=gcu.device_count,
         set_device=gcu.set_device,
         synchronize=gcu.synchronize,
-        autocast=lambda: gcu.amp.autocast(dtype=amp_dtype),
+        autocast=lambda dtype: gcu.amp.autocast(dtype=getattr(torch, dtype)),
+        precisions=lambda: ("fp32", "bf16"),  # fp16 would need the scaler's step inside the lazy graph's
+        scaler=_nothing,
         step=step,
     )
 
@@ -175,14 +189,22 @@ def _cpu(torch: Any) -> Accelerator:  # noqa: ANN401
         count=lambda: sys.maxsize,
         set_device=_nothing,
         synchronize=_nothing,
-        autocast=lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        autocast=lambda dtype: torch.autocast("cpu", dtype=getattr(torch, dtype)),
+        precisions=lambda: ("fp32", "bf16", "fp16") if _stock_scaler(torch) else ("fp32", "bf16"),
+        scaler=lambda: _stock_scaler(torch)("cpu"),
         step=_plain_step,
     )
 
 
 def autocast(accelerator: Accelerator, precision: str) -> ContextManager[Any]:
-    """The block the forward pass runs in: bf16 where asked for, else as it is."""
-    return accelerator.autocast() if precision == "bf16" else contextlib.nullcontext()
+    """The block the forward pass runs in: bf16 or fp16 where asked for, else as it is."""
+    dtypes = {"bf16": "bfloat16", "fp16": "float16"}
+    return accelerator.autocast(dtypes[precision]) if precision in dtypes else contextlib.nullcontext()
+
+
+def _stock_scaler(torch: Any) -> Any:  # noqa: ANN401
+    """GradScaler for any device, of torch >= 2.3; None before, when there was one for cuda alone."""
+    return getattr(getattr(torch, "amp", None), "GradScaler", None)
 
 
 def _plain_step(optimizer: Any, loss: Any, model: Any) -> None:  # noqa: ANN401, ARG001 -- the lazy row needs all three

@@ -20,9 +20,13 @@ from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.errors import TrainerError, UserError
 from trainer.place import say
+from trainer.strategies.base import Strategy
 
 # What may change between two parts of one training without changing its numbers.
-FREE_KEYS = frozenset(("out", "resume", "save_steps", "save_total_limit", "device", "ddp_timeout", "log_steps"))
+FREE_KEYS = frozenset(
+    "out resume save_steps save_total_limit device ddp_timeout log_steps "  # noqa: SIM905
+    "activation_checkpointing find_unused_parameters gradient_as_bucket_view".split()
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Checkpoints:
                 problem = f"out={self.out}: cannot be written: {exc.strerror}"
         self.group.agree(problem)
 
-    def save(self, state: TrainState, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Path:
+    def save(self, state: TrainState, strategy: Strategy) -> Path:
         """
         Write step_<state.step>, then drop the oldest beyond save_total_limit.
 
@@ -72,8 +76,9 @@ class Checkpoints:
         """
         randomness = self.group.gather_bytes(_random_state(self.group.device))
         path, problem = self.out / f"step_{state.step}", ""
+        whole = strategy.state()
         if self.group.place.is_main:
-            tensors = _on_cpu({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+            tensors = _on_cpu(whole)
             try:
                 checkpoint_files.write(
                     self.out,
@@ -90,9 +95,9 @@ class Checkpoints:
         self.group.agree(problem, kind=TrainerError)
         return path
 
-    def resume(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
+    def resume(self, strategy: Strategy) -> TrainState:
         """
-        Load what `resume` asks for into model, optimizer and the random generators; step 0 when there is nothing to.
+        Load what `resume` asks for into strategy and the random generators; step 0 when there is nothing to.
 
         Raises:
             UserError: on all ranks alike; nothing loadable where something was asked for, or it belongs to another
@@ -102,7 +107,7 @@ class Checkpoints:
         header: Dict[str, Any] = {"problem": "", "about": None}
         if self.group.place.is_main:
             try:
-                found = self._find()
+                found = self._find(reshards=strategy.reshards)
                 header["about"] = found.about if found else None
             except (UserError, OSError) as exc:
                 header["problem"] = str(exc)
@@ -113,14 +118,13 @@ class Checkpoints:
         if about is None:
             return TrainState()
         files = found.files if found else {}
-        tensors = _load(self.group.broadcast_bytes(files.get("state.pt", b"")))
+        strategy.load(_load(self.group.broadcast_bytes(files.get("state.pt", b""))))
         randomness = json.loads(self.group.broadcast_bytes(files.get("rng.json", b"")))
-        model.load_state_dict(tensors["model"])
-        optimizer.load_state_dict(tensors["optimizer"])
-        _restore_random_state(randomness[self.group.place.rank], self.group.device)
+        if self.group.place.rank < len(randomness):  # a rank that was not there before starts from the seed
+            _restore_random_state(randomness[self.group.place.rank], self.group.device)
         return TrainState(about["step"], about["tokens"], about["first_loss"], about["last_loss"])
 
-    def _find(self) -> Checkpoint | None:
+    def _find(self, *, reshards: bool) -> Checkpoint | None:
         """Rank 0: the verified checkpoint to go on from, checked against this run; None for a fresh start."""
         asked, present = self.config.resume, checkpoint_files.newest_first(self.out)
         if self.group.place.is_retry and present:
@@ -135,7 +139,7 @@ class Checkpoints:
         found = self._newest_here(present) if asked == "auto" else _named(Path(asked).expanduser())
         if found is None:
             return None
-        self._check_fits(found.about)
+        self._check_fits(found.about, reshards=reshards)
         for later in present:
             if later.exists() and (checkpoint_files.step_of(later) or 0) > found.about["step"]:
                 say(f"moved {later.name} to {checkpoint_files.quarantine(self.out, later)}: later than {found.path}")
@@ -156,9 +160,14 @@ class Checkpoints:
             )
         return None
 
-    def _check_fits(self, about: Mapping[str, Any]) -> None:
+    def _check_fits(self, about: Mapping[str, Any], *, reshards: bool) -> None:
         world_size = self.group.place.world_size
-        if about["world_size"] != world_size:
+        if about["world_size"] != world_size and reshards:
+            say(
+                f"WARNING: the checkpoint was written by {about['world_size']} ranks and is split over {world_size} now: "
+                "other batches, so other losses than without the change"
+            )
+        elif about["world_size"] != world_size:
             raise UserError(
                 f"the checkpoint at step {about['step']} was written by {about['world_size']} ranks, this run has "
                 f"{world_size}: start with {about['world_size']} ranks, or resume=none and another out="

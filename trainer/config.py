@@ -11,8 +11,8 @@ from trainer.errors import UserError
 from trainer.rules import Rule
 from trainer.settings_file import read_settings
 
-STRATEGIES = ("ddp",)
-PLANNED_STRATEGIES = ("zero0", "zero1", "zero2", "zero3", "fsdp2")
+ZERO_STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+STRATEGIES = ("ddp", *ZERO_STAGES, "fsdp2")
 
 
 def _count(default: int, *, low: int = 1) -> Any:  # noqa: ANN401 -- dataclasses.field has no nameable type
@@ -23,9 +23,12 @@ def _number(default: float, *, low: float = 0.0, above: bool = False) -> Any:  #
     return field(default=default, metadata={"rule": Rule("float", low=low, above=above)})
 
 
-def _text(default: str | None, *, choices: Sequence[str] = (), planned: Sequence[str] = ()) -> Any:  # noqa: ANN401 -- as above
-    rule = Rule("text", choices=tuple(choices), planned=tuple(planned), optional=default is None)
-    return field(default=default, metadata={"rule": rule})
+def _flag() -> Any:  # noqa: ANN401 -- as above
+    return field(default=False, metadata={"rule": Rule("flag")})
+
+
+def _text(default: str | None, *, choices: Sequence[str] = ()) -> Any:  # noqa: ANN401 -- as above
+    return field(default=default, metadata={"rule": Rule("text", choices=tuple(choices), optional=default is None)})
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class OptimConfig:
     betas: tuple[float, float] = field(default=(0.9, 0.95), metadata={"rule": Rule("betas")})
     grad_clip: float = _number(1.0)
     warmup_steps: int = _count(10, low=0)
+    fused: bool = _flag()
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,15 @@ class TrainConfig:
     resume: str = _text("auto")
     save_steps: int = _count(50)
     save_total_limit: int = _count(3, low=2)
-    strategy: str = _text("ddp", choices=STRATEGIES, planned=PLANNED_STRATEGIES)
-    precision: str = _text("fp32", choices=("fp32", "bf16"))
+    strategy: str = _text("ddp", choices=STRATEGIES)
+    deepspeed: str | None = _text(None)
+    offload_optimizer: bool = _flag()
+    offload_param: bool = _flag()
+    find_unused_parameters: bool = _flag()
+    gradient_as_bucket_view: bool = _flag()
+    precision: str = _text("fp32", choices=("fp32", "bf16", "fp16"))
+    activation_checkpointing: bool = _flag()
+    compile: bool = _flag()
     micro_batch: int = _count(8)
     accumulation: int = _count(1)
     lr: float = _number(3e-3)
@@ -85,6 +96,15 @@ class TrainConfig:
         return plain
 
 
+# Which strategies take a setting that not all take.
+BELONGS_TO = {
+    "deepspeed": tuple(ZERO_STAGES),
+    "offload_optimizer": ("zero1", "zero2", "zero3"),
+    "offload_param": ("zero3",),
+    "find_unused_parameters": ("ddp",),
+    "gradient_as_bucket_view": ("ddp",),
+    "compile": ("ddp", "fsdp2", "zero0", "zero1", "zero2"),
+}
 GROUPS: Dict[str, Any] = {"model": ModelConfig, "data": DataConfig, "optim": OptimConfig}
 
 
@@ -167,4 +187,10 @@ def _whole(config: TrainConfig) -> TrainConfig:
             f"model.width={config.model.width} must be a multiple of model.heads={config.model.heads}: "
             "every head gets an equal part"
         )
+    for key, strategies in BELONGS_TO.items():
+        if getattr(config, key) and config.strategy not in strategies:
+            value = config.deepspeed if key == "deepspeed" else "true"
+            raise UserError(f"{key}={value} goes with strategy={' or '.join(strategies)}, not {config.strategy}")
+    if (config.strategy, config.precision) == ("zero0", "fp16"):
+        raise UserError("strategy=zero0 shards nothing and has no exact resume with precision=fp16: use strategy=ddp")
     return config

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 
-from trainer.accelerators import Accelerator, autocast
+from trainer.accelerators import Accelerator
 from trainer.checkpoint import Checkpoints, TrainState
-from trainer.config import OptimConfig, TrainConfig
+from trainer.config import TrainConfig
 from trainer.data import digest, load_text, offsets
 from trainer.distributed import Group
-from trainer.errors import TrainerError, UserError
+from trainer.errors import UserError
+from trainer.finite import check_finite
 from trainer.metrics import Metrics, StepLog, StepResult, Summary
 from trainer.model import GPT
-from trainer.place import Progress, say
+from trainer.place import Place, Progress, say
 from trainer.roll_call import fold
+from trainer.strategies import choose_strategy
+from trainer.strategies.recompute import recompute
 
 FLOOR = 0.1  # of lr, where the cosine ends
 
 
 class Trainer:
-    """Data-parallel training of the GPT on one group of ranks."""
+    """Training of the GPT on one group of ranks."""
 
     def __init__(self, config: TrainConfig, group: Group, progress: Progress) -> None:
         self.config, self.group, self.progress = config, group, progress
@@ -38,19 +40,18 @@ class Trainer:
         self.checkpoints = Checkpoints(group, config, out.absolute(), self.data_digest)
         self.checkpoints.prepare()
         torch.manual_seed(config.seed % 2**63)
-        self.bare = GPT(config.model).to(group.device)  # moved before it is wrapped: DDP looks at where parameters are
-        warn_if_on_cpu(self.bare, group.accelerator, self.rank)
-        self.model = self._wrap(self.bare)
-        self.optimizer = make_optimizer(self.bare, config.lr, config.optim)
-        self.parameters = list(self.bare.parameters())
+        model = GPT(config.model, recompute(config)).to(group.device)  # before it is wrapped: DDP looks at where it is
+        warn_if_on_cpu(model, group.accelerator, self.rank)
+        self.parameter_count = sum(one.numel() for one in model.parameters())  # before it is split
+        self.strategy = choose_strategy(group, config, model, self.checkpoints.out)
 
     def run(self) -> Summary:
         """Train to the last step; the progress file says done before this returns. Raises TrainerError."""
         started, place = time.perf_counter(), self.group.place
         self._announce()
-        state = self.checkpoints.resume(self.bare, self.optimizer)
+        state = self.checkpoints.resume(self.strategy)
         path = self.checkpoints.out / f"step_{state.step}"
-        self._settle()
+        self.strategy.settle(*self._batch(1, 0))
         metrics = Metrics(self.checkpoints.out / "metrics.jsonl", last_step=state.step) if place.is_main else None
         log = StepLog(self.config.log_steps, self._tokens_per_step, self.rank)
         seconds, tokens_before = 0.0, state.tokens
@@ -99,12 +100,6 @@ class Trainer:
             say(f"WARNING: the ranks read different text ({groups}); losses will not repeat on other nodes")
         return text
 
-    def _wrap(self, model: torch.nn.Module) -> Any:  # noqa: ANN401 -- stock or vendor's DDP, or the bare model
-        if not self.group.place.launched:
-            return model
-        accelerator = self.group.accelerator
-        return accelerator.data_parallel(model, device_ids=accelerator.device_ids(self.group.place.local_rank))
-
     def _announce(self) -> None:
         place, config = self.group.place, self.config
         if not place.is_main:
@@ -113,60 +108,37 @@ class Trainer:
             return
         self.progress.write("init", 0, ready=self.group.ready)
         say(self.group.ready)
-        count = sum(one.numel() for one in self.parameters)
         say(
-            f"model {count} parameters, text {len(self.text)} bytes sha256 {self.data_digest[:12]}, "
+            f"model {self.parameter_count} parameters, text {len(self.text)} bytes sha256 {self.data_digest[:12]}, "
             f"{self._tokens_per_step} tokens a step, {config.steps} steps, {config.precision}, {config.strategy}"
         )
-
-    def _settle(self) -> None:
-        """
-        One pass without an update, so that a resumed run repeats a straight one bit for bit.
-
-        DDP orders its buckets anew after the first backward pass, and the order decides how gloo and NCCL round a sum
-        over three or more ranks. This way every counted step has the final order.
-        """
-        if self.group.place.launched:
-            self._loss(1, 0).backward()  # type: ignore[no-untyped-call]
-            self.optimizer.zero_grad(set_to_none=True)
+        say(batch_arithmetic(config, place))
 
     def _step(self, step: int) -> StepResult:
         started, config = time.perf_counter(), self.config
         lr = learning_rate(step, config.steps, config.lr, config.optim.warmup_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
         total = torch.zeros((), device=self.group.device)
         for micro in range(config.accumulation):
-            last = micro == config.accumulation - 1
-            with contextlib.nullcontext() if last or not self.group.place.launched else self.model.no_sync():
-                loss = self._loss(step, micro) / config.accumulation
-                loss.backward()  # type: ignore[no-untyped-call]
-            total = total + loss.detach()
+            total = total + self.strategy.backward(*self._batch(step, micro), last=micro == config.accumulation - 1)
         losses = self.group.gather_float(total)
         check_finite("loss", losses, step)
-        limit = config.optim.grad_clip or math.inf
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
-        check_finite("gradient norm", [norm], step)
-        self.group.accelerator.step(self.optimizer, total, self.model)
-        self.optimizer.zero_grad(set_to_none=True)
+        norm = self.strategy.update(step, lr, total)
         self.group.accelerator.synchronize()
         return StepResult(losses, lr, norm, time.perf_counter() - started)
 
-    def _loss(self, step: int, micro: int) -> torch.Tensor:
-        """Of one micro batch of this rank; scalar."""
+    def _batch(self, step: int, micro: int) -> Tuple[torch.Tensor, torch.Tensor]:
+        """One micro batch of this rank and the bytes that follow; both [batch, length]."""
         config, context = self.config, self.config.model.context
         starts = offsets(
             config.seed, step, self.rank, micro, count=config.micro_batch, text_bytes=len(self.text), context=context
         )
         rows = torch.stack([self.text[start : start + context + 1] for start in starts]).long().to(self.group.device)
-        with autocast(self.group.accelerator, config.precision):
-            loss: torch.Tensor = self.model(rows[:, :-1], rows[:, 1:])
-        return loss
+        return rows[:, :-1], rows[:, 1:]
 
     def _save(self, state: TrainState) -> Path:
         self.progress.write("save", state.step)
         started = time.perf_counter()
-        path = self.checkpoints.save(state, self.bare, self.optimizer)
+        path = self.checkpoints.save(state, self.strategy)
         if self.group.place.is_main:
             say(f"saved {path} in {time.perf_counter() - started:.2f} s")
         return path
@@ -184,11 +156,19 @@ class Trainer:
             "step": step,
             "loss": result.loss,
             "lr": result.lr,
-            "grad_norm": result.grad_norm,
+            "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None,  # fp16 skipped the step
             "tokens_per_s": self._tokens_per_step / result.seconds,
             "step_time_s": result.seconds,
             "time": time.time(),
         }
+
+
+def batch_arithmetic(config: TrainConfig, place: Place) -> str:
+    """The effective batch, and what it is the product of."""
+    per_node, rest = divmod(place.world_size, place.nodes)
+    ranks = f"ranks {place.world_size}" if rest else f"devices {per_node} x nodes {place.nodes}"
+    effective = config.micro_batch * place.world_size * config.accumulation
+    return f"batch {effective} = micro_batch {config.micro_batch} x {ranks} x accumulation {config.accumulation}"
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup_steps: int) -> float:
@@ -197,35 +177,6 @@ def learning_rate(step: int, steps: int, peak: float, warmup_steps: int) -> floa
         return peak * step / warmup_steps
     share = (step - warmup_steps) / max(1, steps - warmup_steps)
     return peak * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * share)))
-
-
-def make_optimizer(model: torch.nn.Module, lr: float, config: OptimConfig) -> torch.optim.Optimizer:
-    """AdamW; weight decay on matrices and embeddings only."""
-    matrices = [one for one in model.parameters() if one.dim() > 1]
-    others = [one for one in model.parameters() if one.dim() <= 1]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=lr, betas=config.betas)
-
-
-def check_finite(what: str, values: Sequence[float], step: int) -> None:
-    """
-    Call it before the weights are touched.
-
-    Args:
-        what: names the values in the message.
-        values: in rank order, or a single one that all ranks share.
-        step: the step they belong to.
-
-    Raises:
-        TrainerError: names rank and step.
-    """
-    bad = [rank for rank, value in enumerate(values) if not math.isfinite(value)]
-    if bad:
-        where = f"rank {fold(bad)}" if len(values) > 1 else "all ranks"
-        raise TrainerError(
-            f"{where}: {what} is {values[bad[0]]} at step {step}; the weights were not updated. "
-            "Go on from the last checkpoint with a smaller lr, or look at the data and the device of that rank"
-        )
 
 
 def warn_if_on_cpu(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Callable
 
 import torch
 from torch import nn
@@ -56,10 +57,11 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes in, next-byte loss out."""
+    """Bytes in, next-byte loss out. `recompute`, called as (block, x), drops a block's activations until backward."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, recompute: Callable[..., torch.Tensor] | None = None) -> None:
         super().__init__()
+        self.recompute = recompute
         self.token = nn.Embedding(VOCABULARY, config.width)
         self.position = nn.Embedding(config.context, config.width)
         self.blocks = nn.ModuleList([Block(config) for _ in range(config.layers)])
@@ -72,7 +74,7 @@ class GPT(nn.Module):
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token(tokens) + self.position(positions)
         for block in self.blocks:
-            x = block(x)
+            x = self.recompute(block, x) if self.recompute else block(x)
         logits = self.head(self.norm(x))
         return functional.cross_entropy(logits.float().view(-1, VOCABULARY), target.reshape(-1))
 

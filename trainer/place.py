@@ -29,6 +29,7 @@ class Place:
     run_dir: Path | None
     progress_dir: Path | None
     is_retry: bool
+    nodes: int = 1
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Place:
@@ -45,6 +46,7 @@ class Place:
             run_dir=run_dir,
             progress_dir=run_dir / f"attempt-{attempt}" / node / "progress" if run_dir and node and attempt else None,
             is_retry=attempt not in ("", "1") or env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0",
+            nodes=_number(env, "GROUP_WORLD_SIZE", launched and "GROUP_WORLD_SIZE" in env, alone=1),
         )
         if not 0 <= place.rank < place.world_size:
             raise UserError(f"RANK={place.rank} is not below WORLD_SIZE={place.world_size}")

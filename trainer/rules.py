@@ -15,15 +15,14 @@ class Rule:
     """
     A kind of value and its limits.
 
-    kind: int, float, text, texts (list of text) or betas (two numbers in [0, 1)).
-    above: `low` itself is not allowed. planned: choices that are known but not built yet.
+    kind: int, float, flag, text, texts (list of text) or betas (two numbers in [0, 1)).
+    above: `low` itself is not allowed.
     """
 
     kind: str
     low: float = 0
     above: bool = False
     choices: tuple[str, ...] = ()
-    planned: tuple[str, ...] = ()
     optional: bool = False
 
     @property
@@ -34,6 +33,7 @@ class Rule:
         words = {
             "int": f"a whole number >= {self.low:g}",
             "float": f"a number {'>' if self.above else '>='} {self.low:g}",
+            "flag": "true, false",
             "text": "text, not empty",
             "texts": 'names separated by commas, or a list ["a", "b"]',
             "betas": "two numbers in [0, 1), such as 0.9,0.95",
@@ -47,6 +47,8 @@ class Rule:
                 return self.check(key, int(text) if self.kind == "int" else float(text))
             except ValueError:
                 self._refuse(key, text)
+        if self.kind == "flag":
+            return self.check(key, {"true": True, "false": False}.get(text, text))
         if self.kind == "text":
             return self.check(key, text)
         return self.check(key, _parse_list(text, numbers=self.kind == "betas"), shown=text)
@@ -61,11 +63,10 @@ class Rule:
         shown = value if shown is None else shown
         if value is None and self.optional:
             return None
-        if isinstance(value, str) and value in self.planned:
-            raise UserError(f"{_start(where)}{key}={value}: not available yet in this version, allowed: {self.allowed}")
         good = {
             "int": _is_int(value) and value >= self.low,
             "float": _is_number(value) and (value > self.low or (value == self.low and not self.above)),
+            "flag": isinstance(value, bool),
             "text": isinstance(value, str) and bool(value) and (not self.choices or value in self.choices),
             "texts": isinstance(value, (list, tuple)) and all(isinstance(one, str) and one for one in value),
             "betas": isinstance(value, (list, tuple)) and len(value) == 2 and all(_is_beta(one) for one in value),  # noqa: PLR2004

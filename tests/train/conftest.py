@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -54,6 +55,12 @@ Torchrun = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def start_ranks(tmp_path: Path) -> Iterator[StartRanks]:
+    with ranks_below(tmp_path) as start:
+        yield start
+
+
+@contextlib.contextmanager
+def ranks_below(tmp_path: Path) -> Iterator[StartRanks]:
     """Starts ranks with TINY and the given words, each in a folder of its own; what still runs at the end is killed."""
     started: list[Rank] = []
 
@@ -84,11 +91,13 @@ def start_ranks(tmp_path: Path) -> Iterator[StartRanks]:
         started.extend(ranks)
         return ranks
 
-    yield start
-    for rank in started:
-        if rank.process.poll() is None:
-            rank.process.kill()
-        rank.process.wait()
+    try:
+        yield start
+    finally:
+        for rank in started:
+            if rank.process.poll() is None:
+                rank.process.kill()
+            rank.process.wait()
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from trainer.checkpoint_files import DamagedError
 from trainer.config import ModelConfig, TrainConfig, load_config
 from trainer.distributed import initialise
 from trainer.errors import TrainerError, UserError
-from trainer.loop import make_optimizer
 from trainer.model import GPT
+from trainer.strategies.ddp import Ddp
 
 TINY = ModelConfig(layers=1, width=8, heads=1, context=4)
 
@@ -61,30 +61,29 @@ class Session:
     """One start of the trainer on the folder `out`, up to the point where checkpoints are used."""
 
     checkpoints: Checkpoints
-    model: GPT
-    optimizer: torch.optim.Optimizer
+    strategy: Ddp
 
     @classmethod
     def start(cls, out: Path, **config: object) -> Session:
         settings = replace(TrainConfig(model=TINY), **config)  # type: ignore[arg-type]  # a test's own keys
         torch.manual_seed(1)
-        model = GPT(settings.model)
-        checkpoints = Checkpoints(initialise("cpu", 60.0, {}), settings, out, "text")
+        group = initialise("cpu", 60.0, {})
+        checkpoints = Checkpoints(group, settings, out, "text")
         checkpoints.prepare()
-        return cls(checkpoints, model, make_optimizer(model, 1e-3, settings.optim))
+        return cls(checkpoints, Ddp(group, settings, GPT(settings.model)))
 
     def train_and_save(self, *steps: int) -> None:
         tokens = torch.zeros(1, 4, dtype=torch.long)
         for step in steps:
-            self.model(tokens, tokens).backward()
-            self.optimizer.step()
-            self.checkpoints.save(TrainState(step, 2 * step, 5.5, 1 / step), self.model, self.optimizer)
+            loss = self.strategy.backward(tokens, tokens, last=True)
+            self.strategy.update(step, 1e-3, loss)
+            self.checkpoints.save(TrainState(step, 2 * step, 5.5, 1 / step), self.strategy)
 
     def resume(self) -> TrainState:
-        return self.checkpoints.resume(self.model, self.optimizer)
+        return self.checkpoints.resume(self.strategy)
 
     def weights(self) -> list[float]:
-        return [float(one.detach().double().sum()) for one in self.model.parameters()]
+        return [float(one.detach().double().sum()) for one in self.strategy.parameters]
 
 
 def _names(folder: Path) -> list[str]:
@@ -102,7 +101,9 @@ def test_everything_that_was_saved_comes_back(tmp_path: Path) -> None:
     assert second.resume() == TrainState(2, 4, 5.5, 0.5)
     assert second.weights() == first.weights()
     assert (random.random(), float(torch.rand(()))) == drawn  # noqa: S311 -- as above
-    for one, other in zip(first.optimizer.state.values(), second.optimizer.state.values(), strict=True):
+    for one, other in zip(
+        first.strategy.optimizer.state.values(), second.strategy.optimizer.state.values(), strict=True
+    ):
         assert all(torch.equal(one[name], other[name]) for name in ("exp_avg", "exp_avg_sq", "step"))
 
 
@@ -239,7 +240,7 @@ def test_retry_goes_on_from_its_own_checkpoints_whatever_the_first_attempt_asked
     session = Session.start(tmp_path, resume=asked)
     group = session.checkpoints.group
     retry = replace(session.checkpoints, group=replace(group, place=replace(group.place, is_retry=True)))
-    assert retry.resume(session.model, session.optimizer).step == 1
+    assert retry.resume(session.strategy).step == 1
 
 
 def test_other_world_size_is_refused(tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ def test_other_world_size_is_refused(tmp_path: Path) -> None:
     group = session.checkpoints.group
     larger = replace(session.checkpoints, group=replace(group, place=replace(group.place, world_size=4)))
     with pytest.raises(UserError, match="written by 1 ranks, this run has 4"):
-        larger.resume(session.model, session.optimizer)
+        larger.resume(session.strategy)
 
 
 def test_other_model_is_refused_and_other_settings_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,3 +266,14 @@ def test_settings_that_do_not_bear_on_the_numbers_may_change() -> None:
     assert list(differences(load_config().as_dict(), load_config(words=["optim.grad_clip=2"]).as_dict())) == [
         "optim.grad_clip"
     ]
+
+
+def test_strategy_that_can_reshard_takes_another_world_size_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Session.start(tmp_path).train_and_save(1)
+    session = Session.start(tmp_path)
+    group, session.strategy.reshards = session.checkpoints.group, True
+    second = replace(session.checkpoints, group=replace(group, place=replace(group.place, world_size=4)))
+    assert second.resume(session.strategy).step == 1
+    assert "WARNING: the checkpoint was written by 1 ranks and is split over 4 now" in capsys.readouterr().out

@@ -30,6 +30,9 @@ from trainer.errors import UserError
         ("optim.warmup_steps=0", ("optim", "warmup_steps"), 0),
         ("optim.grad_clip=0", ("optim", "grad_clip"), 0.0),
         ("save_total_limit=2", ("save_total_limit",), 2),
+        ("strategy=zero3", ("strategy",), "zero3"),
+        ("compile=true", ("compile",), True),
+        ("optim.fused=false", ("optim", "fused"), False),
     ],
 )
 def test_word_sets_its_key(word: str, path: tuple[str, ...], value: object) -> None:
@@ -55,11 +58,10 @@ def test_word_sets_its_key(word: str, path: tuple[str, ...], value: object) -> N
         ("lr=fast", ["lr=fast", "a number >= 0"]),
         ("ddp_timeout=0", ["ddp_timeout=0", "a number > 0"]),
         ("save_total_limit=1", ["save_total_limit=1", ">= 2"]),
-        ("precision=fp16", ["precision=fp16", "fp32, bf16"]),
+        ("precision=fp8", ["precision=fp8", "fp32, bf16, fp16"]),
         ("device=tpu", ["device=tpu", "auto, cuda, gcu, cpu"]),
-        ("strategy=zero3", ["strategy=zero3", "not available yet in this version, allowed: ddp"]),
-        ("strategy=fsdp2", ["not available yet in this version, allowed: ddp"]),
-        ("strategy=magic", ["strategy=magic: allowed: ddp"]),
+        ("strategy=magic", ["strategy=magic: allowed: ddp, zero0, zero1, zero2, zero3, fsdp2"]),
+        ("compile=yes", ["compile=yes: allowed: true, false"]),
         ("out=", ["out=", "not empty"]),
         ("optim.betas=0.9", ["optim.betas=0.9", "two numbers"]),
         ("optim.betas=0.9,1", ["optim.betas=0.9,1", "[0, 1)"]),
@@ -74,6 +76,24 @@ def test_wrong_word_is_named_with_what_is_allowed(word: str, parts: list[str]) -
         load_config(words=[word])
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("deepspeed=ds.json", "deepspeed=ds.json goes with strategy=zero0 or zero1 or zero2 or zero3, not ddp"),
+        ("strategy=zero0 offload_optimizer=true", "goes with strategy=zero1 or zero2 or zero3, not zero0"),
+        ("strategy=zero2 offload_param=true", "offload_param=true goes with strategy=zero3, not zero2"),
+        ("strategy=fsdp2 find_unused_parameters=true", "goes with strategy=ddp, not fsdp2"),
+        ("strategy=zero1 gradient_as_bucket_view=true", "goes with strategy=ddp, not zero1"),
+        ("strategy=zero3 compile=true", "goes with strategy=ddp or fsdp2 or zero0 or zero1 or zero2, not zero3"),
+        ("strategy=zero0 precision=fp16", "use strategy=ddp"),
+    ],
+)
+def test_setting_that_the_strategy_cannot_take_is_named_with_those_that_can(words: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(words=words.split())
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

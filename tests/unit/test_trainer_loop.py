@@ -13,8 +13,10 @@ from trainer.accelerators import choose
 from trainer.config import ModelConfig, OptimConfig
 from trainer.distributed import CHUNK_BYTES, Group, initialise
 from trainer.errors import TrainerError, UserError
-from trainer.loop import check_finite, learning_rate, make_optimizer, warn_if_on_cpu
+from trainer.finite import check_finite
+from trainer.loop import learning_rate, warn_if_on_cpu
 from trainer.model import FUSED_ATTENTION, GPT, causal_attention, manual_causal_attention
+from trainer.strategies.optimizer import make_optimizer
 
 TINY = ModelConfig(layers=1, width=16, heads=2, context=8)
 

@@ -1,0 +1,96 @@
+"""Every strategy for real, on gloo: DDP's losses, and a run that was killed repeats a straight one."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.grounds import components
+from tests.train.conftest import DEADLINE_S, Rank, StartRanks, ranks_below
+from tests.until import until
+
+pytestmark = pytest.mark.train
+
+# Clips at every step: the norm has to be that of the whole model.
+WORDS = ("steps=30", "save_steps=10", "accumulation=2", "optim.grad_clip=0.5")
+
+
+def _numbers(out: Path) -> list[tuple[int, float, float]]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [(one["step"], one["loss"], one["grad_norm"]) for one in lines]
+
+
+def _codes(ranks: Sequence[Rank]) -> list[int]:
+    return [rank.wait() for rank in ranks]
+
+
+@pytest.fixture(scope="module")
+def under_ddp(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float, float]]:
+    folder = tmp_path_factory.mktemp("ddp")
+    with ranks_below(folder) as start:
+        assert _codes(start(*WORDS, f"out={folder / 'out'}")) == [0, 0]
+    return _numbers(folder / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "resharded"), [("zero1", 0), ("zero2", 0), ("zero3", 3), ("fsdp2", 3)])
+def test_run_killed_with_9_repeats_a_straight_one_bit_for_bit_and_ddp_nearly(
+    start_ranks: StartRanks, tmp_path: Path, strategy: str, resharded: int, under_ddp: list[tuple[int, float, float]]
+) -> None:
+    """DDP's own kill is in test_training.py."""
+    if strategy != "fsdp2":
+        components.module("deepspeed")
+    words = (*WORDS, f"strategy={strategy}")
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    assert _codes(start_ranks(*words, f"out={straight}")) == [0, 0]
+    for mine, theirs in zip(_numbers(straight), under_ddp, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4)
+    first = start_ranks(*words, f"out={killed}")
+    until((killed / "step_10").exists, deadline_s=DEADLINE_S, what="the first checkpoint")
+    for rank in first:
+        rank.process.kill()
+    assert _codes(first) == [-signal.SIGKILL] * 2
+    second = start_ranks(*words, f"out={killed}")
+    assert _codes(second) == [0, 0]
+    assert re.search(r"resuming from .*, step [12]0$", second[0].out, re.MULTILINE)
+    assert _numbers(killed) == _numbers(straight)
+    assert (killed / "step_30" / "state.pt").read_bytes() == (straight / "step_30" / "state.pt").read_bytes()
+
+    if not resharded:  # seconds for each of them
+        return
+    third = start_ranks(*words, "steps=31", f"out={killed}", world_size=resharded)
+    assert set(_codes(third)) == {0}
+    assert f"WARNING: the checkpoint was written by 2 ranks and is split over {resharded} now" in third[0].out
+    *_, (_, before, _), (step, loss, _) = _numbers(killed)
+    assert step == 31
+    assert loss == pytest.approx(before, abs=0.3)
+
+
+@pytest.mark.slow
+def test_users_deepspeed_file_is_completed_or_refused_on_all_ranks(start_ranks: StartRanks, tmp_path: Path) -> None:
+    components.module("deepspeed")
+    file, out = tmp_path / "zero.json", tmp_path / "out"
+    words = ("strategy=zero0", "steps=1", f"out={out}", f"deepspeed={file}")
+    file.write_text('{"train_batch_size": 100}')
+    ranks = start_ranks(*words)
+    assert _codes(ranks) == [2, 2]
+    message = f"error: {file}: train_batch_size=100, but micro_batch=4 x 2 ranks x accumulation=1 = 8"
+    assert ranks[0].err.splitlines()[-1].startswith(message)
+    assert ranks[1].err.splitlines()[-1].startswith(f"rank 1: {message}")
+    file.write_text('{"train_batch_size": "auto", /* by hand */ "zero_optimization": {"reduce_bucket_size": 5e8,},}')
+    ranks = start_ranks(*words)
+    assert _codes(ranks) == [0, 0]
+    assert "batch 8 = micro_batch 4 x devices 2 x nodes 1 x accumulation 1\n" in ranks[0].out
+    made = json.loads((out / "deepspeed.json").read_text())
+    assert made["train_batch_size"] == 8
+    assert made["zero_optimization"] == {
+        "reduce_bucket_size": 500_000_000,
+        "stage": 0,
+        "offload_optimizer": {"device": "none"},
+        "offload_param": {"device": "none"},
+    }

@@ -1,0 +1,166 @@
+"""DeepSpeed's configuration: the user's file, the trainer's settings, and which package may be used where. No DeepSpeed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config import load_config
+from trainer.errors import UserError
+from trainer.place import Place
+from trainer.strategies.deepspeed_config import deepspeed_config, strict_json
+from trainer.strategies.deepspeed_package import package_problem
+from trainer.strategies.relaxed_json import read_relaxed_json
+
+FOUR = replace(Place.from_env({}), world_size=4, launched=True, nodes=2)
+# As in the field guide for two nodes of eight cards, with what people put around it.
+WRITTEN_BY_HAND = """
+{
+  // two nodes
+  "bf16": {"enabled": "auto"},
+  "train_micro_batch_size_per_gpu": "auto", /* not "8" */
+  "zero_optimization": {
+    "stage": 3,
+    "overlap_comm": true,
+    "reduce_bucket_size": 5e8,
+    "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": 1e6,
+    "sub_group_size": 1e9,
+    "comment_like": "http://no/comment, ]",
+  },
+  "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.95], "eps": 1e-8}},
+  "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}},
+}
+"""
+
+
+def _made(words: str, theirs: dict[str, Any] | None = None) -> dict[str, Any]:
+    return deepspeed_config(load_config(words=words.split()), FOUR, theirs or {})
+
+
+def test_comments_trailing_commas_and_exponents_are_read(tmp_path: Path) -> None:
+    (tmp_path / "zero3.json").write_text(WRITTEN_BY_HAND)
+    read = read_relaxed_json(str(tmp_path / "zero3.json"))
+    assert read["train_micro_batch_size_per_gpu"] == "auto"
+    zero = read["zero_optimization"]
+    assert (zero["reduce_bucket_size"], zero["sub_group_size"]) == (500_000_000, 1_000_000_000)
+    assert type(zero["reduce_bucket_size"]) is int
+    assert zero["comment_like"] == "http://no/comment, ]"
+    assert read["optimizer"]["params"]["eps"] == 1e-8
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("{", "not valid JSON (comments and trailing commas may stand in it)"),
+        ("// c\n{\n'a': 1}", "line 3"),
+        ('{"a": 1, "a": 2}', "key 'a' is given twice"),
+        ('{"a": NaN}', "NaN is no JSON number"),
+        ('{"a": 1e999}', "1e999 is larger than any number"),
+        ("[1]", "must hold a mapping"),
+        (None, "cannot read deepspeed="),
+    ],
+)
+def test_file_that_is_no_json_at_all_is_named_with_its_fault(tmp_path: Path, text: str | None, part: str) -> None:
+    path = tmp_path / "ds.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=r"ds\.json") as caught:
+        read_relaxed_json(str(path))
+    assert part in str(caught.value)
+
+
+def test_settings_become_strict_json() -> None:
+    made = _made("strategy=zero2 micro_batch=2 accumulation=3 precision=bf16 optim.grad_clip=0.5")
+    assert json.loads(strict_json(made)) == made
+    assert made["train_batch_size"] == 2 * 3 * 4
+    assert (made["train_micro_batch_size_per_gpu"], made["gradient_accumulation_steps"]) == (2, 3)
+    assert (made["zero_optimization"]["stage"], made["gradient_clipping"]) == (2, 0.5)
+    assert (made["bf16"]["enabled"], made["fp16"]["enabled"]) == (True, False)
+
+
+def test_auto_takes_the_trainers_value_and_the_rest_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "zero3.json").write_text(WRITTEN_BY_HAND)
+    made = _made("strategy=zero3 micro_batch=2 precision=bf16", read_relaxed_json(str(tmp_path / "zero3.json")))
+    assert made["train_micro_batch_size_per_gpu"] == 2
+    assert made["bf16"]["enabled"] is True
+    zero = made["zero_optimization"]
+    assert (zero["overlap_comm"], zero["reduce_bucket_size"]) == (True, 500_000_000)
+    assert zero["stage3_prefetch_bucket_size"] == 128 * 128 * 9 // 10
+    assert {"optimizer", "scheduler"} & set(made) == set()
+    assert "auto" not in strict_json(made)
+
+
+@pytest.mark.parametrize(
+    ("words", "theirs", "parts"),
+    [
+        (
+            "zero3",
+            {"train_batch_size": 100},
+            ["train_batch_size=100, but micro_batch=8 x 4 ranks x accumulation=1 = 32"],
+        ),
+        ("zero3", {"train_micro_batch_size_per_gpu": 1}, ["train_micro_batch_size_per_gpu=1, but micro_batch=8"]),
+        ("zero3", {"zero_optimization": {"stage": 2}}, ["zero_optimization.stage=2, but strategy=zero3"]),
+        ("zero3", {"bf16": {"enabled": True}}, ["bf16.enabled=true, but precision=fp32"]),
+        ("zero3", {"gradient_clipping": 2}, ["gradient_clipping=2, but optim.grad_clip=1"]),
+        ("zero3", {"optimizer": {"type": "Lamb"}}, ["optimizer.type=Lamb, but AdamW, the trainer's"]),
+        (
+            "zero3",
+            {"optimizer": {"params": {"lr": 1, "beta3": 1}}},
+            ["lr=1, but lr=0.003", "beta3=1, but the trainer's"],
+        ),
+        (
+            "zero3",
+            {"zero_optimization": {"offload_param": {"device": "nvme"}}},
+            ["offload_param.device=nvme, but offload_param=false"],
+        ),
+        ("zero1", {"scheduler": {"type": "OneCycle", "params": {"cycle_max_lr": 1}}}, ["scheduler: the trainer sets"]),
+        ("zero1", {"zero_optimisation": {}}, ["unknown key 'zero_optimisation'", "did you mean 'zero_optimization'"]),
+    ],
+)
+def test_contradiction_names_both_sides(words: str, theirs: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(UserError, match=r"^ds\.json: ") as caught:
+        _made(f"strategy={words} deepspeed=ds.json", theirs)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_equal_values_are_no_contradiction() -> None:
+    theirs = {"train_batch_size": 32, "bf16": {"enabled": False}, "gradient_clipping": 1}
+    assert _made("strategy=zero1 deepspeed=ds.json", theirs)["train_batch_size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "version", "words", "problem"),
+    [
+        ("cuda", "0.19.8", "strategy=zero3", ""),
+        ("cuda", None, "strategy=zero3", "deepspeed is not installed: pip install 'orch[deepspeed]'"),
+        ("gcu-t2x", "0.9.2", "strategy=zero1", "deepspeed 0.9.2 does not know GCUs; install the one of TopsRider"),
+        ("gcu-t2x", "0.9.2+gcu.49", "strategy=zero1", ""),
+        ("gcu-t2x", "0.9.2+gcu.49", "strategy=zero3", ""),
+        ("cpu", "0.19.8", "strategy=zero2 offload_optimizer=true", "install a C++ compiler (g++ >= 9) and ninja"),
+    ],
+)
+def test_package_that_cannot_serve_is_an_error_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    accelerator: str,
+    version: str | None,
+    words: str,
+    problem: str,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: version)
+    monkeypatch.setattr(metadata, "version", lambda _: version)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    found = package_problem(accelerator, load_config(words=words.split()))
+    assert problem in found
+    assert bool(problem) == bool(found)
+    warned = "WARNING: strategy=zero3 with deepspeed 0.9.2+gcu.49" in capsys.readouterr().out
+    assert warned == (accelerator == "gcu-t2x" and words == "strategy=zero3")

@@ -1,0 +1,116 @@
+"""What strategies need and do within one process: demands, fp16, recomputation, the line on the batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from trainer.config import TrainConfig, load_config
+from trainer.distributed import Group, initialise
+from trainer.errors import TrainerError, UserError
+from trainer.loop import batch_arithmetic
+from trainer.model import GPT
+from trainer.place import Place
+from trainer.strategies import choose_strategy
+from trainer.strategies.ddp import Ddp
+from trainer.strategies.demands import unmet
+from trainer.strategies.recompute import recompute
+
+TINY = "model.layers=2 model.width=16 model.heads=2 model.context=8"
+TOKENS = torch.arange(16).view(2, 8)
+
+
+def _config(words: str = "") -> TrainConfig:
+    return load_config(words=f"{TINY} {words}".split())
+
+
+def _group(**row: object) -> Group:
+    group = initialise("cpu", 60.0, {})
+    launched = replace(group.place, launched=bool(row.pop("launched", False)))
+    return replace(group, place=launched, accelerator=replace(group.accelerator, **row))  # type: ignore[arg-type]  # a test's own fields
+
+
+def _ddp(words: str = "") -> Ddp:
+    torch.manual_seed(0)
+    config = _config(words)
+    return Ddp(_group(), config, GPT(config.model, recompute(config)))
+
+
+@pytest.mark.parametrize(
+    ("words", "row", "message"),
+    [
+        ("precision=fp16", {"name": "gcu-t2x", "precisions": lambda: ("fp32", "bf16")}, "precision=fp16: gcu-t2x with"),
+        ("strategy=zero3", {}, "strategy=zero3 needs a process group: start through orch, or torchrun"),
+        ("strategy=fsdp2", {}, "strategy=fsdp2 needs a process group"),
+        ("gradient_as_bucket_view=true", {"name": "gcu-t2x"}, "torch_gcu's DistributedDataParallel refuses it"),
+    ],
+)
+def test_what_a_rank_lacks_is_named_before_anything_is_built(words: str, row: dict[str, object], message: str) -> None:
+    config, group = _config(words), _group(**row)
+    with pytest.raises(UserError) as caught:
+        choose_strategy(group, config, GPT(config.model), out=None)  # type: ignore[arg-type]  # not reached
+    assert message in str(caught.value)
+
+
+def test_torch_without_fully_shard_has_no_fsdp2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.strategies.demands.has_fully_shard", lambda: False)
+    assert "strategy=fsdp2 needs torch >= 2.6" in unmet(_group(launched=True), _config("strategy=fsdp2"))
+
+
+def test_compiling_on_a_cpu_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "install g++, or name one in CXX" in unmet(_group(), _config("compile=true"))
+    assert unmet(_group(), _config()) == ""
+
+
+def test_recomputed_blocks_give_the_same_gradients_bit_for_bit() -> None:
+    kept, dropped = _ddp(), _ddp("activation_checkpointing=true")
+    for strategy in (kept, dropped):
+        strategy.backward(TOKENS, TOKENS, last=True)
+    for one, other in zip(kept.parameters, dropped.parameters, strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_fused_adam_steps_as_the_plain_one() -> None:
+    plain, fused = _ddp(), _ddp("optim.fused=true")
+    for strategy in (plain, fused):
+        strategy.update(1, 1e-2, strategy.backward(TOKENS, TOKENS, last=True))
+    for one, other in zip(plain.parameters, fused.parameters, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_fp16_that_overflows_skips_the_step_and_halves_the_scale() -> None:
+    strategy = _ddp("precision=fp16")
+    before = [one.detach().clone() for one in strategy.parameters]
+    for overflows in (True, False):
+        loss = strategy.backward(TOKENS, TOKENS, last=True)
+        if overflows:
+            assert strategy.parameters[0].grad is not None
+            strategy.parameters[0].grad[0] = math.inf
+        norm = strategy.update(1, 1e-2, loss)
+        same = all(torch.equal(one, other) for one, other in zip(before, strategy.parameters, strict=True))
+        assert (math.isinf(norm), same) == (overflows, overflows)
+    assert strategy.state()["scaler"]["scale"] == 2.0**15
+
+
+def test_fp32_that_overflows_stops_before_the_update() -> None:
+    strategy = _ddp()
+    before = [one.detach().clone() for one in strategy.parameters]
+    loss = strategy.backward(TOKENS, TOKENS, last=True)
+    assert strategy.parameters[0].grad is not None
+    strategy.parameters[0].grad[0] = math.nan
+    with pytest.raises(TrainerError, match="gradient norm is nan at step 3"):
+        strategy.update(3, 1e-2, loss)
+    assert all(torch.equal(one, other) for one, other in zip(before, strategy.parameters, strict=True))
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(2, "devices 8 x nodes 2"), (3, "ranks 16")])
+def test_batch_is_told_as_a_product(nodes: int, ranks: str) -> None:
+    place = replace(Place.from_env({}), world_size=16, nodes=nodes)
+    config = _config("micro_batch=1 accumulation=8")
+    assert batch_arithmetic(config, place) == f"batch 128 = micro_batch 1 x {ranks} x accumulation 8"

@@ -1,0 +1,95 @@
+"""The seam between the loop and a strategy; and what the strategies on torch's own optimizers have in common."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ContextManager, Dict, Mapping, Protocol
+
+import torch
+
+from trainer.config import TrainConfig
+from trainer.distributed import Group
+from trainer.finite import check_finite
+
+
+class Strategy(Protocol):
+    """
+    One model on all ranks. Every method is called by every rank, in the same order.
+
+    reshards: a state may be loaded by another number of ranks than wrote it.
+    """
+
+    reshards: bool
+
+    def settle(self, tokens: torch.Tensor, target: torch.Tensor) -> None:
+        """Whatever it takes for the first counted step to round as all later ones; the weights stay as they are."""
+
+    def backward(self, tokens: torch.Tensor, target: torch.Tensor, *, last: bool) -> torch.Tensor:
+        """Add one micro batch to the gradient, of all ranks once it is the last; this rank's share of the loss."""
+
+    def update(self, step: int, lr: float, loss: torch.Tensor) -> float:
+        """
+        Clip by the norm over the whole model, then one step of the optimizer; gradients are gone afterwards.
+
+        Returns:
+            The norm before clipping; not finite where fp16 overflowed and the step was skipped.
+
+        Raises:
+            TrainerError: the norm is not finite, in fp32 or bf16; the weights are as before.
+        """
+
+    def state(self) -> Dict[str, Any]:
+        """Everything needed to go on, whole on rank 0, in part or not at all on the others; plain values and tensors."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what state() gave; every rank has it whole."""
+
+
+class TorchStrategy:
+    """A model and one of torch's optimizers, without anything around the forward pass."""
+
+    reshards = False
+    model: Any  # a module, wrapped or not
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, group: Group, config: TrainConfig) -> None:
+        self.group, self.config = group, config
+        self.scaler = group.accelerator.scaler() if config.precision == "fp16" else None
+
+    def settle(self, tokens: torch.Tensor, target: torch.Tensor) -> None:
+        """Nothing to do."""
+
+    def backward(self, tokens: torch.Tensor, target: torch.Tensor, *, last: bool) -> torch.Tensor:
+        with self.accumulating(last=last):
+            with self.computing():
+                loss = self.model(tokens, target)
+            loss = loss / self.config.accumulation
+            (self.scaler.scale(loss) if self.scaler else loss).backward()
+        return loss.detach()  # type: ignore[no-any-return]  # of a model of any class
+
+    def update(self, step: int, lr: float, loss: torch.Tensor) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if self.scaler:
+            self.scaler.unscale_(self.optimizer)
+        norm = self.clip(self.config.optim.grad_clip or math.inf)
+        if self.scaler:
+            self.scaler.step(self.optimizer)  # skips the step after an overflow, and halves the scale
+            self.scaler.update()
+        else:
+            check_finite("gradient norm", [norm], step)
+            self.group.accelerator.step(self.optimizer, loss, self.model)
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def accumulating(self, *, last: bool) -> ContextManager[Any]:
+        """The block of one micro batch; ranks exchange gradients in the last one only."""
+        raise NotImplementedError
+
+    def computing(self) -> ContextManager[Any]:
+        """The block of the forward pass."""
+        raise NotImplementedError
+
+    def clip(self, limit: float) -> float:
+        """Scale the gradients down to `limit`; the norm before."""
+        raise NotImplementedError

@@ -1,0 +1,73 @@
+"""FSDP2, torch's fully_shard: parameters, gradients and optimizer state split over all ranks, a block at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from typing import Any, ContextManager, Dict, Mapping
+
+import torch
+
+from trainer.config import TrainConfig
+from trainer.distributed import Group
+from trainer.model import GPT
+from trainer.strategies.base import TorchStrategy
+from trainer.strategies.optimizer import make_optimizer
+
+
+class Fsdp2(TorchStrategy):
+    """Weights stay fp32 in their shards; with bf16 or fp16 they are gathered and computed in that."""
+
+    reshards = True
+
+    def __init__(self, group: Group, config: TrainConfig, model: GPT) -> None:
+        super().__init__(group, config)
+        if config.compile:
+            for block in model.blocks:
+                block.compile()  # alone: what gathers and frees the shards stays outside
+        self.model = shard(model, group, config.precision)
+        self.optimizer = make_optimizer(self.model, config.lr, config.optim)
+
+    def state(self) -> Dict[str, Any]:
+        api = importlib.import_module("torch.distributed.checkpoint.state_dict")
+        options = api.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        model, optimizer = api.get_state_dict(self.model, self.optimizer, options=options)
+        state: Dict[str, Any] = {"model": model, "optimizer": optimizer}
+        return {**state, "scaler": self.scaler.state_dict()} if self.scaler else state
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        api = importlib.import_module("torch.distributed.checkpoint.state_dict")
+        api.set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=api.StateDictOptions(full_state_dict=True),
+        )
+        for group in self.optimizer.param_groups:
+            group["betas"] = tuple(group["betas"])  # set_state_dict makes lists of tuples
+        if self.scaler and "scaler" in state:
+            self.scaler.load_state_dict(state["scaler"])
+
+    def accumulating(self, *, last: bool) -> ContextManager[Any]:
+        self.model.set_requires_gradient_sync(last)
+        return contextlib.nullcontext()
+
+    def computing(self) -> ContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def clip(self, limit: float) -> float:
+        norm: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        return float(norm.full_tensor())  # a DTensor: each rank holds its part of the sum
+
+
+def shard(model: GPT, group: Group, precision: str) -> Any:  # noqa: ANN401 -- a class made by fully_shard
+    """Each block by itself, then the rest; `model` itself, changed in place."""
+    api = importlib.import_module("torch.distributed.fsdp")
+    meshes = importlib.import_module("torch.distributed.device_mesh")
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    policy = api.MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    mesh = meshes.init_device_mesh(group.device.type, (group.place.world_size,))
+    for part in (*model.blocks, model):
+        api.fully_shard(part, mesh=mesh, mp_policy=policy)
+    return model

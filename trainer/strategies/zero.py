@@ -1,0 +1,137 @@
+"""DeepSpeed's ZeRO 0 to 3. Its engine steps; configuration, learning rate, checkpoints and messages are the trainer's."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from pathlib import Path
+from typing import Any, Dict, Mapping
+
+import torch
+
+from trainer.config import ZERO_STAGES, TrainConfig
+from trainer.distributed import Group
+from trainer.errors import UserError
+from trainer.finite import check_finite
+from trainer.model import GPT
+from trainer.place import replace_text, say
+from trainer.strategies import zero_state
+from trainer.strategies.deepspeed_config import deepspeed_config, strict_json
+from trainer.strategies.optimizer import decay_groups, make_optimizer
+from trainer.strategies.relaxed_json import read_relaxed_json
+
+
+class Zero:
+    """The engine holds what this rank keeps of model and optimizer."""
+
+    reshards = True
+
+    def __init__(self, group: Group, config: TrainConfig, model: GPT, out: Path) -> None:
+        self.group, self.config, self.stage = group, config, ZERO_STAGES[config.strategy]
+        if config.compile:
+            model.compile()
+        settings = agreed_settings(group, config, out)
+        deepspeed = load_deepspeed(group)
+        _check(group, deepspeed, settings)
+        optimizer = _cpu_adam(group, config, model) if config.offload_optimizer else None
+        optimizer = optimizer or make_optimizer(model, config.lr, config.optim)
+        self.engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
+
+    def settle(self, tokens: torch.Tensor, target: torch.Tensor) -> None:
+        """Nothing to do: the order of its buckets is fixed by the model."""
+
+    def backward(self, tokens: torch.Tensor, target: torch.Tensor, *, last: bool) -> torch.Tensor:
+        self.engine.set_gradient_accumulation_boundary(last)
+        loss = self.engine(tokens, target)
+        self.engine.backward(loss)  # divides by the accumulation itself
+        return loss.detach() / self.config.accumulation  # type: ignore[no-any-return]  # of a model of any class
+
+    def update(self, step: int, lr: float, loss: torch.Tensor) -> float:  # noqa: ARG002 -- the lazy row of DDP needs it
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = lr
+        norm = self._plain_norm() if self.stage == 0 else None
+        if norm is not None:
+            check_finite("gradient norm", [norm], step)
+        self.engine.step()
+        if norm is None:
+            norm = float(self.engine.get_global_grad_norm())
+            if self.config.precision != "fp16":
+                check_finite("gradient norm", [norm], step)  # the engine has left the weights as they were
+        return norm
+
+    def state(self) -> Dict[str, Any]:
+        if self.stage == 0:
+            return {"model": self.engine.module.state_dict(), "optimizer": self.engine.optimizer.state_dict()}
+        return zero_state.collect(self.engine, keep=self.group.place.is_main)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        if self.stage == 0:
+            self.engine.module.load_state_dict(state["model"])
+            self.engine.optimizer.load_state_dict(state["optimizer"])
+        else:
+            zero_state.restore(self.engine, state, self.group)
+
+    def _plain_norm(self) -> float:
+        """Stage 0 in fp32 is the one for which the engine tells none; it clips with torch's function all the same."""
+        return float(torch.nn.utils.clip_grad_norm_(self.engine.module.parameters(), float("inf")))
+
+
+def load_deepspeed(group: Group) -> Any:  # noqa: ANN401 -- a module without types
+    """deepspeed, for the device that the trainer has taken."""
+    device = group.accelerator.name
+    if not device.startswith("gcu"):  # the vendor's fork knows its own
+        os.environ["DS_ACCELERATOR"] = device
+    deepspeed: Any = importlib.import_module("deepspeed")
+    # A collective over shared memory, compiled at the first start: the trainer's ranks may be on several nodes, and
+    # training has no use for it.
+    getattr(deepspeed.ops, "__compatible_ops__", {})["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed()  # finds the trainer's group
+    return deepspeed
+
+
+def agreed_settings(group: Group, config: TrainConfig, out: Path) -> Dict[str, Any]:
+    """Rank 0's reading of the user's file is everybody's; what DeepSpeed gets is kept in <out>/deepspeed.json."""
+    text, problem = "", ""
+    if group.place.is_main:
+        try:
+            theirs = read_relaxed_json(config.deepspeed) if config.deepspeed else {}
+            text = strict_json(deepspeed_config(config, group.place, theirs))
+            replace_text(out / "deepspeed.json", text)
+            say(f"DeepSpeed's configuration: {out / 'deepspeed.json'}")
+        except UserError as exc:
+            problem = str(exc)
+        except OSError as exc:
+            problem = f"out={out}: cannot be written: {exc.strerror}"
+    answer = json.loads(group.broadcast_bytes(json.dumps({"text": text, "problem": problem}).encode()))
+    if answer["problem"]:
+        raise UserError(answer["problem"])
+    settings: Dict[str, Any] = json.loads(answer["text"])
+    return settings
+
+
+def _check(group: Group, deepspeed: Any, settings: Mapping[str, Any]) -> None:  # noqa: ANN401 -- as above
+    """Whatever DeepSpeed refuses by itself, as one message."""
+    problem = ""
+    device = importlib.import_module("deepspeed.accelerator").get_accelerator()
+    for precision, supported in (("bf16", device.is_bf16_supported), ("fp16", device.is_fp16_supported)):
+        if settings[precision]["enabled"] and not supported():
+            problem = f"precision={precision}: DeepSpeed says that this device ({device.device_name()}) lacks it"
+    try:
+        deepspeed.DeepSpeedConfig(dict(settings))
+    except (ValueError, TypeError, KeyError, AssertionError) as exc:
+        problem = f"DeepSpeed refuses its configuration: {exc}"
+    group.agree(problem)
+
+
+def _cpu_adam(group: Group, config: TrainConfig, model: GPT) -> Any:  # noqa: ANN401 -- DeepSpeed's class
+    """Its Adam for state that lies on the CPU; compiled at the first start on a node."""
+    adam, problem = None, ""
+    try:
+        adam = importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam(
+            decay_groups(model, config.optim.weight_decay), lr=config.lr, betas=config.optim.betas, adamw_mode=True
+        )
+    except (RuntimeError, OSError, ImportError) as exc:
+        problem = f"offload_optimizer=true: DeepSpeed cannot build its Adam for CPUs (g++ >= 9 and ninja): {exc}"
+    group.agree(problem)
+    return adam
