@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_randomly
 
 from tests.grounds import components
 from tests.grounds.hosts import Hosts, open_hosts
 from tests.grounds.slurm import Cluster, open_cluster
 from tests.grounds.sshd import Farm, open_farm
+
+# DeepSpeed registers a seeder with pytest-randomly, for which every test process would import it and torch.
+pytest_randomly.entrypoint_reseeds = []
 
 _MARKED_BY_FIXTURE = {
     "farm": "ssh",

@@ -98,6 +98,14 @@ def test_fp16_that_overflows_skips_the_step_and_halves_the_scale() -> None:
     assert strategy.state()["scaler"]["scale"] == 2.0**15
 
 
+def test_norm_under_fp16_is_that_of_the_gradient_without_its_scale() -> None:
+    plain, scaled = (
+        strategy.update(1, 1e-2, strategy.backward(TOKENS, TOKENS, last=True))
+        for strategy in (_ddp(), _ddp("precision=fp16"))
+    )
+    assert scaled == pytest.approx(plain, rel=0.05)
+
+
 def test_fp32_that_overflows_stops_before_the_update() -> None:
     strategy = _ddp()
     before = [one.detach().clone() for one in strategy.parameters]

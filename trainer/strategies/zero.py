@@ -33,7 +33,7 @@ class Zero:
             model.compile()
         settings = agreed_settings(group, config, out)
         deepspeed = load_deepspeed(group)
-        _check(group, deepspeed, settings)
+        _check(group, deepspeed, settings, config.deepspeed or "its configuration")
         optimizer = _cpu_adam(group, config, model) if config.offload_optimizer else None
         optimizer = optimizer or make_optimizer(model, config.lr, config.optim)
         self.engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
@@ -110,7 +110,7 @@ def agreed_settings(group: Group, config: TrainConfig, out: Path) -> Dict[str, A
     return settings
 
 
-def _check(group: Group, deepspeed: Any, settings: Mapping[str, Any]) -> None:  # noqa: ANN401 -- as above
+def _check(group: Group, deepspeed: Any, settings: Mapping[str, Any], name: str) -> None:  # noqa: ANN401 -- as above
     """Whatever DeepSpeed refuses by itself, as one message."""
     problem = ""
     device = importlib.import_module("deepspeed.accelerator").get_accelerator()
@@ -120,7 +120,7 @@ def _check(group: Group, deepspeed: Any, settings: Mapping[str, Any]) -> None:  
     try:
         deepspeed.DeepSpeedConfig(dict(settings))
     except (ValueError, TypeError, KeyError, AssertionError) as exc:
-        problem = f"DeepSpeed refuses its configuration: {exc}"
+        problem = f"DeepSpeed refuses {name}: {exc}"
     group.agree(problem)
 
 
