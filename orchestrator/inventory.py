@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 
 from orchestrator import inventory_fields as fields
 from orchestrator.accelerators import default_ranks
@@ -22,13 +22,14 @@ from orchestrator.hostlist import expand, fold
 from orchestrator.inventory_env_file import EnvFiles, Place, read_env_files
 from orchestrator.inventory_file import Document, FieldPath, Problem, beside, did_you_mean, problem_of, read
 from orchestrator.inventory_names import expanded, name_problems, refuse_twice
+from orchestrator.inventory_slurm import SlurmOptions
 from orchestrator.redaction import REDACTED, is_secret
 
 _PYTHON = {"ssh": "python3", "local": sys.executable}
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = fields.STRICT
 
 
 class SshOptions(_Model):
@@ -39,17 +40,6 @@ class SshOptions(_Model):
     host_keys: fields.HostKeys = "strict"
     fanout: fields.FanOut = 64
     connect_timeout_s: fields.Seconds = 10.0
-
-
-class SlurmOptions(_Model):
-    """What sbatch is told; `login` is the host to run it on, None this one."""
-
-    partition: fields.SlurmWord | None = None
-    account: fields.SlurmWord | None = None
-    qos: fields.SlurmWord | None = None
-    time: fields.SlurmTime | None = None
-    login: fields.Address | None = None
-    options: tuple[fields.SlurmOption, ...] = ()
 
 
 class Node(_Model):

@@ -10,7 +10,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import UsageError
-from orchestrator.hostlist import fold
+from orchestrator.hostlist import expand, fold
+from orchestrator.inventory_slurm import OPTION_OF, setting
 from orchestrator.redaction import REDACTED
 from orchestrator.resources import template_folder
 
@@ -19,20 +20,6 @@ if TYPE_CHECKING:
 
     from orchestrator.plan import LaunchPlan, NodePlan
 
-# --export would cut values at commas and put them where everybody can read them.
-_OWN_OPTIONS = frozenset(
-    [
-        "--export",
-        "--job-name",
-        "--nodelist",
-        "--nodes",
-        "--ntasks",
-        "--ntasks-per-node",
-        "--open-mode",
-        "--output",
-        "--wrap",
-    ]
-)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -84,11 +71,8 @@ def sbatch_script(plan: LaunchPlan) -> str:
 
 
 def sbatch_options(plan: LaunchPlan) -> list[str]:
-    """The #SBATCH options in order; what nobody set is not there. A new option of the inventory goes in here."""
+    """The #SBATCH options in order; what nobody set is not there. A new option is a row of OPTION_OF."""
     slurm = plan.slurm
-    own = [option for option in slurm["options"] if option.partition("=")[0] in _OWN_OPTIONS]
-    if own:
-        raise UsageError(f"slurm.options: {own[0]} is decided by orch", hint="remove it; --nodes and -j choose nodes")
     options = [
         f"--job-name={plan.run_id}",
         f"--nodes={plan.node_count}",
@@ -98,12 +82,27 @@ def sbatch_options(plan: LaunchPlan) -> list[str]:
     ]
     if not plan.by_count:
         options.append(f"--nodelist={fold(node.name for node in plan.nodes)}")
+    told = {option: _told(plan, field) for field, option in OPTION_OF.items()}
     options += [
-        f"--{name}={slurm[name]}" for name in ("partition", "account", "qos", "time") if slurm[name] is not None
+        f"--{option}={value}" if value else f"--{option}" for option, value in told.items() if value is not None
     ]
-    if not any(option.startswith(("--exclusive", "--cpus-per-")) for option in slurm["options"]):
-        options.append(f"--cpus-per-task={len(plan.head.ranks)}")  # one task a node would otherwise get a single core
     return [_sbatch_quoted(option) for option in (*options, *slurm["options"])]
+
+
+def _told(plan: LaunchPlan, field: str) -> str | None:
+    """What sbatch is told for a field, empty for an option without a value; None where Slurm is to decide."""
+    value, ranks = plan.slurm[field], len(plan.head.ranks)
+    if field == "cpus" and value is None:
+        whole = setting(plan.slurm, "exclusive") in {"", "true"}
+        said = any(option.startswith("--cpus-per-") for option in plan.slurm["options"])
+        return None if whole or said else str(ranks)  # one task a node would otherwise get a single core
+    if value is None or (field, value) == ("exclusive", "false"):
+        return None
+    if field == "exclusive" and value == "true":
+        return ""
+    if field == "gres":
+        return ",".join(one if re.search(r":[0-9]+[KMGTP]?$", one) else f"{one}:{ranks}" for one in value.split(","))
+    return fold(expand(value)) if field == "exclude" else str(value)
 
 
 def job_text(job: Mapping[str, Any]) -> str:
