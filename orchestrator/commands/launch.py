@@ -93,8 +93,10 @@ def _start(
     try:
         with ThreadPoolExecutor(1) as aside:
             writing = aside.submit(_complete, folder, plan, private)
-            launcher.connect()  # waits for the network meanwhile
+            doubts = launcher.connect()  # waits for the network meanwhile
             writing.result()
+        for doubt in doubts:
+            say(f"warning: {doubt}")
         when, after = "during the launch", "what had started was stopped"
         job = launcher.start(bundle)
         folder.update(slurm_job=job, started=True, launching=None)

@@ -112,10 +112,10 @@ def test_waiting_job_is_pending_with_slurms_reason(orch: Orch) -> None:
     orch("stop", first)
 
 
-def test_wrong_partition_is_refused_with_slurms_words(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.inventory(tmp_path, slurm={"partition": "nope"})
+def test_what_only_sbatch_knows_is_refused_with_slurms_words(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.inventory(tmp_path, slurm={"constraint": "h800"})
     done = Orch(tmp_path, env=cluster.env)("submit", "--", "true", code=4)
-    assert "invalid partition" in done.stderr
+    assert "Invalid feature specification" in done.stderr
     assert not cluster.jobs()
 
 
