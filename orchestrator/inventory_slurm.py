@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationInfo, field_validator
 
 from orchestrator import inventory_fields as fields
-from orchestrator.inventory_file import shown
+from orchestrator.inventory_file import Problem, beside, shown
 
 OPTION_OF: Mapping[str, str] = MappingProxyType(
     {
@@ -115,6 +116,14 @@ _after = fields.matching(
     "afterok:JOB, afterany:JOB, afternotok:JOB, after:JOB, …, singleton; several with , (all) or ? (any)",
 )
 
+_image = fields.matching(
+    r"[^-\s'\"][^\s'\"]*", "an image", "a path, or what the runtime can pull, such as docker://IMAGE:TAG"
+)
+_PATH = r"/[^:,'\"]*"
+_mount = fields.matching(
+    rf"{_PATH}(:{_PATH}(:(ro|rw))?)?", "a mount", "PATH, PATH:PATH_INSIDE, PATH:PATH_INSIDE:ro; paths begin with /"
+)
+
 Word: TypeAlias = Annotated[str, AfterValidator(_word)]
 Time: TypeAlias = Annotated[str, AfterValidator(_time)]
 Gres: TypeAlias = Annotated[str, AfterValidator(_gres)]
@@ -126,8 +135,18 @@ Cpus: TypeAlias = Annotated[int, BeforeValidator(fields.number("a number of CPUs
 Option: TypeAlias = Annotated[str, AfterValidator(check_option)]
 
 
+class Container(BaseModel):
+    """The image in which the agent and its ranks run; the workdir is mounted besides `mounts`."""
+
+    model_config = fields.STRICT
+
+    image: Annotated[str, AfterValidator(_image)]
+    runtime: Literal["pyxis", "apptainer"]
+    mounts: tuple[Annotated[str, AfterValidator(_mount)], ...] = ()
+
+
 class SlurmOptions(BaseModel):
-    """What sbatch is told; `login` is the host to run it on, None this one."""
+    """What sbatch is told; `login` is the host to run it on, None this one. `setup` runs on every node before the agent."""
 
     model_config = fields.STRICT
 
@@ -147,6 +166,9 @@ class SlurmOptions(BaseModel):
     mail_user: Word | None = None
     comment: Text | None = None
     login: fields.Address | None = None
+    template: fields.File | None = None
+    setup: tuple[Text, ...] = ()
+    container: Container | None = None
     options: tuple[Option, ...] = ()  # after all that have a field of their own
 
     @field_validator("options")
@@ -159,6 +181,18 @@ class SlurmOptions(BaseModel):
             if len(given) > 1:
                 raise ValueError(f"--{option} is given twice: {', '.join(map(shown, given))}; delete one of the two")
         return options
+
+
+def template_problems(file: str, slurm: SlurmOptions) -> list[Problem]:
+    """Say why the template that the inventory `file` names cannot be read; what is wrong in it shows when it is rendered."""
+    if slurm.template is None:
+        return []
+    path = Path(beside(file, slurm.template)).expanduser()
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        return [Problem(("slurm", "template"), f"{path}: {error.strerror or error}")]
+    return []
 
 
 def setting(slurm: Mapping[str, Any], field: str) -> str | None:  # Any: JSON

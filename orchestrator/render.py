@@ -7,8 +7,10 @@ import re
 import shlex
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import own_template
 from orchestrator.errors import UsageError
 from orchestrator.hostlist import expand, fold
 from orchestrator.inventory_slurm import OPTION_OF, setting
@@ -38,9 +40,17 @@ def node_script(plan: LaunchPlan, node: NodePlan) -> str:
     )
 
 
+def slurm_scripts(plan: LaunchPlan) -> dict[str, str]:
+    """The scripts of a Slurm job by their names; setup.sh of the first attempt serves the later ones as well."""
+    lines = plan.slurm["setup"]
+    setup = {"setup.sh": _render("slurm_setup.sh.j2", run_id=plan.run_id, setup=lines)} if lines else {}
+    return {"node.sh": slurm_node_script(plan), **setup, "submit.sbatch": sbatch_script(plan)}
+
+
 def slurm_node_script(plan: LaunchPlan) -> str:
     """node.sh of a Slurm job: one for all nodes, which looks its own part up by SLURMD_NODENAME."""
-    head = plan.head
+    head, container = plan.head, plan.slurm["container"]
+    in_apptainer = container is not None and container["runtime"] == "apptainer"
     common = dict(set.intersection(*(set(node.env.items()) for node in plan.nodes)))
     own = [
         {
@@ -55,19 +65,44 @@ def slurm_node_script(plan: LaunchPlan) -> str:
         run_id=plan.run_id,
         common_env={name: value for name, value in head.env.items() if name in common},
         nodes=[node for node in own if node["env"] or node["address"]],
+        setup=f"{plan.attempt_dir(head)}/setup.sh" if plan.slurm["setup"] else None,
+        image=container["image"] if in_apptainer else None,
+        mounts=_mounts(plan) if in_apptainer else [],
         python=head.python,
         agent=f"{plan.bundle_dir(head)}/orchestrator/node/__main__.py",
     )
 
 
 def sbatch_script(plan: LaunchPlan) -> str:
-    """The batch script of a Slurm job."""
-    return _render(
-        "slurm.sbatch.j2",
-        run_id=plan.run_id,
-        options=sbatch_options(plan),
-        run_dir=plan.run_dir(plan.head),
-    )
+    """
+    The batch script of a Slurm job.
+
+    Raises:
+        UsageError: the user's own template cannot be rendered, or is not one of a job that orch can follow.
+    """
+    values = {
+        "run_id": plan.run_id,
+        "options": sbatch_options(plan),
+        "srun_options": _srun_options(plan),
+        "run_dir": plan.run_dir(plan.head),
+    }
+    if plan.slurm["template"] is None:
+        return _render("slurm.sbatch.j2", **values)
+    return own_template.render(Path(plan.slurm["template"]).expanduser(), _environment(), values)
+
+
+def _srun_options(plan: LaunchPlan) -> list[str]:
+    """What Pyxis is told; all other options of srun are in the template."""
+    container = plan.slurm["container"]
+    if container is None or container["runtime"] != "pyxis":
+        return []
+    return [f"--container-image={container['image']}", f"--container-mounts={','.join(_mounts(plan))}"]
+
+
+def _mounts(plan: LaunchPlan) -> list[str]:
+    """The workdir, where everything of orch's lies, and what the inventory mounts, each as outside:inside."""
+    mounts = [plan.head.workdir, *plan.slurm["container"]["mounts"]]
+    return [mount if ":" in mount else f"{mount}:{mount}" for mount in mounts]
 
 
 def sbatch_options(plan: LaunchPlan) -> list[str]:
