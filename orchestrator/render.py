@@ -194,7 +194,9 @@ def shell_path(path: str) -> str:
 def _sbatch_quoted(option: str) -> str:
     """One option of an #SBATCH line; a newline in it would smuggle in further directives."""
     _refuse_control(option, "slurm option")
-    return option if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\[\]~-]+", option) else shlex.quote(option)
+    if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\[\]~-]+", option):
+        return option
+    return shlex.quote(option.replace("\\", "\\\\"))  # which sbatch takes for an escape within quotes as well
 
 
 def _refuse_control(text: str, what: str) -> None:
