@@ -135,7 +135,6 @@ def _start(planned: Planned, launcher: Launcher) -> RunFolder:
         left = _given_up(folder, launcher, RunState.FAILED, why)
         raise left or LaunchError(f"{why}; {after}") from exc
     except KeyboardInterrupt:
-        launcher.close()  # whatever waits for a node need not go on, and starts nothing any more
         left = _given_up(folder, launcher, RunState.STOPPED, f"interrupted {when}")
         raise left or LaunchError(f"interrupted {when}; {after}") from None
     return folder
@@ -149,9 +148,10 @@ def _complete(folder: RunFolder, planned: Planned) -> None:
 
 def _given_up(folder: RunFolder, launcher: Launcher, state: RunState, why: str) -> LaunchError | None:
     """Stop what had started; an error if something may be left, for then the run has not ended."""
-    if state is RunState.STOPPED:
-        folder.ask_to_stop()
     try:
+        if state is RunState.STOPPED:
+            launcher.close()  # whatever waits for a node need not go on, and starts nothing any more
+            folder.ask_to_stop()
         left = launcher.undo()
     except KeyboardInterrupt:
         left = ["interrupted again: nobody waited for the nodes"]
