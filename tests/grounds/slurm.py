@@ -6,6 +6,7 @@ import contextlib
 import os
 import pwd
 import secrets
+import signal
 import socket
 import subprocess
 import tempfile
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from tests.grounds.components import PROGRAMS, program
 from tests.grounds.inventories import write_inventory
-from tests.grounds.keeper import Keeper, kill_each
+from tests.grounds.keeper import Keeper, kill, kill_each
 from tests.grounds.ports import free_ports
 from tests.grounds.python import node_python
 from tests.until import until
@@ -116,6 +117,67 @@ class Cluster:
         """Requeue a job, and have it begin at once."""
         self.requeue_waiting(job)
         self._run("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+    def impatient(self) -> dict[str, str]:
+        """The environment for commands that give up soon: Slurm's own take 20 s to miss a slurmctld."""
+        conf = self.folder / "impatient.conf"
+        conf.write_text(self.conf.read_text("utf-8") + "MessageTimeout=2\n", "utf-8")
+        return {**self.env, "SLURM_CONF": str(conf)}
+
+    def stop_controller(self, *, hang: bool = False) -> None:
+        """End slurmctld, or have it hang: it takes connections, and answers nothing."""
+        for pid in self._pids("slurmctld", "slurmscriptd"):
+            kill(pid, signal.SIGSTOP if hang else signal.SIGTERM)
+        if not hang:
+            until(lambda: not self._pids("slurmctld"), deadline_s=30, what="slurmctld to end")
+
+    def start_controller(self) -> None:
+        """Have slurmctld at work again, with what it had saved."""
+        hanging = self._pids("slurmctld", "slurmscriptd")
+        for pid in hanging:
+            kill(pid, signal.SIGCONT)
+        if not hanging:
+            self._daemon("slurmctld", "-D")
+        until(self._states, deadline_s=60, what="slurmctld to answer")
+
+    def lose_node(self, node: str) -> None:
+        """Kill a node's slurmd and all that jobs run there, and have slurmctld notice at once."""
+        self.kill_slurmd(node)
+        lost = f"SLURMD_NODENAME={node}".encode()
+        for pid in self.processes():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if lost in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    kill(pid)
+        self._run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
+
+    def kill_slurmd(self, node: str) -> None:
+        """Kill the slurmd of a node; what jobs run there goes on."""
+        pid = self._slurmd(node)
+        assert pid is not None, f"no slurmd on {node}"
+        kill(pid)
+        until(lambda: self._slurmd(node) is None, what="slurmd to end")
+
+    def mend(self) -> None:
+        """Undo the faults: every daemon runs, every node takes jobs."""
+        if "slurmctld" not in self._keeper.processes().values() or not self._states():
+            self.start_controller()
+        for node in NODES:
+            if self._slurmd(node) is None:
+                self._daemon("slurmd", "-D", "-N", node, log=f"slurmd-{node}")
+        names = ",".join(NODES)
+        self._run("scontrol", "update", f"NodeName={names}", "State=RESUME", check=False)
+        until(
+            lambda: set(self._states().split()[1::2]) <= {"idle", "mixed", "allocated"},
+            deadline_s=60,
+            what=self._states,
+        )
+
+    def _pids(self, *commands: str) -> list[int]:
+        return [pid for pid, command in self._keeper.processes().items() if command in commands]
+
+    def _slurmd(self, node: str) -> int | None:
+        words = f"-N\0{node}\0".encode()
+        return next((pid for pid in self._pids("slurmd") if words in Path(f"/proc/{pid}/cmdline").read_bytes()), None)
 
     def _start(self) -> None:
         host = socket.gethostname().partition(".")[0]
