@@ -21,7 +21,7 @@ COUNT = 'n=0; while ! [ -e "$0" ]; do n=$((n+1)); echo "line $n"; sleep 0.2; don
 @pytest.fixture
 def orch(cluster: Cluster, tmp_path: Path) -> Iterator[Orch]:
     cluster.inventory(tmp_path)
-    yield Orch(tmp_path, env=cluster.env)
+    yield Orch(tmp_path, env=dict(cluster.env))
     cluster.mend()
 
 
@@ -206,3 +206,20 @@ def test_time_limit_fails_the_run_and_is_named(orch: Orch, cluster: Cluster) -> 
     status = orch.status(run)
     assert status["state"] == "FAILED"
     assert status["message"] == "Slurm ended the job: TIMEOUT TimeLimit"
+
+
+def test_machine_without_squeue_does_not_take_a_running_job_for_lost(orch: Orch) -> None:
+    run, enough = _counting(orch)
+    folder = orch.cwd / "no-slurm"
+    folder.mkdir()
+    orch.env["PATH"] = str(folder)
+    with orch.start("logs", "-f", run) as following:
+        assert following.stdout is not None
+        for _ in range(20):
+            assert following.stdout.readline(), "the follow ended"
+        status = orch.status(run)
+        assert (status["state"], status["queue"]["reason"]) == ("RUNNING", "there is no squeue on this machine")
+        enough.touch()
+        following.stdout.read()
+        assert following.wait() == 0
+    assert orch.status(run)["state"] == "DONE"
