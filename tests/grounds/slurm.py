@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.grounds.accounting import start_accounting
 from tests.grounds.components import PROGRAMS, program
 from tests.grounds.inventories import write_inventory
 from tests.grounds.keeper import Keeper, kill, kill_each
@@ -21,11 +22,11 @@ from tests.grounds.python import node_python
 from tests.until import until
 
 NODES = ("n0", "n1", "n2", "n3")
-_DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd")
+_DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd", "slurmdbd", "mariadbd")
 _START_S = 30.0
 
 # More CPUs are declared than the machine has, so eight tasks fit on a two-core one; KillWait and the scheduler's intervals
-# are short so that tests wait for what they test. No accounting: a cluster without sacct is the harder case.
+# are short so that tests wait for what they test. Accounting only where it is asked for: without sacct is the harder case.
 _CONF = """\
 ClusterName=orchtest
 SlurmctldHost={host}(127.0.0.1)
@@ -45,7 +46,6 @@ MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
@@ -66,7 +66,7 @@ class Cluster:
 
     nodes = NODES
 
-    def __init__(self, folder: Path, *, python: Path, keeper: Keeper) -> None:
+    def __init__(self, folder: Path, *, python: Path, keeper: Keeper, accounted: bool) -> None:
         self.folder = folder
         self.conf = folder / "slurm.conf"
         self.python = python
@@ -75,7 +75,7 @@ class Cluster:
         outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
         self.env = {**outside, "SLURM_CONF": str(self.conf)}
         self._keeper = keeper
-        self._start()
+        self._start(accounted=accounted)
 
     def inventory(self, folder: Path, *, devices: int = 1, **extra: object) -> Path:
         """Write `folder`/inventory.yaml for all nodes; `extra` are further top-level keys, mappings are merged."""
@@ -97,6 +97,10 @@ class Cluster:
     def processes(self) -> dict[int, str]:
         """Pid -> command name of all that jobs run, and of the steps above them; the daemons are left out."""
         return {pid: command for pid, command in self._keeper.processes().items() if command not in _DAEMONS}
+
+    def daemons(self) -> dict[int, str]:
+        """Pid -> command name of the daemons."""
+        return {pid: command for pid, command in self._keeper.processes().items() if command in _DAEMONS}
 
     def end_jobs(self) -> None:
         """Cancel every job and wait until nothing of them runs; a step that resists is killed."""
@@ -159,7 +163,7 @@ class Cluster:
 
     def mend(self) -> None:
         """Undo the faults: every daemon runs, every node takes jobs."""
-        if "slurmctld" not in self._keeper.processes().values() or not self._states():
+        if not self._pids("slurmctld") or not self._states():
             self.start_controller()
         for node in NODES:
             if self._slurmd(node) is None:
@@ -173,13 +177,13 @@ class Cluster:
         )
 
     def _pids(self, *commands: str) -> list[int]:
-        return [pid for pid, command in self._keeper.processes().items() if command in commands]
+        return [pid for pid, command in self.daemons().items() if command in commands]
 
     def _slurmd(self, node: str) -> int | None:
         words = f"-N\0{node}\0".encode()
         return next((pid for pid in self._pids("slurmd") if words in Path(f"/proc/{pid}/cmdline").read_bytes()), None)
 
-    def _start(self) -> None:
+    def _start(self, *, accounted: bool) -> None:
         host = socket.gethostname().partition(".")[0]
         controller, *node_ports = free_ports(1 + len(NODES))
         text = _CONF.format(
@@ -193,6 +197,10 @@ class Cluster:
         (self.folder / "cgroup.conf").write_text(_CGROUP_CONF, encoding="utf-8")
         (self.folder / "state").mkdir()
         self._start_munged()
+        if accounted:
+            accounting = start_accounting(self.folder, self.env, self._keeper)
+            self.conf.write_text(text + accounting, encoding="utf-8")
+            self._run("sacctmgr", "--immediate", "add", "cluster", "orchtest")
         self._daemon("slurmctld", "-D")
         for node in NODES:
             self._daemon("slurmd", "-D", "-N", node, log=f"slurmd-{node}")
@@ -228,9 +236,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def open_cluster() -> Iterator[Cluster]:
-    """Start a cluster; on leaving, its processes and folder are gone."""
-    for name in PROGRAMS["slurm"]:
+def open_cluster(*, accounted: bool = False) -> Iterator[Cluster]:
+    """Start a cluster, with slurmdbd and its database if it is to be `accounted`; on leaving, processes and folder are gone."""
+    for name in PROGRAMS["accounting" if accounted else "slurm"]:
         program(name)
     folder = Path(tempfile.mkdtemp(prefix="orch-slurm-"))
     folder.chmod(0o755)
@@ -238,6 +246,6 @@ def open_cluster() -> Iterator[Cluster]:
     try:
         python = node_python(folder / "python")
         assert python is not None, "the tests run on a Python that they cannot run"
-        yield Cluster(folder, python=python, keeper=keeper)
+        yield Cluster(folder, python=python, keeper=keeper, accounted=accounted)
     finally:
         keeper.close()
