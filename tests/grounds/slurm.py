@@ -118,9 +118,17 @@ class Cluster:
         until(lambda: self.jobs().get(job) == "PENDING", deadline_s=60, what="the job to be in the queue again")
 
     def requeue(self, job: str) -> None:
-        """Requeue a job, and have it begin at once."""
+        """Requeue a job, and have it begin soon."""
         self.requeue_waiting(job)
-        self._run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        self.begin(job)
+
+    def begin(self, job: str) -> None:
+        """
+        Have a requeued job begin now, and not when all credentials that it had have expired.
+
+        A slurmd takes none that is of the second in which it revoked one, and the job would fail with it.
+        """
+        self._run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
 
     def impatient(self) -> dict[str, str]:
         """The environment for commands that give up soon: Slurm's own take 20 s to miss a slurmctld."""

@@ -60,18 +60,24 @@ def test_run_that_ends_while_slurmctld_is_down_is_done_and_its_log_is_whole(orch
     assert orch.status(run)["state"] == "DONE"
 
 
-@pytest.mark.timeout(300)
-def test_follow_prints_on_while_squeue_hangs(orch: Orch, cluster: Cluster) -> None:
+def _wrapped(orch: Orch, program: str, script: str) -> None:
+    """Put a script in the place of a program of Slurm; `$real` is that."""
+    folder, real = orch.cwd / "bin", shutil.which(program, path=orch.env.get("PATH"))
+    folder.mkdir()
+    (folder / program).write_text(f"#!/bin/sh\nreal={real}\ncd {orch.cwd}\n{script}\n")
+    (folder / program).chmod(0o700)
+    orch.env["PATH"] = f"{folder}:{os.environ['PATH']}"
+
+
+def test_follow_prints_on_while_squeue_hangs(orch: Orch) -> None:
     run, enough = _counting(orch)
-    cluster.stop_controller(hang=True)
+    _wrapped(orch, "squeue", 'echo $$ >pid; mv pid asked; until [ -e enough ]; do sleep 0.1; done; exec $real "$@"')
     with orch.start("logs", "-f", run) as following:
         assert following.stdout is not None
-        heard = 0
-        while heard < 20:  # 4 s of lines, where one squeue takes 20 s
-            line = following.stdout.readline()
-            assert line, "the follow ended"
-            heard += "] line" in line
-        cluster.start_controller()
+        until((orch.cwd / "asked").exists, what="squeue to be asked")
+        for _ in range(30):
+            assert following.stdout.readline(), "the follow ended"
+        assert Path("/proc", (orch.cwd / "asked").read_text().strip()).exists()
         enough.touch()
         following.stdout.read()
         assert following.wait() == 0
@@ -93,12 +99,7 @@ def test_job_that_slurm_took_although_sbatch_timed_out_is_the_runs_and_the_only_
     orch: Orch, cluster: Cluster
 ) -> None:
     """A slurmctld that hangs comes to the request later, when sbatch has given up long since."""
-    folder, real = orch.cwd / "bin", shutil.which("sbatch", path=cluster.env.get("PATH"))
-    folder.mkdir()
-    script = folder / "sbatch"
-    script.write_text(f'#!/bin/sh\n{real} "$@"\ncode=$?\ntouch {orch.cwd}/gave-up\nexit $code\n')
-    script.chmod(0o700)
-    orch.env["PATH"] = f"{folder}:{os.environ['PATH']}"
+    _wrapped(orch, "sbatch", '$real "$@"; code=$?; touch gave-up; exit $code')
     cluster.stop_controller(hang=True)
     with orch.start("submit", "--detach", "-j", "1x1", "--", "sleep", "1000") as submitting:
         until((orch.cwd / "gave-up").exists, deadline_s=60, what="sbatch to give up")
@@ -178,7 +179,7 @@ def test_job_of_a_lost_node_waits_and_goes_on_in_its_next_attempt(orch: Orch, cl
     status = orch.status(run)
     cluster.lose_node(status["nodes"][1]["node"])
     until(lambda: orch.status(run)["state"] == "PENDING", deadline_s=60, what="the job to be in the queue again")
-    _slurm(cluster, "scontrol", "update", f"JobId={status['slurm_job']}", "StartTime=now")
+    cluster.begin(status["slurm_job"])
     until(lambda: orch.status(run)["state"] == "DONE", deadline_s=120, what="the second attempt")
     assert _texts(orch, run) == ["attempt 1"] * 2 + ["attempt 2"] * 2
 
