@@ -56,8 +56,7 @@ class Poll:
                 self.answer = self._ask()
             except LaunchError as error:  # the machine where Slurm is cannot be reached
                 self.answer = replace(self.answer, queue=Queue(SILENT, str(error)))
-            is_silent = self.answer.queue is not None and self.answer.queue.word == SILENT
-            pause_s = min(2 * pause_s, LAST_POLL_S) if is_silent else POLL_S
+            pause_s = next_pause_s(pause_s, self.answer.queue)
             self._enough.wait(pause_s)
 
     def _ask(self) -> Answer:
@@ -69,6 +68,11 @@ class Poll:
         if _state(queue) != _state(before.queue) or time.monotonic() - self._positioned > POSITION_S:
             position, self._positioned = self._launcher.position(queue), time.monotonic()
         return Answer(queue, attempt, position)
+
+
+def next_pause_s(last_s: float, queue: Queue | None) -> float:
+    """How long to leave the scheduler alone after that answer."""
+    return min(2 * last_s, LAST_POLL_S) if queue is not None and queue.word == SILENT else POLL_S
 
 
 def waits(queue: Queue) -> bool:

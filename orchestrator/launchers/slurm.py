@@ -111,21 +111,30 @@ class SlurmLauncher:
             return self._connection
 
     def _submitted_all_the_same(self, refusal: LaunchError) -> str:
-        """The id of a job that Slurm took though sbatch failed, as after a time-out: it is not submitted twice."""
-        if NOT_REACHED not in str(refusal):
-            deadline = time.monotonic() + (DOUBT_S if any(word in str(refusal) for word in IN_DOUBT) else 0.0)
-            while (queue := self.queue(None)) is None or not queue.job:
-                if queue is None:  # Slurm answers, and has no such job
-                    deadline = min(deadline, time.monotonic() + LATE_S)
-                if time.monotonic() >= deadline:
-                    break
-                time.sleep(POLL_S)
-            else:
-                return queue.job
-            self._may_be_submitted = queue is not None
-        else:
-            self._may_be_submitted = False
+        """
+        The id of a job that Slurm took though sbatch failed, as after a time-out: it is not submitted twice.
+
+        Raises:
+            LaunchError: the refusal; Slurm has no such job, or does not say.
+        """
+        said = str(refusal)
+        patience_s = DOUBT_S if any(word in said for word in IN_DOUBT) else 0.0
+        queue = None if NOT_REACHED in said else self._sought(patience_s)
+        if queue is not None and queue.job:
+            return queue.job
+        self._may_be_submitted = queue is not None
         raise refusal
+
+    def _sought(self, patience_s: float) -> Queue | None:
+        """The run's job by its name; None once Slurm has said for a while that there is none."""
+        deadline = time.monotonic() + patience_s
+        while (queue := self.queue(None)) is None or not queue.job:
+            if queue is None:
+                deadline = min(deadline, time.monotonic() + LATE_S)
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(POLL_S)
+        return queue
 
 
 def require_sbatch() -> None:

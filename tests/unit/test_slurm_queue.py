@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.commands.queueing import Answer, news
+from orchestrator.commands.queueing import Answer, news, next_pause_s
 from orchestrator.launchers.base import GONE, SILENT, Queue
 from orchestrator.launchers.slurm_queue import OVER, ask, position
 from orchestrator.launchers.slurm_reasons import SENTENCES, explained
@@ -165,3 +165,11 @@ def test_only_what_is_new_and_not_in_the_log_is_told(before: Queue | None, now: 
 
 def test_words_that_end_a_job_are_those_of_the_manual() -> None:
     assert {"PENDING", "COMPLETING", "REQUEUED", "SUSPENDED", SILENT}.isdisjoint(OVER)
+
+
+def test_scheduler_that_is_silent_is_asked_less_and_less_often_until_it_answers() -> None:
+    pauses = [2.0]
+    for _ in range(6):
+        pauses.append(next_pause_s(pauses[-1], DOWN))
+    assert pauses == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert next_pause_s(pauses[-1], RUNNING) == 2.0
