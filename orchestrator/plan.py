@@ -251,9 +251,9 @@ def node_files(plan: LaunchPlan) -> dict[str, list[PlannedFile]]:
     """Node name -> the files it needs, in the order they are written; under Slurm the head stands for all nodes."""
     shared = {node.workdir: _shared_files(plan, node) for node in {node.workdir: node for node in plan.nodes}.values()}
     if plan.launcher == "slurm":
-        head = plan.head
-        script = PlannedFile(f"{plan.attempt_dir(head)}/node.sh", render.slurm_node_script(plan))
-        return {head.name: [*shared[head.workdir], script, PlannedFile(sbatch_path(plan), render.sbatch_script(plan))]}
+        scripts = render.slurm_scripts(plan)
+        files = [PlannedFile(f"{plan.attempt_dir(plan.head)}/{name}", text) for name, text in scripts.items()]
+        return {plan.head.name: [*shared[plan.head.workdir], *files]}
     return {
         node.name: [
             *shared[node.workdir],

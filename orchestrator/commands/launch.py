@@ -119,8 +119,10 @@ def _start(planned: Planned, launcher: Launcher) -> RunFolder:
     try:
         with ThreadPoolExecutor(1) as aside:
             writing = aside.submit(_complete, folder, planned)
-            launcher.connect()  # waits for the network meanwhile
+            doubts = launcher.connect()  # waits for the network meanwhile
             writing.result()
+        for doubt in doubts:
+            say(f"warning: {doubt}")
         when, after = "during the launch", "what had started was stopped"
         job = launcher.start(planned.bundle)
         folder.update(slurm_job=job, started=True, launching=None)
