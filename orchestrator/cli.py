@@ -153,11 +153,14 @@ def status(run: RunArgument = "latest", as_json: JsonOption = False) -> None:
 
 
 @app.command("list")
-def list_(as_json: JsonOption = False) -> None:
+def list_(
+    up_to_date: Annotated[bool, typer.Option("--all", help="Ask first after all runs that have not ended.")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """List all runs started from this machine."""
     from orchestrator.commands.status import list_runs  # noqa: PLC0415
 
-    raise typer.Exit(list_runs(as_json=as_json))
+    raise typer.Exit(list_runs(up_to_date=up_to_date, as_json=as_json))
 
 
 @app.command()

@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.errors import NodesError
 from orchestrator.hostlist import fold
-from orchestrator.launchers.base import Launcher, Queue
+from orchestrator.launchers.base import GONE, SILENT, Launcher, Queue
 from orchestrator.node.machine import boot_id, stat_fields
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import RankExit, RunRecord, RunState
@@ -24,8 +24,10 @@ from orchestrator.transports.observed import NodeObservation
 _ENDED_BY_SLURM = frozenset({"BOOT_FAIL", "DEADLINE", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
 PATIENCE_S = 5.0  # a shared file system shows other machines' writes late
 POLL_S = 0.5
-_STOPPED_BY_SLURM = frozenset({"CANCELLED", "GONE"})  # by scancel, for all that is known of a job that Slurm forgot
-_PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
+_STOPPED_BY_SLURM = frozenset({"CANCELLED", GONE})  # by scancel, for all that is known of a job that Slurm forgot
+PENDING = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class Status:
     nodes: tuple[NodeObservation, ...]
     queue: Queue | None
     attempt: int
+    position: str = ""
+    """Of a job that waits, where it is in the queue."""
 
 
 def judge(
@@ -63,13 +67,15 @@ def judge(
     first = next((_exit_of(node, end.exit) for node, end in failed if end.exit), None)
     if queue is not None and queue.word in _ENDED_BY_SLURM:  # what agents say then is a consequence
         return Verdict(RunState.FAILED, first, f"Slurm ended the job: {queue.word} {queue.reason}".strip())
-    if failed and (queue is None or queue.over):  # else Slurm may yet begin the job anew
+    # As long as Slurm may yet begin the job anew, nothing is over; where it can never be asked, once all nodes have ended.
+    over = queue is None or queue.over or (queue.absent and len(ends) == plan.node_count)
+    if failed and over:
         return Verdict(RunState.FAILED, first, str(first or failed[0][1].text))
     never_started = queue is not None and queue.word == "FAILED" and len(ends) < plan.node_count
     stopped = sorted((end.time, node) for node, end in ends if end.state == "STOPPED")
-    if stopped and (queue is None or queue.over) and not never_started:
-        by_user = stop_asked or (queue is not None and queue.word in _STOPPED_BY_SLURM)
-        return Verdict(RunState.STOPPED) if by_user else _stopped_by_stranger(stopped[0][1])
+    by_user = stop_asked or (queue is not None and queue.word in _STOPPED_BY_SLURM)
+    if stopped and over and not never_started and (by_user or queue is None or queue.over):
+        return Verdict(RunState.STOPPED, message=_canceller(queue)) if by_user else _stopped_by_stranger(stopped[0][1])
     started = [node for node in nodes if node.agent is not None]
     dead = [node for node in started if node.finished is None and not node.alive and _seen_from_here(plan, node)]
     if dead and (queue is None or queue.over):
@@ -109,32 +115,37 @@ def _judge_by_queue(plan: LaunchPlan, started: Sequence[NodeObservation], queue:
         return Verdict(RunState.LOST, message="the job was never submitted")
     if not queue.over:
         under_way = RunState.RUNNING if started else RunState.STARTING
-        state = RunState.PENDING if queue.word in _PENDING else under_way  # it may have run before
-        return Verdict(state, message=queue.reason or None)
+        waits = queue.word in PENDING or (queue.word == SILENT and not started)  # one that waits may have run before
+        return Verdict(RunState.PENDING if waits else under_way, message=queue.why or None)
     if queue.word == "CANCELLED":
-        return Verdict(RunState.STOPPED, message="the job was cancelled")
+        return Verdict(RunState.STOPPED, message=_canceller(queue) or "the job was cancelled")
     if said:
         return Verdict(RunState.FAILED, message=said)
+    says = f"Slurm says {queue.word}" + (f" ({queue.reason})" if queue.reason else "")
     log = f"what it printed is in {plan.attempt_dir(plan.head)}/slurm-*.log"
-    if queue.word in {"GONE", "COMPLETED"}:
-        return Verdict(RunState.LOST, message=f"Slurm says {queue.word}, but its agents left no end; {log}")
-    return Verdict(RunState.FAILED, message=f"Slurm says {queue.word} {queue.reason}; {log}")
+    if queue.word in {GONE, "COMPLETED"}:
+        return Verdict(RunState.LOST, message=f"{says}, but its agents left no end; {log}")
+    return Verdict(RunState.FAILED, message=f"{says}; {log}")
+
+
+def _canceller(queue: Queue | None) -> str | None:
+    """Who cancelled the job, which accounting alone tells."""
+    return f"the job was cancelled {queue.reason}" if queue is not None and queue.reason.startswith("by ") else None
 
 
 def _exit_of(node: str, found: observed.RankExit) -> RankExit:
     return RankExit(node, found.rank, found.code, found.signal, found.error)
 
 
-def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, job: str | None) -> Status:
+def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: Queue | None) -> Status:
     """
-    Ask the scheduler and the nodes.
+    Ask the nodes; `queue` is what the scheduler said before that: what it calls over has written its end by now.
 
     Raises:
         NodesError: some nodes cannot be reached, and the others do not settle it.
     """
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        queue = launcher.queue(job)  # first: what it calls over has written its end by then
         nodes: list[NodeObservation] = []
         attempt = launcher.attempt()
         places = launcher.places(attempt)
@@ -157,7 +168,8 @@ def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = ()
 
 def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservation]) -> RunRecord:
     settled = record.state.final and record.state is not RunState.LOST
-    if settled or verdict.state == record.state or (verdict.state.final and launch_goes_on(record)):
+    same = verdict.state == record.state and (verdict.state.final or verdict.message == record.message)
+    if settled or same or (verdict.state.final and launch_goes_on(record)):
         return record
     summary = next((p["summary"] for node in nodes for p in node.progress.values() if "summary" in p), record.summary)
     ended = datetime.now(timezone.utc).isoformat() if verdict.state.final else None

@@ -98,6 +98,10 @@ class DirectLauncher:
         """No scheduler here."""
         return None
 
+    def position(self, queue: Queue) -> str:  # noqa: ARG002  no scheduler here
+        """Nothing waits."""
+        return ""
+
     def stop(self, job: str | None, *, grace_s: float) -> list[str]:  # noqa: ARG002  no scheduler here
         """Have every node that can be reached end its agent and ranks."""
         return self._stop(self._plan.nodes, grace_s=grace_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from orchestrator.bundle import Bundle
 from orchestrator.errors import LaunchError
 from orchestrator.launchers.base import Place, Queue
 from orchestrator.launchers.slurm_checks import check
-from orchestrator.launchers.slurm_queue import ask, find, run_here
+from orchestrator.launchers.slurm_queue import ask, position, run_here
 from orchestrator.plan import LaunchPlan, NodePlan
 from orchestrator.transports.base import Transport
 from orchestrator.transports.endpoint import Endpoint
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 KILL_WAIT_S = 60.0  # Slurm's KillWait is 30 s by default, between TERM and KILL
 POLL_S = 0.5
+# What sbatch says when Slurm may have taken the job all the same, in whichever version; and when it was not even asked.
+IN_DOUBT = ("timed out", "Zero Bytes", "receive failure", "shutdown failure", "Unexpected message", "reset by peer")
+NOT_REACHED = "(connect failure)"
+DOUBT_S, LATE_S = 60.0, 5.0  # a busy slurmctld comes to what it was sent later than its sender waits
 
 
 class SlurmLauncher:
@@ -35,6 +40,8 @@ class SlurmLauncher:
         self._plan = plan
         self._transport = transport
         self._connection: Endpoint | None = None
+        self._connecting = threading.Lock()
+        self._may_be_submitted = False
 
     def connect(self) -> Sequence[str]:
         """Make sure that this machine can submit, that the cluster can run the job, and that there is the nodes' Python."""
@@ -52,11 +59,15 @@ class SlurmLauncher:
         for file in plans.node_files(plan)[head.name]:
             folder, _, name = file.path.rpartition("/")
             endpoint.put_files(folder, [(name, file.text, file.mode)])
-        return submit(Path(plan.attempt_dir(head)), Path(plans.sbatch_path(plan)))
+        self._may_be_submitted = True
+        try:
+            return submit(Path(plan.attempt_dir(head)), Path(plans.sbatch_path(plan)))
+        except LaunchError as refusal:
+            return self._submitted_all_the_same(refusal)
 
     def undo(self) -> list[str]:
         """Cancel the job that was submitted, if one was."""
-        return self.stop(None, grace_s=0.0)
+        return self.stop(None, grace_s=0.0) if self._may_be_submitted else []
 
     def attempt(self) -> int:
         """Slurm begins a further one when it requeues the job."""
@@ -70,21 +81,24 @@ class SlurmLauncher:
 
     def queue(self, job: str | None) -> Queue | None:
         """Slurm's word on the job; one whose id was never recorded is found by its name."""
-        job = job or find(run_here, self._plan.run_id)
-        return None if job is None else ask(run_here, job)
+        run_id = self._plan.run_id
+        return ask(run_here, {run_id: job})[run_id]
+
+    def position(self, queue: Queue) -> str:
+        """Among the jobs of its partition."""
+        return position(run_here, queue)
 
     def stop(self, job: str | None, *, grace_s: float) -> list[str]:
         """Cancel the job, and wait until Slurm has ended every step of it."""
-        job = job or find(run_here, self._plan.run_id)
-        if job is None:
-            return []
-        run_here(["scancel", job])
-        deadline = time.monotonic() + grace_s + KILL_WAIT_S
-        while not (queue := ask(run_here, job)).over and time.monotonic() < deadline:
+        deadline, cancelled = time.monotonic() + grace_s + KILL_WAIT_S, False
+        while (queue := self.queue(job)) is not None and not queue.over:
+            if queue.absent or time.monotonic() > deadline:
+                name = queue.job or job or self._plan.run_id
+                return [f"Slurm job {name} is not known to be over: {queue.word} {queue.why}".strip()]
+            if queue.job and not cancelled:  # Slurm answers
+                cancelled = run_here(["scancel", queue.job]).returncode == 0
             time.sleep(POLL_S)
-        if queue.over:
-            return []
-        return [f"Slurm job {job} is still {queue.word} {queue.reason}".strip()]
+        return []
 
     def close(self) -> None:
         """Close the connection to the shared workdir."""
@@ -93,9 +107,36 @@ class SlurmLauncher:
             self._connection = None
 
     def _endpoint(self) -> Endpoint:
-        if self._connection is None or not self._connection.connected:
-            self._connection = Endpoint.connect(self._transport(self._plan.head), self._plan.head.python)
-        return self._connection
+        with self._connecting:  # readers of the log and of the queue have threads of their own
+            if self._connection is None or not self._connection.connected:
+                self._connection = Endpoint.connect(self._transport(self._plan.head), self._plan.head.python)
+            return self._connection
+
+    def _submitted_all_the_same(self, refusal: LaunchError) -> str:
+        """
+        The id of a job that Slurm took though sbatch failed, as after a time-out: it is not submitted twice.
+
+        Raises:
+            LaunchError: the refusal; Slurm has no such job, or does not say.
+        """
+        said = str(refusal)
+        patience_s = DOUBT_S if any(word in said for word in IN_DOUBT) else 0.0
+        queue = None if NOT_REACHED in said else self._sought(patience_s)
+        if queue is not None and queue.job:
+            return queue.job
+        self._may_be_submitted = queue is not None
+        raise refusal
+
+    def _sought(self, patience_s: float) -> Queue | None:
+        """The run's job by its name; None once Slurm has said for a while that there is none."""
+        deadline = time.monotonic() + patience_s
+        while (queue := self.queue(None)) is None or not queue.job:
+            if queue is None:
+                deadline = min(deadline, time.monotonic() + LATE_S)
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(POLL_S)
+        return queue
 
 
 def require_sbatch() -> None:
@@ -142,9 +183,11 @@ def submit(folder: Path, script: Path) -> str:
             executor = OwnScript(folder)
             job: submitit.Job[Any] = executor._submit_command("")  # noqa: SLF001  the documented override point
     except (FailedJobError, FailedSubmissionError) as exc:
-        raise LaunchError(
-            f"sbatch refused the job: {_reason(str(exc))}", hint="sinfo shows partitions and limits"
-        ) from exc
+        why = _reason(str(exc))
+        hint = (
+            "scontrol ping shows whether slurmctld is up" if NOT_REACHED in why else "sinfo shows partitions and limits"
+        )
+        raise LaunchError(f"sbatch refused the job: {why}", hint=hint) from exc
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return str(job.job_id)

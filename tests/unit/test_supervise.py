@@ -93,7 +93,7 @@ def test_node_without_a_trace_makes_the_run_lost_never_done() -> None:
         (Queue("CONFIGURING"), "PENDING"),
         (Queue("RUNNING"), "STARTING"),
         (Queue("INVENTED_LATER"), "STARTING"),
-        (Queue("UNKNOWN", "squeue: no answer"), "STARTING"),
+        (Queue("UNKNOWN", "squeue: no answer"), "PENDING"),
         (Queue("CANCELLED", over=True), "STOPPED"),
         (Queue("TIMEOUT", over=True), "FAILED"),
         (Queue("NODE_FAIL", over=True), "FAILED"),
@@ -155,3 +155,28 @@ def test_agent_that_failed_without_a_rank_to_blame_says_why() -> None:
     finished = Finished("FAILED", 1.0, None, "the agent was ended by SIGKILL")
     dead = NodeObservation("n1", _node("n1").agent, alive=False, same_boot=True, finished=finished, first_failure=None)
     assert judge(_plan("ssh"), [_node("n0"), dead], None).message == "the agent was ended by SIGKILL"
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_scheduler_that_does_not_answer_makes_no_running_job_lost(absent: bool) -> None:
+    silent = Queue("UNKNOWN", "squeue: no answer", absent=absent)
+    for nodes in ([_node("n0"), _node("n1")], [_node("n0", "FAILED"), _node("n1")], [_node("n0", "STOPPED")]):
+        assert judge(_plan("slurm"), nodes, silent).state is RunState.RUNNING
+    assert judge(_plan("slurm"), [_node("n0", "DONE"), _node("n1", "DONE")], silent).state is RunState.DONE
+
+
+def test_where_there_is_no_slurm_to_ask_a_run_has_ended_once_all_its_nodes_have() -> None:
+    nodes = [_node("n0", "FAILED"), _node("n1", "STOPPED")]
+    assert judge(_plan("slurm"), nodes, Queue("UNKNOWN", absent=True)).state is RunState.FAILED
+    assert judge(_plan("slurm"), nodes, Queue("UNKNOWN")).state is RunState.RUNNING
+    stopped = [_node("n0", "STOPPED"), _node("n1", "STOPPED")]
+    assert judge(_plan("slurm"), stopped, Queue("UNKNOWN", absent=True)).state is RunState.RUNNING
+    assert judge(_plan("slurm"), stopped, Queue("UNKNOWN", absent=True), stop_asked=True).state is RunState.STOPPED
+
+
+def test_who_cancelled_a_job_is_told_where_accounting_knows() -> None:
+    cancelled = Queue("CANCELLED", "by user 1000", over=True)
+    assert judge(_plan("slurm"), [], cancelled).message == "the job was cancelled by user 1000"
+    nodes = [_node("n0", "STOPPED"), _node("n1", "STOPPED")]
+    assert judge(_plan("slurm"), nodes, cancelled).message == "the job was cancelled by user 1000"
+    assert judge(_plan("slurm"), [], Queue("CANCELLED", over=True)).message == "the job was cancelled"
