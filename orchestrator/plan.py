@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -92,13 +92,12 @@ class LaunchPlan:
         return f"{node.workdir}/bundles/{self.bundle}"
 
 
-def make_plan(inventory: Inventory, request: Request, *, run_id: str, bundle: str, home: str) -> LaunchPlan:
+def make_plan(inventory: Inventory, request: Request, *, run_id: str, bundle: str) -> LaunchPlan:
     """
     Decide everything about a launch.
 
     Args:
         bundle: digest of the bundle that the nodes need.
-        home: the user's home here, for a "~/" that Slurm would not expand in an #SBATCH line.
 
     Raises:
         UsageError: the request does not fit the inventory.
@@ -108,7 +107,6 @@ def make_plan(inventory: Inventory, request: Request, *, run_id: str, bundle: st
     nodes = number(inventory, chosen, ranks_each)
     if request.launcher == "slurm":
         _agree_for_slurm(chosen)
-        nodes = tuple(replace(node, workdir=_absolute(node.workdir, home)) for node in nodes)
     node_count = request.shape.nodes if request.shape and by_count else len(chosen)
     return LaunchPlan(
         run_id=run_id,
@@ -174,10 +172,6 @@ def _unknown_devices(inventory: Inventory, nodes: Sequence[Node]) -> tuple[str, 
     if inventory.devices is None and any(node.accelerator == "auto" and node.devices == 1 for node in nodes):
         return (f"{inventory.file} says neither accelerator nor devices: one rank a node, whatever cards there are",)
     return ()
-
-
-def _absolute(path: str, home: str) -> str:
-    return f"{home}/{path[2:]}" if path.startswith("~/") else path
 
 
 def _agree_for_slurm(nodes: Sequence[Node]) -> None:
@@ -275,6 +269,11 @@ def _shared_files(plan: LaunchPlan, node: NodePlan) -> list[PlannedFile]:
 def sbatch_path(plan: LaunchPlan) -> str:
     """Where the batch script of the attempt lies, on the file system that the nodes share."""
     return f"{plan.attempt_dir(plan.head)}/submit.sbatch"
+
+
+def submission_path(plan: LaunchPlan) -> str:
+    """What sbatch answered, where it was run over a connection that may be lost meanwhile."""
+    return f"{plan.attempt_dir(plan.head)}/submission.json"
 
 
 def start_command(plan: LaunchPlan, node: NodePlan, rendezvous: str) -> list[str]:

@@ -113,7 +113,8 @@ def _judge_by_queue(plan: LaunchPlan, started: Sequence[NodeObservation], queue:
         return Verdict(RunState.STOPPED, message="the job was cancelled")
     log = f"what it printed is in {plan.attempt_dir(plan.head)}/slurm-*.log"
     if queue.word in {"GONE", "COMPLETED"}:
-        return Verdict(RunState.LOST, message=f"Slurm says {queue.word}, but its agents left no end; {log}")
+        said = f"Slurm says {queue.word} {queue.reason}".strip()
+        return Verdict(RunState.LOST, message=f"{said}, but its agents left no end; {log}")
     return Verdict(RunState.FAILED, message=f"Slurm says {queue.word} {queue.reason}; {log}")
 
 

@@ -163,8 +163,11 @@ class Watch:
     def _turns(self, job: str | None) -> bool:
         """Whether the attempt has ended by what was heard, or another one has begun; a change of state goes into the record."""
         if self._plan.launcher == "slurm" and time.monotonic() - self._asked > QUEUE_POLL_S:
-            before, self._queue = self._queue, self.launcher.queue(job)
-            self._asked, self._newest = time.monotonic(), self.launcher.attempt()
+            before, self._asked = self._queue, time.monotonic()
+            try:
+                self._queue, self._newest = self.launcher.queue(job), self.launcher.attempt()
+            except NodesError:  # nor can its files be read, which is said already
+                return False
             if self._attempt < self._newest:
                 return True
             if self._queue and not self._nodes and before != self._queue:

@@ -43,7 +43,7 @@ def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
     request, bundle = request_of(words, inventory.private_files)
     now = datetime.now(timezone.utc)
     run_id = new_run_id(inventory.name, now, secrets.token_hex(2))
-    plan = plans.make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=str(Path.home()))
+    plan = plans.make_plan(inventory, request, run_id=run_id, bundle=bundle.digest)
     for link in bundle.left_out:
         say(f"warning: the symbolic link {link} leads out of the code and does not travel")
     for warning in plan.warnings:
@@ -57,7 +57,7 @@ def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
         record = _record(plan, request, inventory, now)
         with _terminal_may_close() as closed:
             folder = _start(plan, launcher, bundle, record, private=inventory.private_files)
-        if terminal.asked:
+        if terminal.asked and plan.launcher == "ssh":
             folder.update(attended=True)
             say_that_nodes_ask(folder)
         with supervised(folder) if plan.launcher == "ssh" else nullcontext():  # Slurm supervises its jobs itself

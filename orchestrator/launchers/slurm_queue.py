@@ -44,6 +44,16 @@ def find(run: Run, run_id: str) -> str | None:
     return done.stdout.split()[0] if done.stdout.split() else None
 
 
+def run_time_s(run: Run, job: str) -> float:
+    """For how long the job has been running; 0 where nobody says."""
+    said = run(["squeue", "--noheader", "--jobs", job, "--format", "%M"]).stdout.strip()
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", said)
+    if found is None:
+        return 0.0
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
 def ask(run: Run, job: str) -> Queue:
     """Where the job is: squeue first, then scontrol, then sacct; an unknown word is kept, a silent scheduler is no verdict."""
     done = run(["squeue", "--noheader", "--jobs", job, "--format", "%T|%r"])

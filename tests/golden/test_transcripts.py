@@ -46,7 +46,7 @@ def _inventory(name: str, nodes: int) -> Inventory:
 def _plan(name: str, launcher: LauncherName, program: str, nodes: int) -> LaunchPlan:
     request = Request(launcher, PROGRAMS[program])
     run_id = f"{name}-20260102-030405-0abc"
-    return plans.make_plan(_inventory(name, nodes), request, run_id=run_id, bundle="0" * 32, home="/home/train")
+    return plans.make_plan(_inventory(name, nodes), request, run_id=run_id, bundle="0" * 32)
 
 
 @pytest.mark.parametrize(("name", "launcher", "program", "nodes"), CASES)
