@@ -19,6 +19,7 @@ _MARKED_BY_FIXTURE = {
     "hosts_ground": "hosts",
     "cluster": "slurm",
     "cluster_ground": "slurm",
+    "slurm_hosts": "slurm",
 }
 
 
