@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -159,17 +161,20 @@ def test_login_node_that_is_down_ends_the_launch_with_nothing_submitted(
     assert not cluster.jobs()
 
 
-def test_connection_that_is_cut_while_following_costs_no_line(laptop: Orch, farm: Farm) -> None:
+def test_login_node_that_is_lost_while_following_costs_no_line(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
+    """Once the connection alone, then the machine until the job has ended."""
     seen: list[str] = []
     with laptop.start("submit", "-j", "2x1", "--", "sh", "-c", COUNT) as watcher:
         assert watcher.stdout is not None
         assert watcher.stderr is not None
-        for mark in ("line 200 of 0", "line 900 of 1"):
+        for mark in ("line 100 of 0", "line 400 of 1"):
             while mark not in (line := watcher.stdout.readline()):
                 assert line, "the log ended"
                 seen.append(line)
             seen.append(line)
             farm.drop_connections()
+        with farm.down():
+            until(lambda: not cluster.jobs(), what="the job to end unheard", deadline_s=60)
         text, said = "".join([*seen, watcher.stdout.read()]), watcher.stderr.read()
     assert watcher.returncode == 0, said
     assert "trying again" in said
@@ -214,14 +219,21 @@ def test_job_whose_sbatch_was_killed_before_it_answered_is_found_by_its_name(
     laptop("stop", run)
 
 
-def test_ctrl_c_before_sbatch_answers_cancels_the_job_that_it_made(
-    laptop: Orch, farm: Farm, cluster: Cluster, slow_sbatch: Path
-) -> None:
+def test_job_that_sbatch_makes_only_after_ctrl_c_is_cancelled(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
+    """The command on the login node does not end with the connection that asked for it."""
+    asked, go = farm.home / "asked", farm.home / "answer"
+    for path in (asked, go):
+        path.unlink(missing_ok=True)
+    wait = 'touch "$HOME/asked"; until [ -e "$HOME/answer" ]; do sleep 0.05; done; exec /usr/bin/sbatch "$@"'
+    put_program(farm, "sbatch", f'if [ "$1" = --version ]; then exit 0; fi; {wait}')
     with laptop.start("submit", "-j", "1x1", "--", "sleep", "1000") as launch:
-        until(cluster.jobs, what="the job", deadline_s=30)
+        until(asked.exists, what="sbatch to begin", deadline_s=30)
         launch.send_signal(signal.SIGINT)
-        until(lambda: len(farm.connections()) > 1, what="another connection", deadline_s=30)
-        slow_sbatch.touch()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            launch.wait(timeout=4)  # one that asks nobody but squeue has given up by then
+        [attempt] = (farm.home / laptop.cwd.name / "runs").glob("*/attempt-1")
+        go.touch()
+        until((attempt / "submission.json").read_text, what="the answer of sbatch", deadline_s=30)
         _, err = launch.communicate(timeout=60)
     assert launch.returncode == 4, err
     assert laptop.records()[-1]["state"] == "STOPPED"
