@@ -169,9 +169,18 @@ def _robbed(cluster: Cluster, tmp_path: Path, thefts: int) -> Orch:
     return Orch(tmp_path, env={**cluster.env, "PATH": path})
 
 
+# Where the head's rank is not started, the other one waits until it is ended.
+BOTH_ARE_THERE = """
+met=$ORCH_RUN_DIR/met-$MASTER_PORT
+touch "$met.$RANK"
+until [ -e "$met.0" ] && [ -e "$met.1" ]; do sleep 0.05; done
+echo "$MASTER_PORT"
+"""
+
+
 def test_taken_port_is_retried_on_another_one(cluster: Cluster, tmp_path: Path) -> None:
     orch = _robbed(cluster, tmp_path, thefts=1)
-    orch("submit", "-j", "2x1", "--", "sh", "-c", 'sleep 1; echo "$MASTER_PORT"')
+    orch("submit", "-j", "2x1", "--", "sh", "-c", BOTH_ARE_THERE)
     assert orch.status()["state"] == "DONE"
     said = orch.lines()
     assert sum("already in use" in line["text"] for line in said) == 1
