@@ -210,7 +210,9 @@ class LoginNode:
         answer = self._submission(plan, begin=True)
         if answer.code != 0:
             raise slurm_submit.refusal(answer.err)
-        return slurm_submit.job_id(answer.out)
+        if job := slurm_submit.job_id(answer.out):
+            return job
+        raise LaunchError(f"{self.name}: sbatch gave no job id: {answer.out.strip()!r}")
 
     def withdraw(self, plan: LaunchPlan) -> str | None:
         """Waits for one that is under way."""
@@ -221,6 +223,7 @@ class LoginNode:
         """Close the connection."""
         endpoints = list(self._endpoints.values())
         self._endpoints.clear()
+        self._is_connected = False
         for endpoint in endpoints:
             endpoint.close()
 
@@ -236,15 +239,15 @@ class LoginNode:
 
     def _ask(self, use: str, ask: Callable[[Endpoint], T], patience_s: float = 0.0) -> T:
         """Where the connection is lost, once more over a new one, and again for as long as there is patience."""
-        deadline, pause_s = time.monotonic() + patience_s, FIRST_RETRY_S
+        deadline, pause_s, losses = time.monotonic() + patience_s, FIRST_RETRY_S, 0
         while True:
-            connected = False
+            endpoint = None
             try:
                 endpoint = self._endpoint(use)
-                connected = True
                 return ask(endpoint)
             except Unreachable:
-                if not connected and time.monotonic() >= deadline:
+                losses += endpoint is not None
+                if time.monotonic() >= deadline and (endpoint is None or losses > 1):
                     raise
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_RETRY_S)

@@ -53,19 +53,12 @@ def submit(plan: LaunchPlan) -> str:
     return str(job.job_id)
 
 
-def job_id(said: str) -> str:
-    """
-    What `sbatch --parsable` says: the id, with `;` and the cluster's name where there are several.
-
-    Raises:
-        LaunchError: that is not what it said.
-    """
+def job_id(said: str) -> str | None:
+    """What `sbatch --parsable` says: the id, with `;` and the cluster's name where there are several."""
     found = re.findall(
         r"^([0-9]+)(?:;.*)?$", said, re.MULTILINE
     )  # a site's own plug-ins may have said something before
-    if not found:
-        raise LaunchError(f"sbatch gave no job id: {said.strip()!r}")
-    return str(found[-1])
+    return str(found[-1]) if found else None
 
 
 def refusal(said: str) -> LaunchError:
