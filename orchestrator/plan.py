@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -92,12 +92,15 @@ class LaunchPlan:
         return f"{node.workdir}/bundles/{self.bundle}"
 
 
-def make_plan(inventory: Inventory, request: Request, *, run_id: str, bundle: str) -> LaunchPlan:
+def make_plan(
+    inventory: Inventory, request: Request, *, run_id: str, bundle: str, home: str | None = None
+) -> LaunchPlan:
     """
     Decide everything about a launch.
 
     Args:
         bundle: digest of the bundle that the nodes need.
+        home: the user's home where sbatch is run, for a "~/" that an image might take for another one; None if not known here.
 
     Raises:
         UsageError: the request does not fit the inventory.
@@ -107,6 +110,7 @@ def make_plan(inventory: Inventory, request: Request, *, run_id: str, bundle: st
     nodes = number(inventory, chosen, ranks_each)
     if request.launcher == "slurm":
         _agree_for_slurm(chosen)
+        nodes = tuple(replace(node, workdir=_absolute(node.workdir, home, inventory)) for node in nodes)
     node_count = request.shape.nodes if request.shape and by_count else len(chosen)
     return LaunchPlan(
         run_id=run_id,
@@ -172,6 +176,17 @@ def _unknown_devices(inventory: Inventory, nodes: Sequence[Node]) -> tuple[str, 
     if inventory.devices is None and any(node.accelerator == "auto" and node.devices == 1 for node in nodes):
         return (f"{inventory.file} says neither accelerator nor devices: one rank a node, whatever cards there are",)
     return ()
+
+
+def _absolute(path: str, home: str | None, inventory: Inventory) -> str:
+    if not path.startswith("~/"):
+        return path
+    if home is None and inventory.slurm.container is not None:
+        hint = "write workdir as it is on the login node, from / on"
+        raise UsageError(
+            f"workdir {path}: in a container ~ may be another home than on {inventory.slurm.login}", hint=hint
+        )
+    return path if home is None else f"{home}/{path[2:]}"
 
 
 def _agree_for_slurm(nodes: Sequence[Node]) -> None:
@@ -245,9 +260,9 @@ def node_files(plan: LaunchPlan) -> dict[str, list[PlannedFile]]:
     """Node name -> the files it needs, in the order they are written; under Slurm the head stands for all nodes."""
     shared = {node.workdir: _shared_files(plan, node) for node in {node.workdir: node for node in plan.nodes}.values()}
     if plan.launcher == "slurm":
-        head = plan.head
-        script = PlannedFile(f"{plan.attempt_dir(head)}/node.sh", render.slurm_node_script(plan))
-        return {head.name: [*shared[head.workdir], script, PlannedFile(sbatch_path(plan), render.sbatch_script(plan))]}
+        scripts = render.slurm_scripts(plan)
+        files = [PlannedFile(f"{plan.attempt_dir(plan.head)}/{name}", text) for name, text in scripts.items()]
+        return {plan.head.name: [*shared[plan.head.workdir], *files]}
     return {
         node.name: [
             *shared[node.workdir],

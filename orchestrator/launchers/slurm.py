@@ -11,6 +11,7 @@ from orchestrator import plan as plans
 from orchestrator.bundle import Bundle
 from orchestrator.errors import LaunchError, NodeError, NodesError
 from orchestrator.launchers.base import Place, Queue
+from orchestrator.launchers.slurm_checks import check
 from orchestrator.launchers.slurm_host import SlurmHost
 from orchestrator.launchers.slurm_queue import ask, find, run_time_s
 from orchestrator.plan import LaunchPlan
@@ -29,14 +30,16 @@ class SlurmLauncher:
         self._has_begun = False
         self._is_seen = False
 
-    def connect(self) -> None:
-        """Make sure that the host can submit and has the nodes' Python."""
+    def connect(self) -> Sequence[str]:
+        """Make sure that the host can submit, that the cluster can run the job, and that there is the nodes' Python."""
         with self._reached():
             self._host.require()
+            doubts = check(self._host.run, self._plan)
+            self._host.endpoint()
+        return doubts
 
     def start(self, bundle: Bundle) -> str | None:
         """Write the files to the shared workdir and submit; returns Slurm's job id."""
-        self.connect()
         plan, head = self._plan, self._plan.head
         with self._reached():
             endpoint = self._host.endpoint()

@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from orchestrator import plan as plans
 from orchestrator.errors import LaunchError
-from orchestrator.inventory import Node, SshOptions
+from orchestrator.inventory import Inventory, Node, SshOptions
 from orchestrator.launchers import slurm_submit
 from orchestrator.launchers.slurm_queue import ASK_S, run_here
 from orchestrator.plan import LaunchPlan, NodePlan
@@ -38,10 +39,10 @@ class SlurmHost(Protocol):
 
     def require(self) -> None:
         """
-        Make sure that jobs can be submitted there and that it has the nodes' Python.
+        Make sure that jobs can be submitted there.
 
         Raises:
-            LaunchError: it cannot be reached, or has no sbatch or no Python.
+            LaunchError: it cannot be reached, or has no sbatch.
         """
         ...
 
@@ -110,6 +111,12 @@ def login_node(login: str | None, node: N, ssh: SshOptions) -> N | None:
     return None if shutil.which("sbatch") is not None and is_here(target, ssh) else target
 
 
+def home_of_slurm(inventory: Inventory) -> str | None:
+    """The user's home where Slurm's commands are; None where nobody knows it without asking."""
+    here = login_node(inventory.slurm.login, inventory.nodes[0], inventory.ssh) is None
+    return str(Path.home()) if here else None
+
+
 def _renamed(node: N, name: str) -> N:
     if isinstance(node, Node):
         return node.model_copy(update={"name": name, "address": name})
@@ -133,7 +140,6 @@ class ThisMachine:
                 f"no {' and no '.join(missing)} on PATH: Slurm jobs cannot be submitted from this machine",
                 hint="name the cluster's login node, slurm: {login: HOST}, or run orch there, or use orch ssh-launch",
             )
-        self.endpoint()
 
     def endpoint(self) -> Endpoint:
         """A process here."""

@@ -136,10 +136,18 @@ def test_laptop_with_a_slurm_of_its_own_still_logs_in(laptop: Orch, cluster: Clu
         assert connections() == 1
 
 
-def test_sbatchs_refusal_is_said_in_its_words(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
+def test_what_the_cluster_does_not_have_is_refused_before_anything_is_written(laptop: Orch, farm: Farm) -> None:
     write_login_inventory(laptop.cwd, farm, slurm={"partition": "nope"})
+    done = laptop("submit", "--", "true", code=2)
+    assert "nope is not known to this cluster" in done.stderr
+    assert not (farm.home / laptop.cwd.name).exists()
+
+
+def test_sbatchs_refusal_is_said_in_its_words(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
+    write_login_inventory(laptop.cwd, farm, slurm={"options": ["--licenses=nope"]})
     done = laptop("submit", "--", "true", code=4)
-    assert "invalid partition" in done.stderr
+    assert "sbatch refused the job" in done.stderr
+    assert "license" in done.stderr
     assert laptop.records()[-1]["state"] == "FAILED"
     assert not cluster.jobs()
 

@@ -12,6 +12,7 @@ from orchestrator import plan as plans
 from orchestrator import render
 from orchestrator.errors import UsageError
 from orchestrator.inventory import Inventory, Node
+from orchestrator.inventory_slurm import Container, SlurmOptions
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import LauncherName, Program, Request, Shape
 
@@ -83,6 +84,16 @@ def test_home_folder_stays_that_of_whoever_runs_there() -> None:
     plan = _plan(_inventory(Node(name="n0")), "slurm")
     assert plan.head.workdir == "~/.orch"
     assert not [option for option in render.sbatch_options(plan) if "~" in option]
+
+
+def test_home_folder_is_written_out_where_it_is_known_and_has_to_be_in_a_container() -> None:
+    image = Container(image="/images/torch.sif", runtime="apptainer")
+    inventory = _inventory(Node(name="n0")).model_copy(update={"slurm": SlurmOptions(container=image, login="login0")})
+    request = Request("slurm", Program("trainer", ()))
+    known = plans.make_plan(inventory, request, run_id="demo-1", bundle="b1", home="/home/u")
+    assert known.head.workdir == "/home/u/.orch"
+    with pytest.raises(UsageError, match="may be another home than on login0"):
+        plans.make_plan(inventory, request, run_id="demo-1", bundle="b1")
 
 
 def test_stored_plan_reads_back_equal_but_for_environment_values() -> None:

@@ -3,15 +3,15 @@
 set -eu
 umask 077
 
-# --- on this machine, whose ~/.orch the nodes share; the bundle goes to ~/.orch/bundles/00000000000000000000000000000000
-mkdir -p "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1
-cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE'
+# --- on this machine, whose /home/train/.orch the nodes share; the bundle goes to /home/train/.orch/bundles/00000000000000000000000000000000
+mkdir -p /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1
+cat >/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE'
 {
  "version": 1,
  "run_id": "local-20260102-030405-0abc",
  "attempt": 1,
- "run_dir": "~/.orch/runs/local-20260102-030405-0abc",
- "bundle_dir": "~/.orch/bundles/00000000000000000000000000000000",
+ "run_dir": "/home/train/.orch/runs/local-20260102-030405-0abc",
+ "bundle_dir": "/home/train/.orch/bundles/00000000000000000000000000000000",
  "nodes": null,
  "addresses": [],
  "ranks": [2],
@@ -21,8 +21,8 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json <<'END_OF_
  "isolation_timeout_s": null
 }
 END_OF_FILE
-mkdir -p "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1
-cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
+mkdir -p /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1
+cat >/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
 #!/bin/sh
 # Run local-20260102-030405-0abc: environment and agent of each node; srun starts it once a node.
 set -eu
@@ -39,10 +39,10 @@ run)
     set -- run "${0%/*}/job.json" --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "$2"
     ;;
 esac
-exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py "$@"
+exec /opt/conda/bin/python3 -E -s -S /home/train/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py "$@"
 END_OF_FILE
-mkdir -p "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1
-cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF_FILE'
+mkdir -p /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1
+cat >/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF_FILE'
 #!/bin/bash
 #SBATCH --job-name=local-20260102-030405-0abc
 #SBATCH --nodes=1
@@ -55,9 +55,9 @@ set -euo pipefail
 
 # The attempt after a requeue has a folder of its own, with the first one's scripts.
 attempt=$((1 + ${SLURM_RESTART_COUNT:-0}))
-folder="$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-$attempt
+folder=/home/train/.orch/runs/local-20260102-030405-0abc/attempt-$attempt
 if [ "$attempt" != 1 ]; then
-    /bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh attempt "$attempt"
+    /bin/sh /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/node.sh attempt "$attempt"
 fi
 
 for try in 1 2 3; do
@@ -81,4 +81,4 @@ for try in 1 2 3; do
     wait "$holder_pid" || true
 done
 END_OF_FILE
-sbatch --chdir="$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1 "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/submit.sbatch
+sbatch --chdir=/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1 /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/submit.sbatch
