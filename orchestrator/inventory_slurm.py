@@ -42,7 +42,7 @@ OPTION_OF: Mapping[str, str] = MappingProxyType(
 _OWN_OPTIONS = frozenset(
     [
         *("nodes", "nodelist", "nodefile", "ntasks", "ntasks-per-node", "tasks-per-node"),
-        *("job-name", "output", "error", "open-mode", "export", "export-file"),
+        *("job-name", "chdir", "output", "error", "open-mode", "export", "export-file"),
         *("array", "wrap", "clusters", "test-only", "wait", "parsable", "quiet", "help", "usage", "version"),
     ]
 )

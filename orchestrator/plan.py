@@ -92,13 +92,15 @@ class LaunchPlan:
         return f"{node.workdir}/bundles/{self.bundle}"
 
 
-def make_plan(inventory: Inventory, request: Request, *, run_id: str, bundle: str, home: str) -> LaunchPlan:
+def make_plan(
+    inventory: Inventory, request: Request, *, run_id: str, bundle: str, home: str | None = None
+) -> LaunchPlan:
     """
     Decide everything about a launch.
 
     Args:
         bundle: digest of the bundle that the nodes need.
-        home: the user's home here, for a "~/" that Slurm would not expand in an #SBATCH line.
+        home: the user's home where sbatch is run, for a "~/" that an image might take for another one; None if not known here.
 
     Raises:
         UsageError: the request does not fit the inventory.
@@ -108,7 +110,7 @@ def make_plan(inventory: Inventory, request: Request, *, run_id: str, bundle: st
     nodes = number(inventory, chosen, ranks_each)
     if request.launcher == "slurm":
         _agree_for_slurm(chosen)
-        nodes = tuple(replace(node, workdir=_absolute(node.workdir, home)) for node in nodes)
+        nodes = tuple(replace(node, workdir=_absolute(node.workdir, home, inventory)) for node in nodes)
     node_count = request.shape.nodes if request.shape and by_count else len(chosen)
     return LaunchPlan(
         run_id=run_id,
@@ -176,8 +178,15 @@ def _unknown_devices(inventory: Inventory, nodes: Sequence[Node]) -> tuple[str, 
     return ()
 
 
-def _absolute(path: str, home: str) -> str:
-    return f"{home}/{path[2:]}" if path.startswith("~/") else path
+def _absolute(path: str, home: str | None, inventory: Inventory) -> str:
+    if not path.startswith("~/"):
+        return path
+    if home is None and inventory.slurm.container is not None:
+        hint = "write workdir as it is on the login node, from / on"
+        raise UsageError(
+            f"workdir {path}: in a container ~ may be another home than on {inventory.slurm.login}", hint=hint
+        )
+    return path if home is None else f"{home}/{path[2:]}"
 
 
 def _agree_for_slurm(nodes: Sequence[Node]) -> None:
@@ -275,6 +284,11 @@ def _shared_files(plan: LaunchPlan, node: NodePlan) -> list[PlannedFile]:
 def sbatch_path(plan: LaunchPlan) -> str:
     """Where the batch script of the attempt lies, on the file system that the nodes share."""
     return f"{plan.attempt_dir(plan.head)}/submit.sbatch"
+
+
+def submission_path(plan: LaunchPlan) -> str:
+    """What sbatch answered, where it was run over a connection that may be lost meanwhile."""
+    return f"{plan.attempt_dir(plan.head)}/submission.json"
 
 
 def start_command(plan: LaunchPlan, node: NodePlan, rendezvous: str) -> list[str]:

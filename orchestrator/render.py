@@ -112,7 +112,7 @@ def sbatch_options(plan: LaunchPlan) -> list[str]:
         f"--job-name={plan.run_id}",
         f"--nodes={plan.node_count}",
         "--ntasks-per-node=1",
-        f"--output={plan.attempt_dir(plan.head)}/slurm-%j.log",
+        "--output=slurm-%j.log",  # below the folder of the attempt, where sbatch is run: Slurm expands no ~
         "--open-mode=append",
     ]
     if not plan.by_count:

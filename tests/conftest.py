@@ -21,6 +21,7 @@ _MARKED_BY_FIXTURE = {
     "cluster_ground": "slurm",
     "accounted_cluster": "accounting",
     "accounted_cluster_ground": "accounting",
+    "slurm_hosts": "slurm",
 }
 
 

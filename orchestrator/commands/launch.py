@@ -29,6 +29,7 @@ from orchestrator.inventory import Inventory
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.probe import probed
+from orchestrator.launchers.slurm_host import home_of_slurm
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import Request, RunRecord, RunState, new_run_id
 from orchestrator.store import RunFolder, Store, home
@@ -68,7 +69,8 @@ def plan_of(words: Words) -> Planned:
     request, bundle = request_of(words, inventory.private_files)
     now = datetime.now(timezone.utc)
     run_id = new_run_id(inventory.name, now, secrets.token_hex(2))
-    plan = plans.make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=str(Path.home()))
+    there = home_of_slurm(inventory) if words.launcher == "slurm" else None
+    plan = plans.make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=there)
     for link in bundle.left_out:
         say(f"warning: the symbolic link {link} leads out of the code and does not travel")
     for warning in plan.warnings:
@@ -84,7 +86,7 @@ def started(planned: Planned) -> Iterator[tuple[RunFolder, Launcher, bool]]:
     try:
         with _terminal_may_close() as closed:
             folder = _start(planned, launcher)
-        if terminal.asked:
+        if terminal.asked and planned.plan.launcher == "ssh":
             folder.update(attended=True)
             say_that_nodes_ask(folder)
         with (

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any
 
 from orchestrator import supervise
 from orchestrator.commands.queueing import described, waits
 from orchestrator.console import harmless, print_json, print_table, print_text, say
-from orchestrator.errors import NodesError, OrchError, RunNotFound
+from orchestrator.errors import NodeError, NodesError, OrchError, RunNotFound
 from orchestrator.fanout import each
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import SILENT, Queue
-from orchestrator.launchers.slurm_queue import ask, run_here
+from orchestrator.launchers.slurm_host import slurm_host
+from orchestrator.launchers.slurm_queue import ask
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder, Store, home
 from orchestrator.supervise import Status, Verdict
@@ -68,11 +70,26 @@ def _readable() -> Iterator[tuple[RunFolder, RunRecord]]:
 def _bring_up_to_date() -> None:
     """The records of all runs that have not ended, with one question to Slurm for all of them."""
     going_on = [(folder, record) for folder, record in _readable() if not record.state.final]
-    said = ask(run_here, {record.id: record.slurm_job for _, record in going_on if record.launcher == "slurm"})
+    said = _said_by_slurm([(folder, record) for folder, record in going_on if record.launcher == "slurm"])
     done = each(going_on, lambda one: _brought_up_to_date(*one, said), limit=REFRESHED_AT_ONCE)
     for (_, record), trouble in zip(going_on, done, strict=True):
         if isinstance(trouble, OrchError):
             say(f"warning: {record.id}: {trouble}")
+
+
+def _said_by_slurm(runs: Sequence[tuple[RunFolder, RunRecord]]) -> dict[str, Queue | None]:
+    """One question wherever there is a Slurm; a login node that cannot be reached has said nothing."""
+    plans = {record.id: folder.read_plan() for folder, record in runs}
+    said: dict[str, Queue | None] = {}
+    for login in {plan.slurm["login"] for plan in plans.values()}:
+        jobs = {record.id: record.slurm_job for _, record in runs if plans[record.id].slurm["login"] == login}
+        with closing(slurm_host(plans[next(iter(jobs))])) as host:
+            try:
+                said |= ask(host.run, jobs)
+            except NodeError as exc:
+                say(f"warning: {exc.node}: {exc}")
+                said |= dict.fromkeys(jobs, Queue(SILENT, str(exc)))
+    return said
 
 
 def _brought_up_to_date(folder: RunFolder, record: RunRecord, said: Mapping[str, Queue | None]) -> None:

@@ -86,6 +86,15 @@ def position(run: Run, queue: Queue) -> str:
     return f"{waiting.index(queue.job) + 1} of {len(waiting)} waiting in partition {queue.partition}"
 
 
+def seconds_of(elapsed: str) -> float:
+    """Of a time as Slurm writes it, [days-][hours:]minutes:seconds; 0 where nobody says."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", elapsed)
+    if found is None:
+        return 0.0
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
 def from_squeue(text: str) -> list[Named]:
     """The jobs in the output of squeue."""
     rows = [line.split("|", len(_SQUEUE) - 1) for line in text.splitlines()]

@@ -33,7 +33,7 @@ def _plan(
     nodes = (first, Node(name="n1", python="/usr/bin/python3", devices=devices))
     inventory = Inventory(name="demo", nodes=nodes, slurm=slurm or SlurmOptions())
     request = Request(launcher, Program("executable", ("true",), ""))
-    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1", home="/home/u")
+    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1")
 
 
 def _value_of_x(script: str, **environ: str) -> bytes:

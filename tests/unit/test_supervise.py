@@ -18,7 +18,7 @@ OVER = Queue("COMPLETED", over=True)
 def _plan(launcher: LauncherName) -> LaunchPlan:
     inventory = Inventory(name="demo", nodes=(Node(name="n0"), Node(name="n1")))
     request = Request(launcher, Program("trainer", ()))
-    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b", home="/home/u")
+    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b")
 
 
 def _node(

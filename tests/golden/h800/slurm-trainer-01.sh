@@ -57,7 +57,7 @@ cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF
 #SBATCH --job-name=h800-20260102-030405-0abc
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
-#SBATCH --output=/data/orch/runs/h800-20260102-030405-0abc/attempt-1/slurm-%j.log
+#SBATCH --output=slurm-%j.log
 #SBATCH --open-mode=append
 #SBATCH --partition=gpu
 #SBATCH --time=1-00:00:00
@@ -93,4 +93,4 @@ for try in 1 2 3; do
     wait "$holder_pid" || true
 done
 END_OF_FILE
-sbatch /data/orch/runs/h800-20260102-030405-0abc/attempt-1/submit.sbatch
+sbatch --chdir=/data/orch/runs/h800-20260102-030405-0abc/attempt-1 /data/orch/runs/h800-20260102-030405-0abc/attempt-1/submit.sbatch

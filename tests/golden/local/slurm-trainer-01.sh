@@ -47,7 +47,7 @@ cat >/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/submit.sbatch <
 #SBATCH --job-name=local-20260102-030405-0abc
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
-#SBATCH --output=/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/slurm-%j.log
+#SBATCH --output=slurm-%j.log
 #SBATCH --open-mode=append
 #SBATCH --cpus-per-task=2
 # Run local-20260102-030405-0abc. Slurm runs this script on the first node of the allocation, the head, and anew after a requeue.
@@ -81,4 +81,4 @@ for try in 1 2 3; do
     wait "$holder_pid" || true
 done
 END_OF_FILE
-sbatch /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/submit.sbatch
+sbatch --chdir=/home/train/.orch/runs/local-20260102-030405-0abc/attempt-1 /home/train/.orch/runs/local-20260102-030405-0abc/attempt-1/submit.sbatch

@@ -92,7 +92,7 @@ cat >/data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/submit.sbatc
 #SBATCH --job-name=slurm-apptainer-20260102-030405-0abc
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
-#SBATCH --output=/data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/slurm-%j.log
+#SBATCH --output=slurm-%j.log
 #SBATCH --open-mode=append
 #SBATCH --partition=gpu,long
 #SBATCH --account=proj
@@ -141,4 +141,4 @@ for try in 1 2 3; do
     wait "$holder_pid" || true
 done
 END_OF_FILE
-sbatch /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/submit.sbatch
+sbatch --chdir=/data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1 /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/submit.sbatch

@@ -98,7 +98,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF_
 #SBATCH --job-name=t20-20260102-030405-0abc
 #SBATCH --nodes=16
 #SBATCH --ntasks-per-node=1
-#SBATCH --output=/data/orch/runs/t20-20260102-030405-0abc/attempt-1/slurm-%j.log
+#SBATCH --output=slurm-%j.log
 #SBATCH --open-mode=append
 #SBATCH --partition=t20
 #SBATCH --time=1-00:00:00
@@ -134,4 +134,4 @@ for try in 1 2 3; do
     wait "$holder_pid" || true
 done
 END_OF_FILE
-sbatch /data/orch/runs/t20-20260102-030405-0abc/attempt-1/submit.sbatch
+sbatch --chdir=/data/orch/runs/t20-20260102-030405-0abc/attempt-1 /data/orch/runs/t20-20260102-030405-0abc/attempt-1/submit.sbatch
