@@ -42,13 +42,16 @@ class SshOptions(_Model):
 
 
 class SlurmOptions(_Model):
-    """What sbatch is told; `login` is the host to run it on, None this one."""
+    """What sbatch is told; `login` is the host to run it on, None this one; `warn_s` None leaves a while to save in."""
 
     partition: fields.SlurmWord | None = None
     account: fields.SlurmWord | None = None
     qos: fields.SlurmWord | None = None
     time: fields.SlurmTime | None = None
     login: fields.Address | None = None
+    requeue: fields.Requeue = "auto"
+    max_retries: fields.RetryCount = 100
+    warn_s: fields.WarnSeconds | None = None
     options: tuple[fields.SlurmOption, ...] = ()
 
 

@@ -20,6 +20,7 @@ AcceleratorKind: TypeAlias = Literal["cuda", "gcu", "cpu", "auto"]
 Network: TypeAlias = Literal["auto", "infiniband", "roce", "ethernet"]
 TransportKind: TypeAlias = Literal["ssh", "local"]
 HostKeys: TypeAlias = Literal["strict", "accept-new"]
+Requeue: TypeAlias = Literal["auto", "never"]
 
 # What the agent sets for every rank (the set torchrun sets, and orch's own); a value here would be a second truth.
 _SET_BY_ORCH = frozenset(
@@ -204,6 +205,19 @@ _slurm_time = _text(
 )
 _slurm_option = _text(r"--[a-z].*", "an sbatch option", "a text that starts with --")
 
+
+def slurm_seconds(time: str) -> int | None:
+    """Give the length of a Slurm time in seconds; None where it is without limit."""
+    if not time[0].isdigit():
+        return None
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if not dash and len(parts) < 3:  # noqa: PLR2004  minutes, or minutes:seconds
+        parts = [0, *parts]
+    hours, minutes, seconds, *_ = [*parts, 0, 0]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
 Name: TypeAlias = Annotated[str, AfterValidator(_name)]
 NamePattern: TypeAlias = Annotated[str, AfterValidator(_each(_name))]
 Address: TypeAlias = Annotated[str, AfterValidator(check_address)]
@@ -211,6 +225,8 @@ AddressPattern: TypeAlias = Annotated[str, AfterValidator(_each(check_address))]
 User: TypeAlias = Annotated[str, AfterValidator(check_user)]
 Port: TypeAlias = Annotated[int, BeforeValidator(check_port)]
 RankCount: TypeAlias = Annotated[int, BeforeValidator(_number("a number of ranks", 1, 1024))]
+RetryCount: TypeAlias = Annotated[int, BeforeValidator(_number("a number of retries", 0, 10000))]
+WarnSeconds: TypeAlias = Annotated[int, BeforeValidator(_number("a number of seconds", 1, 65535))]  # as for sbatch
 FanOut: TypeAlias = Annotated[int, BeforeValidator(_number("a number of connections", 1, 1024))]
 Seconds: TypeAlias = Annotated[float, BeforeValidator(_seconds)]
 Program: TypeAlias = Annotated[str, AfterValidator(_program)]

@@ -10,10 +10,12 @@ from typing import Any
 from orchestrator import render
 from orchestrator.errors import UsageError
 from orchestrator.hostlist import fold
-from orchestrator.inventory import Inventory, Node
+from orchestrator.inventory import Inventory, Node, SlurmOptions
+from orchestrator.inventory_fields import slurm_seconds
 from orchestrator.run import LauncherName, Program, Request
 
 GRACE_S = 10.0
+WARN_S = 90
 SPARE = "spare"
 
 
@@ -124,7 +126,7 @@ def make_plan(inventory: Inventory, request: Request, *, run_id: str, bundle: st
         config=request.config,
         bundle=bundle,
         ssh=inventory.ssh.model_dump(mode="json"),
-        slurm=inventory.slurm.model_dump(mode="json"),
+        slurm={**inventory.slurm.model_dump(mode="json"), "warn_s": warn_s(inventory.slurm)},
         orphan_timeout_s=request.orphan_timeout_s,
         isolation_timeout_s=None if request.launcher == "slurm" else request.isolation_timeout_s,
         warnings=(*warnings, *_about_env(inventory, chosen)),
@@ -176,6 +178,12 @@ def _unknown_devices(inventory: Inventory, nodes: Sequence[Node]) -> tuple[str, 
     return ()
 
 
+def warn_s(slurm: SlurmOptions) -> int:
+    """How long before its end Slurm warns a job; of a short one at most a quarter, else it would have to end as it begins."""
+    limit_s = slurm_seconds(slurm.time) if slurm.time is not None else None
+    return slurm.warn_s or min(WARN_S, max(1, (limit_s or 4 * WARN_S) // 4))
+
+
 def _absolute(path: str, home: str) -> str:
     return f"{home}/{path[2:]}" if path.startswith("~/") else path
 
@@ -216,6 +224,7 @@ def job(plan: LaunchPlan) -> dict[str, Any]:
     """job.json, what every node's agent reads; the same on all nodes that share a workdir."""
     head = plan.head
     counts = [len(node.ranks) for node in plan.nodes[: plan.node_count]]
+    of_slurm = {"slurm": {name: plan.slurm[name] for name in ("requeue", "max_retries", "warn_s")}}
     return {
         "version": 1,
         "run_id": plan.run_id,
@@ -229,6 +238,7 @@ def job(plan: LaunchPlan) -> dict[str, Any]:
         "grace_s": GRACE_S,
         "orphan_timeout_s": plan.orphan_timeout_s,
         "isolation_timeout_s": plan.isolation_timeout_s,
+        **(of_slurm if plan.launcher == "slurm" else {}),
     }
 
 

@@ -24,12 +24,15 @@ _OWN_OPTIONS = frozenset(
     [
         "--export",
         "--job-name",
+        "--no-requeue",
         "--nodelist",
         "--nodes",
         "--ntasks",
         "--ntasks-per-node",
         "--open-mode",
         "--output",
+        "--requeue",
+        "--signal",
         "--wrap",
     ]
 )
@@ -95,6 +98,8 @@ def sbatch_options(plan: LaunchPlan) -> list[str]:
         "--ntasks-per-node=1",
         f"--output={plan.attempt_dir(plan.head)}/slurm-%j.log",
         "--open-mode=append",
+        f"--signal=USR2@{slurm['warn_s']}",  # not USR1, which NCCL uses
+        "--requeue" if slurm["requeue"] == "auto" else "--no-requeue",
     ]
     if not plan.by_count:
         options.append(f"--nodelist={fold(node.name for node in plan.nodes)}")
