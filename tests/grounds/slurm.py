@@ -125,20 +125,17 @@ class Cluster:
         until(lambda: self.jobs().get(job) == "PENDING", deadline_s=60, what="the job to be in the queue again")
 
     def requeue(self, job: str) -> None:
-        """Requeue a job, and have it begin at once."""
+        """Requeue a job, and have it begin soon."""
         self._run("scontrol", "requeue", job)
-        self.begin_at_once(job)
+        self.begin_soon(job)
 
-    def begin_at_once(self, job: str) -> None:
+    def begin_soon(self, job: str) -> None:
         """Have a job that is in the queue again, or soon will be, not wait for its old credentials to expire."""
-        until(lambda: self.jobs().get(job) == "PENDING", deadline_s=60, what="the job to be in the queue again")
-        # the word that the old batch script has ended would otherwise be taken for that of the new one
-        until(lambda: not self._has_steps(job), deadline_s=60, what="the last attempt's steps to be gone")
-        self._run("scontrol", "update", f"JobId={job}", "StartTime=now")
-
-    def _has_steps(self, job: str) -> bool:
-        titles = [Path(f"/proc/{pid}/cmdline") for pid in self._keeper.processes()]
-        return any(f"[{job}.".encode() in title.read_bytes() for title in titles if title.exists())
+        asked = ("squeue", "--noheader", f"--jobs={job}", "--format=%T %r")
+        waits = "PENDING BeginTime"
+        until(lambda: self._run(*asked).strip() == waits, deadline_s=60, what="the job to be in the queue again")
+        # a new credential has to be of a later second than the old one's end
+        self._run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
 
     def _start(self) -> None:
         host = socket.gethostname().partition(".")[0]

@@ -71,8 +71,10 @@ def _until(orch: Orch, run: str, state: str) -> dict[str, Any]:
         logs = [path.read_text("utf-8") for path in folder.glob("attempt-*/slurm-*.log")]
         return "\n".join([f"{run} to be {state}: {orch.status(run)['message']}", _said(orch, run)[-3000:], *logs])
 
-    until(lambda: orch.status(run)["state"] == state, what=evidence, deadline_s=90)
-    return orch.status(run)
+    until(lambda: orch.status(run)["state"] in (state, "FAILED", "LOST"), what=evidence, deadline_s=90)
+    status = orch.status(run)
+    assert status["state"] == state, evidence()
+    return status
 
 
 def _run_dir(orch: Orch, run: str) -> Path:
@@ -99,7 +101,7 @@ def test_training_saves_and_goes_on_in_another_attempt_as_if_nothing_had_been(
         cluster.signal(job, "USR2")
     else:
         cluster.preempt("n0", "n1")
-    cluster.begin_at_once(job)
+    cluster.begin_soon(job)
     assert _until(orch, run, "DONE")["attempt"] == 2
     _until(orch, straight, "DONE")
     assert len(_steps(folder)) == 80
@@ -140,10 +142,10 @@ def test_job_requeues_itself_where_nodes_have_no_scontrol(
         assert found is not None
         (tmp_path / "bin" / name).symlink_to(found)
     lines = "if attempt == 1: waits(signal.SIGUSR2)"
-    _, job = start(lines, "in attempt 1", env={"PATH": str(tmp_path / "bin")})
+    run, job = start(lines, "in attempt 1", env={"PATH": str(tmp_path / "bin")})
     cluster.signal(job, "USR2")
-    cluster.begin_at_once(job)
-    assert _until(orch, "latest", "DONE")["attempt"] == 2
+    cluster.begin_soon(job)
+    assert _until(orch, run, "DONE")["attempt"] == 2
 
 
 def test_cancelled_job_does_not_come_again_though_its_ranks_ask_for_it(
@@ -160,7 +162,7 @@ def test_three_attempts_without_progress_are_enough(start: Start, orch: Orch, cl
     run, job = start("save(7); sys.exit(99)")
     for attempt in (2, 3, 4):
         until(lambda: f"for attempt {attempt}" in _said(orch, run), what="the next attempt", deadline_s=60)  # noqa: B023
-        cluster.begin_at_once(job)
+        cluster.begin_soon(job)
     status = _until(orch, run, "FAILED")
     assert status["attempt"] == 4  # the first one made some
     assert "3 attempts in a row made no progress" in status["message"]
@@ -169,7 +171,7 @@ def test_three_attempts_without_progress_are_enough(start: Start, orch: Orch, cl
 
 def test_retries_are_bounded_though_each_makes_progress(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("save(attempt); sys.exit(99)", max_retries=1)
-    cluster.begin_at_once(job)
+    cluster.begin_soon(job)
     status = _until(orch, run, "FAILED")
     assert status["attempt"] == 2
     assert "attempt 2 was the last: slurm.max_retries is 1" in status["message"]
@@ -200,5 +202,5 @@ def test_time_limit_that_nobody_minded_is_continued_as_progress_was_made(
     run, job = start("save(5 * attempt)\nif attempt == 1: waits()", "in attempt 1", time="00:01:00", warn_s=5)
     until(lambda: "Slurm will end the job" in _said(orch, run), what="the warning", deadline_s=100)
     until(lambda: cluster.jobs().get(job) == "PENDING", what="the job to be in the queue again", deadline_s=150)
-    cluster.begin_at_once(job)
+    cluster.begin_soon(job)
     assert _until(orch, run, "DONE")["attempt"] == 2
