@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import death, launch, logs, planning, report, startup, wide
+from bench import death, launch, logs, planning, report, startup, submit, wide
 from bench.machine import describe
 from bench.place import Place
 from bench.processes import adopt_orphans
@@ -20,6 +20,7 @@ MEASURES: dict[str, Callable[..., Measure]] = {
     "startup": startup.measure,
     "planning": planning.measure,
     "launch": launch.measure,
+    "submit": submit.measure,
     "wide64": wide.measure_64,
     "wide256": wide.measure_256,
     "logs": logs.measure,
@@ -29,7 +30,13 @@ MEASURES: dict[str, Callable[..., Measure]] = {
     "vanished": death.measure_vanished,
     "crowd": wide.measure_crowd,
 }
-PROGRAMS = {"sshd": "openssh-server", "ssh-keygen": "openssh-client", "clush": "clustershell", "pdsh": "pdsh"}
+PROGRAMS = {
+    "sshd": "openssh-server",
+    "ssh-keygen": "openssh-client",
+    "clush": "clustershell",
+    "pdsh": "pdsh",
+    "slurmctld": "slurm-wlm",
+}
 NEEDED = {"sshd", "ssh-keygen"}
 LEAST = 5
 

@@ -83,6 +83,8 @@ def _promise(target: Target) -> str:
         limit = "in at most" if target.figure not in UNITS else "at most"
         worst = ", in the worst run" if target.worst else ""
         return f"{target.contestant}: {target.figure} {limit} {_limit(target)}{worst}"
+    if target.beyond:
+        return f"{target.contestant}: {target.figure} at most {_limit(target)} later than {target.other}"
     what = "sooner than" if target.limit == 1.0 else f"after at most {target.limit:g} times what it takes"
     return f"{target.contestant}: {target.figure} {what} {target.other}"
 
@@ -97,6 +99,8 @@ def _verdict(measure: Measure, target: Target) -> str:
     other = 1.0 if target.other is None else _median(measure, target.other, target.figure)
     if own is None or other is None:
         return "**not measured**"
+    if target.beyond:
+        return f"{_shown(own - other, target.figure)}, {'met' if own - other <= target.limit else '**missed**'}"
     value = _shown(own, target.figure) if target.other is None else f"{own / other:.2f} times as long"
     return f"{value}, {'met' if own / other <= target.limit else '**missed**'}"
 

@@ -35,13 +35,18 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is promised: the median of a contestant, or its ratio to the other's when there is one, is at most `limit`; or its worst run."""
+    """
+    What is promised: the median of a contestant is at most `limit`; or its ratio to the other's; or how far it is beyond that.
+
+    With `worst` it is not the median, but the worst run.
+    """
 
     contestant: str
     figure: str
     limit: float
     other: str | None = None
     worst: bool = False
+    beyond: bool = False
 
 
 @dataclass(frozen=True, slots=True)

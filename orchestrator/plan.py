@@ -10,12 +10,11 @@ from typing import Any
 from orchestrator import render
 from orchestrator.errors import UsageError
 from orchestrator.hostlist import fold
-from orchestrator.inventory import Inventory, Node, SlurmOptions
-from orchestrator.inventory_fields import slurm_seconds
+from orchestrator.inventory import Inventory, Node
+from orchestrator.inventory_slurm import warn_s
 from orchestrator.run import LauncherName, Program, Request
 
 GRACE_S = 10.0
-WARN_S = 90
 SPARE = "spare"
 
 
@@ -112,6 +111,7 @@ def make_plan(inventory: Inventory, request: Request, *, run_id: str, bundle: st
         _agree_for_slurm(chosen)
         nodes = tuple(replace(node, workdir=_absolute(node.workdir, home)) for node in nodes)
     node_count = request.shape.nodes if request.shape and by_count else len(chosen)
+    slurm = inventory.slurm.model_dump(mode="json")
     return LaunchPlan(
         run_id=run_id,
         attempt=1,
@@ -126,7 +126,7 @@ def make_plan(inventory: Inventory, request: Request, *, run_id: str, bundle: st
         config=request.config,
         bundle=bundle,
         ssh=inventory.ssh.model_dump(mode="json"),
-        slurm={**inventory.slurm.model_dump(mode="json"), "warn_s": warn_s(inventory.slurm)},
+        slurm={**slurm, "warn_s": warn_s(slurm)},
         orphan_timeout_s=request.orphan_timeout_s,
         isolation_timeout_s=None if request.launcher == "slurm" else request.isolation_timeout_s,
         warnings=(*warnings, *_about_env(inventory, chosen)),
@@ -176,12 +176,6 @@ def _unknown_devices(inventory: Inventory, nodes: Sequence[Node]) -> tuple[str, 
     if inventory.devices is None and any(node.accelerator == "auto" and node.devices == 1 for node in nodes):
         return (f"{inventory.file} says neither accelerator nor devices: one rank a node, whatever cards there are",)
     return ()
-
-
-def warn_s(slurm: SlurmOptions) -> int:
-    """How long before its end Slurm warns a job; of a short one at most a quarter, else it would have to end as it begins."""
-    limit_s = slurm_seconds(slurm.time) if slurm.time is not None else None
-    return slurm.warn_s or min(WARN_S, max(1, (limit_s or 4 * WARN_S) // 4))
 
 
 def _absolute(path: str, home: str) -> str:
@@ -261,9 +255,9 @@ def node_files(plan: LaunchPlan) -> dict[str, list[PlannedFile]]:
     """Node name -> the files it needs, in the order they are written; under Slurm the head stands for all nodes."""
     shared = {node.workdir: _shared_files(plan, node) for node in {node.workdir: node for node in plan.nodes}.values()}
     if plan.launcher == "slurm":
-        head = plan.head
-        script = PlannedFile(f"{plan.attempt_dir(head)}/node.sh", render.slurm_node_script(plan))
-        return {head.name: [*shared[head.workdir], script, PlannedFile(sbatch_path(plan), render.sbatch_script(plan))]}
+        scripts = render.slurm_scripts(plan)
+        files = [PlannedFile(f"{plan.attempt_dir(plan.head)}/{name}", text) for name, text in scripts.items()]
+        return {plan.head.name: [*shared[plan.head.workdir], *files]}
     return {
         node.name: [
             *shared[node.workdir],

@@ -76,7 +76,8 @@ def judge(
     dead = [node for node in started if node.finished is None and not node.alive and _seen_from_here(plan, node)]
     if dead and (queue is None or queue.over):
         return _died(dead[0])
-    return _judge_by_queue(plan, started, queue) if plan.launcher == "slurm" else _judge_by_nodes(plan, started)
+    said = next((node.log.strip() for node in nodes if node.agent is None and node.log.strip()), "")
+    return _judge_by_queue(plan, started, queue, said) if plan.launcher == "slurm" else _judge_by_nodes(plan, started)
 
 
 def _seen_from_here(plan: LaunchPlan, node: NodeObservation) -> bool:
@@ -106,7 +107,8 @@ def _judge_by_nodes(plan: LaunchPlan, started: Sequence[NodeObservation]) -> Ver
     )
 
 
-def _judge_by_queue(plan: LaunchPlan, started: Sequence[NodeObservation], queue: Queue | None) -> Verdict:
+def _judge_by_queue(plan: LaunchPlan, started: Sequence[NodeObservation], queue: Queue | None, said: str) -> Verdict:
+    """`said` is what a node left behind that got to no agent: which line of slurm.setup failed."""
     if queue is None:
         return Verdict(RunState.LOST, message="the job was never submitted")
     if not queue.over:
@@ -116,6 +118,8 @@ def _judge_by_queue(plan: LaunchPlan, started: Sequence[NodeObservation], queue:
         return Verdict(state, message=queue.reason or None)
     if queue.word == "CANCELLED":
         return Verdict(RunState.STOPPED, message="the job was cancelled")
+    if said:
+        return Verdict(RunState.FAILED, message=said)
     log = f"what it printed is in {plan.attempt_dir(plan.head)}/slurm-*.log"
     if queue.word in {"GONE", "COMPLETED"}:
         return Verdict(RunState.LOST, message=f"Slurm says {queue.word}, but its agents left no end; {log}")

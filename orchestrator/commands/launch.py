@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,33 @@ from orchestrator.store import RunFolder, Store, home
 from orchestrator.transports.terminal import Terminal
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A launch that has been decided, and nothing of it begun."""
+
+    plan: LaunchPlan
+    bundle: bundles.Bundle
+    record: RunRecord
+    private: Sequence[str]
+
+
 def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
     """Plan, then act; returns the exit code."""
+    planned = plan_of(words)
+    if dry_run:
+        print_text(transcript.of(planned.plan))
+        return 0
+    with started(planned) as (folder, launcher, terminal_closed):
+        if terminal_closed:  # nobody reads on, and the run goes on
+            return 0
+        if not follow:
+            print_text(f"{planned.plan.run_id}\n")
+            return 0
+        return watch(folder, launcher)
+
+
+def plan_of(words: Words) -> Planned:
+    """Decide everything, and say what is worth a warning."""
     inventory = load_inventory(words.inventory, words.nodes if words.launcher == "ssh" else None)
     if words.launcher == "ssh" and inventory.accelerator == "auto" and inventory.devices is None:
         inventory = probed(inventory, words.nodes)
@@ -48,25 +73,24 @@ def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
         say(f"warning: the symbolic link {link} leads out of the code and does not travel")
     for warning in plan.warnings:
         say(f"warning: {warning}")
-    if dry_run:
-        print_text(transcript.of(plan))
-        return 0
+    return Planned(plan, bundle, _record(plan, request, inventory, now), inventory.private_files)
+
+
+@contextmanager
+def started(planned: Planned) -> Iterator[tuple[RunFolder, Launcher, bool]]:
+    """Start the run; gives its record, its launcher, and whether the terminal was closed meanwhile."""
     terminal = Terminal()
-    launcher = launcher_for(plan, terminal)
+    launcher = launcher_for(planned.plan, terminal)
     try:
-        record = _record(plan, request, inventory, now)
         with _terminal_may_close() as closed:
-            folder = _start(plan, launcher, bundle, record, private=inventory.private_files)
+            folder = _start(planned, launcher)
         if terminal.asked:
             folder.update(attended=True)
             say_that_nodes_ask(folder)
-        with supervised(folder) if plan.launcher == "ssh" else nullcontext():  # Slurm supervises its jobs itself
-            if closed.is_set():  # nobody reads on, and the run goes on
-                return 0
-            if not follow:
-                print_text(f"{plan.run_id}\n")
-                return 0
-            return watch(folder, launcher)
+        with (
+            supervised(folder) if planned.plan.launcher == "ssh" else nullcontext()
+        ):  # Slurm supervises its jobs itself
+            yield folder, launcher, closed.is_set()
     finally:
         launcher.close()
 
@@ -75,28 +99,32 @@ def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
 def _terminal_may_close() -> Iterator[threading.Event]:
     """Bring a launch to its end though the terminal is closed, which the event then says; under nohup nobody asks."""
     closed = threading.Event()
-    before = signal.getsignal(signal.SIGHUP)
-    if before is signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, lambda *_: closed.set())
+    if (
+        signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        yield closed
+        return
+    signal.signal(signal.SIGHUP, lambda *_: closed.set())
     try:
         yield closed
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def _start(
-    plan: LaunchPlan, launcher: Launcher, bundle: bundles.Bundle, record: RunRecord, *, private: Sequence[str]
-) -> RunFolder:
+def _start(planned: Planned, launcher: Launcher) -> RunFolder:
     """Write the record before anything starts; a launch that fails is a FAILED run, or a LOST one if something may be left."""
-    folder = Store(home(os.environ)).create(record)
+    folder = Store(home(os.environ)).create(planned.record)
     when, after = "while connecting", "nothing was started"
     try:
         with ThreadPoolExecutor(1) as aside:
-            writing = aside.submit(_complete, folder, plan, private)
-            launcher.connect()  # waits for the network meanwhile
+            writing = aside.submit(_complete, folder, planned)
+            doubts = launcher.connect()  # waits for the network meanwhile
             writing.result()
+        for doubt in doubts:
+            say(f"warning: {doubt}")
         when, after = "during the launch", "what had started was stopped"
-        job = launcher.start(bundle)
+        job = launcher.start(planned.bundle)
         folder.update(slurm_job=job, started=True, launching=None)
     except OrchError as exc:
         if left := _given_up(folder, launcher, RunState.FAILED, str(exc)):
@@ -113,10 +141,10 @@ def _start(
     return folder
 
 
-def _complete(folder: RunFolder, plan: LaunchPlan, private: Sequence[str]) -> None:
+def _complete(folder: RunFolder, planned: Planned) -> None:
     """Add to the record what need not be in it from the first moment."""
-    folder.write_plan(plan)
-    folder.update(state=RunState.STARTING, code=_code(folder, private))
+    folder.write_plan(planned.plan)
+    folder.update(state=RunState.STARTING, code=_code(folder, planned.private))
 
 
 def _given_up(folder: RunFolder, launcher: Launcher, state: RunState, why: str) -> LaunchError | None:

@@ -69,7 +69,7 @@ def _program(words: Words, code: bundles.Code | None) -> Program:
         )
     first, *rest = words.program
     cwd = code.cwd if code.files else None
-    if first == "-m" and rest:
+    if first in ("-m", "-c") and rest:
         return Program("python", words.program, cwd)
     if first.endswith(".py"):
         _require_file(first, code)

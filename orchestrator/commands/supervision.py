@@ -42,6 +42,7 @@ def start_and_wait(folder: RunFolder) -> str:
     except OSError as exc:
         return str(exc)
     own = f"pid {process.pid} "
+    threading.Thread(target=process.wait, daemon=True).start()  # for a process that outlives it and has other children
     deadline = time.monotonic() + START_WAIT_S
     while time.monotonic() < deadline:
         if (folder.supervisor() or "").startswith(own) or process.poll() == 0:  # 0: there was nothing left to supervise

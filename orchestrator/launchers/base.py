@@ -50,11 +50,15 @@ class Queue:
 class Launcher(Protocol):
     """Carries out one plan; holds its connections until closed."""
 
-    def connect(self) -> None:
+    def connect(self) -> Sequence[str]:
         """
         Reach everything that the launch needs; nothing is started or written yet.
 
+        Returns:
+            What to warn about, one sentence each.
+
         Raises:
+            UsageError: the scheduler has not got what the plan asks for.
             NodesError: some nodes cannot be reached, or have no Python.
         """
         ...

@@ -15,6 +15,7 @@ from orchestrator import plan as plans
 from orchestrator.bundle import Bundle
 from orchestrator.errors import LaunchError
 from orchestrator.launchers.base import Place, Queue
+from orchestrator.launchers.slurm_checks import check
 from orchestrator.launchers.slurm_queue import ask, find, run_here
 from orchestrator.plan import LaunchPlan, NodePlan
 from orchestrator.transports.base import Transport
@@ -35,14 +36,15 @@ class SlurmLauncher:
         self._transport = transport
         self._connection: Endpoint | None = None
 
-    def connect(self) -> None:
-        """Make sure that this machine can submit and has the nodes' Python."""
+    def connect(self) -> Sequence[str]:
+        """Make sure that this machine can submit, that the cluster can run the job, and that there is the nodes' Python."""
         require_sbatch()
+        doubts = check(run_here, self._plan)
         self._endpoint()
+        return doubts
 
     def start(self, bundle: Bundle) -> str | None:
         """Write the files to the shared workdir and submit; returns Slurm's job id."""
-        self.connect()
         plan, head = self._plan, self._plan.head
         endpoint = self._endpoint()
         if not endpoint.prepare(head.workdir, bundle.digest):

@@ -6,21 +6,20 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.node import again, requeue
 from orchestrator.node.job import Job
 
-LEFT = {"event": "rank-exited", "rank": 0, "code": 99, "done": False}
-FAILED = {"event": "agent-finished", "state": "FAILED", "exit": {"code": 1, "time": 5.0}}
-REQUEUE = {"event": "agent-finished", "state": "REQUEUE", "exit": None}
-DONE = {"event": "agent-finished", "state": "DONE", "exit": None}
+LEFT: dict[str, Any] = {"event": "rank-exited", "rank": 0, "code": 99, "done": False}
+FAILED: dict[str, Any] = {"event": "agent-finished", "state": "FAILED", "exit": {"code": 1, "time": 5.0}}
+REQUEUE: dict[str, Any] = {"event": "agent-finished", "state": "REQUEUE", "exit": None}
+DONE: dict[str, Any] = {"event": "agent-finished", "state": "DONE", "exit": None}
 
 
-def _attempt(
-    run: Path, number: int, *nodes: list[dict[str, object]], progress: dict[str, object] | None = None
-) -> Path:
+def _attempt(run: Path, number: int, *nodes: list[dict[str, Any]], progress: dict[str, Any] | None = None) -> Path:
     """An attempt whose agents wrote these events, one a second unless they say when."""
     folder = run / f"attempt-{number}"
     for rank, events in enumerate(nodes):
@@ -33,14 +32,21 @@ def _attempt(
 
 
 def _ending(
-    run: Path, number: int, *nodes: list[dict[str, object]], progress: dict[str, object] | None = None
+    run: Path, number: int, *nodes: list[dict[str, Any]], progress: dict[str, Any] | None = None
 ) -> again.Ending:
     return again.Ending(str(_attempt(run, number, *nodes, progress=progress)))
 
 
 def _job(attempt: int, **slurm: object) -> Job:
     rules = {"requeue": "auto", "max_retries": 100, "warn_s": 90, **slurm}
-    common = {"node": "n0", "node_rank": 0, "run_id": "x", "run_dir": "/", "bundle_dir": "/", "nodes": None}
+    common: dict[str, Any] = {
+        "node": "n0",
+        "node_rank": 0,
+        "run_id": "x",
+        "run_dir": "/",
+        "bundle_dir": "/",
+        "nodes": None,
+    }
     return Job(**common, attempt=attempt, addresses=[], ranks=[1], program={}, grace_s=10.0, slurm=rules)
 
 
@@ -56,7 +62,7 @@ def _job(attempt: int, **slurm: object) -> Job:
     ],
 )
 def test_another_attempt_is_wanted_where_a_rank_asked_before_any_failed(
-    tmp_path: Path, nodes: list[list[dict[str, object]]], *, expected: bool
+    tmp_path: Path, nodes: list[list[dict[str, Any]]], *, expected: bool
 ) -> None:
     assert _ending(tmp_path, 1, *nodes).asks_for_more() is expected
 
@@ -80,7 +86,8 @@ def test_progress_is_a_step_that_no_attempt_had_saved_before(tmp_path: Path, sav
 
 
 def test_program_that_says_nothing_of_its_progress_makes_some_when_it_runs_until_it_is_warned(tmp_path: Path) -> None:
-    warned, at_once = [{"event": "warned"}, LEFT, REQUEUE], [LEFT, REQUEUE]
+    at_once = [LEFT, REQUEUE]
+    warned: list[dict[str, Any]] = [{"event": "warned"}, *at_once]
     assert again.barren([_ending(tmp_path, number, warned) for number in range(1, 9)]) == 0
     assert again.barren([_ending(tmp_path, number, at_once) for number in range(11, 14)]) == 3
 
@@ -105,7 +112,7 @@ def test_program_that_says_nothing_of_its_progress_makes_some_when_it_runs_until
     ],
 )
 def test_what_speaks_against_another_attempt(
-    tmp_path: Path, saved: list[int], rules: dict[str, object], *, at_limit: bool, part: str
+    tmp_path: Path, saved: list[int], rules: dict[str, Any], *, at_limit: bool, part: str
 ) -> None:
     endings = [_ending(tmp_path, number, [], progress={"saved": step}) for number, step in enumerate(saved, start=1)]
     found = again.objection(_job(len(saved), **rules), endings, at_limit=at_limit)

@@ -1,0 +1,103 @@
+"""orch from Python: what is started is what the command would start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import orchestrator
+from orchestrator.errors import UsageError
+from orchestrator.run import RunState
+from tests.grounds.inventories import write_inventory
+
+GREETING = """
+import orchestrator, sys
+from pathlib import Path
+
+def greet(name, *, twice=False):
+    print("hello", name, flush=True)
+    if twice:
+        print("hello again", name, flush=True)
+    if name == "nobody":
+        sys.exit(3)
+
+if __name__ == "__main__":
+    run = orchestrator.ssh_launch(greet, "inventory.yaml", args=["a b$c"], kwargs={"twice": True}, shape="1x2")
+    print(run.id, run.wait(60).state.value)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with an inventory.yaml of this machine, and a record of its own."""
+    base = {"name": "here", "accelerator": "cpu", "devices": 2, "transport": "local"}
+    base |= {"defaults": {"workdir": str(tmp_path / ".work"), "python": sys.executable}, "nodes": [{"name": "n0"}]}
+    write_inventory(tmp_path / "inventory.yaml", base, {})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / ".orch-home"))
+    return tmp_path
+
+
+def _printed(run: orchestrator.Run) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "logs", run.id, "--stream", "out"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return sorted(done.stdout.splitlines())
+
+
+def test_program_runs_once_a_rank(here: Path) -> None:
+    run = orchestrator.ssh_launch(["sh", "-c", 'echo "rank $RANK"'], here / "inventory.yaml", shape="1x2")
+    assert run.wait(60).state is RunState.DONE
+    assert _printed(run) == ["[n0:0] rank 0", "[n0:1] rank 1"]
+
+
+def test_function_of_a_script_runs_with_its_arguments_and_not_what_starts_it(here: Path) -> None:
+    (here / "train.py").write_text(GREETING)
+    done = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True)
+    run_id, state = done.stdout.split()
+    assert state == "DONE"
+    lines = ["hello a b$c", "hello again a b$c"]
+    assert _printed(orchestrator.Run(run_id)) == [f"[n0:{rank}] {line}" for rank in (0, 1) for line in lines]
+
+
+def test_run_that_fails_says_so_in_its_record_and_one_that_sleeps_can_be_stopped(here: Path) -> None:
+    failed = orchestrator.ssh_launch(["sh", "-c", "exit 7"], here / "inventory.yaml", shape="1x1").wait(60)
+    assert failed.state is RunState.FAILED
+    assert failed.exit is not None
+    assert failed.exit.code == 7
+    sleeper = orchestrator.ssh_launch(["sleep", "1000"], here / "inventory.yaml")
+    with pytest.raises(TimeoutError, match="after 0 s"):
+        sleeper.wait(0)
+    assert sleeper.stop().state is RunState.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "why"),
+    [
+        (lambda: None, {}, "no function of a file"),
+        (print, {}, "no function of a file"),
+        (test_program_runs_once_a_rank, {}, "would not travel"),
+        (["sh"], {"args": [1]}, "for a function"),
+        (None, {"settings": {"stepz": 3}}, "stepz"),
+        (["sh"], {"nodes": "n7"}, "n7"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused_before_anything_starts(
+    here: Path, program: orchestrator.api.Program, options: orchestrator.api.Options, why: str
+) -> None:
+    with pytest.raises(UsageError, match=why):
+        orchestrator.ssh_launch(program, here / "inventory.yaml", **options)
+    assert not list(here.glob(".orch-home/runs/*"))
+
+
+def test_argument_that_json_cannot_say_is_refused(here: Path) -> None:
+    (here / "train.py").write_text(GREETING)
+    code = "import orchestrator, train; orchestrator.ssh_launch(train.greet, 'inventory.yaml', args=[object()])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "arguments of greet: " in done.stderr
