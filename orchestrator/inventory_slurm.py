@@ -6,6 +6,7 @@ Every refusal says what was found and what is allowed; what the cluster itself w
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,9 +44,11 @@ _OWN_OPTIONS = frozenset(
     [
         *("nodes", "nodelist", "nodefile", "ntasks", "ntasks-per-node", "tasks-per-node"),
         *("job-name", "chdir", "output", "error", "open-mode", "export", "export-file"),
+        *("requeue", "no-requeue", "signal"),
         *("array", "wrap", "clusters", "test-only", "wait", "parsable", "quiet", "help", "usage", "version"),
     ]
 )
+WARN_S = 90
 _MAIL_TYPES = (
     "NONE",
     "BEGIN",
@@ -132,6 +135,10 @@ Dependency: TypeAlias = Annotated[str, AfterValidator(_after)]
 MailTypes: TypeAlias = Annotated[str, AfterValidator(_mail_types)]
 Text: TypeAlias = Annotated[str, AfterValidator(fields.matching(r".+", "a text", "characters that can be printed"))]
 Cpus: TypeAlias = Annotated[int, BeforeValidator(fields.number("a number of CPUs", 1, 4096))]
+Retries: TypeAlias = Annotated[int, BeforeValidator(fields.number("a number of retries", 0, 10_000))]
+WarnSeconds: TypeAlias = Annotated[
+    int, BeforeValidator(fields.number("a number of seconds", 1, 65_535))
+]  # as for sbatch
 Option: TypeAlias = Annotated[str, AfterValidator(check_option)]
 
 
@@ -169,6 +176,9 @@ class SlurmOptions(BaseModel):
     template: fields.File | None = None
     setup: tuple[Text, ...] = ()
     container: Container | None = None
+    requeue: Literal["auto", "never"] = "auto"
+    max_retries: Retries = 100
+    warn_s: WarnSeconds | None = None  # None leaves a while to save in
     options: tuple[Option, ...] = ()  # after all that have a field of their own
 
     @field_validator("options")
@@ -193,6 +203,25 @@ def template_problems(file: str, slurm: SlurmOptions) -> list[Problem]:
     except OSError as error:
         return [Problem(("slurm", "template"), f"{path}: {error.strerror or error}")]
     return []
+
+
+def seconds(time: str) -> float:
+    """Read a time as Slurm writes it; 0 where it is none."""
+    if time.upper() in {"UNLIMITED", "INFINITE"}:
+        return math.inf
+    found = re.fullmatch(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?", time)
+    if found is None:
+        return 0
+    days, first, second, third = (int(part or 0) for part in found.groups())
+    if found[1] is None and found[4] is None:  # minutes, or minutes and seconds
+        return first * 60 + second
+    return days * 86_400 + first * 3600 + second * 60 + third
+
+
+def warn_s(slurm: Mapping[str, Any]) -> int:  # Any: JSON
+    """Give how long before its end Slurm is to warn a job; of a short one a quarter, else it would have to end as it begins."""
+    limit_s = seconds(setting(slurm, "time") or "") or math.inf
+    return int(slurm["warn_s"] or max(1, min(WARN_S, limit_s // 4)))
 
 
 def setting(slurm: Mapping[str, Any], field: str) -> str | None:  # Any: JSON

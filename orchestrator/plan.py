@@ -11,6 +11,7 @@ from orchestrator import render
 from orchestrator.errors import UsageError
 from orchestrator.hostlist import fold
 from orchestrator.inventory import Inventory, Node
+from orchestrator.inventory_slurm import warn_s
 from orchestrator.run import LauncherName, Program, Request
 
 GRACE_S = 10.0
@@ -112,6 +113,7 @@ def make_plan(
         _agree_for_slurm(chosen)
         nodes = tuple(replace(node, workdir=_absolute(node.workdir, home, inventory)) for node in nodes)
     node_count = request.shape.nodes if request.shape and by_count else len(chosen)
+    slurm = inventory.slurm.model_dump(mode="json")
     return LaunchPlan(
         run_id=run_id,
         attempt=1,
@@ -126,7 +128,7 @@ def make_plan(
         config=request.config,
         bundle=bundle,
         ssh=inventory.ssh.model_dump(mode="json"),
-        slurm=inventory.slurm.model_dump(mode="json"),
+        slurm={**slurm, "warn_s": warn_s(slurm)},
         orphan_timeout_s=request.orphan_timeout_s,
         isolation_timeout_s=None if request.launcher == "slurm" else request.isolation_timeout_s,
         warnings=(*warnings, *_about_env(inventory, chosen)),
@@ -225,6 +227,7 @@ def job(plan: LaunchPlan) -> dict[str, Any]:
     """job.json, what every node's agent reads; the same on all nodes that share a workdir."""
     head = plan.head
     counts = [len(node.ranks) for node in plan.nodes[: plan.node_count]]
+    of_slurm = {"slurm": {name: plan.slurm[name] for name in ("requeue", "max_retries", "warn_s")}}
     return {
         "version": 1,
         "run_id": plan.run_id,
@@ -238,6 +241,7 @@ def job(plan: LaunchPlan) -> dict[str, Any]:
         "grace_s": GRACE_S,
         "orphan_timeout_s": plan.orphan_timeout_s,
         "isolation_timeout_s": plan.isolation_timeout_s,
+        **(of_slurm if plan.launcher == "slurm" else {}),
     }
 
 

@@ -114,6 +114,8 @@ def sbatch_options(plan: LaunchPlan) -> list[str]:
         "--ntasks-per-node=1",
         "--output=slurm-%j.log",  # below the folder of the attempt, where sbatch is run: Slurm expands no ~
         "--open-mode=append",
+        f"--signal=USR2@{slurm['warn_s']}",  # not USR1, which NCCL uses
+        "--requeue" if slurm["requeue"] == "auto" else "--no-requeue",
     ]
     if not plan.by_count:
         options.append(f"--nodelist={fold(node.name for node in plan.nodes)}")

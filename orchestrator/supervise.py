@@ -18,7 +18,7 @@ from orchestrator.plan import LaunchPlan
 from orchestrator.run import RankExit, RunRecord, RunState
 from orchestrator.store import KeptRun
 from orchestrator.transports import observed
-from orchestrator.transports.observed import NodeObservation
+from orchestrator.transports.observed import Finished, NodeObservation
 
 # man squeue, JOB STATE CODES: Slurm ended these itself, and the signals that ranks got are its doing.
 _ENDED_BY_SLURM = frozenset({"BOOT_FAIL", "DEADLINE", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
@@ -65,17 +65,19 @@ def judge(
         return Verdict(RunState.DONE)
     failed = sorted((end for end in ends if end[1].state == "FAILED"), key=lambda end: end[1].time)
     first = next((_exit_of(node, end.exit) for node, end in failed if end.exit), None)
+    why = next((end.text for _, end in failed if end.exit is None), None)
     if queue is not None and queue.word in _ENDED_BY_SLURM:  # what agents say then is a consequence
-        return Verdict(RunState.FAILED, first, f"Slurm ended the job: {queue.word} {queue.reason}".strip())
+        word = f"Slurm ended the job: {queue.word} {queue.reason}".strip()
+        return Verdict(RunState.FAILED, first, f"{word}; {why}" if why else word)
     # As long as Slurm may yet begin the job anew, nothing is over; where it can never be asked, once all nodes have ended.
     over = queue is None or queue.over or (queue.absent and len(ends) == plan.node_count)
     if failed and over:
         return Verdict(RunState.FAILED, first, str(first or failed[0][1].text))
     never_started = queue is not None and queue.word == "FAILED" and len(ends) < plan.node_count
-    stopped = sorted((end.time, node) for node, end in ends if end.state == "STOPPED")
+    stopped = sorted((end.time, node) for node, end in ends if end.state in {"STOPPED", "REQUEUE"})
     by_user = stop_asked or (queue is not None and queue.word in _STOPPED_BY_SLURM)
     if stopped and over and not never_started and (by_user or queue is None or queue.over):
-        return Verdict(RunState.STOPPED, message=_canceller(queue)) if by_user else _stopped_by_stranger(stopped[0][1])
+        return Verdict(RunState.STOPPED, message=_canceller(queue)) if by_user else _not_by_us(stopped[0][1], ends)
     started = [node for node in nodes if node.agent is not None]
     dead = [node for node in started if node.finished is None and not node.alive and _seen_from_here(plan, node)]
     if dead and (queue is None or queue.over):
@@ -89,8 +91,10 @@ def _seen_from_here(plan: LaunchPlan, node: NodeObservation) -> bool:
     return plan.launcher == "ssh" or node.same_boot
 
 
-def _stopped_by_stranger(node: str) -> Verdict:
-    """By a node that shuts down, an admin, a cleaning script."""
+def _not_by_us(node: str, ends: Sequence[tuple[str, Finished]]) -> Verdict:
+    """Stopped by a node that shuts down, an admin, a cleaning script; or by ranks that wanted another attempt."""
+    if any(end.state == "REQUEUE" for _, end in ends):
+        return Verdict(RunState.FAILED, message="the ranks asked for another attempt, and Slurm did not begin it")
     return Verdict(RunState.FAILED, message=f"{node} was asked to stop by a signal that orch did not send")
 
 
@@ -115,7 +119,10 @@ def _judge_by_queue(plan: LaunchPlan, started: Sequence[NodeObservation], queue:
         return Verdict(RunState.LOST, message="the job was never submitted")
     if not queue.over:
         under_way = RunState.RUNNING if started else RunState.STARTING
-        waits = queue.word in PENDING or (queue.word == SILENT and not started)  # one that waits may have run before
+        asks = any(node.finished is not None and node.finished.state == "REQUEUE" for node in started)
+        waits = (
+            asks or queue.word in PENDING or (queue.word == SILENT and not started)
+        )  # what waits may have run before
         return Verdict(RunState.PENDING if waits else under_way, message=queue.why or None)
     if queue.word == "CANCELLED":
         return Verdict(RunState.STOPPED, message=_canceller(queue) or "the job was cancelled")

@@ -17,9 +17,10 @@ from trainer.checkpoint import Checkpoints, TrainState
 from trainer.config import OptimConfig, TrainConfig
 from trainer.data import digest, load_text, offsets
 from trainer.distributed import Group
-from trainer.errors import TrainerError, UserError
+from trainer.errors import REQUEUE, TrainerError, UserError
 from trainer.metrics import Metrics, StepLog, StepResult, Summary
 from trainer.model import GPT
+from trainer.notice import Notice
 from trainer.place import Progress, say
 from trainer.roll_call import fold
 
@@ -29,8 +30,8 @@ FLOOR = 0.1  # of lr, where the cosine ends
 class Trainer:
     """Data-parallel training of the GPT on one group of ranks."""
 
-    def __init__(self, config: TrainConfig, group: Group, progress: Progress) -> None:
-        self.config, self.group, self.progress = config, group, progress
+    def __init__(self, config: TrainConfig, group: Group, progress: Progress, notice: Notice) -> None:
+        self.config, self.group, self.progress, self.notice = config, group, progress, notice
         self.rank = group.place.rank
         self.text = torch.frombuffer(bytearray(self._load_text()), dtype=torch.uint8)
         run_dir = group.place.run_dir
@@ -44,12 +45,18 @@ class Trainer:
         self.optimizer = make_optimizer(self.bare, config.lr, config.optim)
         self.parameters = list(self.bare.parameters())
 
-    def run(self) -> Summary:
-        """Train to the last step; the progress file says done before this returns. Raises TrainerError."""
+    def run(self) -> Summary | None:
+        """
+        Train to the last step; the progress file says done before this returns. Raises TrainerError.
+
+        Returns:
+            None when the time was nearly up before: all is saved, and another attempt can go on from there.
+        """
         started, place = time.perf_counter(), self.group.place
         self._announce()
         state = self.checkpoints.resume(self.bare, self.optimizer)
         path = self.checkpoints.out / f"step_{state.step}"
+        self.progress.write("init", state.step, saved=state.step)
         self._settle()
         metrics = Metrics(self.checkpoints.out / "metrics.jsonl", last_step=state.step) if place.is_main else None
         log = StepLog(self.config.log_steps, self._tokens_per_step, self.rank)
@@ -66,11 +73,17 @@ class Trainer:
             )
             if metrics:
                 metrics.write(self._record(step, result))
-            log.add(step, result, last=step == self.config.steps)
-            if step % self.config.save_steps == 0 or step == self.config.steps:
+            is_last = step == self.config.steps or result.is_warned
+            log.add(step, result, last=is_last)
+            if step % self.config.save_steps == 0 or is_last:
                 path = self._save(state)
+            if is_last:
+                break
         if metrics:
             metrics.close()
+        if state.step < self.config.steps:
+            self._leave(state.step)
+            return None
         rate = (state.tokens - tokens_before) / seconds if seconds else 0.0
         wall_s = time.perf_counter() - started
         summary = Summary(state.step, state.first_loss, state.last_loss, rate, wall_s, str(path))
@@ -142,7 +155,7 @@ class Trainer:
                 loss = self._loss(step, micro) / config.accumulation
                 loss.backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
-        losses = self.group.gather_float(total)
+        losses, is_warned = self.group.gather_float(total, flag=self.notice.is_given)
         check_finite("loss", losses, step)
         limit = config.optim.grad_clip or math.inf
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
@@ -150,7 +163,7 @@ class Trainer:
         self.group.accelerator.step(self.optimizer, total, self.model)
         self.optimizer.zero_grad(set_to_none=True)
         self.group.accelerator.synchronize()
-        return StepResult(losses, lr, norm, time.perf_counter() - started)
+        return StepResult(losses, lr, norm, time.perf_counter() - started, is_warned)
 
     def _loss(self, step: int, micro: int) -> torch.Tensor:
         """Of one micro batch of this rank; scalar."""
@@ -169,7 +182,14 @@ class Trainer:
         path = self.checkpoints.save(state, self.bare, self.optimizer)
         if self.group.place.is_main:
             say(f"saved {path} in {time.perf_counter() - started:.2f} s")
+        self.progress.write("save", state.step, saved=state.step)
         return path
+
+    def _leave(self, step: int) -> None:
+        """End before the last step, with all saved."""
+        if self.group.place.is_main:
+            say(f"told that the time is nearly up: saved at step {step}, to be started again (exit code {REQUEUE})")
+        self.progress.write("saved", step)
 
     def _finish(self, summary: Summary) -> None:
         """Mark the work as done before anything is torn down: a crash on exit is then no failed run."""

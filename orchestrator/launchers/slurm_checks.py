@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from orchestrator.errors import LaunchError, UsageError
 from orchestrator.hostlist import expand, fold
 from orchestrator.inventory_file import did_you_mean
-from orchestrator.inventory_slurm import setting
+from orchestrator.inventory_slurm import seconds, setting
 from orchestrator.launchers.slurm_queue import Run
 from orchestrator.plan import LaunchPlan
 
@@ -109,21 +109,8 @@ def _misfits(partition: _Partition, partitions: Mapping[str, _Partition], plan: 
     if partition.nodes and partition.most_nodes < count <= partition.nodes:
         yield f"nodes: {count} are asked for, and {where} allows {partition.most_nodes:.0f} a job"
     time = setting(plan.slurm, "time") or ""
-    if _seconds(time) > (_seconds(partition.longest) or math.inf):
+    if seconds(time) > (seconds(partition.longest) or math.inf):
         yield f"slurm.time: {time} is more than {where} allows: {partition.longest}"
-
-
-def _seconds(time: str) -> float:
-    """Read a time as Slurm writes it; 0 where it is none."""
-    if time.upper() in {"UNLIMITED", "INFINITE"}:
-        return math.inf
-    found = re.fullmatch(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?", time)
-    if found is None:
-        return 0
-    days, first, second, third = (int(part or 0) for part in found.groups())
-    if found[1] is None and found[4] is None:  # minutes, or minutes and seconds
-        return first * 60 + second
-    return days * 86_400 + first * 3600 + second * 60 + third
 
 
 def _unknown_to_the_accounts(run: Run, plan: LaunchPlan) -> list[str]:

@@ -134,7 +134,7 @@ class RankExit:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """
-    An agent's last word: DONE, FAILED or STOPPED, and the first rank that failed.
+    An agent's last word: DONE, FAILED, STOPPED or, under Slurm, REQUEUE, and the first rank that failed.
 
     `time` is when that rank failed, or else of the word itself, by this machine's clock.
     """

@@ -26,7 +26,8 @@ _DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd", "slurmdbd", "mariad
 _START_S = 30.0
 
 # More CPUs are declared than the machine has, so eight tasks fit on a two-core one; KillWait and the scheduler's intervals
-# are short so that tests wait for what they test. Accounting only where it is asked for: without sacct is the harder case.
+# are short so that tests wait for what they test. A job in `urgent` preempts those in `debug`.
+# Accounting only where it is asked for: without sacct is the harder case.
 _CONF = """\
 ClusterName=orchtest
 SlurmctldHost={host}(127.0.0.1)
@@ -54,7 +55,10 @@ PropagateResourceLimits=NONE
 ReturnToService=2
 KillWait=5
 NodeName=n[0-3] NodeHostname={host} NodeAddr=127.0.0.[10-13] Port=[{node_ports}] CPUs=4 State=UNKNOWN
-PartitionName=debug Nodes=n[0-3] Default=YES MaxTime=01:00:00 State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=debug Nodes=n[0-3] Default=YES MaxTime=01:00:00 PriorityTier=1 GraceTime=30 State=UP
+PartitionName=urgent Nodes=n[0-3] MaxTime=01:00:00 PriorityTier=2 State=UP
 """
 
 # slurmd loads a cgroup plugin although nothing here uses one; v1's is content where nothing is mounted or writable.
@@ -94,6 +98,15 @@ class Cluster:
         lines = self._run("squeue", "--noheader", "--format=%i %T").splitlines()
         return dict(line.split() for line in lines)
 
+    def signal(self, job: str, name: str) -> None:
+        """Signal all steps of a job, as Slurm itself does with USR2 before a time limit."""
+        self._run("scancel", f"--signal={name}", job)
+
+    def preempt(self, *nodes: str) -> None:
+        """Have a more urgent job take these nodes, for as long as it needs to say so."""
+        where = f"--nodelist={','.join(nodes)}"
+        self._run("sbatch", "--partition=urgent", "--exclusive", where, "--output=/dev/null", "--wrap", "true")
+
     def processes(self) -> dict[int, str]:
         """Pid -> command name of all that jobs run, and of the steps above them; the daemons are left out."""
         return {pid: command for pid, command in self._keeper.processes().items() if command not in _DAEMONS}
@@ -119,7 +132,14 @@ class Cluster:
 
     def requeue(self, job: str) -> None:
         """Requeue a job, and have it begin soon."""
-        self.requeue_waiting(job)
+        self._run("scontrol", "requeue", job)
+        self.begin_soon(job)
+
+    def begin_soon(self, job: str) -> None:
+        """Have a job that is in the queue again, or soon will be, not wait for its old credentials to expire."""
+        asked = ("squeue", "--noheader", f"--jobs={job}", "--format=%T %r")
+        waits = "PENDING BeginTime"
+        until(lambda: self._run(*asked).strip() == waits, deadline_s=60, what="the job to be in the queue again")
         self.begin(job)
 
     def begin(self, job: str) -> None:
@@ -234,7 +254,9 @@ class Cluster:
 
     def _states(self) -> str:
         """`n0 idle n1 idle …`; empty while the controller does not answer."""
-        return " ".join(self._run("sinfo", "--noheader", "--Node", "--format=%N %T", check=False).split())
+        return " ".join(
+            self._run("sinfo", "--noheader", "--Node", "--partition=debug", "--format=%N %T", check=False).split()
+        )
 
     def _run(self, *argv: str, check: bool = True) -> str:
         done = subprocess.run(

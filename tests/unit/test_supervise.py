@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator import plan as plans
@@ -71,6 +73,23 @@ def test_failed_ranks_are_no_verdict_as_long_as_slurm_may_begin_the_job_anew(wor
     nodes = [_node("n0", "FAILED"), _node("n1", "STOPPED", alive=False)]
     assert judge(_plan("slurm"), nodes, Queue(word)).state is RunState.RUNNING
     assert judge(_plan("slurm"), nodes, Queue("FAILED", over=True)).state is RunState.FAILED
+
+
+def test_ranks_that_want_another_attempt_are_no_failure_until_slurm_is_done_with_the_job() -> None:
+    plan, nodes = _plan("slurm"), [_node("n0", "REQUEUE"), _node("n1", "FAILED", at=2.0)]
+    assert judge(plan, nodes, Queue("RUNNING")).state is RunState.PENDING
+    assert judge(plan, nodes[:1], Queue("COMPLETING")).state is RunState.PENDING
+    asked = [_node("n0", "REQUEUE"), _node("n1", "REQUEUE")]
+    over = judge(plan, asked, OVER)
+    assert over.state is RunState.FAILED
+    assert "Slurm did not begin it" in str(over.message)
+    assert judge(plan, asked, Queue("CANCELLED", over=True)).state is RunState.STOPPED
+
+
+def test_job_that_slurm_ended_says_why_it_does_not_begin_anew() -> None:
+    last = replace(_node("n0"), finished=Finished("FAILED", 3.0, None, "no progress was saved"))
+    verdict = judge(_plan("slurm"), [last, _node("n1")], Queue("TIMEOUT", "TimeLimit", over=True))
+    assert verdict.message == "Slurm ended the job: TIMEOUT TimeLimit; no progress was saved"
 
 
 def test_job_that_waits_is_pending_though_it_has_run_before() -> None:
