@@ -75,7 +75,8 @@ def test_setup_is_done_in_bash_on_every_node_before_the_agent(cluster: Cluster, 
     orch("submit", "--nodes", "n0,n2", "--", "sh", "-c", show)
     assert _said(orch) == [f'in bash on {node}, it\'s "set",inventory' for node in ("n0", "n2")]
     log = next(cluster.folder.glob(f"work/*/runs/{orch.status()['id']}/attempt-1/slurm-*.log"))
-    assert log.read_text("utf-8").count("this is not the rendezvous") == 4  # the head looks for an address besides, and for what comes next
+    # on the head also for the address, and for what comes next
+    assert log.read_text("utf-8").count("this is not the rendezvous") == 4
 
 
 @pytest.mark.parametrize("line", ["no-such-command --load x", '[ "$SLURMD_NODENAME" != n2 ]', 'echo "oh'])
