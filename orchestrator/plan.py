@@ -45,6 +45,15 @@ class NodePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Sweep:
+    """Runs that are submitted together, as the tasks of one array."""
+
+    id: str
+    runs: tuple[str, ...]
+    """The ids of all of them, in the order of the tasks."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """
     Everything that a launcher needs, and all that it does.
@@ -70,6 +79,12 @@ class LaunchPlan:
     orphan_timeout_s: float | None = None
     isolation_timeout_s: float | None = None
     warnings: tuple[str, ...] = ()
+    sweep: Sweep | None = None
+
+    @property
+    def job_name(self) -> str:
+        """What Slurm calls the job, by which it is found again."""
+        return self.sweep.id if self.sweep else self.run_id
 
     @property
     def head(self) -> NodePlan:
@@ -78,7 +93,11 @@ class LaunchPlan:
 
     def run_dir(self, node: NodePlan) -> str:
         """The run's folder on that node (ORCH_RUN_DIR)."""
-        return f"{node.workdir}/runs/{self.run_id}"
+        return f"{self.runs_dir(node)}/{self.run_id}"
+
+    def runs_dir(self, node: NodePlan) -> str:
+        """Where all runs are on that node."""
+        return f"{node.workdir}/runs"
 
     def attempt_dir(self, node: NodePlan) -> str:
         """The attempt's folder on that node, with one folder a node in it."""
@@ -313,4 +332,6 @@ def from_json(data: Mapping[str, Any]) -> LaunchPlan:
     """The stored plan again; its nodes' environments are empty."""
     nodes = tuple(NodePlan(**{**node, "ranks": range(*node["ranks"]), "env": {}}) for node in data["nodes"])
     program = Program(**{**data["program"], "args": tuple(data["program"]["args"])})
-    return LaunchPlan(**{**data, "nodes": nodes, "program": program, "warnings": tuple(data["warnings"])})
+    sweep = Sweep(data["sweep"]["id"], tuple(data["sweep"]["runs"])) if data.get("sweep") else None
+    lists = {"warnings": tuple(data["warnings"]), "sweep": sweep}
+    return LaunchPlan(**{**data, "nodes": nodes, "program": program, **lists})

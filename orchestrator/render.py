@@ -85,6 +85,8 @@ def sbatch_script(plan: LaunchPlan) -> str:
         "options": sbatch_options(plan),
         "srun_options": _srun_options(plan),
         "run_dir": plan.run_dir(plan.head),
+        "runs_dir": plan.runs_dir(plan.head),
+        "sweep_runs": plan.sweep.runs if plan.sweep else (),
     }
     if plan.slurm["template"] is None:
         return _render("slurm.sbatch.j2", **values)
@@ -109,10 +111,12 @@ def sbatch_options(plan: LaunchPlan) -> list[str]:
     """The #SBATCH options in order; what nobody set is not there. A new option is a row of OPTION_OF."""
     slurm = plan.slurm
     options = [
-        f"--job-name={plan.run_id}",
+        f"--job-name={plan.job_name}",
+        *([f"--array=0-{len(plan.sweep.runs) - 1}"] if plan.sweep else []),
         f"--nodes={plan.node_count}",
         "--ntasks-per-node=1",
-        "--output=slurm-%j.log",  # below the folder of the attempt, where sbatch is run: Slurm expands no ~
+        # below the folder of the attempt, where sbatch is run: Slurm expands no ~; a task of an array opens its run's own
+        "--output=/dev/null" if plan.sweep else "--output=slurm-%j.log",
         "--open-mode=append",
         f"--signal=USR2@{slurm['warn_s']}",  # not USR1, which NCCL uses
         "--requeue" if slurm["requeue"] == "auto" else "--no-requeue",

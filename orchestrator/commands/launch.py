@@ -120,7 +120,7 @@ def _start(planned: Planned, launcher: Launcher) -> RunFolder:
     when, after = "while connecting", "nothing was started"
     try:
         with ThreadPoolExecutor(1) as aside:
-            writing = aside.submit(_complete, folder, planned)
+            writing = aside.submit(complete, folder, planned)
             doubts = launcher.connect()  # waits for the network meanwhile
             writing.result()
         for doubt in doubts:
@@ -129,26 +129,26 @@ def _start(planned: Planned, launcher: Launcher) -> RunFolder:
         job = launcher.start(planned.bundle)
         folder.update(slurm_job=job, started=True, launching=None)
     except OrchError as exc:
-        if left := _given_up(folder, launcher, RunState.FAILED, str(exc)):
+        if left := give_up(folder, launcher, RunState.FAILED, str(exc)):
             raise left from exc
         raise
     except OSError as exc:
         why = f"the launch failed: {exc}"
-        left = _given_up(folder, launcher, RunState.FAILED, why)
+        left = give_up(folder, launcher, RunState.FAILED, why)
         raise left or LaunchError(f"{why}; {after}") from exc
     except KeyboardInterrupt:
-        left = _given_up(folder, launcher, RunState.STOPPED, f"interrupted {when}")
+        left = give_up(folder, launcher, RunState.STOPPED, f"interrupted {when}")
         raise left or LaunchError(f"interrupted {when}; {after}") from None
     return folder
 
 
-def _complete(folder: RunFolder, planned: Planned) -> None:
+def complete(folder: RunFolder, planned: Planned) -> None:
     """Add to the record what need not be in it from the first moment."""
     folder.write_plan(planned.plan)
     folder.update(state=RunState.STARTING, code=_code(folder, planned.private))
 
 
-def _given_up(folder: RunFolder, launcher: Launcher, state: RunState, why: str) -> LaunchError | None:
+def give_up(folder: RunFolder, launcher: Launcher, state: RunState, why: str) -> LaunchError | None:
     """Stop what had started; an error if something may be left, for then the run has not ended."""
     try:
         if state is RunState.STOPPED:

@@ -47,8 +47,8 @@ def status(run: str, *, as_json: bool) -> int:
 def list_runs(*, up_to_date: bool, as_json: bool) -> int:
     """Show all runs by their records, oldest first; with `up_to_date`, those that have not ended are asked after before."""
     if up_to_date:
-        _bring_up_to_date()
-    records = [record for _, record in _readable()]
+        bring_up_to_date()
+    records = [record for _, record in readable()]
     if as_json:
         print_json([record.to_json() for record in records])
     else:
@@ -59,7 +59,8 @@ def list_runs(*, up_to_date: bool, as_json: bool) -> int:
     return 0
 
 
-def _readable() -> Iterator[tuple[RunFolder, RunRecord]]:
+def readable() -> Iterator[tuple[RunFolder, RunRecord]]:
+    """All runs of which there is a record, oldest first; a damaged one is named."""
     for folder in Store(home(os.environ)).all():
         try:
             yield folder, folder.read()
@@ -67,9 +68,9 @@ def _readable() -> Iterator[tuple[RunFolder, RunRecord]]:
             say(f"warning: {exc}")
 
 
-def _bring_up_to_date() -> None:
+def bring_up_to_date() -> None:
     """The records of all runs that have not ended, with one question to Slurm for all of them."""
-    going_on = [(folder, record) for folder, record in _readable() if not record.state.final]
+    going_on = [(folder, record) for folder, record in readable() if not record.state.final]
     said = _said_by_slurm([(folder, record) for folder, record in going_on if record.launcher == "slurm"])
     done = each(going_on, lambda one: _brought_up_to_date(*one, said), limit=REFRESHED_AT_ONCE)
     for (_, record), trouble in zip(going_on, done, strict=True):

@@ -13,7 +13,7 @@ from orchestrator.errors import LaunchError, NodeError, NodesError
 from orchestrator.launchers.base import Place, Queue
 from orchestrator.launchers.slurm_checks import check
 from orchestrator.launchers.slurm_host import SlurmHost
-from orchestrator.launchers.slurm_queue import ask, position, seconds_of
+from orchestrator.launchers.slurm_queue import array_of, ask, position, seconds_of
 from orchestrator.launchers.slurm_submit import NOT_REACHED
 from orchestrator.plan import LaunchPlan
 
@@ -44,19 +44,22 @@ class SlurmLauncher:
 
     def start(self, bundle: Bundle) -> str | None:
         """Write the files to the shared workdir and submit; returns Slurm's job id."""
-        plan, head = self._plan, self._plan.head
         with self._reached():
-            endpoint = self._host.endpoint()
-            if not endpoint.prepare(head.workdir, bundle.digest):
-                endpoint.put_bundle(head.workdir, bundle.digest, bundle.archive)
-            for file in plans.node_files(plan)[head.name]:
-                folder, _, name = file.path.rpartition("/")
-                endpoint.put_files(folder, [(name, file.text, file.mode)])
+            self.push(self._plan, bundle)
             self._may_be_submitted = True
             try:
-                return self._host.submit(plan)
+                return self._host.submit(self._plan)
             except LaunchError as refusal:
                 return self._submitted_all_the_same(refusal)
+
+    def push(self, plan: LaunchPlan, bundle: Bundle) -> None:
+        """Write what a run needs to the shared workdir."""
+        head, endpoint = plan.head, self._host.endpoint()
+        if not endpoint.prepare(head.workdir, bundle.digest):
+            endpoint.put_bundle(head.workdir, bundle.digest, bundle.archive)
+        for file in plans.node_files(plan)[head.name]:
+            folder, _, name = file.path.rpartition("/")
+            endpoint.put_files(folder, [(name, file.text, file.mode)])
 
     def undo(self) -> list[str]:
         """Cancel the job that was submitted, or is just being, if one is."""
@@ -99,7 +102,7 @@ class SlurmLauncher:
                 name = queue.job or job or self._plan.run_id
                 return [f"Slurm job {name} is not known to be over: {queue.word} {queue.why}".strip()]
             if queue.job and not is_cancelled:  # Slurm answers
-                is_cancelled = self._host.run(["scancel", queue.job]).returncode == 0
+                is_cancelled = self._host.run(["scancel", job or array_of(queue.job)]).returncode == 0
             time.sleep(POLL_S)
         return []
 
@@ -108,8 +111,8 @@ class SlurmLauncher:
         self._host.close()
 
     def _asked(self, job: str | None) -> Queue | None:
-        run_id = self._plan.run_id
-        queue = ask(self._host.run, {run_id: job})[run_id]
+        name = self._plan.job_name
+        queue = ask(self._host.run, {name: job})[name]
         return None if queue is None else self._unseen(queue)
 
     def _unseen(self, queue: Queue) -> Queue:
@@ -139,7 +142,7 @@ class SlurmLauncher:
         patience_s = DOUBT_S if any(word in said for word in IN_DOUBT) else 0.0
         queue = None if NOT_REACHED in said else self._sought(patience_s)
         if queue is not None and queue.job:
-            return queue.job
+            return array_of(queue.job)
         self._may_be_submitted = queue is not None
         raise refusal
 

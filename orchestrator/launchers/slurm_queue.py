@@ -61,7 +61,7 @@ def ask(run: Run, jobs: Mapping[str, str | None]) -> dict[str, Queue | None]:
     """
     if not jobs:
         return {}
-    listed = run(["squeue", "--noheader", "--states", "all", *_which(jobs), "--format", "|".join(_SQUEUE)])
+    listed = run(["squeue", "--noheader", "--array", "--states", "all", *_which(jobs), "--format", "|".join(_SQUEUE)])
     if listed.returncode != 0 and not _is_unknown_job(listed):
         return dict.fromkeys(jobs, _silent(listed))
     found = _matched(jobs, from_squeue(listed.stdout))
@@ -80,10 +80,15 @@ def ask(run: Run, jobs: Mapping[str, str | None]) -> dict[str, Queue | None]:
 def position(run: Run, queue: Queue) -> str:
     """Where the job is among those that wait in its partition, in the order in which Slurm looks at them."""
     which = ["--states", "PENDING", "--partition", queue.partition, "--sort", "-p,i"]
-    waiting = run(["squeue", "--noheader", *which, "--format", "%i"]).stdout.split()
+    waiting = run(["squeue", "--noheader", "--array", *which, "--format", "%i"]).stdout.split()
     if not queue.partition or queue.job not in waiting:
         return ""
     return f"{waiting.index(queue.job) + 1} of {len(waiting)} waiting in partition {queue.partition}"
+
+
+def array_of(job: str) -> str:
+    """The id of the array that a job is a task of, or else its own."""
+    return job.partition("_")[0]
 
 
 def seconds_of(elapsed: str) -> float:
@@ -115,7 +120,8 @@ def from_scontrol(text: str) -> list[Named]:
             rest = ("NodeList", "NumNodes", "RunTime", "TimeLimit", "Partition", "StartTime")
             cells = tuple(fields.get(name, "") for name in rest)
             reason = fields.get("Reason", "").replace("_", " ")
-            found.append((fields.get("JobName", ""), _queue(fields["JobId"], fields["JobState"], reason, cells)))
+            task = f"{fields.get('ArrayJobId')}_{fields['ArrayTaskId']}" if "ArrayTaskId" in fields else fields["JobId"]
+            found.append((fields.get("JobName", ""), _queue(task, fields["JobState"], reason, cells)))
     return found
 
 

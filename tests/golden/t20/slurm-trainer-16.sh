@@ -113,8 +113,10 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF_
 # Run t20-20260102-030405-0abc. Slurm runs this script on the first node of the allocation, the head, and anew after a requeue.
 set -euo pipefail
 
+run_dir=/data/orch/runs/t20-20260102-030405-0abc
+
 # The attempt after a requeue has a folder of its own, with the first one's scripts.
-folder=/data/orch/runs/t20-20260102-030405-0abc/attempt-1
+folder=$run_dir/attempt-1
 if [ "${SLURM_RESTART_COUNT:-0}" != 0 ]; then
     folder=$(/bin/sh "$folder/node.sh" attempt)
 fi
