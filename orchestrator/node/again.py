@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 BARREN = 3  # so many attempts in a row without progress are enough
 LATE_S = 2.0  # for Slurm's word that the job is over, after the ranks have heard a SIGTERM; and for their last words
-SAVING_S = (
-    20.0  # what was being saved at the time limit may still become the progress; Slurm kills after 30 s (KillWait)
-)
+SAVING_S = 20.0  # what was being saved at the time limit may still become progress; Slurm kills after 30 s (KillWait)
 POLL_S = 0.2
 EARLY_S = 5.0  # Slurm's clock is not this one's
 
