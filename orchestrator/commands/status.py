@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import SILENT, Queue
 from orchestrator.launchers.slurm_host import slurm_host
 from orchestrator.launchers.slurm_queue import ask
+from orchestrator.plan import LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder, Store, home
 from orchestrator.supervise import Status, Verdict
@@ -80,10 +81,13 @@ def bring_up_to_date() -> None:
 
 def _said_by_slurm(runs: Sequence[tuple[RunFolder, RunRecord]]) -> dict[str, Queue | None]:
     """One question wherever there is a Slurm; a login node that cannot be reached has said nothing."""
-    plans = {record.id: folder.read_plan() for folder, record in runs}
+    plans: dict[str, LaunchPlan] = {}
+    for folder, record in runs:
+        with suppress(RunNotFound):  # who asks after that run by itself says so
+            plans[record.id] = folder.read_plan()
     said: dict[str, Queue | None] = {}
     for login in {plan.slurm["login"] for plan in plans.values()}:
-        jobs = {record.id: record.slurm_job for _, record in runs if plans[record.id].slurm["login"] == login}
+        jobs = {one.id: one.slurm_job for _, one in runs if one.id in plans and plans[one.id].slurm["login"] == login}
         with closing(slurm_host(plans[next(iter(jobs))])) as host:
             try:
                 said |= ask(host.run, jobs)

@@ -51,6 +51,17 @@ def test_run_that_ended_while_nobody_looked_is_listed_as_what_it_is(orch: Orch, 
     assert _calls(orch) == []  # nothing goes on any more
 
 
+def test_run_whose_plan_is_damaged_is_named_and_the_others_are_listed_as_what_they_are(
+    orch: Orch, cluster: Cluster
+) -> None:
+    damaged, whole = (orch("submit", "--detach", "-j", "1x1", "--", "true").stdout.strip() for _ in range(2))
+    until(lambda: not cluster.jobs(), deadline_s=60, what="the jobs to end")
+    (orch.home / "runs" / damaged / "plan" / "plan.json").unlink()
+    listed = orch("list", "--all", "--json")
+    assert f"warning: {damaged}: " in listed.stderr
+    assert {one["id"]: one["state"] for one in json.loads(listed.stdout)}[whole] == "DONE"
+
+
 def test_hundreds_of_runs_cost_one_call_of_squeue(orch: Orch, cluster: Cluster) -> None:
     runs = [orch("submit", "--detach", "-j", "4x1", "--", "sleep", "1000").stdout.strip() for _ in range(2)]
     until(lambda: sorted(cluster.jobs().values()) == ["PENDING", "RUNNING"], deadline_s=60, what="one to run")
