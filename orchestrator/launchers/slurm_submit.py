@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 NOT_REACHED = "(connect failure)"  # what sbatch says when slurmctld was not even asked
 
 
+def load() -> None:
+    """Import submitit, which loads asyncio and more, before it is needed."""
+    import submitit.slurm.slurm  # noqa: F401, PLC0415
+
+
 def submit(plan: LaunchPlan) -> str:
     """
     Submit the batch script once; returns the job id.
