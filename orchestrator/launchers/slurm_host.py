@@ -140,9 +140,8 @@ class ThisMachine:
                 f"no {' and no '.join(missing)} on PATH: Slurm jobs cannot be submitted from this machine",
                 hint="name the cluster's login node, slurm: {login: HOST}, or run orch there, or use orch ssh-launch",
             )
-        threading.Thread(
-            target=slurm_submit.load, daemon=True
-        ).start()  # while the cluster is asked, and Python comes up
+        # while the cluster is asked, and a Python comes up
+        threading.Thread(target=slurm_submit.load, daemon=True).start()
 
     def endpoint(self) -> Endpoint:
         """A process here."""
