@@ -62,7 +62,7 @@ def _plan(file: Path) -> Contestant:
 
     def run() -> Mapping[str, float]:
         begun = time.monotonic()
-        plan = plans.make_plan(loaded, request, run_id="thousand-20261120-101500-ab12", bundle="0" * 32, home="/root")
+        plan = plans.make_plan(loaded, request, run_id="thousand-20261120-101500-ab12", bundle="0" * 32)
         files = plans.node_files(plan)
         text = transcript.of(plan)
         seconds = time.monotonic() - begun

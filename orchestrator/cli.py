@@ -13,6 +13,7 @@ import typer
 from orchestrator.errors import OrchError
 
 if TYPE_CHECKING:
+    from orchestrator.commands.request import Words
     from orchestrator.run import LauncherName
 
 app = typer.Typer(
@@ -65,8 +66,17 @@ def submit(
     config: ConfigOption = None,
     dry_run: DryRunOption = False,
     follow: FollowOption = True,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option("--sweep", metavar="KEY=A,B", help="A run for every combination of the values; may be repeated."),
+    ] = None,
 ) -> None:
     """Start a run through Slurm. Without -- PROGRAM the shared trainer runs, with KEY=VALUE settings."""
+    if sweep:
+        from orchestrator.commands.sweep import submit_sweep  # noqa: PLC0415
+
+        words = _words("slurm", ctx, settings, (inventory, nodes, shape), config)
+        raise typer.Exit(submit_sweep(words, sweep, dry_run=dry_run))
     raise typer.Exit(_launch("slurm", ctx, settings, (inventory, nodes, shape), config, dry_run, follow))
 
 
@@ -109,12 +119,24 @@ def _launch(
     timeouts: tuple[str | None, str | None] = (None, None),
 ) -> int:
     from orchestrator.commands.launch import launch  # noqa: PLC0415  commands load when they run
-    from orchestrator.commands.request import Words  # noqa: PLC0415
+
+    words = _words(launcher, ctx, settings, where, config, timeouts)
+    return launch(words, dry_run=dry_run, follow=follow)
+
+
+def _words(
+    launcher: LauncherName,
+    ctx: typer.Context,
+    settings: list[str] | None,
+    where: tuple[str | None, str | None, str | None],
+    config: Path | None,
+    timeouts: tuple[str | None, str | None] = (None, None),
+) -> Words:
+    from orchestrator.commands.request import Words  # noqa: PLC0415  commands load when they run
 
     inventory, nodes, shape = where
     program: tuple[str, ...] | None = ctx.obj
-    words = Words(launcher, inventory, nodes, shape, config, tuple(settings or ()), program, *timeouts)
-    return launch(words, dry_run=dry_run, follow=follow)
+    return Words(launcher, inventory, nodes, shape, config, tuple(settings or ()), program, *timeouts)
 
 
 @app.command()
@@ -153,11 +175,19 @@ def status(run: RunArgument = "latest", as_json: JsonOption = False) -> None:
 
 
 @app.command("list")
-def list_(as_json: JsonOption = False) -> None:
+def list_(
+    up_to_date: Annotated[bool, typer.Option("--all", help="Ask first after all runs that have not ended.")] = False,
+    sweep: Annotated[str | None, typer.Option("--sweep", metavar="ID", help="Compare the runs of a sweep.")] = None,
+    as_json: JsonOption = False,
+) -> None:
     """List all runs started from this machine."""
+    if sweep is not None:
+        from orchestrator.commands.sweep import list_sweep  # noqa: PLC0415
+
+        raise typer.Exit(list_sweep(sweep, as_json=as_json))
     from orchestrator.commands.status import list_runs  # noqa: PLC0415
 
-    raise typer.Exit(list_runs(as_json=as_json))
+    raise typer.Exit(list_runs(up_to_date=up_to_date, as_json=as_json))
 
 
 @app.command()

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 
 from orchestrator import inventory_fields as fields
 from orchestrator.accelerators import default_ranks
@@ -22,13 +22,14 @@ from orchestrator.hostlist import expand, fold
 from orchestrator.inventory_env_file import EnvFiles, Place, read_env_files
 from orchestrator.inventory_file import Document, FieldPath, Problem, beside, did_you_mean, problem_of, read
 from orchestrator.inventory_names import expanded, name_problems, refuse_twice
+from orchestrator.inventory_slurm import Container, SlurmOptions, template_problems
 from orchestrator.redaction import REDACTED, is_secret
 
 _PYTHON = {"ssh": "python3", "local": sys.executable}
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = fields.STRICT
 
 
 class SshOptions(_Model):
@@ -39,17 +40,6 @@ class SshOptions(_Model):
     host_keys: fields.HostKeys = "strict"
     fanout: fields.FanOut = 64
     connect_timeout_s: fields.Seconds = 10.0
-
-
-class SlurmOptions(_Model):
-    """What sbatch is told; `login` is the host to run it on, None this one."""
-
-    partition: fields.SlurmWord | None = None
-    account: fields.SlurmWord | None = None
-    qos: fields.SlurmWord | None = None
-    time: fields.SlurmTime | None = None
-    login: fields.Address | None = None
-    options: tuple[fields.SlurmOption, ...] = ()
 
 
 class Node(_Model):
@@ -184,6 +174,7 @@ def load(path: Path) -> Inventory:
     if written is None or problems:
         raise document.error(problems)
     files, problems = read_env_files(document.file, _env_file_places(written))
+    problems += template_problems(document.file, written.slurm)
     if problems:
         raise document.error(problems)
     return _resolve(written, document, files)
@@ -241,13 +232,14 @@ def _parse(document: Document) -> tuple[_Written | None, list[Problem]]:
 
 def _allowed(path: FieldPath) -> list[str]:
     """List the keys that can stand where the last part of `path` does."""
-    sections: dict[str, type[BaseModel]] = {
-        "ssh": SshOptions,
-        "slurm": SlurmOptions,
-        "defaults": _Settings,
-        "nodes": _Entry,
+    sections: dict[FieldPath, type[BaseModel]] = {
+        ("ssh",): SshOptions,
+        ("slurm",): SlurmOptions,
+        ("slurm", "container"): Container,
+        ("defaults",): _Settings,
+        ("nodes",): _Entry,
     }
-    model = sections.get(str(path[0]), _Written) if len(path) > 1 else _Written
+    model = sections.get(tuple(part for part in path[:-1] if isinstance(part, str)), _Written)
     return sorted(model.model_fields, key=lambda name: name not in ("name", "address"))
 
 
@@ -260,13 +252,15 @@ def _env_file_places(written: _Written) -> Iterator[Place]:
 
 def _resolve(written: _Written, document: Document, files: EnvFiles) -> Inventory:
     """Expand the patterns and apply the defaults; nothing can be wrong any more."""
-    ssh = written.ssh
+    ssh, slurm = written.ssh, written.slurm
     if ssh.config is not None:
         ssh = ssh.model_copy(update={"config": beside(document.file, ssh.config)})
+    if slurm.template is not None:
+        slurm = slurm.model_copy(update={"template": beside(document.file, slurm.template)})
     shared = {key: getattr(written, key) for key in _Cluster.model_fields}
     nodes = tuple(node for entry in written.nodes for node in _nodes_of(entry, written, files))
     return Inventory(
-        **{**shared, "ssh": ssh},
+        **{**shared, "ssh": ssh, "slurm": slurm},
         secrets=files.values[written.env_file],
         nodes=nodes,
         file=document.file,

@@ -1,5 +1,6 @@
 """
-What each field of an inventory may hold, as types that check; the models made of them are in inventory.py.
+What each field of an inventory may hold, as types that check; the models made of them are in inventory.py, those of
+its `slurm:` section, with the types that only it has, in inventory_slurm.py.
 
 Every refusal says what was found and what is allowed.
 """
@@ -11,10 +12,13 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from orchestrator.hostlist import expand
 from orchestrator.inventory_file import shown
+
+STRICT = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+"""Of every mapping in an inventory: what is no field of it is refused, and no message shows a value that it need not."""
 
 AcceleratorKind: TypeAlias = Literal["cuda", "gcu", "cpu", "auto"]
 Network: TypeAlias = Literal["auto", "infiniband", "roce", "ethernet"]
@@ -79,7 +83,9 @@ _OF_THE_SHELL = frozenset(
 _LONGEST_VALUE = 130_000  # Linux passes at most 128 KiB a variable, its name and a NUL included
 
 
-def _text(pattern: str, what: str, allowed: str) -> Callable[[str], str]:
+def matching(pattern: str, what: str, allowed: str) -> Callable[[str], str]:
+    """Make the check that a text is `what`, which it is if all of it is printable and matches."""
+
     def check(value: str) -> str:
         if re.fullmatch(pattern, value) and value.isprintable():
             return value
@@ -89,7 +95,9 @@ def _text(pattern: str, what: str, allowed: str) -> Callable[[str], str]:
     return check
 
 
-def _number(what: str, low: int, high: int) -> Callable[[object], int]:
+def number(what: str, low: int, high: int) -> Callable[[object], int]:
+    """Make the check that a value is a whole number within limits."""
+
     def check(value: object) -> int:
         text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
         if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) and low <= int(text) <= high:
@@ -134,7 +142,7 @@ def _whole_characters(value: str) -> str:
     return env_value(value)
 
 
-def _each(check: Callable[[str], str]) -> Callable[[str], str]:
+def each(check: Callable[[str], str]) -> Callable[[str], str]:
     """Check every name that a pattern stands for, and keep the pattern."""
 
     def check_all(pattern: str) -> str:
@@ -145,8 +153,10 @@ def _each(check: Callable[[str], str]) -> Callable[[str], str]:
     return check_all
 
 
-_name = _text(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name", "letters, digits, . _ - (a letter or digit first)")
-_host = _text(r"[A-Za-z0-9:._%][A-Za-z0-9._:%-]*", "a host name or address", "letters, digits, . _ : % - (- not first)")
+_name = matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name", "letters, digits, . _ - (a letter or digit first)")
+_host = matching(
+    r"[A-Za-z0-9:._%][A-Za-z0-9._:%-]*", "a host name or address", "letters, digits, . _ : % - (- not first)"
+)
 
 
 def check_address(value: str) -> str:
@@ -164,8 +174,8 @@ def check_address(value: str) -> str:
     return value
 
 
-check_user = _text(r"[A-Za-z0-9._][A-Za-z0-9._@-]*", "a user name", "letters, digits, . _ @ - (- not first)")
-check_port = _number("a port", 1, 65535)
+check_user = matching(r"[A-Za-z0-9._][A-Za-z0-9._@-]*", "a user name", "letters, digits, . _ @ - (- not first)")
+check_port = number("a port", 1, 65535)
 
 
 def jump_host(text: str) -> tuple[str | None, str, int | None]:
@@ -190,36 +200,28 @@ def _jumps(text: str) -> str:
     return text
 
 
-_program = _text(r"~?/.+|[A-Za-z0-9._][^/\s]*", "a program", "an absolute path, ~/ and a path, or a plain command name")
-_folder = _text(r"~?/.*", "a folder on the node", "an absolute path, or ~/ and a path")
-_file = _text(r"[^-].*", "a file name", "a path that does not start with -")
-_jump = _text(
+_program = matching(
+    r"~?/.+|[A-Za-z0-9._][^/\s]*", "a program", "an absolute path, ~/ and a path, or a plain command name"
+)
+_folder = matching(r"~?/.*", "a folder on the node", "an absolute path, or ~/ and a path")
+_file = matching(r"[^-].*", "a file name", "a path that does not start with -")
+_jump = matching(
     r"[A-Za-z0-9._:%\[][A-Za-z0-9._:%@,/\[\]-]*", "a jump host", "host or user@host:port, more of them after commas"
 )
-_slurm_word = _text(r"[^-\s]\S*", "a Slurm name", "one word that does not start with -")
-_slurm_time = _text(
-    r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE",
-    "a Slurm time",
-    "minutes, HH:MM:SS, D-HH or D-HH:MM:SS, such as 1-00:00:00",
-)
-_slurm_option = _text(r"--[a-z].*", "an sbatch option", "a text that starts with --")
 
 Name: TypeAlias = Annotated[str, AfterValidator(_name)]
-NamePattern: TypeAlias = Annotated[str, AfterValidator(_each(_name))]
+NamePattern: TypeAlias = Annotated[str, AfterValidator(each(_name))]
 Address: TypeAlias = Annotated[str, AfterValidator(check_address)]
-AddressPattern: TypeAlias = Annotated[str, AfterValidator(_each(check_address))]
+AddressPattern: TypeAlias = Annotated[str, AfterValidator(each(check_address))]
 User: TypeAlias = Annotated[str, AfterValidator(check_user)]
 Port: TypeAlias = Annotated[int, BeforeValidator(check_port)]
-RankCount: TypeAlias = Annotated[int, BeforeValidator(_number("a number of ranks", 1, 1024))]
-FanOut: TypeAlias = Annotated[int, BeforeValidator(_number("a number of connections", 1, 1024))]
+RankCount: TypeAlias = Annotated[int, BeforeValidator(number("a number of ranks", 1, 1024))]
+FanOut: TypeAlias = Annotated[int, BeforeValidator(number("a number of connections", 1, 1024))]
 Seconds: TypeAlias = Annotated[float, BeforeValidator(_seconds)]
 Program: TypeAlias = Annotated[str, AfterValidator(_program)]
 Folder: TypeAlias = Annotated[str, AfterValidator(_folder)]
 File: TypeAlias = Annotated[str, AfterValidator(_file)]
 Jump: TypeAlias = Annotated[str, AfterValidator(_jumps)]
-SlurmWord: TypeAlias = Annotated[str, AfterValidator(_slurm_word)]
-SlurmTime: TypeAlias = Annotated[str, AfterValidator(_slurm_time)]
-SlurmOption: TypeAlias = Annotated[str, AfterValidator(_slurm_option)]
 Environment: TypeAlias = dict[
     Annotated[str, AfterValidator(env_name)], Annotated[str, AfterValidator(_whole_characters)]
 ]

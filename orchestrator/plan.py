@@ -11,6 +11,7 @@ from orchestrator import render
 from orchestrator.errors import UsageError
 from orchestrator.hostlist import fold
 from orchestrator.inventory import Inventory, Node
+from orchestrator.inventory_slurm import warn_s
 from orchestrator.run import LauncherName, Program, Request
 
 GRACE_S = 10.0
@@ -44,6 +45,15 @@ class NodePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Sweep:
+    """Runs that are submitted together, as the tasks of one array."""
+
+    id: str
+    runs: tuple[str, ...]
+    """The ids of all of them, in the order of the tasks."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """
     Everything that a launcher needs, and all that it does.
@@ -69,6 +79,12 @@ class LaunchPlan:
     orphan_timeout_s: float | None = None
     isolation_timeout_s: float | None = None
     warnings: tuple[str, ...] = ()
+    sweep: Sweep | None = None
+
+    @property
+    def job_name(self) -> str:
+        """What Slurm calls the job, by which it is found again."""
+        return self.sweep.id if self.sweep else self.run_id
 
     @property
     def head(self) -> NodePlan:
@@ -77,7 +93,11 @@ class LaunchPlan:
 
     def run_dir(self, node: NodePlan) -> str:
         """The run's folder on that node (ORCH_RUN_DIR)."""
-        return f"{node.workdir}/runs/{self.run_id}"
+        return f"{self.runs_dir(node)}/{self.run_id}"
+
+    def runs_dir(self, node: NodePlan) -> str:
+        """Where all runs are on that node."""
+        return f"{node.workdir}/runs"
 
     def attempt_dir(self, node: NodePlan) -> str:
         """The attempt's folder on that node, with one folder a node in it."""
@@ -92,13 +112,15 @@ class LaunchPlan:
         return f"{node.workdir}/bundles/{self.bundle}"
 
 
-def make_plan(inventory: Inventory, request: Request, *, run_id: str, bundle: str, home: str) -> LaunchPlan:
+def make_plan(
+    inventory: Inventory, request: Request, *, run_id: str, bundle: str, home: str | None = None
+) -> LaunchPlan:
     """
     Decide everything about a launch.
 
     Args:
         bundle: digest of the bundle that the nodes need.
-        home: the user's home here, for a "~/" that Slurm would not expand in an #SBATCH line.
+        home: the user's home where sbatch is run, for a "~/" that an image might take for another one; None if not known here.
 
     Raises:
         UsageError: the request does not fit the inventory.
@@ -108,8 +130,9 @@ def make_plan(inventory: Inventory, request: Request, *, run_id: str, bundle: st
     nodes = number(inventory, chosen, ranks_each)
     if request.launcher == "slurm":
         _agree_for_slurm(chosen)
-        nodes = tuple(replace(node, workdir=_absolute(node.workdir, home)) for node in nodes)
+        nodes = tuple(replace(node, workdir=_absolute(node.workdir, home, inventory)) for node in nodes)
     node_count = request.shape.nodes if request.shape and by_count else len(chosen)
+    slurm = inventory.slurm.model_dump(mode="json")
     return LaunchPlan(
         run_id=run_id,
         attempt=1,
@@ -124,7 +147,7 @@ def make_plan(inventory: Inventory, request: Request, *, run_id: str, bundle: st
         config=request.config,
         bundle=bundle,
         ssh=inventory.ssh.model_dump(mode="json"),
-        slurm=inventory.slurm.model_dump(mode="json"),
+        slurm={**slurm, "warn_s": warn_s(slurm)},
         orphan_timeout_s=request.orphan_timeout_s,
         isolation_timeout_s=None if request.launcher == "slurm" else request.isolation_timeout_s,
         warnings=(*warnings, *_about_env(inventory, chosen)),
@@ -176,8 +199,15 @@ def _unknown_devices(inventory: Inventory, nodes: Sequence[Node]) -> tuple[str, 
     return ()
 
 
-def _absolute(path: str, home: str) -> str:
-    return f"{home}/{path[2:]}" if path.startswith("~/") else path
+def _absolute(path: str, home: str | None, inventory: Inventory) -> str:
+    if not path.startswith("~/"):
+        return path
+    if home is None and inventory.slurm.container is not None:
+        hint = "write workdir as it is on the login node, from / on"
+        raise UsageError(
+            f"workdir {path}: in a container ~ may be another home than on {inventory.slurm.login}", hint=hint
+        )
+    return path if home is None else f"{home}/{path[2:]}"
 
 
 def _agree_for_slurm(nodes: Sequence[Node]) -> None:
@@ -216,6 +246,7 @@ def job(plan: LaunchPlan) -> dict[str, Any]:
     """job.json, what every node's agent reads; the same on all nodes that share a workdir."""
     head = plan.head
     counts = [len(node.ranks) for node in plan.nodes[: plan.node_count]]
+    of_slurm = {"slurm": {name: plan.slurm[name] for name in ("requeue", "max_retries", "warn_s")}}
     return {
         "version": 1,
         "run_id": plan.run_id,
@@ -229,6 +260,7 @@ def job(plan: LaunchPlan) -> dict[str, Any]:
         "grace_s": GRACE_S,
         "orphan_timeout_s": plan.orphan_timeout_s,
         "isolation_timeout_s": plan.isolation_timeout_s,
+        **(of_slurm if plan.launcher == "slurm" else {}),
     }
 
 
@@ -251,9 +283,9 @@ def node_files(plan: LaunchPlan) -> dict[str, list[PlannedFile]]:
     """Node name -> the files it needs, in the order they are written; under Slurm the head stands for all nodes."""
     shared = {node.workdir: _shared_files(plan, node) for node in {node.workdir: node for node in plan.nodes}.values()}
     if plan.launcher == "slurm":
-        head = plan.head
-        script = PlannedFile(f"{plan.attempt_dir(head)}/node.sh", render.slurm_node_script(plan))
-        return {head.name: [*shared[head.workdir], script, PlannedFile(sbatch_path(plan), render.sbatch_script(plan))]}
+        scripts = render.slurm_scripts(plan)
+        files = [PlannedFile(f"{plan.attempt_dir(plan.head)}/{name}", text) for name, text in scripts.items()]
+        return {plan.head.name: [*shared[plan.head.workdir], *files]}
     return {
         node.name: [
             *shared[node.workdir],
@@ -277,6 +309,11 @@ def sbatch_path(plan: LaunchPlan) -> str:
     return f"{plan.attempt_dir(plan.head)}/submit.sbatch"
 
 
+def submission_path(plan: LaunchPlan) -> str:
+    """What sbatch answered, where it was run over a connection that may be lost meanwhile."""
+    return f"{plan.attempt_dir(plan.head)}/submission.json"
+
+
 def start_command(plan: LaunchPlan, node: NodePlan, rendezvous: str) -> list[str]:
     """What starts the agent on a node reached directly, once the head has found the rendezvous."""
     return ["/bin/sh", f"{plan.node_dir(node)}/node.sh", "--rendezvous", rendezvous]
@@ -295,4 +332,6 @@ def from_json(data: Mapping[str, Any]) -> LaunchPlan:
     """The stored plan again; its nodes' environments are empty."""
     nodes = tuple(NodePlan(**{**node, "ranks": range(*node["ranks"]), "env": {}}) for node in data["nodes"])
     program = Program(**{**data["program"], "args": tuple(data["program"]["args"])})
-    return LaunchPlan(**{**data, "nodes": nodes, "program": program, "warnings": tuple(data["warnings"])})
+    sweep = Sweep(data["sweep"]["id"], tuple(data["sweep"]["runs"])) if data.get("sweep") else None
+    lists = {"warnings": tuple(data["warnings"]), "sweep": sweep}
+    return LaunchPlan(**{**data, "nodes": nodes, "program": program, **lists})

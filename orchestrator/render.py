@@ -7,10 +7,13 @@ import re
 import shlex
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import own_template
 from orchestrator.errors import UsageError
-from orchestrator.hostlist import fold
+from orchestrator.hostlist import expand, fold
+from orchestrator.inventory_slurm import OPTION_OF, setting
 from orchestrator.redaction import REDACTED
 from orchestrator.resources import template_folder
 
@@ -19,20 +22,6 @@ if TYPE_CHECKING:
 
     from orchestrator.plan import LaunchPlan, NodePlan
 
-# --export would cut values at commas and put them where everybody can read them.
-_OWN_OPTIONS = frozenset(
-    [
-        "--export",
-        "--job-name",
-        "--nodelist",
-        "--nodes",
-        "--ntasks",
-        "--ntasks-per-node",
-        "--open-mode",
-        "--output",
-        "--wrap",
-    ]
-)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -51,9 +40,17 @@ def node_script(plan: LaunchPlan, node: NodePlan) -> str:
     )
 
 
+def slurm_scripts(plan: LaunchPlan) -> dict[str, str]:
+    """The scripts of a Slurm job by their names; setup.sh of the first attempt serves the later ones as well."""
+    lines = plan.slurm["setup"]
+    setup = {"setup.sh": _render("slurm_setup.sh.j2", run_id=plan.run_id, setup=lines)} if lines else {}
+    return {"node.sh": slurm_node_script(plan), **setup, "submit.sbatch": sbatch_script(plan)}
+
+
 def slurm_node_script(plan: LaunchPlan) -> str:
     """node.sh of a Slurm job: one for all nodes, which looks its own part up by SLURMD_NODENAME."""
-    head = plan.head
+    head, container = plan.head, plan.slurm["container"]
+    in_apptainer = container is not None and container["runtime"] == "apptainer"
     common = dict(set.intersection(*(set(node.env.items()) for node in plan.nodes)))
     own = [
         {
@@ -68,42 +65,85 @@ def slurm_node_script(plan: LaunchPlan) -> str:
         run_id=plan.run_id,
         common_env={name: value for name, value in head.env.items() if name in common},
         nodes=[node for node in own if node["env"] or node["address"]],
+        setup=f"{plan.attempt_dir(head)}/setup.sh" if plan.slurm["setup"] else None,
+        image=container["image"] if in_apptainer else None,
+        mounts=_mounts(plan) if in_apptainer else [],
         python=head.python,
         agent=f"{plan.bundle_dir(head)}/orchestrator/node/__main__.py",
     )
 
 
 def sbatch_script(plan: LaunchPlan) -> str:
-    """The batch script of a Slurm job."""
-    return _render(
-        "slurm.sbatch.j2",
-        run_id=plan.run_id,
-        options=sbatch_options(plan),
-        run_dir=plan.run_dir(plan.head),
-    )
+    """
+    The batch script of a Slurm job.
+
+    Raises:
+        UsageError: the user's own template cannot be rendered, or is not one of a job that orch can follow.
+    """
+    values = {
+        "run_id": plan.run_id,
+        "options": sbatch_options(plan),
+        "srun_options": _srun_options(plan),
+        "run_dir": plan.run_dir(plan.head),
+        "runs_dir": plan.runs_dir(plan.head),
+        "sweep_runs": plan.sweep.runs if plan.sweep else (),
+    }
+    if plan.slurm["template"] is None:
+        return _render("slurm.sbatch.j2", **values)
+    return own_template.render(Path(plan.slurm["template"]).expanduser(), _environment(), values)
+
+
+def _srun_options(plan: LaunchPlan) -> list[str]:
+    """What Pyxis is told; all other options of srun are in the template."""
+    container = plan.slurm["container"]
+    if container is None or container["runtime"] != "pyxis":
+        return []
+    return [f"--container-image={container['image']}", f"--container-mounts={','.join(_mounts(plan))}"]
+
+
+def _mounts(plan: LaunchPlan) -> list[str]:
+    """The workdir, where everything of orch's lies, and what the inventory mounts, each as outside:inside."""
+    mounts = [plan.head.workdir, *plan.slurm["container"]["mounts"]]
+    return [mount if ":" in mount else f"{mount}:{mount}" for mount in mounts]
 
 
 def sbatch_options(plan: LaunchPlan) -> list[str]:
-    """The #SBATCH options in order; what nobody set is not there. A new option of the inventory goes in here."""
+    """The #SBATCH options in order; what nobody set is not there. A new option is a row of OPTION_OF."""
     slurm = plan.slurm
-    own = [option for option in slurm["options"] if option.partition("=")[0] in _OWN_OPTIONS]
-    if own:
-        raise UsageError(f"slurm.options: {own[0]} is decided by orch", hint="remove it; --nodes and -j choose nodes")
     options = [
-        f"--job-name={plan.run_id}",
+        f"--job-name={plan.job_name}",
+        *([f"--array=0-{len(plan.sweep.runs) - 1}"] if plan.sweep else []),
         f"--nodes={plan.node_count}",
         "--ntasks-per-node=1",
-        f"--output={plan.attempt_dir(plan.head)}/slurm-%j.log",
+        # below the folder of the attempt, where sbatch is run: Slurm expands no ~; a task of an array opens its run's own
+        "--output=/dev/null" if plan.sweep else "--output=slurm-%j.log",
         "--open-mode=append",
+        f"--signal=USR2@{slurm['warn_s']}",  # not USR1, which NCCL uses
+        "--requeue" if slurm["requeue"] == "auto" else "--no-requeue",
     ]
     if not plan.by_count:
         options.append(f"--nodelist={fold(node.name for node in plan.nodes)}")
+    told = {option: _told(plan, field) for field, option in OPTION_OF.items()}
     options += [
-        f"--{name}={slurm[name]}" for name in ("partition", "account", "qos", "time") if slurm[name] is not None
+        f"--{option}={value}" if value else f"--{option}" for option, value in told.items() if value is not None
     ]
-    if not any(option.startswith(("--exclusive", "--cpus-per-")) for option in slurm["options"]):
-        options.append(f"--cpus-per-task={len(plan.head.ranks)}")  # one task a node would otherwise get a single core
     return [_sbatch_quoted(option) for option in (*options, *slurm["options"])]
+
+
+def _told(plan: LaunchPlan, field: str) -> str | None:
+    """What sbatch is told for a field, empty for an option without a value; None where Slurm is to decide."""
+    value, ranks = plan.slurm[field], len(plan.head.ranks)
+    if field == "cpus" and value is None:
+        whole = setting(plan.slurm, "exclusive") in {"", "true"}
+        said = any(option.startswith("--cpus-per-") for option in plan.slurm["options"])
+        return None if whole or said else str(ranks)  # one task a node would otherwise get a single core
+    if value is None or (field, value) == ("exclusive", "false"):
+        return None
+    if field == "exclusive" and value == "true":
+        return ""
+    if field == "gres":
+        return ",".join(one if re.search(r":[0-9]+[KMGTP]?$", one) else f"{one}:{ranks}" for one in value.split(","))
+    return fold(expand(value)) if field == "exclude" else str(value)
 
 
 def job_text(job: Mapping[str, Any]) -> str:
@@ -160,7 +200,9 @@ def shell_path(path: str) -> str:
 def _sbatch_quoted(option: str) -> str:
     """One option of an #SBATCH line; a newline in it would smuggle in further directives."""
     _refuse_control(option, "slurm option")
-    return option if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\[\]~-]+", option) else shlex.quote(option)
+    if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\[\]~-]+", option):
+        return option
+    return shlex.quote(option.replace("\\", "\\\\"))  # which sbatch takes for an escape within quotes as well
 
 
 def _refuse_control(text: str, what: str) -> None:

@@ -119,6 +119,9 @@ class RunRecord:
     exit: RankExit | None = None
     message: str | None = None
     summary: dict[str, Any] = field(default_factory=dict)
+    sweep: str | None = None
+    """The sweep that it belongs to, and what it sets for that."""
+    swept: dict[str, str] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:

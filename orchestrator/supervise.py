@@ -12,20 +12,22 @@ from typing import Any
 
 from orchestrator.errors import NodesError
 from orchestrator.hostlist import fold
-from orchestrator.launchers.base import Launcher, Queue
+from orchestrator.launchers.base import GONE, SILENT, Launcher, Queue
 from orchestrator.node.machine import boot_id, stat_fields
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import RankExit, RunRecord, RunState
 from orchestrator.store import KeptRun
 from orchestrator.transports import observed
-from orchestrator.transports.observed import NodeObservation
+from orchestrator.transports.observed import Finished, NodeObservation
 
 # man squeue, JOB STATE CODES: Slurm ended these itself, and the signals that ranks got are its doing.
 _ENDED_BY_SLURM = frozenset({"BOOT_FAIL", "DEADLINE", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
 PATIENCE_S = 5.0  # a shared file system shows other machines' writes late
 POLL_S = 0.5
-_STOPPED_BY_SLURM = frozenset({"CANCELLED", "GONE"})  # by scancel, for all that is known of a job that Slurm forgot
-_PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
+_STOPPED_BY_SLURM = frozenset({"CANCELLED", GONE})  # by scancel, for all that is known of a job that Slurm forgot
+PENDING = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class Status:
     nodes: tuple[NodeObservation, ...]
     queue: Queue | None
     attempt: int
+    position: str = ""
+    """Of a job that waits, where it is in the queue."""
 
 
 def judge(
@@ -61,20 +65,25 @@ def judge(
         return Verdict(RunState.DONE)
     failed = sorted((end for end in ends if end[1].state == "FAILED"), key=lambda end: end[1].time)
     first = next((_exit_of(node, end.exit) for node, end in failed if end.exit), None)
+    why = next((end.text for _, end in failed if end.exit is None), None)
     if queue is not None and queue.word in _ENDED_BY_SLURM:  # what agents say then is a consequence
-        return Verdict(RunState.FAILED, first, f"Slurm ended the job: {queue.word} {queue.reason}".strip())
-    if failed and (queue is None or queue.over):  # else Slurm may yet begin the job anew
+        word = f"Slurm ended the job: {queue.word} {queue.reason}".strip()
+        return Verdict(RunState.FAILED, first, f"{word}; {why}" if why else word)
+    # As long as Slurm may yet begin the job anew, nothing is over; where it can never be asked, once all nodes have ended.
+    over = queue is None or queue.over or (queue.absent and len(ends) == plan.node_count)
+    if failed and over:
         return Verdict(RunState.FAILED, first, str(first or failed[0][1].text))
     never_started = queue is not None and queue.word == "FAILED" and len(ends) < plan.node_count
-    stopped = sorted((end.time, node) for node, end in ends if end.state == "STOPPED")
-    if stopped and (queue is None or queue.over) and not never_started:
-        by_user = stop_asked or (queue is not None and queue.word in _STOPPED_BY_SLURM)
-        return Verdict(RunState.STOPPED) if by_user else _stopped_by_stranger(stopped[0][1])
+    stopped = sorted((end.time, node) for node, end in ends if end.state in {"STOPPED", "REQUEUE"})
+    by_user = stop_asked or (queue is not None and queue.word in _STOPPED_BY_SLURM)
+    if stopped and over and not never_started and (by_user or queue is None or queue.over):
+        return Verdict(RunState.STOPPED, message=_canceller(queue)) if by_user else _not_by_us(stopped[0][1], ends)
     started = [node for node in nodes if node.agent is not None]
     dead = [node for node in started if node.finished is None and not node.alive and _seen_from_here(plan, node)]
     if dead and (queue is None or queue.over):
         return _died(dead[0])
-    return _judge_by_queue(plan, started, queue) if plan.launcher == "slurm" else _judge_by_nodes(plan, started)
+    said = next((node.log.strip() for node in nodes if node.agent is None and node.log.strip()), "")
+    return _judge_by_queue(plan, started, queue, said) if plan.launcher == "slurm" else _judge_by_nodes(plan, started)
 
 
 def _seen_from_here(plan: LaunchPlan, node: NodeObservation) -> bool:
@@ -82,8 +91,10 @@ def _seen_from_here(plan: LaunchPlan, node: NodeObservation) -> bool:
     return plan.launcher == "ssh" or node.same_boot
 
 
-def _stopped_by_stranger(node: str) -> Verdict:
-    """By a node that shuts down, an admin, a cleaning script."""
+def _not_by_us(node: str, ends: Sequence[tuple[str, Finished]]) -> Verdict:
+    """Stopped by a node that shuts down, an admin, a cleaning script; or by ranks that wanted another attempt."""
+    if any(end.state == "REQUEUE" for _, end in ends):
+        return Verdict(RunState.FAILED, message="the ranks asked for another attempt, and Slurm did not begin it")
     return Verdict(RunState.FAILED, message=f"{node} was asked to stop by a signal that orch did not send")
 
 
@@ -102,35 +113,46 @@ def _judge_by_nodes(plan: LaunchPlan, started: Sequence[NodeObservation]) -> Ver
     )
 
 
-def _judge_by_queue(plan: LaunchPlan, started: Sequence[NodeObservation], queue: Queue | None) -> Verdict:
+def _judge_by_queue(plan: LaunchPlan, started: Sequence[NodeObservation], queue: Queue | None, said: str) -> Verdict:
+    """`said` is what a node left behind that got to no agent: which line of slurm.setup failed."""
     if queue is None:
         return Verdict(RunState.LOST, message="the job was never submitted")
     if not queue.over:
         under_way = RunState.RUNNING if started else RunState.STARTING
-        state = RunState.PENDING if queue.word in _PENDING else under_way  # it may have run before
-        return Verdict(state, message=queue.reason or None)
+        asks = any(node.finished is not None and node.finished.state == "REQUEUE" for node in started)
+        waits = (
+            asks or queue.word in PENDING or (queue.word == SILENT and not started)
+        )  # what waits may have run before
+        return Verdict(RunState.PENDING if waits else under_way, message=queue.why or None)
     if queue.word == "CANCELLED":
-        return Verdict(RunState.STOPPED, message="the job was cancelled")
+        return Verdict(RunState.STOPPED, message=_canceller(queue) or "the job was cancelled")
+    if said:
+        return Verdict(RunState.FAILED, message=said)
+    says = f"Slurm says {queue.word}" + (f" ({queue.reason})" if queue.reason else "")
     log = f"what it printed is in {plan.attempt_dir(plan.head)}/slurm-*.log"
-    if queue.word in {"GONE", "COMPLETED"}:
-        return Verdict(RunState.LOST, message=f"Slurm says {queue.word}, but its agents left no end; {log}")
-    return Verdict(RunState.FAILED, message=f"Slurm says {queue.word} {queue.reason}; {log}")
+    if queue.word in {GONE, "COMPLETED"}:
+        return Verdict(RunState.LOST, message=f"{says}, but its agents left no end; {log}")
+    return Verdict(RunState.FAILED, message=f"{says}; {log}")
+
+
+def _canceller(queue: Queue | None) -> str | None:
+    """Who cancelled the job, which accounting alone tells."""
+    return f"the job was cancelled {queue.reason}" if queue is not None and queue.reason.startswith("by ") else None
 
 
 def _exit_of(node: str, found: observed.RankExit) -> RankExit:
     return RankExit(node, found.rank, found.code, found.signal, found.error)
 
 
-def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, job: str | None) -> Status:
+def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: Queue | None) -> Status:
     """
-    Ask the scheduler and the nodes.
+    Ask the nodes; `queue` is what the scheduler said before that: what it calls over has written its end by now.
 
     Raises:
         NodesError: some nodes cannot be reached, and the others do not settle it.
     """
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        queue = launcher.queue(job)  # first: what it calls over has written its end by then
         nodes: list[NodeObservation] = []
         attempt = launcher.attempt()
         places = launcher.places(attempt)
@@ -153,7 +175,8 @@ def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = ()
 
 def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservation]) -> RunRecord:
     settled = record.state.final and record.state is not RunState.LOST
-    if settled or verdict.state == record.state or (verdict.state.final and launch_goes_on(record)):
+    same = verdict.state == record.state and (verdict.state.final or verdict.message == record.message)
+    if settled or same or (verdict.state.final and launch_goes_on(record)):
         return record
     summary = next((p["summary"] for node in nodes for p in node.progress.values() if "summary" in p), record.summary)
     ended = datetime.now(timezone.utc).isoformat() if verdict.state.final else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from orchestrator import plan as plans
 from orchestrator.plan import LaunchPlan, NodePlan, PlannedFile
 from orchestrator.render import redacted, shell_path
@@ -21,8 +23,15 @@ def of(plan: LaunchPlan) -> str:
 
 def _slurm(plan: LaunchPlan, files: list[PlannedFile]) -> str:
     head = plan.head
-    title = f"# --- on this machine, whose {head.workdir} the nodes share; the bundle goes to {plan.bundle_dir(head)}\n"
-    return f"{title}{''.join(map(_file, files))}sbatch {shell_path(plans.sbatch_path(plan))}\n"
+    login = plan.slurm["login"]
+    where = (
+        f"login node {login} (ssh {_target(replace(head, address=login))}, unless this is it)"
+        if login
+        else "this machine"
+    )
+    title = f"# --- on {where}, whose {head.workdir} the nodes share; the bundle goes to {plan.bundle_dir(head)}\n"
+    script, folder = shell_path(plans.sbatch_path(plan)), shell_path(plan.attempt_dir(head))
+    return f"{title}{''.join(map(_file, files))}sbatch --chdir={folder} {script}\n"
 
 
 def _direct(plan: LaunchPlan, node: NodePlan, files: list[PlannedFile], shown: dict[PlannedFile, str]) -> str:

@@ -32,6 +32,7 @@ for package in "${missing[@]}"; do
     openssh-server) units=(ssh.service) ;;
     munge) units=(munge.service) ;;
     slurm-wlm) units=(slurmctld.service slurmd.service) ;;
+    slurmdbd) units=(slurmdbd.service) ;;
     *) continue ;;
   esac
   if command -v systemctl >/dev/null; then

@@ -23,6 +23,9 @@ _MARKED_BY_FIXTURE = {
     "hosts_ground": "hosts",
     "cluster": "slurm",
     "cluster_ground": "slurm",
+    "accounted_cluster": "accounting",
+    "accounted_cluster_ground": "accounting",
+    "slurm_hosts": "slurm",
 }
 
 
@@ -36,9 +39,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture, marker in _MARKED_BY_FIXTURE.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
-        if item.get_closest_marker("slurm"):
-            # one cluster a session, however many workers there are
-            item.add_marker(pytest.mark.xdist_group("slurm"))
+        for kind in ("slurm", "accounting"):
+            if item.get_closest_marker(kind):
+                # one cluster of a kind a session, however many workers there are
+                item.add_marker(pytest.mark.xdist_group(kind))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -99,6 +103,20 @@ def cluster(cluster_ground: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setenv("SLURM_CONF", str(cluster_ground.conf))
     yield cluster_ground
     cluster_ground.end_jobs()
+
+
+@pytest.fixture(scope="session")
+def accounted_cluster_ground() -> Iterator[Cluster]:
+    """The Slurm cluster with accounting of this session; tests take `accounted_cluster`."""
+    with open_cluster(accounted=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def accounted_cluster(accounted_cluster_ground: Cluster) -> Iterator[Cluster]:
+    """A Slurm cluster that forgets jobs soon, and keeps account of them; jobs that a test leaves end with it."""
+    yield accounted_cluster_ground
+    accounted_cluster_ground.end_jobs()
 
 
 @pytest.fixture

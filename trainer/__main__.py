@@ -11,6 +11,7 @@ from typing import NoReturn, Sequence
 
 from trainer.config import TrainConfig, load_config, rules_by_key
 from trainer.errors import UserError, report
+from trainer.notice import Notice
 
 
 class _Parser(argparse.ArgumentParser):
@@ -40,10 +41,11 @@ def _train(config: TrainConfig) -> int:
         raise UserError(
             f"torch is not installed for {sys.executable}; install it, or name another Python for this node"
         )
+    notice = Notice()
     # Only now: --print-config and configuration errors must work where torch is missing.
     from trainer.session import train  # noqa: PLC0415
 
-    return train(config, os.environ)
+    return train(config, os.environ, notice)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

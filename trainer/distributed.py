@@ -35,10 +35,12 @@ class Group:
     roll: RollCall | None
     ready: str
 
-    def gather_float(self, value: torch.Tensor) -> list[float]:
-        """One number a rank, in rank order, the same list everywhere; fp32."""
-        mine = value.detach().to(torch.float32).reshape(1)
-        return [float(one.item()) for one in self._all_gather(mine)]
+    def gather_float(self, value: torch.Tensor, *, flag: bool = False) -> tuple[list[float], bool]:
+        """One number a rank, in rank order, the same list everywhere, fp32; and whether any rank has raised its flag."""
+        mine = torch.full((2,), float(flag), dtype=torch.float32, device=self.device)
+        mine[0] = value.detach()
+        gathered = [one.tolist() for one in self._all_gather(mine)]
+        return [number for number, _ in gathered], any(raised for _, raised in gathered)
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Everybody's bytes, in rank order."""

@@ -1,4 +1,4 @@
-"""Errors that end a training with one message and an exit code, never a traceback; and torchrun's error file."""
+"""Exit codes; errors that end a training with one message and one of these, never a traceback; and torchrun's error file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Mapping
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+
+REQUEUE = 99  # the exit code that asks to be started again: all is saved, and there is more to do
 
 
 class TrainerError(Exception):

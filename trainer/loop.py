@@ -16,10 +16,11 @@ from trainer.checkpoint import Checkpoints, TrainState
 from trainer.config import TrainConfig
 from trainer.data import digest, load_text, offsets
 from trainer.distributed import Group
-from trainer.errors import UserError
+from trainer.errors import REQUEUE, UserError
 from trainer.finite import check_finite
 from trainer.metrics import Metrics, StepLog, StepResult, Summary
 from trainer.model import GPT
+from trainer.notice import Notice
 from trainer.place import Place, Progress, say
 from trainer.roll_call import fold
 from trainer.strategies import choose_strategy
@@ -31,8 +32,8 @@ FLOOR = 0.1  # of lr, where the cosine ends
 class Trainer:
     """Training of the GPT on one group of ranks."""
 
-    def __init__(self, config: TrainConfig, group: Group, progress: Progress) -> None:
-        self.config, self.group, self.progress = config, group, progress
+    def __init__(self, config: TrainConfig, group: Group, progress: Progress, notice: Notice) -> None:
+        self.config, self.group, self.progress, self.notice = config, group, progress, notice
         self.rank = group.place.rank
         self.text = torch.frombuffer(bytearray(self._load_text()), dtype=torch.uint8)
         run_dir = group.place.run_dir
@@ -45,12 +46,18 @@ class Trainer:
         self.parameter_count = sum(one.numel() for one in model.parameters())  # before it is split
         self.strategy = choose_strategy(group, config, model, self.checkpoints.out)
 
-    def run(self) -> Summary:
-        """Train to the last step; the progress file says done before this returns. Raises TrainerError."""
+    def run(self) -> Summary | None:
+        """
+        Train to the last step; the progress file says done before this returns. Raises TrainerError.
+
+        Returns:
+            None when the time was nearly up before: all is saved, and another attempt can go on from there.
+        """
         started, place = time.perf_counter(), self.group.place
         self._announce()
         state = self.checkpoints.resume(self.strategy)
         path = self.checkpoints.out / f"step_{state.step}"
+        self.progress.write("init", state.step, saved=state.step)
         self.strategy.settle(*self._batch(1, 0))
         metrics = Metrics(self.checkpoints.out / "metrics.jsonl", last_step=state.step) if place.is_main else None
         log = StepLog(self.config.log_steps, self._tokens_per_step, self.rank)
@@ -67,11 +74,17 @@ class Trainer:
             )
             if metrics:
                 metrics.write(self._record(step, result))
-            log.add(step, result, last=step == self.config.steps)
-            if step % self.config.save_steps == 0 or step == self.config.steps:
+            is_last = step == self.config.steps or result.is_warned
+            log.add(step, result, last=is_last)
+            if step % self.config.save_steps == 0 or is_last:
                 path = self._save(state)
+            if is_last:
+                break
         if metrics:
             metrics.close()
+        if state.step < self.config.steps:
+            self._leave(state.step)
+            return None
         rate = (state.tokens - tokens_before) / seconds if seconds else 0.0
         wall_s = time.perf_counter() - started
         summary = Summary(state.step, state.first_loss, state.last_loss, rate, wall_s, str(path))
@@ -120,11 +133,11 @@ class Trainer:
         total = torch.zeros((), device=self.group.device)
         for micro in range(config.accumulation):
             total = total + self.strategy.backward(*self._batch(step, micro), last=micro == config.accumulation - 1)
-        losses = self.group.gather_float(total)
+        losses, is_warned = self.group.gather_float(total, flag=self.notice.is_given)
         check_finite("loss", losses, step)
         norm = self.strategy.update(step, lr, total)
         self.group.accelerator.synchronize()
-        return StepResult(losses, lr, norm, time.perf_counter() - started)
+        return StepResult(losses, lr, norm, time.perf_counter() - started, is_warned)
 
     def _batch(self, step: int, micro: int) -> Tuple[torch.Tensor, torch.Tensor]:
         """One micro batch of this rank and the bytes that follow; both [batch, length]."""
@@ -141,7 +154,14 @@ class Trainer:
         path = self.checkpoints.save(state, self.strategy)
         if self.group.place.is_main:
             say(f"saved {path} in {time.perf_counter() - started:.2f} s")
+        self.progress.write("save", state.step, saved=state.step)
         return path
+
+    def _leave(self, step: int) -> None:
+        """End before the last step, with all saved."""
+        if self.group.place.is_main:
+            say(f"told that the time is nearly up: saved at step {step}, to be started again (exit code {REQUEUE})")
+        self.progress.write("saved", step)
 
     def _finish(self, summary: Summary) -> None:
         """Mark the work as done before anything is torn down: a crash on exit is then no failed run."""

@@ -38,6 +38,8 @@ class StepResult:
     lr: float
     grad_norm: float
     seconds: float
+    is_warned: bool
+    """Some rank was told that its time is nearly up: all of them save now, and end."""
 
     @property
     def loss(self) -> float:

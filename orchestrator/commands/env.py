@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from orchestrator import plan as plans
 from orchestrator.commands.inventory import load_inventory
@@ -42,7 +41,7 @@ def env(inventory: str | None, nodes: str | None, node: str | None, *, as_json: 
     """Print what a launch on `nodes` gives to the ranks, on the nodes of the host list `node` only."""
     found = load_inventory(inventory, nodes)
     request = Request("ssh", Program("executable", ("true",)), nodes=nodes)
-    plan = redacted(plans.make_plan(found, request, run_id=_LATER, bundle=_LATER, home=str(Path.home())))
+    plan = redacted(plans.make_plan(found, request, run_id=_LATER, bundle=_LATER))
     for warning in plan.warnings:
         say(f"warning: {warning}")
     wanted = {one.name for one in found.select(node)} if node is not None else {one.name for one in plan.nodes}

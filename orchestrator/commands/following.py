@@ -5,24 +5,25 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 
 from orchestrator import supervise
+from orchestrator.commands.queueing import Answer, Poll, news
 from orchestrator.console import LineWriter, say, say_error, say_summary
 from orchestrator.errors import LaunchError, NodeError, NodesError
 from orchestrator.fanout import each
-from orchestrator.launchers.base import Launcher, Queue
+from orchestrator.launchers.base import SILENT, Launcher
 from orchestrator.logs.follow import Batch, Feed, history, live, merged
 from orchestrator.logs.merge import LogLines, last
 from orchestrator.plan import GRACE_S, LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import KeptRun, RunFolder
-from orchestrator.supervise import Verdict
+from orchestrator.supervise import Status, Verdict
 from orchestrator.transports.observed import NodeObservation
 
 Keep = Callable[[LogLines], LogLines | None]
 """Of some lines those that are wanted."""
 WATCH_STOPPED = 130  # what a shell reports for a command ended by Ctrl-C
-QUEUE_POLL_S = 2.0
 
 
 class Watch:
@@ -36,8 +37,8 @@ class Watch:
         self._quiet_since: float | None = None
         self._writer = writer
         self._keep = keep
-        self._queue: Queue | None = None
-        self._asked = float("-inf")
+        self._poll: Poll | None = None
+        self._told = Answer(None, 1)
         self._newest = launcher.attempt()
         self._begin(1)
         self._shown_from: dict[str, float] = {}
@@ -85,8 +86,21 @@ class Watch:
         for name, error in self.lost.items():
             _say_lost(name, error)
         job = self.run.read().slurm_job
+        self._poll = Poll(self.launcher, job, self._newest) if self._plan.launcher == "slurm" else None
+        with self._poll or nullcontext():
+            status = self._last_status()
+        if status is None:
+            return self.run.read()
+        if stop_failed and status.verdict.state is RunState.FAILED and any(n.finished is None for n in status.nodes):
+            for trouble in self.launcher.stop(job, grace_s=GRACE_S):
+                say(trouble)
+        self._rest()
+        return supervise.settle(self.run, status.verdict, status.nodes, attempt=status.attempt)
+
+    def _last_status(self) -> Status | None:
+        """Print what comes until the run is over; how it stands then, None where its supervisor has written that down."""
         while True:
-            self._follow(job)
+            self._follow()
             self._newest = self.launcher.attempt()
             if self._attempt < self._newest:
                 self._rest()
@@ -95,19 +109,15 @@ class Watch:
                 continue
             if self._ended():  # by the supervisor's word
                 self._rest()
-                return self.run.read()
+                return None
+            queue = self._poll.answer.queue if self._poll else None
             try:
-                status = supervise.observe(self.run, self._plan, self.launcher, job)
+                status = supervise.observe(self.run, self._plan, self.launcher, queue)
             except NodesError:
                 self._rest()
                 raise
             if status.verdict.state.final:
-                break
-        if stop_failed and status.verdict.state is RunState.FAILED and any(n.finished is None for n in status.nodes):
-            for trouble in self.launcher.stop(job, grace_s=GRACE_S):
-                say(trouble)
-        self._rest()
-        return supervise.settle(self.run, status.verdict, status.nodes, attempt=status.attempt)
+                return status
 
     def _rest(self) -> None:
         # who waits for one that is gone waits for all of them at once
@@ -135,7 +145,7 @@ class Watch:
         for feed in self._feeds:
             yield from feed.rest()
 
-    def _follow(self, job: str | None) -> None:
+    def _follow(self) -> None:
         """Until the run looks over, and all that was read by then is printed."""
         unheard = {feed.place.name for feed in self._feeds}
         with live(self._feeds) as (arrivals, enough):
@@ -144,7 +154,7 @@ class Watch:
                 for batch in batches:
                     self._take(batch, unheard)
                 missing = unheard - self.lost.keys() if self._is_guest else unheard
-                if not enough.is_set() and (self._ended() or (not missing and self._turns(job))):
+                if not enough.is_set() and (self._ended() or (not missing and self._turns())):
                     enough.set()
 
     def _take(self, batch: Batch, unheard: set[str]) -> None:
@@ -160,25 +170,26 @@ class Watch:
         if not batch.lines or batch.nodes:
             unheard.discard(name)
 
-    def _turns(self, job: str | None) -> bool:
+    def _turns(self) -> bool:
         """Whether the attempt has ended by what was heard, or another one has begun; a change of state goes into the record."""
-        if self._plan.launcher == "slurm" and time.monotonic() - self._asked > QUEUE_POLL_S:
-            before, self._queue = self._queue, self.launcher.queue(job)
-            self._asked, self._newest = time.monotonic(), self.launcher.attempt()
+        queue = None
+        if self._poll is not None:
+            answer, queue = self._poll.answer, self._poll.answer.queue
+            self._newest = answer.attempt
             if self._attempt < self._newest:
                 return True
-            if self._queue and not self._nodes and before != self._queue:
-                reason = f": {self._queue.reason}" if self._queue.reason else ""
-                say(f"Slurm job {job or self._plan.run_id} is {self._queue.word}{reason}")
+            before, self._told = self._told, answer
+            if text := news(before, answer, heard=bool(self._nodes)):
+                say(text)
         asked = self.run.is_asked_to_stop()
-        verdict = supervise.judge(self._plan, list(self._nodes.values()), self._queue, stop_asked=asked)
+        verdict = supervise.judge(self._plan, list(self._nodes.values()), queue, stop_asked=asked)
         if self._is_guest:
             return self._is_quiet(verdict)
         if verdict.state.final and supervise.launch_goes_on(self.run.read()):
             return False  # its nodes are still being started, perhaps again on another port
         if self.run.supervisor() is not None and verdict.state is not RunState.DONE:
             return self._ended()  # who supervises sees to the end, and writes it down
-        if not verdict.state.final:
+        if not verdict.state.final and (queue is None or queue.word != SILENT):
             supervise.settle(self.run, verdict, attempt=self._attempt)
         return verdict.state.final
 

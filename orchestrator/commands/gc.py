@@ -13,6 +13,7 @@ from orchestrator.console import print_json, print_table, say
 from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, RunNotFound
 from orchestrator.fanout import each
 from orchestrator.inventory import Node, SshOptions
+from orchestrator.launchers.slurm_host import login_node
 from orchestrator.node.leftovers import Clearing
 from orchestrator.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.store import RunFolder, Store, home
@@ -119,7 +120,9 @@ def _plans(store: Store) -> dict[RunFolder, LaunchPlan | None]:
 
 def _sites_of_inventory(given: str) -> list[Site]:
     inventory = load_inventory(given, None)
-    return [Site(node, inventory.transport, inventory.ssh) for node in inventory.nodes]
+    sites = [Site(node, inventory.transport, inventory.ssh) for node in inventory.nodes]
+    login = login_node(inventory.slurm.login, inventory.nodes[0], inventory.ssh)
+    return sites if login is None else [*sites, Site(login, "ssh", inventory.ssh)]
 
 
 def _sites_of_runs(plans: Iterable[LaunchPlan | None]) -> list[Site]:
@@ -128,10 +131,11 @@ def _sites_of_runs(plans: Iterable[LaunchPlan | None]) -> list[Site]:
 
 
 def _sites_of(plan: LaunchPlan) -> list[Site]:
-    """Under Slurm this machine alone, which shares the working folder."""
+    """Under Slurm the machine alone that shares the working folder: the login node, or this one."""
     ssh = SshOptions.model_validate(plan.ssh)
     if plan.launcher == "slurm":
-        return [Site(plan.head, "local", ssh)]
+        login = login_node(plan.slurm["login"], plan.head, ssh)
+        return [Site(plan.head, "local", ssh) if login is None else Site(login, "ssh", ssh)]
     return [Site(node, plan.transport, ssh) for node in plan.nodes]
 
 

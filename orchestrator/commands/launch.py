@@ -29,6 +29,7 @@ from orchestrator.inventory import Inventory
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.probe import probed
+from orchestrator.launchers.slurm_host import home_of_slurm
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import Request, RunRecord, RunState, new_run_id
 from orchestrator.store import RunFolder, Store, home
@@ -68,7 +69,8 @@ def plan_of(words: Words) -> Planned:
     request, bundle = request_of(words, inventory.private_files)
     now = datetime.now(timezone.utc)
     run_id = new_run_id(inventory.name, now, secrets.token_hex(2))
-    plan = plans.make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=str(Path.home()))
+    there = home_of_slurm(inventory) if words.launcher == "slurm" else None
+    plan = plans.make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=there)
     for link in bundle.left_out:
         say(f"warning: the symbolic link {link} leads out of the code and does not travel")
     for warning in plan.warnings:
@@ -84,7 +86,7 @@ def started(planned: Planned) -> Iterator[tuple[RunFolder, Launcher, bool]]:
     try:
         with _terminal_may_close() as closed:
             folder = _start(planned, launcher)
-        if terminal.asked:
+        if terminal.asked and planned.plan.launcher == "ssh":
             folder.update(attended=True)
             say_that_nodes_ask(folder)
         with (
@@ -118,38 +120,40 @@ def _start(planned: Planned, launcher: Launcher) -> RunFolder:
     when, after = "while connecting", "nothing was started"
     try:
         with ThreadPoolExecutor(1) as aside:
-            writing = aside.submit(_complete, folder, planned)
-            launcher.connect()  # waits for the network meanwhile
+            writing = aside.submit(complete, folder, planned)
+            doubts = launcher.connect()  # waits for the network meanwhile
             writing.result()
+        for doubt in doubts:
+            say(f"warning: {doubt}")
         when, after = "during the launch", "what had started was stopped"
         job = launcher.start(planned.bundle)
         folder.update(slurm_job=job, started=True, launching=None)
     except OrchError as exc:
-        if left := _given_up(folder, launcher, RunState.FAILED, str(exc)):
+        if left := give_up(folder, launcher, RunState.FAILED, str(exc)):
             raise left from exc
         raise
     except OSError as exc:
         why = f"the launch failed: {exc}"
-        left = _given_up(folder, launcher, RunState.FAILED, why)
+        left = give_up(folder, launcher, RunState.FAILED, why)
         raise left or LaunchError(f"{why}; {after}") from exc
     except KeyboardInterrupt:
-        launcher.close()  # whatever waits for a node need not go on, and starts nothing any more
-        left = _given_up(folder, launcher, RunState.STOPPED, f"interrupted {when}")
+        left = give_up(folder, launcher, RunState.STOPPED, f"interrupted {when}")
         raise left or LaunchError(f"interrupted {when}; {after}") from None
     return folder
 
 
-def _complete(folder: RunFolder, planned: Planned) -> None:
+def complete(folder: RunFolder, planned: Planned) -> None:
     """Add to the record what need not be in it from the first moment."""
     folder.write_plan(planned.plan)
     folder.update(state=RunState.STARTING, code=_code(folder, planned.private))
 
 
-def _given_up(folder: RunFolder, launcher: Launcher, state: RunState, why: str) -> LaunchError | None:
+def give_up(folder: RunFolder, launcher: Launcher, state: RunState, why: str) -> LaunchError | None:
     """Stop what had started; an error if something may be left, for then the run has not ended."""
-    if state is RunState.STOPPED:
-        folder.ask_to_stop()
     try:
+        if state is RunState.STOPPED:
+            launcher.close()  # whatever waits for a node need not go on, and starts nothing any more
+            folder.ask_to_stop()
         left = launcher.undo()
     except KeyboardInterrupt:
         left = ["interrupted again: nobody waited for the nodes"]

@@ -46,7 +46,7 @@ def request_of(words: Words, private: Sequence[str] = ()) -> tuple[Request, bund
         raise UsageError("after -- stands no program", hint="-- train.py …, or leave -- away to run the shared trainer")
     code = bundles.find_code(Path.cwd(), words.program, private) if words.program is not None else None
     program = _program(words, code)
-    config = _trainer_config(words) if program.kind == "trainer" else None
+    config = trainer_config(words) if program.kind == "trainer" else None
     shape = _shape(words.shape) if words.shape else None
     request = Request(words.launcher, program, nodes=words.nodes, shape=shape, config=config, **_timeouts(words))
     return request, bundles.build(trainer=program.kind == "trainer", code=code)
@@ -106,7 +106,7 @@ def _timeouts(words: Words) -> dict[str, float]:
     }
 
 
-def _trainer_config(words: Words) -> str | None:
+def trainer_config(words: Words) -> str | None:
     """
     The configuration file as JSON text, after the trainer itself has checked it together with the settings.
 
@@ -127,7 +127,7 @@ def _trainer_config(words: Words) -> str | None:
         command = [sys.executable, "-m", "trainer", "--print-config", *config, *words.settings]
         done = subprocess.run(command, cwd=trainer_folder().parent, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            message = done.stderr.strip().replace(str(file), str(words.config)).removeprefix("trainer: error: ")
+            message = done.stderr.strip().replace(str(file), str(words.config)).removeprefix("error: ")
             raise UsageError(message or "the trainer refused its configuration")
     return text
 

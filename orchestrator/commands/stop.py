@@ -50,7 +50,7 @@ def stop(run: str) -> int:
                 hint=f"orch stop {record.id} on {elsewhere}; if that machine is gone, nothing more will start",
             )
         if not over:
-            status = supervise.observe(folder, plan, launcher, record.slurm_job)
+            status = supervise.observe(folder, plan, launcher, launcher.queue(record.slurm_job))
             record = supervise.settle(folder, _verdict(record, status), status.nodes, attempt=status.attempt)
     finally:
         launcher.close()

@@ -6,6 +6,7 @@ from orchestrator.inventory import SshOptions
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.slurm import SlurmLauncher
+from orchestrator.launchers.slurm_host import slurm_host
 from orchestrator.plan import LaunchPlan
 from orchestrator.transports import way_to
 from orchestrator.transports.terminal import Terminal
@@ -14,7 +15,7 @@ from orchestrator.transports.terminal import Terminal
 def launcher_for(plan: LaunchPlan, terminal: Terminal | None = None) -> Launcher:
     """The launcher of a plan; `terminal` is where it asks what a login asks, by default this process's own."""
     if plan.launcher == "slurm":
-        return SlurmLauncher(plan, way_to("local", SshOptions.model_validate(plan.ssh)))
+        return SlurmLauncher(plan, slurm_host(plan, terminal))
     return direct_launcher(plan, terminal)
 
 

@@ -38,23 +38,54 @@ class Place:
         return ", ".join(self.nodes) if self.nodes else "the shared folder"
 
 
+SILENT = "UNKNOWN"
+GONE = "GONE"
+
+
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What the scheduler says; `word` is its own, kept as it is. `over` when it will not run any more."""
+    """
+    What the scheduler says of a job; `word` is its own, kept as it is. `over` when the job will not run any more.
+
+    Two words are ours: SILENT when the scheduler did not answer, which says nothing of the job, and GONE when it did, but
+    knows no such job (any more). Fields that it left open are empty.
+    """
 
     word: str
     reason: str = ""
     over: bool = False
+    job: str = ""
+    explanation: str = ""
+    """The reason as a sentence, with what the user can do."""
+    absent: bool = False
+    """There is no scheduler here that could be asked; waiting for an answer is in vain."""
+    partition: str = ""
+    nodes: str = ""
+    """The nodes that it has, as the scheduler writes a list."""
+    node_count: str = ""
+    elapsed: str = ""
+    limit: str = ""
+    start: str = ""
+    """When it began, or is expected to."""
+
+    @property
+    def why(self) -> str:
+        """The reason with its explanation."""
+        return ": ".join(part for part in (self.reason, self.explanation) if part)
 
 
 class Launcher(Protocol):
     """Carries out one plan; holds its connections until closed."""
 
-    def connect(self) -> None:
+    def connect(self) -> Sequence[str]:
         """
         Reach everything that the launch needs; nothing is started or written yet.
 
+        Returns:
+            What to warn about, one sentence each.
+
         Raises:
+            UsageError: the scheduler has not got what the plan asks for.
             NodesError: some nodes cannot be reached, or have no Python.
         """
         ...
@@ -86,7 +117,11 @@ class Launcher(Protocol):
         ...
 
     def queue(self, job: str | None) -> Queue | None:
-        """What the scheduler knows of the job; None where no scheduler has a say."""
+        """What the scheduler knows of the job; None where no scheduler has a say, or none was ever submitted."""
+        ...
+
+    def position(self, queue: Queue) -> str:
+        """Where among the jobs that wait this one is, in words; empty where that cannot be known."""
         ...
 
     def stop(self, job: str | None, *, grace_s: float) -> list[str]:

@@ -41,9 +41,10 @@ class DirectLauncher:
         self._is_closed = False
         self._connecting = {node.name: threading.Lock() for node in plan.nodes}
 
-    def connect(self) -> None:
+    def connect(self) -> Sequence[str]:
         """Open one connection a node, all at once."""
         self._connect(self._plan.nodes)
+        return ()
 
     def start(self, bundle: Bundle) -> str | None:
         """Push to all nodes; find the rendezvous on the head; start all agents with it."""
@@ -96,6 +97,10 @@ class DirectLauncher:
     def queue(self, job: str | None) -> Queue | None:  # noqa: ARG002  no scheduler here
         """No scheduler here."""
         return None
+
+    def position(self, queue: Queue) -> str:  # noqa: ARG002  no scheduler here
+        """Nothing waits."""
+        return ""
 
     def stop(self, job: str | None, *, grace_s: float) -> list[str]:  # noqa: ARG002  no scheduler here
         """Have every node that can be reached end its agent and ranks."""

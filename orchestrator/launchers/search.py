@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator import plan as plans
-from orchestrator.errors import NodesError, OrchError, RunNotFound, UsageError
+from orchestrator.errors import NodeError, NodesError, OrchError, RunNotFound, UsageError
 from orchestrator.fanout import each, successes
 from orchestrator.hostlist import fold
 from orchestrator.inventory import Inventory, Node
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.slurm import SlurmLauncher
+from orchestrator.launchers.slurm_host import login_node, slurm_host
 from orchestrator.node import watch
 from orchestrator.plan import LaunchPlan, NodePlan
 from orchestrator.run import Program
@@ -43,13 +44,18 @@ def find_run(inventory: Inventory, run_id: str) -> tuple[LaunchPlan, Launcher]:
     trace = _seen_here(inventory, run_id)
     if trace is not None:
         plan = _plan(inventory, run_id, trace)
-        return plan, SlurmLauncher(plan, way_to("local", inventory.ssh))
+        return plan, SlurmLauncher(plan, slurm_host(replace(plan, slurm={**plan.slurm, "login": None})))
+    at_login = _asked_at_login(inventory, run_id)
+    if isinstance(at_login, Trace) and at_login.by_slurm:
+        plan = _plan(inventory, run_id, at_login)
+        return plan, SlurmLauncher(plan, slurm_host(plan))
     transport = way_to(inventory.transport, inventory.ssh)
     found = each(inventory.nodes, lambda node: _visit(node, transport, run_id), limit=inventory.ssh.fanout)
     visits = [visit for visit in found if isinstance(visit, Visit)]
     members: set[str] = set()
     try:
-        plan = _plan(inventory, run_id, _newest(inventory, run_id, found))
+        failed = [at_login] if isinstance(at_login, OrchError) else []
+        plan = _plan(inventory, run_id, _newest(inventory, run_id, [*found, *failed]))
         members = {node.name for node in plan.nodes}
     finally:
         for visit in visits:
@@ -76,6 +82,18 @@ def _seen_here(inventory: Inventory, run_id: str) -> Trace | None:
     return None
 
 
+def _asked_at_login(inventory: Inventory, run_id: str) -> Trace | OrchError | None:
+    """What the login node has of the run, where one is named and it is not this machine; or why that is not known."""
+    login = login_node(inventory.slurm.login, inventory.nodes[0], inventory.ssh)
+    if login is None:
+        return None
+    try:
+        with Endpoint.connect(way_to("ssh", inventory.ssh)(login), login.python) as endpoint:
+            return endpoint.find(login.workdir, run_id)
+    except NodeError as exc:
+        return exc
+
+
 def _visit(node: Node, transport: Callable[[Node | NodePlan], Transport], run_id: str) -> Visit:
     endpoint = Endpoint.connect(transport(node), node.python)
     try:
@@ -99,7 +117,7 @@ def _newest(inventory: Inventory, run_id: str, found: Sequence[Visit | OrchError
         raise RunNotFound(f"no node of {inventory.file} has a run {run_id}", hint=hint)
     newest = max(traces, key=lambda trace: trace.attempt)
     if newest.by_slurm:
-        hint = f"ask on a machine that shares {folders} with the nodes, such as the login node"
+        hint = f"ask on a machine that shares {folders} with the nodes, or name one in the inventory, slurm: {{login: HOST}}"
         raise UsageError(f"run {run_id} went through Slurm, and its folder is not on this machine", hint=hint)
     return newest
 

@@ -3,10 +3,12 @@ The command line of a node, which its script and srun use:
 
     python3 <bundle>/orchestrator/node/__main__.py run JOB.json --node NAME --node-rank N [--rendezvous "ADDR PORT HOST_ID"]
     python3 <bundle>/orchestrator/node/__main__.py rendezvous [--address CANDIDATE]…
-    python3 <bundle>/orchestrator/node/__main__.py attempt JOB.json NUMBER
+    python3 <bundle>/orchestrator/node/__main__.py attempt JOB.json
+    python3 <bundle>/orchestrator/node/__main__.py next JOB.json STATUS ENDED
 
 `run` starts this node's ranks and stays until everything below has ended; `rendezvous` reserves a port here, prints it and
-holds it until stdin ends; `attempt` makes the folder of a further attempt of the job.
+holds it until stdin ends; `attempt` makes the folder of the next attempt of a Slurm job and prints it; `next` decides after
+an attempt whether there is to be one.
 """
 
 from __future__ import annotations
@@ -32,12 +34,16 @@ def options_of(words: list[str]) -> Options:
 
 
 def main() -> int:
-    """Become the guard, hold a rendezvous port, or begin a further attempt."""
+    """Become the guard, hold a rendezvous port, or see to the next attempt."""
     if sys.argv[1:2] == ["rendezvous"]:
         return hold_rendezvous(sys.argv[3::2])
     if sys.argv[1:2] == ["attempt"]:
-        begin_attempt(*sys.argv[2:4])
+        print(begin_attempt(sys.argv[2]))
         return 0
+    if sys.argv[1:2] == ["next"]:
+        from orchestrator.node.again import next_attempt  # noqa: PLC0415  milliseconds that an agent need not wait for
+
+        return next_attempt(*sys.argv[2:5])
     try:
         options = options_of(sys.argv[2:])
     except (LookupError, ValueError):

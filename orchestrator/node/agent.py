@@ -19,6 +19,8 @@ import time
 from orchestrator.node.contact import Contact
 from orchestrator.node.environment import inherited_environment, rank_environments, summary
 from orchestrator.node.job import (
+    NO_RETRY,
+    REQUEUE,
     AlreadyRunning,
     Job,
     PortTaken,
@@ -53,8 +55,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-EXIT_CODES = {"DONE": 0, "FAILED": 1, "STOPPED": 6}
-REFUSED, NO_RETRY, PORT_TAKEN = 4, 93, errno.EADDRINUSE
+# On any other code than 0, srun would kill the ranks of the other nodes, which may still be saving.
+EXIT_CODES = {"DONE": 0, "FAILED": 1, "STOPPED": 6, "REQUEUE": 0}
+REFUSED, PORT_TAKEN = 4, errno.EADDRINUSE
 SURVIVOR_S = 5.0  # what outlives SIGKILL for so long hangs in the kernel, and is told about
 SAME_SIGNAL_S = 1.0  # Slurm signals every process of a job: the guard's copy is not a second request
 SHELL_TERM = 128 + signal.SIGTERM  # how a shell reports that its command was ended by SIGTERM
@@ -83,6 +86,8 @@ class Agent:
         self.done: list[int] = []
         self.failure: dict[str, Any] | None = None
         self.stopping = self.forced = self.sweeping = self.survivors_told = False
+        self.warned = False
+        self.requeue = False  # a rank has saved, and asks to be started again
         self.asked: tuple[int, float] | None = None  # the first signal that asked to stop, and when
         self.told: set[tuple[int, int]] = set()  # descendants that have had their SIGTERM
         self.deadline_s: float | None = None  # monotonic; what is alive then is killed
@@ -99,6 +104,8 @@ class Agent:
             if os.getppid() != agent_pid:  # the agent died before the line above
                 os._exit(1)
             signal.pthread_sigmask(signal.SIG_SETMASK, inherited.signal_mask)
+            if self.job.slurm:  # which warns all that runs; who does not listen must not die of it
+                signal.signal(signal.SIGUSR2, signal.SIG_IGN)
             os.umask(inherited.umask)
 
         for rank, environment in zip(self.job.rank_numbers, environments):
@@ -168,6 +175,10 @@ class Agent:
         self.events.add(event="rank-exited", time=ended, pid=pid, done=done, text=text + note, **result)
         if done:
             self.done.append(rank)
+        elif code == REQUEUE and self.job.slurm and not self.failure:
+            self.requeue = True
+            if not self.stopping:
+                self.let_them_save(f"{text}, which asks for another attempt")
         elif not self.stopping:  # what fails after a stop is a consequence, not the cause
             self.failure = {**result, "time": ended}
             self.stop(text)
@@ -179,11 +190,28 @@ class Agent:
             self.on_signal(number)
 
     def stop(self, reason: str) -> None:
-        self.stopping = True
-        text = f"stopping the ranks: {reason}; what is alive in {self.job.grace_s:g} s is killed"
-        self.events.add(event="stopping", reason=reason, text=text)
+        self.note_stop(reason, self.job.grace_s)
         if not self.sweeping:
             self.terminate(self.job.grace_s)
+
+    def note_stop(self, reason: str, within_s: float) -> None:
+        self.stopping = True
+        text = f"stopping the ranks: {reason}; what is alive in {within_s:g} s is killed"
+        self.events.add(event="stopping", reason=reason, text=text)
+
+    def let_them_save(self, reason: str) -> None:
+        """Stop as Slurm does: it has sent its own TERM to all that runs here, and kills when its time is over."""
+        assert self.job.slurm is not None, "only Slurm begins a job anew"
+        self.note_stop(reason, self.job.slurm["warn_s"])
+        self.deadline_s = time.monotonic() + self.job.slurm["warn_s"]
+
+    def note_warning(self) -> None:
+        """Nothing is passed on: Slurm tells every process of a step, and a second USR2 may hit a rank that is just leaving."""
+        if not self.warned:
+            self.warned = True
+            assert self.job.slurm is not None, "only Slurm warns"
+            text = f"Slurm will end the job (at its time limit, in {self.job.slurm['warn_s']} s or a little more)"
+            self.events.add(event="warned", text=f"{text}: the ranks are asked to save and end")
 
     def terminate(self, grace_s: float) -> None:
         self.deadline_s = max(self.deadline_s or 0.0, time.monotonic() + grace_s)
@@ -216,7 +244,12 @@ class Agent:
                 return
             if os.getppid() != self.guard_pid:  # its death comes as a SIGTERM too, but nobody asked for a stop
                 self.cut_off = "the guard of the agent was killed"
-            self.stop(self.cut_off or f"asked to by {signal_name(number)}")
+            if self.job.slurm and not self.cut_off:
+                self.let_them_save(f"asked to by {signal_name(number)}")
+            else:
+                self.stop(self.cut_off or f"asked to by {signal_name(number)}")
+        elif number == signal.SIGUSR2 and self.job.slurm:
+            self.note_warning()
         elif number not in (signal.SIGCHLD, signal.SIGHUP):
             for pid in self.running:
                 send(pid, number)
@@ -246,7 +279,7 @@ class Agent:
 
     def finish(self) -> int:
         all_done = len(self.done) == len(self.job.rank_numbers)
-        ended = "FAILED" if self.cut_off else "STOPPED"
+        ended = "FAILED" if self.cut_off else "REQUEUE" if self.requeue else "STOPPED"
         state = "FAILED" if self.failure else ended if self.stopping and not all_done else "DONE"
         if state == "DONE":
             record = {"time": self.events.clock.now(), "ranks": sorted(self.done)}

@@ -188,12 +188,12 @@ def outcome(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
-def later(module: str, name: str) -> Op:
-    """A request whose module most connections do without."""
+def later(module: str, name: str, **fixed: object) -> Op:
+    """A request whose module most connections do without; `fixed` is added to what is asked."""
 
     def op(request: Json, payload: bytes) -> Tuple[Json, bytes]:
         handler: Op = getattr(importlib.import_module(f"orchestrator.node.{module}"), name)
-        return handler(request, payload)
+        return handler(dict(request, **fixed), payload)
 
     return op
 
@@ -230,6 +230,8 @@ def serve(stream: BinaryIO) -> None:
         "stop": later("stop", "stop"),
         "strays": later("strays", "strays"),
         "clear": later("leftovers", "clear"),
+        "command": later("command", "command", umask=umask),
+        "command_once": later("command", "command_once", umask=umask),
     }
     idle_s = IDLE_S
     while True:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+NO_RETRY = 93  # a rank that exits so says that a retry cannot help
+REQUEUE = 99  # a rank that exits so has saved, and asks to be started again
+
+
 class Refused(Exception):
     """The agent does not start the ranks; the message says why, and what to change."""
 
@@ -56,6 +60,7 @@ class Job:
     grace_s: float
     orphan_timeout_s: float | None = None
     isolation_timeout_s: float | None = None
+    slurm: dict[str, Any] | None = None  # requeue, max_retries and warn_s, where Slurm runs the job
 
     def __init__(self, **fields: object) -> None:
         strange = [name for name in fields if name not in Job.__annotations__]
@@ -99,19 +104,23 @@ def fault_of(job: Job, folder: str) -> str:
     return "" if os.path.realpath(home) == os.path.realpath(folder) else f"run_dir: this file belongs in {home}"
 
 
-def begin_attempt(path: str, number: str) -> None:
-    """Make the folder of a further attempt of the job, in one step: job.json with its number, and the same node.sh."""
+def begin_attempt(path: str) -> str:
+    """Make the folder of the next attempt of the job, in one step: job.json with its number, and the first one's node.sh."""
     import shutil  # noqa: PLC0415  milliseconds that a rendezvous need not wait for
 
     first = os.path.dirname(os.path.abspath(path))
-    folder = os.path.join(os.path.dirname(first), f"attempt-{int(number)}")
+    run_dir, prefix = os.path.dirname(first), "attempt-"
+    numbers = [name[len(prefix) :] for name in os.listdir(run_dir) if name.startswith(prefix)]
+    number = 1 + max(int(number) for number in numbers if number.isdigit())
+    folder = os.path.join(run_dir, f"{prefix}{number}")
     with open(path, encoding="utf-8") as file:
         job = json.load(file)
     beginning = f"{folder}.{os.getpid()}"
     os.mkdir(beginning)
-    write_json(os.path.join(beginning, "job.json"), {**job, "attempt": int(number)})
+    write_json(os.path.join(beginning, "job.json"), {**job, "attempt": number})
     shutil.copy(os.path.join(first, "node.sh"), beginning)
     os.rename(beginning, folder)
+    return folder
 
 
 def prepare_folder(job: Job, folder: str) -> str:

@@ -53,7 +53,8 @@ class Target:
         if agent is not None and process(agent) is not None:
             return {(agent["pid"], agent["start_time"]): "agent"}
         events = read_events(self.folder)
-        if any(event.get("event") == "agent-finished" for event in events[-1:]):
+        ends = [event["event"] for event in events if event.get("event") in ("agent-started", "agent-finished")]
+        if ends[-1:] == ["agent-finished"]:
             return {}  # the last that an agent or its guard says: then nothing below it was alive
         return self._left(agent, events)
 

@@ -247,7 +247,13 @@ def find(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
     folder = os.path.join(run, f"attempt-{max(attempts)}")
     by_slurm = os.path.exists(os.path.join(run, "attempt-1", "submit.sbatch"))
     job = read_json(os.path.join(folder, "job.json"))
-    return {"trace": {"attempt": max(attempts), "job": job, "by_slurm": by_slurm}}, b""
+    has_log = by_slurm and any(is_batch_log(name) for name in os.listdir(os.path.join(run, "attempt-1")))
+    return {"trace": {"attempt": max(attempts), "job": job, "by_slurm": by_slurm, "has_log": has_log}}, b""
+
+
+def is_batch_log(name: str) -> bool:
+    """What Slurm writes into the folder of the first attempt when it starts the job."""
+    return name.startswith("slurm-") and name.endswith(".log")
 
 
 def observe_one(node: str, folder: str) -> Json:

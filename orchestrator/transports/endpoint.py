@@ -20,6 +20,7 @@ from orchestrator.transports.clocks import Window
 from orchestrator.transports.node_program import FLAGS, MARKER, OLDEST_PYTHON, program
 from orchestrator.transports.observed import (
     AgentRecord,
+    Answer,
     Chunk,
     Facts,
     Hunted,
@@ -226,6 +227,24 @@ class Endpoint:
         request |= {"checkpoints": checkpoints, "dry_run": dry_run}
         reply, _ = self._call(request, answer_s=CLEAR_S)
         return [Leftover(**entry) for entry in reply["entries"]]
+
+    def command(self, argv: Sequence[str], *, timeout_s: float) -> Answer:
+        """Run a command in the environment of a login there, from the home folder; an argument that begins with `~/` is below it."""
+        reply, _ = self._call(
+            {"op": "command", "argv": list(argv), "folder": "~", "timeout_s": timeout_s}, answer_s=timeout_s + ANSWER_S
+        )
+        return Answer(reply["code"], reply["out"], reply["err"])
+
+    def command_once(self, argv: Sequence[str], mark: str, *, timeout_s: float, begin: bool = True) -> Answer:
+        """
+        Run a command from the folder of the file `mark`, once in all: who asks again, over a new connection, hears its first answer.
+
+        Args:
+            begin: False if it is not to begin any more; what has begun is waited for all the same.
+        """
+        request = {"op": "command_once", "argv": list(argv), "folder": mark.rpartition("/")[0], "timeout_s": timeout_s}
+        reply, _ = self._call({**request, "mark": mark, "begin": begin}, answer_s=timeout_s + ANSWER_S)
+        return Answer(reply["code"], reply["out"], reply["err"])
 
     def close(self) -> None:
         """End the endpoint; agents go on."""

@@ -81,12 +81,17 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What the newest attempt of a run left on a node; `nodes` None: whichever Slurm chose. `ranks` counts those of each node."""
+    """
+    What the newest attempt of a run left on a node; `nodes` None: whichever Slurm chose. `ranks` counts those of each node.
+
+    `has_log` says whether a job's own log is there, which Slurm begins with the job.
+    """
 
     attempt: int
     nodes: tuple[str, ...] | None
     ranks: tuple[int, ...]
     by_slurm: bool
+    has_log: bool = False
 
     @classmethod
     def of(cls, found: Json) -> Trace | None:
@@ -108,7 +113,7 @@ class Trace:
             raise ValueError(f"attempt-{trace['attempt']}/job.json is missing or damaged") from exc
         if not fits:
             raise ValueError(f"attempt-{trace['attempt']}/job.json is of another version of orch")
-        return cls(trace["attempt"], nodes, ranks, trace["by_slurm"])
+        return cls(trace["attempt"], nodes, ranks, trace["by_slurm"], trace["has_log"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,7 @@ class RankExit:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """
-    An agent's last word: DONE, FAILED or STOPPED, and the first rank that failed.
+    An agent's last word: DONE, FAILED, STOPPED or, under Slurm, REQUEUE, and the first rank that failed.
 
     `time` is when that rank failed, or else of the word itself, by this machine's clock.
     """
@@ -180,6 +185,15 @@ class NodeObservation:
             progress={int(rank): value for rank, value in seen["progress"].items()},
             log=seen["log"],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a command on the node ended (127: there is none of that name, 124: it gave no answer in time), and what it printed."""
+
+    code: int
+    out: str
+    err: str
 
 
 @dataclass(frozen=True, slots=True)

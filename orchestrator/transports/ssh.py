@@ -55,6 +55,19 @@ def command_line(argv: Sequence[str]) -> str:
     return " ".join([home + shlex.quote(path), shlex.join(arguments)]).strip()
 
 
+def route_to(target: Target, ssh: SshOptions) -> list[Hop]:
+    """
+    The logins that lead to a target, by the inventory and the ssh configuration.
+
+    Raises:
+        NodeError: the configuration cannot be read, or leads nowhere.
+    """
+    try:
+        return route(target, ssh.proxy_jump, _config(ssh.config).lookup)
+    except (RouteError, OSError, paramiko.ConfigParseError) as error:
+        raise NodeError(target.name, f"ssh configuration: {error}") from error
+
+
 class SshTransport:
     """One connection to a node, through jump hosts where the configuration says so; host keys are always verified."""
 
@@ -100,10 +113,7 @@ class SshTransport:
 
     def _connect(self) -> None:
         """Connect; again and again while the server hangs up at once and there is time."""
-        try:
-            hops = route(self._target, self._ssh.proxy_jump, _config(self._ssh.config).lookup)
-        except (RouteError, OSError, paramiko.ConfigParseError) as error:
-            raise NodeError(self.node, f"ssh configuration: {error}") from error
+        hops = route_to(self._target, self._ssh)
         deadline, pause = time.monotonic() + self._ssh.connect_timeout_s, FIRST_RETRY_S
         while True:
             try:

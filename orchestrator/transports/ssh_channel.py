@@ -81,8 +81,9 @@ class SshChannel:
             return data
 
     def close(self) -> None:
-        """Close both ways."""
-        self._channel.close()
+        """Close both ways; where the connection is gone, the channel is gone with it."""
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.close()
 
     def _drain_stderr(self) -> None:
         while self._channel.recv_stderr_ready():

@@ -28,6 +28,7 @@ def _started(orch: Orch) -> str:
     until(lambda: orch.supervisor(run), what="the supervisor")
     marks = [folder / "supervised" for folder in orch.node_folders(run)]
     until(lambda: all(mark.exists() for mark in marks), what="all nodes to be heard", deadline_s=30)
+    until(lambda: _record(orch, run)["state"] == "RUNNING", what="the record to say so")
     return run
 
 

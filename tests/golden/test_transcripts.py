@@ -29,12 +29,15 @@ PROGRAMS = {
     "trainer": Program("trainer", ("steps=20", "model.layers=4")),
     "program": Program("python", ("train.py", "--n", "3", 'a b$c "d"'), "sub dir"),
 }
-CASES = list(product(INVENTORIES, LAUNCHERS, PROGRAMS, (1, 16)))
+# Inventories of their own, which say all that they can say of Slurm.
+FULL = [(name, "slurm", "program", 2) for name in ("slurm-pyxis", "slurm-apptainer")]
+CASES = [*product(INVENTORIES, LAUNCHERS, PROGRAMS, (1, 16)), *FULL]
 
 
 def _inventory(name: str, nodes: int) -> Inventory:
-    """The shipped inventory with that many nodes, and a Python that is not this machine's."""
-    inventory = inventories.load(inventory_folder() / f"{name}.yaml")
+    """The shipped inventory, or the one that lies here, with that many nodes and a Python that is not this machine's."""
+    folder = inventory_folder() if name in INVENTORIES else Path(__file__).parent
+    inventory = inventories.load(folder / f"{name}.yaml")
     first = inventory.nodes[0].model_copy(update={"python": "/opt/conda/bin/python3"})
     copies = [
         first.model_copy(update={"name": f"{name}-{k:02}", "address": f"10.0.0.{k + 1}"}) if k else first

@@ -16,6 +16,7 @@ PROGRAMS = {
     "ssh": ("sshd", "ssh", "ssh-keygen"),
     "hosts": ("unshare", "nsenter", "ip", "bridge", "ss", "sshd", "ssh", "ssh-keygen"),
     "slurm": ("slurmctld", "slurmd", "munged", "sbatch"),
+    "accounting": ("slurmctld", "slurmd", "munged", "sbatch", "slurmdbd", "mariadbd", "mariadb-install-db"),
 }
 
 

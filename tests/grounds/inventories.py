@@ -9,13 +9,17 @@ from ruamel.yaml import YAML
 
 
 def write_inventory(path: Path, base: Mapping[str, object], extra: Mapping[str, object]) -> Path:
-    """Write `base` with `extra` over it: mappings are merged one level deep, everything else is replaced."""
+    """Write `base` with `extra` over it: mappings are merged one level deep, where None deletes; the rest is replaced."""
     merged = dict(base)
     for key, value in extra.items():
         below = merged.get(key)
-        merged[key] = {**below, **value} if isinstance(below, dict) and isinstance(value, dict) else value
+        merged[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     with path.open("w", encoding="utf-8") as file:
         yaml.dump(merged, file)
     return path
+
+
+def _merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in {**below, **above}.items() if value is not None}

@@ -6,25 +6,28 @@ import contextlib
 import os
 import pwd
 import secrets
+import signal
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.grounds.accounting import start_accounting
 from tests.grounds.components import PROGRAMS, program
 from tests.grounds.inventories import write_inventory
-from tests.grounds.keeper import Keeper, kill_each
+from tests.grounds.keeper import Keeper, kill, kill_each
 from tests.grounds.ports import free_ports
 from tests.grounds.python import node_python
 from tests.until import until
 
 NODES = ("n0", "n1", "n2", "n3")
-_DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd")
+_DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd", "slurmdbd", "mariadbd")
 _START_S = 30.0
 
 # More CPUs are declared than the machine has, so eight tasks fit on a two-core one; KillWait and the scheduler's intervals
-# are short so that tests wait for what they test. No accounting: a cluster without sacct is the harder case.
+# are short so that tests wait for what they test. A job in `urgent` preempts those in `debug`.
+# Accounting only where it is asked for: without sacct is the harder case.
 _CONF = """\
 ClusterName=orchtest
 SlurmctldHost={host}(127.0.0.1)
@@ -44,7 +47,6 @@ MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
@@ -53,7 +55,10 @@ PropagateResourceLimits=NONE
 ReturnToService=2
 KillWait=5
 NodeName=n[0-3] NodeHostname={host} NodeAddr=127.0.0.[10-13] Port=[{node_ports}] CPUs=4 State=UNKNOWN
-PartitionName=debug Nodes=n[0-3] Default=YES MaxTime=01:00:00 State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=debug Nodes=n[0-3] Default=YES MaxTime=01:00:00 PriorityTier=1 GraceTime=30 State=UP
+PartitionName=urgent Nodes=n[0-3] MaxTime=01:00:00 PriorityTier=2 State=UP
 """
 
 # slurmd loads a cgroup plugin although nothing here uses one; v1's is content where nothing is mounted or writable.
@@ -65,7 +70,7 @@ class Cluster:
 
     nodes = NODES
 
-    def __init__(self, folder: Path, *, python: Path, keeper: Keeper) -> None:
+    def __init__(self, folder: Path, *, python: Path, keeper: Keeper, accounted: bool) -> None:
         self.folder = folder
         self.conf = folder / "slurm.conf"
         self.python = python
@@ -74,7 +79,7 @@ class Cluster:
         outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
         self.env = {**outside, "SLURM_CONF": str(self.conf)}
         self._keeper = keeper
-        self._start()
+        self._start(accounted=accounted)
 
     def inventory(self, folder: Path, *, devices: int = 1, **extra: object) -> Path:
         """Write `folder`/inventory.yaml for all nodes; `extra` are further top-level keys, mappings are merged."""
@@ -93,9 +98,22 @@ class Cluster:
         lines = self._run("squeue", "--noheader", "--format=%i %T").splitlines()
         return dict(line.split() for line in lines)
 
+    def signal(self, job: str, name: str) -> None:
+        """Signal all steps of a job, as Slurm itself does with USR2 before a time limit."""
+        self._run("scancel", f"--signal={name}", job)
+
+    def preempt(self, *nodes: str) -> None:
+        """Have a more urgent job take these nodes, for as long as it needs to say so."""
+        where = f"--nodelist={','.join(nodes)}"
+        self._run("sbatch", "--partition=urgent", "--exclusive", where, "--output=/dev/null", "--wrap", "true")
+
     def processes(self) -> dict[int, str]:
         """Pid -> command name of all that jobs run, and of the steps above them; the daemons are left out."""
         return {pid: command for pid, command in self._keeper.processes().items() if command not in _DAEMONS}
+
+    def daemons(self) -> dict[int, str]:
+        """Pid -> command name of the daemons."""
+        return {pid: command for pid, command in self._keeper.processes().items() if command in _DAEMONS}
 
     def end_jobs(self) -> None:
         """Cancel every job and wait until nothing of them runs; a step that resists is killed."""
@@ -113,11 +131,87 @@ class Cluster:
         until(lambda: self.jobs().get(job) == "PENDING", deadline_s=60, what="the job to be in the queue again")
 
     def requeue(self, job: str) -> None:
-        """Requeue a job, and have it begin at once."""
-        self.requeue_waiting(job)
-        self._run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        """Requeue a job, and have it begin soon."""
+        self._run("scontrol", "requeue", job)
+        self.begin_soon(job)
 
-    def _start(self) -> None:
+    def begin_soon(self, job: str) -> None:
+        """Have a job that is in the queue again, or soon will be, not wait for its old credentials to expire."""
+        asked = ("squeue", "--noheader", f"--jobs={job}", "--format=%T %r")
+        waits = "PENDING BeginTime"
+        until(lambda: self._run(*asked).strip() == waits, deadline_s=60, what="the job to be in the queue again")
+        self.begin(job)
+
+    def begin(self, job: str) -> None:
+        """
+        Have a requeued job begin now, and not when all credentials that it had have expired.
+
+        A slurmd takes none that is of the second in which it revoked one, and the job would fail with it.
+        """
+        self._run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
+
+    def impatient(self) -> dict[str, str]:
+        """The environment for commands that give up soon: Slurm's own take 20 s to miss a slurmctld."""
+        conf = self.folder / "impatient.conf"
+        conf.write_text(self.conf.read_text("utf-8") + "MessageTimeout=2\n", "utf-8")
+        return {**self.env, "SLURM_CONF": str(conf)}
+
+    def stop_controller(self, *, hang: bool = False) -> None:
+        """End slurmctld, or have it hang: it takes connections, and answers nothing."""
+        for pid in self._pids("slurmctld", "slurmscriptd"):
+            kill(pid, signal.SIGSTOP if hang else signal.SIGTERM)
+        if not hang:
+            until(lambda: not self._pids("slurmctld"), deadline_s=30, what="slurmctld to end")
+
+    def start_controller(self) -> None:
+        """Have slurmctld at work again, with what it had saved."""
+        hanging = self._pids("slurmctld", "slurmscriptd")
+        for pid in hanging:
+            kill(pid, signal.SIGCONT)
+        if not hanging:
+            self._daemon("slurmctld", "-D")
+        until(self._states, deadline_s=60, what="slurmctld to answer")
+
+    def lose_node(self, node: str) -> None:
+        """Kill a node's slurmd and all that jobs run there, and have slurmctld notice at once."""
+        self.kill_slurmd(node)
+        lost = f"SLURMD_NODENAME={node}".encode()
+        for pid in self.processes():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if lost in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    kill(pid)
+        self._run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
+
+    def kill_slurmd(self, node: str) -> None:
+        """Kill the slurmd of a node; what jobs run there goes on."""
+        pid = self._slurmd(node)
+        assert pid is not None, f"no slurmd on {node}"
+        kill(pid)
+        until(lambda: self._slurmd(node) is None, what="slurmd to end")
+
+    def mend(self) -> None:
+        """Undo the faults: every daemon runs, every node takes jobs."""
+        if not self._pids("slurmctld") or not self._states():
+            self.start_controller()
+        for node in NODES:
+            if self._slurmd(node) is None:
+                self._daemon("slurmd", "-D", "-N", node, log=f"slurmd-{node}")
+        names = ",".join(NODES)
+        self._run("scontrol", "update", f"NodeName={names}", "State=RESUME", check=False)
+        until(
+            lambda: set(self._states().split()[1::2]) <= {"idle", "mixed", "allocated"},
+            deadline_s=60,
+            what=self._states,
+        )
+
+    def _pids(self, *commands: str) -> list[int]:
+        return [pid for pid, command in self.daemons().items() if command in commands]
+
+    def _slurmd(self, node: str) -> int | None:
+        words = f"-N\0{node}\0".encode()
+        return next((pid for pid in self._pids("slurmd") if words in Path(f"/proc/{pid}/cmdline").read_bytes()), None)
+
+    def _start(self, *, accounted: bool) -> None:
         host = socket.gethostname().partition(".")[0]
         controller, *node_ports = free_ports(1 + len(NODES))
         text = _CONF.format(
@@ -131,6 +225,10 @@ class Cluster:
         (self.folder / "cgroup.conf").write_text(_CGROUP_CONF, encoding="utf-8")
         (self.folder / "state").mkdir()
         self._start_munged()
+        if accounted:
+            accounting = start_accounting(self.folder, self.env, self._keeper)
+            self.conf.write_text(text + accounting, encoding="utf-8")
+            self._run("sacctmgr", "--immediate", "add", "cluster", "orchtest")
         self._daemon("slurmctld", "-D")
         for node in NODES:
             self._daemon("slurmd", "-D", "-N", node, log=f"slurmd-{node}")
@@ -156,7 +254,9 @@ class Cluster:
 
     def _states(self) -> str:
         """`n0 idle n1 idle …`; empty while the controller does not answer."""
-        return " ".join(self._run("sinfo", "--noheader", "--Node", "--format=%N %T", check=False).split())
+        return " ".join(
+            self._run("sinfo", "--noheader", "--Node", "--partition=debug", "--format=%N %T", check=False).split()
+        )
 
     def _run(self, *argv: str, check: bool = True) -> str:
         done = subprocess.run(
@@ -166,9 +266,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def open_cluster() -> Iterator[Cluster]:
-    """Start a cluster; on leaving, its processes and folder are gone."""
-    for name in PROGRAMS["slurm"]:
+def open_cluster(*, accounted: bool = False) -> Iterator[Cluster]:
+    """Start a cluster, with slurmdbd and its database if it is to be `accounted`; on leaving, processes and folder are gone."""
+    for name in PROGRAMS["accounting" if accounted else "slurm"]:
         program(name)
     folder = Path(tempfile.mkdtemp(prefix="orch-slurm-"))
     folder.chmod(0o755)
@@ -176,6 +276,6 @@ def open_cluster() -> Iterator[Cluster]:
     try:
         python = node_python(folder / "python")
         assert python is not None, "the tests run on a Python that they cannot run"
-        yield Cluster(folder, python=python, keeper=keeper)
+        yield Cluster(folder, python=python, keeper=keeper, accounted=accounted)
     finally:
         keeper.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -112,10 +113,26 @@ def test_waiting_job_is_pending_with_slurms_reason(orch: Orch) -> None:
     orch("stop", first)
 
 
-def test_wrong_partition_is_refused_with_slurms_words(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.inventory(tmp_path, slurm={"partition": "nope"})
+def test_what_the_inventory_says_is_what_slurm_got(cluster: Cluster, tmp_path: Path) -> None:
+    comment = 'it\'s "a" $comment # `id` \\ é'
+    slurm = {"cpus": 3, "mem": "1", "exclusive": "user", "exclude": "n[3,1]", "dependency": "singleton"}
+    mail = {"mail_type": "END,FAIL", "mail_user": "train@example.org"}
+    cluster.inventory(tmp_path, slurm={**slurm, **mail, "comment": comment, "options": ["--nice=7"]})
+    orch = Orch(tmp_path, env=cluster.env)
+    orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000")
+    shown = ["scontrol", "--oneliner", "show", "job", orch.status()["slurm_job"]]
+    job = subprocess.run(shown, check=True, capture_output=True, text=True, timeout=30).stdout
+    for said in ("CPUs/Task=3", "MinMemoryNode=1M", "ExcNodeList=n[1,3]", "Nice=7", "MailUser=train@example.org"):
+        assert f" {said} " in job, job
+    assert " MailType=END,FAIL" in job
+    assert f" Comment={comment} " in job, re.findall(".{9}Comment=.{60}", job)
+    assert " OverSubscribe=USER " in job
+
+
+def test_what_only_sbatch_knows_is_refused_with_slurms_words(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.inventory(tmp_path, slurm={"constraint": "h800"})
     done = Orch(tmp_path, env=cluster.env)("submit", "--", "true", code=4)
-    assert "invalid partition" in done.stderr
+    assert "Invalid feature specification" in done.stderr
     assert not cluster.jobs()
 
 

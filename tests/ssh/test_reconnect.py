@@ -32,7 +32,7 @@ def test_a_connection_that_was_given_up_is_closed_before_the_next(
 ) -> None:
     where = inventory.load(farm.inventory(tmp_path, nodes=1))
     request = Request("ssh", Program("executable", ("true",)))
-    plan = plans.make_plan(where, request, run_id="farm-20260102-030405-0abc", bundle="0" * 32, home="/")
+    plan = plans.make_plan(where, request, run_id="farm-20260102-030405-0abc", bundle="0" * 32)
     monkeypatch.setattr(endpoint, "BEAT_ANSWER_S", 0.1)
     launcher = direct_launcher(plan)
     try:

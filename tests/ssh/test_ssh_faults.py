@@ -176,6 +176,22 @@ def test_a_node_that_stops_before_it_has_started_the_program_is_given_up(
     assert time.monotonic() - begun < 20
 
 
+def _connection_has_gone(_packetizer: object, _data: bytes) -> None:
+    raise EOFError
+
+
+def test_a_channel_is_closed_though_its_connection_has_gone(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between paramiko's look whether it is there, and the message that the channel is closed."""
+    transport = SshTransport(Node(name="n0"), SshOptions(config=str(farm.ssh_config)))
+    try:
+        channel = transport.open(["cat"])
+        with monkeypatch.context() as patch:
+            patch.setattr(paramiko.packet.Packetizer, "write_all", _connection_has_gone)
+            channel.close()
+    finally:
+        transport.close()
+
+
 def test_a_server_that_only_greets_is_given_up(farm: Farm) -> None:
     with stuck_after_greeting() as port:
         begun = time.monotonic()

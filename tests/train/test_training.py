@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,7 @@ def test_killed_run_goes_on_from_its_checkpoint_under_orch(start_ranks: StartRan
     assert [(one["phase"], one["step"], one["steps"]) for one in progress] == [("done", 120, 120)] * 2
     assert progress[0]["ready"] == "2/2 ranks ready, backend gloo, device cpu"
     assert progress[0]["summary"]["last_loss"] == _metrics(straight)[-1]["loss"]
+    assert [one["saved"] for one in progress] == [120, 120]
     assert set(progress[0]["summary"]) == {"steps", "first_loss", "last_loss", "tokens_per_s", "wall_s", "checkpoint"}
 
 
@@ -136,6 +138,26 @@ def test_sigterm_ends_a_rank_that_waits_in_a_collective(start_ranks: StartRanks,
     stopped.process.send_signal(signal.SIGSTOP)
     waiting.process.send_signal(signal.SIGTERM)
     assert waiting.process.wait(timeout=5) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("name", ["USR2", "TERM"])
+def test_warning_to_one_rank_has_all_save_and_ask_to_be_started_again(
+    start_ranks: StartRanks, tmp_path: Path, name: str
+) -> None:
+    """A TERM from anybody but the launcher, as from Slurm when it preempts a job."""
+    words = ("steps=60", "save_steps=1000", "micro_batch=64")
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    assert [rank.wait() for rank in start_ranks(*words, f"out={straight}")] == [0, 0]
+    ranks = start_ranks(*words, f"out={resumed}")
+    metrics = resumed / "metrics.jsonl"
+    until(lambda: metrics.exists() and len(_metrics(resumed)) > 1, deadline_s=DEADLINE_S, what="the first steps")
+    subprocess.run(["kill", f"-{name}", str(ranks[1].process.pid)], check=True)
+    assert [rank.wait() for rank in ranks] == [99, 99]
+    steps = len(_metrics(resumed))
+    assert steps < 60
+    assert f"saved at step {steps}, to be started again (exit code 99)" in ranks[0].out
+    assert [rank.wait() for rank in start_ranks(*words, f"out={resumed}")] == [0, 0]
+    assert _numbers(resumed) == _numbers(straight)
 
 
 def test_unforeseen_error_keeps_its_traceback_and_fills_the_error_file(start_ranks: StartRanks) -> None:

@@ -69,7 +69,7 @@ class Ground:
         ranks: Sequence[int] = (1,),
         grace_s: float = 5.0,
         program: Mapping[str, object] | None = None,
-        **more: float,
+        **more: object,
     ) -> Path:
         """Write job.json; `args` is the program, an executable unless `program` says otherwise."""
         fields: dict[str, object] = {"python": False, "args": args, "bundle_on_path": False, "cwd": None}

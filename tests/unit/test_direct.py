@@ -43,7 +43,7 @@ def _launcher(tmp_path: Path, *, thefts: int) -> tuple[Robbed, LaunchPlan, bundl
     inventory = Inventory(name="here", transport="local", nodes=nodes)
     bundle = bundles.build(trainer=False, code=None)
     request = Request("ssh", Program("executable", ("sh", "-c", "echo $MASTER_PORT")))
-    plan = plans.make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle=bundle.digest, home="/")
+    plan = plans.make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle=bundle.digest)
     launcher = Robbed(plan, lambda node: LocalTransport(node.name))
     launcher.thefts, launcher.found, launcher.thieves = thefts, [], []
     return launcher, plan, bundle

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import plan as plans
+from orchestrator import render
 from orchestrator.errors import UsageError
 from orchestrator.inventory import Inventory, Node
+from orchestrator.inventory_slurm import Container, SlurmOptions
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import LauncherName, Program, Request, Shape
 
@@ -23,7 +25,7 @@ def _plan(
     inventory: Inventory, launcher: LauncherName = "ssh", nodes: str | None = None, shape: Shape | None = None
 ) -> LaunchPlan:
     request = Request(launcher, Program("trainer", ("steps=3",)), nodes=nodes, shape=shape)
-    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1", home="/home/u")
+    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1")
 
 
 THREE = _inventory(Node(name="n0", devices=2), Node(name="n1", devices=4), Node(name="s0", devices=2, tags=("spare",)))
@@ -77,9 +79,21 @@ def test_slurm_refuses_nodes_that_one_script_cannot_serve() -> None:
         _plan(differing, "slurm")
 
 
-def test_slurm_paths_are_absolute_because_sbatch_expands_no_tilde() -> None:
-    assert _plan(_inventory(Node(name="n0")), "slurm").head.workdir == "/home/u/.orch"
-    assert _plan(_inventory(Node(name="n0")), "ssh").head.workdir == "~/.orch"
+def test_home_folder_stays_that_of_whoever_runs_there() -> None:
+    """The machine that submits may be another one than this, with another home; what Slurm itself reads has no ~ in it."""
+    plan = _plan(_inventory(Node(name="n0")), "slurm")
+    assert plan.head.workdir == "~/.orch"
+    assert not [option for option in render.sbatch_options(plan) if "~" in option]
+
+
+def test_home_folder_is_written_out_where_it_is_known_and_has_to_be_in_a_container() -> None:
+    image = Container(image="/images/torch.sif", runtime="apptainer")
+    inventory = _inventory(Node(name="n0")).model_copy(update={"slurm": SlurmOptions(container=image, login="login0")})
+    request = Request("slurm", Program("trainer", ()))
+    known = plans.make_plan(inventory, request, run_id="demo-1", bundle="b1", home="/home/u")
+    assert known.head.workdir == "/home/u/.orch"
+    with pytest.raises(UsageError, match="may be another home than on login0"):
+        plans.make_plan(inventory, request, run_id="demo-1", bundle="b1")
 
 
 def test_stored_plan_reads_back_equal_but_for_environment_values() -> None:

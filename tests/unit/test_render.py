@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +17,8 @@ from jinja2 import UndefinedError
 from orchestrator import plan as plans
 from orchestrator import render, transcript
 from orchestrator.errors import UsageError
-from orchestrator.inventory import Inventory, Node, SlurmOptions
+from orchestrator.inventory import Inventory, Node
+from orchestrator.inventory_slurm import OPTION_OF, SlurmOptions
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import LauncherName, Program, Request
 
@@ -23,16 +26,19 @@ PRINT_X = "import os, sys; sys.stdout.buffer.write(os.environb[b'X'])"
 values = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)
 
 
-def _plan(env: dict[str, str], launcher: LauncherName = "ssh", slurm: SlurmOptions | None = None) -> LaunchPlan:
-    nodes = (Node(name="n0", python="/usr/bin/python3", env=env), Node(name="n1", python="/usr/bin/python3"))
+def _plan(
+    env: dict[str, str], launcher: LauncherName = "ssh", slurm: SlurmOptions | None = None, *, devices: int = 1
+) -> LaunchPlan:
+    first = Node(name="n0", python="/usr/bin/python3", env=env, devices=devices)
+    nodes = (first, Node(name="n1", python="/usr/bin/python3", devices=devices))
     inventory = Inventory(name="demo", nodes=nodes, slurm=slurm or SlurmOptions())
     request = Request(launcher, Program("executable", ("true",), ""))
-    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1", home="/home/u")
+    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1")
 
 
 def _value_of_x(script: str, **environ: str) -> bytes:
     """Run the script up to its exec, then print X in place of starting the agent."""
-    lines = script.split("\nexec ", maxsplit=1)[0].split("\nif [", maxsplit=1)[0]
+    lines = script.split("\nexec ", maxsplit=1)[0].split("\ncase $1", maxsplit=1)[0]
     text = f"{lines}\nexec \"$PRINTER\" -c '{PRINT_X.replace(chr(39), chr(34))}'\n"
     environ = {"PATH": os.defpath, "PRINTER": sys.executable, **environ}
     return subprocess.run(["/bin/sh", "-c", text], env=environ, capture_output=True, check=True).stdout
@@ -96,17 +102,59 @@ def test_slurm_options_appear_as_set_and_only_then() -> None:
     assert {"--partition=gpu", "--time=1-00:00:00", "--exclusive", "'--comment=a b'"} <= set(options)
 
 
-@pytest.mark.parametrize("option", ["--export=ALL,X=a,b", "--nodes=3", "--output=/tmp/x"])
-def test_options_that_orch_decides_are_refused(option: str) -> None:
-    with pytest.raises(UsageError, match="is decided by orch"):
-        render.sbatch_options(_plan({}, "slurm", SlurmOptions(options=(option,))))
+def test_every_slurm_field_is_an_option_of_sbatch() -> None:
+    told = {
+        "partition": "gpu",
+        "account": "proj",
+        "qos": "high",
+        "time": "1-00:00:00",
+        "reservation": "week",
+        "constraint": "h800&ib",
+        "gres": "gpu:h800:4",
+        "mem": "0",
+        "exclusive": "user",
+        "exclude": "n[2,1]",
+        "dependency": "afterok:12:13",
+        "mail_type": "END,FAIL",
+        "mail_user": "a@b.example",
+        "comment": 'it\'s "a" $b # c',
+        "cpus": 4,
+    }
+    assert set(told) == set(OPTION_OF)
+    options = render.sbatch_options(_plan({}, "slurm", SlurmOptions.model_validate(told)))
+    written = {**told, "exclude": "n[1-2]"}
+    assert {f"--{OPTION_OF[field]}={value}" for field, value in written.items()} <= {shlex.split(o)[0] for o in options}
+
+
+@pytest.mark.parametrize(
+    ("gres", "rendered"),
+    [
+        ("gpu", "gpu:2"),
+        ("gpu:h800", "gpu:h800:2"),
+        ("gpu:8", "gpu:8"),
+        ("gpu:h800:8", "gpu:h800:8"),
+        ("gcu,nvme:1", "gcu:2,nvme:1"),
+    ],
+)
+def test_gres_without_a_count_is_one_for_every_rank_of_a_node(gres: str, rendered: str) -> None:
+    options = render.sbatch_options(_plan({}, "slurm", SlurmOptions(gres=gres), devices=2))
+    assert f"--gres={rendered}" in options
+
+
+@pytest.mark.parametrize(("exclusive", "rendered"), [("true", ["--exclusive"]), ("false", []), (None, [])])
+def test_exclusive_is_a_flag(exclusive: Literal["true", "false"] | None, rendered: list[str]) -> None:
+    options = render.sbatch_options(_plan({}, "slurm", SlurmOptions(exclusive=exclusive)))
+    assert [option for option in options if "exclusive" in option] == rendered
 
 
 def test_one_task_a_node_gets_a_core_for_every_rank() -> None:
     """Slurm gives a task one core unless told otherwise, and all ranks of the node would share it."""
     assert "--cpus-per-task=1" in render.sbatch_options(_plan({}, "slurm"))
-    exclusive = SlurmOptions(options=("--exclusive",))
-    assert not [o for o in render.sbatch_options(_plan({}, "slurm", exclusive)) if o.startswith("--cpus-per-task")]
+    for whole in (SlurmOptions(options=("--exclusive",)), SlurmOptions(exclusive="true")):
+        assert not [o for o in render.sbatch_options(_plan({}, "slurm", whole)) if o.startswith("--cpus-per-task")]
+    assert "--cpus-per-task=1" in render.sbatch_options(_plan({}, "slurm", SlurmOptions(exclusive="user")))
+    a_gpu = render.sbatch_options(_plan({}, "slurm", SlurmOptions(options=("--cpus-per-gpu=4",))))
+    assert not [option for option in a_gpu if option.startswith("--cpus-per-task")]
 
 
 def test_unset_template_variable_is_an_error_not_an_empty_word() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator import plan as plans
@@ -18,7 +20,7 @@ OVER = Queue("COMPLETED", over=True)
 def _plan(launcher: LauncherName) -> LaunchPlan:
     inventory = Inventory(name="demo", nodes=(Node(name="n0"), Node(name="n1")))
     request = Request(launcher, Program("trainer", ()))
-    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b", home="/home/u")
+    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b")
 
 
 def _node(
@@ -73,6 +75,23 @@ def test_failed_ranks_are_no_verdict_as_long_as_slurm_may_begin_the_job_anew(wor
     assert judge(_plan("slurm"), nodes, Queue("FAILED", over=True)).state is RunState.FAILED
 
 
+def test_ranks_that_want_another_attempt_are_no_failure_until_slurm_is_done_with_the_job() -> None:
+    plan, nodes = _plan("slurm"), [_node("n0", "REQUEUE"), _node("n1", "FAILED", at=2.0)]
+    assert judge(plan, nodes, Queue("RUNNING")).state is RunState.PENDING
+    assert judge(plan, nodes[:1], Queue("COMPLETING")).state is RunState.PENDING
+    asked = [_node("n0", "REQUEUE"), _node("n1", "REQUEUE")]
+    over = judge(plan, asked, OVER)
+    assert over.state is RunState.FAILED
+    assert "Slurm did not begin it" in str(over.message)
+    assert judge(plan, asked, Queue("CANCELLED", over=True)).state is RunState.STOPPED
+
+
+def test_job_that_slurm_ended_says_why_it_does_not_begin_anew() -> None:
+    last = replace(_node("n0"), finished=Finished("FAILED", 3.0, None, "no progress was saved"))
+    verdict = judge(_plan("slurm"), [last, _node("n1")], Queue("TIMEOUT", "TimeLimit", over=True))
+    assert verdict.message == "Slurm ended the job: TIMEOUT TimeLimit; no progress was saved"
+
+
 def test_job_that_waits_is_pending_though_it_has_run_before() -> None:
     nodes = [_node("n0", "STOPPED"), _node("n1", alive=False)]
     assert judge(_plan("slurm"), nodes, Queue("PENDING", "BeginTime")).state is RunState.PENDING
@@ -93,7 +112,7 @@ def test_node_without_a_trace_makes_the_run_lost_never_done() -> None:
         (Queue("CONFIGURING"), "PENDING"),
         (Queue("RUNNING"), "STARTING"),
         (Queue("INVENTED_LATER"), "STARTING"),
-        (Queue("UNKNOWN", "squeue: no answer"), "STARTING"),
+        (Queue("UNKNOWN", "squeue: no answer"), "PENDING"),
         (Queue("CANCELLED", over=True), "STOPPED"),
         (Queue("TIMEOUT", over=True), "FAILED"),
         (Queue("NODE_FAIL", over=True), "FAILED"),
@@ -155,3 +174,28 @@ def test_agent_that_failed_without_a_rank_to_blame_says_why() -> None:
     finished = Finished("FAILED", 1.0, None, "the agent was ended by SIGKILL")
     dead = NodeObservation("n1", _node("n1").agent, alive=False, same_boot=True, finished=finished, first_failure=None)
     assert judge(_plan("ssh"), [_node("n0"), dead], None).message == "the agent was ended by SIGKILL"
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_scheduler_that_does_not_answer_makes_no_running_job_lost(absent: bool) -> None:
+    silent = Queue("UNKNOWN", "squeue: no answer", absent=absent)
+    for nodes in ([_node("n0"), _node("n1")], [_node("n0", "FAILED"), _node("n1")], [_node("n0", "STOPPED")]):
+        assert judge(_plan("slurm"), nodes, silent).state is RunState.RUNNING
+    assert judge(_plan("slurm"), [_node("n0", "DONE"), _node("n1", "DONE")], silent).state is RunState.DONE
+
+
+def test_where_there_is_no_slurm_to_ask_a_run_has_ended_once_all_its_nodes_have() -> None:
+    nodes = [_node("n0", "FAILED"), _node("n1", "STOPPED")]
+    assert judge(_plan("slurm"), nodes, Queue("UNKNOWN", absent=True)).state is RunState.FAILED
+    assert judge(_plan("slurm"), nodes, Queue("UNKNOWN")).state is RunState.RUNNING
+    stopped = [_node("n0", "STOPPED"), _node("n1", "STOPPED")]
+    assert judge(_plan("slurm"), stopped, Queue("UNKNOWN", absent=True)).state is RunState.RUNNING
+    assert judge(_plan("slurm"), stopped, Queue("UNKNOWN", absent=True), stop_asked=True).state is RunState.STOPPED
+
+
+def test_who_cancelled_a_job_is_told_where_accounting_knows() -> None:
+    cancelled = Queue("CANCELLED", "by user 1000", over=True)
+    assert judge(_plan("slurm"), [], cancelled).message == "the job was cancelled by user 1000"
+    nodes = [_node("n0", "STOPPED"), _node("n1", "STOPPED")]
+    assert judge(_plan("slurm"), nodes, cancelled).message == "the job was cancelled by user 1000"
+    assert judge(_plan("slurm"), [], Queue("CANCELLED", over=True)).message == "the job was cancelled"

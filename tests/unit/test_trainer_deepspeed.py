@@ -141,7 +141,7 @@ def test_equal_values_are_no_contradiction() -> None:
     ("accelerator", "version", "words", "problem"),
     [
         ("cuda", "0.19.8", "strategy=zero3", ""),
-        ("cuda", None, "strategy=zero3", "deepspeed is not installed: pip install 'orch[deepspeed]'"),
+        ("cuda", None, "strategy=zero3", "deepspeed is not installed: pip install --no-build-isolation deepspeed"),
         ("gcu-t2x", "0.9.2", "strategy=zero1", "deepspeed 0.9.2 does not know GCUs; install the one of TopsRider"),
         ("gcu-t2x", "0.9.2+gcu.49", "strategy=zero1", ""),
         ("gcu-t2x", "0.9.2+gcu.49", "strategy=zero3", ""),

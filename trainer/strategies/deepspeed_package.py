@@ -16,7 +16,7 @@ VENDORS_MARK = "+gcu"
 def package_problem(accelerator: str, config: TrainConfig) -> str:
     """Why config.strategy cannot be used on `accelerator` here, with the remedy; "" where it can."""
     if importlib.util.find_spec("deepspeed") is None:
-        return f"strategy={config.strategy}: deepspeed is not installed: pip install 'orch[deepspeed]', or use strategy=ddp"
+        return f"strategy={config.strategy}: deepspeed is not installed: pip install --no-build-isolation deepspeed, or use strategy=ddp"
     version = _version()
     if accelerator.startswith("gcu"):
         if VENDORS_MARK not in version:

@@ -2,7 +2,7 @@
 A ZeRO engine's state as one whole, so that checkpoints are as those of the other strategies.
 
 Each rank keeps flat slices of the fp32 weights and of Adam's state. They are put together a parameter at a time, so no
-rank but 0 ever holds more than one whole tensor. docs/decisions/007 says why DeepSpeed's own files are not used.
+rank but 0 ever holds more than one whole tensor. docs/decisions/010 says why DeepSpeed's own files are not used.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE'
  "program": {"python": true, "args": ["-u", "-m", "trainer", "steps=20", "model.layers=4"], "bundle_on_path": true, "cwd": null},
  "grace_s": 10.0,
  "orphan_timeout_s": null,
- "isolation_timeout_s": null
+ "isolation_timeout_s": null,
+ "slurm": {"requeue": "auto", "max_retries": 100, "warn_s": 90}
 }
 END_OF_FILE
 mkdir -p /data/orch/runs/t20-20260102-030405-0abc/attempt-1
@@ -84,7 +85,11 @@ rendezvous)
     set -- rendezvous --address "$ORCH_ADDRESS"
     ;;
 attempt)
-    set -- attempt "${0%/*}/job.json" "$2"
+    set -- attempt "${0%/*}/job.json"
+    ;;
+next)
+    shift
+    set -- next "${0%/*}/job.json" "$@"
     ;;
 run)
     set -- run "${0%/*}/job.json" --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "$2"
@@ -98,20 +103,27 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF_
 #SBATCH --job-name=t20-20260102-030405-0abc
 #SBATCH --nodes=16
 #SBATCH --ntasks-per-node=1
-#SBATCH --output=/data/orch/runs/t20-20260102-030405-0abc/attempt-1/slurm-%j.log
+#SBATCH --output=slurm-%j.log
 #SBATCH --open-mode=append
+#SBATCH --signal=USR2@90
+#SBATCH --requeue
 #SBATCH --partition=t20
 #SBATCH --time=1-00:00:00
 #SBATCH --exclusive
 # Run t20-20260102-030405-0abc. Slurm runs this script on the first node of the allocation, the head, and anew after a requeue.
 set -euo pipefail
 
+run_dir=/data/orch/runs/t20-20260102-030405-0abc
+
 # The attempt after a requeue has a folder of its own, with the first one's scripts.
-attempt=$((1 + ${SLURM_RESTART_COUNT:-0}))
-folder=/data/orch/runs/t20-20260102-030405-0abc/attempt-$attempt
-if [ "$attempt" != 1 ]; then
-    /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/node.sh attempt "$attempt"
+folder=$run_dir/attempt-1
+if [ "${SLURM_RESTART_COUNT:-0}" != 0 ]; then
+    folder=$(/bin/sh "$folder/node.sh" attempt)
 fi
+
+# Slurm's word that the job is over. What comes then, `next` says, which has until Slurm kills.
+ended=0
+trap 'ended=1' TERM
 
 for try in 1 2 3; do
     # The head finds an address and a free port just before the start, and holds the port for as long as the ranks run.
@@ -120,18 +132,23 @@ for try in 1 2 3; do
     IFS= read -r rendezvous <&"${holder[0]}"
 
     # One srun, one task a node: the agent, which starts the node's ranks. Environment values are in the 0600 node script.
+    # In the background: bash hears no signal while it waits for anything else.
     status=0
     srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --unbuffered \
-        /bin/sh "$folder/node.sh" run "$rendezvous" || status=$?
+        /bin/sh "$folder/node.sh" run "$rendezvous" &
+    wait "$!" || status=$?
 
     # Only where somebody listens on the port all the same: another one.
     taken=$folder/$SLURMD_NODENAME/port-taken
-    if [ "$status" = 0 ] || [ "$try" = 3 ] || ! [ -e "$taken" ]; then
-        exit "$status"
+    if [ "$status" = 0 ] || [ "$try" = 3 ] || [ "$ended" = 1 ] || ! [ -e "$taken" ]; then
+        break
     fi
     rm -f "$taken"
     kill "$holder_pid"
     wait "$holder_pid" || true
 done
+
+# Done, or to be begun anew by Slurm as the next attempt, or failed.
+/bin/sh "$folder/node.sh" next "$status" "$ended"
 END_OF_FILE
-sbatch /data/orch/runs/t20-20260102-030405-0abc/attempt-1/submit.sbatch
+sbatch --chdir=/data/orch/runs/t20-20260102-030405-0abc/attempt-1 /data/orch/runs/t20-20260102-030405-0abc/attempt-1/submit.sbatch

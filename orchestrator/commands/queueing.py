@@ -1,0 +1,105 @@
+"""The scheduler while a run is watched: asked in a thread of its own, and what of its answers is told to the user."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import LaunchError
+from orchestrator.launchers.base import SILENT, Launcher, Queue
+from orchestrator.supervise import PENDING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of typing itself from Python 3.11 on
+
+POLL_S, LAST_POLL_S = 2.0, 30.0
+POSITION_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was heard at one time of a job; `attempt` is the newest that had begun by then."""
+
+    queue: Queue | None
+    attempt: int
+    position: str = ""
+
+
+class Poll:
+    """
+    Asks after a job again and again, until the context ends.
+
+    A scheduler that hangs holds up nobody but the thread that asks; one that does not answer is asked ever less often.
+    """
+
+    def __init__(self, launcher: Launcher, job: str | None, attempt: int) -> None:
+        self.answer = Answer(Queue(SILENT), attempt)
+        """The newest answer; before the first one nothing is known."""
+        self._launcher, self._job = launcher, job
+        self._enough = threading.Event()
+        self._positioned = float("-inf")
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._ask_on, name="queue", daemon=True).start()
+        return self
+
+    def __exit__(self, _type: type[BaseException] | None, _error: object, _traceback: TracebackType | None) -> None:
+        self._enough.set()
+
+    def _ask_on(self) -> None:
+        pause_s = POLL_S
+        while not self._enough.is_set():
+            try:
+                self.answer = self._ask()
+            except LaunchError as error:  # the machine where Slurm is cannot be reached
+                self.answer = replace(self.answer, queue=Queue(SILENT, str(error)))
+            pause_s = next_pause_s(pause_s, self.answer.queue)
+            self._enough.wait(pause_s)
+
+    def _ask(self) -> Answer:
+        before = self.answer
+        queue = self._launcher.queue(self._job)  # first: what it calls over has begun its last attempt by then
+        attempt, position = self._launcher.attempt(), before.position
+        if queue is None or not waits(queue):
+            return Answer(queue, attempt)
+        if _state(queue) != _state(before.queue) or time.monotonic() - self._positioned > POSITION_S:
+            position, self._positioned = self._launcher.position(queue), time.monotonic()
+        return Answer(queue, attempt, position)
+
+
+def next_pause_s(last_s: float, queue: Queue | None) -> float:
+    """How long to leave the scheduler alone after that answer."""
+    return min(2 * last_s, LAST_POLL_S) if queue is not None and queue.word == SILENT else POLL_S
+
+
+def waits(queue: Queue) -> bool:
+    """Whether the job is in the queue, for the first time or again."""
+    return queue.word in PENDING
+
+
+def described(queue: Queue, position: str) -> str:
+    """The state of a job in one sentence."""
+    start = f"expected to start at {queue.start}" if queue.start and waits(queue) else ""
+    said = "; ".join(part for part in (queue.explanation, position, start) if part)
+    reason = f" ({queue.reason})" if queue.reason else ""
+    return f"Slurm job {queue.job} is {queue.word}{reason}" + (f": {said}" if said else "")
+
+
+def news(before: Answer, now: Answer, *, heard: bool) -> str:
+    """What to tell of an answer after the one before it; nothing new is empty. The log of a run that is `heard` tells most."""
+    old, new = before.queue, now.queue
+    if new is None or (_state(new) == _state(old) and now.position == before.position):
+        return ""
+    if new.word == SILENT:
+        return f"Slurm does not answer ({new.reason}); the run is followed without it" if new.reason else ""
+    answers_again = old is not None and old.word == SILENT and bool(old.reason)
+    if waits(new) or answers_again or not heard:
+        return ("Slurm answers again: " if answers_again else "") + described(new, now.position)
+    return ""
+
+
+def _state(queue: Queue | None) -> tuple[str, str] | None:
+    return None if queue is None else (queue.word, queue.reason)

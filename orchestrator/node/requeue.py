@@ -1,0 +1,85 @@
+"""Putting one's own job back into Slurm's queue: by scontrol, or by Slurm's library where a compute node has no scontrol."""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import shutil
+import subprocess
+import time
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every batch script some milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ANSWER_S = 60.0
+PAUSES_S = (0.0, 5.0, 15.0, 40.0)  # a controller that is being restarted is back by then
+
+
+class ArrayAnswer(ctypes.Structure):
+    """job_array_resp_msg_t of slurm.h, as far as all versions agree on it."""
+
+    _fields_ = (
+        ("count", ctypes.c_uint32),
+        ("jobs", ctypes.POINTER(ctypes.c_char_p)),
+        ("errors", ctypes.POINTER(ctypes.c_uint32)),
+    )
+
+
+def requeue(env: Mapping[str, str]) -> str:
+    """Requeue the job of this environment; why Slurm did not, or nothing."""
+    job = env["SLURM_JOB_ID"]
+    if "SLURM_ARRAY_TASK_ID" in env:  # by its plain id, the last task would stand for the whole array
+        job = f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
+    refusal = ""
+    for pause_s in PAUSES_S:
+        time.sleep(pause_s)
+        scontrol = shutil.which("scontrol")
+        refusal = by_command(scontrol, job) if scontrol else by_library(job)
+        if not refusal:
+            return ""
+    return f"Slurm did not take job {job} into the queue again: {refusal}"
+
+
+def by_command(scontrol: str, job: str) -> str:
+    """What scontrol says against it."""
+    try:
+        done = subprocess.run(
+            [scontrol, "requeue", job],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=ANSWER_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"scontrol gave no answer in {ANSWER_S:.0f} s"
+    said = done.stdout.decode("utf-8", "replace").strip()
+    return "" if done.returncode == 0 else said or f"scontrol exited {done.returncode}"
+
+
+def by_library(job: str) -> str:
+    """What libslurm says against it, which is there wherever srun is."""
+    path = library_of(shutil.which("srun"))
+    if path is None:
+        return "there is no scontrol here, and no libslurm beside srun"
+    slurm = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL, use_errno=True)  # its plugins look for its names
+    if hasattr(slurm, "slurm_init"):  # since 22.05, which want it first
+        slurm.slurm_init(None)
+    slurm.slurm_strerror.restype = ctypes.c_char_p
+    answer = ctypes.POINTER(ArrayAnswer)()
+    faults = []
+    if slurm.slurm_requeue2(job.encode(), ctypes.c_uint32(0), ctypes.byref(answer)) != 0:
+        faults.append(ctypes.get_errno())
+    elif bool(answer):
+        faults += [code for code in answer.contents.errors[: answer.contents.count] if code]
+    return "; ".join(slurm.slurm_strerror(fault).decode("utf-8", "replace") for fault in faults)
+
+
+def library_of(srun: str | None) -> str | None:
+    """The library below the prefix that srun is installed in."""
+    prefix = os.path.dirname(os.path.dirname(os.path.realpath(srun))) if srun else ""
+    names = ("libslurm.so*", "slurm*/libslurmfull.so")
+    patterns = [os.path.join(prefix, folder, name) for folder in ("lib*", "lib*/*") for name in names]
+    return next((path for pattern in patterns for path in sorted(glob.glob(pattern))), None) if prefix else None

@@ -1,0 +1,161 @@
+#!/bin/bash
+# Run slurm-apptainer-20260102-030405-0abc: 2 nodes, 16 ranks, bundle 00000000000000000000000000000000. Nothing was started.
+set -eu
+umask 077
+
+# --- on this machine, whose /data/orch the nodes share; the bundle goes to /data/orch/bundles/00000000000000000000000000000000
+mkdir -p /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1
+cat >/data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE'
+{
+ "version": 1,
+ "run_id": "slurm-apptainer-20260102-030405-0abc",
+ "attempt": 1,
+ "run_dir": "/data/orch/runs/slurm-apptainer-20260102-030405-0abc",
+ "bundle_dir": "/data/orch/bundles/00000000000000000000000000000000",
+ "nodes": null,
+ "addresses": [],
+ "ranks": [8, 8],
+ "program": {"python": true, "args": ["-u", "train.py", "--n", "3", "a b$c \"d\""], "bundle_on_path": false, "cwd": "sub dir"},
+ "grace_s": 10.0,
+ "orphan_timeout_s": null,
+ "isolation_timeout_s": null,
+ "slurm": {"requeue": "auto", "max_retries": 100, "warn_s": 90}
+}
+END_OF_FILE
+mkdir -p /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1
+cat >/data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
+#!/bin/sh
+# Run slurm-apptainer-20260102-030405-0abc: environment and agent of each node; srun starts it once a node.
+set -eu
+if [ -z "${ORCH_IS_SET_UP:-}" ]; then
+    ORCH_IS_SET_UP=1 exec /bin/bash /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/setup.sh /bin/sh "$0" "$@"
+fi
+unset ORCH_IS_SET_UP
+export LD_LIBRARY_PATH='/opt/a b/lib'
+ORCH_ADDRESS=$SLURMD_NODENAME
+case $SLURMD_NODENAME in
+'slurm-apptainer-01')
+    ORCH_ADDRESS='10.0.0.2'
+    ;;
+esac
+# In the image this script runs once more: a value of the inventory wins over one of the image.
+if [ "$1" = run ] && [ -z "${ORCH_IN_IMAGE:-}" ]; then
+    if [ -e /dev/nvidiactl ]; then
+        export APPTAINER_NV=1 # --nv
+    fi
+    export ORCH_IN_IMAGE=1 ORCH_IS_SET_UP=1
+    exec apptainer exec \
+        --bind '/data/orch:/data/orch' \
+        --bind '/scratch:/scratch' \
+        --bind '/data/sets:/sets:ro' \
+        '/data/images/torch.sif' /bin/sh "$0" "$@"
+fi
+unset ORCH_IN_IMAGE
+case $1 in
+rendezvous)
+    set -- rendezvous --address "$ORCH_ADDRESS"
+    ;;
+attempt)
+    set -- attempt "${0%/*}/job.json"
+    ;;
+next)
+    shift
+    set -- next "${0%/*}/job.json" "$@"
+    ;;
+run)
+    set -- run "${0%/*}/job.json" --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "$2"
+    ;;
+esac
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py "$@"
+END_OF_FILE
+mkdir -p /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1
+cat >/data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/setup.sh <<'END_OF_FILE'
+#!/bin/bash
+# Run slurm-apptainer-20260102-030405-0abc: the lines of slurm.setup, then what follows on its command line. In bash, where `module` and
+# `conda` are functions. What the lines print goes to the log of the job, for standard output may be read by the batch script.
+orch_failed() {
+    umask 077
+    folder=${orch_command[1]%/*}/$SLURMD_NODENAME # beside node.sh
+    mkdir -p "$folder"
+    echo "slurm.setup: this line ended with $1 on $SLURMD_NODENAME: $orch_line" | tee "$folder/agent.log" >&2
+    exit 4
+}
+
+orch_command=("$@")
+set -- # a script that a line sources would take them for its own
+# shellcheck disable=SC2016  # they are expanded by eval
+for orch_line in \
+    'module load cuda/12.4 && source "$HOME/env/bin/activate"' \
+    'echo "it is $SLURMD_NODENAME'"'"'s" # up'; do
+    eval "$orch_line" >&2 || orch_failed "$?"
+done
+exec "${orch_command[@]}"
+END_OF_FILE
+mkdir -p /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1
+cat >/data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF_FILE'
+#!/bin/bash
+#SBATCH --job-name=slurm-apptainer-20260102-030405-0abc
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --output=slurm-%j.log
+#SBATCH --open-mode=append
+#SBATCH --signal=USR2@90
+#SBATCH --requeue
+#SBATCH --partition=gpu,long
+#SBATCH --account=proj
+#SBATCH --qos=high
+#SBATCH --time=1-00:00:00
+#SBATCH --reservation=week
+#SBATCH '--constraint=h800&ib'
+#SBATCH --gres=gpu:h800:8
+#SBATCH --mem=0
+#SBATCH --exclusive=user
+#SBATCH --exclude=n[5,7]
+#SBATCH --dependency=afterok:12
+#SBATCH --mail-type=END,FAIL
+#SBATCH --mail-user=train@example.org
+#SBATCH '--comment=it'"'"'s "a" $comment'
+#SBATCH --cpus-per-task=96
+#SBATCH --nice=5
+# Run slurm-apptainer-20260102-030405-0abc. Slurm runs this script on the first node of the allocation, the head, and anew after a requeue.
+set -euo pipefail
+
+run_dir=/data/orch/runs/slurm-apptainer-20260102-030405-0abc
+
+# The attempt after a requeue has a folder of its own, with the first one's scripts.
+folder=$run_dir/attempt-1
+if [ "${SLURM_RESTART_COUNT:-0}" != 0 ]; then
+    folder=$(/bin/sh "$folder/node.sh" attempt)
+fi
+
+# Slurm's word that the job is over. What comes then, `next` says, which has until Slurm kills.
+ended=0
+trap 'ended=1' TERM
+
+for try in 1 2 3; do
+    # The head finds an address and a free port just before the start, and holds the port for as long as the ranks run.
+    coproc holder { exec /bin/sh "$folder/node.sh" rendezvous; }
+    holder_pid=$!
+    IFS= read -r rendezvous <&"${holder[0]}"
+
+    # One srun, one task a node: the agent, which starts the node's ranks. Environment values are in the 0600 node script.
+    # In the background: bash hears no signal while it waits for anything else.
+    status=0
+    srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --unbuffered \
+        /bin/sh "$folder/node.sh" run "$rendezvous" &
+    wait "$!" || status=$?
+
+    # Only where somebody listens on the port all the same: another one.
+    taken=$folder/$SLURMD_NODENAME/port-taken
+    if [ "$status" = 0 ] || [ "$try" = 3 ] || [ "$ended" = 1 ] || ! [ -e "$taken" ]; then
+        break
+    fi
+    rm -f "$taken"
+    kill "$holder_pid"
+    wait "$holder_pid" || true
+done
+
+# Done, or to be begun anew by Slurm as the next attempt, or failed.
+/bin/sh "$folder/node.sh" next "$status" "$ended"
+END_OF_FILE
+sbatch --chdir=/data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1 /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/submit.sbatch

@@ -1,0 +1,115 @@
+"""A Slurm cluster over the hosts of hosts.py: h0 is the login node and has the controller, all others compute."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from pathlib import Path
+
+from tests.grounds.components import program
+from tests.grounds.hosts import Host, Hosts
+from tests.grounds.inventories import write_inventory
+from tests.until import until
+
+_SOCKET = "/dev/shm/munge.socket"
+_CONF = """\
+ClusterName=orchhosts
+SlurmctldHost={login}({address})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={socket}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+MailProg=/bin/true
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+PropagateResourceLimits=NONE
+ReturnToService=2
+KillWait=5
+{nodes}
+PartitionName=debug Nodes={names} Default=YES MaxTime=01:00:00 State=UP
+"""
+
+
+class SlurmHosts:
+    """The cluster, for one test: its daemons end when the hosts are healed."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self.login, *self.nodes = hosts.hosts
+        self._folder = hosts.folder / f"slurm-{secrets.token_hex(4)}"
+        (self._folder / "state").mkdir(parents=True)
+        self._conf = self._folder / "slurm.conf"
+        self._start()
+
+    def inventory(self, folder: Path, *, shared: bool = True) -> Path:
+        """Write `folder`/inventory.yaml; the workdir is shared by all hosts, or below the home that each of them has for itself."""
+        work = Path("~/work")
+        if shared:
+            work = self.hosts.folder / f"shared-{secrets.token_hex(4)}"
+            work.mkdir(mode=0o700)
+            os.chown(work, self.hosts.uid, self.hosts.gid)
+        base = {
+            "name": "hosts",
+            "accelerator": "cpu",
+            "devices": 1,
+            "defaults": {"python": str(self.hosts.python), "workdir": str(work)},
+            "ssh": {"config": str(self.hosts.ssh_config)},
+            "slurm": {"partition": "debug", "time": "00:10:00", "login": self.login.name},
+            "nodes": [{"name": host.name, "address": host.address} for host in self.nodes],
+        }
+        return write_inventory(folder / "inventory.yaml", base, {})
+
+    def jobs(self) -> list[str]:
+        """The ids of all jobs that are not over."""
+        return self._do("squeue", "--noheader", "--format=%i").split()
+
+    def _start(self) -> None:
+        names = ",".join(host.name for host in self.nodes)
+        nodes = "\n".join(f"NodeName={host.name} NodeAddr={host.address} CPUs=4 State=UNKNOWN" for host in self.nodes)
+        login = {"login": self.login.name, "address": self.login.address}
+        text = _CONF.format(**login, socket=_SOCKET, folder=self._folder, nodes=nodes, names=names)
+        self._conf.write_text(text, "utf-8")
+        (self._folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n", "utf-8")
+        profile = self.login.path(self.hosts.home / ".bash_profile")
+        profile.write_text(f"export SLURM_CONF={self._conf}\n", "utf-8")
+        profile.chmod(0o644)
+        (self._folder / "key").write_bytes(secrets.token_bytes(128))
+        (self._folder / "key").chmod(0o600)
+        for host in self.hosts.hosts:
+            files = [f"--{name}-file=/dev/shm/munge.{name}" for name in ("pid", "log", "seed")]
+            key = f"--key-file={self._folder / 'key'}"
+            self._daemon(host, "munged", "--foreground", "--force", f"--socket={_SOCKET}", key, *files)
+        self._daemon(self.login, "slurmctld", "-D")
+        for host in self.nodes:
+            self._daemon(host, "slurmd", "-D")
+        idle = [f"{host.name} idle" for host in self.nodes]
+        until(lambda: self._states() == idle, deadline_s=30, what=self._complaints)
+
+    def _daemon(self, host: Host, name: str, *arguments: str) -> None:
+        env = {"PATH": os.environ["PATH"], "SLURM_CONF": str(self._conf)}
+        argv = [*host.enter(), program(name), *arguments]
+        self.hosts.keeper.start(argv, env=env, log=self._folder / f"{host.name}-{name}.out")
+
+    def _states(self) -> list[str]:
+        return self._do("sinfo", "--noheader", "--Node", "--format=%N %T").splitlines()
+
+    def _do(self, *command: str) -> str:
+        argv = [*self.login.enter(), "env", f"SLURM_CONF={self._conf}", *command]
+        return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60).stdout
+
+    def _complaints(self) -> str:
+        return "\n".join(f"== {path.name}\n{path.read_text('utf-8')[-1500:]}" for path in self._folder.glob("*.out"))

@@ -1,0 +1,206 @@
+"""A job whose time is over before its work is: it saves, Slurm begins it anew, and the same run goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.grounds.slurm import Cluster
+from tests.until import until
+
+# Steps of some tenths of a second at most, and long enough for a signal to come in between.
+TRAINING = (
+    "model.layers=1", "model.width=32", "model.heads=2", "model.context=64", "micro_batch=32", "optim.warmup_steps=2",
+    "device=cpu", "ddp_timeout=60", "save_steps=100000", "steps=80",
+)  # fmt: skip
+PROGRAM = """
+import json, os, pathlib, signal, sys
+rank, attempt = os.environ["RANK"], int(os.environ["ORCH_ATTEMPT"])
+folder = pathlib.Path(os.environ["ORCH_RUN_DIR"], f"attempt-{attempt}", os.environ["ORCH_NODE"], "progress")
+def save(step):
+    (folder / f"{rank}.json").write_text(json.dumps({"step": step, "phase": "step", "time": 0}))
+def leave(number, frame):
+    print("told by", signal.Signals(number).name, flush=True)
+    sys.exit(99)
+def waits(*numbers):
+    for number in numbers:
+        signal.signal(number, leave)
+    print("rank", rank, "in attempt", attempt, flush=True)
+    while True:
+        signal.pause()
+"""
+Start = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def orch(cluster: Cluster, tmp_path: Path) -> Orch:
+    cluster.inventory(tmp_path, env={"OMP_NUM_THREADS": "1"})
+    return Orch(tmp_path, env=cluster.env)
+
+
+@pytest.fixture
+def start(orch: Orch, cluster: Cluster) -> Start:
+    """Submits two ranks of PROGRAM with further lines; returns the run and its job, once `awaited` was said twice."""
+
+    def start(lines: str, awaited: str = "", *, env: dict[str, str] | None = None, **slurm: object) -> tuple[str, str]:
+        (orch.cwd / "program.py").write_text(PROGRAM + lines, "utf-8")
+        cluster.inventory(orch.cwd, slurm=slurm)
+        submitting = Orch(orch.cwd, env={**orch.env, **(env or {})})
+        run = submitting("submit", "--detach", "-j", "2x1", "--", "program.py").stdout.strip()
+        until(lambda: not awaited or _said(orch, run).count(awaited) == 2, what=awaited, deadline_s=60)
+        return run, str(orch.status(run)["slurm_job"])
+
+    return start
+
+
+def _said(orch: Orch, run: str) -> str:
+    return orch("logs", run).stdout
+
+
+def _until(orch: Orch, run: str, state: str) -> dict[str, Any]:
+    """The status, once the run is in that state."""
+    folder = _run_dir(orch, run)
+
+    def evidence() -> str:
+        logs = [path.read_text("utf-8") for path in folder.glob("attempt-*/slurm-*.log")]
+        return "\n".join([f"{run} to be {state}: {orch.status(run)['message']}", _said(orch, run)[-3000:], *logs])
+
+    until(lambda: orch.status(run)["state"] in (state, "FAILED", "LOST"), what=evidence, deadline_s=90)
+    status = orch.status(run)
+    assert status["state"] == state, evidence()
+    return status
+
+
+def _run_dir(orch: Orch, run: str) -> Path:
+    return orch.node_folders(run)[0].parent.parent
+
+
+def _steps(folder: Path) -> list[tuple[int, float, float, float]]:
+    """What must repeat bit for bit."""
+    path = folder / "checkpoints" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    return [(one["step"], one["loss"], one["lr"], one["grad_norm"]) for one in lines]
+
+
+@pytest.mark.train
+@pytest.mark.parametrize("how", ["warned", "preempted"])
+def test_training_saves_and_goes_on_in_another_attempt_as_if_nothing_had_been(
+    orch: Orch, cluster: Cluster, how: str
+) -> None:
+    straight = orch("submit", "--detach", "--nodes", "n2,n3", *TRAINING).stdout.strip()
+    run = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING).stdout.strip()
+    folder, job = _run_dir(orch, run), orch.status(run)["slurm_job"]
+    until(lambda: len(_steps(folder)) > 1, what="the first steps", deadline_s=90)
+    if how == "warned":
+        cluster.signal(job, "USR2")
+    else:
+        cluster.preempt("n0", "n1")
+    cluster.begin_soon(job)
+    assert _until(orch, run, "DONE")["attempt"] == 2
+    _until(orch, straight, "DONE")
+    assert len(_steps(folder)) == 80
+    assert _steps(folder) == _steps(_run_dir(orch, straight))
+    said = _said(orch, run)
+    assert said.count("Slurm will end the job") == (2 if how == "warned" else 0)  # once a node
+    assert said.count("told that the time is nearly up: saved at step") == 1
+    assert said.count("the job is in the queue again, for attempt 2") == 1
+    assert said.count("resuming from") == 1
+
+
+def test_run_that_waits_for_its_next_attempt_is_pending(start: Start, orch: Orch, cluster: Cluster) -> None:
+    run, job = start("waits(signal.SIGUSR2)", "in attempt 1")
+    cluster.signal(job, "USR2")
+    until(lambda: cluster.jobs().get(job) == "PENDING", what="the job to be in the queue again", deadline_s=60)
+    assert orch.status(run)["state"] == "PENDING"
+    assert "told by SIGUSR2" in _said(orch, run)
+    orch("stop", run)
+    assert orch.status(run)["state"] == "STOPPED"
+
+
+def test_program_that_does_not_listen_to_the_warning_goes_on(start: Start, orch: Orch, cluster: Cluster) -> None:
+    run, job = start("while not os.path.exists('../enough'): print('here', flush=True); signal.sigtimedwait((), 0.2)")
+    until(lambda: "here" in _said(orch, run), what="the ranks", deadline_s=60)
+    cluster.signal(job, "USR2")
+    until(lambda: _said(orch, run).count("Slurm will end the job") == 2, what="the warning", deadline_s=60)
+    for node in ("n0", "n1"):
+        (orch.node_folder(run, node) / "enough").touch()
+    assert _until(orch, run, "DONE")["attempt"] == 1
+
+
+def test_job_requeues_itself_where_nodes_have_no_scontrol(
+    start: Start, orch: Orch, cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("sbatch", "srun", "squeue"):
+        found = shutil.which(name)
+        assert found is not None
+        (tmp_path / "bin" / name).symlink_to(found)
+    lines = "if attempt == 1: waits(signal.SIGUSR2)"
+    run, job = start(lines, "in attempt 1", env={"PATH": str(tmp_path / "bin")})
+    cluster.signal(job, "USR2")
+    cluster.begin_soon(job)
+    assert _until(orch, run, "DONE")["attempt"] == 2
+
+
+def test_cancelled_job_does_not_come_again_though_its_ranks_ask_for_it(
+    start: Start, orch: Orch, cluster: Cluster
+) -> None:
+    run, job = start("waits(signal.SIGUSR2, signal.SIGTERM)", "in attempt 1")
+    orch("stop", run)
+    assert orch.status(run)["state"] == "STOPPED"
+    assert "told by SIG" in _said(orch, run)
+    assert job not in cluster.jobs()
+
+
+def test_three_attempts_without_progress_are_enough(start: Start, orch: Orch, cluster: Cluster) -> None:
+    run, job = start("save(7); sys.exit(99)")
+    for attempt in (2, 3, 4):
+        until(lambda: f"for attempt {attempt}" in _said(orch, run), what="the next attempt", deadline_s=60)  # noqa: B023
+        cluster.begin_soon(job)
+    status = _until(orch, run, "FAILED")
+    assert status["attempt"] == 4  # the first one made some
+    assert "3 attempts in a row made no progress" in status["message"]
+    assert "the newest saved step is 7" in status["message"]
+
+
+def test_retries_are_bounded_though_each_makes_progress(start: Start, orch: Orch, cluster: Cluster) -> None:
+    run, job = start("save(attempt); sys.exit(99)", max_retries=1)
+    cluster.begin_soon(job)
+    status = _until(orch, run, "FAILED")
+    assert status["attempt"] == 2
+    assert "attempt 2 was the last: slurm.max_retries is 1" in status["message"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "slurm", "message"),
+    [
+        ("sys.exit(99)", {"requeue": "never"}, "slurm.requeue is never"),
+        ("sys.exit(93)", {}, "exited 93"),
+        ("save(3); sys.exit(7)", {}, "exited 7"),
+    ],
+)
+def test_what_is_not_begun_anew(
+    start: Start, orch: Orch, cluster: Cluster, *, lines: str, slurm: dict[str, object], message: str
+) -> None:
+    run, job = start(lines, **slurm)
+    status = _until(orch, run, "FAILED")
+    assert status["attempt"] == 1
+    assert message in status["message"]
+    assert job not in cluster.jobs()
+
+
+def test_time_limit_that_nobody_minded_is_continued_as_progress_was_made(
+    start: Start, orch: Orch, cluster: Cluster
+) -> None:
+    """A minute and a half: Slurm looks at limits twice a minute."""
+    run, job = start("save(5 * attempt)\nif attempt == 1: waits()", "in attempt 1", time="00:01:00", warn_s=5)
+    until(lambda: "Slurm will end the job" in _said(orch, run), what="the warning", deadline_s=100)
+    until(lambda: cluster.jobs().get(job) == "PENDING", what="the job to be in the queue again", deadline_s=150)
+    cluster.begin_soon(job)
+    assert _until(orch, run, "DONE")["attempt"] == 2

@@ -1,0 +1,248 @@
+"""orch submit from a laptop: no Slurm there, and an ssh login on a machine that has it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.grounds.inventories import write_inventory
+from tests.grounds.slurm import Cluster
+from tests.grounds.sshd import Farm
+from tests.until import until
+
+LOGIN = "n7"  # an alias of the farm's ssh_config; no node of the cluster goes by it
+COUNT = 'i=0; while [ "$i" -lt 2000 ]; do i=$((i+1)); echo "line $i of $RANK"; sleep 0.002; done'
+
+
+@pytest.fixture
+def laptop(cluster: Cluster, farm: Farm, tmp_path: Path) -> Orch:
+    """orch without any Slurm, beside an inventory.yaml whose login node knows of the cluster by its profile alone."""
+    profile = farm.home / ".bash_profile"
+    profile.write_text(f"echo welcome\nexport SLURM_CONF={cluster.conf} PATH=~/bin:$PATH\n", "utf-8")
+    profile.chmod(0o644)
+    write_login_inventory(tmp_path, farm)
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    return Orch(tmp_path, env={"PATH": str(nothing), "SLURM_CONF": "/nowhere/slurm.conf"})
+
+
+def write_login_inventory(folder: Path, farm: Farm, **extra: object) -> None:
+    base = {
+        "name": "cluster",
+        "accelerator": "cpu",
+        "devices": 1,
+        "defaults": {"python": str(farm.python), "workdir": f"~/{folder.name}"},
+        "ssh": {"config": str(farm.ssh_config)},
+        "slurm": {"partition": "debug", "time": "00:10:00", "login": LOGIN},
+        "nodes": [{"name": "n[0-3]", "address": "127.0.0.[10-13]"}],
+    }
+    write_inventory(folder / "inventory.yaml", base, extra)
+
+
+def attempt_of(farm: Farm, laptop: Orch, run: str) -> Path:
+    return farm.home / laptop.cwd.name / "runs" / run / "attempt-1"
+
+
+def put_program(farm: Farm, name: str, text: str) -> None:
+    """What a login finds by that name, before the real one."""
+    folder = farm.home / "bin"
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)
+    (folder / name).write_text(f"#!/bin/bash\n{text}\n", "utf-8")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture(autouse=True)
+def _no_program_stays(farm: Farm) -> None:
+    for path in (farm.home / "bin").glob("*"):
+        path.unlink()
+
+
+def test_job_is_submitted_followed_and_judged_over_one_connection(laptop: Orch, farm: Farm) -> None:
+    with farm.counted() as connections:
+        done = laptop("submit", "-j", "2x1", "--", "sh", "-c", 'echo "up on $ORCH_NODE"')
+        assert connections() == 1
+    assert len(re.findall(r"^\[n\d:\d\] up on n\d$", done.stdout, re.MULTILINE)) == 2
+    status = laptop.status()
+    assert (status["state"], len(status["nodes"])) == ("DONE", 2)
+    assert attempt_of(farm, laptop, status["id"]).is_dir()
+
+
+def test_detached_job_is_asked_after_read_and_stopped(laptop: Orch, cluster: Cluster) -> None:
+    run = laptop("submit", "--detach", "-j", "2x1", "--", "sh", "-c", "echo up; exec sleep 1000").stdout.strip()
+    until(lambda: sum(line["text"] == "up" for line in laptop.lines(run)) == 2, what="two ranks", deadline_s=60)
+    status = laptop.status(run)
+    assert status["state"] == "RUNNING"
+    assert list(cluster.jobs()) == [status["slurm_job"]]
+    assert [record["id"] for record in laptop.records()] == [run]
+    laptop("stop", run)
+    assert laptop.status(run)["state"] == "STOPPED"
+    assert not cluster.jobs()
+
+
+def test_failing_rank_fails_the_run_with_its_code(laptop: Orch) -> None:
+    laptop("submit", "-j", "2x1", "--", "sh", "-c", 'if [ "$RANK" = 1 ]; then exit 7; fi; exec sleep 1000', code=1)
+    status = laptop.status()
+    assert (status["state"], status["exit"]["rank"], status["exit"]["code"]) == ("FAILED", 1, 7)
+
+
+def test_log_is_read_where_the_run_is_not_recorded(laptop: Orch) -> None:
+    laptop("submit", "-j", "1x1", "--", "echo", "hello")
+    run = laptop.records()[-1]["id"]
+    other = Orch(laptop.cwd, {**laptop.env, "ORCH_HOME": str(laptop.cwd / "other")})
+    assert "] hello" in other("logs", run, "-i", "inventory.yaml").stdout
+    assert f"run {run} is DONE" in other("logs", "-f", run, "-i", "inventory.yaml").stderr
+
+
+def test_gc_clears_the_working_folder_of_the_login_node(laptop: Orch, farm: Farm) -> None:
+    laptop("submit", "-j", "1x1", "--", "true")
+    run = laptop.records()[-1]["id"]
+    then = 1_600_000_000
+    for root in (farm.home / laptop.cwd.name, laptop.home):
+        for path in root.rglob("*"):
+            os.utime(path, (then, then), follow_symlinks=False)
+    said = json.loads(laptop("gc", "--dry-run", "--json").stdout)
+    folders = {(entry["kind"], entry["name"]): (entry["action"], entry["at"]) for entry in said["folders"]}
+    assert folders["run", run] == ("remove", LOGIN)
+    assert folders["record", run] == ("remove", "-")
+
+
+def test_dry_run_says_where_it_would_be_submitted_and_connects_to_nothing(laptop: Orch, farm: Farm) -> None:
+    with farm.down():
+        text = laptop("submit", "--dry-run", "-j", "2x1", "--", "true").stdout
+    assert f"login node {LOGIN}" in text
+    assert '"$HOME"' in text
+
+
+def test_login_node_on_which_orch_runs_is_not_logged_in_to(cluster: Cluster, farm: Farm, tmp_path: Path) -> None:
+    name = os.uname().nodename
+    cluster.inventory(tmp_path, slurm={"login": name}, ssh={"config": str(farm.ssh_config)})
+    with farm.counted() as connections:
+        Orch(tmp_path, env=cluster.env)("submit", "-j", "1x1", "--", "true")
+        assert connections() == 0
+
+
+def test_laptop_with_a_slurm_of_its_own_still_logs_in(laptop: Orch, cluster: Cluster, farm: Farm) -> None:
+    with farm.counted() as connections:
+        Orch(laptop.cwd, env=cluster.env)("submit", "-j", "1x1", "--", "true")
+        assert connections() == 1
+
+
+def test_what_the_cluster_does_not_have_is_refused_before_anything_is_written(laptop: Orch, farm: Farm) -> None:
+    write_login_inventory(laptop.cwd, farm, slurm={"partition": "nope"})
+    done = laptop("submit", "--", "true", code=2)
+    assert "nope is not known to this cluster" in done.stderr
+    assert not (farm.home / laptop.cwd.name).exists()
+
+
+def test_sbatchs_refusal_is_said_in_its_words(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
+    write_login_inventory(laptop.cwd, farm, slurm={"options": ["--licenses=nope"]})
+    done = laptop("submit", "--", "true", code=4)
+    assert "sbatch refused the job" in done.stderr
+    assert "license" in done.stderr
+    assert laptop.records()[-1]["state"] == "FAILED"
+    assert not cluster.jobs()
+
+
+def test_login_node_without_slurm_is_refused_before_anything_is_written(laptop: Orch, farm: Farm) -> None:
+    (farm.home / ".bash_profile").write_text("PATH=/nowhere\n", "utf-8")
+    done = laptop("submit", "--", "true", code=4)
+    assert f"{LOGIN}: sbatch cannot be run there" in done.stderr
+    assert not (farm.home / laptop.cwd.name).exists()
+
+
+def test_login_node_that_is_down_ends_the_launch_with_nothing_submitted(
+    laptop: Orch, farm: Farm, cluster: Cluster
+) -> None:
+    with farm.down():
+        done = laptop("submit", "--", "true", code=4)
+    assert LOGIN in done.stderr
+    assert laptop.records()[-1]["state"] == "FAILED"
+    assert not cluster.jobs()
+
+
+def test_login_node_that_is_lost_while_following_costs_no_line(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
+    """Once the connection alone, then the machine until the job has ended."""
+    seen: list[str] = []
+    with laptop.start("submit", "-j", "2x1", "--", "sh", "-c", COUNT) as watcher:
+        assert watcher.stdout is not None
+        assert watcher.stderr is not None
+        for mark in ("line 100 of 0", "line 400 of 1"):
+            while mark not in (line := watcher.stdout.readline()):
+                assert line, "the log ended"
+                seen.append(line)
+            seen.append(line)
+            farm.drop_connections()
+        with farm.down():
+            until(lambda: not cluster.jobs(), what="the job to end unheard", deadline_s=60)
+        text, said = "".join([*seen, watcher.stdout.read()]), watcher.stderr.read()
+    assert watcher.returncode == 0, said
+    assert "trying again" in said
+    for rank in (0, 1):
+        told = re.findall(rf"^\[n\d:{rank}\] (line .*)$", text, re.MULTILINE)
+        assert told == [f"line {number} of {rank}" for number in range(1, 2001)]
+
+
+SLOW = 'echo once >>"$HOME/asked"; id=$(/usr/bin/sbatch "$@") || exit; until [ -e "$HOME/answer" ]; do sleep 0.05; done; echo "$id"'
+
+
+@pytest.fixture
+def slow_sbatch(farm: Farm) -> Path:
+    """An sbatch that submits, and answers once the file that it returns is there; says every call in `asked` beside it."""
+    for name in ("asked", "answer"):
+        (farm.home / name).unlink(missing_ok=True)
+    put_program(farm, "sbatch", f'if [ "$1" = --version ]; then exit 0; fi; {SLOW}')
+    return farm.home / "answer"
+
+
+def test_connection_that_is_lost_before_sbatch_answers_makes_no_second_job(
+    laptop: Orch, farm: Farm, cluster: Cluster, slow_sbatch: Path
+) -> None:
+    with laptop.start("submit", "-j", "1x1", "--", "echo", "ran") as launch:
+        until(cluster.jobs, what="the job", deadline_s=30)
+        farm.drop_connections()
+        until(lambda: len(farm.connections()) > 1, what="another connection", deadline_s=30)
+        slow_sbatch.touch()
+        out, err = launch.communicate(timeout=60)
+    assert launch.returncode == 0, err
+    assert out.count(":0] ran") == 1
+    assert (farm.home / "asked").read_text("utf-8") == "once\n"
+
+
+def test_job_whose_sbatch_was_killed_before_it_answered_is_found_by_its_name(
+    laptop: Orch, farm: Farm, cluster: Cluster
+) -> None:
+    kill = 'if [ "$1" = --version ]; then exit 0; fi; /usr/bin/sbatch "$@" >/dev/null; kill -KILL $$'
+    put_program(farm, "sbatch", kill)
+    run = laptop("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
+    assert [laptop.status(run)["slurm_job"]] == list(cluster.jobs())
+    laptop("stop", run)
+
+
+def test_job_that_sbatch_makes_only_after_ctrl_c_is_cancelled(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
+    """The command on the login node does not end with the connection that asked for it."""
+    asked, go = farm.home / "asked", farm.home / "answer"
+    for path in (asked, go):
+        path.unlink(missing_ok=True)
+    wait = 'touch "$HOME/asked"; until [ -e "$HOME/answer" ]; do sleep 0.05; done; exec /usr/bin/sbatch "$@"'
+    put_program(farm, "sbatch", f'if [ "$1" = --version ]; then exit 0; fi; {wait}')
+    with laptop.start("submit", "-j", "1x1", "--", "sleep", "1000") as launch:
+        until(asked.exists, what="sbatch to begin", deadline_s=30)
+        launch.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            launch.wait(timeout=4)  # one that asks nobody but squeue has given up by then
+        [attempt] = (farm.home / laptop.cwd.name / "runs").glob("*/attempt-1")
+        go.touch()
+        until((attempt / "submission.json").read_text, what="the answer of sbatch", deadline_s=30)
+        _, err = launch.communicate(timeout=60)
+    assert launch.returncode == 4, err
+    assert laptop.records()[-1]["state"] == "STOPPED"
+    assert not cluster.jobs()

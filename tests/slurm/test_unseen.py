@@ -1,0 +1,65 @@
+"""A job of which nothing shows where it should: a working folder that is not shared, seen from where Slurm is asked."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator import inventory, plan
+from orchestrator.launchers import slurm
+from orchestrator.launchers.base import Queue
+from orchestrator.launchers.slurm import SlurmLauncher
+from orchestrator.launchers.slurm_host import ThisMachine
+from orchestrator.launchers.slurm_queue import seconds_of
+from orchestrator.plan import LaunchPlan
+from orchestrator.run import Program, Request
+from tests.grounds.slurm import Cluster
+from tests.until import until
+
+
+@pytest.fixture
+def planned(cluster: Cluster, tmp_path: Path) -> LaunchPlan:
+    """A run whose first files are there."""
+    request = Request("slurm", Program("executable", ("sleep", "1000")), nodes="n0")
+    where = inventory.load(cluster.inventory(tmp_path))
+    planned = plan.make_plan(where, request, run_id="cluster-20260102-030405-0abc", bundle="b")
+    for file in plan.node_files(planned)[planned.head.name]:
+        path = Path(file.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file.text, "utf-8")
+    return planned
+
+
+def test_job_that_runs_for_long_and_shows_nothing_is_remarked_on_until_it_does(
+    planned: LaunchPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch = ["sbatch", "--parsable", "--output=/dev/null", "--wrap", "sleep 1000"]
+    job = subprocess.run(sbatch, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+    launcher = SlurmLauncher(planned, ThisMachine(planned.head))
+
+    def asked() -> Queue:
+        queue = launcher.queue(job)
+        assert queue is not None
+        return queue
+
+    def reason() -> str:
+        assert asked().word == "RUNNING"
+        return asked().reason
+
+    until(lambda: seconds_of(asked().elapsed) >= 2, what="the job to run", deadline_s=60)
+    assert reason() == ""
+    monkeypatch.setattr(slurm, "UNSEEN_S", 1.0)
+    assert reason().startswith(f"nothing of the job shows in {planned.run_dir(planned.head)}")
+    (Path(planned.attempt_dir(planned.head)) / f"slurm-{job}.log").touch()
+    assert reason() == ""
+    launcher.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [("0:05", 5), ("12:03", 723), ("1:00:00", 3600), ("1-02:03:04", 93784), ("INVALID", 0), ("", 0)],
+)
+def test_time_that_squeue_prints_is_read(said: str, seconds: float) -> None:
+    assert seconds_of(said) == seconds
