@@ -135,9 +135,25 @@ def test_broken_torch_gcu_is_told_before_auto_falls_back(capsys: pytest.CaptureF
     assert "WARNING: torch_gcu is installed but cannot be imported: x; training on the CPU" in capsys.readouterr().err
 
 
-def test_bf16_autocast_computes_matrix_products_in_bf16() -> None:
+def test_autocast_computes_matrix_products_in_what_was_asked_for() -> None:
     row, matrix = choose("cpu", torch), torch.ones(2, 2)
     with autocast(row, "bf16"):
         assert (matrix @ matrix).dtype is torch.bfloat16
+    with autocast(row, "fp16"):
+        assert (matrix @ matrix).dtype is torch.float16
     with autocast(row, "fp32"):
         assert (matrix @ matrix).dtype is torch.float32
+
+
+@pytest.mark.parametrize(("capability", "has_bf16"), [((7, 0), False), ((8, 0), True), ((9, 0), True)])
+def test_cuda_card_that_only_emulates_bf16_does_not_offer_it(capability: tuple[int, int], has_bf16: bool) -> None:
+    fake = _torch(cuda=1)
+    fake.cuda.get_device_capability = lambda: capability
+    assert ("bf16" in choose("cuda", fake, _no_gcu).precisions()) == has_bf16
+
+
+def test_fp16_is_offered_where_there_is_a_scaler_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "fp16" in choose("cpu", torch).precisions()
+    assert "fp16" not in choose("cpu", _torch()).precisions()  # torch before 2.3
+    vendor = _T2x(monkeypatch, connected=False)
+    assert "fp16" not in choose("gcu", _torch(), lambda: (vendor, "")).precisions()

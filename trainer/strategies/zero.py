@@ -18,6 +18,7 @@ from trainer.model import GPT
 from trainer.place import replace_text, say
 from trainer.strategies import zero_state
 from trainer.strategies.deepspeed_config import deepspeed_config, strict_json
+from trainer.strategies.deepspeed_package import package_warning
 from trainer.strategies.optimizer import decay_groups, make_optimizer
 from trainer.strategies.relaxed_json import read_relaxed_json
 
@@ -29,6 +30,9 @@ class Zero:
 
     def __init__(self, group: Group, config: TrainConfig, model: GPT, out: Path) -> None:
         self.group, self.config, self.stage = group, config, ZERO_STAGES[config.strategy]
+        warning = package_warning(group.accelerator.name, config.strategy)
+        if warning and group.place.is_main:
+            say(warning)
         if config.compile:
             model.compile()
         settings = agreed_settings(group, config, out)
