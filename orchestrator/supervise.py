@@ -71,7 +71,8 @@ def judge(
         return Verdict(RunState.FAILED, first, f"{word}; {why}" if why else word)
     # As long as Slurm may yet begin the job anew, nothing is over; where it can never be asked, once all nodes have ended.
     over = queue is None or queue.over or (queue.absent and len(ends) == plan.node_count)
-    if failed and over:
+    cancelled = queue is not None and queue.word == "CANCELLED"  # how agents end then is a consequence
+    if failed and over and not (cancelled and stop_asked):
         return Verdict(RunState.FAILED, first, str(first or failed[0][1].text))
     never_started = queue is not None and queue.word == "FAILED" and len(ends) < plan.node_count
     stopped = sorted((end.time, node) for node, end in ends if end.state in {"STOPPED", "REQUEUE"})
@@ -80,7 +81,7 @@ def judge(
         return Verdict(RunState.STOPPED, message=_canceller(queue)) if by_user else _not_by_us(stopped[0][1], ends)
     started = [node for node in nodes if node.agent is not None]
     dead = [node for node in started if node.finished is None and not node.alive and _seen_from_here(plan, node)]
-    if dead and (queue is None or queue.over):
+    if dead and (queue is None or queue.over) and not cancelled:
         return _died(dead[0])
     said = next((node.log.strip() for node in nodes if node.agent is None and node.log.strip()), "")
     return _judge_by_queue(plan, started, queue, said) if plan.launcher == "slurm" else _judge_by_nodes(plan, started)

@@ -209,7 +209,11 @@ class Cluster:
 
     def _slurmd(self, node: str) -> int | None:
         words = f"-N\0{node}\0".encode()
-        return next((pid for pid in self._pids("slurmd") if words in Path(f"/proc/{pid}/cmdline").read_bytes()), None)
+        for pid in self._pids("slurmd"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                if words in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        return None
 
     def _start(self, *, accounted: bool) -> None:
         host = socket.gethostname().partition(".")[0]

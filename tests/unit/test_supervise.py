@@ -92,6 +92,17 @@ def test_job_that_slurm_ended_says_why_it_does_not_begin_anew() -> None:
     assert verdict.message == "Slurm ended the job: TIMEOUT TimeLimit; no progress was saved"
 
 
+def test_ranks_that_fail_when_orch_stop_cancels_their_job_are_stopped() -> None:
+    nodes, cancelled = [_node("n0", "FAILED"), _node("n1", "STOPPED")], Queue("CANCELLED", over=True)
+    assert judge(_plan("slurm"), nodes, cancelled, stop_asked=True).state is RunState.STOPPED
+    assert judge(_plan("slurm"), nodes[:1], cancelled, stop_asked=True).state is RunState.STOPPED
+    assert judge(_plan("slurm"), nodes, cancelled).state is RunState.FAILED
+    killed = _node("n0", alive=False)
+    assert judge(_plan("slurm"), [killed], cancelled, stop_asked=True).state is RunState.STOPPED
+    assert judge(_plan("slurm"), [killed], Queue("FAILED", over=True), stop_asked=True).state is RunState.FAILED
+    assert judge(_plan("slurm"), nodes, Queue("FAILED", over=True), stop_asked=True).state is RunState.FAILED
+
+
 def test_job_that_waits_is_pending_though_it_has_run_before() -> None:
     nodes = [_node("n0", "STOPPED"), _node("n1", alive=False)]
     assert judge(_plan("slurm"), nodes, Queue("PENDING", "BeginTime")).state is RunState.PENDING
