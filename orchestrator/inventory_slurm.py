@@ -138,7 +138,7 @@ Cpus: TypeAlias = Annotated[int, BeforeValidator(fields.number("a number of CPUs
 Retries: TypeAlias = Annotated[int, BeforeValidator(fields.number("a number of retries", 0, 10_000))]
 WarnSeconds: TypeAlias = Annotated[
     int, BeforeValidator(fields.number("a number of seconds", 1, 65_535))
-]  # as for sbatch
+]  # as sbatch has
 Option: TypeAlias = Annotated[str, AfterValidator(check_option)]
 
 

@@ -24,8 +24,10 @@ from trainer.strategies.base import Strategy
 
 # What may change between two parts of one training without changing its numbers.
 FREE_KEYS = frozenset(
-    "out resume save_steps save_total_limit device ddp_timeout log_steps "  # noqa: SIM905
-    "activation_checkpointing find_unused_parameters gradient_as_bucket_view".split()
+    [
+        *("out", "resume", "save_steps", "save_total_limit", "device", "ddp_timeout", "log_steps"),
+        *("activation_checkpointing", "find_unused_parameters", "gradient_as_bucket_view"),
+    ]
 )
 
 

@@ -129,15 +129,15 @@ def _start(planned: Planned, launcher: Launcher) -> RunFolder:
         job = launcher.start(planned.bundle)
         folder.update(slurm_job=job, started=True, launching=None)
     except OrchError as exc:
-        if left := give_up(folder, launcher, RunState.FAILED, str(exc)):
+        if left := give_up([folder], launcher, RunState.FAILED, str(exc)):
             raise left from exc
         raise
     except OSError as exc:
         why = f"the launch failed: {exc}"
-        left = give_up(folder, launcher, RunState.FAILED, why)
+        left = give_up([folder], launcher, RunState.FAILED, why)
         raise left or LaunchError(f"{why}; {after}") from exc
     except KeyboardInterrupt:
-        left = give_up(folder, launcher, RunState.STOPPED, f"interrupted {when}")
+        left = give_up([folder], launcher, RunState.STOPPED, f"interrupted {when}")
         raise left or LaunchError(f"interrupted {when}; {after}") from None
     return folder
 
@@ -148,20 +148,24 @@ def complete(folder: RunFolder, planned: Planned) -> None:
     folder.update(state=RunState.STARTING, code=_code(folder, planned.private))
 
 
-def give_up(folder: RunFolder, launcher: Launcher, state: RunState, why: str) -> LaunchError | None:
-    """Stop what had started; an error if something may be left, for then the run has not ended."""
+def give_up(folders: Sequence[RunFolder], launcher: Launcher, state: RunState, why: str) -> LaunchError | None:
+    """Stop what had started of these runs; an error if something may be left, for then they have not ended."""
     try:
         if state is RunState.STOPPED:
             launcher.close()  # whatever waits for a node need not go on, and starts nothing any more
-            folder.ask_to_stop()
+            for folder in folders:
+                folder.ask_to_stop()
         left = launcher.undo()
     except KeyboardInterrupt:
         left = ["interrupted again: nobody waited for the nodes"]
+    for folder in folders:
+        if left:
+            folder.update(state=RunState.LOST, message=f"{why}; not everything could be stopped", launching=None)
+        else:
+            folder.update(state=state, message=why, launching=None, ended=datetime.now(timezone.utc).isoformat())
     if not left:
-        folder.update(state=state, message=why, launching=None, ended=datetime.now(timezone.utc).isoformat())
         return None
-    folder.update(state=RunState.LOST, message=f"{why}; not everything could be stopped", launching=None)
-    again = f"once the nodes can be reached, `orch stop {folder.path.name}` ends what is left"
+    again = f"once the nodes can be reached, `orch stop {folders[0].path.name}` ends what is left"
     return LaunchError("\n  ".join([why, "not everything could be stopped:", *left]), hint=again)
 
 

@@ -80,14 +80,13 @@ def _start(planned: Sequence[Planned], launcher: SlurmLauncher) -> str:
         for one in planned[1:]:
             launcher.push(one.plan, one.bundle)
         job = str(launcher.start(planned[0].bundle))
+        for task, folder in enumerate(folders):
+            folder.update(slurm_job=f"{job}_{task}", started=True, launching=None)
     except (OrchError, OSError) as exc:
-        left = [give_up(folder, launcher, RunState.FAILED, str(exc)) for folder in folders]
-        raise next(filter(None, left), exc) from exc
+        raise give_up(folders, launcher, RunState.FAILED, str(exc)) or exc from exc
     except KeyboardInterrupt:
-        left = [give_up(folder, launcher, RunState.STOPPED, "interrupted") for folder in folders]
-        raise next(filter(None, left), LaunchError("interrupted; nothing of the sweep goes on")) from None
-    for task, folder in enumerate(folders):
-        folder.update(slurm_job=f"{job}_{task}", started=True, launching=None)
+        left = give_up(folders, launcher, RunState.STOPPED, "interrupted")
+        raise left or LaunchError("interrupted; nothing of the sweep goes on") from None
     return job
 
 

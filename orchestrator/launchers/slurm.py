@@ -10,10 +10,11 @@ from dataclasses import replace
 from orchestrator import plan as plans
 from orchestrator.bundle import Bundle
 from orchestrator.errors import LaunchError, NodeError, NodesError
+from orchestrator.inventory_slurm import seconds
 from orchestrator.launchers.base import Place, Queue
 from orchestrator.launchers.slurm_checks import check
 from orchestrator.launchers.slurm_host import SlurmHost
-from orchestrator.launchers.slurm_queue import array_of, ask, position, seconds_of
+from orchestrator.launchers.slurm_queue import array_of, ask, position
 from orchestrator.launchers.slurm_submit import NOT_REACHED
 from orchestrator.plan import LaunchPlan
 
@@ -125,7 +126,7 @@ class SlurmLauncher:
             return queue
         trace = self._host.trace(self._plan)
         self._is_seen = trace is None or trace.has_log  # a folder that was removed since says nothing
-        if self._is_seen or (not queue.over and seconds_of(queue.elapsed) < UNSEEN_S):
+        if self._is_seen or (not queue.over and seconds(queue.elapsed) < UNSEEN_S):
             return queue
         folder = f"{self._plan.run_dir(self._plan.head)} on {self._host.name}"
         remark = f"nothing of the job shows in {folder}: workdir has to be a folder that it shares with the nodes"

@@ -91,15 +91,6 @@ def array_of(job: str) -> str:
     return job.partition("_")[0]
 
 
-def seconds_of(elapsed: str) -> float:
-    """Of a time as Slurm writes it, [days-][hours:]minutes:seconds; 0 where nobody says."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", elapsed)
-    if found is None:
-        return 0.0
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
 def from_squeue(text: str) -> list[Named]:
     """The jobs in the output of squeue."""
     rows = [line.split("|", len(_SQUEUE) - 1) for line in text.splitlines()]
@@ -165,9 +156,8 @@ def _counted(run: Run, jobs: Mapping[str, str | None]) -> dict[str, Queue]:
 def _queue(job: str, word: str, reason: str, cells: Sequence[str]) -> Queue:
     nodes, count, elapsed, limit, partition, start = ("" if cell in _OPEN else cell for cell in cells)
     over = word in OVER
-    if reason in _OPEN or (
-        word == "CANCELLED" and not reason.startswith("by ")
-    ):  # why it waited before is no news then
+    is_old = word == "CANCELLED" and not reason.startswith("by ")  # why it waited before is no news then
+    if reason in _OPEN or is_old:
         reason = ""
     return Queue(
         word,

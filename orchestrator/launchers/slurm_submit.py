@@ -62,9 +62,8 @@ def submit(plan: LaunchPlan) -> str:
 
 def job_id(said: str) -> str | None:
     """What `sbatch --parsable` says: the id, with `;` and the cluster's name where there are several."""
-    found = re.findall(
-        r"^([0-9]+)(?:;.*)?$", said, re.MULTILINE
-    )  # a site's own plug-ins may have said something before
+    # a site's own plug-ins may have said something before
+    found = re.findall(r"^([0-9]+)(?:;.*)?$", said, re.MULTILINE)
     return str(found[-1]) if found else None
 
 

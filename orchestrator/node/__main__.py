@@ -21,7 +21,7 @@ UMASK = os.umask(0o077)  # for what the agent writes, byte code included; the ra
 # Started by path, not installed: what is imported is what travelled along.
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from orchestrator.node.agent import Options, guard, run_agent  # noqa: E402
+from orchestrator.node.guard import Options, guard, run_agent  # noqa: E402
 from orchestrator.node.job import begin_attempt  # noqa: E402
 from orchestrator.node.processes import CAUGHT, PR_SET_CHILD_SUBREAPER, Inherited, prctl  # noqa: E402
 from orchestrator.node.rendezvous import hold_rendezvous  # noqa: E402

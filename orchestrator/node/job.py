@@ -108,11 +108,12 @@ def begin_attempt(path: str) -> str:
     """Make the folder of the next attempt of the job, in one step: job.json with its number, and the first one's node.sh."""
     import shutil  # noqa: PLC0415  milliseconds that a rendezvous need not wait for
 
+    from orchestrator.node.watch import ATTEMPT, newest_attempt  # noqa: PLC0415  as above
+
     first = os.path.dirname(os.path.abspath(path))
-    run_dir, prefix = os.path.dirname(first), "attempt-"
-    numbers = [name[len(prefix) :] for name in os.listdir(run_dir) if name.startswith(prefix)]
-    number = 1 + max(int(number) for number in numbers if number.isdigit())
-    folder = os.path.join(run_dir, f"{prefix}{number}")
+    run_dir = os.path.dirname(first)
+    number = 1 + (newest_attempt(run_dir) or 0)
+    folder = os.path.join(run_dir, f"{ATTEMPT}{number}")
     with open(path, encoding="utf-8") as file:
         job = json.load(file)
     beginning = f"{folder}.{os.getpid()}"

@@ -237,18 +237,23 @@ def observe(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
 def find(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
     """The newest attempt of a run in a working folder: its number, its job.json, and whether the run went through Slurm."""
     run = os.path.join(expand(request["workdir"]), "runs", relative(request["run"]))
-    try:
-        numbers = [name[len(ATTEMPT) :] for name in os.listdir(run) if name.startswith(ATTEMPT)]
-        attempts = [int(number) for number in numbers if number.isdigit()]
-    except FileNotFoundError:
-        attempts = []
-    if not attempts:
+    newest = newest_attempt(run)
+    if newest is None:
         return {"trace": None}, b""
-    folder = os.path.join(run, f"attempt-{max(attempts)}")
+    folder = os.path.join(run, f"{ATTEMPT}{newest}")
     by_slurm = os.path.exists(os.path.join(run, "attempt-1", "submit.sbatch"))
     job = read_json(os.path.join(folder, "job.json"))
     has_log = by_slurm and any(is_batch_log(name) for name in os.listdir(os.path.join(run, "attempt-1")))
-    return {"trace": {"attempt": max(attempts), "job": job, "by_slurm": by_slurm, "has_log": has_log}}, b""
+    return {"trace": {"attempt": newest, "job": job, "by_slurm": by_slurm, "has_log": has_log}}, b""
+
+
+def newest_attempt(run: str) -> Optional[int]:
+    """The number of the last attempt in a run's folder; None where there is none."""
+    try:
+        numbers = [name[len(ATTEMPT) :] for name in os.listdir(run) if name.startswith(ATTEMPT)]
+    except FileNotFoundError:
+        return None
+    return max((int(number) for number in numbers if number.isdigit()), default=None)
 
 
 def is_batch_log(name: str) -> bool:

@@ -25,17 +25,8 @@ NODES = ("n0", "n1", "n2", "n3")
 _DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd", "slurmdbd", "mariadbd")
 _START_S = 30.0
 
-# More CPUs are declared than the machine has, so eight tasks fit on a two-core one; KillWait and the scheduler's intervals
-# are short so that tests wait for what they test. A job in `urgent` preempts those in `debug`.
-# Accounting only where it is asked for: without sacct is the harder case.
-_CONF = """\
-ClusterName=orchtest
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={controller_port}
-SlurmUser={user}
-SlurmdUser={user}
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket
+# KillWait and the scheduler's intervals are short so that tests wait for what they test; more CPUs are declared than there are.
+COMMON_CONF = """\
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -54,7 +45,18 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 PropagateResourceLimits=NONE
 ReturnToService=2
 KillWait=5
-NodeName=n[0-3] NodeHostname={host} NodeAddr=127.0.0.[10-13] Port=[{node_ports}] CPUs=4 State=UNKNOWN
+"""
+# So many CPUs that eight tasks fit on a two-core machine. A job in `urgent` preempts those in `debug`.
+# Accounting only where it is asked for: without sacct is the harder case.
+_CONF = """\
+ClusterName=orchtest
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+{common}NodeName=n[0-3] NodeHostname={host} NodeAddr=127.0.0.[10-13] Port=[{node_ports}] CPUs=4 State=UNKNOWN
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=debug Nodes=n[0-3] Default=YES MaxTime=01:00:00 PriorityTier=1 GraceTime=30 State=UP
@@ -219,6 +221,7 @@ class Cluster:
         host = socket.gethostname().partition(".")[0]
         controller, *node_ports = free_ports(1 + len(NODES))
         text = _CONF.format(
+            common=COMMON_CONF.format(folder=self.folder),
             host=host,
             user=pwd.getpwuid(os.geteuid()).pw_name,
             folder=self.folder,

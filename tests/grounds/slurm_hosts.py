@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.grounds.components import program
 from tests.grounds.hosts import Host, Hosts
 from tests.grounds.inventories import write_inventory
+from tests.grounds.slurm import COMMON_CONF
 from tests.until import until
 
 _SOCKET = "/dev/shm/munge.socket"
@@ -20,26 +21,8 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={socket}
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd-%n.log
-MailProg=/bin/true
-MpiDefault=none
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-SlurmdParameters=config_overrides
-SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
-PropagateResourceLimits=NONE
-ReturnToService=2
-KillWait=5
-{nodes}
+{common}{nodes}
 PartitionName=debug Nodes={names} Default=YES MaxTime=01:00:00 State=UP
 """
 
@@ -81,7 +64,9 @@ class SlurmHosts:
         names = ",".join(host.name for host in self.nodes)
         nodes = "\n".join(f"NodeName={host.name} NodeAddr={host.address} CPUs=4 State=UNKNOWN" for host in self.nodes)
         login = {"login": self.login.name, "address": self.login.address}
-        text = _CONF.format(**login, socket=_SOCKET, folder=self._folder, nodes=nodes, names=names)
+        text = _CONF.format(
+            **login, socket=_SOCKET, common=COMMON_CONF.format(folder=self._folder), nodes=nodes, names=names
+        )
         self._conf.write_text(text, "utf-8")
         (self._folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n", "utf-8")
         profile = self.login.path(self.hosts.home / ".bash_profile")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator import inventory, plan
+from orchestrator.inventory_slurm import seconds
 from orchestrator.launchers import slurm
 from orchestrator.launchers.base import Queue
 from orchestrator.launchers.slurm import SlurmLauncher
 from orchestrator.launchers.slurm_host import ThisMachine
-from orchestrator.launchers.slurm_queue import seconds_of
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import Program, Request
 from tests.grounds.slurm import Cluster
@@ -48,18 +48,10 @@ def test_job_that_runs_for_long_and_shows_nothing_is_remarked_on_until_it_does(
         assert asked().word == "RUNNING"
         return asked().reason
 
-    until(lambda: seconds_of(asked().elapsed) >= 2, what="the job to run", deadline_s=60)
+    until(lambda: seconds(asked().elapsed) >= 2, what="the job to run", deadline_s=60)
     assert reason() == ""
     monkeypatch.setattr(slurm, "UNSEEN_S", 1.0)
     assert reason().startswith(f"nothing of the job shows in {planned.run_dir(planned.head)}")
     (Path(planned.attempt_dir(planned.head)) / f"slurm-{job}.log").touch()
     assert reason() == ""
     launcher.close()
-
-
-@pytest.mark.parametrize(
-    ("said", "seconds"),
-    [("0:05", 5), ("12:03", 723), ("1:00:00", 3600), ("1-02:03:04", 93784), ("INVALID", 0), ("", 0)],
-)
-def test_time_that_squeue_prints_is_read(said: str, seconds: float) -> None:
-    assert seconds_of(said) == seconds

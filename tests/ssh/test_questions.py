@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.grounds.cli import Orch
+from tests.grounds.components import unavailable
 from tests.grounds.screen import Screen
 from tests.grounds.sshd import Farm, make_key
 from tests.until import until
@@ -29,7 +30,7 @@ LAUNCH = ("ssh-launch", "--detach", "--", "true")
 def orch(farm: Farm, tmp_path: Path) -> Iterator[Orch]:
     """orch beside an inventory.yaml of two nodes that may ask."""
     if not farm.is_own_account:
-        pytest.skip("no account of the farm's own, so no password for it: run as root")
+        unavailable("no account of the farm's own, so no password for it: run as root")
     orch = _orch(farm, tmp_path)
     yield orch
     until(lambda: not orch.supervisors(), what="supervisors to give up")  # their logins are no part of the next test

@@ -27,6 +27,10 @@ def _held(farm: Farm) -> tuple[int, int, int]:
     return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), len(farm.connections())
 
 
+def _is_within(held: tuple[int, int, int], limits: tuple[int, int, int]) -> bool:
+    return all(count <= limit for count, limit in zip(held, limits, strict=True))
+
+
 def test_a_connection_that_was_given_up_is_closed_before_the_next(
     farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,6 +38,7 @@ def test_a_connection_that_was_given_up_is_closed_before_the_next(
     request = Request("ssh", Program("executable", ("true",)))
     plan = plans.make_plan(where, request, run_id="farm-20260102-030405-0abc", bundle="0" * 32)
     monkeypatch.setattr(endpoint, "BEAT_ANSWER_S", 0.1)
+    farm.drop_connections()  # those of tests before, which may be closing still
     launcher = direct_launcher(plan)
     try:
         launcher.reach(plan.head)
@@ -48,6 +53,6 @@ def test_a_connection_that_was_given_up_is_closed_before_the_next(
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
         launcher.reach(plan.head)
-        until(lambda: _held(farm) == before, what=lambda: f"{_held(farm)} to be {before}")
+        until(lambda: _is_within(_held(farm), before), what=lambda: f"{_held(farm)} to be within {before}")
     finally:
         launcher.close()

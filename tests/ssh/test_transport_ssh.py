@@ -17,6 +17,7 @@ from orchestrator.inventory import Node, SshOptions
 from orchestrator.transports.base import Reader, Unreachable
 from orchestrator.transports.endpoint import Endpoint
 from orchestrator.transports.ssh import SshTransport, _fabric_config
+from tests.grounds.components import unavailable
 from tests.grounds.ports import refusing_port, silent_port
 from tests.grounds.sshd import Farm
 from tests.until import until
@@ -235,7 +236,7 @@ def test_a_forced_command_that_runs_nothing_is_quoted(farm: Farm) -> None:
 def test_an_unwritable_working_folder_is_named(farm: Farm) -> None:
     with connect(farm) as endpoint:
         if endpoint.facts.user == "root":
-            pytest.skip("root can write everywhere")
+            unavailable("root can write everywhere")
         with pytest.raises(NodeError, match="/usr/orch: Permission denied"):
             endpoint.prepare("/usr/orch", "abc")
 

@@ -19,6 +19,7 @@ from orchestrator.node.watch import live_fields
 from orchestrator.transports.endpoint import Endpoint
 from orchestrator.transports.local import LocalTransport
 from orchestrator.transports.observed import Leftover
+from tests.grounds.components import unavailable
 from tests.unit.test_agent_ground import PYTHONS
 
 DAY_S = 86400.0
@@ -244,7 +245,7 @@ def test_folder_of_another_name_is_left_alone(workdir: Workdir, name: str) -> No
 
 def test_another_users_folder_is_left_alone(workdir: Workdir) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root can give a folder away")
+        unavailable("only root can give a folder away")
     run = workdir.run()
     os.chown(run, 12345, 12345)
     assert workdir.clear() == {}
@@ -260,7 +261,7 @@ def test_other_users_processes_on_cards_are_listed_as_the_drivers_tool_names_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root can start a process as another user")
+        unavailable("only root can start a process as another user")
     with subprocess.Popen(["sleep", "1000"], user=12345, group=12345, extra_groups=[]) as other:
         _nvidia_smi(tmp_path, monkeypatch, f"echo {other.pid}; echo {os.getpid()}")
         found, note = strays.card_users()

@@ -10,7 +10,7 @@ import pytest
 from orchestrator import plan as plans
 from orchestrator.errors import UsageError
 from orchestrator.inventory import Inventory, Node
-from orchestrator.inventory_slurm import SlurmOptions
+from orchestrator.inventory_slurm import SlurmOptions, seconds
 from orchestrator.launchers.slurm_checks import check
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import Program, Request
@@ -114,3 +114,11 @@ def test_one_question_is_enough_where_no_account_is_named() -> None:
     site = Site()
     check(site, _plan(SlurmOptions(partition="debug")))
     assert site.asked == ["scontrol --all --oneliner show partition"]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [("0:05", 5), ("12:03", 723), ("1:00:00", 3600), ("1-02:03:04", 93_784), ("INVALID", 0), ("", 0)],
+)
+def test_time_that_slurm_prints_is_read(said: str, expected: float) -> None:
+    assert seconds(said) == expected

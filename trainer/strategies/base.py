@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 from typing import Any, ContextManager, Dict, Mapping, Protocol
 
@@ -45,7 +46,7 @@ class Strategy(Protocol):
         """Take over what state() gave; every rank has it whole."""
 
 
-class TorchStrategy:
+class TorchStrategy(abc.ABC):
     """A model and one of torch's optimizers, without anything around the forward pass."""
 
     reshards = False
@@ -56,7 +57,7 @@ class TorchStrategy:
         self.group, self.config = group, config
         self.scaler = group.accelerator.scaler() if config.precision == "fp16" else None
 
-    def settle(self, tokens: torch.Tensor, target: torch.Tensor) -> None:
+    def settle(self, tokens: torch.Tensor, target: torch.Tensor) -> None:  # noqa: B027  most need nothing
         """Nothing to do."""
 
     def backward(self, tokens: torch.Tensor, target: torch.Tensor, *, last: bool) -> torch.Tensor:
@@ -82,14 +83,14 @@ class TorchStrategy:
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
+    @abc.abstractmethod
     def accumulating(self, *, last: bool) -> ContextManager[Any]:
         """The block of one micro batch; ranks exchange gradients in the last one only."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def computing(self) -> ContextManager[Any]:
         """The block of the forward pass."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def clip(self, limit: float) -> float:
         """Scale the gradients down to `limit`; the norm before."""
-        raise NotImplementedError
