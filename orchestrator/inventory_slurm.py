@@ -44,7 +44,7 @@ _OWN_OPTIONS = frozenset(
     [
         *("nodes", "nodelist", "nodefile", "ntasks", "ntasks-per-node", "tasks-per-node"),
         *("job-name", "chdir", "output", "error", "open-mode", "export", "export-file"),
-        *("requeue", "no-requeue", "signal"),
+        *("requeue", "no-requeue", "no-kill", "signal"),
         *("array", "wrap", "clusters", "test-only", "wait", "parsable", "quiet", "help", "usage", "version"),
     ]
 )
@@ -135,6 +135,7 @@ Dependency: TypeAlias = Annotated[str, AfterValidator(_after)]
 MailTypes: TypeAlias = Annotated[str, AfterValidator(_mail_types)]
 Text: TypeAlias = Annotated[str, AfterValidator(fields.matching(r".+", "a text", "characters that can be printed"))]
 Cpus: TypeAlias = Annotated[int, BeforeValidator(fields.number("a number of CPUs", 1, 4096))]
+Spares: TypeAlias = Annotated[int, BeforeValidator(fields.number("a number of nodes", 0, 1000))]
 Retries: TypeAlias = Annotated[int, BeforeValidator(fields.number("a number of retries", 0, 10_000))]
 WarnSeconds: TypeAlias = Annotated[
     int, BeforeValidator(fields.number("a number of seconds", 1, 65_535))
@@ -178,6 +179,7 @@ class SlurmOptions(BaseModel):
     container: Container | None = None
     requeue: Literal["auto", "never"] = "auto"
     max_retries: Retries = 100
+    spare_nodes: Spares = 0
     warn_s: WarnSeconds | None = None  # None leaves a while to save in
     options: tuple[Option, ...] = ()  # after all that have a field of their own
 

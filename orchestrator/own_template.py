@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import UsageError
 from orchestrator.inventory_slurm import check_option
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HINT = "orch's own is templates/slurm.sbatch.j2, shown as rendered by --dry-run; start from a copy of it"
 
 
-def render(file: Path, environment: Environment, values: Mapping[str, str | Sequence[str]]) -> str:
+def render(file: Path, environment: Environment, values: Mapping[str, Any]) -> str:
     """
     Render a template in the environment of orch's own; it may include files beside it, and orch's templates.
 
@@ -51,7 +51,7 @@ def _place(exc: Exception, file: Path) -> str:
     return lines[-1] if lines else str(file)
 
 
-def _problems(text: str, values: Mapping[str, str | Sequence[str]]) -> Iterator[str]:
+def _problems(text: str, values: Mapping[str, Any]) -> Iterator[str]:
     """What orch would miss in the job of such a script."""
     lines = text.splitlines()
     if not lines or not lines[0].startswith("#!"):
@@ -69,5 +69,7 @@ def _problems(text: str, values: Mapping[str, str | Sequence[str]]) -> Iterator[
     commands = [line for line in lines[end:] if not line.lstrip().startswith("#")]
     if not any(re.search(r"\bsrun\b", line) for line in commands):
         yield "has no srun, which starts the agents"
+    if values["spare_count"] and not any(re.search(r"\bnode\.sh\S* nodes\b", line) for line in commands):
+        yield "does not ask `node.sh nodes` which nodes to run on, as slurm.spare_nodes needs"
     if dropped := [option for option in values["srun_options"] if option not in text]:
         yield f"leaves out {dropped[0]}: all of `srun_options` go to srun"

@@ -40,6 +40,7 @@ class NodePlan:
     port: int | None
     python: str
     workdir: str
+    is_spare: bool = False
     secrets: frozenset[str] = frozenset()
     """The names in `env` whose values are neither shown nor recorded."""
 
@@ -59,7 +60,7 @@ class LaunchPlan:
     Everything that a launcher needs, and all that it does.
 
     Under Slurm by count (`by_count`), `nodes` are the inventory's candidates: which of them run, and as which node
-    rank, Slurm decides, and each has `ranks_per_node` ranks.
+    rank, Slurm decides. With `spare_count`, so many nodes more than `node_count` are asked for, to take the place of failed ones.
     """
 
     run_id: str
@@ -80,6 +81,7 @@ class LaunchPlan:
     isolation_timeout_s: float | None = None
     warnings: tuple[str, ...] = ()
     sweep: Sweep | None = None
+    spare_count: int = 0
 
     @property
     def job_name(self) -> str:
@@ -127,11 +129,14 @@ def make_plan(
     """
     chosen, ranks_each, warnings = _choose(inventory, request)
     by_count = request.launcher == "slurm" and request.nodes is None
+    node_count = request.shape.nodes if request.shape and by_count else len(chosen)
+    if request.launcher == "slurm" and inventory.slurm.spare_nodes:
+        chosen = _with_spares(inventory, chosen, by_count=by_count)
+        ranks_each += ranks_each[:1] * (len(chosen) - len(ranks_each))
     nodes = number(inventory, chosen, ranks_each)
     if request.launcher == "slurm":
         _agree_for_slurm(chosen)
         nodes = tuple(replace(node, workdir=_absolute(node.workdir, home, inventory)) for node in nodes)
-    node_count = request.shape.nodes if request.shape and by_count else len(chosen)
     slurm = inventory.slurm.model_dump(mode="json")
     return LaunchPlan(
         run_id=run_id,
@@ -141,6 +146,7 @@ def make_plan(
         name=inventory.name,
         nodes=nodes,
         node_count=node_count,
+        spare_count=inventory.slurm.spare_nodes if request.launcher == "slurm" else 0,
         world_size=sum(ranks_each[:node_count]),
         by_count=by_count,
         program=request.program,
@@ -192,6 +198,21 @@ def _choose(inventory: Inventory, request: Request) -> tuple[tuple[Node, ...], l
     return nodes, [ranks] * len(nodes), warnings
 
 
+def _with_spares(inventory: Inventory, chosen: Sequence[Node], *, by_count: bool) -> tuple[Node, ...]:
+    """The chosen nodes and those that may replace one: by name as many as are wanted, else whatever Slurm may take."""
+    others = [node for node in inventory.nodes if SPARE in node.tags and node not in chosen]
+    wanted = inventory.slurm.spare_nodes
+    if by_count:
+        return (*chosen, *others)
+    if len(others) < wanted:
+        raise UsageError(
+            f"slurm.spare_nodes: {wanted} are asked for beside {fold(node.name for node in chosen)}; {inventory.file} tags "
+            f"{len(others)} more as spare",
+            hint="add `tags: [spare]` to nodes, or let Slurm choose: without --nodes",
+        )
+    return (*chosen, *others[:wanted])
+
+
 def _unknown_devices(inventory: Inventory, nodes: Sequence[Node]) -> tuple[str, ...]:
     """Warn where a default of one rank a node may leave cards idle."""
     if inventory.devices is None and any(node.accelerator == "auto" and node.devices == 1 for node in nodes):
@@ -236,6 +257,7 @@ def number(inventory: Inventory, nodes: Sequence[Node], ranks_each: Sequence[int
             port=node.port,
             python=node.python,
             workdir=node.workdir,
+            is_spare=SPARE in node.tags,
             secrets=inventory.secret_names(node),
         )
         for node_rank, (node, count, first) in enumerate(zip(nodes, ranks_each, firsts, strict=False))
@@ -246,21 +268,24 @@ def job(plan: LaunchPlan) -> dict[str, Any]:
     """job.json, what every node's agent reads; the same on all nodes that share a workdir."""
     head = plan.head
     counts = [len(node.ranks) for node in plan.nodes[: plan.node_count]]
-    of_slurm = {"slurm": {name: plan.slurm[name] for name in ("requeue", "max_retries", "warn_s")}}
+    rules = (
+        {name: plan.slurm[name] for name in ("requeue", "max_retries", "warn_s")} if plan.launcher == "slurm" else {}
+    )
+    is_open = plan.by_count or plan.spare_count > 0  # which nodes run is not known before
     return {
         "version": 1,
         "run_id": plan.run_id,
         "attempt": plan.attempt,
         "run_dir": plan.run_dir(head),
         "bundle_dir": plan.bundle_dir(head),
-        "nodes": None if plan.by_count else [node.name for node in plan.nodes],
-        "addresses": [] if plan.by_count else [node.address for node in plan.nodes],
+        "nodes": None if is_open else [node.name for node in plan.nodes],
+        "addresses": [] if is_open else [node.address for node in plan.nodes],
         "ranks": counts,
         "program": _program(plan),
         "grace_s": GRACE_S,
         "orphan_timeout_s": plan.orphan_timeout_s,
         "isolation_timeout_s": plan.isolation_timeout_s,
-        **(of_slurm if plan.launcher == "slurm" else {}),
+        **({"slurm": {**rules, "spares": [node.name for node in plan.nodes if node.is_spare]}} if rules else {}),
     }
 
 

@@ -87,6 +87,8 @@ def sbatch_script(plan: LaunchPlan) -> str:
         "run_dir": plan.run_dir(plan.head),
         "runs_dir": plan.runs_dir(plan.head),
         "sweep_runs": plan.sweep.runs if plan.sweep else (),
+        "node_count": plan.node_count,
+        "spare_count": plan.spare_count,
     }
     if plan.slurm["template"] is None:
         return _render("slurm.sbatch.j2", **values)
@@ -113,7 +115,8 @@ def sbatch_options(plan: LaunchPlan) -> list[str]:
     options = [
         f"--job-name={plan.job_name}",
         *([f"--array=0-{len(plan.sweep.runs) - 1}"] if plan.sweep else []),
-        f"--nodes={plan.node_count}",
+        f"--nodes={plan.node_count + plan.spare_count}",
+        *(["--no-kill"] if plan.spare_count else []),  # else Slurm would end the job with its first node
         "--ntasks-per-node=1",
         # below the folder of the attempt, where sbatch is run: Slurm expands no ~; a task of an array opens its run's own
         "--output=/dev/null" if plan.sweep else "--output=slurm-%j.log",

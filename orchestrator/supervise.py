@@ -25,9 +25,6 @@ _ENDED_BY_SLURM = frozenset({"BOOT_FAIL", "DEADLINE", "NODE_FAIL", "OUT_OF_MEMOR
 PATIENCE_S = 5.0  # a shared file system shows other machines' writes late
 POLL_S = 0.5
 _STOPPED_BY_SLURM = frozenset({"CANCELLED", GONE})  # by scancel, for all that is known of a job that Slurm forgot
-PENDING = frozenset(
-    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +118,7 @@ def _judge_by_queue(plan: LaunchPlan, started: Sequence[NodeObservation], queue:
     if not queue.over:
         under_way = RunState.RUNNING if started else RunState.STARTING
         asks = any(node.finished is not None and node.finished.state == "REQUEUE" for node in started)
-        waits = (
-            asks or queue.word in PENDING or (queue.word == SILENT and not started)
-        )  # what waits may have run before
+        waits = asks or queue.waits or (queue.word == SILENT and not started)
         return Verdict(RunState.PENDING if waits else under_way, message=queue.why or None)
     if queue.word == "CANCELLED":
         return Verdict(RunState.STOPPED, message=_canceller(queue) or "the job was cancelled")

@@ -13,7 +13,8 @@ def of(plan: LaunchPlan) -> str:
     """Every file and every command in order; values of secret variables are replaced, equal files are shown once."""
     plan = redacted(plan)
     files = plans.node_files(plan)
-    what = f"{plan.node_count} nodes, {plan.world_size} ranks"
+    spares = f" and {plan.spare_count} spare" if plan.spare_count else ""
+    what = f"{plan.node_count} nodes{spares}, {plan.world_size} ranks"
     head = f"#!/bin/bash\n# Run {plan.run_id}: {what}, bundle {plan.bundle}. Nothing was started.\nset -eu\numask 077\n"
     if plan.launcher == "slurm":
         return f"{head}\n{_slurm(plan, files[plan.head.name])}"

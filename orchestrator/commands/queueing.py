@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import LaunchError
 from orchestrator.launchers.base import SILENT, Launcher, Queue
-from orchestrator.supervise import PENDING
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing itself from Python 3.11 on
@@ -56,6 +55,9 @@ class Poll:
                 self.answer = self._ask()
             except LaunchError as error:  # the machine where Slurm is cannot be reached
                 self.answer = replace(self.answer, queue=Queue(SILENT, str(error)))
+            except Exception:
+                if not self._enough.is_set():  # else what it asked was closed meanwhile
+                    raise
             pause_s = next_pause_s(pause_s, self.answer.queue)
             self._enough.wait(pause_s)
 
@@ -63,7 +65,7 @@ class Poll:
         before = self.answer
         queue = self._launcher.queue(self._job)  # first: what it calls over has begun its last attempt by then
         attempt, position = self._launcher.attempt(), before.position
-        if queue is None or not waits(queue):
+        if queue is None or not queue.waits:
             return Answer(queue, attempt)
         if _state(queue) != _state(before.queue) or time.monotonic() - self._positioned > POSITION_S:
             position, self._positioned = self._launcher.position(queue), time.monotonic()
@@ -75,14 +77,9 @@ def next_pause_s(last_s: float, queue: Queue | None) -> float:
     return min(2 * last_s, LAST_POLL_S) if queue is not None and queue.word == SILENT else POLL_S
 
 
-def waits(queue: Queue) -> bool:
-    """Whether the job is in the queue, for the first time or again."""
-    return queue.word in PENDING
-
-
 def described(queue: Queue, position: str) -> str:
     """The state of a job in one sentence."""
-    start = f"expected to start at {queue.start}" if queue.start and waits(queue) else ""
+    start = f"expected to start at {queue.start}" if queue.start and queue.waits else ""
     said = "; ".join(part for part in (queue.explanation, position, start) if part)
     reason = f" ({queue.reason})" if queue.reason else ""
     return f"Slurm job {queue.job} is {queue.word}{reason}" + (f": {said}" if said else "")
@@ -96,7 +93,7 @@ def news(before: Answer, now: Answer, *, heard: bool) -> str:
     if new.word == SILENT:
         return f"Slurm does not answer ({new.reason}); the run is followed without it" if new.reason else ""
     answers_again = old is not None and old.word == SILENT and bool(old.reason)
-    if waits(new) or answers_again or not heard:
+    if new.waits or answers_again or not heard:
         return ("Slurm answers again: " if answers_again else "") + described(new, now.position)
     return ""
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from orchestrator import supervise
-from orchestrator.commands.queueing import described, waits
+from orchestrator.commands.queueing import described
 from orchestrator.console import harmless, print_json, print_table, print_text, say
 from orchestrator.errors import NodeError, NodesError, OrchError, RunNotFound
 from orchestrator.fanout import each
@@ -101,13 +101,13 @@ def _brought_up_to_date(folder: RunFolder, record: RunRecord, said: Mapping[str,
     queue = said.get(record.id)
     if queue is None or not _tells_all(queue, record):
         refresh(folder, queue)
-    elif waits(queue):
+    elif queue.waits:
         supervise.settle(folder, Verdict(RunState.PENDING, message=queue.why or None), attempt=record.attempt)
 
 
 def _tells_all(queue: Queue, record: RunRecord) -> bool:
     """Whether nobody has to look into the run's folder: the job waits, runs on, or nothing is known of it just now."""
-    return waits(queue) or queue.word in {SILENT, record.state.value}
+    return queue.waits or queue.word in {SILENT, record.state.value}
 
 
 def refresh(folder: RunFolder, said: Queue | None = None) -> tuple[RunRecord, Status | None]:
@@ -126,7 +126,7 @@ def refresh(folder: RunFolder, said: Queue | None = None) -> tuple[RunRecord, St
     try:
         queue = said or launcher.queue(record.slurm_job)
         found = supervise.observe(folder, plan, launcher, queue)
-        if queue is not None and waits(queue):
+        if queue is not None and queue.waits:
             found = replace(found, position=launcher.position(queue))
     except NodesError as exc:
         if not record.state.final:

@@ -40,6 +40,10 @@ class Place:
 
 SILENT = "UNKNOWN"
 GONE = "GONE"
+# man squeue, JOB STATE CODES: it is in the queue, for the first time or again.
+WAITING = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,11 @@ class Queue:
     def why(self) -> str:
         """The reason with its explanation."""
         return ": ".join(part for part in (self.reason, self.explanation) if part)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the job is in the queue, where it may have run before."""
+        return self.word in WAITING
 
 
 class Launcher(Protocol):

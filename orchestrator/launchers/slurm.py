@@ -102,7 +102,8 @@ class SlurmLauncher:
             if queue.absent or time.monotonic() > deadline:
                 name = queue.job or job or self._plan.run_id
                 return [f"Slurm job {name} is not known to be over: {queue.word} {queue.why}".strip()]
-            if queue.job and not is_cancelled:  # Slurm answers
+            # once Slurm answers; and anew if the job was just putting itself back into the queue
+            if queue.job and (not is_cancelled or queue.waits):
                 is_cancelled = self._host.run(["scancel", job or array_of(queue.job)]).returncode == 0
             time.sleep(POLL_S)
         return []

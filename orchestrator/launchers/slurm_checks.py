@@ -94,7 +94,7 @@ def _partition(line: str) -> _Partition | None:
 
 def _misfits(partition: _Partition, partitions: Mapping[str, _Partition], plan: LaunchPlan) -> Iterator[str]:
     """Why the job can never run in that partition."""
-    count, where = plan.node_count, f"partition {partition.name}"
+    count, where = plan.node_count + plan.spare_count, f"partition {partition.name}"
     if partition.nodes is not None and count > partition.nodes:
         yield f"nodes: {count} are asked for, and {where} has {partition.nodes}"
     elif not plan.by_count and partition.names:

@@ -4,11 +4,12 @@ The command line of a node, which its script and srun use:
     python3 <bundle>/orchestrator/node/__main__.py run JOB.json --node NAME --node-rank N [--rendezvous "ADDR PORT HOST_ID"]
     python3 <bundle>/orchestrator/node/__main__.py rendezvous [--address CANDIDATE]…
     python3 <bundle>/orchestrator/node/__main__.py attempt JOB.json
+    python3 <bundle>/orchestrator/node/__main__.py nodes JOB.json
     python3 <bundle>/orchestrator/node/__main__.py next JOB.json STATUS ENDED
 
 `run` starts this node's ranks and stays until everything below has ended; `rendezvous` reserves a port here, prints it and
-holds it until stdin ends; `attempt` makes the folder of the next attempt of a Slurm job and prints it; `next` decides after
-an attempt whether there is to be one.
+holds it until stdin ends; `attempt` makes the folder of the next attempt of a Slurm job and prints it; `nodes` prints the
+nodes that an attempt is to run on; `next` decides after an attempt whether there is to be one, and where.
 """
 
 from __future__ import annotations
@@ -40,8 +41,13 @@ def main() -> int:
     if sys.argv[1:2] == ["attempt"]:
         print(begin_attempt(sys.argv[2]))
         return 0
+    if sys.argv[1:2] == ["nodes"]:
+        from orchestrator.node.again import nodes_for  # noqa: PLC0415  milliseconds that an agent need not wait for
+
+        print(",".join(nodes_for(sys.argv[2])))
+        return 0
     if sys.argv[1:2] == ["next"]:
-        from orchestrator.node.again import next_attempt  # noqa: PLC0415  milliseconds that an agent need not wait for
+        from orchestrator.node.again import next_attempt  # noqa: PLC0415  as above
 
         return next_attempt(*sys.argv[2:5])
     try:

@@ -59,6 +59,7 @@ class Agent:
         self.failure: dict[str, Any] | None = None
         self.stopping = self.forced = self.sweeping = self.survivors_told = False
         self.warned = False
+        self.is_early = False  # the word to stop came before all ranks were there to hear it
         self.requeue = False  # a rank has saved, and asks to be started again
         self.asked: tuple[int, float] | None = None  # the first signal that asked to stop, and when
         self.told: set[tuple[int, int]] = set()  # descendants that have had their SIGTERM
@@ -101,6 +102,7 @@ class Agent:
             text = f"rank {rank} started as pid {process.pid}"
             start_time = stat[2] if stat else None
             self.events.add(event="rank-started", rank=rank, pid=process.pid, start_time=start_time, text=text)
+        self.is_early = signal.SIGTERM in signal.sigpending()
 
     def watch(self) -> int:
         """Wait until every rank and every descendant has ended; the agent's exit code."""
@@ -176,6 +178,8 @@ class Agent:
         assert self.job.slurm is not None, "only Slurm begins a job anew"
         self.note_stop(reason, self.job.slurm["warn_s"])
         self.deadline_s = time.monotonic() + self.job.slurm["warn_s"]
+        if self.is_early:
+            self.terminate(self.job.grace_s)
 
     def note_warning(self) -> None:
         """Nothing is passed on: Slurm tells every process of a step, and a second USR2 may hit a rank that is just leaving."""

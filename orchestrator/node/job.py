@@ -60,7 +60,7 @@ class Job:
     grace_s: float
     orphan_timeout_s: float | None = None
     isolation_timeout_s: float | None = None
-    slurm: dict[str, Any] | None = None  # requeue, max_retries and warn_s, where Slurm runs the job
+    slurm: dict[str, Any] | None = None  # requeue, max_retries, warn_s, spares and requeues, where Slurm runs the job
 
     def __init__(self, **fields: object) -> None:
         strange = [name for name in fields if name not in Job.__annotations__]
@@ -118,6 +118,7 @@ def begin_attempt(path: str) -> str:
         job = json.load(file)
     beginning = f"{folder}.{os.getpid()}"
     os.mkdir(beginning)
+    job["slurm"]["requeues"] = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     write_json(os.path.join(beginning, "job.json"), {**job, "attempt": number})
     shutil.copy(os.path.join(first, "node.sh"), beginning)
     os.rename(beginning, folder)

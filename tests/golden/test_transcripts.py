@@ -30,7 +30,7 @@ PROGRAMS = {
     "program": Program("python", ("train.py", "--n", "3", 'a b$c "d"'), "sub dir"),
 }
 # Inventories of their own, which say all that they can say of Slurm.
-FULL = [(name, "slurm", "program", 2) for name in ("slurm-pyxis", "slurm-apptainer")]
+FULL = [(name, "slurm", "program", 2) for name in ("slurm-pyxis", "slurm-apptainer", "slurm-spares")]
 CASES = [*product(INVENTORIES, LAUNCHERS, PROGRAMS, (1, 16)), *FULL]
 
 

@@ -141,7 +141,11 @@ class Cluster:
         """Have a job that is in the queue again, or soon will be, not wait for its old credentials to expire."""
         asked = ("squeue", "--noheader", f"--jobs={job}", "--format=%T %r")
         waits = "PENDING BeginTime"
-        until(lambda: self._run(*asked).strip() == waits, deadline_s=60, what="the job to be in the queue again")
+        until(
+            lambda: self._run(*asked).strip() == waits,
+            deadline_s=60,
+            what=lambda: f"the job to be in the queue again, and not {self._run(*asked).strip()}",
+        )
         self.begin(job)
 
     def begin(self, job: str) -> None:
@@ -178,10 +182,14 @@ class Cluster:
         """Kill a node's slurmd and all that jobs run there, and have slurmctld notice at once."""
         self.kill_slurmd(node)
         lost = f"SLURMD_NODENAME={node}".encode()
+        there = []
         for pid in self.processes():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if lost in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                    kill(pid)
+                    there.append(pid)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # at once: none sees another one go
+            for pid in there:
+                kill(pid, number)
         self._run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
 
     def kill_slurmd(self, node: str) -> None:

@@ -182,7 +182,8 @@ def test_retries_are_bounded_though_each_makes_progress(start: Start, orch: Orch
     [
         ("sys.exit(99)", {"requeue": "never"}, "slurm.requeue is never"),
         ("sys.exit(93)", {}, "exited 93"),
-        ("save(3); sys.exit(7)", {}, "exited 7"),
+        ("save(3); sys.exit(7)", {"max_retries": 0}, "exited 7"),
+        ("sys.exit(7)", {}, "exited 7"),
     ],
 )
 def test_what_is_not_begun_anew(

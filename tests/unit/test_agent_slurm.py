@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +78,19 @@ def test_rank_that_ignores_slurms_sigterm_is_killed_when_the_time_is_over(ground
     agent.terminate()
     assert agent.wait(timeout=10) == 6
     assert ground.events("rank-exited")[0]["signal"] == "SIGKILL"
+
+
+def test_word_to_stop_that_comes_before_all_ranks_are_there_is_passed_on(ground: Ground) -> None:
+    """Slurm's own went to those that were there already."""
+    ground.job(*sh(WAIT), ranks=[2], slurm=SLURM)
+    ground.folder().mkdir(mode=0o700)
+    os.mkfifo(ground.folder() / "rank-1.out")  # to open it takes two
+    agent = ground.start()
+    until(lambda: ground.events("rank-started"), what="the first rank")
+    agent.terminate()
+    status = Path(f"/proc/{ground.record()['pid']}/status")
+    until(lambda: int(status.read_text().partition("ShdPnd:")[2].split()[0], 16), what="the agent to be told")
+    reader = os.open(ground.folder() / "rank-1.out", os.O_RDONLY | os.O_NONBLOCK)
+    assert agent.wait(timeout=10) == 6
+    os.close(reader)
+    assert [event["signal"] for event in ground.events("rank-exited")] == ["SIGTERM", "SIGTERM"]

@@ -93,3 +93,10 @@ def test_template_is_found_beside_the_inventory_and_its_absence_is_said_there(tm
     assert str(caught.value) == f"{inventory}:2: slurm.template: {tmp_path / 'own.j2'}: No such file or directory"
     (tmp_path / "own.j2").write_text(HEAD, "utf-8")
     assert load(inventory).slurm.template == str(tmp_path / "own.j2")
+
+
+def test_template_that_does_not_ask_which_nodes_to_use_is_refused_where_there_are_spares(tmp_path: Path) -> None:
+    asks = 'nodes=$(/bin/sh "$folder/node.sh" nodes)\n'
+    assert asks in _rendered(tmp_path, HEAD + asks + BODY, {"spare_nodes": 1})
+    with pytest.raises(UsageError, match=r"own\.j2: does not ask `node\.sh nodes`"):
+        _rendered(tmp_path, HEAD + BODY, {"spare_nodes": 1})

@@ -73,6 +73,29 @@ def test_slurm_by_count_leaves_the_choice_of_nodes_to_slurm() -> None:
     assert (named.by_count, plans.job(named)["nodes"]) == (False, ["n1", "n3"])
 
 
+def _with_spares(*names: str) -> Inventory:
+    nodes = (*(Node(name=f"n{k}") for k in range(2)), *(Node(name=name, tags=("spare",)) for name in names))
+    return _inventory(*nodes).model_copy(update={"slurm": SlurmOptions(spare_nodes=1)})
+
+
+def test_spares_are_asked_for_besides_and_have_no_ranks_yet() -> None:
+    plan = _plan(_with_spares("s0", "s1"), "slurm", shape=Shape(2, 1))
+    assert (plan.node_count, plan.spare_count, plan.world_size) == (2, 1, 2)
+    assert {"--nodes=3", "--no-kill"} <= set(render.sbatch_options(plan))
+    assert plans.job(plan)["slurm"]["spares"] == ["s0", "s1"]  # whichever Slurm gives stands by
+    assert plans.job(plan)["ranks"] == [1, 1]
+    assert "--no-kill" not in render.sbatch_options(_plan(_inventory(Node(name="n0")), "slurm"))
+
+
+def test_spares_of_named_nodes_are_named_by_the_inventory() -> None:
+    plan = _plan(_with_spares("s0", "s1"), "slurm", nodes="n0,n1")
+    assert "--nodelist=n[0-1],s0" in render.sbatch_options(plan)
+    assert (plans.job(plan)["nodes"], plans.job(plan)["slurm"]["spares"]) == (None, ["s0"])
+    with pytest.raises(UsageError, match=r"1 are asked for beside n\[0-1\]; .* tags 0 more as spare"):
+        _plan(_with_spares(), "slurm", nodes="n0,n1")
+    assert _plan(_with_spares("s0"), nodes="n0,n1").spare_count == 0  # over SSH
+
+
 def test_slurm_refuses_nodes_that_one_script_cannot_serve() -> None:
     differing = _inventory(Node(name="n0", workdir="/a"), Node(name="n1", workdir="/b"))
     with pytest.raises(UsageError, match="nodes differ in workdir"):

@@ -19,7 +19,7 @@ cat >/data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/job.json <<'
  "grace_s": 10.0,
  "orphan_timeout_s": null,
  "isolation_timeout_s": null,
- "slurm": {"requeue": "auto", "max_retries": 100, "warn_s": 90}
+ "slurm": {"requeue": "auto", "max_retries": 100, "warn_s": 90, "spares": []}
 }
 END_OF_FILE
 mkdir -p /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1
@@ -57,6 +57,9 @@ rendezvous)
     ;;
 attempt)
     set -- attempt "${0%/*}/job.json"
+    ;;
+nodes)
+    set -- nodes "${0%/*}/job.json"
     ;;
 next)
     shift
@@ -122,7 +125,7 @@ set -euo pipefail
 
 run_dir=/data/orch/runs/slurm-apptainer-20260102-030405-0abc
 
-# The attempt after a requeue has a folder of its own, with the first one's scripts.
+# Every attempt has a folder of its own, with the first one's scripts.
 folder=$run_dir/attempt-1
 if [ "${SLURM_RESTART_COUNT:-0}" != 0 ]; then
     folder=$(/bin/sh "$folder/node.sh" attempt)
@@ -132,30 +135,39 @@ fi
 ended=0
 trap 'ended=1' TERM
 
-for try in 1 2 3; do
-    # The head finds an address and a free port just before the start, and holds the port for as long as the ranks run.
-    coproc holder { exec /bin/sh "$folder/node.sh" rendezvous; }
-    holder_pid=$!
-    IFS= read -r rendezvous <&"${holder[0]}"
+while :; do
+    head=$SLURMD_NODENAME
+    reserve=(/bin/sh "$folder/node.sh" rendezvous)
+    for try in 1 2 3; do
+        # The head finds an address and a free port just before the start, and holds the port for as long as the ranks run.
+        coproc holder { exec "${reserve[@]}"; }
+        holder_pid=$!
+        IFS= read -r rendezvous <&"${holder[0]}"
 
-    # One srun, one task a node: the agent, which starts the node's ranks. Environment values are in the 0600 node script.
-    # In the background: bash hears no signal while it waits for anything else.
-    status=0
-    srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --unbuffered \
-        /bin/sh "$folder/node.sh" run "$rendezvous" &
-    wait "$!" || status=$?
+        # One srun, one task a node: the agent, which starts the node's ranks. Environment values are in the 0600 node script.
+        # In the background: bash hears no signal while it waits for anything else.
+        status=0
+        srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --unbuffered \
+            /bin/sh "$folder/node.sh" run "$rendezvous" &
+        wait "$!" || status=$?
+        kill "$holder_pid" 2>/dev/null || true
+        wait "$holder_pid" || true
 
-    # Only where somebody listens on the port all the same: another one.
-    taken=$folder/$SLURMD_NODENAME/port-taken
-    if [ "$status" = 0 ] || [ "$try" = 3 ] || [ "$ended" = 1 ] || ! [ -e "$taken" ]; then
-        break
+        # Only where somebody listens on the port all the same: another one.
+        taken=$folder/$head/port-taken
+        if [ "$status" = 0 ] || [ "$try" = 3 ] || [ "$ended" = 1 ] || ! [ -e "$taken" ]; then
+            break
+        fi
+        rm -f "$taken"
+    done
+
+    # Done, failed, to be begun anew by Slurm, or to go on here as the next attempt, whose folder this prints.
+    code=0
+    next=$(/bin/sh "$folder/node.sh" next "$status" "$ended") || code=$?
+    if [ -z "$next" ] || [ "$ended" = 1 ]; then
+        exit "$code"
     fi
-    rm -f "$taken"
-    kill "$holder_pid"
-    wait "$holder_pid" || true
+    folder=$next
 done
-
-# Done, or to be begun anew by Slurm as the next attempt, or failed.
-/bin/sh "$folder/node.sh" next "$status" "$ended"
 END_OF_FILE
 sbatch --chdir=/data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1 /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/submit.sbatch

@@ -1,0 +1,125 @@
+#!/bin/bash
+# Run slurm-spares-20260102-030405-0abc: 2 nodes and 1 spare, 16 ranks, bundle 00000000000000000000000000000000. Nothing was started.
+set -eu
+umask 077
+
+# --- on this machine, whose /data/orch the nodes share; the bundle goes to /data/orch/bundles/00000000000000000000000000000000
+mkdir -p /data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1
+cat >/data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE'
+{
+ "version": 1,
+ "run_id": "slurm-spares-20260102-030405-0abc",
+ "attempt": 1,
+ "run_dir": "/data/orch/runs/slurm-spares-20260102-030405-0abc",
+ "bundle_dir": "/data/orch/bundles/00000000000000000000000000000000",
+ "nodes": null,
+ "addresses": [],
+ "ranks": [8, 8],
+ "program": {"python": true, "args": ["-u", "train.py", "--n", "3", "a b$c \"d\""], "bundle_on_path": false, "cwd": "sub dir"},
+ "grace_s": 10.0,
+ "orphan_timeout_s": null,
+ "isolation_timeout_s": null,
+ "slurm": {"requeue": "auto", "max_retries": 100, "warn_s": 90, "spares": []}
+}
+END_OF_FILE
+mkdir -p /data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1
+cat >/data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
+#!/bin/sh
+# Run slurm-spares-20260102-030405-0abc: environment and agent of each node; srun starts it once a node.
+set -eu
+ORCH_ADDRESS=$SLURMD_NODENAME
+case $SLURMD_NODENAME in
+'slurm-spares-01')
+    ORCH_ADDRESS='10.0.0.2'
+    ;;
+esac
+case $1 in
+rendezvous)
+    set -- rendezvous --address "$ORCH_ADDRESS"
+    ;;
+attempt)
+    set -- attempt "${0%/*}/job.json"
+    ;;
+nodes)
+    set -- nodes "${0%/*}/job.json"
+    ;;
+next)
+    shift
+    set -- next "${0%/*}/job.json" "$@"
+    ;;
+run)
+    set -- run "${0%/*}/job.json" --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "$2"
+    ;;
+esac
+exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py "$@"
+END_OF_FILE
+mkdir -p /data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1
+cat >/data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF_FILE'
+#!/bin/bash
+#SBATCH --job-name=slurm-spares-20260102-030405-0abc
+#SBATCH --nodes=3
+#SBATCH --no-kill
+#SBATCH --ntasks-per-node=1
+#SBATCH --output=slurm-%j.log
+#SBATCH --open-mode=append
+#SBATCH --signal=USR2@90
+#SBATCH --requeue
+#SBATCH --partition=gpu
+#SBATCH --cpus-per-task=8
+# Run slurm-spares-20260102-030405-0abc. Slurm runs this script on the first node of the allocation, the head, and anew after a requeue.
+set -euo pipefail
+
+run_dir=/data/orch/runs/slurm-spares-20260102-030405-0abc
+
+# Every attempt has a folder of its own, with the first one's scripts.
+folder=$run_dir/attempt-1
+if [ "${SLURM_RESTART_COUNT:-0}" != 0 ]; then
+    folder=$(/bin/sh "$folder/node.sh" attempt)
+fi
+
+# Slurm's word that the job is over. What comes then, `next` says, which has until Slurm kills.
+ended=0
+trap 'ended=1' TERM
+
+while :; do
+    head=$SLURMD_NODENAME
+    reserve=(/bin/sh "$folder/node.sh" rendezvous)
+    # The nodes of this attempt, the head first. Those that failed are left out, as long as there are others.
+    nodes=$(/bin/sh "$folder/node.sh" nodes)
+    if [ "${nodes%%,*}" != "$head" ]; then
+        head=${nodes%%,*}
+        reserve=(srun --nodes=1 --ntasks=1 --nodelist="$head" --overlap --mem=0 --gres=none --cpu-bind=none --unbuffered "${reserve[@]}")
+    fi
+    for try in 1 2 3; do
+        # The head finds an address and a free port just before the start, and holds the port for as long as the ranks run.
+        coproc holder { exec "${reserve[@]}"; }
+        holder_pid=$!
+        IFS= read -r rendezvous <&"${holder[0]}"
+
+        # One srun, one task a node: the agent, which starts the node's ranks. Environment values are in the 0600 node script.
+        # In the background: bash hears no signal while it waits for anything else.
+        status=0
+        srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist="$nodes" --no-kill --cpu-bind=none --kill-on-bad-exit=1 --unbuffered \
+            /bin/sh "$folder/node.sh" run "$rendezvous" &
+        wait "$!" || status=$?
+        kill "$holder_pid" 2>/dev/null || true
+        wait "$holder_pid" || true
+
+        # Only where somebody listens on the port all the same: another one.
+        taken=$folder/$head/port-taken
+        if [ "$status" = 0 ] || [ "$try" = 3 ] || [ "$ended" = 1 ] || ! [ -e "$taken" ]; then
+            break
+        fi
+        rm -f "$taken"
+    done
+
+    # Done, failed, to be begun anew by Slurm, or to go on here as the next attempt, whose folder this prints.
+    code=0
+    next=$(/bin/sh "$folder/node.sh" next "$status" "$ended") || code=$?
+    if [ -z "$next" ] || [ "$ended" = 1 ]; then
+        exit "$code"
+    fi
+    folder=$next
+done
+END_OF_FILE
+sbatch --chdir=/data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1 /data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1/submit.sbatch

@@ -1,0 +1,158 @@
+"""A failed attempt goes on in the same allocation: without queueing again, and without the node that failed where there are spares."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.grounds.slurm import Cluster
+from tests.until import until
+
+SAVE = """\
+save() {
+    echo "{\\"step\\": $1, \\"phase\\": \\"step\\"}" >"$ORCH_RUN_DIR/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$RANK.json"
+}
+echo "rank $RANK on $ORCH_NODE in attempt $ORCH_ATTEMPT, head $MASTER_ADDR"
+"""
+TRAINING = (
+    "model.layers=1", "model.width=32", "model.heads=2", "model.context=64", "micro_batch=32", "optim.warmup_steps=2",
+    "device=cpu", "ddp_timeout=60", "save_steps=5", "steps=60",
+)  # fmt: skip
+
+
+@pytest.fixture
+def orch(cluster: Cluster, tmp_path: Path) -> Iterator[Orch]:
+    """orch beside an inventory of n0 and n1, for which n2 and n3 are spare; a job gets one of them."""
+    nodes = [
+        {"name": "n[0-1]", "address": "127.0.0.[10-11]"},
+        {"name": "n[2-3]", "address": "127.0.0.[12-13]", "tags": ["spare"]},
+    ]
+    cluster.inventory(tmp_path, env={"OMP_NUM_THREADS": "1"}, slurm={"spare_nodes": 1}, nodes=nodes)
+    yield Orch(tmp_path, env=dict(cluster.env))
+    cluster.mend()
+
+
+def _submit(orch: Orch, lines: str) -> tuple[str, str]:
+    """Two ranks, on n0 and n1 as long as these do."""
+    run = orch("submit", "--detach", "--nodes", "n0,n1", "--", "sh", "-c", SAVE + lines).stdout.strip()
+    return run, str(orch.status(run)["slurm_job"])
+
+
+def _until(orch: Orch, run: str, state: str) -> dict[str, Any]:
+    """The status, once the run is in that state."""
+
+    def evidence() -> str:
+        logs = [path.read_text("utf-8") for path in _run_dir(orch, run).glob("attempt-*/slurm-*.log")]
+        said = orch("logs", run).stdout[-3000:]
+        return "\n".join([f"{run} to be {state}: {orch.status(run)['message']}", said, *logs])
+
+    until(lambda: orch.status(run)["state"] in (state, "DONE", "FAILED", "LOST"), what=evidence, deadline_s=90)
+    status = orch.status(run)
+    assert status["state"] == state, evidence()
+    return status
+
+
+def _run_dir(orch: Orch, run: str) -> Path:
+    return orch.node_folders(run)[0].parent.parent
+
+
+def _ranks(orch: Orch, run: str) -> list[str]:
+    """`rank 0 on n0 in attempt 1, head 127.0.0.10`, by attempt and rank."""
+    said = [line["text"] for line in orch.lines(run) if line["text"].startswith("rank ") and ", head " in line["text"]]
+    return sorted(said, key=lambda text: (text.split()[6], text.split()[1]))
+
+
+def test_node_whose_rank_failed_is_replaced_and_the_head_moves_with_it(orch: Orch) -> None:
+    lines = """
+        save "$ORCH_ATTEMPT"
+        [ "$ORCH_ATTEMPT" = 2 ] && exit
+        [ "$RANK" = 1 ] && touch "$ORCH_RUN_DIR/there" && exec sleep 1000
+        until [ -e "$ORCH_RUN_DIR/there" ]; do sleep 0.1; done
+        exit 7
+    """
+    run, job = _submit(orch, lines)
+    status = _until(orch, run, "DONE")
+    assert (status["attempt"], status["slurm_job"]) == (2, job)
+    assert _ranks(orch, run) == [
+        "rank 0 on n0 in attempt 1, head 127.0.0.10",
+        "rank 1 on n1 in attempt 1, head 127.0.0.10",
+        "rank 0 on n1 in attempt 2, head 127.0.0.11",
+        "rank 1 on n2 in attempt 2, head 127.0.0.11",
+    ]
+    said = orch("logs", run).stdout
+    assert "the job goes on in the same allocation, as attempt 2, without n0" in said
+
+
+@pytest.mark.timeout(300)
+def test_node_that_is_lost_is_replaced_though_nothing_was_saved(orch: Orch, cluster: Cluster) -> None:
+    run, job = _submit(orch, '[ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000')
+    until(lambda: len(_ranks(orch, run)) == 2, deadline_s=60, what="the first attempt")
+    cluster.lose_node("n1")
+    status = _until(orch, run, "DONE")
+    assert (status["attempt"], status["slurm_job"]) == (2, job)
+    assert [text.split()[3] for text in _ranks(orch, run)[2:]] == ["n0", "n2"]
+
+
+@pytest.mark.timeout(300)
+def test_job_of_which_too_few_nodes_are_left_waits_for_others_in_the_queue(orch: Orch, cluster: Cluster) -> None:
+    run, job = _submit(orch, '[ "$ORCH_ATTEMPT" = 3 ] || exec sleep 1000')
+    for attempt, node in ((1, "n1"), (2, "n2")):
+        until(lambda: len(_ranks(orch, run)) == 2 * attempt, deadline_s=60, what=f"attempt {attempt}")  # noqa: B023
+        cluster.lose_node(node)
+    cluster.mend()
+    cluster.begin_soon(job)
+    assert _until(orch, run, "DONE")["attempt"] == 3
+    said = orch("logs", run).stdout
+    assert said.count("the job goes on in the same allocation, as attempt 2, without n1") == 1
+    assert said.count("the job is in the queue again, for attempt 3") == 1
+
+
+def test_failures_without_progress_come_to_an_end(orch: Orch) -> None:
+    run, job = _submit(orch, "save 3; exit 7")
+    status = _until(orch, run, "FAILED")
+    assert (status["attempt"], status["slurm_job"]) == (4, job)  # the first one made some
+    assert "exited 7" in status["message"]
+    said = orch("logs", run).stdout
+    assert (
+        said.count("3 attempts in a row made no progress, so the job does not begin anew: the newest saved step is 3")
+        == 1
+    )
+
+
+def test_job_that_is_cancelled_while_it_fails_again_and_again_is_stopped(orch: Orch, cluster: Cluster) -> None:
+    run, job = _submit(orch, 'save "$ORCH_ATTEMPT"; exit 7')
+    until(lambda: orch.status(run)["attempt"] > 2, deadline_s=60, what="the third attempt")
+    orch("stop", run)
+    assert orch.status(run)["state"] == "STOPPED"
+    assert job not in cluster.jobs()
+
+
+@pytest.mark.train
+def test_training_whose_rank_is_killed_goes_on_elsewhere_as_if_nothing_had_been(orch: Orch) -> None:
+    straight = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING).stdout.strip()
+    _until(orch, straight, "DONE")
+    run = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING).stdout.strip()
+    until(lambda: len(_steps(orch, run)) > 12, deadline_s=90, what="the first steps")
+    events = (orch.node_folder(run, "n1") / "events.jsonl").read_text("utf-8").splitlines()
+    [pid] = [event["pid"] for event in map(json.loads, events) if event["event"] == "rank-started"]
+    os.kill(pid, signal.SIGKILL)
+    assert _until(orch, run, "DONE")["attempt"] == 2
+    assert len(_steps(orch, run)) == 60
+    assert _steps(orch, run) == _steps(orch, straight)
+    said = orch("logs", run).stdout
+    assert "without n1" in said
+    assert said.count("resuming from") == 1
+
+
+def _steps(orch: Orch, run: str) -> list[tuple[int, float, float, float]]:
+    """What must repeat bit for bit."""
+    path = _run_dir(orch, run) / "checkpoints" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    return [(one["step"], one["loss"], one["lr"], one["grad_norm"]) for one in lines]
