@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import resource
 import sys
 from dataclasses import dataclass
 from typing import Any, Callable, ContextManager, Sequence
@@ -33,6 +34,8 @@ class Accelerator:
         precisions: what the device and this torch can do of fp32, bf16, fp16.
         scaler: a new GradScaler, for fp16.
         step: (optimizer, loss, model) -> None, one optimizer step.
+        device_name: what the driver calls this rank's device; "" where it is not asked.
+        peak_memory: the most bytes held so far, of the device, or of the process on a CPU; None where nobody counts.
     """
 
     name: str
@@ -49,6 +52,8 @@ class Accelerator:
     precisions: Callable[[], Sequence[str]]
     scaler: Callable[[], Any]
     step: Callable[[Any, Any, Any], None]
+    device_name: Callable[[], str]
+    peak_memory: Callable[[], Any]
 
     def device_string(self, local_rank: int) -> str:
         """Such as cuda:3, xla:3, gcu:3, cpu."""
@@ -122,6 +127,8 @@ def _cuda(torch: Any) -> Accelerator:  # noqa: ANN401
         ),
         scaler=lambda: _stock_scaler(torch)("cuda") if _stock_scaler(torch) else torch.cuda.amp.GradScaler(),
         step=_plain_step,
+        device_name=lambda: str(torch.cuda.get_device_name()),
+        peak_memory=lambda: torch.cuda.max_memory_allocated(),  # noqa: PLW0108 -- looked up when it is asked for
     )
 
 
@@ -142,6 +149,8 @@ def _gcu_i3x(torch: Any) -> Accelerator:  # noqa: ANN401
         precisions=lambda: ("fp32", "bf16", "fp16"),
         scaler=lambda: torch.gcu.amp.GradScaler(),  # noqa: PLW0108 -- looked up when fp16 is asked for
         step=_plain_step,
+        device_name=str,
+        peak_memory=getattr(torch.gcu, "max_memory_allocated", _nothing),
     )
 
 
@@ -174,6 +183,8 @@ def _gcu_t2x(gcu: Any) -> Accelerator:  # noqa: ANN401
         precisions=lambda: ("fp32", "bf16"),  # fp16 would need the scaler's step inside the lazy graph's
         scaler=_nothing,
         step=step,
+        device_name=str,
+        peak_memory=getattr(gcu, "max_memory_allocated", _nothing),
     )
 
 
@@ -193,6 +204,8 @@ def _cpu(torch: Any) -> Accelerator:  # noqa: ANN401
         precisions=lambda: ("fp32", "bf16", "fp16") if _stock_scaler(torch) else ("fp32", "bf16"),
         scaler=lambda: _stock_scaler(torch)("cpu"),
         step=_plain_step,
+        device_name=str,
+        peak_memory=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
 
 
@@ -212,4 +225,4 @@ def _plain_step(optimizer: Any, loss: Any, model: Any) -> None:  # noqa: ANN401,
 
 
 def _nothing(*_: object) -> None:
-    """A CPU has no current device and nothing in flight."""
+    """A CPU has no current device and nothing in flight; some devices count no memory."""

@@ -26,6 +26,7 @@ from trainer.strategies.base import Strategy
 FREE_KEYS = frozenset(
     [
         *("out", "resume", "save_steps", "save_total_limit", "device", "ddp_timeout", "log_steps"),
+        *("report", "peak_tflops"),
         *("activation_checkpointing", "find_unused_parameters", "gradient_as_bucket_view"),
     ]
 )

@@ -13,6 +13,7 @@ from trainer.settings_file import read_settings
 
 ZERO_STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 STRATEGIES = ("ddp", *ZERO_STAGES, "fsdp2")
+REPORTS = ("plot", "tensorboard", "wandb")
 
 
 def _count(default: int, *, low: int = 1) -> Any:  # noqa: ANN401 -- dataclasses.field has no nameable type
@@ -84,6 +85,8 @@ class TrainConfig:
     device: str = _text("auto", choices=("auto", "cuda", "gcu", "cpu"))
     ddp_timeout: float = _number(1800.0, above=True)
     log_steps: int = _count(10)
+    report: tuple[str, ...] = field(default=("plot",), metadata={"rule": Rule("texts", choices=REPORTS)})
+    peak_tflops: float | None = field(default=None, metadata={"rule": Rule("float", above=True, optional=True)})
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -91,6 +94,7 @@ class TrainConfig:
     def as_dict(self) -> dict[str, Any]:
         """Plain nested values, as JSON has them."""
         plain = dataclasses.asdict(self)
+        plain["report"] = list(self.report)
         plain["data"]["paths"] = list(self.data.paths)
         plain["optim"]["betas"] = list(self.optim.betas)
         return plain

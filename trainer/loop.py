@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Callable, Dict, List, Tuple
 
 import torch
 
@@ -18,7 +17,9 @@ from trainer.data import digest, load_text, offsets
 from trainer.distributed import Group
 from trainer.errors import REQUEUE, UserError
 from trainer.finite import check_finite
-from trainer.metrics import Metrics, StepLog, StepResult, Summary
+from trainer.flops import flops_per_token
+from trainer.measures import Measures
+from trainer.metrics import StepResult, Summary
 from trainer.model import GPT
 from trainer.notice import Notice
 from trainer.place import Place, Progress, say
@@ -40,10 +41,14 @@ class Trainer:
         out = Path(config.out).expanduser() if config.out else (run_dir / "checkpoints" if run_dir else Path("out"))
         self.checkpoints = Checkpoints(group, config, out.absolute(), self.data_digest)
         self.checkpoints.prepare()
+        self.measures = Measures(group, config, self.checkpoints.out)
         torch.manual_seed(config.seed % 2**63)
         model = GPT(config.model, recompute(config)).to(group.device)  # before it is wrapped: DDP looks at where it is
         warn_if_on_cpu(model, group.accelerator, self.rank)
         self.parameter_count = sum(one.numel() for one in model.parameters())  # before it is split
+        self.flops_per_token = flops_per_token(
+            ((name, one.numel()) for name, one in model.named_parameters()), config.model
+        )
         self.strategy = choose_strategy(group, config, model, self.checkpoints.out)
 
     def run(self) -> Summary | None:
@@ -53,48 +58,42 @@ class Trainer:
         Returns:
             None when the time was nearly up before: all is saved, and another attempt can go on from there.
         """
-        started, place = time.perf_counter(), self.group.place
+        started = time.perf_counter()
         self._announce()
         state = self.checkpoints.resume(self.strategy)
         path = self.checkpoints.out / f"step_{state.step}"
         self.progress.write("init", state.step, saved=state.step)
         self.strategy.settle(*self._batch(1, 0))
-        metrics = Metrics(self.checkpoints.out / "metrics.jsonl", last_step=state.step) if place.is_main else None
-        log = StepLog(self.config.log_steps, self._tokens_per_step, self.rank)
-        seconds, tokens_before = 0.0, state.tokens
+        self.measures.begin(state.step, self.flops_per_token)
         for step in range(state.step + 1, self.config.steps + 1):
             self.progress.write("step", step - 1)
             result = self._step(step)
-            seconds += result.seconds
             state = TrainState(
                 step,
-                state.tokens + self._tokens_per_step,
+                state.tokens + self.measures.tokens_per_step,
                 result.loss if state.first_loss is None else state.first_loss,
                 result.loss,
             )
-            if metrics:
-                metrics.write(self._record(step, result))
             is_last = step == self.config.steps or result.is_warned
-            log.add(step, result, last=is_last)
+            self.measures.add(step, result, last=is_last)
             if step % self.config.save_steps == 0 or is_last:
                 path = self._save(state)
             if is_last:
                 break
-        if metrics:
-            metrics.close()
         if state.step < self.config.steps:
             self._leave(state.step)
             return None
-        rate = (state.tokens - tokens_before) / seconds if seconds else 0.0
         wall_s = time.perf_counter() - started
-        summary = Summary(state.step, state.first_loss, state.last_loss, rate, wall_s, str(path))
+        summary = Summary(
+            state.step,
+            state.first_loss,
+            state.last_loss,
+            wall_s=wall_s,
+            checkpoint=str(path),
+            **self.measures.totals(),
+        )
         self._finish(summary)
         return summary
-
-    @property
-    def _tokens_per_step(self) -> int:
-        config = self.config
-        return config.micro_batch * config.model.context * config.accumulation * self.group.place.world_size
 
     def _load_text(self) -> bytes:
         """The text; a problem on any rank is an error on all of them, before anybody waits for a batch."""
@@ -123,21 +122,24 @@ class Trainer:
         say(self.group.ready)
         say(
             f"model {self.parameter_count} parameters, text {len(self.text)} bytes sha256 {self.data_digest[:12]}, "
-            f"{self._tokens_per_step} tokens a step, {config.steps} steps, {config.precision}, {config.strategy}"
+            f"{self.measures.tokens_per_step} tokens a step, {config.steps} steps, {config.precision}, {config.strategy}"
         )
         say(batch_arithmetic(config, place))
 
     def _step(self, step: int) -> StepResult:
-        started, config = time.perf_counter(), self.config
+        started, waited_s, config = time.perf_counter(), 0.0, self.config
         lr = learning_rate(step, config.steps, config.lr, config.optim.warmup_steps)
         total = torch.zeros((), device=self.group.device)
         for micro in range(config.accumulation):
-            total = total + self.strategy.backward(*self._batch(step, micro), last=micro == config.accumulation - 1)
+            asked = time.perf_counter()
+            batch = self._batch(step, micro)
+            waited_s += time.perf_counter() - asked
+            total = total + self.strategy.backward(*batch, last=micro == config.accumulation - 1)
         losses, is_warned = self.group.gather_float(total, flag=self.notice.is_given)
         check_finite("loss", losses, step)
         norm = self.strategy.update(step, lr, total)
         self.group.accelerator.synchronize()
-        return StepResult(losses, lr, norm, time.perf_counter() - started, is_warned)
+        return StepResult(losses, lr, norm, time.perf_counter() - started, is_warned, waited_s)
 
     def _batch(self, step: int, micro: int) -> Tuple[torch.Tensor, torch.Tensor]:
         """One micro batch of this rank and the bytes that follow; both [batch, length]."""
@@ -151,6 +153,7 @@ class Trainer:
     def _save(self, state: TrainState) -> Path:
         self.progress.write("save", state.step)
         started = time.perf_counter()
+        self.measures.flush()
         path = self.checkpoints.save(state, self.strategy)
         if self.group.place.is_main:
             say(f"saved {path} in {time.perf_counter() - started:.2f} s")
@@ -167,20 +170,9 @@ class Trainer:
         """Mark the work as done before anything is torn down: a crash on exit is then no failed run."""
         if self.group.place.is_main:
             say(summary.line())
-            self.progress.write("done", summary.steps, summary=asdict(summary))
+            self.progress.write("done", summary.steps, summary=summary.record())
         else:
             self.progress.write("done", summary.steps)
-
-    def _record(self, step: int, result: StepResult) -> Dict[str, Any]:
-        return {
-            "step": step,
-            "loss": result.loss,
-            "lr": result.lr,
-            "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None,  # fp16 skipped the step
-            "tokens_per_s": self._tokens_per_step / result.seconds,
-            "step_time_s": result.seconds,
-            "time": time.time(),
-        }
 
 
 def batch_arithmetic(config: TrainConfig, place: Place) -> str:

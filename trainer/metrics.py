@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Sequence
 
 from trainer.place import replace_text, say
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a finished training comes to; losses are means over ranks, None when there was nothing left to train."""
+    """
+    What a finished training comes to; losses are means over ranks, None when there was nothing left to train.
+
+    Times and rates are of the last attempt, waiting and memory those of rank 0; None where nobody knows.
+    """
 
     steps: int
     first_loss: float | None
@@ -21,18 +25,35 @@ class Summary:
     tokens_per_s: float
     wall_s: float
     checkpoint: str
+    step_time_p50_s: float | None = None
+    step_time_p99_s: float | None = None
+    data_wait_s: float | None = None
+    mfu: float | None = None
+    peak_memory_bytes: int | None = None
 
     def line(self) -> str:
         """key=value, as all log lines."""
+        known = {
+            "step_time_p50_s": _digits(self.step_time_p50_s),
+            "step_time_p99_s": _digits(self.step_time_p99_s),
+            "data_wait_s": _digits(self.data_wait_s),
+            "mfu": _digits(self.mfu),
+            "peak_memory_bytes": str(self.peak_memory_bytes),
+        }
+        measured = "".join(f"{key}={text} " for key, text in known.items() if getattr(self, key) is not None)
         return (
             f"summary steps={self.steps} first_loss={_digits(self.first_loss)} last_loss={_digits(self.last_loss)} "
-            f"tokens/s={self.tokens_per_s:.0f} wall_s={self.wall_s:.1f} checkpoint={self.checkpoint}"
+            f"tokens/s={self.tokens_per_s:.0f} wall_s={self.wall_s:.1f} {measured}checkpoint={self.checkpoint}"
         )
+
+    def record(self) -> Dict[str, Any]:
+        """What is known, for the progress file."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """One optimizer step; `losses` in rank order."""
+    """One optimizer step; `losses` in rank order. `data_wait_s` is the part of `seconds` that went into getting batches."""
 
     losses: Sequence[float]
     lr: float
@@ -40,6 +61,7 @@ class StepResult:
     seconds: float
     is_warned: bool
     """Some rank was told that its time is nearly up: all of them save now, and end."""
+    data_wait_s: float = 0.0
 
     @property
     def loss(self) -> float:
@@ -47,36 +69,43 @@ class StepResult:
         return sum(self.losses) / len(self.losses)
 
 
-def _digits(loss: float | None) -> str:
-    return "none" if loss is None else f"{loss:.4f}"
+def _digits(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4f}"
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The smallest value that so many percent of all do not exceed; values must not be empty."""
+    return sorted(values)[-(-len(values) * percent // 100) - 1]
 
 
 class StepLog:
     """
     The `step=…` lines: rank 0 tells the mean over ranks, the others their own loss.
 
-    At step 1, every `every` steps and at the last one; tokens/s is over the steps since the line before.
+    At step 1, every `every` steps and at the last one; tokens/s and times are means over the steps since the line before.
     """
 
     def __init__(self, every: int, tokens_per_step: int, rank: int) -> None:
         self.every, self.tokens_per_step, self.rank = every, tokens_per_step, rank
-        self.steps, self.seconds = 0, 0.0
+        self.steps, self.seconds, self.waited_s = 0, 0.0, 0.0
 
     def add(self, step: int, result: StepResult, *, last: bool) -> None:
         """Count the step, print when it is time."""
         self.steps += 1
         self.seconds += result.seconds
+        self.waited_s += result.data_wait_s
         if not (step == 1 or last or step % self.every == 0):
             return
         if self.rank == 0:
             rate = self.steps * self.tokens_per_step / self.seconds
             say(
                 f"step={step} loss={result.loss:.4f} lr={result.lr:.3e} grad_norm={result.grad_norm:.4f} "
-                f"tokens/s={rate:.0f} step_time_s={self.seconds / self.steps:.4f}"
+                f"tokens/s={rate:.0f} step_time_s={self.seconds / self.steps:.4f} "
+                f"data_wait_s={self.waited_s / self.steps:.4f}"
             )
         else:
             say(f"step={step} loss={result.losses[self.rank]:.4f}")
-        self.steps, self.seconds = 0, 0.0
+        self.steps, self.seconds, self.waited_s = 0, 0.0, 0.0
 
 
 class Metrics:
@@ -96,6 +125,12 @@ class Metrics:
 
     def close(self) -> None:
         self._file.close()
+
+
+def read_records(path: Path) -> List[Dict[str, Any]]:
+    """The steps on record, in order; a line that a crash has cut short is left out."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if _step_of(line) < float("inf")]
 
 
 def _step_of(line: str) -> float:

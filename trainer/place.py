@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, TextIO
 
 from trainer.errors import UserError
 
@@ -105,7 +105,15 @@ def replace_text(path: Path, text: str) -> None:
     aside.replace(path)
 
 
+ERASE_LINE = "\x1b[K"  # from the cursor to the line's end
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """One that understands ERASE_LINE."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
 def say(text: str) -> None:
-    """One line on stdout, at once: a log that lags cannot show where a rank hangs."""
-    sys.stdout.write(text + "\n")
+    """One line on stdout, at once: a log that lags cannot show where a rank hangs. On a terminal it wipes the bar off."""
+    sys.stdout.write(f"{ERASE_LINE if is_terminal(sys.stdout) else ''}{text}\n")
     sys.stdout.flush()

@@ -29,7 +29,7 @@ class Rule:
     def allowed(self) -> str:
         """For error messages."""
         if self.choices:
-            return ", ".join(self.choices)
+            return ("any of " if self.kind == "texts" else "") + ", ".join(self.choices)
         words = {
             "int": f"a whole number >= {self.low:g}",
             "float": f"a number {'>' if self.above else '>='} {self.low:g}",
@@ -67,8 +67,8 @@ class Rule:
             "int": _is_int(value) and value >= self.low,
             "float": _is_number(value) and (value > self.low or (value == self.low and not self.above)),
             "flag": isinstance(value, bool),
-            "text": isinstance(value, str) and bool(value) and (not self.choices or value in self.choices),
-            "texts": isinstance(value, (list, tuple)) and all(isinstance(one, str) and one for one in value),
+            "text": self._is_text(value),
+            "texts": isinstance(value, (list, tuple)) and all(self._is_text(one) for one in value),
             "betas": isinstance(value, (list, tuple)) and len(value) == 2 and all(_is_beta(one) for one in value),  # noqa: PLR2004
         }
         if not good[self.kind]:
@@ -78,6 +78,9 @@ class Rule:
         if self.kind == "betas":
             return tuple(float(one) for one in value)
         return tuple(value) if self.kind == "texts" else value
+
+    def _is_text(self, value: object) -> bool:
+        return isinstance(value, str) and bool(value) and (not self.choices or value in self.choices)
 
     def _refuse(self, key: str, value: object, *, where: str = "") -> NoReturn:
         shown = value if isinstance(value, str) else json.dumps(value, default=str)

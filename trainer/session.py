@@ -32,8 +32,12 @@ def train(config: TrainConfig, env: Mapping[str, str], notice: Notice) -> int:
         code = report(exc, env)
         sys.stdout.flush()
         os._exit(code)
+    trainer = None
     try:
-        summary = Trainer(config, group, progress, notice).run()
+        trainer = Trainer(config, group, progress, notice)
+        code = 0 if trainer.run() else REQUEUE
     except TrainerError as exc:
-        group.close(report(exc, env))
-    group.close(0 if summary else REQUEUE)
+        code = report(exc, env)
+    if trainer:
+        trainer.measures.close(code)  # after the report: it may take a while
+    group.close(code)

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 90.0
 TINY = (
     "model.layers=1", "model.width=32", "model.heads=2", "model.context=32", "micro_batch=4",
-    "optim.warmup_steps=2", "device=cpu", "ddp_timeout=60",
+    "optim.warmup_steps=2", "device=cpu", "ddp_timeout=60", "report=",
 )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def test_loss_falls_under_torchrun(torchrun: Torchrun, tmp_path: Path) -> None:
     assert losses[0] > 5.4
     assert losses[-1] < 3.6
     assert len(re.findall(r"^step=20 loss=\d\.\d{4}", done.stdout, re.MULTILINE)) == 2
-    summary = re.search(r"^summary steps=60 first_loss=(\S+) last_loss=(\S+) tokens/s=\d+ wall_s=\S+ checkpoint=(\S+)$",
+    summary = re.search(r"^summary steps=60 first_loss=(\S+) last_loss=(\S+) tokens/s=\d+ wall_s=\S+ .*checkpoint=(\S+)$",
                         done.stdout, re.MULTILINE)  # fmt: skip
     assert summary is not None
     assert summary.groups() == (f"{losses[0]:.4f}", f"{losses[-1]:.4f}", str(tmp_path / "out" / "step_60"))
@@ -78,7 +78,10 @@ def test_killed_run_goes_on_from_its_checkpoint_under_orch(start_ranks: StartRan
     assert progress[0]["ready"] == "2/2 ranks ready, backend gloo, device cpu"
     assert progress[0]["summary"]["last_loss"] == _metrics(straight)[-1]["loss"]
     assert [one["saved"] for one in progress] == [120, 120]
-    assert set(progress[0]["summary"]) == {"steps", "first_loss", "last_loss", "tokens_per_s", "wall_s", "checkpoint"}
+    assert set(progress[0]["summary"]) == {
+        *("steps", "first_loss", "last_loss", "tokens_per_s", "wall_s", "checkpoint"),
+        *("step_time_p50_s", "step_time_p99_s", "data_wait_s", "peak_memory_bytes"),
+    }
 
 
 def test_finished_run_started_again_has_nothing_to_do(start_ranks: StartRanks, tmp_path: Path) -> None:

@@ -122,7 +122,10 @@ def test_rank_0_logs_the_mean_and_others_their_own_loss(capsys: pytest.CaptureFi
         for step in (1, 2, 3, 4, 5):
             log.add(step, StepResult([1.0, 2.0], 0.1, 0.5, 0.25, is_warned=False), last=step == 5)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "step=1 loss=1.5000 lr=1.000e-01 grad_norm=0.5000 tokens/s=400 step_time_s=0.2500"
+    assert (
+        lines[0]
+        == "step=1 loss=1.5000 lr=1.000e-01 grad_norm=0.5000 tokens/s=400 step_time_s=0.2500 data_wait_s=0.0000"
+    )
     assert [line.split()[0] for line in lines] == ["step=1", "step=2", "step=4", "step=5"] * 2
     assert lines[4] == "step=1 loss=2.0000"
 

@@ -1,0 +1,112 @@
+"""What TensorBoard and W&B hold of a training that was killed and went on, read back with their own code."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.grounds import components
+from tests.train.conftest import DEADLINE_S, StartRanks
+from tests.until import until
+
+pytestmark = pytest.mark.train
+
+
+def _records(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def _tensorboard(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
+    """(step, time, number) of every curve, as TensorBoard shows it."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: PLC0415
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return {
+        tag: [(one.step, one.wall_time, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
+
+
+def _log(path: Path) -> Iterator[bytes]:
+    """
+    The records of a .wandb file: a LevelDB log, 32 KiB blocks of (checksum, length, kind, data).
+
+    W&B has its reader in a program that uploads, so only the frames are read here.
+    """
+    data, at, whole = path.read_bytes(), 7, b""  # after ":W&B", magic and version
+    while at < len(data):
+        if 32768 - at % 32768 < 7:  # no room for a frame: padding
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # the only part, or the last
+            yield whole
+            whole = b""
+
+
+def _wandb(path: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """The run's facts, and its history in the form of metrics.jsonl."""
+    from wandb.proto.wandb_internal_pb2 import Record  # noqa: PLC0415
+
+    facts, history = {}, []
+    for data in _log(path):
+        record = Record.FromString(data)
+        if record.HasField("run"):
+            run = record.run
+            facts = {"id": run.run_id, "name": run.display_name, "project": run.project}
+        if record.HasField("history"):
+            items = {(one.key or ".".join(one.nested_key)): json.loads(one.value_json) for one in record.history.item}
+            history.append({"step": record.history.step.num, **items})
+    return facts, history
+
+
+def test_killed_training_has_every_step_once_in_tensorboard_and_in_wandb(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    for name in ("tensorboard", "wandb", "matplotlib"):
+        components.module(name)
+    out = tmp_path / "out"
+    words = ("steps=60", "save_steps=20", f"out={out}", "report=plot,tensorboard,wandb", "peak_tflops=0.1")
+    env = {"ORCH_RUN_ID": "20261121-train-ab12", "WANDB_MODE": "offline"}
+    (first,) = start_ranks(*words, env=env, world_size=1)
+    until(lambda: (out / "step_20").exists() and len(_records(out)) > 24, deadline_s=DEADLINE_S, what="step 25")
+    first.process.kill()
+    first.wait()
+    assert len(_records(out)) < 60
+    (second,) = start_ranks(*words, env={**env, "ORCH_ATTEMPT": "2"}, world_size=1)
+    assert second.wait() == 0, second.err
+    records = _records(out)
+    assert [one["step"] for one in records] == list(range(1, 61))
+
+    curves = _tensorboard(out / "tensorboard")
+    assert set(curves) == set(records[0]) - {"step", "time"}
+    for tag, curve in curves.items():
+        shown = [(one["step"], one["time"], pytest.approx(one[tag], rel=1e-6)) for one in records]  # kept in 32 bits
+        assert curve == shown, tag
+
+    newest = max((out / "wandb").glob("offline-run-*/*.wandb"))
+    facts, history = _wandb(newest)
+    assert facts == {"id": "20261121-train-ab12", "name": "20261121-train-ab12", "project": "orch"}
+    assert [{key: one[key] for key in records[0]} for one in history] == records
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_wandb_without_a_key_is_one_error_on_all_ranks_before_the_first_step(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    components.module("wandb")
+    env = {"HOME": str(tmp_path), "WANDB_MODE": "online", "WANDB_API_KEY": "", "NETRC": str(tmp_path / "none")}
+    ranks = start_ranks("report=tensorboard,wandb", f"out={tmp_path / 'out'}", env=env)
+    assert [rank.wait() for rank in ranks] == [2, 2]
+    assert "error: rank 0: report=wandb: " in ranks[0].err
+    assert "WANDB_MODE=offline" in ranks[0].err
+    assert ranks[1].err.startswith("rank 1: error: rank 0: report=wandb: ")
+    assert "step=1" not in ranks[0].out
+    assert len(list((tmp_path / "out" / "tensorboard").iterdir())) == 1  # of rank 0 alone

@@ -1,0 +1,193 @@
+"""What is measured and told of a step: MFU, percentiles, the record, the bar, the plot; one process."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainer.bar import Bar
+from trainer.config import ModelConfig, TrainConfig, load_config
+from trainer.distributed import Group, initialise
+from trainer.errors import UserError
+from trainer.flops import flops_per_token, peak_flops
+from trainer.measures import Measures
+from trainer.metrics import StepResult, Summary, percentile
+from trainer.model import GPT, manual_causal_attention
+from trainer.place import say
+from trainer.reporters import ReportError
+
+BF16 = load_config(words=["precision=bf16"])
+
+
+def _alone() -> Group:
+    return initialise("cpu", 60.0, {})
+
+
+def _hide(monkeypatch: pytest.MonkeyPatch, *hidden: str) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in hidden else find(name))
+
+
+def _records(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_flops_of_the_formula_are_those_that_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it counts is what runs; the formula adds biases and norms, a percent or two."""
+    monkeypatch.setattr("trainer.model.causal_attention", manual_causal_attention)
+    shape = ModelConfig(layers=2, width=64, heads=4, context=48)
+    model = GPT(shape)
+    tokens = torch.zeros(3, shape.context, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        model(tokens, tokens).backward()
+    sizes = [(name, one.numel()) for name, one in model.named_parameters()]
+    assert flops_per_token(sizes, shape) == pytest.approx(counter.get_total_flops() / tokens.numel(), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("device", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H800", 989.0),
+        ("NVIDIA H200 NVL", 835.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA A10", 125.0),
+        ("NVIDIA A10G", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("", None),
+    ],
+)
+def test_peak_is_known_by_the_name_of_the_device_and_never_guessed(device: str, tflops: float | None) -> None:
+    peak = None if tflops is None else tflops * 1e12
+    assert peak_flops(BF16, device) == peak
+    assert peak_flops(replace(BF16, precision="fp32"), device) is None
+    assert peak_flops(replace(BF16, precision="fp32", peak_tflops=2.5), device) == 2.5e12
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"),
+    [([3.0, 1.0, 2.0], 50, 2.0), ([1.0, 2.0], 50, 1.0), ([5.0], 99, 5.0), (list(range(1, 101)), 99, 99)],
+)
+def test_percentile_is_a_value_that_was_measured(values: list[float], percent: int, expected: float) -> None:
+    assert percentile(values, percent) == expected
+
+
+def _measured(out: Path, config: TrainConfig, *, code: int = 0) -> dict[str, Any]:
+    """The totals of two steps of a half and of a second, 8 * 128 tokens each, 1000 FLOPs a token."""
+    measures = Measures(_alone(), config, out)
+    measures.begin(0, 1000)
+    for step, seconds in ((1, 0.5), (2, 1.0)):
+        result = StepResult([2.0], 1e-3, 0.5, seconds, is_warned=False, data_wait_s=0.25)
+        measures.add(step, result, last=step == 2)
+    measures.flush()
+    measures.close(code)
+    return measures.totals()
+
+
+def test_mfu_is_the_share_of_the_peak_and_absent_where_that_is_unknown(tmp_path: Path) -> None:
+    unknown = _measured(tmp_path, load_config(words=["report="]))
+    assert "mfu" not in _records(tmp_path)[0]
+    assert unknown["mfu"] is None
+    totals = _measured(tmp_path, load_config(words=["report=", "peak_tflops=0.001"]))
+    # 1024 tokens in half a second, 1000 FLOPs each, of 1e9 a second
+    assert [one["mfu"] for one in _records(tmp_path)] == pytest.approx([1024 * 1000 / 0.5 / 1e9, 1024 * 1000 / 1e9])
+    assert totals["mfu"] == pytest.approx(2 * 1024 * 1000 / 1.5 / 1e9)
+
+
+def test_summary_tells_percentiles_waiting_and_memory_of_the_attempt(tmp_path: Path) -> None:
+    totals = _measured(tmp_path, load_config(words=["report="]))
+    assert totals["tokens_per_s"] == pytest.approx(2 * 1024 / 1.5)
+    assert (totals["step_time_p50_s"], totals["step_time_p99_s"], totals["data_wait_s"]) == (0.5, 1.0, 0.5)
+    assert totals["peak_memory_bytes"] > 10 << 20
+    line = Summary(2, 2.0, 2.0, wall_s=1.0, checkpoint="/c/step_2", **totals).line()
+    assert "step_time_p50_s=0.5000 step_time_p99_s=1.0000 data_wait_s=0.5000 peak_memory_bytes=" in line
+    assert "mfu" not in line
+
+
+def test_missing_package_is_one_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _hide(monkeypatch, "wandb", "tensorboard")
+    with pytest.raises(UserError) as caught:
+        Measures(_alone(), load_config(words=["report=plot,tensorboard,wandb"]), tmp_path)
+    assert "tensorboard and wandb not installed on the node of rank 0" in str(caught.value)
+    assert "pip install tensorboard wandb" in str(caught.value)
+    Measures(_alone(), load_config(words=["report=plot"]), tmp_path)
+
+
+class _Broken:
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self.asked += 1
+        raise ReportError(f"somewhere: no room for step {record['step']}")
+
+    def flush(self) -> None:
+        raise AssertionError
+
+    def close(self, code: int) -> None:
+        raise AssertionError(code)
+
+
+def test_reporter_that_fails_is_told_once_and_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = _Broken()
+    monkeypatch.setattr("trainer.measures.open_reporters", lambda *_: [broken])
+    _measured(tmp_path, load_config(words=["report="]))
+    assert broken.asked == 1
+    assert capsys.readouterr().out.count("WARNING: no more is reported to somewhere: no room for step 1\n") == 1
+    assert [one["step"] for one in _records(tmp_path)] == [1, 2]
+
+
+def test_loss_is_plotted_at_the_end_of_a_training_that_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for code in (1, 99):
+        _measured(tmp_path, TrainConfig(), code=code)
+        assert not (tmp_path / "loss.png").exists()
+    _measured(tmp_path, TrainConfig())
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
+    assert f"plotted {tmp_path / 'loss.png'}" in capsys.readouterr().out
+
+
+def test_plot_is_left_out_in_one_line_without_matplotlib(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _hide(monkeypatch, "matplotlib")
+    _measured(tmp_path, TrainConfig())
+    assert capsys.readouterr().out.count("loss.png is left out: matplotlib is not installed\n") == 1
+
+
+def test_bar_is_on_a_terminal_only_and_leaves_its_line_to_what_is_said_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    plain = io.StringIO()
+    Bar(plain, 10).show(1, 2.5, 1000.0)
+    assert plain.getvalue() == ""
+    say("in a log")
+    assert capsys.readouterr().out == "in a log\n"
+    times = iter([7.0, 7.01, 17.0])
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "r") as screen, os.fdopen(theirs, "w") as terminal:
+        bar = Bar(terminal, 10, lambda: next(times))
+        bar.show(5, 2.5, 1000.0)
+        bar.show(6, 2.5, 1000.0)  # too soon
+        bar.show(7, 2.25, 1000.0)
+        with contextlib.redirect_stdout(terminal):
+            say("above the bar")
+        assert screen.readline() == ("\x1b[K5/10 [##########          ] loss 2.5000  1000 tokens/s\n")
+        assert screen.readline() == "\x1b[K7/10 [##############      ] loss 2.2500  1000 tokens/s  0:00:15 left\n"
+        assert screen.readline() == "\x1b[Kabove the bar\n"

@@ -1,0 +1,133 @@
+"""Everything a rank tells about its steps, in one place: log, metrics.jsonl, reporters, bar, plot and summary."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+from trainer.bar import Bar
+from trainer.config import TrainConfig
+from trainer.distributed import Group
+from trainer.errors import UserError
+from trainer.flops import peak_flops
+from trainer.metrics import Metrics, StepLog, StepResult, percentile, read_records
+from trainer.place import say
+from trainer.plot import plot_loss
+from trainer.reporters import Reporter, ReportError, missing_package, open_reporters
+
+
+class Measures:
+    """
+    Of one attempt: begin, add every step, close. Nothing here waits for the device: a step is timed where it has anyway.
+
+    All but begin does nothing for others than rank 0, except for their own log lines.
+    """
+
+    def __init__(self, group: Group, config: TrainConfig, out: Path) -> None:
+        """Raises UserError on all ranks alike: rank 0 lacks a package that config.report asks for."""
+        self.group, self.config, self.out = group, config, out
+        self.is_main = group.place.is_main
+        self.tokens_per_step = config.micro_batch * config.model.context * config.accumulation * group.place.world_size
+        self._log = StepLog(config.log_steps, self.tokens_per_step, group.place.rank)
+        self._bar = Bar(sys.stderr, config.steps)
+        self._seconds: List[float] = []
+        self._waited_s = 0.0
+        self._share_per_rate: float | None = None
+        self._metrics: Metrics | None = None
+        self._reporters: List[Reporter] = []
+        group.agree(missing_package(config.report) if self.is_main else "")
+
+    def begin(self, last_step: int, flops_per_token: int) -> None:
+        """
+        Steps follow, the first of them last_step + 1; what is on record of later ones is dropped.
+
+        Raises:
+            UserError: on all ranks alike; a reporter cannot start.
+        """
+        problem = ""
+        if self.is_main:
+            peak = peak_flops(self.config, self.group.accelerator.device_name())
+            self._share_per_rate = flops_per_token / (peak * self.group.place.world_size) if peak else None
+            self._metrics = Metrics(self._path, last_step=last_step)
+            try:
+                self._reporters = open_reporters(self.config, self.out, last_step, os.environ)
+            except UserError as exc:
+                problem = str(exc)
+        self.group.agree(problem)
+
+    def add(self, step: int, result: StepResult, *, last: bool) -> None:
+        """Tell one step."""
+        self._seconds.append(result.seconds)
+        self._waited_s += result.data_wait_s
+        if self._metrics:
+            record = self._record(step, result)
+            self._metrics.write(record)
+            self._each(lambda reporter: reporter.write(record))
+        self._log.add(step, result, last=last)
+        if self.is_main:
+            self._bar.show(step, result.loss, self.tokens_per_step / result.seconds)
+
+    def flush(self) -> None:
+        """Call it before a checkpoint is written: then no step that the checkpoint covers can be missing later."""
+        self._each(lambda reporter: reporter.flush())
+
+    def totals(self) -> Dict[str, Any]:
+        """For the summary: over the steps of this attempt."""
+        if not self._seconds:
+            return {"tokens_per_s": 0.0}
+        rate = self.tokens_per_step * len(self._seconds) / sum(self._seconds)
+        return {
+            "tokens_per_s": rate,
+            "step_time_p50_s": percentile(self._seconds, 50),
+            "step_time_p99_s": percentile(self._seconds, 99),
+            "data_wait_s": self._waited_s,
+            "mfu": self._mfu(rate),
+            "peak_memory_bytes": self.group.accelerator.peak_memory(),
+        }
+
+    def close(self, code: int) -> None:
+        """After everything that matters: drawing and the last upload take their time."""
+        if not self._metrics:
+            return
+        self._bar.clear()
+        self._metrics.close()
+        if code == 0 and "plot" in self.config.report:
+            problem = plot_loss(read_records(self._path), self.out / "loss.png")
+            say(f"loss.png is left out: {problem}" if problem else f"plotted {self.out / 'loss.png'}")
+        self._each(lambda reporter: reporter.close(code))
+
+    @property
+    def _path(self) -> Path:
+        return self.out / "metrics.jsonl"
+
+    def _each(self, act: Callable[[Reporter], None]) -> None:
+        """A reporter that fails is told once and left out from then on."""
+        for reporter in list(self._reporters):
+            try:
+                act(reporter)
+            except ReportError as exc:
+                self._reporters.remove(reporter)
+                say(f"WARNING: no more is reported to {exc}")
+
+    def _mfu(self, tokens_per_s: float) -> float | None:
+        return tokens_per_s * self._share_per_rate if self._share_per_rate else None
+
+    def _record(self, step: int, result: StepResult) -> Dict[str, Any]:
+        """What has no value at all here is left out; a null is a number that this step lacks."""
+        rate = self.tokens_per_step / result.seconds
+        known = {"mfu": self._mfu(rate), "peak_memory_bytes": self.group.accelerator.peak_memory()}
+        return {
+            "step": step,
+            "loss": result.loss,
+            "lr": result.lr,
+            "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None,  # fp16 skipped the step
+            "tokens_per_s": rate,
+            "step_time_s": result.seconds,
+            "data_wait_s": result.data_wait_s,
+            **{key: value for key, value in known.items() if value is not None},
+            "time": time.time(),
+        }
