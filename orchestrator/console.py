@@ -97,6 +97,9 @@ def say_summary(summary: dict[str, Any]) -> None:
         "last_loss": "last loss",
         "tokens_per_s": "tokens/s",
         "wall_s": "wall time (s)",
+        "step_time_p50_s": "step p50 (s)",
+        "step_time_p99_s": "step p99 (s)",
+        "mfu": "MFU",
         "checkpoint": "checkpoint",
     }
     for key, label in labels.items():

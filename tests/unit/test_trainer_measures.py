@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,12 +22,15 @@ from trainer.config import ModelConfig, TrainConfig, load_config
 from trainer.distributed import Group, initialise
 from trainer.errors import UserError
 from trainer.flops import flops_per_token, peak_flops
+from trainer.loop import Trainer
 from trainer.measures import Measures
 from trainer.metrics import StepResult, Summary, percentile
 from trainer.model import GPT, manual_causal_attention
-from trainer.place import say
+from trainer.place import Progress, say
 from trainer.reporters import ReportError
 
+TINY = ("model.layers=1", "model.width=8", "model.heads=1", "model.context=8", "micro_batch=1", "device=cpu")
+NOT_WARNED: Any = SimpleNamespace(is_given=False)  # a Notice would take this process's signals
 BF16 = load_config(words=["precision=bf16"])
 
 
@@ -149,6 +153,26 @@ def test_reporter_that_fails_is_told_once_and_stops_nothing(
     assert broken.asked == 1
     assert capsys.readouterr().out.count("WARNING: no more is reported to somewhere: no room for step 1\n") == 1
     assert [one["step"] for one in _records(tmp_path)] == [1, 2]
+
+
+def test_reporters_are_flushed_before_a_checkpoint_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Else a kill between the two would lose steps that no later attempt makes again."""
+    seen: list[tuple[str, object]] = []
+    reporter = SimpleNamespace(
+        write=lambda record: seen.append(("write", record["step"])),
+        flush=lambda: seen.append(("flush", sorted(path.name for path in tmp_path.glob("step_*")))),
+        close=lambda code: seen.append(("close", code)),
+    )
+    monkeypatch.setattr("trainer.measures.open_reporters", lambda *_: [reporter])
+    config = load_config(words=[*TINY, f"out={tmp_path}", "steps=3", "save_steps=2", "report="])
+    group = _alone()
+    trainer = Trainer(config, group, Progress(group.place, config.steps), NOT_WARNED)
+    assert trainer.run() is not None
+    trainer.measures.close(0)
+    assert seen == [
+        *(("write", 1), ("write", 2), ("flush", [])),
+        *(("write", 3), ("flush", ["step_2"]), ("close", 0)),
+    ]
 
 
 def test_loss_is_plotted_at_the_end_of_a_training_that_is_done(
