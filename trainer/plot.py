@@ -13,18 +13,20 @@ def plot_loss(records: Sequence[Mapping[str, Any]], path: Path) -> str:
     """Write `path`, replacing it as a whole; returns why there is none, "" when there is."""
     if importlib.util.find_spec("matplotlib") is None:
         return "matplotlib is not installed"
-    # Not pyplot: it looks for a display, and keeps every figure.
-    figure = importlib.import_module("matplotlib.figure").Figure(figsize=(8, 4.5), layout="constrained")
-    canvas = importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+    try:
+        # Not pyplot: it looks for a display, and keeps every figure.
+        figure = importlib.import_module("matplotlib.figure").Figure(figsize=(8, 4.5))
+    except ImportError as exc:
+        return f"matplotlib is installed, but broken: {exc}"
     axes = figure.add_subplot()
     axes.plot([one["step"] for one in records], [one["loss"] for one in records], linewidth=1)
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
-    axes.grid(visible=True, alpha=0.3)
+    axes.grid(alpha=0.3)
     aside = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
         with os.fdopen(os.open(str(aside), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            canvas.print_png(file)
+            figure.savefig(file, format="png", bbox_inches="tight")
         aside.replace(path)
     except OSError as exc:
         return f"{path}: {exc.strerror}"
