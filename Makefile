@@ -24,6 +24,7 @@ help:
 
 .venv/.dev: .venv/.created setup.cfg pyproject.toml constraints.txt
 	$(PIP) --no-build-isolation --editable '.[dev,trainer]'
+	$(PIP) --no-deps mmengine  # it asks for an OpenCV that needs a display's libraries
 	DS_BUILD_OPS=0 $(PIP) --no-build-isolation --editable '.[deepspeed]'  # to build itself, deepspeed imports torch
 	touch $@ .venv/.trainer
 

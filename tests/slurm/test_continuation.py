@@ -17,7 +17,7 @@ from tests.until import until
 # Steps of some tenths of a second at most, and long enough for a signal to come in between.
 TRAINING = (
     "model.layers=1", "model.width=32", "model.heads=2", "model.context=64", "micro_batch=32", "optim.warmup_steps=2",
-    "device=cpu", "ddp_timeout=60", "save_steps=100000", "steps=80",
+    "device=cpu", "ddp_timeout=60", "save_steps=100000", "steps=80", "report=",
 )  # fmt: skip
 PROGRAM = """
 import json, os, pathlib, signal, sys

@@ -23,7 +23,7 @@ echo "rank $RANK on $ORCH_NODE in attempt $ORCH_ATTEMPT, head $MASTER_ADDR"
 """
 TRAINING = (
     "model.layers=1", "model.width=32", "model.heads=2", "model.context=64", "micro_batch=32", "optim.warmup_steps=2",
-    "device=cpu", "ddp_timeout=60", "save_steps=5", "steps=60",
+    "device=cpu", "ddp_timeout=60", "save_steps=5", "steps=60", "report=",
 )  # fmt: skip
 
 

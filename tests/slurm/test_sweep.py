@@ -12,7 +12,7 @@ from tests.grounds.cli import Orch
 from tests.grounds.slurm import Cluster
 from tests.until import until
 
-SMALL = ("steps=2", "model.width=16", "model.heads=1", "model.layers=1", "model.context=16", "micro_batch=1")
+SMALL = ("steps=2", "report=", "model.width=16", "model.heads=1", "model.layers=1", "model.context=16", "micro_batch=1")
 
 
 @pytest.fixture
