@@ -11,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import inventory as inventories
+from orchestrator import plan as plans
+from orchestrator.commands.request import Words, request_of
+from orchestrator.errors import UsageError
 from orchestrator.plan import SITE
 from orchestrator.resources import trainer_folder
 
+NODES = "name: here\naccelerator: cpu\ndevices: 1\ntransport: local\nnodes: [{name: n0}]\n"
 SITE_FOLDER = trainer_folder().parent / SITE
 
 SAYS_WHAT_IT_IS = """
@@ -145,3 +150,36 @@ def test_module_is_changed_once_it_is_imported_and_found_where_it_always_was(scr
         plain, prepared = (scripts.run("train.py", prepared=one) for one in (False, True))
     assert plain[1].startswith("True ")
     assert prepared == (0, plain[1].replace("True ", "False ", 1), "")
+
+
+def _words(*program: str, bare: bool = False) -> Words:
+    return Words("ssh", None, None, None, None, (), program or None, bare=bare)
+
+
+@pytest.mark.parametrize(
+    ("program", "bare", "path"),
+    [
+        (("train.py", "--bare"), False, SITE),
+        (("-m", "json.tool"), False, SITE),
+        (("-c", "pass"), False, SITE),
+        (("train.py",), True, None),
+        (("-c", "pass"), True, None),
+        (("sh", "-c", "python train.py"), False, None),
+    ],
+)
+def test_what_prepares_a_script_travels_with_python_programs_that_are_not_bare(
+    scripts: Scripts, monkeypatch: pytest.MonkeyPatch, program: tuple[str, ...], bare: bool, path: str | None
+) -> None:
+    monkeypatch.chdir(scripts.folder)
+    (scripts.folder / "train.py").touch()
+    (scripts.folder / "inventory.yaml").write_text(NODES)
+    request, bundle = request_of(_words(*program, bare=bare))
+    plan = plans.make_plan(inventories.load(Path("inventory.yaml")), request, run_id="x", bundle=bundle.digest)
+    assert plans.job(plan)["program"]["pythonpath"] == path
+    assert (f"{SITE}/sitecustomize.py" in dict(bundle.files)) is (path is not None)
+    assert plans.from_json(plans.to_json(plan)).program == plan.program
+
+
+def test_shared_trainer_cannot_be_bare() -> None:
+    with pytest.raises(UsageError, match="--bare is for a program of yours"):
+        request_of(_words(bare=True))
