@@ -74,6 +74,23 @@ def test_group_is_joined_after_the_device_was_taken(
     assert calls == [("device", 3), ("group", {"backend": gets, "timeout": 5})]
 
 
+@pytest.mark.parametrize(("kind", "rank", "warned"), [("cpu", "0", True), ("cpu", "1", False), ("gcu-i3x", "0", False)])
+def test_training_on_the_cpu_is_warned_of_once_a_node(
+    monkeypatch: pytest.MonkeyPatch,
+    calls: Calls,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    rank: str,
+    warned: bool,
+) -> None:
+    module = _dist_utils(calls)
+    _there_is(monkeypatch, _row(calls, kind))
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    mmengine.join_ranks(module)
+    module._init_dist_pytorch("nccl")  # noqa: SLF001
+    assert ("trains on the CPU" in capsys.readouterr().err) is warned
+
+
 def test_what_mmengine_knows_stays_with_it_but_for_slurm(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
     module = _dist_utils(calls)
     before = dict(vars(module))

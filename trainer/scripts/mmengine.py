@@ -44,6 +44,10 @@ def join_ranks(module: Any) -> None:  # noqa: ANN401
         if accelerator is None:
             known(backend, **kwargs)
             return
+        if accelerator.name == "cpu" and local_rank() == 0:
+            sys.stderr.write(
+                "WARNING: there is no CUDA device here that torch can use, and no GCU: MMEngine trains on the CPU\n"
+            )
         accelerator.set_device(local_rank())
         init_backend = kwargs.pop("init_backend", "torch")
         if "nccl" in backend or backend == "gloo":  # mpi and what people bring along stay
