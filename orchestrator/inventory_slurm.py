@@ -6,38 +6,16 @@ Every refusal says what was found and what is allowed; what the cluster itself w
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationInfo, field_validator
 
 from orchestrator import inventory_fields as fields
 from orchestrator.inventory_file import Problem, beside, shown
+from orchestrator.slurm_settings import OPTION_OF, option_name
 
-OPTION_OF: Mapping[str, str] = MappingProxyType(
-    {
-        "partition": "partition",
-        "account": "account",
-        "qos": "qos",
-        "time": "time",
-        "reservation": "reservation",
-        "constraint": "constraint",
-        "gres": "gres",
-        "mem": "mem",
-        "exclusive": "exclusive",
-        "exclude": "exclude",
-        "dependency": "dependency",
-        "mail_type": "mail-type",
-        "mail_user": "mail-user",
-        "comment": "comment",
-        "cpus": "cpus-per-task",
-    }
-)
-"""The fields that are options of sbatch, in the order in which it is told."""
 # Which nodes, how many tasks and where their output goes; --export would cut values at commas and put them where everybody
 # can read them; the last of each line make sbatch submit something else, elsewhere, nothing at all, or not say what.
 _OWN_OPTIONS = frozenset(
@@ -48,7 +26,6 @@ _OWN_OPTIONS = frozenset(
         *("array", "wrap", "clusters", "test-only", "wait", "parsable", "quiet", "help", "usage", "version"),
     ]
 )
-WARN_S = 90
 _MAIL_TYPES = (
     "NONE",
     "BEGIN",
@@ -66,11 +43,6 @@ _MAIL_TYPES = (
 _JOB = r"[0-9]+(_[0-9]+|_\*)?(\+[0-9]+)?"
 _AFTER = rf"(after(any|ok|notok|corr|burstbuffer)?(:{_JOB})+|singleton)"
 _GRES = r"[A-Za-z][A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+){0,2}"
-
-
-def option_name(option: str) -> str:
-    """Give the name of an option such as --name=value, without the dashes."""
-    return re.split(r"[=\s]", option.removeprefix("--"), maxsplit=1)[0]
 
 
 def check_option(option: str) -> str:
@@ -205,30 +177,3 @@ def template_problems(file: str, slurm: SlurmOptions) -> list[Problem]:
     except OSError as error:
         return [Problem(("slurm", "template"), f"{path}: {error.strerror or error}")]
     return []
-
-
-def seconds(time: str) -> float:
-    """Read a time as Slurm writes it; 0 where it is none."""
-    if time.upper() in {"UNLIMITED", "INFINITE"}:
-        return math.inf
-    found = re.fullmatch(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?", time)
-    if found is None:
-        return 0
-    days, first, second, third = (int(part or 0) for part in found.groups())
-    if found[1] is None and found[4] is None:  # minutes, or minutes and seconds
-        return first * 60 + second
-    return days * 86_400 + first * 3600 + second * 60 + third
-
-
-def warn_s(slurm: Mapping[str, Any]) -> int:  # Any: JSON
-    """Give how long before its end Slurm is to warn a job; of a short one a quarter, else it would have to end as it begins."""
-    limit_s = seconds(setting(slurm, "time") or "") or math.inf
-    return int(slurm["warn_s"] or max(1, min(WARN_S, limit_s // 4)))
-
-
-def setting(slurm: Mapping[str, Any], field: str) -> str | None:  # Any: JSON
-    """Give what the field of a section says, or the option of its name among the free ones; empty for one without value."""
-    if slurm[field] is not None:
-        return str(slurm[field])
-    given = [option for option in slurm["options"] if option_name(option) == OPTION_OF[field]]
-    return given[0].partition("=")[2] if given else None

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import render
 from orchestrator.errors import UsageError
 from orchestrator.hostlist import fold
-from orchestrator.inventory import Inventory, Node
-from orchestrator.inventory_slurm import warn_s
 from orchestrator.run import LauncherName, Program, Request
+from orchestrator.slurm_settings import warn_s
+
+if TYPE_CHECKING:
+    from orchestrator.inventory import Inventory, Node
 
 GRACE_S = 10.0
 SPARE = "spare"

@@ -10,12 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import own_template
 from orchestrator.errors import UsageError
 from orchestrator.hostlist import expand, fold
-from orchestrator.inventory_slurm import OPTION_OF, setting
 from orchestrator.redaction import REDACTED
 from orchestrator.resources import template_folder
+from orchestrator.slurm_settings import OPTION_OF, setting
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -92,6 +91,8 @@ def sbatch_script(plan: LaunchPlan) -> str:
     }
     if plan.slurm["template"] is None:
         return _render("slurm.sbatch.j2", **values)
+    from orchestrator import own_template  # noqa: PLC0415  only for who has a template
+
     return own_template.render(Path(plan.slurm["template"]).expanduser(), _environment(), values)
 
 

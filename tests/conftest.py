@@ -9,7 +9,9 @@ import pytest
 import pytest_randomly
 
 from tests.grounds import components
+from tests.grounds.cli import supervisors_below
 from tests.grounds.hosts import Hosts, open_hosts
+from tests.grounds.keeper import kill
 from tests.grounds.slurm import Cluster, open_cluster
 from tests.grounds.sshd import Farm, open_farm
 
@@ -70,9 +72,11 @@ def farm_ground() -> Iterator[Farm]:
 
 
 @pytest.fixture
-def farm(farm_ground: Farm) -> Iterator[Farm]:
-    """The sshd farm; what a test leaves running there ends with the test."""
+def farm(farm_ground: Farm, tmp_path: Path) -> Iterator[Farm]:
+    """The sshd farm; what a test leaves running there, or has looking after it from here, ends with the test."""
     yield farm_ground
+    for pid in supervisors_below(tmp_path):
+        kill(pid)
     farm_ground.end_processes()
 
 

@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.commands.following import WATCH_STOPPED, Keep, Watch
-from orchestrator.commands.inventory import load_inventory
 from orchestrator.commands.spans import seconds
 from orchestrator.console import LineWriter, say, say_error
 from orchestrator.errors import NodeError, NodesError, RunNotFound, UsageError
 from orchestrator.hostlist import expand
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
-from orchestrator.launchers.search import find_run
 from orchestrator.logs.merge import LogLines
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import RUN_ID, RunRecord, RunState
@@ -73,6 +71,9 @@ def _elsewhere(run_id: str, given: str) -> tuple[KeptRun, Launcher]:
     if any(folder.path.name == run_id for folder in Store(home(os.environ)).all()):
         say(f"run {run_id} is recorded here, so its nodes are those of its record, and -i {given} was not read")
         return _recorded(run_id)
+    from orchestrator.commands.inventory import load_inventory  # noqa: PLC0415  only where nothing is recorded
+    from orchestrator.launchers.search import find_run  # noqa: PLC0415
+
     plan, launcher = find_run(load_inventory(given, None), run_id)
     for warning in plan.warnings:
         say(f"warning: {warning}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from orchestrator.inventory import SshOptions
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.slurm import SlurmLauncher
@@ -21,4 +20,4 @@ def launcher_for(plan: LaunchPlan, terminal: Terminal | None = None) -> Launcher
 
 def direct_launcher(plan: LaunchPlan, terminal: Terminal | None = None) -> DirectLauncher:
     """The launcher of a plan whose nodes orch reaches itself."""
-    return DirectLauncher(plan, way_to(plan.transport, SshOptions.model_validate(plan.ssh), terminal))
+    return DirectLauncher(plan, way_to(plan.transport, plan.ssh, terminal))

@@ -10,13 +10,12 @@ from dataclasses import replace
 from orchestrator import plan as plans
 from orchestrator.bundle import Bundle
 from orchestrator.errors import LaunchError, NodeError, NodesError
-from orchestrator.inventory_slurm import seconds
 from orchestrator.launchers.base import Place, Queue
-from orchestrator.launchers.slurm_checks import check
 from orchestrator.launchers.slurm_host import SlurmHost
 from orchestrator.launchers.slurm_queue import array_of, ask, position
 from orchestrator.launchers.slurm_submit import NOT_REACHED
 from orchestrator.plan import LaunchPlan
+from orchestrator.slurm_settings import seconds
 
 KILL_WAIT_S = 60.0  # Slurm's KillWait is 30 s by default, between TERM and KILL
 POLL_S = 0.5
@@ -37,6 +36,8 @@ class SlurmLauncher:
 
     def connect(self) -> Sequence[str]:
         """Make sure that the host can submit, that the cluster can run the job, and that there is the nodes' Python."""
+        from orchestrator.launchers.slurm_checks import check  # noqa: PLC0415  only before a submission
+
         with self._reached():
             self._host.require()
             doubts = check(self._host.run, self._plan)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from orchestrator.errors import LaunchError, UsageError
 from orchestrator.hostlist import expand, fold
 from orchestrator.inventory_file import did_you_mean
-from orchestrator.inventory_slurm import seconds, setting
 from orchestrator.launchers.slurm_queue import Run
 from orchestrator.plan import LaunchPlan
+from orchestrator.slurm_settings import seconds, setting
 
 # What AccountingStorageEnforce has to name before slurmctld refuses a name that the accounts do not have.
 _ENFORCED = {"account": "associations", "qos": "qos"}

@@ -9,20 +9,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from orchestrator import plan as plans
 from orchestrator.errors import LaunchError
-from orchestrator.inventory import Inventory, Node, SshOptions
 from orchestrator.launchers import slurm_submit
 from orchestrator.launchers.slurm_queue import ASK_S, run_here
 from orchestrator.plan import LaunchPlan, NodePlan
 from orchestrator.transports import way_to
 from orchestrator.transports.base import Transport, Unreachable
 from orchestrator.transports.endpoint import Endpoint
-from orchestrator.transports.here import is_here
 from orchestrator.transports.observed import Answer, Trace
 from orchestrator.transports.terminal import Terminal
+
+if TYPE_CHECKING:
+    from orchestrator.inventory import Inventory, Node, SshOptions
 
 PATIENCE_S = 60.0  # a submission whose answer was lost is worth some waiting for the connection
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 5.0
@@ -88,14 +89,15 @@ class SlurmHost(Protocol):
 
 def slurm_host(plan: LaunchPlan, terminal: Terminal | None = None) -> SlurmHost:
     """Where the plan's Slurm is; `terminal` is where it asks what a login asks."""
-    ssh = SshOptions.model_validate(plan.ssh)
-    login = login_node(plan.slurm["login"], plan.head, ssh)
-    if login is None:
+    if plan.slurm["login"] is None:
         return ThisMachine(plan.head)
-    return LoginNode(login, way_to("ssh", ssh, terminal))
+    from orchestrator.inventory import SshOptions  # noqa: PLC0415  a quarter of the time of a command that needs no SSH
+
+    login = login_node(plan.slurm["login"], plan.head, SshOptions.model_validate(plan.ssh))
+    return ThisMachine(plan.head) if login is None else LoginNode(login, way_to("ssh", plan.ssh, terminal))
 
 
-N = TypeVar("N", Node, NodePlan)
+N = TypeVar("N", "Node", NodePlan)
 T = TypeVar("T")
 
 
@@ -107,6 +109,8 @@ def login_node(login: str | None, node: N, ssh: SshOptions) -> N | None:
     """
     if login is None:
         return None
+    from orchestrator.transports.here import is_here  # noqa: PLC0415  reads ssh_config, as only this case needs
+
     target = _renamed(node, login)
     return None if shutil.which("sbatch") is not None and is_here(target, ssh) else target
 
@@ -118,9 +122,9 @@ def home_of_slurm(inventory: Inventory) -> str | None:
 
 
 def _renamed(node: N, name: str) -> N:
-    if isinstance(node, Node):
-        return node.model_copy(update={"name": name, "address": name})
-    return replace(node, name=name, address=name)
+    if isinstance(node, NodePlan):
+        return replace(node, name=name, address=name)
+    return node.model_copy(update={"name": name, "address": name})
 
 
 class ThisMachine:
@@ -146,7 +150,7 @@ class ThisMachine:
     def endpoint(self) -> Endpoint:
         """A process here."""
         if self._connection is None or not self._connection.connected:
-            transport = way_to("local", SshOptions())(self._head)
+            transport = way_to("local", {})(self._head)
             self._connection = Endpoint.connect(transport, self._head.python)
         return self._connection
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.transports.base import Transport
 from orchestrator.transports.terminal import Terminal
@@ -17,18 +17,21 @@ if TYPE_CHECKING:
 OPEN_FILES = 1 << 16
 
 
-def way_to(kind: str, ssh: SshOptions, terminal: Terminal | None = None) -> Callable[[Target], Transport]:
-    """What reaches a node: `local` or `ssh`. Fabric is imported here and now, and only when it is needed."""
+def way_to(
+    kind: str, ssh: Mapping[str, Any] | SshOptions, terminal: Terminal | None = None
+) -> Callable[[Target], Transport]:
+    """What reaches a node: `local` or `ssh`, by the options of an inventory or of a plan. Fabric is imported here and now, and only when it is needed."""
     if kind == "local":
         from orchestrator.transports.local import LocalTransport  # noqa: PLC0415
 
         return lambda node: LocalTransport(node.name)
+    from orchestrator.inventory import SshOptions  # noqa: PLC0415
     from orchestrator.transports.ssh import SshTransport  # noqa: PLC0415
     from orchestrator.transports.ssh_keys import Keyring  # noqa: PLC0415
 
     _allow_open_files()
-    keyring = Keyring(terminal or Terminal())
-    return lambda node: SshTransport(node, ssh, keyring)
+    keyring, options = Keyring(terminal or Terminal()), SshOptions.model_validate(ssh)
+    return lambda node: SshTransport(node, options, keyring)
 
 
 def _allow_open_files() -> None:

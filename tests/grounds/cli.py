@@ -82,15 +82,7 @@ class Orch:
 
     def supervisors(self) -> list[int]:
         """The pids of the supervisors of all runs of this home, just started ones included."""
-        found = []
-        for folder in Path("/proc").iterdir():
-            try:
-                words = (folder / "cmdline").read_bytes().split(b"\0") if folder.name.isdigit() else []
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if b"orchestrator.supervisor" in words and any(os.fsencode(self.home) in word for word in words):
-                found.append(int(folder.name))
-        return found
+        return supervisors_below(self.home)
 
     def kill_supervisor(self, run: str) -> None:
         """SIGKILL for the run's supervisor, once it is there."""
@@ -138,3 +130,16 @@ class Orch:
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue
         return found
+
+
+def supervisors_below(folder: Path) -> list[int]:
+    """The pids of the supervisors of all runs whose records are below the folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdigit() else []
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if b"orchestrator.supervisor" in words and any(os.fsencode(folder) in word for word in words):
+            found.append(int(process.name))
+    return found

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator import inventory, plan
-from orchestrator.inventory_slurm import seconds
 from orchestrator.launchers import slurm
 from orchestrator.launchers.base import Queue
 from orchestrator.launchers.slurm import SlurmLauncher
 from orchestrator.launchers.slurm_host import ThisMachine
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import Program, Request
+from orchestrator.slurm_settings import seconds
 from tests.grounds.slurm import Cluster
 from tests.until import until
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.inventory import SshOptions, load
+from orchestrator.inventory import load
 from orchestrator.transports import way_to
 from orchestrator.transports.endpoint import Endpoint
 from tests.grounds.cli import Orch
@@ -127,7 +127,7 @@ def test_stray_of_a_killed_agent_is_ended_and_listed(orch: Orch) -> None:
     until(lambda: len(processes_of(run)) == 2, what="the strays alone")
     assert json.loads(orch("gc", "--json").stdout)["strays"] == []
     inventory = load(orch.cwd / "inventory.yaml")
-    way = way_to("ssh", SshOptions.model_validate(inventory.ssh))
+    way = way_to("ssh", inventory.ssh)
     with Endpoint.connect(way(inventory.nodes[1]), inventory.nodes[1].python) as endpoint:
         told = endpoint.strays(young_s=0, grace_s=0.2, dry_run=True)
         assert (len(told.strays), len(processes_of(run))) == (2, 2)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.grounds.warm_trainer import NEEDED, OF_DEEPSPEED, WarmProcess, WarmTrainer
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 90.0
 TINY = (
@@ -34,7 +36,7 @@ class Rank:
     """One started rank; its output is in files, whole once it has ended."""
 
     number: int
-    process: subprocess.Popen[bytes]
+    process: WarmProcess
     folder: Path
 
     def wait(self) -> int:
@@ -49,18 +51,35 @@ class Rank:
         return (self.folder / f"{self.number}.err").read_text()
 
 
+Warm = Callable[..., WarmTrainer]
 StartRanks = Callable[..., list[Rank]]
 Torchrun = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    """Gives what ranks are forked from, with DeepSpeed or without."""
+    trainers: dict[bool, WarmTrainer] = {}
+
+    def of(*, deepspeed: bool) -> WarmTrainer:
+        if deepspeed not in trainers:
+            modules = (*NEEDED, *OF_DEEPSPEED) if deepspeed else NEEDED
+            trainers[deepspeed] = WarmTrainer(modules, clean_environment())
+        return trainers[deepspeed]
+
+    yield of
+    for trainer in trainers.values():
+        trainer.close()
+
+
 @pytest.fixture
-def start_ranks(tmp_path: Path) -> Iterator[StartRanks]:
-    with ranks_below(tmp_path) as start:
+def start_ranks(tmp_path: Path, warm: Warm) -> Iterator[StartRanks]:
+    with ranks_below(tmp_path, warm) as start:
         yield start
 
 
 @contextlib.contextmanager
-def ranks_below(tmp_path: Path) -> Iterator[StartRanks]:
+def ranks_below(tmp_path: Path, warm: Warm) -> Iterator[StartRanks]:
     """Starts ranks with TINY and the given words, each in a folder of its own; what still runs at the end is killed."""
     started: list[Rank] = []
 
@@ -79,14 +98,12 @@ def ranks_below(tmp_path: Path) -> Iterator[StartRanks]:
             rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             home = tmp_path / f"rank-{number}"
             home.mkdir(exist_ok=True)
-            with (folder / f"{number}.out").open("wb") as out, (folder / f"{number}.err").open("wb") as err:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "trainer", *TINY, *words],
-                    env={**clean_environment(), **place, **rendezvous, **errors, **(env or {})},
-                    cwd=home,
-                    stdout=out,
-                    stderr=err,
-                )
+            process = warm(deepspeed=any(word.startswith("strategy=zero") for word in words)).start(
+                (*TINY, *words),
+                env={**clean_environment(), **place, **rendezvous, **errors, **(env or {})},
+                cwd=home,
+                output=[folder / f"{number}.out", folder / f"{number}.err"],
+            )
             ranks.append(Rank(number, process, folder))
         started.extend(ranks)
         return ranks

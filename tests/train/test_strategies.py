@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.grounds import components
-from tests.train.conftest import DEADLINE_S, Rank, StartRanks, ranks_below
+from tests.train.conftest import DEADLINE_S, Rank, StartRanks, Warm, ranks_below
 from tests.until import until
 
 pytestmark = pytest.mark.train
@@ -30,9 +30,9 @@ def _codes(ranks: Sequence[Rank]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def under_ddp(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float, float]]:
+def under_ddp(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> list[tuple[int, float, float]]:
     folder = tmp_path_factory.mktemp("ddp")
-    with ranks_below(folder) as start:
+    with ranks_below(folder, warm) as start:
         assert _codes(start(*WORDS, f"out={folder / 'out'}")) == [0, 0]
     return _numbers(folder / "out")
 

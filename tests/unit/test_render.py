@@ -18,9 +18,10 @@ from orchestrator import plan as plans
 from orchestrator import render, transcript
 from orchestrator.errors import UsageError
 from orchestrator.inventory import Inventory, Node
-from orchestrator.inventory_slurm import OPTION_OF, SlurmOptions
+from orchestrator.inventory_slurm import SlurmOptions
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import LauncherName, Program, Request
+from orchestrator.slurm_settings import OPTION_OF
 
 PRINT_X = "import os, sys; sys.stdout.buffer.write(os.environb[b'X'])"
 values = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)

@@ -10,10 +10,11 @@ import pytest
 from orchestrator import plan as plans
 from orchestrator.errors import UsageError
 from orchestrator.inventory import Inventory, Node
-from orchestrator.inventory_slurm import SlurmOptions, seconds
+from orchestrator.inventory_slurm import SlurmOptions
 from orchestrator.launchers.slurm_checks import check
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import Program, Request
+from orchestrator.slurm_settings import seconds
 
 # As Slurm 22.05 prints it (the test cluster), cut down to what 20.11 and 25.05 print as well; MaxTime and Nodes vary.
 DEBUG = "PartitionName=debug Default=YES MaxNodes={most} MaxTime={time} MinNodes=0 Nodes={nodes} State=UP TotalCPUs=16 TotalNodes={total}"

@@ -1,0 +1,131 @@
+"""Ranks of the trainer, forked from a process that has imported what they need: seconds of imports are paid once, not by each."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+NEEDED = ("trainer.session", "torch._dynamo", "torch.distributed.fsdp")
+OF_DEEPSPEED = ("deepspeed", "deepspeed.module_inject", "deepspeed.ops", "deepspeed.runtime.zero.muon.muon_optimizer")
+_NUMBER = struct.Struct("i")
+
+
+class WarmProcess:
+    """A rank: what tests need of a subprocess.Popen. Its parent, who sends its signals, is a process that does nothing else."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.pid = self._number(None)
+        self._code: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self._code is None:
+            self._code = self._number(timeout)
+            self._connection.close()
+        return self._code
+
+    def poll(self) -> int | None:
+        try:
+            return self.wait(timeout=0.0)
+        except (TimeoutError, BlockingIOError):
+            return None
+
+    def send_signal(self, number: int) -> None:
+        self._connection.settimeout(None)
+        self._connection.sendall(bytes([number]))
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _number(self, timeout: float | None) -> int:
+        self._connection.settimeout(timeout)
+        value: int
+        (value,) = _NUMBER.unpack(self._connection.recv(_NUMBER.size, socket.MSG_WAITALL))
+        return value
+
+
+class WarmTrainer:
+    """The process that they are forked from."""
+
+    def __init__(self, modules: Sequence[str], env: Mapping[str, str]) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "tests.grounds.warm_trainer", str(theirs.fileno()), *modules]
+        self._process = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        theirs.close()
+
+    def start(self, words: Sequence[str], *, env: Mapping[str, str], cwd: Path, output: Sequence[Path]) -> WarmProcess:
+        """Run `python -m trainer WORDS` there; `output` are the files of its standard output and error."""
+        ours, theirs = socket.socketpair()
+        request = {"words": words, "env": dict(env), "cwd": str(cwd), "output": [str(path) for path in output]}
+        socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])
+        theirs.close()
+        return WarmProcess(ours)
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.wait(30)
+
+
+def _serve(control: socket.socket) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who minds a rank needs no parent
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(control, 1 << 18, 1)
+        if not request:
+            return
+        connection = socket.socket(fileno=descriptors[0])
+        if os.fork() == 0:
+            control.close()
+            _mind(json.loads(request), connection)
+            return
+        connection.close()
+
+
+def _mind(request: Mapping[str, Any], connection: socket.socket) -> None:
+    """Be the parent of a rank; returns in the rank, when that has ended of itself."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    rank = os.fork()
+    if rank == 0:
+        connection.close()
+        _become(request)
+        return
+    connection.sendall(_NUMBER.pack(rank))
+    threading.Thread(target=_pass_on, args=(connection, rank), daemon=True).start()
+    _, status = os.waitpid(rank, 0)
+    connection.sendall(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
+    os._exit(0)
+
+
+def _pass_on(connection: socket.socket, rank: int) -> None:
+    """Send the rank what signals come; none of them lives longer than the test."""
+    while number := connection.recv(1):
+        os.kill(rank, number[0])
+    os.kill(rank, signal.SIGKILL)
+
+
+def _become(request: Mapping[str, Any]) -> None:
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    for descriptor, path in enumerate(request["output"], start=1):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, descriptor)
+        os.close(file)
+    sys.argv[1:] = request["words"]
+    runpy.run_module("trainer", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    for _name in sys.argv[2:]:
+        importlib.import_module(_name)
+    _serve(socket.socket(fileno=int(sys.argv[1])))
