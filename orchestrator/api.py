@@ -87,6 +87,8 @@ class Options(TypedDict, total=False):
     """As after --nodes."""
     shape: str
     """As after -j."""
+    bare: bool
+    """As --bare."""
 
 
 def submit(program: Program, inventory: str | Path | None = None, **options: Unpack[Options]) -> Run:
@@ -113,6 +115,7 @@ def _launched(launcher: LauncherName, program: Program, inventory: str | Path | 
         config=None,
         settings=tuple(f"{name}={value}" for name, value in options.get("settings", {}).items()),
         program=_words_of(program, options.get("args", ()), options.get("kwargs", {})),
+        bare=options.get("bare", False),
     )
     with started(plan_of(words)) as (folder, _, _):
         return Run(folder.path.name)

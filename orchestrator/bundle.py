@@ -65,7 +65,7 @@ class Code:
 
 def build(*, trainer: bool, code: Code | None) -> Bundle:
     """
-    Gather a bundle: the agent always, the trainer when it is what runs, the code when a program of the user's runs.
+    Gather a bundle: the agent always, trainer/ when something of it runs, the code when a program of the user's runs.
 
     Raises:
         UsageError: the code is larger than LIMIT_BYTES.

@@ -49,6 +49,9 @@ IsolationOption = Annotated[
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Configuration of the shared trainer, YAML or JSON.")
 ]
+BareOption = Annotated[
+    bool, typer.Option("--bare", help="Run a Python program as plain Python: no help without CUDA, no progress.")
+]
 SettingsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]... [-- PROGRAM ARGS...]", show_default=False)
 ]
@@ -70,14 +73,15 @@ def submit(
         list[str] | None,
         typer.Option("--sweep", metavar="KEY=A,B", help="A run for every combination of the values; may be repeated."),
     ] = None,
+    bare: BareOption = False,
 ) -> None:
     """Start a run through Slurm. Without -- PROGRAM the shared trainer runs, with KEY=VALUE settings."""
     if sweep:
         from orchestrator.commands.sweep import submit_sweep  # noqa: PLC0415
 
-        words = _words("slurm", ctx, settings, (inventory, nodes, shape), config)
+        words = _words("slurm", ctx, settings, (inventory, nodes, shape), config, bare=bare)
         raise typer.Exit(submit_sweep(words, sweep, dry_run=dry_run))
-    raise typer.Exit(_launch("slurm", ctx, settings, (inventory, nodes, shape), config, dry_run, follow))
+    raise typer.Exit(_launch("slurm", ctx, settings, (inventory, nodes, shape), config, dry_run, follow, bare=bare))
 
 
 @app.command("ssh-launch")
@@ -92,6 +96,7 @@ def ssh_launch(
     follow: FollowOption = True,
     orphan_timeout: OrphanOption = None,
     isolation_timeout: IsolationOption = None,
+    bare: BareOption = False,
 ) -> None:
     """Start a run over SSH, or on this machine (transport local). Otherwise as submit."""
     raise typer.Exit(
@@ -104,6 +109,7 @@ def ssh_launch(
             dry_run,
             follow,
             (orphan_timeout, isolation_timeout),
+            bare=bare,
         )
     )
 
@@ -117,10 +123,12 @@ def _launch(
     dry_run: bool,
     follow: bool,
     timeouts: tuple[str | None, str | None] = (None, None),
+    *,
+    bare: bool,
 ) -> int:
     from orchestrator.commands.launch import launch  # noqa: PLC0415  commands load when they run
 
-    words = _words(launcher, ctx, settings, where, config, timeouts)
+    words = _words(launcher, ctx, settings, where, config, timeouts, bare=bare)
     return launch(words, dry_run=dry_run, follow=follow)
 
 
@@ -131,12 +139,14 @@ def _words(
     where: tuple[str | None, str | None, str | None],
     config: Path | None,
     timeouts: tuple[str | None, str | None] = (None, None),
+    *,
+    bare: bool,
 ) -> Words:
     from orchestrator.commands.request import Words  # noqa: PLC0415  commands load when they run
 
     inventory, nodes, shape = where
     program: tuple[str, ...] | None = ctx.obj
-    return Words(launcher, inventory, nodes, shape, config, tuple(settings or ()), program, *timeouts)
+    return Words(launcher, inventory, nodes, shape, config, tuple(settings or ()), program, *timeouts, bare)
 
 
 @app.command()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 GRACE_S = 10.0
 SPARE = "spare"
+SITE = "trainer/scripts/site"  # below the bundle; what makes a script of the user's ready for its node (decision 012)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,12 +299,12 @@ def _program(plan: LaunchPlan) -> dict[str, Any]:
         return {
             "python": True,
             "args": ["-u", "-m", "trainer", *config, *program.args],
-            "bundle_on_path": True,
+            "pythonpath": "",
             "cwd": None,
         }
     python = program.kind == "python"
     args = ["-u", *program.args] if python else list(program.args)
-    return {"python": python, "args": args, "bundle_on_path": False, "cwd": program.cwd}
+    return {"python": python, "args": args, "pythonpath": SITE if program.is_prepared else None, "cwd": program.cwd}
 
 
 def node_files(plan: LaunchPlan) -> dict[str, list[PlannedFile]]:

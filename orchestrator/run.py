@@ -49,6 +49,18 @@ class Program:
     args: tuple[str, ...]
     cwd: str | None = None
     """Folder below the root of the user's code, "" for the root; None when no code travels."""
+    bare: bool = False
+    """A Python program gets nothing of what would prepare it for the node."""
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether it is a Python program of the user's, made to run where CUDA is not and to show its progress."""
+        return self.kind == "python" and not self.bare
+
+    @property
+    def needs_trainer(self) -> bool:
+        """Whether files of trainer/ have to be on the nodes."""
+        return self.kind == "trainer" or self.is_prepared
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Callable, ContextManager, Sequence
 
-from trainer.errors import UserError
+from .errors import UserError  # relative: scripts get this under another name (trainer/scripts)
 
 # `Any` below stands for modules and classes that exist only where the vendor's package is installed.
 

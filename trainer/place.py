@@ -8,9 +8,9 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Mapping, TextIO
+from typing import Any, Dict, Mapping, Optional, TextIO
 
-from trainer.errors import UserError
+from .errors import UserError  # relative: scripts get this under another name (trainer/scripts)
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class Progress:
     """
     This rank's progress file, replaced as a whole each time; does nothing outside orch.
 
-    Mutable: it keeps the facts that stay in the file once known.
+    Mutable: it keeps the facts that stay in the file once known. `steps` is how many there will be, None if unknown.
     """
 
     place: Place
-    steps: int
+    steps: Optional[int]
     extra: Dict[str, Any] = field(default_factory=dict)
     broken: bool = False
 
@@ -87,7 +87,8 @@ class Progress:
         self.extra.update(extra)
         if self.place.progress_dir is None or self.broken:
             return
-        record = {"step": step, "steps": self.steps, "phase": phase, "time": time.time(), **self.extra}
+        total = {} if self.steps is None else {"steps": self.steps}
+        record = {"step": step, **total, "phase": phase, "time": time.time(), **self.extra}
         try:
             replace_text(self.place.progress_dir / f"{self.place.rank}.json", json.dumps(record))
         except OSError as exc:

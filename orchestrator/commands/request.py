@@ -33,6 +33,7 @@ class Words:
     program: tuple[str, ...] | None
     orphan_timeout: str | None = None
     isolation_timeout: str | None = None
+    bare: bool = False
 
 
 def request_of(words: Words, private: Sequence[str] = ()) -> tuple[Request, bundles.Bundle]:
@@ -49,7 +50,7 @@ def request_of(words: Words, private: Sequence[str] = ()) -> tuple[Request, bund
     config = trainer_config(words) if program.kind == "trainer" else None
     shape = _shape(words.shape) if words.shape else None
     request = Request(words.launcher, program, nodes=words.nodes, shape=shape, config=config, **_timeouts(words))
-    return request, bundles.build(trainer=program.kind == "trainer", code=code)
+    return request, bundles.build(trainer=program.needs_trainer, code=code)
 
 
 def _shape(text: str) -> Shape:
@@ -61,6 +62,8 @@ def _shape(text: str) -> Shape:
 
 def _program(words: Words, code: bundles.Code | None) -> Program:
     if code is None or words.program is None:
+        if words.bare:
+            raise UsageError("--bare is for a program of yours", hint="put it after --, or leave --bare away")
         return Program("trainer", words.settings)
     if words.settings or words.config:
         given = words.settings[0] if words.settings else "--config"
@@ -69,11 +72,10 @@ def _program(words: Words, code: bundles.Code | None) -> Program:
         )
     first, *rest = words.program
     cwd = code.cwd if code.files else None
-    if first in ("-m", "-c") and rest:
-        return Program("python", words.program, cwd)
     if first.endswith(".py"):
         _require_file(first, code)
-        return Program("python", words.program, cwd)
+    if first.endswith(".py") or (first in ("-m", "-c") and rest):
+        return Program("python", words.program, cwd, words.bare)
     if first.startswith("-"):
         raise UsageError(
             f"after -- stands {first!r}, which is no program", hint="-- train.py …, -- -m pkg.mod …, -- ./run.sh …"

@@ -69,10 +69,13 @@ def own_environments(job: Job, folder: str) -> list[dict[bytes, bytes]]:
     return environments
 
 
-def rank_environments(job: Job, rendezvous: str, kept: Mapping[bytes, bytes], folder: str) -> list[dict[bytes, bytes]]:
+def rank_environments(
+    job: Job, rendezvous: str, kept: Mapping[bytes, bytes], node_folder: str
+) -> list[dict[bytes, bytes]]:
     """One environment a rank, in local order, on top of what was inherited."""
     shared = {**defaults(job), **kept}
-    if job.program["bundle_on_path"]:
-        shared[b"PYTHONPATH"] = b":".join(filter(None, (os.fsencode(job.bundle_dir), kept.get(b"PYTHONPATH"))))
+    if job.program["pythonpath"] is not None:
+        folder = os.fsencode(os.path.normpath(os.path.join(job.bundle_dir, job.program["pythonpath"])))
+        shared[b"PYTHONPATH"] = b":".join(filter(None, (folder, kept.get(b"PYTHONPATH"))))
     shared.update(node_environment(job, rendezvous))
-    return [{**shared, **own} for own in own_environments(job, folder)]
+    return [{**shared, **own} for own in own_environments(job, node_folder)]

@@ -96,8 +96,8 @@ def load_job(path: str, node: str, node_rank: int) -> Job:
 
 def fault_of(job: Job, folder: str) -> str:
     """What is wrong with a job that was found in the folder; empty when nothing is."""
-    if not job.program["args"] or not {"python", "bundle_on_path", "cwd"} <= set(job.program):
-        return "program: expected args, python, bundle_on_path and cwd"
+    if not job.program["args"] or not {"python", "pythonpath", "cwd"} <= set(job.program):
+        return "program: expected args, python, pythonpath and cwd"
     if job.node_rank not in range(len(job.ranks)) or (job.nodes and job.nodes[job.node_rank] != job.node):
         return f"{job.node} is not the node of rank {job.node_rank}"
     home = os.path.join(job.run_dir, f"attempt-{job.attempt}")

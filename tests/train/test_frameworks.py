@@ -81,6 +81,8 @@ def test_accelerate_script_forms_one_world(orch: Orch) -> None:
     orch("ssh-launch", "--", "train.py", timeout_s=200)
     said = [text for text in _out(orch) if text.startswith("gathered")]
     assert said == ["gathered [0, 1] DistributedDataParallel"] * 2
+    progress = [rank for node in orch.status()["nodes"] for rank in node["progress"].values()]
+    assert [(one["phase"], one["saved"]) for one in progress] == [("step", None)] * 2
 
 
 def test_lightning_script_takes_orch_for_torchrun(orch: Orch) -> None:

@@ -127,15 +127,16 @@ def test_nccl_error_handling_of_the_user_wins(ground: Ground) -> None:
     assert environment_of_one_rank(ground, {name: b"3"})[name] == b"3"
 
 
+@pytest.mark.parametrize("folder", ["", "trainer/scripts/site"])
 @pytest.mark.parametrize("before", [None, b"/a:/b"])
-def test_bundle_comes_first_on_the_python_path(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch, before: bytes | None
+def test_folder_of_the_bundle_comes_first_on_the_python_path(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, before: bytes | None, folder: str
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    ground.job("cat", "/proc/self/environ", program={"bundle_on_path": True})
+    ground.job("cat", "/proc/self/environ", program={"pythonpath": folder})
     ground.run(env={} if before is None else {b"PYTHONPATH": before})
-    bundle = os.fsencode(ground.bundle)
-    assert environment(ground)[b"PYTHONPATH"] == (bundle if before is None else bundle + b":" + before)
+    first = os.fsencode(ground.bundle / folder)
+    assert environment(ground)[b"PYTHONPATH"] == (first if before is None else first + b":" + before)
 
 
 def test_a_rank_has_its_own_group_default_signals_and_no_input(ground: Ground) -> None:

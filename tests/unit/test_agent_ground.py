@@ -72,7 +72,7 @@ class Ground:
         **more: object,
     ) -> Path:
         """Write job.json; `args` is the program, an executable unless `program` says otherwise."""
-        fields: dict[str, object] = {"python": False, "args": args, "bundle_on_path": False, "cwd": None}
+        fields: dict[str, object] = {"python": False, "args": args, "pythonpath": None, "cwd": None}
         names = [f"n{index}" for index in range(len(ranks))]
         job = {"version": 1, "run_id": "gpt-20261120-101500-ab12", "attempt": 1, "run_dir": str(self.run_dir)}
         job |= {"bundle_dir": str(self.bundle), "nodes": names, "addresses": [], "ranks": list(ranks)}

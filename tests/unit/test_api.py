@@ -57,6 +57,14 @@ def test_program_runs_once_a_rank(here: Path) -> None:
     assert _printed(run) == ["[n0:0] rank 0", "[n0:1] rank 1"]
 
 
+@pytest.mark.parametrize(("bare", "there"), [(False, "True"), (True, "False")])
+def test_python_program_is_prepared_unless_it_is_bare(here: Path, *, bare: bool, there: str) -> None:
+    code = "import sys; print('sitecustomize' in sys.modules and hasattr(sys.modules['sitecustomize'], '_NAME'))"
+    run = orchestrator.ssh_launch(["-c", code], here / "inventory.yaml", shape="1x1", bare=bare)
+    assert run.wait(60).state is RunState.DONE
+    assert _printed(run) == [f"[n0:0] {there}"]
+
+
 def test_function_of_a_script_runs_with_its_arguments_and_not_what_starts_it(here: Path) -> None:
     (here / "train.py").write_text(GREETING)
     done = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True)

@@ -15,7 +15,7 @@ cat >/data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1/job.json <<'END
  "nodes": null,
  "addresses": [],
  "ranks": [8, 8],
- "program": {"python": true, "args": ["-u", "train.py", "--n", "3", "a b$c \"d\""], "bundle_on_path": false, "cwd": "sub dir"},
+ "program": {"python": true, "args": ["-u", "train.py", "--n", "3", "a b$c \"d\""], "pythonpath": "trainer/scripts/site", "cwd": "sub dir"},
  "grace_s": 10.0,
  "orphan_timeout_s": null,
  "isolation_timeout_s": null,

@@ -15,7 +15,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE'
  "nodes": ["t20-0"],
  "addresses": ["10.0.1.1"],
  "ranks": [8],
- "program": {"python": true, "args": ["-u", "train.py", "--n", "3", "a b$c \"d\""], "bundle_on_path": false, "cwd": "sub dir"},
+ "program": {"python": true, "args": ["-u", "train.py", "--n", "3", "a b$c \"d\""], "pythonpath": "trainer/scripts/site", "cwd": "sub dir"},
  "grace_s": 10.0,
  "orphan_timeout_s": null,
  "isolation_timeout_s": 60.0

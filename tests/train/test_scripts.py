@@ -1,0 +1,123 @@
+"""Scripts of MMEngine and Hugging Face as their users wrote them for CUDA, on two nodes without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.grounds import components
+from tests.grounds.cli import Orch
+from tests.grounds.sshd import Farm
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
+
+MMENGINE = """
+import os
+import torch
+from mmengine.model import BaseModel
+from mmengine.runner import Runner
+
+class Model(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def forward(self, inputs, targets, mode):
+        return {"loss": torch.nn.functional.mse_loss(self.layer(inputs), targets)}
+
+data = [(torch.full((4,), float(number)), torch.ones(1)) for number in range(8)]
+runner = Runner(
+    model=Model(),
+    work_dir="work",
+    train_dataloader=dict(batch_size=2, dataset=data, sampler=dict(type="DefaultSampler", shuffle=True),
+                          collate_fn=dict(type="default_collate")),
+    train_cfg=dict(by_epoch=True, max_epochs=1),
+    optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.01)),
+    env_cfg=dict(dist_cfg=dict(backend="nccl")),
+    launcher=os.environ["LAUNCHER"],
+    default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=-1)),
+)
+runner.train()
+print("trained", runner.rank, runner.world_size, runner.iter, type(runner.model).__name__, flush=True)
+os._exit(0)  # gloo sometimes aborts at the interpreter's exit, after all work is done
+"""
+
+HUGGING_FACE = """
+import os
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
+
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+config = GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+data = [{"input_ids": torch.arange(16), "labels": torch.arange(16)} for _ in range(16)]
+trainer = Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=data)
+trainer.train()
+print("trained", arguments.process_index, arguments.world_size, trainer.state.global_step,
+      type(trainer.model_wrapped).__name__, trainer.model_wrapped.zero_optimization_stage(), flush=True)
+os._exit(0)  # as above
+"""
+ZERO3 = """
+{
+  "train_micro_batch_size_per_gpu": "auto",
+  "gradient_accumulation_steps": "auto",
+  "zero_force_ds_cpu_optimizer": false,
+  "zero_optimization": {"stage": 3, "overlap_comm": true, "contiguous_gradients": true, "reduce_bucket_size": 500000000}
+}
+"""
+LOCAL = """
+name: here
+accelerator: cpu
+devices: 1
+transport: local
+env: {OMP_NUM_THREADS: 1, TORCH_EXTENSIONS_DIR: COMPILED}
+defaults: {workdir: WORKDIR}
+nodes: [{name: "n[0-1]"}]
+"""
+
+
+def _trained(orch: Orch) -> list[str]:
+    lines = orch.lines("--grep", "^trained")
+    return sorted(line["text"] for line in lines if line["stream"] == "out")
+
+
+@pytest.fixture
+def mmengine(farm: Farm, tmp_path: Path) -> Orch:
+    """An MMEngine script beside an inventory of two nodes; on one its launcher is pytorch, on the other slurm."""
+    components.module("mmengine")
+    inventory = farm.inventory(tmp_path, nodes=2, env={"LAUNCHER": "pytorch", "OMP_NUM_THREADS": "1"})
+    text = inventory.read_text("utf-8").replace("name: n1", "name: n1\n  env: {LAUNCHER: slurm}")
+    inventory.write_text(text, "utf-8")
+    (tmp_path / "train.py").write_text(MMENGINE)
+    return Orch(tmp_path)
+
+
+def test_mmengine_script_for_cuda_trains_without_whatever_its_launcher_is(mmengine: Orch) -> None:
+    """Both launchers come to the same group, so one run shows both."""
+    mmengine("ssh-launch", "--", "train.py", timeout_s=200)
+    assert _trained(mmengine) == [f"trained {rank} 2 2 MMDistributedDataParallel" for rank in (0, 1)]
+    nodes = mmengine.status()["nodes"]
+    progress = [rank for node in nodes for rank in node["progress"].values()]
+    assert [one["ready"] for one in progress] == ["2/2 ranks ready, backend gloo, device cpu"] * 2
+
+
+def test_bare_script_fails_as_under_torchrun(mmengine: Orch) -> None:
+    """By S0 of the field guides; a torch that is built with CUDA says: Found no NVIDIA driver on your system."""
+    done = mmengine("ssh-launch", "--bare", "--nodes", "n0", "--", "train.py", code=1, timeout_s=200)
+    assert "torch.cuda.set_device(local_rank)" in done.stdout
+    assert "_cuda_setDevice" in done.stdout or "Found no NVIDIA driver" in done.stdout
+
+
+def test_hugging_face_script_trains_with_zero3_and_compiles_nothing(tmp_path: Path) -> None:
+    for name in ("transformers", "accelerate", "deepspeed"):
+        components.module(name)
+    compiled = tmp_path / ".compiled"
+    text = LOCAL.replace("WORKDIR", str(tmp_path / ".work")).replace("COMPILED", str(compiled))
+    (tmp_path / "inventory.yaml").write_text(text)
+    (tmp_path / "train.py").write_text(HUGGING_FACE)
+    (tmp_path / "zero3.json").write_text(ZERO3)
+    orch = Orch(tmp_path)
+    words = ["--output_dir=out", "--deepspeed=zero3.json", "--ddp_timeout=7200", "--max_steps=4", "--use_cpu=True"]
+    words += ["--per_device_train_batch_size=2", "--report_to=none", "--save_strategy=no"]
+    orch("ssh-launch", "--", "train.py", *words, timeout_s=200)
+    assert _trained(orch) == [f"trained {rank} 2 4 DeepSpeedEngine 3" for rank in (0, 1)]
+    assert not compiled.exists()

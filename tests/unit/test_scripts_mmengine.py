@@ -1,0 +1,200 @@
+"""What MMEngine is given instead of CUDA, accelerator by accelerator. MMEngine and the accelerators are stand-ins here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.accelerators import Accelerator, choose
+from trainer.scripts import deepspeed, mmengine
+
+Calls = list[tuple[object, ...]]
+
+
+@pytest.fixture
+def calls() -> Calls:
+    return []
+
+
+def _row(calls: Calls, kind: str) -> Accelerator:
+    """The accelerator's row of the table, with a process group that only notes what it is asked for."""
+    device, backend = {"cpu": ("cpu", "gloo"), "gcu-i3x": ("gcu:{n}", "eccl"), "gcu-t2x": ("xla:{n}", "eccl")}[kind]
+    group = SimpleNamespace(init_process_group=lambda **said: calls.append(("group", said)))
+    row = choose("cpu", torch)
+    return replace(
+        row,
+        name=kind,
+        device=device,
+        backend=backend,
+        distributed=group,
+        set_device=lambda number: calls.append(("device", number)),
+        step=lambda *words: calls.append(("step", *words)),
+    )
+
+
+def _there_is(monkeypatch: pytest.MonkeyPatch, accelerator: Accelerator | None) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(mmengine, "unknown_to_mmengine", lambda: accelerator)
+
+
+def _dist_utils(calls: Calls) -> Any:  # noqa: ANN401
+    return SimpleNamespace(
+        _init_dist_pytorch=lambda *words, **more: calls.append(("pytorch", words, more)),
+        _init_dist_slurm=lambda *words, **more: calls.append(("slurm", words, more)),
+        get_comm_device=lambda group: f"as MMEngine has it for {group}",
+        get_backend=lambda group: group,
+        torch_dist="torch.distributed",
+    )
+
+
+@pytest.mark.parametrize("launcher", ["pytorch", "slurm"])
+@pytest.mark.parametrize(
+    ("kind", "asked", "gets"),
+    [
+        ("cpu", "nccl", "gloo"),
+        ("cpu", "gloo", "gloo"),
+        ("cpu", "cpu:gloo,cuda:nccl", "gloo"),
+        ("cpu", "mpi", "mpi"),
+        ("gcu-i3x", "nccl", "eccl"),
+        ("gcu-i3x", "gloo", "eccl"),
+        ("gcu-t2x", "nccl", "eccl"),
+    ],
+)
+def test_group_is_joined_after_the_device_was_taken(
+    monkeypatch: pytest.MonkeyPatch, calls: Calls, launcher: str, kind: str, asked: str, gets: str
+) -> None:
+    module = _dist_utils(calls)
+    _there_is(monkeypatch, _row(calls, kind))
+    mmengine.join_ranks(module)
+    vars(module)[f"_init_dist_{launcher}"](asked, init_backend="torch", timeout=5)
+    assert calls == [("device", 3), ("group", {"backend": gets, "timeout": 5})]
+
+
+@pytest.mark.parametrize(("kind", "rank", "warned"), [("cpu", "0", True), ("cpu", "1", False), ("gcu-i3x", "0", False)])
+def test_training_on_the_cpu_is_warned_of_once_a_node(
+    monkeypatch: pytest.MonkeyPatch,
+    calls: Calls,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    rank: str,
+    warned: bool,
+) -> None:
+    module = _dist_utils(calls)
+    _there_is(monkeypatch, _row(calls, kind))
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    mmengine.join_ranks(module)
+    module._init_dist_pytorch("nccl")  # noqa: SLF001
+    assert ("trains on the CPU" in capsys.readouterr().err) is warned
+
+
+def test_what_mmengine_knows_stays_with_it_but_for_slurm(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
+    module = _dist_utils(calls)
+    before = dict(vars(module))
+    _there_is(monkeypatch, None)
+    mmengine.join_ranks(module)
+    assert {name for name, value in vars(module).items() if value is not before[name]} == {"_init_dist_slurm"}
+    module._init_dist_slurm("nccl", port=29501, init_backend="torch", timeout=5)  # noqa: SLF001
+    assert calls == [("pytorch", ("nccl",), {"init_backend": "torch", "timeout": 5})]
+
+
+def test_objects_are_sent_from_where_the_backend_reads_them(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
+    module = _dist_utils(calls)
+    _there_is(monkeypatch, _row(calls, "gcu-t2x"))
+    mmengine.join_ranks(module)
+    assert module.get_comm_device("eccl") == torch.device("xla:3")
+    assert module.get_comm_device("gloo") == "as MMEngine has it for gloo"
+    assert module.torch_dist is not None
+    assert hasattr(module.torch_dist, "init_process_group")
+
+
+@pytest.mark.parametrize(
+    ("kind", "device"), [(None, "cpu"), ("cpu", "cpu"), ("gcu-i3x", "gcu:3"), ("gcu-t2x", "xla:3")]
+)
+def test_models_are_moved_to_the_device_that_is_there(
+    monkeypatch: pytest.MonkeyPatch, calls: Calls, kind: str | None, device: str
+) -> None:
+    module = SimpleNamespace(DEVICE="cpu")
+    _there_is(monkeypatch, None if kind is None else _row(calls, kind))
+    mmengine.find_device(module)
+    assert device == module.DEVICE
+
+
+class Stock:
+    """torch's DistributedDataParallel."""
+
+    def __init__(self, module: object, **more: object) -> None:
+        self.got = (module, more)
+
+
+class OfT20:
+    """torch_gcu's."""
+
+    def __init__(self, module: object, **more: object) -> None:
+        self.got = (module, "T20", more)
+
+
+def _wrappers() -> Any:  # noqa: ANN401
+    class MMDistributedDataParallel(Stock):
+        def __init__(self, module: object, detect: bool = False, **more: object) -> None:  # noqa: FBT002
+            super().__init__(module=module, **more)
+            self.detect = detect
+
+    return SimpleNamespace(DistributedDataParallel=Stock, MMDistributedDataParallel=MMDistributedDataParallel)
+
+
+def _on(device: str) -> Any:  # noqa: ANN401
+    return SimpleNamespace(parameters=lambda: [SimpleNamespace(device=SimpleNamespace(type=device))])
+
+
+@pytest.mark.parametrize(("device", "ids"), [("cpu", None), ("xla", None), ("cuda", [3]), ("gcu", [3]), ("npu", [3])])
+def test_device_ids_are_given_only_where_they_belong(
+    monkeypatch: pytest.MonkeyPatch, calls: Calls, device: str, ids: list[int] | None
+) -> None:
+    wrappers, model = _wrappers(), _on(device)
+    _there_is(monkeypatch, replace(_row(calls, "cpu"), data_parallel=Stock))
+    mmengine.take_device_ids(wrappers)
+    wrapped = wrappers.MMDistributedDataParallel(module=model, detect=True, device_ids=[3], broadcast_buffers=False)
+    assert wrapped.got == (model, {"device_ids": ids, "broadcast_buffers": False})
+    assert wrapped.detect is True
+    assert "output_device" not in wrapped.got[1]
+
+
+def test_t20_wraps_with_its_own_and_makes_its_own_step(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
+    class OptimWrapper:
+        optimizer = "optimizer"
+        clip_grad_kwargs = None
+
+        def backward(self, loss: object) -> None:
+            calls.append(("backward", loss))
+
+        def optim_context(self, model: object) -> str:
+            return f"context of {model}"
+
+        def step(self) -> None:
+            pytest.fail("a T20 computes nothing by a plain step")
+
+    _there_is(monkeypatch, replace(_row(calls, "gcu-t2x"), data_parallel=OfT20))
+    wrappers = _wrappers()
+    mmengine.take_device_ids(wrappers)
+    model = _on("xla")
+    assert wrappers.MMDistributedDataParallel(model, device_ids=[3]).got == (model, "T20", {"device_ids": None})
+    mmengine.take_steps(SimpleNamespace(OptimWrapper=OptimWrapper))
+    wrapper = OptimWrapper()
+    assert wrapper.optim_context("model") == "context of model"
+    wrapper.backward("loss")
+    wrapper.step()
+    assert calls == [("backward", "loss"), ("step", "optimizer", "loss", "model")]
+
+
+def test_deepspeed_compiles_nothing_that_only_its_own_launcher_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(__compatible_ops__={"deepspeed_shm_comm": True, "cpu_adam": True})
+    monkeypatch.setenv("LOCAL_SIZE", "2")
+    deepspeed.need_no_compiler(module)
+    assert all(vars(module)["__compatible_ops__"].values())
+    monkeypatch.delenv("LOCAL_SIZE")
+    deepspeed.need_no_compiler(module)
+    assert vars(module)["__compatible_ops__"] == {"deepspeed_shm_comm": False, "cpu_adam": True}

@@ -1,0 +1,71 @@
+"""
+What a script of the user's gets besides plain Python: changes to other packages' modules, made as these are imported.
+
+`site` lets Python load this at its start, under another name than `trainer`, which may be a module of the user's. Here
+is only what waits for an import; what is done then, each in a module of its own, is loaded when it comes to that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; most scripts do not import typing at their start
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Mapping, Sequence, Set
+
+AFTER = {
+    "torch.optim.optimizer": "progress.count_steps",
+    "deepspeed.ops": "deepspeed.need_no_compiler",
+    "mmengine.device.utils": "mmengine.find_device",
+    "mmengine.dist.utils": "mmengine.join_ranks",
+    "mmengine.dist.dist": "mmengine.take_collectives",
+    "mmengine.model.wrappers.distributed": "mmengine.take_device_ids",
+    "mmengine.optim.optimizer.optimizer_wrapper": "mmengine.take_steps",
+}
+"""Module -> the function here that gets it once it has been imported."""
+
+
+class AfterImport:
+    """A finder that has other finders find a module, and calls a function once that has been executed."""
+
+    def __init__(self, functions: Mapping[str, str]) -> None:
+        self.functions = functions
+        self.looking_for: Set[str] = set()
+
+    def find_spec(
+        self,
+        name: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002 -- importlib's
+        target: ModuleType | None = None,  # noqa: ARG002 -- importlib's
+    ) -> ModuleSpec | None:
+        if name not in self.functions or name in self.looking_for:
+            return None
+        self.looking_for.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.looking_for.discard(name)
+        if spec is not None and spec.loader is not None:
+            self.call_after(spec)
+        return spec
+
+    def call_after(self, spec: ModuleSpec) -> None:
+        """Have the module's own loader do it, so that whoever asks for the loader gets the one he expects."""
+        assert spec.loader is not None, "no namespace package"
+        execute = spec.loader.exec_module
+        where, name = self.functions[spec.name].split(".")
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            getattr(importlib.import_module(f"{__name__}.{where}"), name)(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+
+
+def install() -> None:
+    """Wait for the modules; imports none of them."""
+    sys.meta_path.insert(0, AfterImport(AFTER))

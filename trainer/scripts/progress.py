@@ -1,0 +1,110 @@
+"""Progress of a script that says nothing of it: every optimizer's steps are counted, and written now and then."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import Any, Callable, Dict, MutableMapping
+
+from ..errors import UserError  # noqa: TID252 -- known under another name than `trainer`
+from ..place import Place, Progress  # noqa: TID252
+
+EVERY_S = 1.0
+SOURCE = "optimizer"
+COUNTS = "orch_counts"  # marks a step that does
+
+# `Any` below stands for torch, which is not imported here.
+
+
+class StepCount:
+    """
+    A hook for all optimizers of the process. The step is that of the optimizer that has made the most of them.
+
+    Says explicitly that nothing is known to be saved: a step that is merely done is nothing to go on from.
+    """
+
+    def __init__(self, place: Place, path: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self.progress = Progress(place, None, {"saved": None, "source": SOURCE})
+        self.path = path
+        self.clock_s = clock_s
+        self.steps: MutableMapping[Any, int] = weakref.WeakKeyDictionary()
+        self.step = 0
+        self.due_s = clock_s()
+
+    def __call__(self, optimizer: Any, *_: object) -> None:  # noqa: ANN401
+        self.steps[optimizer] = done = self.steps.get(optimizer, 0) + 1
+        self.step = max(self.step, done)
+        now_s = self.clock_s()
+        if now_s < self.due_s:
+            return
+        self.due_s = now_s + EVERY_S
+        if _is_ours(self.path):
+            self.progress.write("step", self.step, **_ready(optimizer))
+        else:
+            self.due_s = float("inf")
+
+
+def count_steps(module: Any) -> None:  # noqa: ANN401
+    """Count from now on, with the module that all optimizers come from."""
+    try:
+        place = Place.from_env(os.environ)
+    except UserError:  # a process that the script started, with a place of its own making
+        return
+    if place.progress_dir is None:
+        return
+    count = StepCount(place, place.progress_dir / f"{place.rank}.json")
+    if hasattr(module, "register_optimizer_step_post_hook"):
+        # as torch does with parts of its optimizers: what torch.compile cannot trace it warns of
+        untraced = getattr(sys.modules["torch"], "_disable_dynamo", lambda function: function)
+        module.register_optimizer_step_post_hook(untraced(count))
+    else:
+        _wrap_steps(module.Optimizer, count)
+
+
+def _wrap_steps(optimizer: Any, count: StepCount) -> None:  # noqa: ANN401
+    """torch < 2: the step of every class of which there is an optimizer; that of the base is called by nobody."""
+    construct = optimizer.__init__
+
+    @functools.wraps(construct)
+    def construct_and_count(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        construct(self, *args, **kwargs)
+        step = type(self).step
+        if hasattr(step, COUNTS):
+            return
+
+        @functools.wraps(step)
+        def step_and_count(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            result = step(self, *args, **kwargs)
+            count(self)
+            return result
+
+        setattr(step_and_count, COUNTS, True)
+        type(self).step = step_and_count
+
+    optimizer.__init__ = construct_and_count
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether no script writes its own progress there; what a process before this one counted is ours too."""
+    try:
+        return bool(json.loads(path.read_text(encoding="utf-8"))["source"] == SOURCE)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _ready(optimizer: Any) -> Dict[str, str]:  # noqa: ANN401
+    """What `orch status` says of the group, in the words of the shared trainer."""
+    group = sys.modules.get("torch.distributed")
+    if group is None or not group.is_available() or not group.is_initialized():
+        return {}
+    ranks, backend = group.get_world_size(), group.get_backend()
+    parameters = (one for some in optimizer.param_groups for one in some["params"])
+    device = next((one.device.type for one in parameters), "none")
+    return {"ready": f"{ranks}/{ranks} ranks ready, backend {backend}, device {device}"}
