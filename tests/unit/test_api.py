@@ -59,7 +59,7 @@ def test_program_runs_once_a_rank(here: Path) -> None:
 
 @pytest.mark.parametrize(("bare", "there"), [(False, "True"), (True, "False")])
 def test_python_program_is_prepared_unless_it_is_bare(here: Path, *, bare: bool, there: str) -> None:
-    code = "import sys; print('sitecustomize' in sys.modules and hasattr(sys.modules['sitecustomize'], '_NAME'))"
+    code = "import sys; print('_orch_trainer' in sys.modules)"
     run = orchestrator.ssh_launch(["-c", code], here / "inventory.yaml", shape="1x1", bare=bare)
     assert run.wait(60).state is RunState.DONE
     assert _printed(run) == [f"[n0:0] {there}"]
