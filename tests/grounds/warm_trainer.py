@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -42,8 +43,11 @@ class WarmProcess:
             return None
 
     def send_signal(self, number: int) -> None:
-        self._connection.settimeout(None)
-        self._connection.sendall(bytes([number]))
+        """To one that has ended, nothing is sent."""
+        if self._code is None:
+            self._connection.settimeout(None)
+            with contextlib.suppress(ConnectionError):
+                self._connection.sendall(bytes([number]))
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
