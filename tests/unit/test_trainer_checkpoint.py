@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer import checkpoint_files
-from trainer.checkpoint import Checkpoints, TrainState, differences
-from trainer.checkpoint_files import DamagedError
+from trainer.checkpoint import files
+from trainer.checkpoint.files import DamagedError
+from trainer.checkpoint.fit import differences
+from trainer.checkpoint.run import Checkpoints, TrainState
 from trainer.config import ModelConfig, TrainConfig, load_config
 from trainer.distributed import initialise
 from trainer.errors import TrainerError, UserError
@@ -135,7 +136,7 @@ def test_damaged_newest_is_set_aside_and_the_older_one_used(
 def test_same_step_can_be_damaged_twice(tmp_path: Path) -> None:
     for _ in range(2):
         session = Session.start(tmp_path)
-        if checkpoint_files.newest_first(tmp_path):
+        if files.newest_first(tmp_path):
             session.resume()
         else:
             session.train_and_save(1)
@@ -178,7 +179,7 @@ def test_whole_checkpoint_under_another_name_is_damaged(tmp_path: Path) -> None:
     Session.start(tmp_path).train_and_save(1)
     (tmp_path / "step_1").rename(tmp_path / "step_9")
     with pytest.raises(DamagedError, match="is of step 1"):
-        checkpoint_files.read(tmp_path / "step_9")
+        files.read(tmp_path / "step_9")
 
 
 def test_oldest_go_beyond_the_limit_by_number_not_by_name(tmp_path: Path) -> None:
