@@ -3,88 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import resource
 import shutil
 import stat
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from tests.grounds.checkpoints import DAMAGES, TINY, Session, flip
 from trainer.checkpoint import files
 from trainer.checkpoint.files import DamagedError
 from trainer.checkpoint.fit import differences
-from trainer.checkpoint.run import Checkpoints, TrainState
-from trainer.config import ModelConfig, TrainConfig, load_config
-from trainer.distributed import initialise
+from trainer.checkpoint.run import TrainState, saves_after
+from trainer.config import load_config
 from trainer.errors import TrainerError, UserError
-from trainer.model import GPT
-from trainer.strategies.ddp import Ddp
-
-TINY = ModelConfig(layers=1, width=8, heads=1, context=4)
-
-
-def _flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
-
-
-def _empty(folder: Path) -> None:
-    for file in folder.iterdir():
-        file.unlink()
-
-
-def _edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "flipped bits in state.pt": lambda path: _flip(path / "state.pt"),
-    "flipped bits in rng.json": lambda path: _flip(path / "rng.json"),
-    "flipped bits in manifest.json": lambda path: _flip(path / "manifest.json"),
-    "changed number in manifest.json": lambda path: _edit(path / "manifest.json", '"tokens": 4', '"tokens": 5'),
-    "truncated state.pt": lambda path: (path / "state.pt").write_bytes((path / "state.pt").read_bytes()[:-1]),
-    "empty state.pt": lambda path: (path / "state.pt").write_bytes(b""),
-    "empty manifest.json": lambda path: (path / "manifest.json").write_bytes(b""),
-    "missing state.pt": lambda path: (path / "state.pt").unlink(),
-    "missing manifest.json": lambda path: (path / "manifest.json").unlink(),
-    "no file at all": _empty,
-}
-
-
-@dataclass
-class Session:
-    """One start of the trainer on the folder `out`, up to the point where checkpoints are used."""
-
-    checkpoints: Checkpoints
-    strategy: Ddp
-
-    @classmethod
-    def start(cls, out: Path, **config: object) -> Session:
-        settings = replace(TrainConfig(model=TINY), **config)  # type: ignore[arg-type]  # a test's own keys
-        torch.manual_seed(1)
-        group = initialise("cpu", 60.0, {})
-        checkpoints = Checkpoints(group, settings, out, "text")
-        checkpoints.prepare()
-        return cls(checkpoints, Ddp(group, settings, GPT(settings.model)))
-
-    def train_and_save(self, *steps: int) -> None:
-        tokens = torch.zeros(1, 4, dtype=torch.long)
-        for step in steps:
-            loss = self.strategy.backward(tokens, tokens, last=True)
-            self.strategy.update(step, 1e-3, loss)
-            self.checkpoints.save(TrainState(step, 2 * step, 5.5, 1 / step), self.strategy)
-
-    def resume(self) -> TrainState:
-        return self.checkpoints.resume(self.strategy)
-
-    def weights(self) -> list[float]:
-        return [float(one.detach().double().sum()) for one in self.strategy.parameters]
 
 
 def _names(folder: Path) -> list[str]:
@@ -141,14 +78,14 @@ def test_same_step_can_be_damaged_twice(tmp_path: Path) -> None:
         else:
             session.train_and_save(1)
         session.train_and_save(2)
-        _flip(tmp_path / "step_2" / "state.pt")
+        flip(tmp_path / "step_2" / "state.pt")
         assert Session.start(tmp_path).resume().step == 1
     assert _names(tmp_path / "quarantine") == ["step_2-0", "step_2-1"]
 
 
 def test_only_damaged_checkpoints_never_mean_step_0(tmp_path: Path) -> None:
     Session.start(tmp_path).train_and_save(1)
-    _flip(tmp_path / "step_1" / "state.pt")
+    flip(tmp_path / "step_1" / "state.pt")
     for _ in range(2):  # the second start finds the quarantine only
         with pytest.raises(UserError, match=r"nothing loadable in .* 1 set aside"):
             Session.start(tmp_path).resume()
@@ -187,6 +124,92 @@ def test_oldest_go_beyond_the_limit_by_number_not_by_name(tmp_path: Path) -> Non
     assert _names(tmp_path) == ["latest", "step_10", "step_9"]
 
 
+def test_best_are_kept_beside_the_newest(tmp_path: Path) -> None:
+    session = Session.start(tmp_path, save_total_limit=2, keep_best=2)
+    for step, loss in enumerate([3.0, 1.0, 4.0, 1.5, 9.0, 2.0], start=1):
+        session.train_and_save(step, mean_loss=loss)
+    assert _names(tmp_path) == ["latest", "step_2", "step_4", "step_5", "step_6"]
+
+
+def test_checkpoint_of_unknown_loss_is_never_the_best(tmp_path: Path) -> None:
+    session = Session.start(tmp_path, save_total_limit=2, keep_best=2)
+    session.train_and_save(1, mean_loss=9.0)
+    session.train_and_save(2, mean_loss=None)
+    session.train_and_save(3, mean_loss=1.0)
+    flip(tmp_path / "step_3" / "manifest.json")
+    session.train_and_save(4, 5, mean_loss=None)
+    assert _names(tmp_path) == ["latest", "step_1", "step_4", "step_5"]
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_out_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    out.chmod(mode)
+    with pytest.raises(UserError, match=rf"out=.*out: others may write it \(mode {mode:o}\): chmod -R go-w"):
+        Session.start(out)
+
+
+def test_only_the_user_and_root_are_trusted(tmp_path: Path) -> None:
+    mine = tmp_path.stat()
+    owned = {uid: files.distrust(os.stat_result((*mine[:4], uid, *mine[5:]))) for uid in (os.geteuid(), 0, 4711)}
+    assert owned == {os.geteuid(): "", 0: "", 4711: f"belongs to uid 4711, not to uid {os.geteuid()} or root"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away")
+def test_out_of_another_user_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    os.chown(out, 4711, -1)
+    with pytest.raises(UserError, match=r"out=.*out: belongs to uid 4711, not to uid 0 or root"):
+        Session.start(out)
+
+
+def test_disk_too_small_is_told_with_sizes_and_remedy(tmp_path: Path) -> None:
+    session = Session.start(tmp_path, steps=100, save_steps=10, save_total_limit=2, keep_best=1)
+    session.checkpoints.check_space(10**6, 0)
+    whole_disk = shutil.disk_usage(tmp_path).total
+    with pytest.raises(
+        UserError, match=r"out=.*GB free, .* GB needed for 1 checkpoints of .*; free some, name another"
+    ):
+        session.checkpoints.check_space(whole_disk, 90)
+    with pytest.raises(UserError, match="needed for 4 checkpoints"):
+        session.checkpoints.check_space(whole_disk // 3, 0)
+    session.train_and_save(1, 2)
+    with pytest.raises(UserError, match="needed for 2 checkpoints"):
+        session.checkpoints.check_space(whole_disk, 0)
+    session.checkpoints.check_space(whole_disk, 100)  # nothing left to save
+
+
+@pytest.mark.parametrize(
+    ("step", "words", "count"),
+    [(0, "", 2), (0, "steps=101", 3), (50, "", 1), (99, "", 1), (100, "", 0), (0, "save_minutes=1", 100)],
+)
+def test_checkpoints_to_come_are_counted(step: int, words: str, count: int) -> None:
+    assert saves_after(step, load_config(words=words.split())) == count
+
+
+def test_disk_that_fills_up_in_the_midst_of_a_save_costs_no_older_one(tmp_path: Path) -> None:
+    session = Session.start(tmp_path)
+    session.train_and_save(1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
+    try:
+        with pytest.raises(TrainerError, match=r"cannot save .*step_2: ") as caught:
+            session.train_and_save(2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.exit_code == 1
+    assert Session.start(tmp_path).resume().step == 1
+
+
+def test_generators_of_numpy_go_on_where_they_were(tmp_path: Path) -> None:
+    Session.start(tmp_path).train_and_save(1)
+    drawn = np.random.rand()  # noqa: NPY002 -- the global generator is what users' tasks draw from
+    Session.start(tmp_path).resume()
+    assert np.random.rand() == drawn  # noqa: NPY002 -- as above
+
+
 def test_failed_save_keeps_the_older_ones_and_tells_why(tmp_path: Path) -> None:
     session = Session.start(tmp_path, save_total_limit=2)
     session.train_and_save(1, 2)
@@ -221,7 +244,7 @@ def test_named_checkpoint_sets_later_ones_aside(tmp_path: Path) -> None:
 
 def test_named_folder_gives_its_newest_whole_one_and_is_left_as_it_is(tmp_path: Path) -> None:
     Session.start(tmp_path / "old").train_and_save(1, 2)
-    _flip(tmp_path / "old" / "step_2" / "state.pt")
+    flip(tmp_path / "old" / "step_2" / "state.pt")
     assert Session.start(tmp_path / "new", resume=str(tmp_path / "old")).resume().step == 1
     assert _names(tmp_path / "old") == ["latest", "step_1", "step_2"]
 
@@ -230,7 +253,7 @@ def test_named_folder_gives_its_newest_whole_one_and_is_left_as_it_is(tmp_path: 
 def test_named_checkpoint_that_cannot_be_loaded_is_an_error(tmp_path: Path, name: str) -> None:
     Session.start(tmp_path / "old").train_and_save(1)
     (tmp_path / "old" / "empty").mkdir()
-    _flip(tmp_path / "old" / "step_1" / "state.pt")
+    flip(tmp_path / "old" / "step_1" / "state.pt")
     with pytest.raises(UserError, match=f"resume=.*{name}: no checkpoint could be loaded"):
         Session.start(tmp_path / "new", resume=str(tmp_path / "old" / name)).resume()
 

@@ -22,7 +22,7 @@ from trainer.place import replace_text
 MANIFEST = "manifest.json"
 VERSION = 1
 STEP_FOLDER = re.compile(r"step_(\d+)\Z")
-STALE_FOLDER = re.compile(r"step_\d+\.tmp-")
+STALE = re.compile(r"(step_\d+|latest|metrics\.jsonl|deepspeed\.json)\.tmp-")
 FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)*\Z")
 READ_BYTES = 4 << 20
 MANIFEST_BYTES = 16 << 20  # what is larger was not written here
@@ -180,9 +180,12 @@ def retain(out: Path, limit: int, best: int = 0) -> None:
 
 def remove_stale(out: Path) -> list[str]:
     """Remove what writers that died left aside; returns the names."""
-    stale = [path for path in _entries(out) if STALE_FOLDER.match(path.name)]
+    stale = [path for path in _entries(out) if STALE.match(path.name)]
     for path in stale:
-        shutil.rmtree(str(path))
+        if path.is_dir():
+            shutil.rmtree(str(path))
+        else:
+            path.unlink()
     return [path.name for path in stale]
 
 
