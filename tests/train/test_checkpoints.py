@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.grounds import components
-from tests.grounds.checkpoints import DAMAGES
+from tests.grounds.damaged_strategies import CHOSEN
 from tests.train.conftest import DEADLINE_S, REPOSITORY, StartRanks, clean_environment, free_port
 from tests.until import until
 
@@ -37,8 +37,10 @@ def test_every_damage_under_every_strategy_takes_all_ranks_to_the_older_checkpoi
         for rank in ranks:
             rank.kill()
             rank.wait()
-    expected = [[strategy, damage, 1, True] for strategy in STRATEGIES for damage in DAMAGES]
+    expected = [[strategy, damage, 1, True] for strategy in STRATEGIES for damage in CHOSEN]
     assert [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)] == [expected, expected]
+    assert len(CHOSEN) >= 7
+    assert list(tmp_path.glob("*/step_3*")) == []
     aside = sorted(str(path.parent.parent.relative_to(tmp_path)) for path in tmp_path.glob("*/quarantine/*"))
     assert aside == sorted(f"{strategy}-{damage}".replace(" ", "-") for strategy, damage, *_ in expected)
 
