@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,10 +19,8 @@ import orchestrator
 from orchestrator import bundle as bundles
 from orchestrator import plan as plans
 from orchestrator import supervise, transcript
-from orchestrator.commands.following import watch
 from orchestrator.commands.inventory import load_inventory
 from orchestrator.commands.request import Words, request_of
-from orchestrator.commands.supervision import say_that_nodes_ask, supervised
 from orchestrator.console import print_text, say
 from orchestrator.errors import LaunchError, OrchError
 from orchestrator.inventory import Inventory
@@ -58,6 +56,8 @@ def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
         if not follow:
             print_text(f"{planned.plan.run_id}\n")
             return 0
+        from orchestrator.commands.following import watch  # noqa: PLC0415  while Slurm or the nodes begin
+
         return watch(folder, launcher)
 
 
@@ -86,15 +86,22 @@ def started(planned: Planned) -> Iterator[tuple[RunFolder, Launcher, bool]]:
     try:
         with _terminal_may_close() as closed:
             folder = _start(planned, launcher)
-        if terminal.asked and planned.plan.launcher == "ssh":
-            folder.update(attended=True)
-            say_that_nodes_ask(folder)
-        with (
-            supervised(folder) if planned.plan.launcher == "ssh" else nullcontext()
-        ):  # Slurm supervises its jobs itself
+        with _looked_after(folder, planned.plan, asked=terminal.asked):
             yield folder, launcher, closed.is_set()
     finally:
         launcher.close()
+
+
+def _looked_after(folder: RunFolder, plan: LaunchPlan, *, asked: bool) -> AbstractContextManager[None]:
+    """Have a supervisor for the run; `asked` says whether somebody had to answer the nodes, as a supervisor cannot."""
+    if plan.launcher == "slurm":  # which supervises its jobs itself
+        return nullcontext()
+    from orchestrator.commands.supervision import say_that_nodes_ask, supervised  # noqa: PLC0415  while the nodes begin
+
+    if asked:
+        folder.update(attended=True)
+        say_that_nodes_ask(folder)
+    return supervised(folder)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from orchestrator import plan as plans
-from orchestrator.errors import LaunchError
+from orchestrator.errors import LaunchError, NodeError
 from orchestrator.launchers import slurm_submit
 from orchestrator.launchers.slurm_queue import ASK_S, run_here
 from orchestrator.plan import LaunchPlan, NodePlan
@@ -135,6 +136,8 @@ class ThisMachine:
     def __init__(self, head: NodePlan) -> None:
         self._head = head
         self._connection: Endpoint | None = None
+        self._connecting = threading.Lock()
+        self._aside: threading.Thread | None = None
 
     def require(self) -> None:
         """By a look at PATH."""
@@ -144,15 +147,22 @@ class ThisMachine:
                 f"no {' and no '.join(missing)} on PATH: Slurm jobs cannot be submitted from this machine",
                 hint="name the cluster's login node, slurm: {login: HOST}, or run orch there, or use orch ssh-launch",
             )
-        # while the cluster is asked, and a Python comes up
-        threading.Thread(target=slurm_submit.load, daemon=True).start()
+        self._aside = threading.Thread(target=self._prepare, daemon=True)
+        self._aside.start()
+
+    def _prepare(self) -> None:
+        """What a submission needs besides, while the cluster is asked."""
+        with contextlib.suppress(NodeError):  # told when it is needed
+            self.endpoint()
+        slurm_submit.load()
 
     def endpoint(self) -> Endpoint:
         """A process here."""
-        if self._connection is None or not self._connection.connected:
-            transport = way_to("local", {})(self._head)
-            self._connection = Endpoint.connect(transport, self._head.python)
-        return self._connection
+        with self._connecting:
+            if self._connection is None or not self._connection.connected:
+                transport = way_to("local", {})(self._head)
+                self._connection = Endpoint.connect(transport, self._head.python)
+            return self._connection
 
     def trace(self, plan: LaunchPlan) -> Trace | None:
         """By a look at the folder."""
@@ -172,6 +182,8 @@ class ThisMachine:
 
     def close(self) -> None:
         """End the process."""
+        if self._aside is not None:
+            self._aside.join()
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -1,15 +1,16 @@
 """
 The command line of a node, which its script and srun use:
 
-    python3 <bundle>/orchestrator/node/__main__.py run JOB.json --node NAME --node-rank N [--rendezvous "ADDR PORT HOST_ID"]
+    python3 <bundle>/orchestrator/node/__main__.py run JOB.json --node NAME --node-rank N [--rendezvous "ADDR PORT HOST_ID" | -]
     python3 <bundle>/orchestrator/node/__main__.py rendezvous [--address CANDIDATE]…
     python3 <bundle>/orchestrator/node/__main__.py attempt JOB.json
     python3 <bundle>/orchestrator/node/__main__.py nodes JOB.json
     python3 <bundle>/orchestrator/node/__main__.py next JOB.json STATUS ENDED
 
-`run` starts this node's ranks and stays until everything below has ended; `rendezvous` reserves a port here, prints it and
-holds it until stdin ends; `attempt` makes the folder of the next attempt of a Slurm job and prints it; `nodes` prints the
-nodes that an attempt is to run on; `next` decides after an attempt whether there is to be one, and where.
+`run` starts this node's ranks and stays until everything below has ended; with `-` it reads from stdin what the head has
+found. `rendezvous` reserves a port here, prints it and holds it until stdin ends; `attempt` makes the folder of the next
+attempt of a Slurm job and prints it; `nodes` prints the nodes that an attempt is to run on; `next` decides after an attempt
+whether there is to be one, and where.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from orchestrator.node.rendezvous import hold_rendezvous  # noqa: E402
 def options_of(words: list[str]) -> Options:
     """The words after `run`. Without argparse, whose import takes as long as the agent's own."""
     given = dict(zip(words[1::2], words[2::2]))
-    return Options(words[0], given["--node"], int(given["--node-rank"]), given.get("--rendezvous"))
+    rendezvous = given.get("--rendezvous")
+    if rendezvous == "-":
+        rendezvous = sys.stdin.readline().strip()
+    return Options(words[0], given["--node"], int(given["--node-rank"]), rendezvous)
 
 
 def main() -> int:

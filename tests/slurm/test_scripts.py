@@ -114,6 +114,6 @@ def test_agent_runs_in_the_image_and_the_inventorys_values_win_over_those_of_the
     folder = os.path.join(workdir, "runs", orch.status()["id"], "attempt-1")  # noqa: PTH118  as it is rendered
     binds = f"--bind {workdir}:{workdir} --bind /scratch:/scratch --bind /sets:/data/sets:ro"
     for line in told.read_text("utf-8").splitlines():
-        assert f"exec {binds} /images/torch.sif /bin/sh {folder}/node.sh run " in line
+        assert f"exec {binds} /images/torch.sif /bin/sh {folder}/node.sh run" in line
     assert sorted(line.split()[0] for line in told.read_text("utf-8").splitlines()) == ["n0", "n1"]
     assert (tmp_path / "setups-n1").read_text("utf-8") == "once\n"  # outside of the image, not again inside

@@ -164,13 +164,17 @@ THIEF = """#!{python}
 import os, pathlib, socket, subprocess, sys
 count = pathlib.Path({folder!r}, "thefts")
 done = len(count.read_text()) if count.exists() else 0
+found = sys.stdin.readline()
 if done < {thefts}:
     count.write_text("x" * (done + 1))
     thief = socket.socket()
     thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    thief.bind(("", int(sys.argv[-1].split()[1])))
+    thief.bind(("", int(found.split()[1])))
     thief.listen()
-sys.exit(subprocess.call([{srun!r}, *sys.argv[1:]]))
+with subprocess.Popen([{srun!r}, *sys.argv[1:]], stdin=subprocess.PIPE, text=True) as srun:
+    srun.stdin.write(found)
+    srun.stdin.flush()
+    sys.exit(srun.wait())
 """
 
 

@@ -91,7 +91,7 @@ next)
     set -- next "${0%/*}/job.json" "$@"
     ;;
 run)
-    set -- run "${0%/*}/job.json" --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "$2"
+    set -- run "${0%/*}/job.json" --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "${2:--}"
     ;;
 esac
 exec /opt/conda/bin/python3 -E -s -S /home/train/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py "$@"
@@ -129,16 +129,18 @@ while :; do
         # The head finds an address and a free port just before the start, and holds the port for as long as the ranks run.
         coproc holder { exec "${reserve[@]}"; }
         holder_pid=$!
-        IFS= read -r rendezvous <&"${holder[0]}"
+        exec 3<&"${holder[0]}" # a coprocess of its own is nothing that a command in the background sees
 
         # One srun, one task a node: the agent, which starts the node's ranks. Environment values are in the 0600 node script.
+        # What the head has found comes on its standard input, which srun hands to all.
         # In the background: bash hears no signal while it waits for anything else.
         status=0
         srun --nodes=16 --ntasks=16 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --unbuffered \
-            /bin/sh "$folder/node.sh" run "$rendezvous" &
+            /bin/sh "$folder/node.sh" run <&3 &
         wait "$!" || status=$?
         kill "$holder_pid" 2>/dev/null || true
         wait "$holder_pid" || true
+        exec 3<&-
 
         # Only where somebody listens on the port all the same: another one.
         taken=$folder/$head/port-taken
