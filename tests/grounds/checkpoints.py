@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from trainer.checkpoint.files import MANIFEST_BYTES
 from trainer.checkpoint.run import Checkpoints, TrainState
 from trainer.config import ModelConfig, TrainConfig
 from trainer.distributed import initialise
@@ -63,6 +64,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "no file at all": _empty,
     "garbled manifest.json": lambda path: (path / "manifest.json").write_bytes(b"\xff\x00{" * 99),
     "deep manifest.json": lambda path: (path / "manifest.json").write_text("[" * 100_000),
+    "huge manifest.json": lambda path: os.truncate(path / "manifest.json", MANIFEST_BYTES + 1),
     "pipe in place of state.pt": _replace_by_pipe,
     "link in place of state.pt": _replace_by_link,
     "link in place of the folder": _link_folder,

@@ -22,7 +22,7 @@ STRATEGIES = ("ddp", "fsdp2", "zero0", "zero1", "zero2", "zero3")
 
 
 @pytest.mark.slow
-def test_every_damage_under_every_strategy_takes_all_ranks_to_the_older_checkpoint(tmp_path: Path) -> None:
+def test_damage_under_every_strategy_takes_all_ranks_to_the_older_checkpoint(tmp_path: Path) -> None:
     components.module("deepspeed")
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     argv = [sys.executable, "-m", "tests.grounds.damaged_strategies", str(tmp_path), *STRATEGIES]

@@ -35,13 +35,14 @@ def export(path: Path, target: Path) -> int:
 
     Raises:
         DamagedError: it does not verify.
+        UserError: it verifies, and is no state all the same.
         OSError: `target` is there already, or cannot be written.
     """
     if target.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     about = files.verify(path, files.step_of(path))
     with (path / "state.pt").open("rb") as file:
-        weights = load_state(file)["model"]
+        weights = load_state(file, path.name)["model"]
     notes = {"format": "pt", "step": str(about["step"]), "config": json.dumps(about["config"])}
     aside = target.with_name(f"{target.name}.tmp-{os.getpid()}")
     try:

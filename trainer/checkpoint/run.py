@@ -10,6 +10,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, BinaryIO, Callable, Dict, List, Mapping
 
 import torch
@@ -165,7 +166,8 @@ class Checkpoints:
         if about is None:
             return TrainState()
         parts = found.files if found else {}
-        strategy.load(load_state(io.BytesIO(self.group.broadcast_bytes(parts.get("state.pt", b"")))))
+        whole = io.BytesIO(self.group.broadcast_bytes(parts.get("state.pt", b"")))
+        strategy.load(load_state(whole, f"step_{about['step']}"))
         randomness = json.loads(self.group.broadcast_bytes(parts.get("rng.json", b"")))
         if self.group.place.rank < len(randomness):  # a rank that was not there before starts from the seed
             restore_random_state(randomness[self.group.place.rank], self.group.device)
@@ -264,10 +266,13 @@ def _named(path: Path) -> Checkpoint:
     raise UserError(f"resume={path}: no checkpoint could be loaded: {'; '.join(problems)}")
 
 
-def load_state(file: BinaryIO) -> Any:  # noqa: ANN401 -- what was saved
+def load_state(file: BinaryIO, name: str) -> Any:  # noqa: ANN401 -- what was saved
     """Tensors onto the CPU. torch 1.10 has no weights_only; what it reads was hashed when this trainer wrote it."""
     safely = {"weights_only": True} if "weights_only" in inspect.signature(torch.load).parameters else {}
-    return torch.load(file, map_location="cpu", **safely)
+    try:
+        return torch.load(file, map_location="cpu", **safely)
+    except (UnpicklingError, RuntimeError) as exc:
+        raise UserError(f"{name}: state.pt: cannot be loaded: {str(exc).splitlines()[0]}") from exc
 
 
 def _on_cpu(tree: Any, *, copied: bool) -> Any:  # noqa: ANN401 -- nested state of any shape
