@@ -54,7 +54,9 @@ def test_run_killed_with_9_repeats_a_straight_one_bit_for_bit_and_ddp_nearly(
     until((killed / "step_10").exists, deadline_s=DEADLINE_S, what="the first checkpoint")
     for rank in first:
         rank.process.kill()
-    assert _codes(first) == [-signal.SIGKILL] * 2
+    codes = _codes(first)  # the second may notice that the first is gone before it is killed itself
+    assert codes[0] == -signal.SIGKILL
+    assert codes[1] in (-signal.SIGKILL, 1)
     second = start_ranks(*words, f"out={killed}")
     assert _codes(second) == [0, 0]
     assert re.search(r"resuming from .*, step [12]0$", second[0].out, re.MULTILINE)
