@@ -8,6 +8,7 @@ missing or has no device is named by all the others before anybody waits inside 
 from __future__ import annotations
 
 import ctypes
+import enum
 import os
 import sys
 from dataclasses import dataclass
@@ -25,6 +26,16 @@ JOIN_TIMEOUT_S = 600.0  # torchrun's own limit for a static rendezvous
 CHUNK_BYTES = 64 << 20
 
 
+class Told(enum.IntFlag):
+    """What any rank may tell all others at the end of a step."""
+
+    NOTHING = 0
+    WARNED = 1
+    """Its time is nearly up."""
+    SAVE = 2
+    SAVE_FAILED = 4
+
+
 @dataclass(frozen=True)
 class Group:
     """All ranks of the run; collectives must be called by every one of them, in the same order."""
@@ -35,12 +46,15 @@ class Group:
     roll: RollCall | None
     ready: str
 
-    def gather_float(self, value: torch.Tensor, *, flag: bool = False) -> tuple[list[float], bool]:
-        """One number a rank, in rank order, the same list everywhere, fp32; and whether any rank has raised its flag."""
-        mine = torch.full((2,), float(flag), dtype=torch.float32, device=self.device)
+    def gather_float(self, value: torch.Tensor, told: Told) -> tuple[list[float], Told]:
+        """One number a rank, in rank order, the same list everywhere, fp32; and what any of them has told."""
+        mine = torch.full((2,), float(told), dtype=torch.float32, device=self.device)
         mine[0] = value.detach()
         gathered = [one.tolist() for one in self._all_gather(mine)]
-        return [number for number, _ in gathered], any(raised for _, raised in gathered)
+        everything = Told.NOTHING
+        for _, flags in gathered:
+            everything |= Told(int(flags))
+        return [number for number, _ in gathered], everything
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Everybody's bytes, in rank order."""

@@ -11,10 +11,11 @@ from typing import Callable, Dict, List, Tuple
 import torch
 
 from trainer.accelerators import Accelerator
-from trainer.checkpoint import Checkpoints, TrainState
+from trainer.checkpoint.run import Checkpoints, TrainState
+from trainer.checkpoint.saver import Saver
 from trainer.config import TrainConfig
 from trainer.data import digest, load_text, offsets
-from trainer.distributed import Group
+from trainer.distributed import Group, Told
 from trainer.errors import REQUEUE, UserError
 from trainer.finite import check_finite
 from trainer.flops import flops_per_token
@@ -50,6 +51,7 @@ class Trainer:
             ((name, one.numel()) for name, one in model.named_parameters()), config.model
         )
         self.strategy = choose_strategy(group, config, model, self.checkpoints.out)
+        self.saver = Saver(self.checkpoints, self.strategy, progress, self.measures.flush)
 
     def run(self) -> Summary | None:
         """
@@ -61,13 +63,13 @@ class Trainer:
         started = time.perf_counter()
         self._announce()
         state = self.checkpoints.resume(self.strategy)
-        path = self.checkpoints.out / f"step_{state.step}"
+        self.checkpoints.check_space(self._checkpoint_bytes, state.step)
         self.progress.write("init", state.step, saved=state.step)
         self.strategy.settle(*self._batch(1, 0))
         self.measures.begin(state.step, self.flops_per_token)
         for step in range(state.step + 1, self.config.steps + 1):
             self.progress.write("step", step - 1)
-            result = self._step(step)
+            result, told = self._step(step)
             state = TrainState(
                 step,
                 state.tokens + self.measures.tokens_per_step,
@@ -76,8 +78,7 @@ class Trainer:
             )
             is_last = step == self.config.steps or result.is_warned
             self.measures.add(step, result, last=is_last)
-            if step % self.config.save_steps == 0 or is_last:
-                path = self._save(state)
+            self.saver.after(state, told, last=is_last)
             if is_last:
                 break
         if state.step < self.config.steps:
@@ -89,11 +90,16 @@ class Trainer:
             state.first_loss,
             state.last_loss,
             wall_s=wall_s,
-            checkpoint=str(path),
+            checkpoint=str(self.checkpoints.path(state.step)),
             **self.measures.totals(),
         )
         self._finish(summary)
         return summary
+
+    @property
+    def _checkpoint_bytes(self) -> int:
+        """About: weights and Adam's two moments in fp32; the state of a rank's random generators as text."""
+        return 12 * self.parameter_count + 32_000 * self.group.place.world_size + 1_000_000
 
     def _load_text(self) -> bytes:
         """The text; a problem on any rank is an error on all of them, before anybody waits for a batch."""
@@ -126,7 +132,7 @@ class Trainer:
         )
         say(batch_arithmetic(config, place))
 
-    def _step(self, step: int) -> StepResult:
+    def _step(self, step: int) -> Tuple[StepResult, Told]:
         started, waited_s, config = time.perf_counter(), 0.0, self.config
         lr = learning_rate(step, config.steps, config.lr, config.optim.warmup_steps)
         total = torch.zeros((), device=self.group.device)
@@ -135,11 +141,13 @@ class Trainer:
             batch = self._batch(step, micro)
             waited_s += time.perf_counter() - asked
             total = total + self.strategy.backward(*batch, last=micro == config.accumulation - 1)
-        losses, is_warned = self.group.gather_float(total, flag=self.notice.is_given)
+        mine = self.saver.tell(step) | (Told.WARNED if self.notice.is_given else Told.NOTHING)
+        losses, told = self.group.gather_float(total, mine)
         check_finite("loss", losses, step)
         norm = self.strategy.update(step, lr, total)
         self.group.accelerator.synchronize()
-        return StepResult(losses, lr, norm, time.perf_counter() - started, is_warned, waited_s)
+        seconds = time.perf_counter() - started
+        return StepResult(losses, lr, norm, seconds, bool(told & Told.WARNED), waited_s), told
 
     def _batch(self, step: int, micro: int) -> Tuple[torch.Tensor, torch.Tensor]:
         """One micro batch of this rank and the bytes that follow; both [batch, length]."""
@@ -149,16 +157,6 @@ class Trainer:
         )
         rows = torch.stack([self.text[start : start + context + 1] for start in starts]).long().to(self.group.device)
         return rows[:, :-1], rows[:, 1:]
-
-    def _save(self, state: TrainState) -> Path:
-        self.progress.write("save", state.step)
-        started = time.perf_counter()
-        self.measures.flush()
-        path = self.checkpoints.save(state, self.strategy)
-        if self.group.place.is_main:
-            say(f"saved {path} in {time.perf_counter() - started:.2f} s")
-        self.progress.write("save", state.step, saved=state.step)
-        return path
 
     def _leave(self, step: int) -> None:
         """End before the last step, with all saved."""

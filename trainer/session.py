@@ -12,7 +12,7 @@ from trainer.distributed import initialise
 from trainer.errors import REQUEUE, TrainerError, exit_on_unexpected_errors, report
 from trainer.loop import Trainer
 from trainer.notice import Notice
-from trainer.place import Place, Progress
+from trainer.place import Place, Progress, say
 
 
 def train(config: TrainConfig, env: Mapping[str, str], notice: Notice) -> int:
@@ -39,5 +39,8 @@ def train(config: TrainConfig, env: Mapping[str, str], notice: Notice) -> int:
     except TrainerError as exc:
         code = report(exc, env)
     if trainer:
+        left = trainer.saver.finish()
+        if left:
+            say(f"WARNING: {left}")
         trainer.measures.close(code)  # after the report: it may take a while
     group.close(code)

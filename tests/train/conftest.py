@@ -31,6 +31,13 @@ def clean_environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
 @dataclass
 class Rank:
     """One started rank; its output is in files, whole once it has ended."""
@@ -86,9 +93,7 @@ def ranks_below(tmp_path: Path, warm: Warm) -> Iterator[StartRanks]:
     def start(
         *words: str, world_size: int = 2, only: int | None = None, env: dict[str, str] | None = None
     ) -> list[Rank]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         folder = tmp_path / f"logs-{len(started)}"
         folder.mkdir()
         ranks = []

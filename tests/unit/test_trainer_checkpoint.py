@@ -3,87 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import stat
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from trainer import checkpoint_files
-from trainer.checkpoint import Checkpoints, TrainState, differences
-from trainer.checkpoint_files import DamagedError
-from trainer.config import ModelConfig, TrainConfig, load_config
-from trainer.distributed import initialise
+from tests.grounds.checkpoints import DAMAGES, TINY, Session, flip
+from trainer.checkpoint import files
+from trainer.checkpoint.files import DamagedError
+from trainer.checkpoint.fit import differences
+from trainer.checkpoint.run import TrainState
+from trainer.config import load_config
 from trainer.errors import TrainerError, UserError
-from trainer.model import GPT
-from trainer.strategies.ddp import Ddp
-
-TINY = ModelConfig(layers=1, width=8, heads=1, context=4)
-
-
-def _flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
-
-
-def _empty(folder: Path) -> None:
-    for file in folder.iterdir():
-        file.unlink()
-
-
-def _edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "flipped bits in state.pt": lambda path: _flip(path / "state.pt"),
-    "flipped bits in rng.json": lambda path: _flip(path / "rng.json"),
-    "flipped bits in manifest.json": lambda path: _flip(path / "manifest.json"),
-    "changed number in manifest.json": lambda path: _edit(path / "manifest.json", '"tokens": 4', '"tokens": 5'),
-    "truncated state.pt": lambda path: (path / "state.pt").write_bytes((path / "state.pt").read_bytes()[:-1]),
-    "empty state.pt": lambda path: (path / "state.pt").write_bytes(b""),
-    "empty manifest.json": lambda path: (path / "manifest.json").write_bytes(b""),
-    "missing state.pt": lambda path: (path / "state.pt").unlink(),
-    "missing manifest.json": lambda path: (path / "manifest.json").unlink(),
-    "no file at all": _empty,
-}
-
-
-@dataclass
-class Session:
-    """One start of the trainer on the folder `out`, up to the point where checkpoints are used."""
-
-    checkpoints: Checkpoints
-    strategy: Ddp
-
-    @classmethod
-    def start(cls, out: Path, **config: object) -> Session:
-        settings = replace(TrainConfig(model=TINY), **config)  # type: ignore[arg-type]  # a test's own keys
-        torch.manual_seed(1)
-        group = initialise("cpu", 60.0, {})
-        checkpoints = Checkpoints(group, settings, out, "text")
-        checkpoints.prepare()
-        return cls(checkpoints, Ddp(group, settings, GPT(settings.model)))
-
-    def train_and_save(self, *steps: int) -> None:
-        tokens = torch.zeros(1, 4, dtype=torch.long)
-        for step in steps:
-            loss = self.strategy.backward(tokens, tokens, last=True)
-            self.strategy.update(step, 1e-3, loss)
-            self.checkpoints.save(TrainState(step, 2 * step, 5.5, 1 / step), self.strategy)
-
-    def resume(self) -> TrainState:
-        return self.checkpoints.resume(self.strategy)
-
-    def weights(self) -> list[float]:
-        return [float(one.detach().double().sum()) for one in self.strategy.parameters]
 
 
 def _names(folder: Path) -> list[str]:
@@ -135,19 +72,19 @@ def test_damaged_newest_is_set_aside_and_the_older_one_used(
 def test_same_step_can_be_damaged_twice(tmp_path: Path) -> None:
     for _ in range(2):
         session = Session.start(tmp_path)
-        if checkpoint_files.newest_first(tmp_path):
+        if files.newest_first(tmp_path):
             session.resume()
         else:
             session.train_and_save(1)
         session.train_and_save(2)
-        _flip(tmp_path / "step_2" / "state.pt")
+        flip(tmp_path / "step_2" / "state.pt")
         assert Session.start(tmp_path).resume().step == 1
     assert _names(tmp_path / "quarantine") == ["step_2-0", "step_2-1"]
 
 
 def test_only_damaged_checkpoints_never_mean_step_0(tmp_path: Path) -> None:
     Session.start(tmp_path).train_and_save(1)
-    _flip(tmp_path / "step_1" / "state.pt")
+    flip(tmp_path / "step_1" / "state.pt")
     for _ in range(2):  # the second start finds the quarantine only
         with pytest.raises(UserError, match=r"nothing loadable in .* 1 set aside"):
             Session.start(tmp_path).resume()
@@ -178,12 +115,61 @@ def test_whole_checkpoint_under_another_name_is_damaged(tmp_path: Path) -> None:
     Session.start(tmp_path).train_and_save(1)
     (tmp_path / "step_1").rename(tmp_path / "step_9")
     with pytest.raises(DamagedError, match="is of step 1"):
-        checkpoint_files.read(tmp_path / "step_9")
+        files.read(tmp_path / "step_9")
 
 
 def test_oldest_go_beyond_the_limit_by_number_not_by_name(tmp_path: Path) -> None:
     Session.start(tmp_path, save_total_limit=2).train_and_save(8, 9, 10)
     assert _names(tmp_path) == ["latest", "step_10", "step_9"]
+
+
+def test_best_are_kept_beside_the_newest(tmp_path: Path) -> None:
+    session = Session.start(tmp_path, save_total_limit=2, keep_best=2)
+    for step, loss in enumerate([3.0, 1.0, 4.0, 1.5, 9.0, 2.0], start=1):
+        session.train_and_save(step, mean_loss=loss)
+    assert _names(tmp_path) == ["latest", "step_2", "step_4", "step_5", "step_6"]
+
+
+def test_checkpoint_of_unknown_loss_is_never_the_best(tmp_path: Path) -> None:
+    session = Session.start(tmp_path, save_total_limit=2, keep_best=2)
+    session.train_and_save(1, mean_loss=9.0)
+    session.train_and_save(2, mean_loss=None)
+    session.train_and_save(3, mean_loss=1.0)
+    flip(tmp_path / "step_3" / "manifest.json")
+    session.train_and_save(4, 5, mean_loss=None)
+    assert _names(tmp_path) == ["latest", "step_1", "step_4", "step_5"]
+
+
+class Payload:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_state_that_holds_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
+    """Hashed and sealed as a real one is."""
+    session = Session.start(tmp_path / "out")
+    session.train_and_save(1)
+    about, *_ = [files.read_manifest(path, 1) for path in files.newest_first(tmp_path / "out")]
+    (tmp_path / "out" / "step_1").rename(tmp_path / "real")
+    writers = {
+        "state.pt": lambda file: torch.save({"model": Payload(tmp_path / "made")}, file),
+        "rng.json": lambda file: file.write((tmp_path / "real" / "rng.json").read_bytes()),
+    }
+    files.write(tmp_path / "out", 1, {key: about[key] for key in about if key not in ("files", "seal")}, writers)
+    with pytest.raises(UserError, match=r"step_1: state\.pt: ") as caught:
+        Session.start(tmp_path / "out").resume()
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "made").exists()
+
+
+def test_generators_of_numpy_go_on_where_they_were(tmp_path: Path) -> None:
+    Session.start(tmp_path).train_and_save(1)
+    drawn = np.random.rand()  # noqa: NPY002 -- the global generator is what users' tasks draw from
+    Session.start(tmp_path).resume()
+    assert np.random.rand() == drawn  # noqa: NPY002 -- as above
 
 
 def test_failed_save_keeps_the_older_ones_and_tells_why(tmp_path: Path) -> None:
@@ -220,7 +206,7 @@ def test_named_checkpoint_sets_later_ones_aside(tmp_path: Path) -> None:
 
 def test_named_folder_gives_its_newest_whole_one_and_is_left_as_it_is(tmp_path: Path) -> None:
     Session.start(tmp_path / "old").train_and_save(1, 2)
-    _flip(tmp_path / "old" / "step_2" / "state.pt")
+    flip(tmp_path / "old" / "step_2" / "state.pt")
     assert Session.start(tmp_path / "new", resume=str(tmp_path / "old")).resume().step == 1
     assert _names(tmp_path / "old") == ["latest", "step_1", "step_2"]
 
@@ -229,7 +215,7 @@ def test_named_folder_gives_its_newest_whole_one_and_is_left_as_it_is(tmp_path: 
 def test_named_checkpoint_that_cannot_be_loaded_is_an_error(tmp_path: Path, name: str) -> None:
     Session.start(tmp_path / "old").train_and_save(1)
     (tmp_path / "old" / "empty").mkdir()
-    _flip(tmp_path / "old" / "step_1" / "state.pt")
+    flip(tmp_path / "old" / "step_1" / "state.pt")
     with pytest.raises(UserError, match=f"resume=.*{name}: no checkpoint could be loaded"):
         Session.start(tmp_path / "new", resume=str(tmp_path / "old" / name)).resume()
 

@@ -18,9 +18,11 @@ class Strategy(Protocol):
     One model on all ranks. Every method is called by every rank, in the same order.
 
     reshards: a state may be loaded by another number of ranks than wrote it.
+    lends_state: tensors of state() may be those that the next step changes.
     """
 
     reshards: bool
+    lends_state: bool
 
     def settle(self, tokens: torch.Tensor, target: torch.Tensor) -> None:
         """Whatever it takes for the first counted step to round as all later ones; the weights stay as they are."""
@@ -50,6 +52,7 @@ class TorchStrategy(abc.ABC):
     """A model and one of torch's optimizers, without anything around the forward pass."""
 
     reshards = False
+    lends_state = True
     model: Any  # a module, wrapped or not
     optimizer: torch.optim.Optimizer
 

@@ -30,6 +30,7 @@ class Zero:
 
     def __init__(self, group: Group, config: TrainConfig, model: GPT, out: Path) -> None:
         self.group, self.config, self.stage = group, config, ZERO_STAGES[config.strategy]
+        self.lends_state = self.stage == 0
         warning = package_warning(group.accelerator.name, config.strategy)
         if warning and group.place.is_main:
             say(warning)

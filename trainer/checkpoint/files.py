@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Dict, Iterator, Mapping
@@ -18,9 +20,13 @@ from typing import Any, BinaryIO, Callable, Dict, Iterator, Mapping
 from trainer.place import replace_text
 
 MANIFEST = "manifest.json"
+VERSION = 1
 STEP_FOLDER = re.compile(r"step_(\d+)\Z")
-STALE_FOLDER = re.compile(r"step_\d+\.tmp-")
+STALE = re.compile(r"(step_\d+|latest|metrics\.jsonl|deepspeed\.json)\.tmp-")
+FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)*\Z")
 READ_BYTES = 4 << 20
+MANIFEST_BYTES = 16 << 20  # what is larger was not written here
+OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class DamagedError(Exception):
@@ -72,14 +78,14 @@ def write(out: Path, step: int, about: Mapping[str, Any], writers: Mapping[str, 
     aside.mkdir(mode=0o700)
     files: Dict[str, Dict[str, Any]] = {}
     for name, write_to in writers.items():
-        with _create(aside / name) as file:
+        with create(aside / name) as file:
             hashed = _HashedFile(file)
             write_to(hashed)
-            _flush_to_disk(file)
+            flush_to_disk(file)
         files[name] = {"bytes": hashed.size, "sha256": hashed.sha256.hexdigest()}
-    with _create(aside / MANIFEST) as file:
-        file.write(_seal({"version": 1, "step": step, "files": files, **about}).encode())
-        _flush_to_disk(file)
+    with create(aside / MANIFEST) as file:
+        file.write(_seal({"version": VERSION, "step": step, "files": files, **about}).encode())
+        flush_to_disk(file)
     _flush_folder(aside)
     try:
         verify(aside, step)
@@ -92,9 +98,9 @@ def write(out: Path, step: int, about: Mapping[str, Any], writers: Mapping[str, 
     return final
 
 
-def verify(path: Path, step: int) -> dict[str, Any]:
+def verify(path: Path, step: int | None) -> dict[str, Any]:
     """The manifest of a whole checkpoint; raises DamagedError otherwise. Reads every byte, keeps none."""
-    manifest = _read_manifest(path, step)
+    manifest = read_manifest(path, step)
     for name, expected in manifest["files"].items():
         sha256, size = hashlib.sha256(), 0
         for part in _parts(path / name):
@@ -104,9 +110,19 @@ def verify(path: Path, step: int) -> dict[str, Any]:
     return manifest
 
 
+def check_sizes(path: Path, manifest: Mapping[str, Any]) -> None:
+    """The quick look: raises DamagedError where a file is missing or not as long as it was."""
+    for name, expected in manifest["files"].items():
+        try:
+            size = (path / name).stat().st_size
+        except OSError as exc:
+            raise DamagedError(f"{name}: {exc.strerror}") from exc
+        _compare(name, expected, size, expected["sha256"])
+
+
 def read(path: Path) -> Checkpoint:
     """The checkpoint, checked on the very bytes that are returned; raises DamagedError."""
-    manifest = _read_manifest(path, step_of(path))
+    manifest = read_manifest(path, step_of(path))
     files: Dict[str, bytes] = {}
     for name, expected in manifest["files"].items():
         files[name] = b"".join(_parts(path / name))
@@ -125,6 +141,19 @@ def newest_first(out: Path) -> list[Path]:
     return sorted((path for path in _entries(out) if step_of(path) is not None), key=lambda path: -(step_of(path) or 0))
 
 
+def distrust(found: os.stat_result) -> str:
+    """
+    Why a file or folder of such an owner and mode may not be believed, "" where it may.
+
+    As sshd's StrictModes: a checkpoint decides what the trainer loads, so nobody but its user and root may write it.
+    """
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"belongs to uid {found.st_uid}, not to uid {os.geteuid()} or root"
+    if found.st_mode & OTHERS_MAY_WRITE:
+        return f"others may write it (mode {stat.S_IMODE(found.st_mode):o}): chmod -R go-w"
+    return ""
+
+
 def quarantine(out: Path, path: Path) -> Path:
     """Move a checkpoint out of the way without destroying it; returns where it is now."""
     folder = out / "quarantine"
@@ -139,18 +168,24 @@ def quarantined(out: Path) -> int:
     return len(_entries(out / "quarantine"))
 
 
-def retain(out: Path, limit: int) -> None:
-    """Remove the oldest beyond `limit`; call it only after the newest was verified."""
-    for path in newest_first(out)[limit:]:
-        # Renamed first: a half removed folder must never look like a checkpoint.
-        shutil.rmtree(str(path.rename(out / f"{path.name}.tmp-removed-{os.getpid()}")))
+def retain(out: Path, limit: int, best: int = 0) -> None:
+    """Keep the newest `limit` and the `best` ones of the lowest loss; call it only after the newest was verified."""
+    present = newest_first(out)
+    kept = {*present[:limit], *sorted(present, key=_mean_loss)[:best]}
+    for path in present:
+        if path not in kept:
+            # Renamed first: a half removed folder must never look like a checkpoint.
+            shutil.rmtree(str(path.rename(out / f"{path.name}.tmp-removed-{os.getpid()}")))
 
 
 def remove_stale(out: Path) -> list[str]:
     """Remove what writers that died left aside; returns the names."""
-    stale = [path for path in _entries(out) if STALE_FOLDER.match(path.name)]
+    stale = [path for path in _entries(out) if STALE.match(path.name)]
     for path in stale:
-        shutil.rmtree(str(path))
+        if path.is_dir():
+            shutil.rmtree(str(path))
+        else:
+            path.unlink()
     return [path.name for path in stale]
 
 
@@ -164,19 +199,32 @@ def _seal(manifest: Mapping[str, Any]) -> str:
     return json.dumps({**manifest, "seal": hashlib.sha256(body.encode()).hexdigest()}, sort_keys=True, indent=1)
 
 
-def _read_manifest(path: Path, step: int | None) -> dict[str, Any]:
+def read_manifest(path: Path, step: int | None) -> dict[str, Any]:
+    """What the writer noted, of `step` where that is given; raises DamagedError. The files beside it are not read."""
+    _check_folder(path)
     try:
-        text = (path / MANIFEST).read_text(encoding="utf-8")
+        text = b"".join(_parts(path / MANIFEST, limit=MANIFEST_BYTES)).decode()
         manifest = json.loads(text)
-    except OSError as exc:
-        raise DamagedError(f"{MANIFEST}: {exc.strerror}") from exc
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise DamagedError(f"{MANIFEST}: not readable: {exc}") from exc
     if not isinstance(manifest, dict) or _seal({k: v for k, v in manifest.items() if k != "seal"}) != text:
         raise DamagedError(f"{MANIFEST}: its own hash does not match")
+    if manifest["version"] != VERSION:
+        raise DamagedError(f"{MANIFEST}: of version {manifest['version']}, this trainer reads {VERSION}")
     if step is not None and manifest["step"] != step:
         raise DamagedError(f"{MANIFEST}: is of step {manifest['step']}")
+    for name in manifest["files"]:
+        if not FILE_NAME.match(name):
+            raise DamagedError(f"{MANIFEST}: {name!r} is no plain file name")
     return manifest
+
+
+def _mean_loss(path: Path) -> float:
+    try:
+        loss = read_manifest(path, step_of(path)).get("mean_loss")
+    except DamagedError:
+        return math.inf
+    return math.inf if loss is None else float(loss)
 
 
 def _compare(name: str, expected: Mapping[str, Any], size: int, sha256: str) -> None:
@@ -186,9 +234,26 @@ def _compare(name: str, expected: Mapping[str, Any], size: int, sha256: str) -> 
         raise DamagedError(f"{name}: its hash does not match")
 
 
-def _parts(path: Path) -> Iterator[bytes]:
+def _check_folder(path: Path) -> None:
     try:
-        with path.open("rb") as file:
+        found = path.lstat()
+    except OSError as exc:
+        raise DamagedError(f"{path.name}: {exc.strerror}") from exc
+    if not stat.S_ISDIR(found.st_mode):
+        raise DamagedError(f"{path.name}: no folder")
+    if distrust(found):
+        raise DamagedError(f"{path.name}: {distrust(found)}")
+
+
+def _parts(path: Path, limit: int | None = None) -> Iterator[bytes]:
+    """A plain file's bytes; raises DamagedError, also where others may have written them."""
+    try:
+        # Not through a link, and not waiting for the other end of a pipe.
+        with os.fdopen(os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            found = os.fstat(file.fileno())
+            problem = distrust(found) if stat.S_ISREG(found.st_mode) else "no plain file"
+            if problem or (limit is not None and found.st_size > limit):
+                raise DamagedError(f"{path.name}: {problem or f'larger than {limit} bytes'}")
             while True:
                 part = file.read(READ_BYTES)
                 if not part:
@@ -198,11 +263,12 @@ def _parts(path: Path) -> Iterator[bytes]:
         raise DamagedError(f"{path.name}: {exc.strerror}") from exc
 
 
-def _create(path: Path) -> BinaryIO:
+def create(path: Path) -> BinaryIO:
+    """A new private file; raises FileExistsError."""
     return os.fdopen(os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
-def _flush_to_disk(file: BinaryIO) -> None:
+def flush_to_disk(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
 

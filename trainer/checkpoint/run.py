@@ -7,39 +7,43 @@ import inspect
 import io
 import json
 import os
-import random
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping
+from pickle import UnpicklingError
+from typing import Any, BinaryIO, Callable, Dict, List, Mapping
 
 import torch
 
-from trainer import checkpoint_files
-from trainer.checkpoint_files import Checkpoint, DamagedError
+from trainer.checkpoint import files
+from trainer.checkpoint.files import Checkpoint, DamagedError
+from trainer.checkpoint.fit import differences
+from trainer.checkpoint.random_state import random_state, restore_random_state
 from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.errors import TrainerError, UserError
 from trainer.place import say
 from trainer.strategies.base import Strategy
 
-# What may change between two parts of one training without changing its numbers.
-FREE_KEYS = frozenset(
-    [
-        *("out", "resume", "save_steps", "save_total_limit", "device", "ddp_timeout", "log_steps"),
-        *("report", "peak_tflops"),
-        *("activation_checkpointing", "find_unused_parameters", "gradient_as_bucket_view"),
-    ]
-)
-
 
 @dataclass(frozen=True)
 class TrainState:
-    """How far the training is; losses are means over ranks."""
+    """How far the training is; losses are means over ranks, mean_loss one over the steps since the checkpoint before, too."""
 
     step: int = 0
     tokens: int = 0
     first_loss: float | None = None
     last_loss: float | None = None
+    mean_loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is to be written, in memory that nobody changes while that happens."""
+
+    step: int
+    about: Mapping[str, Any]
+    writers: Mapping[str, Callable[[BinaryIO], object]]
 
 
 @dataclass(frozen=True)
@@ -62,41 +66,82 @@ class Checkpoints:
         if self.group.place.is_main:
             try:
                 self.out.mkdir(mode=0o700, parents=True, exist_ok=True)
+                problem = files.distrust(self.out.stat())
+                if problem:
+                    raise UserError(f"out={self.out}: {problem}; checkpoints there could be anybody's")
                 if not os.access(str(self.out), os.W_OK | os.X_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-                for name in checkpoint_files.remove_stale(self.out):
+                for name in files.remove_stale(self.out):
                     say(f"removed {name}, left by a save that did not finish")
             except OSError as exc:
                 problem = f"out={self.out}: cannot be written: {exc.strerror}"
+            except UserError as exc:
+                problem = str(exc)
+        self.group.agree(problem)
+
+    def check_space(self, size: int, step: int) -> None:
+        """
+        See that the disk has room for what will be saved after `step`, at about `size` bytes each.
+
+        Raises:
+            UserError: on all ranks alike; it has not.
+        """
+        problem = ""
+        if self.group.place.is_main:
+            present = len(files.newest_first(self.out))
+            # One more than is kept: the oldest goes after the newest is verified.
+            room = max(1, self.config.save_total_limit + self.config.keep_best + 1 - present)
+            count = min(saves_after(step, self.config), room)
+            free = shutil.disk_usage(str(self.out)).free
+            if free < count * size:
+                problem = (
+                    f"out={self.out}: {free / 1e9:.2f} GB free, {count * size / 1e9:.2f} GB needed for {count} checkpoints "
+                    f"of {size / 1e9:.2f} GB; free some, name another out=, or keep fewer (save_total_limit, keep_best)"
+                )
         self.group.agree(problem)
 
     def save(self, state: TrainState, strategy: Strategy) -> Path:
         """
-        Write step_<state.step>, then drop the oldest beyond save_total_limit.
+        Write step_<state.step>, then drop what need not be kept.
 
         Raises:
             TrainerError: on all ranks alike; what was saved before is still there.
         """
-        randomness = self.group.gather_bytes(_random_state(self.group.device))
-        path, problem = self.out / f"step_{state.step}", ""
+        snapshot = self.take(state, strategy, lasting=False)
+        self.group.agree(self.write(snapshot) if snapshot else "", kind=TrainerError)
+        return self.path(state.step)
+
+    def path(self, step: int) -> Path:
+        return self.out / f"step_{step}"
+
+    def take(self, state: TrainState, strategy: Strategy, *, lasting: bool) -> Snapshot | None:
+        """
+        What save() writes, on rank 0; all ranks must call.
+
+        Args:
+            state: goes into the manifest.
+            strategy: gives the rest.
+            lasting: training may go on before it is written.
+        """
+        randomness = self.group.gather_bytes(random_state(self.group.device))
         whole = strategy.state()
-        if self.group.place.is_main:
-            tensors = _on_cpu(whole)
-            try:
-                checkpoint_files.write(
-                    self.out,
-                    state.step,
-                    self._about(state),
-                    {
-                        "state.pt": lambda file: torch.save(tensors, file),
-                        "rng.json": lambda file: file.write(b"[" + b",\n".join(randomness) + b"]"),
-                    },
-                )
-                checkpoint_files.retain(self.out, self.config.save_total_limit)
-            except (OSError, RuntimeError) as exc:  # torch.save turns a full disk into RuntimeError
-                problem = f"cannot save {path}: {exc}"
-        self.group.agree(problem, kind=TrainerError)
-        return path
+        if not self.group.place.is_main:
+            return None
+        tensors = _on_cpu(whole, copied=lasting and strategy.lends_state)
+        writers: Dict[str, Callable[[BinaryIO], object]] = {
+            "state.pt": lambda file: torch.save(tensors, file),
+            "rng.json": lambda file: file.write(b"[" + b",\n".join(randomness) + b"]"),
+        }
+        return Snapshot(state.step, self._about(state), writers)
+
+    def write(self, snapshot: Snapshot) -> str:
+        """Rank 0: what went wrong, or ""."""
+        try:
+            files.write(self.out, snapshot.step, snapshot.about, snapshot.writers)
+            files.retain(self.out, self.config.save_total_limit, self.config.keep_best)
+        except (OSError, RuntimeError) as exc:  # torch.save turns a full disk into RuntimeError
+            return f"cannot save {self.path(snapshot.step)}: {exc}"
+        return ""
 
     def resume(self, strategy: Strategy) -> TrainState:
         """
@@ -120,16 +165,17 @@ class Checkpoints:
         about = header["about"]
         if about is None:
             return TrainState()
-        files = found.files if found else {}
-        strategy.load(_load(self.group.broadcast_bytes(files.get("state.pt", b""))))
-        randomness = json.loads(self.group.broadcast_bytes(files.get("rng.json", b"")))
+        parts = found.files if found else {}
+        whole = io.BytesIO(self.group.broadcast_bytes(parts.get("state.pt", b"")))
+        strategy.load(load_state(whole, f"step_{about['step']}"))
+        randomness = json.loads(self.group.broadcast_bytes(parts.get("rng.json", b"")))
         if self.group.place.rank < len(randomness):  # a rank that was not there before starts from the seed
-            _restore_random_state(randomness[self.group.place.rank], self.group.device)
+            restore_random_state(randomness[self.group.place.rank], self.group.device)
         return TrainState(about["step"], about["tokens"], about["first_loss"], about["last_loss"])
 
     def _find(self, *, reshards: bool) -> Checkpoint | None:
         """Rank 0: the verified checkpoint to go on from, checked against this run; None for a fresh start."""
-        asked, present = self.config.resume, checkpoint_files.newest_first(self.out)
+        asked, present = self.config.resume, files.newest_first(self.out)
         if self.group.place.is_retry and present:
             asked = "auto"  # this run's own later checkpoints win over where its first attempt started
         if asked == "none":
@@ -144,18 +190,18 @@ class Checkpoints:
             return None
         self._check_fits(found.about, reshards=reshards)
         for later in present:
-            if later.exists() and (checkpoint_files.step_of(later) or 0) > found.about["step"]:
-                say(f"moved {later.name} to {checkpoint_files.quarantine(self.out, later)}: later than {found.path}")
+            if later.exists() and (files.step_of(later) or 0) > found.about["step"]:
+                say(f"moved {later.name} to {files.quarantine(self.out, later)}: later than {found.path}")
         say(f"resuming from {found.path}, step {found.about['step']}")
         return found
 
     def _newest_here(self, present: List[Path]) -> Checkpoint | None:
         for path in present:
             try:
-                return checkpoint_files.read(path)
+                return files.read(path)
             except DamagedError as exc:
-                say(f"damaged checkpoint {path.name} ({exc}), moved to {checkpoint_files.quarantine(self.out, path)}")
-        damaged = checkpoint_files.quarantined(self.out)
+                say(f"damaged checkpoint {path.name} ({exc}), moved to {files.quarantine(self.out, path)}")
+        damaged = files.quarantined(self.out)
         if damaged:
             raise UserError(
                 f"resume=auto: nothing loadable in {self.out}, {damaged} set aside in its quarantine folder; "
@@ -190,6 +236,8 @@ class Checkpoints:
             "tokens": state.tokens,
             "first_loss": state.first_loss,
             "last_loss": state.last_loss,
+            "mean_loss": state.mean_loss,
+            "run": self.group.place.run_dir.name if self.group.place.run_dir else None,
             "seed": self.config.seed,
             "data_sha256": self.data_digest,
             "torch": torch.__version__,
@@ -197,70 +245,40 @@ class Checkpoints:
         }
 
 
-def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Dotted key -> "key: saved -> now", for keys that bear on the numbers."""
-    before, after = _flat(saved), _flat(now)
-    keys = sorted((set(before) | set(after)) - FREE_KEYS)
-    return {
-        key: f"{key}: {json.dumps(before.get(key))} -> {json.dumps(after.get(key))}"
-        for key in keys
-        if before.get(key) != after.get(key)
-    }
-
-
-def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    flat: Dict[str, Any] = {}
-    for key, value in tree.items():
-        inside = {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
-        flat.update(inside)
-    return flat
+def saves_after(step: int, config: TrainConfig) -> int:
+    """How many checkpoints are still to be written; with save_minutes nobody knows, so as many as there are steps."""
+    left = config.steps - step
+    if config.save_minutes is not None:
+        return left
+    at_the_end = left > 0 and config.steps % config.save_steps != 0
+    return config.steps // config.save_steps - step // config.save_steps + at_the_end if left > 0 else 0
 
 
 def _named(path: Path) -> Checkpoint:
     """resume=PATH: one step folder, or the newest whole one in a folder of them; nothing is moved there."""
-    candidates = checkpoint_files.newest_first(path) or [path]
+    candidates = files.newest_first(path) or [path]
     problems = []
     for candidate in candidates:
         try:
-            return checkpoint_files.read(candidate)
+            return files.read(candidate)
         except DamagedError as exc:
             problems.append(f"{candidate.name}: {exc}")
     raise UserError(f"resume={path}: no checkpoint could be loaded: {'; '.join(problems)}")
 
 
-def _load(data: bytes) -> Any:  # noqa: ANN401 -- what was saved
+def load_state(file: BinaryIO, name: str) -> Any:  # noqa: ANN401 -- what was saved
     """Tensors onto the CPU. torch 1.10 has no weights_only; what it reads was hashed when this trainer wrote it."""
     safely = {"weights_only": True} if "weights_only" in inspect.signature(torch.load).parameters else {}
-    return torch.load(io.BytesIO(data), map_location="cpu", **safely)
+    try:
+        return torch.load(file, map_location="cpu", **safely)
+    except (UnpicklingError, RuntimeError) as exc:
+        raise UserError(f"{name}: state.pt: cannot be loaded: {str(exc).splitlines()[0]}") from exc
 
 
-def _on_cpu(tree: Any) -> Any:  # noqa: ANN401 -- nested state of any shape
+def _on_cpu(tree: Any, *, copied: bool) -> Any:  # noqa: ANN401 -- nested state of any shape
+    """`copied`: also what is on the CPU already."""
     if isinstance(tree, torch.Tensor):
-        return tree.detach().cpu()
+        return tree.detach().to("cpu", copy=copied)
     if isinstance(tree, dict):
-        return {key: _on_cpu(value) for key, value in tree.items()}
-    return [_on_cpu(value) for value in tree] if isinstance(tree, list) else tree
-
-
-def _random_state(device: torch.device) -> bytes:
-    """This rank's generators as JSON: Python's, torch's and, on cuda, the device's."""
-    state = {"python": random.getstate(), "torch": _hex(torch.get_rng_state())}
-    if device.type == "cuda":
-        state["cuda"] = _hex(torch.cuda.get_rng_state(device))
-    return json.dumps(state).encode()
-
-
-def _restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    torch.set_rng_state(_from_hex(state["torch"]))
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(_from_hex(state["cuda"]), device)
-
-
-def _hex(state: torch.Tensor) -> str:
-    return bytes(state.tolist()).hex()
-
-
-def _from_hex(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+        return {key: _on_cpu(value, copied=copied) for key, value in tree.items()}
+    return [_on_cpu(value, copied=copied) for value in tree] if isinstance(tree, list) else tree

@@ -1,0 +1,109 @@
+"""A trainer of one process up to the point where checkpoints are used, and what may happen to a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from trainer.checkpoint.files import MANIFEST_BYTES
+from trainer.checkpoint.run import Checkpoints, TrainState
+from trainer.config import ModelConfig, TrainConfig
+from trainer.distributed import initialise
+from trainer.model import GPT
+from trainer.strategies.ddp import Ddp
+
+TINY = ModelConfig(layers=1, width=8, heads=1, context=4)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def _empty(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def _edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def _replace_by_pipe(folder: Path) -> None:
+    (folder / "state.pt").unlink()
+    os.mkfifo(folder / "state.pt", 0o600)
+
+
+def _replace_by_link(folder: Path) -> None:
+    (folder / "state.pt").rename(folder / "elsewhere")
+    (folder / "state.pt").symlink_to("elsewhere")
+
+
+def _link_folder(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    folder.symlink_to("elsewhere")
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "flipped bits in state.pt": lambda path: flip(path / "state.pt"),
+    "flipped bits in rng.json": lambda path: flip(path / "rng.json"),
+    "flipped bits in manifest.json": lambda path: flip(path / "manifest.json"),
+    "changed number in manifest.json": lambda path: _edit(path / "manifest.json", '"tokens": 4', '"tokens": 5'),
+    "truncated state.pt": lambda path: (path / "state.pt").write_bytes((path / "state.pt").read_bytes()[:-1]),
+    "empty state.pt": lambda path: (path / "state.pt").write_bytes(b""),
+    "empty manifest.json": lambda path: (path / "manifest.json").write_bytes(b""),
+    "missing state.pt": lambda path: (path / "state.pt").unlink(),
+    "missing manifest.json": lambda path: (path / "manifest.json").unlink(),
+    "no file at all": _empty,
+    "garbled manifest.json": lambda path: (path / "manifest.json").write_bytes(b"\xff\x00{" * 99),
+    "deep manifest.json": lambda path: (path / "manifest.json").write_text("[" * 100_000),
+    "huge manifest.json": lambda path: os.truncate(path / "manifest.json", MANIFEST_BYTES + 1),
+    "pipe in place of state.pt": _replace_by_pipe,
+    "link in place of state.pt": _replace_by_link,
+    "link in place of the folder": _link_folder,
+    "folder that others may write": lambda path: path.chmod(0o770),
+    "state.pt that others may write": lambda path: (path / "state.pt").chmod(0o602),
+    **({"foreign owner of the folder": lambda path: os.chown(path, 4711, -1)} if os.geteuid() == 0 else {}),
+    **({"foreign owner of state.pt": lambda path: os.chown(path / "state.pt", 4711, -1)} if os.geteuid() == 0 else {}),
+}
+
+
+@dataclass
+class Session:
+    """One start of the trainer on the folder `out`, up to the point where checkpoints are used."""
+
+    checkpoints: Checkpoints
+    strategy: Ddp
+
+    @classmethod
+    def start(cls, out: Path, **config: object) -> Session:
+        settings = replace(TrainConfig(model=TINY), **config)  # type: ignore[arg-type]  # a test's own keys
+        torch.set_num_threads(1)  # more only get into each other's way on tensors as small as these
+        torch.manual_seed(1)
+        group = initialise("cpu", 60.0, {})
+        checkpoints = Checkpoints(group, settings, out, "text")
+        checkpoints.prepare()
+        return cls(checkpoints, Ddp(group, settings, GPT(settings.model)))
+
+    def train(self, step: int) -> None:
+        tokens = torch.zeros(1, 4, dtype=torch.long)
+        loss = self.strategy.backward(tokens, tokens, last=True)
+        self.strategy.update(step, 1e-3, loss)
+
+    def train_and_save(self, *steps: int, mean_loss: float | None = 1.0) -> None:
+        for step in steps:
+            self.train(step)
+            self.checkpoints.save(TrainState(step, 2 * step, 5.5, 1 / step, mean_loss), self.strategy)
+
+    def resume(self) -> TrainState:
+        return self.checkpoints.resume(self.strategy)
+
+    def weights(self) -> list[float]:
+        return [float(one.detach().double().sum()) for one in self.strategy.parameters]

@@ -1,0 +1,88 @@
+"""
+Damages to the newest checkpoint under every strategy, on each of several ranks that run this together.
+
+    RANK=… WORLD_SIZE=… python -m tests.grounds.damaged_strategies FOLDER STRATEGY…
+
+Each rank prints a JSON list of [strategy, damage, step it went on from, sum of its weights as that was saved].
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from tests.grounds.checkpoints import DAMAGES
+from trainer.checkpoint.run import Checkpoints, TrainState
+from trainer.config import TrainConfig, load_config
+from trainer.distributed import Group, initialise
+from trainer.model import GPT
+from trainer.strategies import choose_strategy
+from trainer.strategies.base import Strategy
+
+WORDS = ("model.layers=1", "model.width=16", "model.heads=1", "model.context=8", "save_steps=1")
+# The others are read as these are, whatever the strategy: tests/unit/test_trainer_checkpoint.py has them all.
+CHOSEN = tuple(
+    name
+    for name in DAMAGES
+    if name.startswith(("flipped bits in state", "truncated", "missing", "empty", "garbled", "foreign owner of the"))
+)
+TOKENS = torch.arange(16).view(2, 8)
+
+
+class OneStrategy:
+    """Two checkpoints of it in FOLDER/<strategy>, and what comes of them."""
+
+    def __init__(self, folder: Path, group: Group, config: TrainConfig) -> None:
+        self.group, self.config, self.folder = group, config, folder / config.strategy
+        torch.manual_seed(0)
+        self.strategy: Strategy = choose_strategy(group, config, GPT(config.model), folder)
+        checkpoints, self.sums = self._checkpoints(self.folder), {}
+        for step in (1, 2):
+            self._train(step)
+            checkpoints.save(TrainState(step, 2 * step), self.strategy)
+            self.sums[step] = self._sum()
+
+    def damage(self, damage: str) -> tuple[str, str, int, bool]:
+        out = self.folder.with_name(f"{self.config.strategy}-{damage}".replace(" ", "-"))
+        if self.group.place.is_main:
+            shutil.copytree(self.folder, out)
+            shutil.copytree(out / "step_2", out / "step_3.tmp-4711")  # half-written, beside each of the others
+            (out / "step_3.tmp-4711" / "manifest.json").unlink()
+            DAMAGES[damage](out / "step_2")
+        self._train(3)  # so that the weights are neither of step 1 nor of step 2
+        step = self._checkpoints(out).resume(self.strategy).step
+        return self.config.strategy, damage, step, self._sum() == self.sums.get(step)
+
+    def _checkpoints(self, out: Path) -> Checkpoints:
+        checkpoints = Checkpoints(self.group, self.config, out, "text")
+        checkpoints.prepare()
+        return checkpoints
+
+    def _train(self, step: int) -> None:
+        self.strategy.update(step, 1e-2, self.strategy.backward(TOKENS, TOKENS, last=True))
+
+    def _sum(self) -> float:
+        """On rank 0, of all weights; nothing elsewhere."""
+        model = self.strategy.state()["model"]
+        return sum(float(one.double().sum()) for one in model.values()) if self.group.place.is_main else 0.0
+
+
+def main(folder: Path, *strategies: str) -> None:
+    group = initialise("cpu", 60.0, os.environ)
+    found = []
+    for name in strategies:
+        config = replace(load_config(words=WORDS), strategy=name)
+        mine = OneStrategy(folder, group, config)
+        found += [mine.damage(damage) for damage in CHOSEN]
+    (folder / f"rank-{group.place.rank}.json").write_text(json.dumps(found))
+    group.close(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

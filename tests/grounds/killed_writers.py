@@ -1,0 +1,131 @@
+"""
+Writers of tiny checkpoints that are killed with signal 9; a process of its own, without torch, so that forks are cheap.
+
+    python -m tests.grounds.killed_writers moments FOLDER COUNT SEED     at random moments, one writer after the other
+    python -m tests.grounds.killed_writers calls FOLDER                  before each call that a save makes, in turn
+
+Ends with 0 and one line of JSON when after every kill all checkpoints were whole and none was lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from trainer.checkpoint import files
+
+LIMIT = 2
+CALLS = ("mkdir", "open", "fsync", "rename", "replace", "rmdir", "unlink")
+
+
+def content(step: int) -> bytes:
+    return random.Random(step).randbytes(60_000)  # noqa: S311 -- not for secrets
+
+
+def save(out: Path, step: int) -> None:
+    files.write(out, step, {}, {"state.pt": lambda file: file.write(content(step)), "rng.json": _empty_list})
+    files.retain(out, LIMIT)
+
+
+def _empty_list(file: BinaryIO) -> None:
+    file.write(b"[]")
+
+
+def fork(work: Callable[[], object]) -> int:
+    child = os.fork()
+    if child:
+        return child
+    try:
+        work()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def check(out: Path, saved: int) -> int:
+    """The newest step; every checkpoint under its final name must be whole, and what was announced must be there."""
+    found = files.newest_first(out)
+    for path in found:
+        step = files.step_of(path)
+        assert step is not None
+        assert files.read(path).files["state.pt"] == content(step), path
+    newest = files.step_of(found[0]) if found else 0
+    assert newest is not None
+    assert newest >= saved, f"step {saved} was saved, the newest is {newest}"
+    assert len(found) >= min(LIMIT, newest), f"of {newest} saved steps only {len(found)} are left"
+    return newest
+
+
+def at_moments(out: Path, count: int, seed: int) -> dict[str, int]:
+    started = time.perf_counter()
+    for step in (1, 2):
+        save(out, step)
+    longest_s, draw, saved, amid = 3 * (time.perf_counter() - started) / 2, random.Random(seed), 2, 0  # noqa: S311 -- as above
+    for _ in range(count):
+        files.remove_stale(out)
+        reading, writing = os.pipe()
+        child = fork(lambda: _save_for_ever(out, saved, writing))  # noqa: B023 -- runs before the next turn
+        os.close(writing)
+        select.select([], [], [], draw.uniform(0, longest_s))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with os.fdopen(reading, "rb") as pipe:
+            told = pipe.read()
+        saved = check(out, int(told.split()[-1]) if told else saved)
+        amid += any(files.STALE.match(path.name) for path in out.iterdir())
+    return {"kills": count, "saved": saved, "amid": amid}
+
+
+def _save_for_ever(out: Path, step: int, told: int) -> None:
+    while True:
+        step += 1
+        save(out, step)
+        os.write(told, f"{step}\n".encode())
+
+
+def before_calls(out: Path) -> dict[str, int]:
+    for step in (1, 2):
+        save(out, step)
+    kills = 0
+    while True:
+        files.remove_stale(out)
+        files.retain(out, LIMIT)  # or what each kill leaves too many would make the next save longer
+        before = check(out, 0)
+        child = fork(lambda: _save_killed(out, before + 1, kills))  # noqa: B023 -- runs before the next turn
+        _, status = os.waitpid(child, 0)
+        after = check(out, before)
+        if os.WIFEXITED(status):
+            assert (os.WEXITSTATUS(status), after) == (0, before + 1)
+            return {"kills": kills}
+        kills += 1
+
+
+def _save_killed(out: Path, step: int, spared: int) -> None:
+    """Spares so many calls, then dies before the next."""
+    left = iter(range(spared))
+
+    def deadly(call: Callable[..., Any]) -> Callable[..., Any]:
+        def instead(*args: Any, **more: Any) -> Any:  # noqa: ANN401 -- whatever the call takes and gives
+            if next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **more)
+
+        return instead
+
+    for name in CALLS:
+        setattr(os, name, deadly(getattr(os, name)))
+    save(out, step)
+
+
+if __name__ == "__main__":
+    what, folder, *numbers = sys.argv[1:]
+    result = before_calls(Path(folder)) if what == "calls" else at_moments(Path(folder), *map(int, numbers))
+    sys.stdout.write(json.dumps(result) + "\n")

@@ -1,0 +1,126 @@
+"""`python -m trainer.checkpoint`: list, verify and export, for people and other programs."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load, load_file
+
+from tests.grounds.checkpoints import DAMAGES, Session, flip
+from trainer.checkpoint.__main__ import main
+from trainer.checkpoint.export import DTYPES, write_safetensors
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    Session.start(tmp_path / "out").train_and_save(1, 2)
+    return tmp_path / "out"
+
+
+def test_list_tells_step_size_loss_ranks_and_strategy(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (out / "step_1" / "rng.json").unlink()
+    assert main(["list", str(out)]) == 0
+    head, second, first = capsys.readouterr().out.splitlines()
+    assert head.split() == ["checkpoint", "MB", "saved", "loss", "ranks", "strategy"]
+    assert [second.split()[i] for i in (0, 4, 5, 6)] == ["step_2", "1.0000", "1", "ddp"]
+    assert first == "step_1       damaged: rng.json: No such file or directory"
+
+
+def test_list_counts_what_was_set_aside(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(out / "step_2" / "state.pt")
+    Session.start(out).resume()
+    capsys.readouterr()
+    assert main(["list", str(out)]) == 0
+    assert f"1 more set aside in {out / 'quarantine'}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_verify_finds_every_damage_and_moves_nothing(
+    out: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    DAMAGES[damage](out / "step_2")
+    assert main(["verify", str(out)]) == 1
+    second, first = capsys.readouterr().out.splitlines()
+    assert second.startswith("step_2: damaged: ")
+    assert first == "step_1: whole"
+    assert main(["verify", str(out / "step_1")]) == 0
+    assert (out / "step_2").exists()
+
+
+def test_list_and_verify_work_without_torch(out: Path) -> None:
+    script = "import sys; sys.modules['torch'] = None; from trainer.checkpoint.__main__ import main; sys.exit(main())"
+    for command in ("list", "verify"):
+        argv = [sys.executable, "-c", script, command, "."]
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=out)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.count("step_") == 2
+
+
+def test_export_gives_the_weights_of_the_newest_in_a_file_that_safetensors_reads(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "weights.safetensors"
+    assert main(["export", str(out), str(target)]) == 0
+    session = Session.start(out)
+    session.resume()
+    expected, found = session.strategy.bare.state_dict(), load_file(target)
+    assert set(found) == set(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert f"wrote {len(expected)} tensors of {out / 'step_2'} to {target}\n" in capsys.readouterr().out
+
+
+def test_every_dtype_shape_and_layout_survives_the_export() -> None:
+    tensors = {str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in DTYPES}
+    tensors |= {"turned": torch.arange(6.0).reshape(2, 3).t(), "number": torch.tensor(3.5), "none": torch.zeros(0, 4)}
+    file = io.BytesIO()
+    write_safetensors(file, tensors, {"a": "b"})
+    found = load(file.getvalue())
+    assert {name: (one.dtype, one.shape) for name, one in found.items()} == {
+        name: (one.dtype, one.shape) for name, one in tensors.items()
+    }
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+def test_export_refuses_what_is_damaged_and_writes_nothing(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flip(out / "step_2" / "state.pt")
+    target = tmp_path / "weights.safetensors"
+    assert main(["export", str(out), str(target)]) == 2
+    message = f"error: {out / 'step_2'}: damaged: state.pt: its hash does not match; name an older one\n"
+    assert capsys.readouterr().err == message
+    assert list(tmp_path.glob("weights*")) == []
+
+
+@pytest.mark.parametrize("place", ["there.safetensors", "missing/new.safetensors"])
+def test_export_overwrites_nothing_and_says_where_it_cannot_write(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    (tmp_path / "there.safetensors").write_text("precious")
+    assert main(["export", str(out), str(tmp_path / place)]) == 2
+    assert f"error: {tmp_path / place}: cannot be written: " in capsys.readouterr().err
+    assert (tmp_path / "there.safetensors").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["list", "no-such"], "error: no-such: no such folder\n"),
+        (["verify", "."], "holds no step_N folder; name the folder that the trainer was given as out="),
+        ([], "list|verify|export; python -m trainer.checkpoint --help tells more"),
+        (["list", ".", "--all"], "unrecognized arguments: --all"),
+    ],
+)
+def test_wrong_request_is_one_line_and_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

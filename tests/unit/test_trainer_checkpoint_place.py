@@ -1,0 +1,78 @@
+"""Where checkpoints go: whose folder it is, and what there has to be room for."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.grounds.checkpoints import Session
+from trainer.checkpoint import files
+from trainer.checkpoint.run import saves_after
+from trainer.config import load_config
+from trainer.errors import TrainerError, UserError
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_out_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    out.chmod(mode)
+    with pytest.raises(UserError, match=rf"out=.*out: others may write it \(mode {mode:o}\): chmod -R go-w"):
+        Session.start(out)
+
+
+def test_only_the_user_and_root_are_trusted(tmp_path: Path) -> None:
+    mine = tmp_path.stat()
+    owned = {uid: files.distrust(os.stat_result((*mine[:4], uid, *mine[5:]))) for uid in (os.geteuid(), 0, 4711)}
+    assert owned == {os.geteuid(): "", 0: "", 4711: f"belongs to uid 4711, not to uid {os.geteuid()} or root"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away")
+def test_out_of_another_user_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    os.chown(out, 4711, -1)
+    with pytest.raises(UserError, match=r"out=.*out: belongs to uid 4711, not to uid 0 or root"):
+        Session.start(out)
+
+
+def test_disk_too_small_is_told_with_sizes_and_remedy(tmp_path: Path) -> None:
+    session = Session.start(tmp_path, steps=100, save_steps=10, save_total_limit=2, keep_best=1)
+    session.checkpoints.check_space(10**6, 0)
+    whole_disk = shutil.disk_usage(tmp_path).total
+    with pytest.raises(
+        UserError, match=r"out=.*GB free, .* GB needed for 1 checkpoints of .*; free some, name another"
+    ):
+        session.checkpoints.check_space(whole_disk, 90)
+    with pytest.raises(UserError, match="needed for 4 checkpoints"):
+        session.checkpoints.check_space(whole_disk // 3, 0)
+    session.train_and_save(1, 2)
+    with pytest.raises(UserError, match="needed for 2 checkpoints"):
+        session.checkpoints.check_space(whole_disk, 0)
+    session.checkpoints.check_space(whole_disk, 100)  # nothing left to save
+
+
+@pytest.mark.parametrize(
+    ("step", "words", "count"),
+    [(0, "", 2), (0, "steps=101", 3), (50, "", 1), (99, "", 1), (100, "", 0), (0, "save_minutes=1", 100)],
+)
+def test_checkpoints_to_come_are_counted(step: int, words: str, count: int) -> None:
+    assert saves_after(step, load_config(words=words.split())) == count
+
+
+def test_disk_that_fills_up_in_the_midst_of_a_save_costs_no_older_one(tmp_path: Path) -> None:
+    session = Session.start(tmp_path)
+    session.train_and_save(1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
+    try:
+        with pytest.raises(TrainerError, match=r"cannot save .*step_2: ") as caught:
+            session.train_and_save(2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.exit_code == 1
+    assert Session.start(tmp_path).resume().step == 1

@@ -1,0 +1,29 @@
+"""A writer of checkpoints that is killed with signal 9 never costs one, whenever it happens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def _killed_writers(*words: object) -> dict[str, int]:
+    argv = [sys.executable, "-m", "tests.grounds.killed_writers", *map(str, words)]
+    done = subprocess.run(argv, cwd=ROOT, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+def test_200_kills_at_random_moments_leave_a_verified_checkpoint_and_lose_none(tmp_path: Path) -> None:
+    found = _killed_writers("moments", tmp_path, 200, 7)
+    assert found["kills"] == 200
+    assert found["amid"] > 20  # or the moments were not those of saving
+    assert found["saved"] > 20
+
+
+def test_kill_before_each_call_of_a_save_leaves_a_verified_checkpoint_and_loses_none(tmp_path: Path) -> None:
+    assert _killed_writers("calls", tmp_path)["kills"] > 20

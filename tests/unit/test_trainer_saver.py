@@ -1,0 +1,163 @@
+"""When a checkpoint is saved, and what training may do while one is written; one process, real files."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.grounds.checkpoints import Session
+from trainer.checkpoint import files
+from trainer.checkpoint.run import Checkpoints, Snapshot, TrainState
+from trainer.checkpoint.saver import Saver
+from trainer.distributed import Told
+from trainer.errors import TrainerError
+from trainer.place import Progress
+
+
+@dataclass(frozen=True)
+class Gated(Checkpoints):
+    """Writes when `gate` is open; `begun` is set once it waits there."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+    begun: threading.Event = field(default_factory=threading.Event)
+
+    def write(self, snapshot: Snapshot) -> str:
+        self.begun.set()
+        assert self.gate.wait(30)
+        return super().write(snapshot)
+
+
+class Loop:
+    """What the training loop does with a saver, a step at a time."""
+
+    def __init__(self, out: Path, **config: object) -> None:
+        self.session = Session.start(out, **{"save_steps": 2, "steps": 100, **config})
+        mine = self.session.checkpoints
+        self.checkpoints = Gated(mine.group, mine.config, mine.out, mine.data_digest)
+        self.progress = Progress(mine.group.place, 100)
+        self.saver = Saver(self.checkpoints, self.session.strategy, self.progress, lambda: None)
+        self.step = 0
+
+    def train(self, steps: int = 1, *, last: bool = False, loss: float = 1.0) -> Told:
+        told = Told.NOTHING
+        for _ in range(steps):
+            self.step += 1
+            self.session.train(self.step)
+            told = self.saver.tell(self.step)
+            self.saver.after(TrainState(self.step, 0, 9.0, loss), told, last=last)
+        return told
+
+    @property
+    def saved(self) -> list[str]:
+        return [path.name for path in files.newest_first(self.checkpoints.out)]
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    loop = Loop(tmp_path, async_save=True)
+    yield loop
+    loop.checkpoints.gate.set()
+
+
+def _open(out: Path, **config: object) -> Loop:
+    loop = Loop(out, **config)
+    loop.checkpoints.gate.set()
+    return loop
+
+
+def test_state_of_its_step_is_written_though_training_goes_on(loop: Loop, tmp_path: Path) -> None:
+    reference = Session.start(tmp_path / "reference")
+    for step in (1, 2):
+        reference.train(step)
+    loop.train(2)
+    assert loop.checkpoints.begun.wait(30)
+    loop.train(5)
+    assert loop.saved == []
+    loop.checkpoints.gate.set()
+    assert loop.saver.finish() == ""
+    resumed = Session.start(tmp_path)
+    assert resumed.resume() == TrainState(2, 0, 9.0, 1.0)
+    assert resumed.weights() == reference.weights()
+    mine, theirs = (one.strategy.optimizer.state_dict()["state"] for one in (resumed, reference))
+    assert all(torch.equal(mine[number][key], theirs[number][key]) for number in theirs for key in theirs[number])
+
+
+def test_one_is_in_flight_and_what_falls_due_meanwhile_is_put_off(
+    loop: Loop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop.train(5)
+    assert "step 2 is still being written: the save at step 4 is put off until it is\n" in capsys.readouterr().out
+    loop.checkpoints.gate.set()
+    loop.saver._writing.problem.result()  # type: ignore[union-attr]  # noqa: SLF001 -- the condition to wait on
+    assert loop.train() == Told.SAVE
+    assert loop.train() in (Told.NOTHING, Told.SAVE)
+    loop.saver.finish()
+    assert loop.saved == ["step_6", "step_2"]
+
+
+def test_step_is_told_as_saved_only_when_it_is(loop: Loop) -> None:
+    loop.train(3)
+    assert "saved" not in loop.progress.extra
+    loop.checkpoints.gate.set()
+    loop.saver.finish()
+    assert loop.progress.extra["saved"] == 2
+
+
+def test_failure_is_told_at_the_next_step_and_older_ones_stay(tmp_path: Path) -> None:
+    loop = _open(tmp_path, async_save=True)
+    loop.train(2)
+    loop.saver.finish()
+    (tmp_path / "step_4").write_text("a file in the way")
+    loop.train(2)
+    loop.saver._writing.problem.result()  # type: ignore[union-attr]  # noqa: SLF001 -- the condition to wait on
+    with pytest.raises(TrainerError, match=r"cannot save .*step_4: ") as caught:
+        loop.train()
+    assert caught.value.exit_code == 1
+    assert Session.start(tmp_path).resume().step == 2
+
+
+def test_failure_of_the_save_before_the_last_one_is_told_too(tmp_path: Path) -> None:
+    loop = _open(tmp_path, async_save=True)
+    (tmp_path / "step_2").write_text("a file in the way")
+    loop.train(2)
+    with pytest.raises(TrainerError, match=r"cannot save .*step_2: "):
+        loop.train(last=True)
+
+
+def test_last_save_waits_for_the_one_before_and_for_itself(loop: Loop) -> None:
+    loop.train(2)
+    threading.Timer(0.05, loop.checkpoints.gate.set).start()
+    loop.train(last=True)
+    assert loop.saved == ["step_3", "step_2"]
+    assert loop.progress.extra["saved"] == 3
+
+
+@pytest.mark.parametrize(("minutes", "saved"), [(1e-9, ["step_3", "step_2", "step_1"]), (60.0, [])])
+def test_checkpoint_is_due_when_so_many_minutes_have_passed(tmp_path: Path, minutes: float, saved: list[str]) -> None:
+    loop = _open(tmp_path, save_steps=50, save_minutes=minutes)
+    loop.train(3)
+    assert loop.saved == saved
+
+
+def test_loss_of_a_checkpoint_is_the_mean_since_the_one_before(tmp_path: Path) -> None:
+    loop = _open(tmp_path)
+    for loss in (1.0, 2.0, 5.0, 7.0):
+        loop.train(loss=loss)
+    means = [files.read_manifest(path, None)["mean_loss"] for path in files.newest_first(tmp_path)]
+    assert means == [6.0, 1.5]
+
+
+def test_ranks_but_the_first_neither_decide_nor_write(tmp_path: Path) -> None:
+    loop = _open(tmp_path, async_save=True)
+    group = loop.checkpoints.group
+    second = replace(loop.checkpoints, group=replace(group, place=replace(group.place, rank=1, world_size=2)))
+    saver = Saver(second, loop.session.strategy, loop.progress, lambda: None)
+    assert saver.tell(2) == Told.NOTHING
+    saver.after(TrainState(2, 0, 1.0, 1.0), Told.SAVE, last=False)
+    assert saver.finish() == ""
+    assert loop.saved == []

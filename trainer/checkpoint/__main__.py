@@ -1,0 +1,120 @@
+"""`python -m trainer.checkpoint`: look at checkpoints, check them, take the weights out. Only export needs torch."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+from pathlib import Path
+from typing import Any, Mapping, NoReturn, Sequence
+
+from trainer.checkpoint import files
+from trainer.checkpoint.files import DamagedError
+from trainer.errors import UserError
+from trainer.place import say
+
+DAMAGED = 1  # exit code
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; python -m trainer.checkpoint --help tells more")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m trainer.checkpoint", description="Checkpoints of the trainer.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="list|verify|export")
+    for name, text in {
+        "list": "what is in a folder, by manifests and sizes; reads no tensor",
+        "verify": "read every byte and compare hashes; nothing is moved or changed",
+        "export": "the weights as one safetensors file",
+    }.items():
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command.add_argument("folder", metavar="FOLDER", type=Path, help="a training's `out`, or one step_N in it")
+        if name == "export":
+            command.add_argument(
+                "target", metavar="FILE", nargs="?", type=Path, help="default: step_N.safetensors here"
+            )
+    return parser
+
+
+def _found(folder: Path) -> list[Path]:
+    """The step folders that are meant, newest first; at least one."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    folder = folder.resolve()  # `.` has no name
+    found = [folder] if files.step_of(folder) is not None else files.newest_first(folder)
+    if not found:
+        raise UserError(f"{folder}: holds no step_N folder; name the folder that the trainer was given as out=")
+    return found
+
+
+def _list(folder: Path) -> int:
+    found = _found(folder)
+    row = "{:<12} {:>10}  {:<19}  {:<10} {:>6}  {}".format
+    say(row("checkpoint", "MB", "saved", "loss", "ranks", "strategy"))
+    for path in found:
+        try:
+            about = files.read_manifest(path, files.step_of(path))
+            files.check_sizes(path, about)
+        except DamagedError as exc:
+            say(f"{path.name:<12} damaged: {exc}")
+            continue
+        saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / files.MANIFEST).stat().st_mtime))
+        size = sum(file["bytes"] for file in about["files"].values())
+        say(row(path.name, f"{size / 1e6:.1f}", saved, _loss(about), about["world_size"], about["config"]["strategy"]))
+    aside = files.quarantined(folder)
+    if aside:
+        say(f"{aside} more set aside in {folder / 'quarantine'}")
+    return 0
+
+
+def _loss(about: Mapping[str, Any]) -> str:
+    loss = about["mean_loss"] if about.get("mean_loss") is not None else about["last_loss"]
+    return "none" if loss is None else f"{loss:.4f}"
+
+
+def _verify(folder: Path) -> int:
+    code = 0
+    for path in _found(folder):
+        try:
+            files.verify(path, files.step_of(path))
+            say(f"{path.name}: whole")
+        except DamagedError as exc:
+            code = DAMAGED
+            say(f"{path.name}: damaged: {exc}")
+    return code
+
+
+def _export(folder: Path, target: Path | None) -> int:
+    if importlib.util.find_spec("torch") is None:
+        raise UserError(f"export needs torch, which is not installed for {sys.executable}")
+    from trainer.checkpoint.export import export  # noqa: PLC0415 -- list and verify work without torch
+
+    path = _found(folder)[0]
+    target = target or Path(f"{path.name}.safetensors")
+    try:
+        count = export(path, target)
+    except DamagedError as exc:
+        raise UserError(f"{path}: damaged: {exc}; name an older one") from exc
+    except OSError as exc:
+        raise UserError(f"{target}: cannot be written: {exc.strerror}") from exc
+    say(f"wrote {count} tensors of {path} to {target}")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, 1 where something is damaged, 2 for what the user can put right."""
+    try:
+        request = _parser().parse_args(argv)
+        if request.command == "export":
+            return _export(request.folder, request.target)
+        return _list(request.folder) if request.command == "list" else _verify(request.folder)
+    except UserError as exc:
+        sys.stderr.write(f"error: {exc}\n")
+        return exc.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

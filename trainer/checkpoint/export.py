@@ -1,0 +1,73 @@
+"""
+The weights of a checkpoint as one safetensors file, written by that format's few rules: the package may be missing.
+
+    8 bytes: size of the header · header, JSON: name -> dtype, shape, data_offsets · the tensors' bytes, little-endian
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any, BinaryIO, Dict, Mapping
+
+import torch
+
+from trainer.checkpoint import files
+from trainer.checkpoint.run import load_state
+
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+PART_BYTES = 64 << 20
+
+
+def export(path: Path, target: Path) -> int:
+    """
+    Write the weights of the checkpoint folder `path`.
+
+    Returns:
+        How many tensors.
+
+    Raises:
+        DamagedError: it does not verify.
+        UserError: it verifies, and is no state all the same.
+        OSError: `target` is there already, or cannot be written.
+    """
+    if target.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    about = files.verify(path, files.step_of(path))
+    with (path / "state.pt").open("rb") as file:
+        weights = load_state(file, path.name)["model"]
+    notes = {"format": "pt", "step": str(about["step"]), "config": json.dumps(about["config"])}
+    aside = target.with_name(f"{target.name}.tmp-{os.getpid()}")
+    try:
+        with files.create(aside) as file:
+            write_safetensors(file, weights, notes)
+            files.flush_to_disk(file)
+        aside.replace(target)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            aside.unlink()
+        raise
+    return len(weights)
+
+
+def write_safetensors(file: BinaryIO, tensors: Mapping[str, torch.Tensor], notes: Mapping[str, str]) -> None:
+    header: Dict[str, Any] = {"__metadata__": dict(notes)}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for tensor in tensors.values():
+        whole = tensor.contiguous()
+        size = whole.numel() * whole.element_size()
+        for start in range(0, size, PART_BYTES):  # by address: numpy may be missing
+            file.write(ctypes.string_at(whole.data_ptr() + start, min(PART_BYTES, size - start)))

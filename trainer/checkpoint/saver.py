@@ -1,0 +1,112 @@
+"""When to save, decided by rank 0 for all; and, with async_save, the thread that writes while training goes on."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Callable, List
+
+from trainer.checkpoint.run import Checkpoints, TrainState
+from trainer.distributed import Told
+from trainer.errors import TrainerError
+from trainer.place import Progress, say
+from trainer.strategies.base import Strategy
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """A checkpoint on its way to the disk; the future gives what went wrong, or ""."""
+
+    step: int
+    started: float
+    stopped_s: float
+    problem: Future[str]
+
+
+class Saver:
+    """Saves at the end of steps. At most one checkpoint is on its way; a save that falls due meanwhile is put off."""
+
+    def __init__(
+        self, checkpoints: Checkpoints, strategy: Strategy, progress: Progress, flush: Callable[[], None]
+    ) -> None:
+        """Calls `flush` before each save."""
+        self.checkpoints, self.strategy, self.progress, self.flush = checkpoints, strategy, progress, flush
+        self.config, self.is_main = checkpoints.config, checkpoints.group.place.is_main
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._writing: _Writing | None = None
+        self._problem = ""
+        self._put_off = False
+        self._saved_at = time.monotonic()
+        self._losses: List[float] = []
+
+    def tell(self, step: int) -> Told:
+        """What rank 0 has to tell all ranks at the end of `step`; the others have nothing to tell."""
+        if not self.is_main:
+            return Told.NOTHING
+        due = self._put_off or self._is_due(step)
+        if self._writing and not self._writing.problem.done():
+            if due and not self._put_off:
+                say(f"step {self._writing.step} is still being written: the save at step {step} is put off until it is")
+            self._put_off = due
+            return Told.NOTHING
+        if self.finish():
+            return Told.SAVE_FAILED
+        return Told.SAVE if due else Told.NOTHING
+
+    def after(self, state: TrainState, told: Told, *, last: bool) -> None:
+        """
+        Do what was told; after the `last` step everything is on disk when this returns.
+
+        Raises:
+            TrainerError: on all ranks alike; this save failed, or the one that was on its way did.
+        """
+        if state.last_loss is not None:
+            self._losses.append(state.last_loss)
+        if last:
+            self.finish()
+        if last or told & Told.SAVE_FAILED:
+            self.checkpoints.group.agree(self._problem, kind=TrainerError)
+        if not (last or told & Told.SAVE):
+            return
+        self.progress.write("save", state.step)
+        self.flush()
+        self._put_off, self._saved_at = False, time.monotonic()
+        state = replace(state, mean_loss=sum(self._losses) / max(1, len(self._losses)))
+        self._losses = []
+        if self.config.async_save and not last:
+            self._begin(state)
+        else:
+            self._save(state)
+
+    def finish(self) -> str:
+        """Wait for what is on its way, if anything; what went wrong with it, or ""."""
+        if not self._writing:
+            return ""
+        done, self._writing = self._writing, None
+        self._problem = done.problem.result()
+        if not self._problem:
+            say(
+                f"saved {self.checkpoints.path(done.step)} in {time.monotonic() - done.started:.2f} s, "
+                f"of which training stood still for {done.stopped_s:.2f} s"
+            )
+            self.progress.write("step", done.step, saved=done.step)
+        return self._problem
+
+    def _is_due(self, step: int) -> bool:
+        minutes = self.config.save_minutes
+        late = minutes is not None and time.monotonic() - self._saved_at >= minutes * 60
+        return late or step % self.config.save_steps == 0
+
+    def _save(self, state: TrainState) -> None:
+        path = self.checkpoints.save(state, self.strategy)
+        if self.is_main:
+            say(f"saved {path} in {time.monotonic() - self._saved_at:.2f} s")
+        self.progress.write("save", state.step, saved=state.step)
+
+    def _begin(self, state: TrainState) -> None:
+        snapshot = self.checkpoints.take(state, self.strategy, lasting=True)
+        if snapshot:
+            stopped_s = time.monotonic() - self._saved_at
+            problem = self._thread.submit(self.checkpoints.write, snapshot)
+            self._writing = _Writing(state.step, self._saved_at, stopped_s, problem)
