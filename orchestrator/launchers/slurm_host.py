@@ -174,6 +174,8 @@ class ThisMachine:
 
     def submit(self, plan: LaunchPlan) -> str:
         """By submitit, which waits for the answer, come what may."""
+        if self._aside is not None:
+            self._aside.join()  # submitit's modules import each other: two threads that load it wait for each other
         return slurm_submit.submit(plan)
 
     def withdraw(self, plan: LaunchPlan) -> str | None:  # noqa: ARG002  nothing of it is unknown
