@@ -11,12 +11,13 @@ from typing import Callable, Dict, List, Tuple
 import torch
 
 from trainer.accelerators import Accelerator
+from trainer.checkpoint.code import code_version
 from trainer.checkpoint.run import Checkpoints, TrainState
 from trainer.checkpoint.saver import Saver
 from trainer.config import TrainConfig
 from trainer.data import digest, load_text, offsets
 from trainer.distributed import Group, Told
-from trainer.errors import REQUEUE, UserError
+from trainer.errors import REQUEUE, NumbersError, UserError
 from trainer.finite import check_finite
 from trainer.flops import flops_per_token
 from trainer.measures import Measures
@@ -24,8 +25,10 @@ from trainer.metrics import StepResult, Summary
 from trainer.model import GPT
 from trainer.notice import Notice
 from trainer.place import Place, Progress, say
+from trainer.roll_back import RollBack
 from trainer.roll_call import fold
 from trainer.strategies import choose_strategy
+from trainer.strategies.base import ignored
 from trainer.strategies.recompute import recompute
 
 FLOOR = 0.1  # of lr, where the cosine ends
@@ -40,7 +43,8 @@ class Trainer:
         self.text = torch.frombuffer(bytearray(self._load_text()), dtype=torch.uint8)
         run_dir = group.place.run_dir
         out = Path(config.out).expanduser() if config.out else (run_dir / "checkpoints" if run_dir else Path("out"))
-        self.checkpoints = Checkpoints(group, config, out.absolute(), self.data_digest)
+        code = code_version(Path(__file__).parent, Path.cwd()) if self.group.place.is_main else None
+        self.checkpoints = Checkpoints(group, config, out.absolute(), self.data_digest, code=code)
         self.checkpoints.prepare()
         self.measures = Measures(group, config, self.checkpoints.out)
         torch.manual_seed(config.seed % 2**63)
@@ -52,6 +56,7 @@ class Trainer:
         )
         self.strategy = choose_strategy(group, config, model, self.checkpoints.out)
         self.saver = Saver(self.checkpoints, self.strategy, progress, self.measures.flush)
+        self.roll_back = RollBack(self.checkpoints, self.saver, self.strategy)
 
     def run(self) -> Summary | None:
         """
@@ -67,14 +72,21 @@ class Trainer:
         self.progress.write("init", state.step, saved=state.step)
         self.strategy.settle(*self._batch(1, 0))
         self.measures.begin(state.step, self.flops_per_token)
-        for step in range(state.step + 1, self.config.steps + 1):
-            self.progress.write("step", step - 1)
-            result, told = self._step(step)
+        while state.step < self.config.steps:
+            step = state.step + 1
+            self.progress.write("step", state.step)
+            try:
+                result, told = self._step(step, state.skipped)
+            except NumbersError as exc:
+                state = self.roll_back.after(exc, state)
+                self.measures.begin(state.step, self.flops_per_token)
+                continue
             state = TrainState(
                 step,
                 state.tokens + self.measures.tokens_per_step,
                 result.loss if state.first_loss is None else state.first_loss,
                 result.loss,
+                skipped=state.skipped,
             )
             is_last = step == self.config.steps or result.is_warned
             self.measures.add(step, result, last=is_last)
@@ -132,17 +144,23 @@ class Trainer:
         )
         say(batch_arithmetic(config, place))
 
-    def _step(self, step: int) -> Tuple[StepResult, Told]:
+    def _step(self, step: int, skipped: int) -> Tuple[StepResult, Told]:
         started, waited_s, config = time.perf_counter(), 0.0, self.config
         lr = learning_rate(step, config.steps, config.lr, config.optim.warmup_steps)
-        total = torch.zeros((), device=self.group.device)
+        total, gathered = torch.zeros((), device=self.group.device), []
+
+        def gather(share: torch.Tensor) -> None:
+            """Of the last micro batch: while its gradient is computed, the ranks hear of each other's loss."""
+            mine = self.saver.tell(step) | (Told.WARNED if self.notice.is_given else Told.NOTHING)
+            gathered.append(self.group.gather_float(total + share, mine))
+
         for micro in range(config.accumulation):
             asked = time.perf_counter()
-            batch = self._batch(step, micro)
+            batch = self._batch(step + skipped, micro)
             waited_s += time.perf_counter() - asked
-            total = total + self.strategy.backward(*batch, last=micro == config.accumulation - 1)
-        mine = self.saver.tell(step) | (Told.WARNED if self.notice.is_given else Told.NOTHING)
-        losses, told = self.group.gather_float(total, mine)
+            last = micro == config.accumulation - 1
+            total = total + self.strategy.backward(*batch, last=last, seen=gather if last else ignored)
+        losses, told = gathered[0]()
         check_finite("loss", losses, step)
         norm = self.strategy.update(step, lr, total)
         self.group.accelerator.synchronize()

@@ -15,7 +15,7 @@ from trainer.checkpoint import files
 from trainer.checkpoint.run import Checkpoints, Snapshot, TrainState
 from trainer.checkpoint.saver import Saver
 from trainer.distributed import Told
-from trainer.errors import TrainerError
+from trainer.errors import StorageError, TrainerError
 from trainer.place import Progress
 
 
@@ -142,6 +142,20 @@ def test_checkpoint_is_due_when_so_many_minutes_have_passed(tmp_path: Path, minu
     loop = _open(tmp_path, save_steps=50, save_minutes=minutes)
     loop.train(3)
     assert loop.saved == saved
+
+
+def test_milestone_is_due_between_two_saves(tmp_path: Path) -> None:
+    loop = _open(tmp_path, save_steps=4, keep_every=3)
+    loop.train(8)
+    assert loop.saved == ["step_8", "step_6", "step_4", "step_3"]
+
+
+def test_going_back_hears_of_a_save_that_failed_meanwhile(tmp_path: Path) -> None:
+    loop = _open(tmp_path, async_save=True)
+    (tmp_path / "step_2").write_text("a file in the way")
+    loop.train(2)
+    with pytest.raises(StorageError, match=r"cannot save .*step_2: "):
+        loop.saver.go_back()
 
 
 def test_loss_of_a_checkpoint_is_the_mean_since_the_one_before(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Dict, Mapping
 FREE_KEYS = frozenset(
     [
         *("out", "resume", "save_steps", "save_total_limit", "device", "ddp_timeout", "log_steps"),
-        *("save_minutes", "keep_best", "async_save", "report", "peak_tflops"),
+        *("save_minutes", "keep_best", "keep_every", "roll_back", "async_save", "report", "peak_tflops"),
         *("activation_checkpointing", "find_unused_parameters", "gradient_as_bucket_view"),
     ]
 )

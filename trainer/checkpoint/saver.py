@@ -9,7 +9,7 @@ from typing import Callable, List
 
 from trainer.checkpoint.run import Checkpoints, TrainState
 from trainer.distributed import Told
-from trainer.errors import TrainerError
+from trainer.errors import StorageError
 from trainer.place import Progress, say
 from trainer.strategies.base import Strategy
 
@@ -59,14 +59,14 @@ class Saver:
         Do what was told; after the `last` step everything is on disk when this returns.
 
         Raises:
-            TrainerError: on all ranks alike; this save failed, or the one that was on its way did.
+            StorageError: on all ranks alike; this save failed, or the one that was on its way did.
         """
         if state.last_loss is not None:
             self._losses.append(state.last_loss)
         if last:
             self.finish()
         if last or told & Told.SAVE_FAILED:
-            self.checkpoints.group.agree(self._problem, kind=TrainerError)
+            self.checkpoints.group.agree(self._problem, kind=StorageError)
         if not (last or told & Told.SAVE):
             return
         self.progress.write("save", state.step)
@@ -78,6 +78,12 @@ class Saver:
             self._begin(state)
         else:
             self._save(state)
+
+    def go_back(self) -> None:
+        """The training goes on from what is saved; call it before that is loaded. Raises as after() does."""
+        self.finish()
+        self.checkpoints.group.agree(self._problem, kind=StorageError)
+        self._losses = []
 
     def finish(self) -> str:
         """Wait for what is on its way, if anything; what went wrong with it, or ""."""
@@ -96,7 +102,8 @@ class Saver:
     def _is_due(self, step: int) -> bool:
         minutes = self.config.save_minutes
         late = minutes is not None and time.monotonic() - self._saved_at >= minutes * 60
-        return late or step % self.config.save_steps == 0
+        every = self.config.keep_every
+        return late or step % self.config.save_steps == 0 or (every is not None and step % every == 0)
 
     def _save(self, state: TrainState) -> None:
         path = self.checkpoints.save(state, self.strategy)

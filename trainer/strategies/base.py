@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import Any, ContextManager, Dict, Mapping, Protocol
+from typing import Any, Callable, ContextManager, Dict, Mapping, Protocol
 
 import torch
 
 from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.finite import check_finite
+
+Seen = Callable[[torch.Tensor], object]
+
+
+def ignored(_: torch.Tensor) -> None:
+    """Of a loss that nobody asked for."""
 
 
 class Strategy(Protocol):
@@ -27,8 +33,13 @@ class Strategy(Protocol):
     def settle(self, tokens: torch.Tensor, target: torch.Tensor) -> None:
         """Whatever it takes for the first counted step to round as all later ones; the weights stay as they are."""
 
-    def backward(self, tokens: torch.Tensor, target: torch.Tensor, *, last: bool) -> torch.Tensor:
-        """Add one micro batch to the gradient, of all ranks once it is the last; this rank's share of the loss."""
+    def backward(self, tokens: torch.Tensor, target: torch.Tensor, *, last: bool, seen: Seen = ignored) -> torch.Tensor:
+        """
+        Add one micro batch to the gradient, of all ranks once it is the last.
+
+        Returns:
+            This rank's share of the loss; `seen` has got it before the gradient was computed.
+        """
 
     def update(self, step: int, lr: float, loss: torch.Tensor) -> float:
         """
@@ -40,6 +51,9 @@ class Strategy(Protocol):
         Raises:
             TrainerError: the norm is not finite, in fp32 or bf16; the weights are as before.
         """
+
+    def drop(self) -> None:
+        """Forget the gradients of a step that is not made. The weights may be anything until load() gives others."""
 
     def state(self) -> Dict[str, Any]:
         """Everything needed to go on, whole on rank 0, in part or not at all on the others; plain values and tensors."""
@@ -63,11 +77,12 @@ class TorchStrategy(abc.ABC):
     def settle(self, tokens: torch.Tensor, target: torch.Tensor) -> None:  # noqa: B027  most need nothing
         """Nothing to do."""
 
-    def backward(self, tokens: torch.Tensor, target: torch.Tensor, *, last: bool) -> torch.Tensor:
+    def backward(self, tokens: torch.Tensor, target: torch.Tensor, *, last: bool, seen: Seen = ignored) -> torch.Tensor:
         with self.accumulating(last=last):
             with self.computing():
                 loss = self.model(tokens, target)
             loss = loss / self.config.accumulation
+            seen(loss.detach())
             (self.scaler.scale(loss) if self.scaler else loss).backward()
         return loss.detach()  # type: ignore[no-any-return]  # of a model of any class
 
@@ -85,6 +100,9 @@ class TorchStrategy(abc.ABC):
             self.group.accelerator.step(self.optimizer, loss, self.model)
         self.optimizer.zero_grad(set_to_none=True)
         return norm
+
+    def drop(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
 
     @abc.abstractmethod
     def accumulating(self, *, last: bool) -> ContextManager[Any]:

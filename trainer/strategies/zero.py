@@ -17,6 +17,7 @@ from trainer.finite import check_finite
 from trainer.model import GPT
 from trainer.place import replace_text, say
 from trainer.strategies import zero_state
+from trainer.strategies.base import Seen, ignored
 from trainer.strategies.deepspeed_config import deepspeed_config, strict_json
 from trainer.strategies.deepspeed_package import package_warning
 from trainer.strategies.optimizer import decay_groups, make_optimizer
@@ -31,6 +32,7 @@ class Zero:
     def __init__(self, group: Group, config: TrainConfig, model: GPT, out: Path) -> None:
         self.group, self.config, self.stage = group, config, ZERO_STAGES[config.strategy]
         self.lends_state = self.stage == 0
+        self._is_amid_step = False
         warning = package_warning(group.accelerator.name, config.strategy)
         if warning and group.place.is_main:
             say(warning)
@@ -46,11 +48,14 @@ class Zero:
     def settle(self, tokens: torch.Tensor, target: torch.Tensor) -> None:
         """Nothing to do: the order of its buckets is fixed by the model."""
 
-    def backward(self, tokens: torch.Tensor, target: torch.Tensor, *, last: bool) -> torch.Tensor:
+    def backward(self, tokens: torch.Tensor, target: torch.Tensor, *, last: bool, seen: Seen = ignored) -> torch.Tensor:
+        self._is_amid_step = True
         self.engine.set_gradient_accumulation_boundary(last)
         loss = self.engine(tokens, target)
+        share: torch.Tensor = loss.detach() / self.config.accumulation
+        seen(share)
         self.engine.backward(loss)  # divides by the accumulation itself
-        return loss.detach() / self.config.accumulation  # type: ignore[no-any-return]  # of a model of any class
+        return share
 
     def update(self, step: int, lr: float, loss: torch.Tensor) -> float:  # noqa: ARG002 -- the lazy row of DDP needs it
         for group in self.engine.optimizer.param_groups:
@@ -58,12 +63,21 @@ class Zero:
         norm = self._plain_norm() if self.stage == 0 else None
         if norm is not None:
             check_finite("gradient norm", [norm], step)
-        self.engine.step()
+        self._step()
         if norm is None:
             norm = float(self.engine.get_global_grad_norm())
             if self.config.precision != "fp16":
                 check_finite("gradient norm", [norm], step)  # the engine has left the weights as they were
         return norm
+
+    def drop(self) -> None:
+        """Gradients lie in buffers of the engine, which only its step empties; load() undoes what it does else."""
+        if self._is_amid_step:
+            self._step()
+
+    def _step(self) -> None:
+        self.engine.step()
+        self._is_amid_step = False
 
     def state(self) -> Dict[str, Any]:
         if self.stage == 0:
