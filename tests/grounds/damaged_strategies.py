@@ -62,7 +62,7 @@ class OneStrategy:
 
     def go_back(self) -> tuple[str, int, bool]:
         """Twice from step 2 to step 3, the second time after a step of which only the gradients were made."""
-        checkpoints, sums = self._checkpoints(self.folder), []
+        checkpoints, sums, step = self._checkpoints(self.folder), [], 0
         for _ in range(2):
             step = checkpoints.resume(self.strategy).step
             self._train(3)
