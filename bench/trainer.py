@@ -31,7 +31,7 @@ UNCOUNTED = 10  # steps at the start of a run
 AT_LEAST_OF_BY_HAND, AT_LEAST_OF_HF = 0.98, 1.1
 
 SMALL = ("model.layers=2", "model.width=128", "model.heads=4", "model.context=64", "micro_batch=4")
-LARGE = ("model.layers=6", "model.width=512", "model.heads=8", "model.context=128", "micro_batch=2")
+LARGE = ("model.layers=6", "model.width=512", "model.heads=8", "model.context=32", "micro_batch=1")
 ON_CPU = ("device=cpu", "report=", "optim.fused=true", "steps=200", "save_steps=1000000")
 ON_CUDA = ("device=cuda", "report=", "precision=bf16", "compile=true", "optim.fused=true", "steps=60", "lr=3e-4",
            "save_steps=1000000")  # fmt: skip
@@ -155,7 +155,7 @@ def _on_cuda(place: Place, device: str, name: str, repetitions: int) -> Measure:
 
 
 def _saving(place: Place, repetitions: int) -> Measure:
-    training = _Training(place, 2, (*LARGE, "device=cpu", "report=", "log_steps=1", "steps=28", "save_steps=9"))
+    training = _Training(place, 2, (*LARGE, "device=cpu", "report=", "log_steps=1", "steps=46", "save_steps=15"))
 
     def run(*words: str) -> Mapping[str, float]:
         records = training.records(*words)

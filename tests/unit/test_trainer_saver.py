@@ -87,6 +87,20 @@ def test_state_of_its_step_is_written_though_training_goes_on(loop: Loop, tmp_pa
     assert all(torch.equal(mine[number][key], theirs[number][key]) for number in theirs for key in theirs[number])
 
 
+def test_memory_of_the_last_snapshot_is_used_again(tmp_path: Path) -> None:
+    """Fresh memory would take several times as long, and training stands still for that time."""
+    loop = _open(tmp_path, async_save=True)
+    loop.train(2)
+    first = loop.saver._room["model"]["head.weight"].data_ptr()  # noqa: SLF001 -- where it lies shows nowhere else
+    loop.saver.finish()
+    loop.train(2)
+    assert loop.saver._room["model"]["head.weight"].data_ptr() == first  # noqa: SLF001 -- as above
+    loop.saver.finish()
+    weights = Session.start(tmp_path)
+    assert weights.resume().step == 4
+    assert weights.weights() == loop.session.weights()
+
+
 def test_one_is_in_flight_and_what_falls_due_meanwhile_is_put_off(
     loop: Loop, capsys: pytest.CaptureFixture[str]
 ) -> None:

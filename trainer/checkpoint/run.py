@@ -18,7 +18,7 @@ from trainer.checkpoint.files import Checkpoint, DamagedError
 from trainer.checkpoint.fit import differences
 from trainer.checkpoint.random_state import random_state, restore_random_state
 from trainer.checkpoint.room import room_needed
-from trainer.checkpoint.tensors import load_state, on_cpu
+from trainer.checkpoint.tensors import copied, load_state, on_cpu
 from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.errors import StorageError, StorageUserError, UserError
@@ -49,6 +49,7 @@ class Snapshot:
     step: int
     about: Mapping[str, Any]
     writers: Mapping[str, Callable[[BinaryIO], object]]
+    tensors: Any
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.out / f"step_{step}"
 
-    def take(self, state: TrainState, strategy: Strategy, *, lasting: bool) -> Snapshot | None:
+    def take(self, state: TrainState, strategy: Strategy, *, lasting: bool, room: Any = None) -> Snapshot | None:  # noqa: ANN401
         """
         What save() writes, on rank 0; all ranks must call.
 
@@ -125,17 +126,18 @@ class Checkpoints:
             state: goes into the manifest.
             strategy: gives the rest.
             lasting: training may go on before it is written.
+            room: tensors of a snapshot of before, which has been written, to be used again.
         """
         randomness = self.group.gather_bytes(random_state(self.group.device))
         whole = strategy.state()
         if not self.group.place.is_main:
             return None
-        tensors = on_cpu(whole, copied=lasting and strategy.lends_state)
+        tensors = copied(whole, room) if lasting and strategy.lends_state else on_cpu(whole)
         writers: Dict[str, Callable[[BinaryIO], object]] = {
             "state.pt": lambda file: torch.save(tensors, file),
             "rng.json": lambda file: file.write(b"[" + b",\n".join(randomness) + b"]"),
         }
-        return Snapshot(state.step, self._about(state), writers)
+        return Snapshot(state.step, self._about(state), writers, tensors)
 
     def write(self, snapshot: Snapshot) -> str:
         """Rank 0: what went wrong, or ""."""
@@ -159,15 +161,10 @@ class Checkpoints:
 
     def go_back(self, strategy: Strategy, last: int | None) -> TrainState | None:
         """
-        Load the newest verified checkpoint of this training, in the midst of it; later ones go to quarantine.
+        Load the newest verified checkpoint of this training, in the midst of it; None when nothing was saved yet.
 
-        Args:
-            strategy: gets it.
-            last: the step to which the training went back the time before: where nothing was saved since, an older
-                checkpoint is taken, if there is one.
-
-        Returns:
-            None when nothing was saved yet.
+        Later ones go to quarantine. `last` is the step to which the training went back the time before: where nothing was
+        saved since, an older checkpoint is taken, if there is one.
         """
         return self._load(strategy, lambda: self._find_older(last))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Callable, List
+from typing import Any, Callable, List
 
 from trainer.checkpoint.run import Checkpoints, TrainState
 from trainer.distributed import Told
@@ -37,6 +37,7 @@ class Saver:
         self._writing: _Writing | None = None
         self._problem = ""
         self._put_off = False
+        self._room: Any = None  # the tensors of the last snapshot: written, before there is another
         self._saved_at = time.monotonic()
         self._losses: List[float] = []
 
@@ -112,8 +113,9 @@ class Saver:
         self.progress.write("save", state.step, saved=state.step)
 
     def _begin(self, state: TrainState) -> None:
-        snapshot = self.checkpoints.take(state, self.strategy, lasting=True)
+        snapshot = self.checkpoints.take(state, self.strategy, lasting=True, room=self._room)
         if snapshot:
+            self._room = snapshot.tensors if self.strategy.lends_state else None
             stopped_s = time.monotonic() - self._saved_at
             problem = self._thread.submit(self.checkpoints.write, snapshot)
             self._writing = _Writing(state.step, self._saved_at, stopped_s, problem)
