@@ -20,7 +20,7 @@ from orchestrator.plan import LaunchPlan, NodePlan
 from orchestrator.transports import way_to
 from orchestrator.transports.base import Transport, Unreachable
 from orchestrator.transports.endpoint import Endpoint
-from orchestrator.transports.here import is_own_name
+from orchestrator.transports.here import is_loopback, is_own_name
 from orchestrator.transports.observed import Answer, Trace
 from orchestrator.transports.terminal import Terminal
 
@@ -169,7 +169,7 @@ class ThisMachine:
 
     def is_at(self, node: NodePlan) -> bool:
         """By a name or a loopback address, without a look at ssh's configuration."""
-        return is_own_name(node.name) or is_own_name(node.address) or node.address.startswith(("127.", "::1"))
+        return is_own_name(node.name) or is_own_name(node.address) or is_loopback(node.address)
 
     def endpoint(self) -> Endpoint:
         """A process here."""
@@ -231,8 +231,8 @@ class LoginNode:
         return f"{f'{user}@' if user else ''}{host}{f':{port}' if port else ''}"
 
     def is_at(self, node: NodePlan) -> bool:
-        """By the name or address that the inventory has for both."""
-        return self._node.address in (node.name, node.address)
+        """By the name or address that the inventory has for both, or an address that nobody has to himself."""
+        return self._node.address in (node.name, node.address) or is_loopback(node.address)
 
     def require(self) -> None:
         """By asking sbatch for its version."""
