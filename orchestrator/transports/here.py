@@ -48,7 +48,9 @@ def _has_address_of(hop: Hop) -> bool:
     except socket.gaierror:
         return False  # who logs in there says so
     for family, _, _, _, address in found:
-        if (hop.port == DEFAULT_PORT or not is_loopback(str(address[0]))) and _can_bind(family, (address[0], 0, *address[2:])):
+        if (hop.port == DEFAULT_PORT or not is_loopback(str(address[0]))) and _can_bind(
+            family, (address[0], 0, *address[2:])
+        ):
             return True
     return False
 
