@@ -42,6 +42,6 @@ def copied(tree: Any, into: Any) -> Any:  # noqa: ANN401 -- as above
         before = into if isinstance(into, dict) else {}
         return {key: copied(value, before.get(key)) for key, value in tree.items()}
     if isinstance(tree, list):
-        before = into if isinstance(into, list) and len(into) == len(tree) else [None] * len(tree)
-        return [copied(value, one) for value, one in zip(tree, before)]
+        ones = into if isinstance(into, list) and len(into) == len(tree) else [None] * len(tree)
+        return [copied(value, one) for value, one in zip(tree, ones)]
     return tree
