@@ -44,6 +44,10 @@ class Bundle:
         with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
             for name, path in self.files:
                 archive.add(path, arcname=name, recursive=False, filter=_anonymous)
+            for folder in sorted({PurePosixPath(name).parent for name, _ in self.files if name.startswith("trainer/")}):
+                kept = tarfile.TarInfo(f"{folder}/__pycache__")  # else a rank makes it, as open as the user's umask is
+                kept.type, kept.mode = tarfile.DIRTYPE, 0o700
+                archive.addfile(kept)
         return buffer.getvalue()
 
 

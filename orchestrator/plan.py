@@ -278,6 +278,8 @@ def job(plan: LaunchPlan) -> dict[str, Any]:
     rules = (
         {name: plan.slurm[name] for name in ("requeue", "max_retries", "warn_s")} if plan.launcher == "slurm" else {}
     )
+    if rules and not plan.slurm.get("shared", True):
+        rules["shared"] = False
     is_open = plan.by_count or plan.spare_count > 0  # which nodes run is not known before
     return {
         "version": 1,

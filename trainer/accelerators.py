@@ -8,6 +8,7 @@ group, and torch comes in as an argument, so every row can be looked at without 
 from __future__ import annotations
 
 import contextlib
+import glob
 import importlib
 import importlib.util
 import resource
@@ -19,6 +20,9 @@ from .errors import UserError  # relative: scripts get this under another name (
 
 # `Any` below stands for modules and classes that exist only where the vendor's package is installed.
 
+GCU_FILES = "/dev/gcu*"
+NOT_INSTALLED = "torch_gcu is not installed for this Python"
+
 
 @dataclass(frozen=True)
 class Accelerator:
@@ -29,7 +33,7 @@ class Accelerator:
         device: "{n}" is the device's number on this node.
         distributed: the module whose process group speaks `backend`.
         takes_device_ids: whether its DistributedDataParallel wants device_ids=[n].
-        own_rendezvous: `distributed` has its own store, so it must do the rendezvous itself.
+        own_rendezvous: `distributed` takes no store of torch's, so it is given an address and makes one of its own.
         autocast: takes the name of a torch dtype.
         precisions: what the device and this torch can do of fp32, bf16, fp16.
         scaler: a new GradScaler, for fp16.
@@ -60,14 +64,15 @@ class Accelerator:
         return self.device.format(n=local_rank)
 
     def device_ids(self, local_rank: int) -> list[int] | None:
-        """What DistributedDataParallel gets; None where it refuses them, as for modules on the CPU."""
+        """What DistributedDataParallel gets for a module on the device; None on the CPU, where it refuses them."""
         return [local_rank] if self.takes_device_ids else None
 
 
 def load_torch_gcu() -> tuple[Any, str]:
     """(torch_gcu, ""), or (None, why it cannot be used); importing it registers the device and the backend eccl."""
     if importlib.util.find_spec("torch_gcu") is None:
-        return None, "torch_gcu is not installed"
+        cards = sorted(glob.glob(GCU_FILES))
+        return None, NOT_INSTALLED + (f", though this node has {cards[0]}" if cards else "")
     try:
         return importlib.import_module("torch_gcu"), ""
     except (ImportError, OSError, RuntimeError) as exc:  # a missing driver library shows as any of the three
@@ -98,7 +103,7 @@ def choose(asked: str, torch: Any, load_gcu: Callable[[], tuple[Any, str]] = loa
         raise UserError(
             f"device=gcu: {problem}; install TopsRider and its torch_gcu for this Python, or use device=cpu"
         )
-    if gcu is None and "cannot be imported" in problem:
+    if problem not in ("", NOT_INSTALLED):
         sys.stderr.write(f"WARNING: {problem}; training on the CPU\n")
     return _cpu(torch)
 
@@ -146,7 +151,7 @@ def _gcu_i3x(torch: Any) -> Accelerator:  # noqa: ANN401
         set_device=torch.gcu.set_device,
         synchronize=torch.gcu.synchronize,
         autocast=lambda dtype: torch.autocast("gcu", dtype=getattr(torch, dtype)),
-        precisions=lambda: ("fp32", "bf16", "fp16"),
+        precisions=lambda: ("fp32", "bf16", "fp16") if torch.gcu.is_bf16_supported() else ("fp32", "fp16"),
         scaler=lambda: torch.gcu.amp.GradScaler(),  # noqa: PLW0108 -- looked up when fp16 is asked for
         step=_plain_step,
         device_name=str,
@@ -174,7 +179,7 @@ def _gcu_t2x(gcu: Any) -> Accelerator:  # noqa: ANN401
         backend="eccl",
         distributed=distributed,
         data_parallel=parallel.DistributedDataParallel,
-        takes_device_ids=False,  # it takes None or one; with None it leaves the inputs where they are, on the device
+        takes_device_ids=True,  # with None it puts a replica on every card of the node, in every rank
         own_rendezvous=True,
         count=gcu.device_count,
         set_device=gcu.set_device,

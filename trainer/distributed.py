@@ -13,7 +13,7 @@ import os
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Mapping, NoReturn, Type
+from typing import Mapping, NoReturn, Type
 
 import torch
 
@@ -134,14 +134,18 @@ def initialise(asked: str, timeout_s: float, env: Mapping[str, str]) -> Group:
     """
     place = Place.from_env(env)
     accelerator, device, problem = _prepare(asked, place)
-    if not place.launched or (accelerator is not None and accelerator.own_rendezvous):
+    if not place.launched:
         if accelerator is None or problem:
-            raise UserError(f"rank {place.rank}: {problem}" if place.launched else problem)
-        return _join(place, accelerator, device, None, timeout_s=timeout_s)
+            raise UserError(problem)
+        return Group(place, accelerator, device, None, f"1/1 ranks ready, backend none, device {device.type}")
     roll = RollCall.open(place, env, min(timeout_s, JOIN_TIMEOUT_S))
     roll.check_all("device", problem, accelerator.name if accelerator else "")
     assert accelerator is not None  # a rank with a problem did not get past the roll call
-    return _join(place, accelerator, device, roll, timeout_s=timeout_s)
+    _join(accelerator, roll, timedelta(seconds=timeout_s))
+    roll.check_all("all-reduce", _test_all_reduce(accelerator, place, device), device.type, kind=TrainerError)
+    count = place.world_size
+    ready = f"{count}/{count} ranks ready, backend {accelerator.backend}, device {device.type}"
+    return Group(place, accelerator, device, roll, ready)
 
 
 def _prepare(asked: str, place: Place) -> tuple[Accelerator | None, torch.device, str]:
@@ -155,25 +159,19 @@ def _prepare(asked: str, place: Place) -> tuple[Accelerator | None, torch.device
     return accelerator, device, ""
 
 
-def _join(
-    place: Place, accelerator: Accelerator, device: torch.device, roll: RollCall | None, *, timeout_s: float
-) -> Group:
-    count, kind = place.world_size, device.type
-    if not place.launched:
-        return Group(place, accelerator, device, None, f"1/1 ranks ready, backend none, device {kind}")
-    dist, timeout = accelerator.distributed, timedelta(seconds=timeout_s)
-    if roll is None:
-        dist.init_process_group(accelerator.backend, init_method="env://", timeout=timeout)
+def _join(accelerator: Accelerator, roll: RollCall, timeout: timedelta) -> None:
+    """Make the process group; raises TrainerError in the words of the library that refuses."""
+    place, dist = roll.place, accelerator.distributed
+    if accelerator.own_rendezvous:
+        meeting = {"init_method": f"tcp://{roll.address_for_others()}"}
     else:
-        store = roll.store_for("group")
-        dist.init_process_group(accelerator.backend, store=store, rank=place.rank, world_size=count, timeout=timeout)
-    problem = _test_all_reduce(dist, place, device)
-    if roll is not None:
-        roll.check_all("all-reduce", problem, kind, kind=TrainerError)
-    elif problem:
-        raise TrainerError(f"rank {place.rank}: {problem}")
-    ready = f"{count}/{count} ranks ready, backend {accelerator.backend}, device {kind}"
-    return Group(place, accelerator, device, roll, ready)
+        meeting = {"store": roll.store_for("group")}
+    try:
+        dist.init_process_group(
+            accelerator.backend, rank=place.rank, world_size=place.world_size, timeout=timeout, **meeting
+        )
+    except (RuntimeError, ValueError) as exc:
+        raise TrainerError(f"rank {place.rank} cannot join the group ({accelerator.backend}): {exc}") from exc
 
 
 def _take_device(accelerator: Accelerator, place: Place) -> torch.device:
@@ -196,11 +194,11 @@ def _take_device(accelerator: Accelerator, place: Place) -> torch.device:
     return device
 
 
-def _test_all_reduce(dist: Any, place: Place, device: torch.device) -> str:  # noqa: ANN401 -- stock or vendor's c10d
+def _test_all_reduce(accelerator: Accelerator, place: Place, device: torch.device) -> str:
     """Sum 1..world_size over the group, exact in fp32; what went wrong, or ""."""
     probe = torch.tensor([float(place.rank + 1)], dtype=torch.float32).to(device)
     try:
-        dist.all_reduce(probe)
+        accelerator.distributed.all_reduce(probe)
         total = float(probe.item())
     except RuntimeError as exc:
         return f"the test all-reduce failed: {exc}"

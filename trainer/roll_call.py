@@ -54,6 +54,7 @@ class RollCall:
     place: Place
     timeout_s: float
     address: str
+    agent_hosts: bool
 
     @classmethod
     def open(cls, place: Place, env: Mapping[str, str], timeout_s: float) -> RollCall:
@@ -82,11 +83,28 @@ class RollCall:
             does = "host" if hosts else "reach"
             raise TrainerError(f"rank {place.rank} cannot {does} the rendezvous at {host}:{port}: {exc}") from exc
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return cls(PrefixStore(f"orch/{attempt}", store), place, timeout_s, f"{host}:{port}")
+        host = f"[{host}]" if ":" in host else host
+        return cls(PrefixStore(f"orch/{attempt}", store), place, timeout_s, f"{host}:{port}", agent_hosts)
 
     def store_for(self, name: str) -> Any:  # noqa: ANN401 -- as `store`
         """A part of the store under its own prefix."""
         return PrefixStore(name, self.store)
+
+    def address_for_others(self) -> str:
+        """
+        host:port of rank 0 where a store of another library can listen; all ranks must call.
+
+        Under torchrun that is its own store, which such a library takes for the one to use.
+        """
+        if self.agent_hosts:
+            return self.address
+        host = self.address.rpartition(":")[0]
+        if self.place.is_main:
+            with socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET) as probe:
+                probe.bind(("", 0))
+                self.store.set("port-for-others", str(probe.getsockname()[1]))
+        self._wait("port-for-others", self.timeout_s)
+        return f"{host}:{self.store.get('port-for-others').decode()}"
 
     def check_all(self, stage: str, problem: str, word: str, *, kind: Type[TrainerError] = UserError) -> None:
         """

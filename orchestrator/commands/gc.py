@@ -13,7 +13,8 @@ from orchestrator.console import print_json, print_table, say
 from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, RunNotFound
 from orchestrator.fanout import each
 from orchestrator.inventory import Node, SshOptions
-from orchestrator.launchers.slurm_host import login_node
+from orchestrator.launchers import apart
+from orchestrator.launchers.slurm_host import login_node, slurm_host
 from orchestrator.node.leftovers import Clearing
 from orchestrator.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.store import RunFolder, Store, home
@@ -131,11 +132,15 @@ def _sites_of_runs(plans: Iterable[LaunchPlan | None]) -> list[Site]:
 
 
 def _sites_of(plan: LaunchPlan) -> list[Site]:
-    """Under Slurm the machine alone that shares the working folder: the login node, or this one."""
+    """Under Slurm the machine alone that shares the working folder, the login node or this one; the nodes too where none does."""
     ssh = SshOptions.model_validate(plan.ssh)
     if plan.launcher == "slurm":
         login = login_node(plan.slurm["login"], plan.head, ssh)
-        return [Site(plan.head, "local", ssh) if login is None else Site(login, "ssh", ssh)]
+        host = Site(plan.head, "local", ssh) if login is None else Site(login, "ssh", ssh)
+        if not apart.is_apart(plan):
+            return [host]
+        ssh = SshOptions.model_validate(apart.ssh_to_nodes(plan, slurm_host(plan)))
+        return [host, *(Site(node, "ssh", ssh) for node in plan.nodes)]
     return [Site(node, plan.transport, ssh) for node in plan.nodes]
 
 

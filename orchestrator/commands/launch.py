@@ -135,6 +135,7 @@ def _start(planned: Planned, launcher: Launcher) -> RunFolder:
         when, after = "during the launch", "what had started was stopped"
         job = launcher.start(planned.bundle)
         folder.update(slurm_job=job, started=True, launching=None)
+        keep_as_carried_out(folder, planned.plan, launcher.plan)
     except OrchError as exc:
         if left := give_up([folder], launcher, RunState.FAILED, str(exc)):
             raise left from exc
@@ -153,6 +154,14 @@ def complete(folder: RunFolder, planned: Planned) -> None:
     """Add to the record what need not be in it from the first moment."""
     folder.write_plan(planned.plan)
     folder.update(state=RunState.STARTING, code=_code(folder, planned.private))
+
+
+def keep_as_carried_out(folder: RunFolder, planned: LaunchPlan, plan: LaunchPlan) -> None:
+    """Record the plan and tell its warnings, where it is not the one that was made."""
+    if plan is not planned:
+        folder.write_plan(plan)
+        for warning in plan.warnings[len(planned.warnings) :]:
+            say(f"warning: {warning}")
 
 
 def give_up(folders: Sequence[RunFolder], launcher: Launcher, state: RunState, why: str) -> LaunchError | None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from datetime import datetime, timezone
 
 from orchestrator import transcript
-from orchestrator.commands.launch import Planned, complete, give_up, plan_of
+from orchestrator.commands.launch import Planned, complete, give_up, keep_as_carried_out, plan_of
 from orchestrator.commands.request import Words, trainer_config
 from orchestrator.commands.status import bring_up_to_date, readable
 from orchestrator.console import print_json, print_table, print_text, say
@@ -39,7 +39,8 @@ def submit_sweep(words: Words, axes: Sequence[str], *, dry_run: bool) -> int:
     if dry_run:
         print_text("\n".join(transcript.of(one.plan) for one in planned))
         return 0
-    with closing(SlurmLauncher(planned[0].plan, slurm_host(planned[0].plan, Terminal()))) as launcher:
+    terminal = Terminal()
+    with closing(SlurmLauncher(planned[0].plan, slurm_host(planned[0].plan, terminal), terminal)) as launcher:
         job = _start(planned, launcher)
     sweep = planned[0].plan.job_name
     say(f"{len(planned)} runs are tasks of Slurm job {job}: `orch list --sweep {sweep}` compares them")
@@ -77,11 +78,14 @@ def _start(planned: Sequence[Planned], launcher: SlurmLauncher) -> str:
             complete(folders[-1], one)
         for doubt in launcher.connect():
             say(f"warning: {doubt}")
-        for one in planned[1:]:
-            launcher.push(one.plan, one.bundle)
+        others = [launcher.push(one.plan, one.bundle) for one in planned[1:]]
         job = str(launcher.start(planned[0].bundle))
         for task, folder in enumerate(folders):
             folder.update(slurm_job=f"{job}_{task}", started=True, launching=None)
+        for one, plan, folder in zip(planned[1:], others, folders[1:], strict=True):
+            if plan is not one.plan:
+                folder.write_plan(plan)
+        keep_as_carried_out(folders[0], planned[0].plan, launcher.plan)
     except (OrchError, OSError) as exc:
         raise give_up(folders, launcher, RunState.FAILED, str(exc)) or exc from exc
     except KeyboardInterrupt:

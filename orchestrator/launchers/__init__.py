@@ -14,7 +14,7 @@ from orchestrator.transports.terminal import Terminal
 def launcher_for(plan: LaunchPlan, terminal: Terminal | None = None) -> Launcher:
     """The launcher of a plan; `terminal` is where it asks what a login asks, by default this process's own."""
     if plan.launcher == "slurm":
-        return SlurmLauncher(plan, slurm_host(plan, terminal))
+        return SlurmLauncher(plan, slurm_host(plan, terminal), terminal)
     return direct_launcher(plan, terminal)
 
 

@@ -10,6 +10,7 @@ from orchestrator.bundle import Bundle
 
 if TYPE_CHECKING:
     from orchestrator.errors import NodeError
+    from orchestrator.plan import LaunchPlan
     from orchestrator.transports.endpoint import Endpoint
 
 
@@ -85,6 +86,11 @@ class Queue:
 
 class Launcher(Protocol):
     """Carries out one plan; holds its connections until closed."""
+
+    @property
+    def plan(self) -> LaunchPlan:
+        """The plan as it is carried out: what is found at the start may change it."""
+        ...
 
     def connect(self) -> Sequence[str]:
         """

@@ -41,6 +41,11 @@ class DirectLauncher:
         self._is_closed = False
         self._connecting = {node.name: threading.Lock() for node in plan.nodes}
 
+    @property
+    def plan(self) -> LaunchPlan:
+        """The plan."""
+        return self._plan
+
     def connect(self) -> Sequence[str]:
         """Open one connection a node, all at once."""
         self._connect(self._plan.nodes)
@@ -50,8 +55,7 @@ class DirectLauncher:
         """Push to all nodes; find the rendezvous on the head; start all agents with it."""
         plan = self._plan
         self.connect()
-        files = plans.node_files(plan)
-        self._on_each(plan.nodes, lambda node: self._push(node, bundle, files[node.name]))
+        self.push(bundle, plans.node_files(plan))
         for tries_left in reversed(range(PORT_TRIES)):
             try:
                 self._start_agents()
@@ -62,6 +66,10 @@ class DirectLauncher:
             else:
                 break
         return None
+
+    def push(self, bundle: Bundle, files: Mapping[str, Sequence[PlannedFile]]) -> None:
+        """Write the bundle and each node's files, given by its name."""
+        self._on_each(self._plan.nodes, lambda node: self._push(node, bundle, files[node.name]))
 
     def undo(self) -> list[str]:
         """Have every node whose agent was asked for, answered or not, end it; after `close` over connections of its own."""
@@ -150,7 +158,7 @@ class DirectLauncher:
         return node.name in self._endpoints and self._endpoints[node.name].connected
 
     def _push(self, node: NodePlan, bundle: Bundle, files: Sequence[PlannedFile]) -> None:
-        endpoint = self._endpoints[node.name]
+        endpoint = self.reach(node)
         if not endpoint.prepare(node.workdir, bundle.digest):
             endpoint.put_bundle(node.workdir, bundle.digest, bundle.archive)
         for file in files:

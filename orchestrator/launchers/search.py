@@ -157,5 +157,5 @@ def _plan(inventory: Inventory, run_id: str, trace: Trace) -> LaunchPlan:
         config=None,
         bundle="",
         ssh=inventory.ssh.model_dump(mode="json"),
-        slurm=inventory.slurm.model_dump(mode="json"),
+        slurm={**inventory.slurm.model_dump(mode="json"), "shared": trace.shared},
     )

@@ -10,12 +10,16 @@ from dataclasses import replace
 from orchestrator import plan as plans
 from orchestrator.bundle import Bundle
 from orchestrator.errors import LaunchError, NodeError, NodesError
+from orchestrator.hostlist import expand
+from orchestrator.launchers import apart
 from orchestrator.launchers.base import Place, Queue
+from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.slurm_host import SlurmHost
 from orchestrator.launchers.slurm_queue import array_of, ask, position
 from orchestrator.launchers.slurm_submit import NOT_REACHED
 from orchestrator.plan import LaunchPlan
 from orchestrator.slurm_settings import seconds
+from orchestrator.transports.terminal import Terminal
 
 KILL_WAIT_S = 60.0  # Slurm's KillWait is 30 s by default, between TERM and KILL
 POLL_S = 0.5
@@ -28,11 +32,19 @@ DOUBT_S, LATE_S = 60.0, 5.0  # a busy slurmctld comes to what it was sent later 
 class SlurmLauncher:
     """Works on the host that has Slurm: this machine, or a login node over SSH."""
 
-    def __init__(self, plan: LaunchPlan, host: SlurmHost) -> None:
+    def __init__(self, plan: LaunchPlan, host: SlurmHost, terminal: Terminal | None = None) -> None:
         self._plan = plan
         self._host = host
+        self._terminal = terminal
+        self._is_apart: bool | None = None
+        self._nodes: DirectLauncher | None = None
         self._may_be_submitted = False
         self._is_seen = False
+
+    @property
+    def plan(self) -> LaunchPlan:
+        """The plan, set apart where the nodes turned out to share no workdir."""
+        return self._plan
 
     def connect(self) -> Sequence[str]:
         """Make sure that the host can submit, that the cluster can run the job, and that there is the nodes' Python."""
@@ -47,15 +59,27 @@ class SlurmLauncher:
     def start(self, bundle: Bundle) -> str | None:
         """Write the files to the shared workdir and submit; returns Slurm's job id."""
         with self._reached():
-            self.push(self._plan, bundle)
+            self._plan = self.push(self._plan, bundle)
             self._may_be_submitted = True
             try:
                 return self._host.submit(self._plan)
             except LaunchError as refusal:
                 return self._submitted_all_the_same(refusal)
 
-    def push(self, plan: LaunchPlan, bundle: Bundle) -> None:
-        """Write what a run needs to the shared workdir."""
+    def push(self, plan: LaunchPlan, bundle: Bundle) -> LaunchPlan:
+        """Write what a run needs to the shared workdir; where there is none, to each node's own. Returns the plan that holds then."""
+        self._put(plan, bundle)
+        if self._is_apart is None:
+            self._is_apart = apart.lack_files(plan, self._host)
+        if not self._is_apart:
+            return plan
+        plan = apart.set_apart(plan)
+        self._put(plan, bundle)
+        files = plans.node_files(plan)[plan.head.name]
+        self._over_ssh().push(bundle, {node.name: files for node in plan.nodes})
+        return plan
+
+    def _put(self, plan: LaunchPlan, bundle: Bundle) -> None:
         head, endpoint = plan.head, self._host.endpoint()
         if not endpoint.prepare(head.workdir, bundle.digest):
             endpoint.put_bundle(head.workdir, bundle.digest, bundle.archive)
@@ -74,7 +98,9 @@ class SlurmLauncher:
         return trace.attempt if trace else 1
 
     def places(self, attempt: int) -> Sequence[Place]:
-        """One place with all nodes: which they are is seen there once they have started."""
+        """One place with all nodes: which they are is seen there once they have started. Set apart, a place a node."""
+        if apart.is_apart(self._plan):
+            return self._over_ssh().places(attempt)
         with self._reached():
             self._host.endpoint()
         return [Place(self._host.endpoint, replace(self._plan, attempt=attempt).attempt_dir(self._plan.head), None)]
@@ -111,7 +137,18 @@ class SlurmLauncher:
 
     def close(self) -> None:
         """Close the connections."""
+        if self._nodes is not None:
+            self._nodes.close()
         self._host.close()
+
+    def _over_ssh(self) -> DirectLauncher:
+        """The nodes themselves: the candidates, or those that Slurm has chosen of them, if it says."""
+        if self._nodes is None:
+            queue = self.queue(None) if self._plan.by_count else None
+            chosen = expand(queue.nodes) if queue is not None and queue.nodes else []
+            nodes = tuple(node for node in self._plan.nodes if node.name in chosen) or self._plan.nodes
+            self._nodes = apart.nodes_behind(replace(self._plan, nodes=nodes), self._host, self._terminal)
+        return self._nodes
 
     def _asked(self, job: str | None) -> Queue | None:
         name = self._plan.job_name
@@ -124,14 +161,19 @@ class SlurmLauncher:
 
         Slurm itself writes the first file there, the job's own log: a mark by the first node that costs nothing.
         """
-        if self._is_seen or not (queue.over or queue.word == "RUNNING") or queue.word == "CANCELLED":
+        if (
+            self._is_seen
+            or apart.is_apart(self._plan)
+            or not (queue.over or queue.word == "RUNNING")
+            or queue.word == "CANCELLED"
+        ):
             return queue
         trace = self._host.trace(self._plan)
         self._is_seen = trace is None or trace.has_log  # a folder that was removed since says nothing
         if self._is_seen or (not queue.over and seconds(queue.elapsed) < UNSEEN_S):
             return queue
         folder = f"{self._plan.run_dir(self._plan.head)} on {self._host.name}"
-        remark = f"nothing of the job shows in {folder}: workdir has to be a folder that it shares with the nodes"
+        remark = f"nothing of the job shows in {folder}: workdir has to be a folder that it shares with the nodes, or they have to let orch log in"
         return replace(queue, reason=f"{queue.reason}; {remark}" if queue.reason else remark)
 
     def _submitted_all_the_same(self, refusal: LaunchError) -> str:

@@ -20,6 +20,7 @@ from orchestrator.plan import LaunchPlan, NodePlan
 from orchestrator.transports import way_to
 from orchestrator.transports.base import Transport, Unreachable
 from orchestrator.transports.endpoint import Endpoint
+from orchestrator.transports.here import is_loopback, is_own_name
 from orchestrator.transports.observed import Answer, Trace
 from orchestrator.transports.terminal import Terminal
 
@@ -37,6 +38,15 @@ class SlurmHost(Protocol):
     @property
     def name(self) -> str:
         """What to call it in a message."""
+        ...
+
+    @property
+    def jump(self) -> str | None:
+        """What ssh is to go through on its way to the nodes; None where it starts on that machine."""
+        ...
+
+    def is_at(self, node: NodePlan) -> bool:
+        """Whether that machine is evidently the node itself."""
         ...
 
     def require(self) -> None:
@@ -132,6 +142,7 @@ class ThisMachine:
     """It has sbatch, and shares the workdir with the nodes."""
 
     name = "this machine"
+    jump = None
 
     def __init__(self, head: NodePlan) -> None:
         self._head = head
@@ -155,6 +166,10 @@ class ThisMachine:
         with contextlib.suppress(NodeError):  # told when it is needed
             self.endpoint()
         slurm_submit.load()
+
+    def is_at(self, node: NodePlan) -> bool:
+        """By a name or a loopback address, without a look at ssh's configuration."""
+        return is_own_name(node.name) or is_own_name(node.address) or is_loopback(node.address)
 
     def endpoint(self) -> Endpoint:
         """A process here."""
@@ -207,6 +222,17 @@ class LoginNode:
     def name(self) -> str:
         """As the inventory has it."""
         return self._node.name
+
+    @property
+    def jump(self) -> str:
+        """As ssh_config has it."""
+        user, address, port = self._node.user, self._node.address, self._node.port
+        host = f"[{address}]" if ":" in address else address
+        return f"{f'{user}@' if user else ''}{host}{f':{port}' if port else ''}"
+
+    def is_at(self, node: NodePlan) -> bool:
+        """By the name or address that the inventory has for both, or an address that nobody has to himself."""
+        return self._node.address in (node.name, node.address) or is_loopback(node.address)
 
     def require(self) -> None:
         """By asking sbatch for its version."""

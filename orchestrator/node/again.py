@@ -37,6 +37,8 @@ def next_attempt(path: str, status: str, ended: str) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # it comes with a requeue too, which must not be cut off
     job = load_job(path, os.environ["SLURMD_NODENAME"], 0)
     assert job.slurm is not None, "a job of Slurm"
+    if not job.slurm.get("shared", True):  # what the other nodes' agents have left is not to be seen here
+        return int(status)
     endings = all_endings(job)
     last, folder = endings[-1], os.path.dirname(path)
     if last.is_done(len(job.ranks)):

@@ -228,6 +228,7 @@ def serve(stream: BinaryIO) -> None:
         "supervise": supervise,
         "reach": reach,
         "stop": later("stop", "stop"),
+        "file_system": later("file_system", "file_system"),
         "strays": later("strays", "strays"),
         "clear": later("leftovers", "clear"),
         "command": later("command", "command", umask=umask),

@@ -60,7 +60,9 @@ class Job:
     grace_s: float
     orphan_timeout_s: float | None = None
     isolation_timeout_s: float | None = None
-    slurm: dict[str, Any] | None = None  # requeue, max_retries, warn_s, spares and requeues, where Slurm runs the job
+    slurm: dict[str, Any] | None = (
+        None  # requeue, max_retries, warn_s, spares, requeues and shared, where Slurm runs the job
+    )
 
     def __init__(self, **fields: object) -> None:
         strange = [name for name in fields if name not in Job.__annotations__]

@@ -193,6 +193,10 @@ class Endpoint:
         except ValueError as error:
             raise NodeError(self.node, f"{workdir}/runs/{run_id}: {error}") from error
 
+    def is_local(self, path: str) -> bool:
+        """Whether a path is on a file system of that machine's own, which it may export all the same."""
+        return bool(self._call({"op": "file_system", "path": path})[0]["local"])
+
     def supervise(self, attempt_dir: str, node: str, beat: Beat) -> tuple[NodeObservation, object]:
         """
         One beat: leave the supervisor's mark in the node folder, and wait up to beat.wait_s for news of its agent.

@@ -36,6 +36,11 @@ def is_own_name(name: str) -> bool:
     return name == own if both_long else name.partition(".")[0] == own.partition(".")[0]
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an address means whatever machine it is used on."""
+    return address.startswith("127.") or address == "::1"
+
+
 def _has_address_of(hop: Hop) -> bool:
     """A loopback address with a port of its own is the near end of a tunnel, and not this machine."""
     try:
@@ -43,8 +48,9 @@ def _has_address_of(hop: Hop) -> bool:
     except socket.gaierror:
         return False  # who logs in there says so
     for family, _, _, _, address in found:
-        is_loopback = str(address[0]).startswith("127.") or address[0] == "::1"
-        if (hop.port == DEFAULT_PORT or not is_loopback) and _can_bind(family, (address[0], 0, *address[2:])):
+        if (hop.port == DEFAULT_PORT or not is_loopback(str(address[0]))) and _can_bind(
+            family, (address[0], 0, *address[2:])
+        ):
             return True
     return False
 

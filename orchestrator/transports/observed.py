@@ -92,6 +92,8 @@ class Trace:
     ranks: tuple[int, ...]
     by_slurm: bool
     has_log: bool = False
+    shared: bool = True
+    """False where each node has its own part of the run."""
 
     @classmethod
     def of(cls, found: Json) -> Trace | None:
@@ -113,7 +115,8 @@ class Trace:
             raise ValueError(f"attempt-{trace['attempt']}/job.json is missing or damaged") from exc
         if not fits:
             raise ValueError(f"attempt-{trace['attempt']}/job.json is of another version of orch")
-        return cls(trace["attempt"], nodes, ranks, trace["by_slurm"], trace["has_log"])
+        shared = (job.get("slurm") or {}).get("shared", True)
+        return cls(trace["attempt"], nodes, ranks, trace["by_slurm"], trace["has_log"], shared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,10 @@ class SlurmHosts:
         self.login, *self.nodes = hosts.hosts
         self._folder = hosts.folder / f"slurm-{secrets.token_hex(4)}"
         (self._folder / "state").mkdir(parents=True)
-        self._conf = self._folder / "slurm.conf"
+        self.conf = self._folder / "slurm.conf"
         self._start()
 
-    def inventory(self, folder: Path, *, shared: bool = True) -> Path:
+    def inventory(self, folder: Path, *, shared: bool = True, config: Path | None = None) -> Path:
         """Write `folder`/inventory.yaml; the workdir is shared by all hosts, or below the home that each of them has for itself."""
         work = Path("~/work")
         if shared:
@@ -50,7 +50,7 @@ class SlurmHosts:
             "accelerator": "cpu",
             "devices": 1,
             "defaults": {"python": str(self.hosts.python), "workdir": str(work)},
-            "ssh": {"config": str(self.hosts.ssh_config)},
+            "ssh": {"config": str(config or self.hosts.ssh_config)},
             "slurm": {"partition": "debug", "time": "00:10:00", "login": self.login.name},
             "nodes": [{"name": host.name, "address": host.address} for host in self.nodes],
         }
@@ -67,10 +67,10 @@ class SlurmHosts:
         text = _CONF.format(
             **login, socket=_SOCKET, common=COMMON_CONF.format(folder=self._folder), nodes=nodes, names=names
         )
-        self._conf.write_text(text, "utf-8")
+        self.conf.write_text(text, "utf-8")
         (self._folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n", "utf-8")
         profile = self.login.path(self.hosts.home / ".bash_profile")
-        profile.write_text(f"export SLURM_CONF={self._conf}\n", "utf-8")
+        profile.write_text(f"export SLURM_CONF={self.conf}\n", "utf-8")
         profile.chmod(0o644)
         (self._folder / "key").write_bytes(secrets.token_bytes(128))
         (self._folder / "key").chmod(0o600)
@@ -85,7 +85,7 @@ class SlurmHosts:
         until(lambda: self._states() == idle, deadline_s=30, what=self._complaints)
 
     def _daemon(self, host: Host, name: str, *arguments: str) -> None:
-        env = {"PATH": os.environ["PATH"], "SLURM_CONF": str(self._conf)}
+        env = {"PATH": os.environ["PATH"], "SLURM_CONF": str(self.conf)}
         argv = [*host.enter(), program(name), *arguments]
         self.hosts.keeper.start(argv, env=env, log=self._folder / f"{host.name}-{name}.out")
 
@@ -93,7 +93,7 @@ class SlurmHosts:
         return self._do("sinfo", "--noheader", "--Node", "--format=%N %T").splitlines()
 
     def _do(self, *command: str) -> str:
-        argv = [*self.login.enter(), "env", f"SLURM_CONF={self._conf}", *command]
+        argv = [*self.login.enter(), "env", f"SLURM_CONF={self.conf}", *command]
         return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60).stdout
 
     def _complaints(self) -> str:

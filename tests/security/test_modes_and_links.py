@@ -34,6 +34,7 @@ case "$*" in *__main__.py*) at=start ;; *) at=connect ;; esac
 if [ "$at" = STAGE ]; then touch FOLDER/.reached; while [ ! -e FOLDER/.gate ]; do sleep 0.05; done; fi
 exec PYTHON "$@"
 """
+WITH_BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": ""}
 SECRET = "canary-in-an-env-file"  # noqa: S105  (that is what it is for)
 
 
@@ -43,7 +44,7 @@ def _orch(folder: Path, python: str = sys.executable, workdir: str = "") -> Orch
     (folder / ".env").touch(mode=0o600)
     (folder / ".env").write_text(f"X={SECRET}\n")
     (folder / ".tmp").mkdir(exist_ok=True)
-    return Orch(folder, env={"TMPDIR": str(folder / ".tmp")})
+    return Orch(folder, env={"TMPDIR": str(folder / ".tmp"), **WITH_BYTE_CODE})
 
 
 def _without_umask(orch: Orch, *words: str) -> None:
@@ -74,7 +75,7 @@ def test_umask_000_opens_no_folder_under_slurm_and_no_file_of_orchs(cluster: Clu
     workdir = tmp_path / ".work"
     cluster.inventory(tmp_path, defaults={"workdir": str(workdir)})
     (tmp_path / "x.py").write_text("print('hi')")
-    orch = Orch(tmp_path, env=cluster.env)
+    orch = Orch(tmp_path, env=cluster.env | WITH_BYTE_CODE)
     _without_umask(orch, "submit", "-j", "2x1", "--", "x.py")
     assert _open_to_others(orch.home) == []
     assert [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,9 +64,66 @@ def test_line_to_the_login_node_that_is_silent_for_a_while_costs_no_line(laptop:
         assert told == [f"line {number} of {rank}" for number in range(1, 4001)]
 
 
-def test_workdir_that_every_host_has_for_itself_is_named_as_the_cause(laptop: Orch, slurm_hosts: SlurmHosts) -> None:
+def test_files_and_logs_travel_over_ssh_where_every_host_has_a_workdir_for_itself(
+    laptop: Orch, slurm_hosts: SlurmHosts
+) -> None:
     slurm_hosts.inventory(laptop.cwd, shared=False)
+    done = laptop(
+        "submit", "-j", "2x1", "--", "sh", "-c", 'echo "up on $(hostname)"; echo no >&2; exit "${RANK}"', code=1
+    )
+    assert "workdir ~/work is not shared with the nodes" in done.stderr
+    assert sorted(re.findall(r"up on (h\d)$", done.stdout, re.MULTILINE)) == ["h1", "h2"]
+    status = laptop.status()
+    assert (status["state"], status["exit"]["rank"], status["exit"]["code"]) == ("FAILED", 1, 1)
+    assert sorted(laptop("logs").stdout.splitlines()) == sorted(done.stdout.splitlines())
+    elsewhere = replace(laptop, env={**laptop.env, "ORCH_HOME": str(laptop.cwd / "elsewhere")})
+    found = elsewhere("logs", status["id"], "-i", "inventory.yaml")
+    assert sorted(found.stdout.splitlines()) == sorted(done.stdout.splitlines())
+
+
+def test_run_without_a_shared_workdir_is_not_begun_anew_and_leaves_nothing_after_gc(
+    laptop: Orch, slurm_hosts: SlurmHosts
+) -> None:
+    slurm_hosts.inventory(laptop.cwd, shared=False)
+    run = laptop("submit", "--detach", "--nodes", "h1,h2", "--", "sh", "-c", "echo up; exit 99").stdout.strip()
+    assert laptop("logs", "-f").stdout.count("up") == 2
+    assert laptop.status()["state"] == "FAILED"
+    folders = [host.path(slurm_hosts.hosts.home / "work" / "runs" / run) for host in slurm_hosts.hosts.hosts]
+    assert [sorted(path.name for path in folder.iterdir()) for folder in folders] == [["attempt-1"]] * 3
+    laptop("gc", "--older-than", "0s")
+    assert [folder.exists() for folder in folders] == [
+        True,
+        False,
+        False,
+    ]  # on the login node for an hour: none ran there
+
+
+def test_orch_on_the_login_node_itself_serves_nodes_that_share_nothing_with_it(slurm_hosts: SlurmHosts) -> None:
+    hosts, login = slurm_hosts.hosts, slurm_hosts.login
+    folder = login.path(hosts.home / "job")
+    folder.mkdir()
+    slurm_hosts.inventory(folder, shared=False, config=hosts.write_ssh_config(folder / "ssh", IdentityFile="~/key"))
+    shutil.copy(hosts.client_key, login.path(hosts.home / "key"))
+    for path in (folder, login.path(hosts.home / "key")):
+        os.chown(path, hosts.uid, hosts.gid)
+    env = {"ORCH_HOME": f"{hosts.home}/.orch", "SLURM_CONF": str(slurm_hosts.conf), "PYTHONPATH": str(Path.cwd())}
+    words = [f"{name}={value}" for name, value in (env | {"PATH": os.environ["PATH"]}).items()]
+    orch = Orch(folder, prefix=(*login.enter_as_account(), "env", "-C", str(hosts.home / "job"), *words))
+    done = orch("submit", "-j", "2x1", "--", "sh", "-c", 'echo "up on $(hostname), in $PWD"')
+    assert sorted(re.findall(r"up on (h\d), in (\S+)$", done.stdout, re.MULTILINE)) == [
+        (name, f"{hosts.home}/work/runs/{orch.status()['id']}/attempt-1/{name}") for name in ("h1", "h2")
+    ]
+
+
+def test_workdir_that_is_not_shared_is_named_as_the_cause_where_no_node_can_be_logged_in_to(
+    laptop: Orch, slurm_hosts: SlurmHosts
+) -> None:
+    hosts = slurm_hosts.hosts
+    of_login = [line for line in hosts.known_hosts.read_text("utf-8").splitlines() if line.startswith("h0,")]
+    (laptop.cwd / "known").write_text("\n".join(of_login) + "\n", "utf-8")
+    config = hosts.write_ssh_config(laptop.cwd / "config", UserKnownHostsFile=str(laptop.cwd / "known"))
+    slurm_hosts.inventory(laptop.cwd, shared=False, config=config)
     done = laptop("submit", "-j", "2x1", "--", "true", code=1)
     assert "nothing of the job shows in ~/work/runs/" in done.stderr
     assert "on h0" in done.stderr
-    assert "workdir has to be a folder that it shares with the nodes" in done.stderr
+    assert "workdir has to be a folder that it shares with the nodes, or they have to let orch log in" in done.stderr

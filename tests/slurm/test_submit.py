@@ -55,6 +55,23 @@ def test_named_nodes_are_the_ones_that_run(orch: Orch) -> None:
     assert said == ["n1 0", "n1 1", "n3 2", "n3 3"]
 
 
+@pytest.mark.parametrize(
+    ("shipped", "shape"), [("h800", "2x8"), ("h800-roce", "2x8"), ("t20", "2x8"), ("local", "2x2")]
+)
+def test_script_of_every_shipped_inventory_is_one_that_sbatch_takes(
+    orch: Orch, cluster: Cluster, shipped: str, shape: str
+) -> None:
+    shown = orch("submit", "--dry-run", "-i", shipped, "-j", shape).stdout
+    [script] = re.findall(r"submit\.sbatch <<'END_OF_FILE'\n(.*?)\nEND_OF_FILE$", shown, re.DOTALL | re.MULTILINE)
+    # the partitions, limits and CPUs of this cluster are others
+    here = ["--partition=debug", "--time=10", "--cpus-per-task=1"]
+    asked = ["sbatch", "--test-only", *here]
+    done = subprocess.run(asked, input=script + "\n", env=cluster.env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    wrong = script.replace("--ntasks-per-node=1", "--ntasks-per-node=x")
+    assert subprocess.run(asked, input=wrong, env=cluster.env, capture_output=True, text=True, check=False).returncode
+
+
 def test_slurm_variables_do_not_leak_into_ranks(orch: Orch) -> None:
     orch("submit", "-j", "1x1", "--", "sh", "-c", "env | grep -E '^(SLURM|PMI)' | cut -d= -f1 | sort")
     names = {line["text"] for line in orch.lines() if line["stream"] == "out"}

@@ -150,7 +150,7 @@ def _on(device: str) -> Any:  # noqa: ANN401
     return SimpleNamespace(parameters=lambda: [SimpleNamespace(device=SimpleNamespace(type=device))])
 
 
-@pytest.mark.parametrize(("device", "ids"), [("cpu", None), ("xla", None), ("cuda", [3]), ("gcu", [3]), ("npu", [3])])
+@pytest.mark.parametrize(("device", "ids"), [("cpu", None), ("xla", [3]), ("cuda", [3]), ("gcu", [3]), ("npu", [3])])
 def test_device_ids_are_given_only_where_they_belong(
     monkeypatch: pytest.MonkeyPatch, calls: Calls, device: str, ids: list[int] | None
 ) -> None:
@@ -181,7 +181,7 @@ def test_t20_wraps_with_its_own_and_makes_its_own_step(monkeypatch: pytest.Monke
     wrappers = _wrappers()
     mmengine.take_device_ids(wrappers)
     model = _on("xla")
-    assert wrappers.MMDistributedDataParallel(model, device_ids=[3]).got == (model, "T20", {"device_ids": None})
+    assert wrappers.MMDistributedDataParallel(model).got == (model, "T20", {"device_ids": [3]})
     mmengine.take_steps(SimpleNamespace(OptimWrapper=OptimWrapper))
     wrapper = OptimWrapper()
     assert wrapper.optim_context("model") == "context of model"

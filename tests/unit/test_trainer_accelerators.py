@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from trainer.accelerators import Accelerator, autocast, choose
+from trainer.accelerators import NOT_INSTALLED, Accelerator, autocast, choose, load_torch_gcu
 from trainer.errors import UserError
 
 
@@ -28,7 +29,11 @@ def _torch(*, cuda: int = 0, gcu: int | None = None) -> Any:  # noqa: ANN401 -- 
     )
     if gcu is not None:
         fake.gcu = SimpleNamespace(
-            is_available=lambda: gcu > 0, device_count=lambda: gcu, set_device=int, synchronize=lambda: None
+            is_available=lambda: gcu > 0,
+            device_count=lambda: gcu,
+            set_device=int,
+            synchronize=lambda: None,
+            is_bf16_supported=lambda: gcu > 1,
         )
     return fake
 
@@ -58,7 +63,7 @@ class _T2x(ModuleType):
 
 
 def _no_gcu() -> tuple[None, str]:
-    return None, "torch_gcu is not installed"
+    return None, NOT_INSTALLED
 
 
 def _facts(row: Accelerator) -> tuple[object, ...]:
@@ -88,7 +93,7 @@ def test_gcu_i3x_row_uses_stock_distributed_with_eccl() -> None:
 def test_gcu_t2x_row_uses_the_vendors_forks(monkeypatch: pytest.MonkeyPatch, connected: bool, mode: str) -> None:
     vendor = _T2x(monkeypatch, connected=connected)
     row = choose("gcu", _torch(), lambda: (vendor, ""))
-    assert _facts(row) == ("gcu-t2x", "xla:3", "eccl", None, True)
+    assert _facts(row) == ("gcu-t2x", "xla:3", "eccl", [3], True)
     assert row.data_parallel == "vendor's DDP"
     assert row.distributed is sys.modules["torch_gcu.distributed"]
     row.step("optimizer", "loss", "model")
@@ -112,7 +117,7 @@ def test_cpu_is_taken_when_asked_for_though_cuda_is_there() -> None:
     [
         ("cuda", "12.4", "", "no NVIDIA device or driver is visible"),
         ("cuda", None, "", "built without CUDA"),
-        ("gcu", None, "torch_gcu is not installed", "install TopsRider"),
+        ("gcu", None, NOT_INSTALLED, "install TopsRider"),
         ("gcu", None, "torch_gcu is installed but cannot be imported: libeccl.so", "libeccl.so"),
     ],
 )
@@ -133,6 +138,24 @@ def test_gcu_without_a_card_is_an_error() -> None:
 def test_broken_torch_gcu_is_told_before_auto_falls_back(capsys: pytest.CaptureFixture[str]) -> None:
     assert choose("auto", _torch(), lambda: (None, "torch_gcu is installed but cannot be imported: x")).name == "cpu"
     assert "WARNING: torch_gcu is installed but cannot be imported: x; training on the CPU" in capsys.readouterr().err
+
+
+def test_card_without_torch_gcu_is_told_before_auto_falls_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("trainer.accelerators.GCU_FILES", f"{tmp_path}/gcu*")
+    assert choose("auto", _torch()).name == "cpu"
+    assert capsys.readouterr().err == ""
+    (tmp_path / "gcu0").touch()
+    assert choose("auto", _torch()).name == "cpu"
+    said = f"torch_gcu is not installed for this Python, though this node has {tmp_path}/gcu0"
+    assert capsys.readouterr().err == f"WARNING: {said}; training on the CPU\n"
+    assert load_torch_gcu() == (None, said)
+
+
+def test_gcu_i3x_offers_bf16_where_the_card_has_it() -> None:
+    assert "bf16" in choose("gcu", _torch(gcu=8), lambda: (object(), "")).precisions()
+    assert choose("gcu", _torch(gcu=1), lambda: (object(), "")).precisions() == ("fp32", "fp16")
 
 
 def test_autocast_computes_matrix_products_in_what_was_asked_for() -> None:

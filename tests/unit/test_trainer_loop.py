@@ -112,24 +112,36 @@ def test_agreement_raises_the_problem_as_it_is() -> None:
     assert caught.value.exit_code == 1
 
 
-def test_backend_with_a_store_of_its_own_does_the_rendezvous_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way of a T20, walked on gloo."""
+def _world_of_one() -> dict[str, str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
+    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def test_backend_with_a_store_of_its_own_is_given_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of a T20, walked on gloo; the roll is called all the same."""
+    env = _world_of_one()
     row = replace(choose("cpu", torch), own_rendezvous=True)
     monkeypatch.setattr("trainer.distributed.choose", lambda *_: row)
     group = initialise("gcu", 60.0, env)
     try:
-        assert group.roll is None
+        assert group.roll is not None
+        assert group.roll.address_for_others() not in ("127.0.0.1:0", group.roll.address)
+        assert replace(group.roll, agent_hosts=True).address_for_others() == f"127.0.0.1:{env['MASTER_PORT']}"
         assert group.ready == "1/1 ranks ready, backend gloo, device cpu"
         assert group.gather_bytes(b"abc") == [b"abc"]
         assert group.broadcast_bytes(b"x" * 10) == b"x" * 10
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_group_that_cannot_be_joined_is_told_in_the_librarys_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = _world_of_one()
+    row = replace(choose("cpu", torch), backend="nccl")
+    monkeypatch.setattr("trainer.distributed.choose", lambda *_: row)
+    with pytest.raises(TrainerError, match=r"^rank 0 cannot join the group \(nccl\): .*NCCL"):
+        initialise("cpu", 60.0, env)
 
 
 @pytest.mark.parametrize(
@@ -144,13 +156,12 @@ def test_device_that_is_not_there_or_fails_is_named(monkeypatch: pytest.MonkeyPa
         choose("cpu", torch),
         name="cuda",
         device="cuda:{n}",
-        own_rendezvous=True,
         count=lambda: count,
         set_device=refuse,
     )
     monkeypatch.setattr("trainer.distributed.choose", lambda *_: row)
-    with pytest.raises(UserError, match=r"^rank 1: ") as caught:
-        initialise("cuda", 60.0, {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"})
+    with pytest.raises(UserError, match=r"^rank 0: ") as caught:
+        initialise("cuda", 60.0, {**_world_of_one(), "LOCAL_RANK": "1"})
     assert part in str(caught.value)
 
 

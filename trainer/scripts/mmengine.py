@@ -86,14 +86,17 @@ def _communicate_on_the_device(module: Any, accelerator: Accelerator) -> None:  
 
 
 def take_device_ids(module: Any) -> None:  # noqa: ANN401
-    """Wrappers are given device_ids=[LOCAL_RANK]; a module that is on no such device goes without."""
+    """Wrappers are given device_ids=[LOCAL_RANK]; a module on the CPU goes without, one on a T20 never does."""
     wrapper = module.MMDistributedDataParallel
     construct = wrapper.__init__
 
     @functools.wraps(construct)
     def construct_where_it_is(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        if {parameter.device.type for parameter in module.parameters()} <= {"cpu", "xla"}:
+        kinds = {parameter.device.type for parameter in module.parameters()}
+        if kinds <= {"cpu"}:
             kwargs.update({name: None for name in ("device_ids", "output_device") if name in kwargs})
+        elif kinds == {"xla"}:
+            kwargs["device_ids"] = [local_rank()]  # without, there would be a replica on every card of the node
         construct(self, module, *args, **kwargs)
 
     wrapper.__init__ = construct_where_it_is

@@ -1,0 +1,36 @@
+"""
+A torch that has names and does nothing: those of torch 1.10, for importing what must be importable with it.
+
+`python -m tests.doubles.bare_torch NAMES.json MODULE…` imports the modules; NAMES holds the names of each module of torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Dict, List
+
+
+class Thing:
+    """A class to inherit from, a decorator, or a constant, as it comes."""
+
+    def __call__(self, *args: Any) -> Any:
+        return args[0] if args else self
+
+
+def install(names: Dict[str, List[str]]) -> None:
+    modules = {name: ModuleType(name) for name in names if not name.rpartition(".")[2][0].isupper()}
+    for name, module in modules.items():
+        for attribute in names[name]:
+            setattr(module, attribute, modules.get(f"{name}.{attribute}") or type(attribute, (Thing,), {}))
+        module.__path__ = []
+        sys.modules[name] = module
+
+
+if __name__ == "__main__":
+    install(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    for _name in sys.argv[2:]:
+        importlib.import_module(_name)

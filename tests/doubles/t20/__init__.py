@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH: torch_gcu of the T20 generation."""

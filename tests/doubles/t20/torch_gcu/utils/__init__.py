@@ -1,0 +1,3 @@
+"""Holds `data`, as TG1 utils does."""
+
+from . import data as data

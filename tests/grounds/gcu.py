@@ -1,0 +1,39 @@
+"""What a process needs to find torch_gcu's double of one generation, and what it noted of the calls that were made."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+GENERATIONS = ("t20", "s60")
+
+
+def environment(generation: str, calls: Path | None = None) -> dict[str, str]:
+    """PYTHONPATH with the double on it (generation "none": without), and where it writes its calls."""
+    folder = [] if generation == "none" else [str(REPOSITORY / "tests" / "doubles" / generation)]
+    noting = {"GCU_DOUBLE_CALLS": str(calls)} if calls else {}
+    return {"PYTHONPATH": os.pathsep.join([*folder, str(REPOSITORY)]), **noting}
+
+
+def calls_of(calls: Path, rank: int) -> list[str]:
+    return (calls / str(rank)).read_text().splitlines()
+
+
+def try_each(statements: Sequence[tuple[str, str]]) -> list[str]:
+    """What each (generation, statement) raised; see tests/doubles/try_each.py."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.doubles.try_each"],
+        env={**os.environ, **environment("none"), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+        input=json.dumps(statements),
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    answers: list[str] = json.loads(done.stdout)
+    return answers

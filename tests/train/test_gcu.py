@@ -1,0 +1,138 @@
+"""The trainer on cards that are stood in for (tests/doubles): the same numbers as on the CPU, by the calls that the card wants."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.grounds.gcu import calls_of, environment
+from tests.train.conftest import DEADLINE_S, StartRanks, clean_environment, free_port
+from tests.until import until
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
+
+DEVICE = {"t20": "xla", "s60": "gcu"}
+WORDS = ("steps=6", "save_steps=3", "accumulation=2", "log_steps=1")
+
+
+def _numbers(out: Path) -> list[tuple[Any, ...]]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [(one["step"], one["loss"], one["lr"], one["grad_norm"]) for one in lines]
+
+
+@pytest.mark.parametrize(("generation", "precision"), [("t20", "fp32"), ("s60", "fp32"), ("s60", "fp16")])
+def test_trains_and_resumes_with_the_numbers_of_the_cpu(
+    start_ranks: StartRanks, tmp_path: Path, generation: str, precision: str
+) -> None:
+    words = (*WORDS, f"precision={precision}")
+    calls, cpu, straight, resumed = (tmp_path / name for name in ("calls", "cpu", "straight", "resumed"))
+    calls.mkdir()
+    env = environment(generation, calls)
+    started = [
+        start_ranks(*words, f"out={cpu}"),
+        start_ranks(*words, f"out={straight}", "device=gcu", env=env),
+    ]
+    assert [rank.wait() for ranks in started for rank in ranks] == [0] * 4, started[1][0].err
+    on_card, device = started[1], DEVICE[generation]
+    assert f"2/2 ranks ready, backend eccl, device {device}\n" in on_card[0].out
+    assert f"rank 1 ready, device {device}:1\n" in on_card[1].out
+    assert _numbers(straight) == _numbers(cpu)
+    for rank in (0, 1):
+        stepped = ["optimizer_step ASYNC"] * 6 if generation == "t20" else []
+        assert [call for call in calls_of(calls, rank) if call != "destroy_process_group"] == [
+            f"set_device {rank}",
+            "init_process_group eccl 60",
+            f"DistributedDataParallel [{rank}] {device}:{rank}",
+            *stepped,
+        ]
+    resumed.mkdir()
+    shutil.copytree(straight / "step_3", resumed / "step_3")
+    again = start_ranks(*words, f"out={resumed}", "device=auto", env=env)
+    assert [rank.wait() for rank in again] == [0, 0], again[0].err
+    assert f"resuming from {resumed / 'step_3'}, step 3" in again[0].out
+    assert _numbers(resumed) == _numbers(cpu)[3:]
+    assert (resumed / "step_6" / "state.pt").read_bytes() == (straight / "step_6" / "state.pt").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("generation", "more", "said"),
+    [
+        ("t20", {"GCU_DOUBLE_CARDS": "1"}, "rank 1: local rank 1 has no device: this node shows 1 (gcu-t2x)"),
+        (
+            "t20",
+            {"GCU_DOUBLE_NO_ECCL": "1"},
+            "cannot join the group (eccl): Distributed package doesn't have ECCL built in",
+        ),
+        ("s60", {"GCU_DOUBLE_CARDS": "0"}, "rank 0-1: device=gcu: torch_gcu finds no device"),
+    ],
+)
+def test_what_a_card_refuses_ends_all_ranks_in_bounded_time(
+    start_ranks: StartRanks, generation: str, more: dict[str, str], said: str
+) -> None:
+    began = time.monotonic()
+    ranks = start_ranks("device=gcu", "ddp_timeout=600", env={**environment(generation), **more})
+    assert all(rank.wait() in (1, 2) for rank in ranks)
+    assert time.monotonic() - began < DEADLINE_S / 2  # far below any timeout
+    assert said in ranks[0].err
+    assert "Traceback" not in ranks[0].err
+
+
+def test_missing_rank_is_named_though_a_t20_makes_a_store_of_its_own(start_ranks: StartRanks) -> None:
+    (rank,) = start_ranks("device=gcu", "ddp_timeout=2", only=0, env=environment("t20"))
+    assert rank.wait() == 1
+    assert "1/2 ranks ready after 2 s; missing: rank 1" in rank.err
+
+
+INVENTORY = """
+name: here
+accelerator: gcu
+devices: 1
+transport: local
+env: {{OMP_NUM_THREADS: 1, PYTHONPATH: "{path}"}}
+defaults: {{workdir: "{workdir}"}}
+nodes: [{{name: "n[0-1]"}}]
+"""
+
+
+def test_two_nodes_of_t20_train_under_orch(tmp_path: Path) -> None:
+    path = environment("t20")["PYTHONPATH"]
+    (tmp_path / "inventory.yaml").write_text(INVENTORY.format(path=path, workdir=tmp_path / "work"))
+    orch = Orch(tmp_path)
+    orch("ssh-launch", "device=gcu", "steps=3", "report=", "model.layers=1", "model.width=32", timeout_s=200)
+    status = orch.status()
+    assert status["state"] == "DONE"
+    said = [rank.get("ready") for node in status["nodes"] for rank in node["progress"].values()]
+    assert "2/2 ranks ready, backend eccl, device xla" in said
+    assert status["summary"]["steps"] == 3
+
+
+def test_t20_trains_on_its_own_python_and_torch(tmp_path: Path) -> None:
+    """$ORCH_TORCH_1_10 is a Python 3.8 that has torch 1.10: half a gigabyte that nothing else here needs."""
+    python = os.environ.get("ORCH_TORCH_1_10")
+    if not python:
+        pytest.skip("ORCH_TORCH_1_10 names no Python 3.8 with torch 1.10")
+    calls = tmp_path / "calls"
+    calls.mkdir()
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    env = {**clean_environment(), **place, **environment("t20", calls)}
+    words = [*WORDS, "model.layers=1", "model.width=32", "report=", "ddp_timeout=60", "activation_checkpointing=true"]
+    ranks = [
+        subprocess.Popen(
+            [python, "-m", "trainer", *words, "device=gcu", f"out={tmp_path / 'out'}"],
+            env={**env, "RANK": rank, "LOCAL_RANK": rank},
+            cwd=tmp_path,
+        )
+        for rank in ("0", "1")
+    ]
+    assert [rank.wait(timeout=DEADLINE_S) for rank in ranks] == [0, 0]
+    until((tmp_path / "out" / "step_6").is_dir, what="the last checkpoint")
+    assert [step for step, *_ in _numbers(tmp_path / "out")] == [1, 2, 3, 4, 5, 6]
+    assert calls_of(calls, 1).count("optimizer_step ASYNC") == 6
