@@ -9,9 +9,8 @@ and NAME.mask.npy (whole numbers, [height, width], the class of each pixel), and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, List, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -21,7 +20,7 @@ from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.tasks import Task
 
-Pair = tuple[torch.Tensor, torch.Tensor]  # image and mask
+Pair = Tuple[torch.Tensor, torch.Tensor]  # image and mask
 
 
 class Segmentation(Task):
@@ -99,7 +98,7 @@ class UNet(nn.Module):
 
 
 def _twice(before: int, after: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
+    layers: List[nn.Module] = []
     for channels in (before, after):
         layers += [nn.Conv2d(channels, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
     return nn.Sequential(*layers)
