@@ -27,7 +27,10 @@ def _metrics(out: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in timed} for line in lines]
 
 
-def test_segmentation_killed_with_9_repeats_a_straight_run_bit_for_bit(start_ranks: StartRanks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_segmentation_killed_with_9_repeats_a_straight_run_bit_for_bit(
+    start_ranks: StartRanks, tmp_path: Path, strategy: str
+) -> None:
     """With crops drawn at random by workers, running means of BatchNorm, and evaluations."""
     folder = tmp_path / "images"
     folder.mkdir()
@@ -35,7 +38,14 @@ def test_segmentation_killed_with_9_repeats_a_straight_run_bit_for_bit(start_ran
     for number in range(7):
         np.save(folder / f"{number}.image.npy", draw.normal(size=(3, 20, 24)))
         np.save(folder / f"{number}.mask.npy", draw.integers(0, 3, size=(20, 24)))
-    words = ("steps=60", "save_steps=10", "eval_steps=7", "data.workers=1", f"data.paths={folder}")
+    words = (
+        f"strategy={strategy}",
+        "steps=60",
+        "save_steps=10",
+        "eval_steps=7",
+        "data.workers=1",
+        f"data.paths={folder}",
+    )
     base = ("task=examples.segmentation.unet:Segmentation", *SMALL)
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     assert [rank.wait() for rank in start_ranks(*words, f"out={straight}", base=base)] == [0, 0]
