@@ -19,7 +19,7 @@ from trainer.checkpoint import files
 from trainer.checkpoint.files import DamagedError
 from trainer.checkpoint.fit import differences
 from trainer.checkpoint.run import TrainState
-from trainer.config import load_config
+from trainer.config import DataConfig, load_config
 from trainer.errors import TrainerError, UserError
 
 
@@ -244,6 +244,29 @@ def test_other_model_is_refused_and_other_settings_are_told(tmp_path: Path, caps
         Session.start(tmp_path, model=replace(TINY, width=16)).resume()
     assert Session.start(tmp_path, seed=3, log_steps=1).resume().step == 1
     assert "WARNING: resuming with other settings (saved -> now): seed: 0 -> 3\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "mine.tasks:Other"}, r"does not fit: task: \"trainer\.tasks\.gpt:Gpt\" -> \"mine\.tasks:Other\""),
+        ({"options": {"width": 3}}, r"does not fit: options\.width: null -> 3"),
+    ],
+)
+def test_other_task_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    Session.start(tmp_path).train_and_save(1)
+    with pytest.raises(UserError, match=message):
+        Session.start(tmp_path, **change).resume()
+
+
+def test_other_data_are_refused_wherever_they_lie(tmp_path: Path) -> None:
+    Session.start(tmp_path).train_and_save(1)
+    session = Session.start(tmp_path, data=DataConfig(paths=("moved",)))
+    assert session.resume().step == 1
+    with pytest.raises(
+        UserError, match=r"checkpoint at step 1 was trained on other data.*resume=none and another out="
+    ):
+        replace(session.checkpoints, data_digest="other").resume(session.strategy)
 
 
 def test_settings_that_do_not_bear_on_the_numbers_may_change() -> None:

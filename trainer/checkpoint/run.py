@@ -17,7 +17,7 @@ import torch
 
 from trainer.checkpoint import files
 from trainer.checkpoint.files import Checkpoint, DamagedError
-from trainer.checkpoint.fit import differences
+from trainer.checkpoint.fit import BINDING, differences
 from trainer.checkpoint.random_state import random_state, restore_random_state
 from trainer.config import TrainConfig
 from trainer.distributed import Group
@@ -222,13 +222,16 @@ class Checkpoints:
                 f"{world_size}: start with {about['world_size']} ranks, or resume=none and another out="
             )
         changed = differences(about["config"], self.config.as_dict())
-        binding = [text for key, text in changed.items() if key.startswith(("model.", "strategy"))]
+        binding = [text for key, text in changed.items() if key.startswith(BINDING)]
         if binding:
             raise UserError(f"the checkpoint at step {about['step']} does not fit: {', '.join(binding)} (saved -> now)")
         if changed:
             say(f"WARNING: resuming with other settings (saved -> now): {', '.join(changed.values())}")
         if about["data_sha256"] != self.data_digest:
-            say("WARNING: the text in data.paths is not the text this checkpoint was trained on")
+            raise UserError(
+                f"the checkpoint at step {about['step']} was trained on other data, in which its place means nothing: give the "
+                "data of before, or resume=none and another out= (python -m trainer.checkpoint export keeps the weights)"
+            )
 
     def _about(self, state: TrainState) -> Dict[str, Any]:
         return {
