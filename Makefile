@@ -38,7 +38,7 @@ check: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/vermin --quiet --no-tips --violations --target=3.8- orchestrator/node trainer
+	$(BIN)/vermin --quiet --no-tips --violations --target=3.8- orchestrator/node trainer examples
 	$(BIN)/vermin --quiet --no-tips --violations --target=3.10- orchestrator
 	$(BIN)/codespell
 	if command -v shellcheck >/dev/null; then shellcheck $(SHELL_FILES); else test -z "$$CI"; fi

@@ -96,6 +96,7 @@ def say_summary(summary: dict[str, Any]) -> None:
         "first_loss": "first loss",
         "last_loss": "last loss",
         "tokens_per_s": "tokens/s",
+        "samples_per_s": "samples/s",
         "wall_s": "wall time (s)",
         "step_time_p50_s": "step p50 (s)",
         "step_time_p99_s": "step p99 (s)",

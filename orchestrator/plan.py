@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 GRACE_S = 10.0
 SPARE = "spare"
+# As -m trainer, but the working folder comes after the bundle: a module of the user's may be called trainer, too.
+TRAINER_ON_CODE = (
+    "import sys; sys.path[:2] = sys.path[1::-1]; import runpy; runpy.run_module('trainer', {}, '__main__', True)"
+)
 SITE = "trainer/scripts/site"  # below the bundle; what makes a script of the user's ready for its node (decision 012)
 
 
@@ -298,11 +302,12 @@ def _program(plan: LaunchPlan) -> dict[str, Any]:
     program = plan.program
     if program.kind == "trainer":
         config = ["--config", f"{plan.run_dir(plan.head)}/config.json"] if plan.config is not None else []
+        start = ["-m", "trainer"] if program.cwd is None else ["-c", TRAINER_ON_CODE]
         return {
             "python": True,
-            "args": ["-u", "-m", "trainer", *config, *program.args],
+            "args": ["-u", *start, *config, *program.args],
             "pythonpath": "",
-            "cwd": None,
+            "cwd": program.cwd,
         }
     python = program.kind == "python"
     args = ["-u", *program.args] if python else list(program.args)

@@ -48,7 +48,7 @@ class Program:
     kind: Literal["trainer", "python", "executable"]
     args: tuple[str, ...]
     cwd: str | None = None
-    """Folder below the root of the user's code, "" for the root; None when no code travels."""
+    """Folder below the root of the user's code, "" for the root; None when no code travels, as for the trainer's own task."""
     bare: bool = False
     """A Python program gets nothing of what would prepare it for the node."""
 

@@ -25,7 +25,7 @@ def _parser() -> argparse.ArgumentParser:
     rules = "\n".join(f"  {key:22} {rule.allowed}" for key, rule in rules_by_key().items())
     parser = _Parser(
         prog="python -m trainer",
-        description="Train a small GPT on text, one process a rank.",
+        description="Train a GPT on text, or a task of yours (task=package.module:Class, options.NAME=VALUE), one process a rank.",
         epilog=f"keys:\n{rules}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

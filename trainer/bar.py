@@ -21,7 +21,7 @@ class Bar:
         self._steps, self._clock, self._due = steps, clock, 0.0
         self._first: tuple[int, float] | None = None
 
-    def show(self, step: int, loss: float, tokens_per_s: float) -> None:
+    def show(self, step: int, loss: float, rate: str) -> None:
         """At most every PAUSE_S."""
         now = self._clock()
         if self._stream is None or now < self._due:
@@ -29,7 +29,7 @@ class Bar:
         self._due = now + PAUSE_S
         self._first = self._first or (step, now)
         done = "#" * (CELLS * step // self._steps)
-        text = f"{step}/{self._steps} [{done:{CELLS}}] loss {loss:.4f}  {tokens_per_s:.0f} tokens/s"
+        text = f"{step}/{self._steps} [{done:{CELLS}}] loss {loss:.4f}  {rate}"
         if step > self._first[0]:
             seconds = (now - self._first[1]) / (step - self._first[0]) * (self._steps - step)
             text += f"  {timedelta(seconds=round(seconds))} left"

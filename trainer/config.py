@@ -10,14 +10,22 @@ from typing import Any, Dict, Mapping, Sequence
 from trainer.errors import UserError
 from trainer.rules import Rule
 from trainer.settings_file import read_settings
+from trainer.sizes import SIZES
 
 ZERO_STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 STRATEGIES = ("ddp", *ZERO_STAGES, "fsdp2")
 REPORTS = ("plot", "tensorboard", "wandb")
+GPT_TASK = "trainer.tasks.gpt:Gpt"
+FORMATS = ("auto", "bytes", "uint16", "uint32")
+OPTIONS = "options."
 
 
-def _count(default: int, *, low: int = 1) -> Any:  # noqa: ANN401 -- dataclasses.field has no nameable type
-    return field(default=default, metadata={"rule": Rule("int", low=low)})
+def _count(default: int | None, *, low: int = 1) -> Any:  # noqa: ANN401 -- dataclasses.field has no nameable type
+    return field(default=default, metadata={"rule": Rule("int", low=low, optional=default is None)})
+
+
+def _texts(*default: str, choices: Sequence[str] = ()) -> Any:  # noqa: ANN401 -- as above
+    return field(default=default, metadata={"rule": Rule("texts", choices=tuple(choices))})
 
 
 def _number(default: float, *, low: float = 0.0, above: bool = False) -> Any:  # noqa: ANN401 -- as above
@@ -34,19 +42,26 @@ def _text(default: str | None, *, choices: Sequence[str] = ()) -> Any:  # noqa: 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape of the GPT; the vocabulary is the 256 bytes."""
+    """The GPT; `size` gives the shape where nothing else does."""
 
-    layers: int = _count(4)
-    width: int = _count(128)
-    heads: int = _count(4)
-    context: int = _count(128)
+    size: str = _text("1m", choices=tuple(SIZES))
+    layers: int = _count(SIZES["1m"]["layers"])
+    width: int = _count(SIZES["1m"]["width"])
+    heads: int = _count(SIZES["1m"]["heads"])
+    context: int = _count(SIZES["1m"]["context"])
+    vocabulary: int = _count(256)
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Files, folders or globs of text; none means the sources of the Python standard library."""
+    """Files, folders or globs; no `paths` means the sources of the Python standard library, for a task that reads text."""
 
-    paths: tuple[str, ...] = field(default=(), metadata={"rule": Rule("texts")})
+    paths: tuple[str, ...] = _texts()
+    validation: tuple[str, ...] = _texts()
+    format: str = _text("auto", choices=FORMATS)
+    workers: int = _count(0, low=0)
+    prefetch: int = _count(2)
+    pin_memory: bool = _flag()
 
 
 @dataclass(frozen=True)
@@ -62,10 +77,16 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything a training depends on. `out` None: $ORCH_RUN_DIR/checkpoints under orch, ./out elsewhere."""
+    """
+    Everything a training depends on. `out` None: $ORCH_RUN_DIR/checkpoints under orch, ./out elsewhere.
+
+    options: what the class that `task` names gets as keyword arguments.
+    """
 
     steps: int = _count(100)
     seed: int = _count(0, low=0)
+    task: str = _text(GPT_TASK)
+    deterministic: bool = _flag()
     out: str | None = _text(None)
     resume: str = _text("auto")
     save_steps: int = _count(50)
@@ -90,17 +111,20 @@ class TrainConfig:
     device: str = _text("auto", choices=("auto", "cuda", "gcu", "cpu"))
     ddp_timeout: float = _number(1800.0, above=True)
     log_steps: int = _count(10)
-    report: tuple[str, ...] = field(default=("plot",), metadata={"rule": Rule("texts", choices=REPORTS)})
+    eval_steps: int | None = _count(None)
+    eval_batches: int = _count(20)
+    report: tuple[str, ...] = _texts("plot", choices=REPORTS)
     peak_tflops: float | None = field(default=None, metadata={"rule": Rule("float", above=True, optional=True)})
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain nested values, as JSON has them."""
         plain = dataclasses.asdict(self)
         plain["report"] = list(self.report)
-        plain["data"]["paths"] = list(self.data.paths)
+        plain["data"].update(paths=list(self.data.paths), validation=list(self.data.validation))
         plain["optim"]["betas"] = list(self.optim.betas)
         return plain
 
@@ -141,8 +165,10 @@ def rule_of(key: str, *, where: str) -> Rule:
     rules = rules_by_key()
     if key in rules:
         return rules[key]
+    if key.startswith(OPTIONS) and key[len(OPTIONS) :].isidentifier():
+        return Rule("value")
     start = f"{where}: " if where else ""
-    members = [name for name in rules if name.startswith(f"{key}.")]
+    members = [name for name in (*rules, f"{OPTIONS}NAME") if name.startswith(f"{key}.")]
     if members:
         raise UserError(f"{start}{key!r} is a group, not a key: set one of {', '.join(members)}")
     near = difflib.get_close_matches(key, rules, n=1, cutoff=0.6) or [
@@ -158,7 +184,7 @@ def rules_by_key() -> dict[str, Rule]:
     for outer in dataclasses.fields(TrainConfig):
         if "rule" in outer.metadata:
             rules[outer.name] = outer.metadata["rule"]
-        else:
+        elif outer.name in GROUPS:
             inner = dataclasses.fields(GROUPS[outer.name])
             rules.update({f"{outer.name}.{one.name}": one.metadata["rule"] for one in inner})
     return rules
@@ -168,9 +194,10 @@ def _flatten(tree: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """{"model": {"layers": 2}} -> {"model.layers": 2}; a value that should be a group is reported as one."""
     flat: Dict[str, Any] = {}
     for key, value in tree.items():
-        if key in GROUPS and isinstance(value, dict):
+        is_group = key in GROUPS or f"{key}." == OPTIONS
+        if is_group and isinstance(value, dict):
             flat.update({f"{key}.{name}": inner for name, inner in value.items()})
-        elif key in GROUPS:
+        elif is_group:
             raise UserError(f"{where}: {key!r} is a group of keys, got {value!r}")
         else:
             flat[str(key)] = value
@@ -179,18 +206,26 @@ def _flatten(tree: Mapping[str, Any], *, where: str) -> dict[str, Any]:
 
 def _build(values: Mapping[str, Any]) -> TrainConfig:
     top: Dict[str, Any] = {}
-    nested: Dict[str, Dict[str, Any]] = {group: {} for group in GROUPS}
+    nested: Dict[str, Dict[str, Any]] = {group: {} for group in (*GROUPS, "options")}
     for key, value in values.items():
         group, dot, name = key.partition(".")
         if dot:
             nested[group][name] = value
         else:
             top[key] = value
-    return TrainConfig(**top, **{group: kind(**nested[group]) for group, kind in GROUPS.items()})
+    nested["model"] = {**SIZES.get(nested["model"].get("size", ""), {}), **nested["model"]}
+    groups = {group: kind(**nested[group]) for group, kind in GROUPS.items()}
+    if top.get("task", GPT_TASK) != GPT_TASK and groups["model"] != ModelConfig():
+        given = ", ".join(f"model.{name}" for name in nested["model"])
+        raise UserError(f"{given}: of the GPT alone; what task={top['task']} takes is written {OPTIONS}NAME=VALUE")
+    return TrainConfig(**top, **groups, options=nested["options"])
 
 
 def _whole(config: TrainConfig) -> TrainConfig:
-    """The limits that need two keys at once."""
+    """The limits that need two keys at once, and the form of a task."""
+    module, _, name = config.task.partition(":")
+    if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        raise UserError(f"task={config.task}: allowed: package.module:Class, such as mypackage.tasks:Segmentation")
     if config.model.width % config.model.heads:
         raise UserError(
             f"model.width={config.model.width} must be a multiple of model.heads={config.model.heads}: "

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Mapping
 
 from trainer.bar import Bar
 from trainer.config import TrainConfig
@@ -27,12 +27,18 @@ class Measures:
     All but begin does nothing for others than rank 0, except for their own log lines.
     """
 
-    def __init__(self, group: Group, config: TrainConfig, out: Path) -> None:
-        """Raises UserError on all ranks alike: rank 0 lacks a package that config.report asks for."""
+    def __init__(self, group: Group, config: TrainConfig, out: Path, tokens_per_sample: int | None) -> None:
+        """
+        With tokens_per_sample rates are in tokens, else in samples.
+
+        Raises:
+            UserError: on all ranks alike; rank 0 lacks a package that config.report asks for.
+        """
         self.group, self.config, self.out = group, config, out
         self.is_main = group.place.is_main
-        self.tokens_per_step = config.micro_batch * config.model.context * config.accumulation * group.place.world_size
-        self._log = StepLog(config.log_steps, self.tokens_per_step, group.place.rank)
+        self.unit, self.per_sample = ("tokens", tokens_per_sample) if tokens_per_sample else ("samples", 1)
+        self.per_step = config.micro_batch * self.per_sample * config.accumulation * group.place.world_size
+        self._log = StepLog(config.log_steps, self.per_step, self.unit, rank=group.place.rank)
         self._bar = Bar(sys.stderr, config.steps)
         self._seconds: List[float] = []
         self._waited_s = 0.0
@@ -41,7 +47,7 @@ class Measures:
         self._reporters: List[Reporter] = []
         group.agree(missing_package(config.report) if self.is_main else "")
 
-    def begin(self, last_step: int, flops_per_token: int) -> None:
+    def begin(self, last_step: int, flops_per_sample: int | None) -> None:
         """
         Steps follow, the first of them last_step + 1; what is on record of later ones is dropped. Also in the midst of it.
 
@@ -51,7 +57,8 @@ class Measures:
         problem = ""
         if self.is_main:
             peak = peak_flops(self.config, self.group.accelerator.device_name())
-            self._share_per_rate = flops_per_token / (peak * self.group.place.world_size) if peak else None
+            if peak and flops_per_sample:
+                self._share_per_rate = flops_per_sample / self.per_sample / (peak * self.group.place.world_size)
             if self._metrics:
                 self._metrics.close()
                 self._each(lambda reporter: reporter.close(0))
@@ -62,17 +69,17 @@ class Measures:
                 problem = str(exc)
         self.group.agree(problem)
 
-    def add(self, step: int, result: StepResult, *, last: bool) -> None:
-        """Tell one step."""
+    def add(self, step: int, result: StepResult, evaluated: Mapping[str, float], *, last: bool) -> None:
+        """Tell one step, and how the model did after it where that was looked at."""
         self._seconds.append(result.seconds)
         self._waited_s += result.data_wait_s
         if self._metrics:
-            record = self._record(step, result)
+            record = {**self._record(step, result), **evaluated}
             self._metrics.write(record)
             self._each(lambda reporter: reporter.write(record))
         self._log.add(step, result, last=last)
         if self.is_main:
-            self._bar.show(step, result.loss, self.tokens_per_step / result.seconds)
+            self._bar.show(step, result.loss, f"{self.per_step / result.seconds:.0f} {self.unit}/s")
 
     def flush(self) -> None:
         """Call it before a checkpoint is written: then no step that the checkpoint covers can be missing later."""
@@ -81,10 +88,10 @@ class Measures:
     def totals(self) -> Dict[str, Any]:
         """For the summary: over the steps of this attempt."""
         if not self._seconds:
-            return {"tokens_per_s": 0.0}
-        rate = self.tokens_per_step * len(self._seconds) / sum(self._seconds)
+            return {f"{self.unit}_per_s": 0.0}
+        rate = self.per_step * len(self._seconds) / sum(self._seconds)
         return {
-            "tokens_per_s": rate,
+            f"{self.unit}_per_s": rate,
             "step_time_p50_s": percentile(self._seconds, 50),
             "step_time_p99_s": percentile(self._seconds, 99),
             "data_wait_s": self._waited_s,
@@ -116,19 +123,19 @@ class Measures:
                 self._reporters.remove(reporter)
                 say(f"WARNING: no more is reported to {exc}")
 
-    def _mfu(self, tokens_per_s: float) -> float | None:
-        return tokens_per_s * self._share_per_rate if self._share_per_rate else None
+    def _mfu(self, rate: float) -> float | None:
+        return rate * self._share_per_rate if self._share_per_rate else None
 
     def _record(self, step: int, result: StepResult) -> Dict[str, Any]:
         """What has no value at all here is left out; a null is a number that this step lacks."""
-        rate = self.tokens_per_step / result.seconds
+        rate = self.per_step / result.seconds
         known = {"mfu": self._mfu(rate), "peak_memory_bytes": self.group.accelerator.peak_memory()}
         return {
             "step": step,
             "loss": result.loss,
             "lr": result.lr,
             "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None,  # fp16 skipped the step
-            "tokens_per_s": rate,
+            f"{self.unit}_per_s": rate,
             "step_time_s": result.seconds,
             "data_wait_s": result.data_wait_s,
             **{key: value for key, value in known.items() if value is not None},

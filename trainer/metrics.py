@@ -17,15 +17,17 @@ class Summary:
     """
     What a finished training comes to; losses are means over ranks, None when there was nothing left to train.
 
-    Times and rates are of the last attempt, waiting and memory those of rank 0; None where nobody knows.
+    Times and rates are of the last attempt, waiting and memory those of rank 0; None where nobody knows. Of the two rates
+    there is one.
     """
 
     steps: int
     first_loss: float | None
     last_loss: float | None
-    tokens_per_s: float
     wall_s: float
     checkpoint: str
+    tokens_per_s: float | None = None
+    samples_per_s: float | None = None
     step_time_p50_s: float | None = None
     step_time_p99_s: float | None = None
     data_wait_s: float | None = None
@@ -34,17 +36,18 @@ class Summary:
 
     def line(self) -> str:
         """key=value, as all log lines."""
+        unit, rate = ("tokens", self.tokens_per_s) if self.samples_per_s is None else ("samples", self.samples_per_s)
         known = {
-            "step_time_p50_s": _digits(self.step_time_p50_s),
-            "step_time_p99_s": _digits(self.step_time_p99_s),
-            "data_wait_s": _digits(self.data_wait_s),
-            "mfu": _digits(self.mfu),
+            "step_time_p50_s": digits(self.step_time_p50_s),
+            "step_time_p99_s": digits(self.step_time_p99_s),
+            "data_wait_s": digits(self.data_wait_s),
+            "mfu": digits(self.mfu),
             "peak_memory_bytes": str(self.peak_memory_bytes),
         }
         measured = "".join(f"{key}={text} " for key, text in known.items() if getattr(self, key) is not None)
         return (
-            f"summary steps={self.steps} first_loss={_digits(self.first_loss)} last_loss={_digits(self.last_loss)} "
-            f"tokens/s={self.tokens_per_s:.0f} wall_s={self.wall_s:.1f} {measured}checkpoint={self.checkpoint}"
+            f"summary steps={self.steps} first_loss={digits(self.first_loss)} last_loss={digits(self.last_loss)} "
+            f"{unit}/s={rate or 0:.0f} wall_s={self.wall_s:.1f} {measured}checkpoint={self.checkpoint}"
         )
 
     def record(self) -> Dict[str, Any]:
@@ -70,7 +73,7 @@ class StepResult:
         return sum(self.losses) / len(self.losses)
 
 
-def _digits(value: float | None) -> str:
+def digits(value: float | None) -> str:
     return "none" if value is None else f"{value:.4f}"
 
 
@@ -83,11 +86,11 @@ class StepLog:
     """
     The `step=…` lines: rank 0 tells the mean over ranks, the others their own loss.
 
-    At step 1, every `every` steps and at the last one; tokens/s and times are means over the steps since the line before.
+    At step 1, every `every` steps and at the last one; rates and times are means over the steps since the line before.
     """
 
-    def __init__(self, every: int, tokens_per_step: int, rank: int) -> None:
-        self.every, self.tokens_per_step, self.rank = every, tokens_per_step, rank
+    def __init__(self, every: int, per_step: int, unit: str, *, rank: int) -> None:
+        self.every, self.per_step, self.unit, self.rank = every, per_step, unit, rank
         self.steps, self.seconds, self.waited_s = 0, 0.0, 0.0
 
     def add(self, step: int, result: StepResult, *, last: bool) -> None:
@@ -98,10 +101,10 @@ class StepLog:
         if not (step == 1 or last or step % self.every == 0):
             return
         if self.rank == 0:
-            rate = self.steps * self.tokens_per_step / self.seconds
+            rate = self.steps * self.per_step / self.seconds
             say(
                 f"step={step} loss={result.loss:.4f} lr={result.lr:.3e} grad_norm={result.grad_norm:.4f} "
-                f"tokens/s={rate:.0f} step_time_s={self.seconds / self.steps:.4f} "
+                f"{self.unit}/s={rate:.0f} step_time_s={self.seconds / self.steps:.4f} "
                 f"data_wait_s={self.waited_s / self.steps:.4f}"
             )
         else:

@@ -1,9 +1,8 @@
-"""The byte-level GPT: pre-norm blocks, causal attention, learned positions, 256 tokens. No dropout, no buffers."""
+"""The GPT: pre-norm blocks, causal attention, learned positions. No dropout, no buffers."""
 
 from __future__ import annotations
 
 import math
-from typing import Callable
 
 import torch
 from torch import nn
@@ -11,7 +10,6 @@ from torch.nn import functional
 
 from trainer.config import ModelConfig
 
-VOCABULARY = 256
 FUSED_ATTENTION = getattr(functional, "scaled_dot_product_attention", None)  # torch >= 2.0
 
 
@@ -57,32 +55,21 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes in, next-byte loss out. `recompute`, called as (block, x), drops a block's activations until backward."""
+    """Tokens in, next-token loss out. Its weights are those of torch: trainer/tasks/gpt.py gives them better ones."""
 
-    def __init__(self, config: ModelConfig, recompute: Callable[..., torch.Tensor] | None = None) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.recompute = recompute
-        self.token = nn.Embedding(VOCABULARY, config.width)
+        self.token = nn.Embedding(config.vocabulary, config.width)
         self.position = nn.Embedding(config.context, config.width)
         self.blocks = nn.ModuleList([Block(config) for _ in range(config.layers)])
         self.norm = nn.LayerNorm(config.width)
-        self.head = nn.Linear(config.width, VOCABULARY, bias=False)
-        self._initialise(config.layers)
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
 
     def forward(self, tokens: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Mean cross entropy in nats over all positions; scalar, fp32. Both int64 [batch, length]."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token(tokens) + self.position(positions)
         for block in self.blocks:
-            x = self.recompute(block, x) if self.recompute else block(x)
+            x = block(x)
         logits = self.head(self.norm(x))
-        return functional.cross_entropy(logits.float().view(-1, VOCABULARY), target.reshape(-1))
-
-    def _initialise(self, layers: int) -> None:
-        """GPT-2's: normal(0, 0.02), smaller for what adds to the residual stream, zero biases."""
-        for name, weight in self.named_parameters():
-            if weight.dim() == 2:  # noqa: PLR2004 -- matrices and embeddings
-                residual = name.endswith(("gather.weight", "feed.2.weight"))
-                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * layers) if residual else 0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(weight)
+        return functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), target.reshape(-1))

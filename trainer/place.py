@@ -83,7 +83,7 @@ class Progress:
     broken: bool = False
 
     def write(self, phase: str, step: int, **extra: object) -> None:
-        """Phase is init, step, save, saved or done; `extra` stays in the file from now on."""
+        """Phase is init, step, eval, save, saved or done; `extra` stays in the file from now on."""
         self.extra.update(extra)
         if self.place.progress_dir is None or self.broken:
             return

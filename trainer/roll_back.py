@@ -26,9 +26,9 @@ class RollBack:
     count: int = 0
     last: int | None = None
 
-    def after(self, error: NumbersError, state: TrainState) -> TrainState:
+    def after(self, error: NumbersError, state: TrainState, samples: int) -> TrainState:
         """
-        Where to go on after the step that follows `state` has failed.
+        Where to go on after the step that follows `state`, of so many samples, has failed.
 
         Raises:
             NumbersError: the one given; this was done often enough, or nothing was saved yet.
@@ -42,11 +42,11 @@ class RollBack:
         if found is None:
             raise error
         self.count, self.last = self.count + 1, found.step
-        skipped = state.step + 1 + state.skipped - found.step
+        position = state.position + samples
         if self.checkpoints.group.place.is_main:
-            what, left_out = str(error).partition(";")[0], skipped - found.skipped
+            what, left_out = str(error).partition(";")[0], (position - found.position) // samples
             say(
                 f"WARNING: {what}: back to {self.checkpoints.path(found.step)} (roll_back {self.count} of {limit}), "
                 f"without the batches of {left_out} steps"
             )
-        return replace(found, skipped=skipped)
+        return replace(found, position=position)

@@ -15,7 +15,7 @@ class Rule:
     """
     A kind of value and its limits.
 
-    kind: int, float, flag, text, texts (list of text) or betas (two numbers in [0, 1)).
+    kind: int, float, flag, text, texts (list of text), betas (two numbers in [0, 1)) or value (anything that JSON has).
     above: `low` itself is not allowed.
     """
 
@@ -37,6 +37,7 @@ class Rule:
             "text": "text, not empty",
             "texts": 'names separated by commas, or a list ["a", "b"]',
             "betas": "two numbers in [0, 1), such as 0.9,0.95",
+            "value": "text, a number, true, false, null, a list or a mapping, as JSON writes them",
         }
         return words[self.kind]
 
@@ -49,6 +50,8 @@ class Rule:
                 self._refuse(key, text)
         if self.kind == "flag":
             return self.check(key, {"true": True, "false": False}.get(text, text))
+        if self.kind == "value":
+            return _json_or_text(text)
         if self.kind == "text":
             return self.check(key, text)
         return self.check(key, _parse_list(text, numbers=self.kind == "betas"), shown=text)
@@ -68,6 +71,7 @@ class Rule:
             "float": _is_number(value) and (value > self.low or (value == self.low and not self.above)),
             "flag": isinstance(value, bool),
             "text": self._is_text(value),
+            "value": True,
             "texts": isinstance(value, (list, tuple)) and all(self._is_text(one) for one in value),
             "betas": isinstance(value, (list, tuple)) and len(value) == 2 and all(_is_beta(one) for one in value),  # noqa: PLR2004
         }
@@ -101,6 +105,13 @@ def _is_number(value: object) -> bool:
 
 def _is_beta(value: object) -> bool:
     return _is_number(value) and 0 <= value < 1  # type: ignore[operator]  # _is_number narrows
+
+
+def _json_or_text(text: str) -> Any:  # noqa: ANN401 -- whatever the user typed
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _parse_list(text: str, *, numbers: bool) -> Any:  # noqa: ANN401 -- a list, or whatever JSON the user typed

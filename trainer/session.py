@@ -5,7 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-from typing import Mapping
+from typing import MutableMapping
 
 from trainer.config import TrainConfig
 from trainer.distributed import initialise
@@ -13,15 +13,17 @@ from trainer.errors import REQUEUE, TrainerError, exit_on_unexpected_errors, rep
 from trainer.loop import Trainer
 from trainer.notice import Notice
 from trainer.place import Place, Progress, say
+from trainer.seeds import make_deterministic, what_is_not_deterministic_is_told
 
 
-def train(config: TrainConfig, env: Mapping[str, str], notice: Notice) -> int:
+def train(config: TrainConfig, env: MutableMapping[str, str], notice: Notice) -> int:
     """
     Run one rank; ends the process itself once ranks are connected, and does not return then.
 
     Raises:
-        UserError: the launcher's variables are wrong.
+        UserError: the launcher's variables are wrong, or those that deterministic=true needs.
     """
+    make_deterministic(config, env)
     faulthandler.enable()
     exit_on_unexpected_errors()
     progress = Progress(Place.from_env(env), config.steps)
@@ -35,10 +37,12 @@ def train(config: TrainConfig, env: Mapping[str, str], notice: Notice) -> int:
     trainer = None
     try:
         trainer = Trainer(config, group, progress, notice)
-        code = 0 if trainer.run() else REQUEUE
+        with what_is_not_deterministic_is_told(config):
+            code = 0 if trainer.run() else REQUEUE
     except TrainerError as exc:
         code = report(exc, env)
     if trainer:
+        trainer.batches.close()
         left = trainer.saver.finish()
         if left:
             say(f"WARNING: {left}")

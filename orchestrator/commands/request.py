@@ -45,10 +45,12 @@ def request_of(words: Words, private: Sequence[str] = ()) -> tuple[Request, bund
     """
     if words.program is not None and not any(words.program[:1]):
         raise UsageError("after -- stands no program", hint="-- train.py …, or leave -- away to run the shared trainer")
-    code = bundles.find_code(Path.cwd(), words.program, private) if words.program is not None else None
+    settings = trainer_config(words) if words.program is None else None
+    called = settings.called if settings else words.program
+    code = bundles.find_code(Path.cwd(), called, private) if called else None
     program = _program(words, code)
-    config = trainer_config(words) if program.kind == "trainer" else None
     shape = _shape(words.shape) if words.shape else None
+    config = settings.text if settings else None
     request = Request(words.launcher, program, nodes=words.nodes, shape=shape, config=config, **_timeouts(words))
     return request, bundles.build(trainer=program.needs_trainer, code=code)
 
@@ -61,17 +63,17 @@ def _shape(text: str) -> Shape:
 
 
 def _program(words: Words, code: bundles.Code | None) -> Program:
+    cwd = code.cwd if code and code.files else None
     if code is None or words.program is None:
         if words.bare:
             raise UsageError("--bare is for a program of yours", hint="put it after --, or leave --bare away")
-        return Program("trainer", words.settings)
+        return Program("trainer", words.settings, cwd)
     if words.settings or words.config:
         given = words.settings[0] if words.settings else "--config"
         raise UsageError(
             f"{given} is for the shared trainer, but a program of yours runs", hint="put its arguments after --"
         )
     first, *rest = words.program
-    cwd = code.cwd if code.files else None
     if first.endswith(".py"):
         _require_file(first, code)
     if first.endswith(".py") or (first in ("-m", "-c") and rest):
@@ -108,9 +110,23 @@ def _timeouts(words: Words) -> dict[str, float]:
     }
 
 
-def trainer_config(words: Words) -> str | None:
+@dataclass(frozen=True, slots=True)
+class TrainerConfig:
+    """The configuration file as JSON text, if there is one, and the task that it comes to together with the settings."""
+
+    text: str | None
+    task: str
+
+    @property
+    def called(self) -> tuple[str, ...] | None:
+        """As a program's words, what of the user's code runs: the module of a task, if that is not the trainer's own."""
+        module = self.task.partition(":")[0]
+        return None if module.split(".")[0] == "trainer" else ("-m", module)
+
+
+def trainer_config(words: Words) -> TrainerConfig:
     """
-    The configuration file as JSON text, after the trainer itself has checked it together with the settings.
+    The configuration, after the trainer itself has checked it together with the settings.
 
     Raises:
         UsageError: the trainer refuses the configuration.
@@ -131,7 +147,7 @@ def trainer_config(words: Words) -> str | None:
         if done.returncode != 0:
             message = done.stderr.strip().replace(str(file), str(words.config)).removeprefix("error: ")
             raise UsageError(message or "the trainer refused its configuration")
-    return text
+    return TrainerConfig(text, json.loads(done.stdout)["task"])
 
 
 def _as_json(path: Path) -> str:

@@ -13,8 +13,8 @@ from trainer.checkpoint.files import MANIFEST_BYTES
 from trainer.checkpoint.run import Checkpoints, TrainState
 from trainer.config import ModelConfig, TrainConfig
 from trainer.distributed import initialise
-from trainer.model import GPT
 from trainer.strategies.ddp import Ddp
+from trainer.tasks.gpt import Gpt
 
 TINY = ModelConfig(layers=1, width=8, heads=1, context=4)
 
@@ -90,11 +90,11 @@ class Session:
         group = initialise("cpu", 60.0, {})
         checkpoints = Checkpoints(group, settings, out, "text")
         checkpoints.prepare()
-        return cls(checkpoints, Ddp(group, settings, GPT(settings.model)))
+        return cls(checkpoints, Ddp(group, settings, Gpt(settings)))
 
     def train(self, step: int) -> None:
-        tokens = torch.zeros(1, 4, dtype=torch.long)
-        loss = self.strategy.backward(tokens, tokens, last=True)
+        tokens = torch.zeros(1, 5, dtype=torch.long)
+        loss = self.strategy.backward(tokens, last=True)
         self.strategy.update(step, 1e-3, loss)
 
     def train_and_save(self, *steps: int, mean_loss: float | None = 1.0) -> None:

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,11 +87,15 @@ def start_ranks(tmp_path: Path, warm: Warm) -> Iterator[StartRanks]:
 
 @contextlib.contextmanager
 def ranks_below(tmp_path: Path, warm: Warm) -> Iterator[StartRanks]:
-    """Starts ranks with TINY and the given words, each in a folder of its own; what still runs at the end is killed."""
+    """Starts ranks with TINY (or `base`) and the given words, each in a folder of its own; what still runs at the end is killed."""
     started: list[Rank] = []
 
     def start(
-        *words: str, world_size: int = 2, only: int | None = None, env: dict[str, str] | None = None
+        *words: str,
+        world_size: int = 2,
+        only: int | None = None,
+        env: dict[str, str] | None = None,
+        base: Sequence[str] = TINY,
     ) -> list[Rank]:
         port = free_port()
         folder = tmp_path / f"logs-{len(started)}"
@@ -104,7 +108,7 @@ def ranks_below(tmp_path: Path, warm: Warm) -> Iterator[StartRanks]:
             home = tmp_path / f"rank-{number}"
             home.mkdir(exist_ok=True)
             process = warm(deepspeed=any(word.startswith("strategy=zero") for word in words)).start(
-                (*TINY, *words),
+                (*base, *words),
                 env={**clean_environment(), **place, **rendezvous, **errors, **(env or {})},
                 cwd=home,
                 output=[folder / f"{number}.out", folder / f"{number}.err"],

@@ -21,7 +21,7 @@ from trainer.checkpoint.code import code_version
 from trainer.checkpoint.files import DamagedError
 from trainer.checkpoint.fit import differences
 from trainer.checkpoint.run import TrainState
-from trainer.config import load_config
+from trainer.config import DataConfig, load_config
 from trainer.errors import TrainerError, UserError
 
 
@@ -158,20 +158,20 @@ def test_manifest_names_the_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "step", "skipped"),
+    ("last", "step", "position"),
     [(None, 3, 0), (2, 3, 0), (3, 2, 5)],
     ids=["at first", "saved since", "not saved since"],
 )
 def test_going_back_takes_the_newest_or_where_that_did_not_help_the_one_before(
-    tmp_path: Path, last: int | None, step: int, skipped: int
+    tmp_path: Path, last: int | None, step: int, position: int
 ) -> None:
     session = Session.start(tmp_path)
     for number, left_out in ((2, 5), (3, 0)):
         session.train(number)
-        session.checkpoints.save(TrainState(number, skipped=left_out), session.strategy)
+        session.checkpoints.save(TrainState(number, position=left_out), session.strategy)
     session.train(4)
     found = session.checkpoints.go_back(session.strategy, last)
-    assert found == TrainState(step, skipped=skipped)
+    assert found == TrainState(step, position=position)
     assert [path.name for path in files.newest_first(tmp_path)] == [f"step_{number}" for number in range(step, 1, -1)]
 
 
@@ -296,6 +296,29 @@ def test_other_model_is_refused_and_other_settings_are_told(tmp_path: Path, caps
         Session.start(tmp_path, model=replace(TINY, width=16)).resume()
     assert Session.start(tmp_path, seed=3, log_steps=1).resume().step == 1
     assert "WARNING: resuming with other settings (saved -> now): seed: 0 -> 3\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "mine.tasks:Other"}, r"does not fit: task: \"trainer\.tasks\.gpt:Gpt\" -> \"mine\.tasks:Other\""),
+        ({"options": {"width": 3}}, r"does not fit: options\.width: null -> 3"),
+    ],
+)
+def test_other_task_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    Session.start(tmp_path).train_and_save(1)
+    with pytest.raises(UserError, match=message):
+        Session.start(tmp_path, **change).resume()
+
+
+def test_other_data_are_refused_wherever_they_lie(tmp_path: Path) -> None:
+    Session.start(tmp_path).train_and_save(1)
+    session = Session.start(tmp_path, data=DataConfig(paths=("moved",)))
+    assert session.resume().step == 1
+    with pytest.raises(
+        UserError, match=r"checkpoint at step 1 was trained on other data.*resume=none and another out="
+    ):
+        replace(session.checkpoints, data_digest="other").resume(session.strategy)
 
 
 def test_settings_that_do_not_bear_on_the_numbers_may_change() -> None:

@@ -34,6 +34,18 @@ from trainer.errors import UserError
         ("report=", ("report",), []),
         ("peak_tflops=989", ("peak_tflops",), 989.0),
         ("strategy=zero3", ("strategy",), "zero3"),
+        ("model.size=350m", ("model", "layers"), 28),
+        ("data.validation=a,b", ("data", "validation"), ["a", "b"]),
+        ("data.workers=4", ("data", "workers"), 4),
+        ("data.format=uint32", ("data", "format"), "uint32"),
+        ("eval_steps=5", ("eval_steps",), 5),
+        ("task=my.tasks:Mine", ("task",), "my.tasks:Mine"),
+        ("options.width=3", ("options", "width"), 3),
+        ("options.rate=0.5", ("options", "rate"), 0.5),
+        ("options.name=a,b", ("options", "name"), "a,b"),
+        ("options.deep=true", ("options", "deep"), True),
+        ("options.of=[1, 2]", ("options", "of"), [1, 2]),
+        ("options.none=", ("options", "none"), ""),
         ("compile=true", ("compile",), True),
         ("optim.fused=false", ("optim", "fused"), False),
     ],
@@ -73,6 +85,13 @@ def test_word_sets_its_key(word: str, path: tuple[str, ...], value: object) -> N
         ("optim.betas=a,b", ["optim.betas=a,b"]),
         ("data.paths=a,,b", ["data.paths=a,,b"]),
         ("data.paths=[1]", ["data.paths=[1]"]),
+        ("model.size=2b", ["model.size=2b", "1m, 10m, 30m, 100m, 350m, 1b, 3b, 7b"]),
+        ("data.format=text", ["data.format=text", "auto, bytes, uint16, uint32"]),
+        ("task=mine", ["task=mine: allowed: package.module:Class"]),
+        ("task=my-tasks:Mine", ["task=my-tasks:Mine: allowed: package.module:Class"]),
+        ("task=:Mine", ["task=:Mine: allowed"]),
+        ("options=3", ["'options' is a group", "options.NAME"]),
+        ("options.=3", ["unknown key 'options.'"]),
         ("model.heads=3", ["model.width=128", "multiple of model.heads=3"]),
     ],
 )
@@ -93,6 +112,10 @@ def test_wrong_word_is_named_with_what_is_allowed(word: str, parts: list[str]) -
         ("strategy=zero1 gradient_as_bucket_view=true", "goes with strategy=ddp, not zero1"),
         ("strategy=zero3 compile=true", "goes with strategy=ddp or fsdp2 or zero0 or zero1 or zero2, not zero3"),
         ("strategy=zero0 precision=fp16", "use strategy=ddp"),
+        (
+            "task=a:B model.layers=3",
+            "model.layers: of the GPT alone; what task=a:B takes is written options.NAME=VALUE",
+        ),
     ],
 )
 def test_setting_that_the_strategy_cannot_take_is_named_with_those_that_can(words: str, message: str) -> None:
@@ -147,7 +170,8 @@ def test_empty_yaml_file_means_the_defaults(tmp_path: Path) -> None:
 
 
 def test_printed_config_reads_back_as_the_same_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--print-config", "steps=7", "data.paths=x,y", "optim.betas=0.1,0.2"]) == 0
+    words = ["steps=7", "data.paths=x,y", "optim.betas=0.1,0.2", "task=a.b:C", 'options.of={"a": {"b": null}}']
+    assert main(["--print-config", *words]) == 0
     (tmp_path / "printed.json").write_text(capsys.readouterr().out)
     assert load_config(str(tmp_path / "printed.json")).as_dict() == json.loads((tmp_path / "printed.json").read_text())
     assert load_config(str(tmp_path / "printed.json")).steps == 7

@@ -1,71 +1,325 @@
-"""Which text the trainer reads, and which bytes a rank gets at a step."""
+"""What the trainer reads and in which order: files in place, a shuffle that is computed, batches by their position."""
 
 from __future__ import annotations
 
+import os
+import random
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from trainer.data import digest, load_text, offsets
+from trainer.config import load_config
+from trainer.data.batches import Batches
+from trainer.data.files import LOOK_TOKENS, OPEN_AT_ONCE, find_tokens
+from trainer.data.order import Order
+from trainer.data.split import open_split
+from trainer.data.windows import Windows
+from trainer.distributed import Group, initialise
 from trainer.errors import UserError
+from trainer.tasks.gpt import Gpt
 
 
-def _offsets(seed: int = 0, step: int = 1, rank: int = 0, micro: int = 0) -> list[int]:
-    return offsets(seed, step, rank, micro, count=4, text_bytes=100_000, context=32)
+def _text(*paths: Path | str) -> bytes:
+    tokens = find_tokens([str(path) for path in paths], "auto")
+    return bytes(tokens.read(0, len(tokens)).tolist())
 
 
-def test_offsets_are_the_same_on_every_machine_and_python() -> None:
+def _ids(path: Path, form: str = "auto") -> list[int]:
+    tokens = find_tokens([str(path)], form)
+    found: list[int] = tokens.read(0, len(tokens)).tolist()
+    return found
+
+
+def _windows(*paths: Path, context: int = 4, vocabulary: int = 256, form: str = "auto") -> Windows:
+    return Windows([str(path) for path in paths], form, key="data.paths", context=context, vocabulary=vocabulary)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 100, 128, 1000])
+def test_each_epoch_goes_over_all_samples_once_in_an_order_of_its_own(count: int) -> None:
+    order = Order(count, seed=7)
+    epochs = [[order.sample(epoch * count + place) for place in range(count)] for epoch in range(3)]
+    assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
+    if count > 3:
+        assert epochs[0] != epochs[1] != epochs[2]
+        assert epochs[0] != list(range(count))
+        assert epochs[0] != [Order(count, seed=8).sample(place) for place in range(count)]
+        assert epochs[0] != [Order(count, seed=7, name="validation").sample(place) for place in range(count)]
+
+
+def test_order_is_the_same_on_every_machine_and_python() -> None:
     """Pinned: a change here changes the loss of every run that is resumed or compared."""
-    assert _offsets() == [3262, 38646, 85657, 8649]
+    assert [Order(1000, seed=0).sample(position) for position in (0, 1, 999, 1000)] == [954, 157, 261, 420]
+    assert [Order(10**15, seed=0).sample(position) for position in (0, 10**15 + 1)] == [
+        986065535276968,
+        702101137105608,
+    ]
 
 
-@pytest.mark.parametrize("other", [{"seed": 1}, {"step": 2}, {"rank": 1}, {"micro": 1}])
-def test_every_coordinate_changes_the_batch(other: dict[str, int]) -> None:
-    assert _offsets(**other) != _offsets()
-
-
-def test_samples_stay_inside_the_shortest_text_allowed() -> None:
-    assert offsets(0, 1, 0, 0, count=50, text_bytes=33, context=32) == [0] * 50
+def test_order_is_shuffled_evenly() -> None:
+    """Neighbours are as far apart as those of a list that torch shuffled."""
+    count = 10_000
+    order = Order(count, seed=3)
+    mine = [order.sample(place) for place in range(count)]
+    theirs = torch.randperm(count, generator=torch.Generator().manual_seed(3)).tolist()
+    gaps = [sum(abs(a - b) for a, b in pairwise(one)) / count for one in (mine, theirs)]
+    assert gaps[0] == pytest.approx(gaps[1], rel=0.05)
+    assert sum(mine[: count // 2]) == pytest.approx(sum(theirs[: count // 2]), rel=0.05)
 
 
 def test_folder_is_read_in_name_order_wherever_it_lies(tmp_path: Path) -> None:
-    texts = []
+    texts, digests = [], set()
     for place in ("z", "a/deeper"):
         folder = tmp_path / place
         (folder / "sub").mkdir(parents=True)
         (folder / "b.txt").write_text("second")
         (folder / "a.txt").write_text("first ")
+        (folder / "empty.txt").write_text("")
         (folder / "sub" / "c.txt").write_text(" third")
         (folder / ".hidden").write_text("never")
-        texts.append(load_text([str(folder)], 4))
+        texts.append(_text(folder))
+        digests.add(find_tokens([str(folder)], "auto").digest())
     assert texts == [b"first second third"] * 2
+    assert len(digests) == 1
+    (tmp_path / "z" / "a.txt").write_text("First ")
+    assert find_tokens([str(tmp_path / "z")], "auto").digest() not in digests
 
 
 def test_files_and_globs_come_in_the_order_given(tmp_path: Path) -> None:
     for name in ("1.log", "2.log", "x.txt"):
         (tmp_path / name).write_text(name)
-    assert load_text([str(tmp_path / "x.txt"), str(tmp_path / "*.log")], 4) == b"x.txt1.log2.log"
+    assert _text(tmp_path / "x.txt", tmp_path / "*.log") == b"x.txt1.log2.log"
 
 
 def test_without_paths_the_standard_library_is_the_text() -> None:
-    text = load_text([], 128)
-    assert len(text) > 1_000_000
-    assert digest(text) == digest(load_text([], 128))
+    assert len(find_tokens([], "auto")) > 1_000_000
+    assert find_tokens([], "auto").digest() == find_tokens([], "auto").digest()
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "uint32", "int32", "int64"])
+def test_numbers_of_an_npy_file_are_those_that_numpy_wrote(tmp_path: Path, kind: str) -> None:
+    highest = min(int(np.iinfo(kind).max), 2**40)
+    np.save(tmp_path / "ids.npy", np.array([0, 1, highest], dtype=kind))
+    assert _ids(tmp_path / "ids.npy") == [0, 1, highest]
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "kind"),
+    [("a.bin", "auto", "H"), ("a.bin", "uint32", "I"), ("a.tok", "uint16", "H"), ("a.bin", "bytes", "B")],
+)
+def test_numbers_without_a_header_are_read_as_data_format_says(tmp_path: Path, name: str, form: str, kind: str) -> None:
+    highest = 256 ** struct.calcsize(kind) - 1
+    (tmp_path / name).write_bytes(struct.pack(f"<3{kind}", 5, 0, highest))
+    assert _ids(tmp_path / name, form) == [5, 0, highest]
+
+
+def test_samples_go_across_files_and_leave_out_a_rest_shorter_than_one(tmp_path: Path) -> None:
+    for number in range(2 * OPEN_AT_ONCE):  # more than are kept open
+        (tmp_path / f"{number:03}").write_text(f"{number:03}")
+    windows = _windows(tmp_path, context=5)
+    text = b"".join(b"%03d" % number for number in range(2 * OPEN_AT_ONCE))
+    assert len(windows) == (len(text) - 1) // 5
+    for index in (0, 1, len(windows) - 1):
+        assert bytes(windows[index].tolist()) == text[5 * index : 5 * index + 6]
+
+
+def test_file_larger_than_memory_is_read_in_place(tmp_path: Path) -> None:
+    """A terabyte with a hole in it, and the last sample of it."""
+    path, size = tmp_path / "huge.bin", 1 << 40
+    with path.open("wb") as file:
+        file.truncate(size - 10)
+        file.seek(0, os.SEEK_END)
+        file.write(struct.pack("<5H", 1, 2, 3, 4, 5))
+    windows = _windows(path, context=4, vocabulary=6)
+    assert len(windows) == (size // 2 - 1) // 4
+    tokens = find_tokens([str(path)], "auto")
+    assert tokens.read(len(tokens) - 5, 5).tolist() == [1, 2, 3, 4, 5]
+    assert len(tokens.digest()) == 64
+    order = Order(len(windows), seed=0)
+    assert int(windows[order.sample(10**12)].sum()) == 0
+
+
+def test_digest_covers_every_token_of_a_small_text_and_both_ends_of_a_large_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    for size, changed in ((5000, 2500), (50 * LOOK_TOKENS * 256, 0), (50 * LOOK_TOKENS * 256, -1)):
+        data = bytearray(size)
+        path.write_bytes(data)
+        before = find_tokens([str(path)], "auto").digest()
+        data[changed] = 1
+        path.write_bytes(data)
+        assert find_tokens([str(path)], "auto").digest() != before
 
 
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("missing.txt", "no such file or folder"),
-        ("*.nothing", "no such file or folder"),
-        ("empty", "the folder holds no file"),
-        ("short.txt", "3 bytes of text, model.context=32 needs at least 33"),
+        ("missing.txt", "data.paths: {}: no such file or folder"),
+        ("*.nothing", "data.paths: {}: no such file or folder"),
+        ("folder", "data.paths: {}: the folder holds no file"),
+        ("short.txt", "data.paths: {}: 3 bytes of text, model.context=32 needs at least 33"),
+        ("empty.txt", "data.paths: {}: 0 bytes of text, model.context=32 needs at least 33"),
+        ("short.bin", "data.paths: {}: 2 tokens, model.context=32 needs at least 33"),
+        ("odd.bin", "data.paths: {}: 3 bytes of tokens, no multiple of the 2 of one: see data.format"),
+        ("text.npy", "data.paths: {}: no .npy file"),
+        ("cut.npy", "data.paths: {}: no .npy file: its header cannot be read"),
+        ("code.npy", "data.paths: {}: no .npy file: its header cannot be read"),
+        ("table.npy", "data.paths: {}: an array of shape (40, 2): tokens are one row of numbers"),
+        ("float.npy", "data.paths: {}: numbers of kind '<f8': uint8, uint16, uint32, int32 and int64 can be read"),
+        ("big-endian.npy", "data.paths: {}: numbers of kind '>u2'"),
     ],
 )
 def test_unusable_data_is_named(tmp_path: Path, name: str, problem: str) -> None:
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "folder").mkdir()
     (tmp_path / "short.txt").write_text("abc")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "short.bin").write_bytes(bytes(4))
+    (tmp_path / "odd.bin").write_bytes(bytes(3))
+    (tmp_path / "text.npy").write_text("abc" * 99)
+    (tmp_path / "cut.npy").write_bytes(b"\x93NUMPY\x01\x00\x10\x00{'descr':")
+    (tmp_path / "code.npy").write_bytes(b"\x93NUMPY\x01\x00\x20\x00__import__('os').abort()         ")
+    np.save(tmp_path / "table.npy", np.zeros((40, 2), dtype="u2"))
+    np.save(tmp_path / "float.npy", np.zeros(40))
+    np.save(tmp_path / "big-endian.npy", np.zeros(40, dtype=">u2"))
     with pytest.raises(UserError) as caught:
-        load_text([str(tmp_path / name)], 32)
-    assert problem in str(caught.value)
-    assert name in str(caught.value)
+        _windows(tmp_path / name, context=32)
+    assert str(caught.value).startswith(problem.format(tmp_path / name))
+
+
+def test_text_and_tokens_do_not_mix(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a" * 99)
+    (tmp_path / "b.bin").write_bytes(bytes(99 * 2))
+    with pytest.raises(UserError, match=r"a\.txt is read as bytes and .*b\.bin as tokens"):
+        _windows(tmp_path)
+    assert len(_windows(tmp_path, form="bytes").tokens) == 3 * 99
+
+
+def test_token_beyond_the_vocabulary_is_named_with_its_place(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(7, dtype="u2"))
+    np.save(tmp_path / "b.npy", np.array([1, 2, 50_256, 3, 4, 5], dtype="u2"))
+    windows = _windows(tmp_path, vocabulary=50_000)
+    assert windows[0].tolist() == [0] * 5
+    with pytest.raises(UserError) as caught:
+        windows[2]
+    place = (
+        f"data.paths: {tmp_path / 'b.npy'}, token 2: 50256 is no token of model.vocabulary=50000: set it to the size of"
+    )
+    assert str(caught.value).startswith(place)
+    assert len(_windows(tmp_path, vocabulary=50_257)[2]) == 5
+
+
+def test_file_that_shrinks_meanwhile_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(bytes(100))
+    windows = _windows(path)
+    os.truncate(path, 50)
+    with pytest.raises(UserError, match=r"a\.txt: 50 bytes, \d+ expected: cut short meanwhile"):
+        windows[20]
+
+
+def _group(rank: int = 0, world_size: int = 1) -> Group:
+    alone = initialise("cpu", 60.0, {})
+    return replace(alone, place=replace(alone.place, rank=rank, world_size=world_size))
+
+
+class _Numbers(Sequence[int]):
+    """Samples that are their own indices, and a number that is drawn for each."""
+
+    def __init__(self, count: int) -> None:
+        self.length = count
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 -- a slice, too
+        drawn = (random.random(), float(torch.rand(())), float(np.random.random()))  # noqa: NPY002, S311 -- what users call
+        return index, drawn, os.getpid()
+
+
+class _OfNumbers(Gpt):
+    def collate(self, samples: Sequence[Any]) -> list[Any]:
+        return list(samples)
+
+
+def _first(count: int, position: int, *, rank: int, world_size: int, words: str = "") -> list[list[Any]]:
+    config = load_config(words=["micro_batch=2", *words.split()])
+    batches = Batches(_Numbers(10), _OfNumbers(config), config, _group(rank, world_size), split="train")
+    batches.begin(position)
+    found = [batches.next() for _ in range(count)]
+    batches.close()
+    return found
+
+
+def _indices(batches: Sequence[Sequence[Any]]) -> list[list[int]]:
+    return [[sample[0] for sample in batch] for batch in batches]
+
+
+def test_ranks_share_every_epoch_and_go_on_at_any_position_with_any_number_of_ranks() -> None:
+    """No sample lost or repeated: two ranks take 8 of 10 a two-step epoch, then three ranks go on."""
+    two = [_indices(_first(2, 0, rank=rank, world_size=2)) for rank in (0, 1)]
+    three = [_indices(_first(2, 8, rank=rank, world_size=3)) for rank in (0, 1, 2)]
+    order = Order(10, seed=0)
+    taken = [index for step in (0, 1) for rank in two for index in rank[step]]
+    taken += [index for step in (0, 1) for rank in three for index in rank[step]]
+    assert taken == [order.sample(position) for position in range(20)]
+    assert sorted(taken[:10]) == sorted(taken[10:]) == list(range(10))
+
+
+def test_what_samples_draw_follows_from_seed_and_position_in_whichever_process() -> None:
+    torch.manual_seed(1)
+    before = (random.getstate(), torch.get_rng_state())
+    here = _first(3, 4, rank=0, world_size=1)
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+    later = _first(2, 6, rank=0, world_size=1)
+    there = _first(3, 4, rank=0, world_size=1, words="data.workers=2 data.prefetch=3")
+    drawn = [[[sample[:2] for sample in batch] for batch in batches] for batches in (here, there, later)]
+    assert drawn[0] == drawn[1]
+    assert drawn[0][1:] == drawn[2]
+    assert len({str(sample) for batch in drawn[0] for sample in batch}) == 6
+    assert {sample[2] for batch in here for sample in batch} == {os.getpid()}
+    assert os.getpid() not in {sample[2] for batch in there for sample in batch}
+    assert len({sample[2] for batch in there for sample in batch}) == 2
+
+
+def test_error_in_a_worker_is_the_same_one_message(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.full(100, 300, dtype="u2"))
+    for workers in (0, 1):
+        config = load_config(words=[f"data.paths={tmp_path}", "model.context=4", f"data.workers={workers}"])
+        task = Gpt(config)
+        samples, _, about = open_split(task, "train", _group())
+        assert about.startswith("100 tokens sha256 ")
+        batches = Batches(samples, task, config, _group(), split="train")
+        batches.begin(0)
+        with pytest.raises(UserError, match=r"^data\.paths: .*a\.npy, token \d+: 300 is no token of .*data\.format$"):
+            batches.next()
+        batches.close()
+
+
+@pytest.mark.parametrize(("samples", "expected"), [(3, 1), (10, 2), (100, 4)])
+def test_evaluation_takes_as_many_batches_on_every_rank(samples: int, expected: int) -> None:
+    config = load_config(words=["micro_batch=2"])
+    seen = []
+    for rank in (0, 1):
+        batches = Batches(_Numbers(samples), _OfNumbers(config), config, _group(rank, 2), split="validation")
+        seen.append(_indices(list(batches.some(4))))
+    assert [len(one) for one in seen] == [expected] * 2
+    order = Order(samples, 0, "validation")
+    taken = [index for batch in zip(*seen, strict=True) for rank in batch for index in rank]
+    assert taken == list(islice((order.sample(position) for position in range(99)), 4 * expected))
+
+
+def test_validation_has_files_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "valid.txt").write_text("b" * 99)
+    task = Gpt(load_config(words=[f"data.validation={tmp_path / 'valid.txt'}", "model.context=4"]))
+    samples, _, about = open_split(task, "validation", _group())
+    assert samples[0].tolist() == [ord("b")] * 5
+    assert about.startswith("99 bytes of text sha256 ")
+    assert open_split(Gpt(load_config()), "validation", _group()) == (None, "", "")
+    with pytest.raises(UserError, match=r"^data\.validation: .*nowhere: no such file or folder$"):
+        open_split(Gpt(load_config(words=["data.validation=nowhere"])), "validation", _group())

@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from trainer.accelerators import choose
-from trainer.config import ModelConfig, OptimConfig
+from trainer.config import ModelConfig, OptimConfig, TrainConfig
 from trainer.distributed import CHUNK_BYTES, Group, Told, initialise
 from trainer.errors import TrainerError, UserError
 from trainer.finite import check_finite
-from trainer.loop import learning_rate, warn_if_on_cpu
+from trainer.loop import learning_rate
 from trainer.model import FUSED_ATTENTION, GPT, causal_attention, manual_causal_attention
+from trainer.strategies.building import build_whole, warn_if_on_cpu
 from trainer.strategies.optimizer import make_optimizer
+from trainer.tasks.gpt import Gpt
 
 TINY = ModelConfig(layers=1, width=16, heads=2, context=8)
 
@@ -61,9 +63,10 @@ def test_no_position_sees_the_future() -> None:
 
 
 def test_fresh_model_is_as_uncertain_as_256_equal_bytes() -> None:
-    torch.manual_seed(0)
+    config = TrainConfig(model=TINY)
+    model = build_whole(_alone(), config, Gpt(config))
     tokens = torch.arange(64).view(8, 8)
-    assert float(GPT(TINY)(tokens, tokens.flip(0)).detach()) == pytest.approx(math.log(256), abs=0.1)
+    assert float(model(tokens, tokens.flip(0)).detach()) == pytest.approx(math.log(256), abs=0.1)
 
 
 def test_only_matrices_and_embeddings_decay() -> None:

@@ -90,11 +90,11 @@ def test_percentile_is_a_value_that_was_measured(values: list[float], percent: i
 
 def _measured(out: Path, config: TrainConfig, *, code: int = 0) -> dict[str, Any]:
     """The totals of two steps of a half and of a second, 8 * 128 tokens each, 1000 FLOPs a token."""
-    measures = Measures(_alone(), config, out)
-    measures.begin(0, 1000)
+    measures = Measures(_alone(), config, out, config.model.context)
+    measures.begin(0, 1000 * config.model.context)
     for step, seconds in ((1, 0.5), (2, 1.0)):
         result = StepResult([2.0], 1e-3, 0.5, seconds, is_warned=False, data_wait_s=0.25)
-        measures.add(step, result, last=step == 2)
+        measures.add(step, result, {}, last=step == 2)
     measures.flush()
     measures.close(code)
     return measures.totals()
@@ -123,10 +123,10 @@ def test_summary_tells_percentiles_waiting_and_memory_of_the_attempt(tmp_path: P
 def test_missing_package_is_one_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _hide(monkeypatch, "wandb", "tensorboard")
     with pytest.raises(UserError) as caught:
-        Measures(_alone(), load_config(words=["report=plot,tensorboard,wandb"]), tmp_path)
+        Measures(_alone(), load_config(words=["report=plot,tensorboard,wandb"]), tmp_path, 128)
     assert "tensorboard and wandb not installed on the node of rank 0" in str(caught.value)
     assert "pip install tensorboard wandb" in str(caught.value)
-    Measures(_alone(), load_config(words=["report=plot"]), tmp_path)
+    Measures(_alone(), load_config(words=["report=plot"]), tmp_path, 128)
 
 
 class _Broken:
@@ -199,7 +199,7 @@ def test_bar_is_on_a_terminal_only_and_leaves_its_line_to_what_is_said_next(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     plain = io.StringIO()
-    Bar(plain, 10).show(1, 2.5, 1000.0)
+    Bar(plain, 10).show(1, 2.5, "1000 tokens/s")
     assert plain.getvalue() == ""
     say("in a log")
     assert capsys.readouterr().out == "in a log\n"
@@ -207,9 +207,9 @@ def test_bar_is_on_a_terminal_only_and_leaves_its_line_to_what_is_said_next(
     ours, theirs = os.openpty()
     with os.fdopen(ours, "r") as screen, os.fdopen(theirs, "w") as terminal:
         bar = Bar(terminal, 10, lambda: next(times))
-        bar.show(5, 2.5, 1000.0)
-        bar.show(6, 2.5, 1000.0)  # too soon
-        bar.show(7, 2.25, 1000.0)
+        bar.show(5, 2.5, "1000 tokens/s")
+        bar.show(6, 2.5, "1000 tokens/s")  # too soon
+        bar.show(7, 2.25, "1000 tokens/s")
         with contextlib.redirect_stdout(terminal):
             say("above the bar")
         assert screen.readline() == ("\x1b[K5/10 [##########          ] loss 2.5000  1000 tokens/s\n")

@@ -118,7 +118,7 @@ def test_resumed_metrics_have_every_step_once(tmp_path: Path) -> None:
 
 def test_rank_0_logs_the_mean_and_others_their_own_loss(capsys: pytest.CaptureFixture[str]) -> None:
     for rank in (0, 1):
-        log = StepLog(every=2, tokens_per_step=100, rank=rank)
+        log = StepLog(every=2, per_step=100, unit="tokens", rank=rank)
         for step in (1, 2, 3, 4, 5):
             log.add(step, StepResult([1.0, 2.0], 0.1, 0.5, 0.25, is_warned=False), last=step == 5)
     lines = capsys.readouterr().out.splitlines()
@@ -131,5 +131,5 @@ def test_rank_0_logs_the_mean_and_others_their_own_loss(capsys: pytest.CaptureFi
 
 
 def test_summary_of_a_run_with_nothing_left_to_train() -> None:
-    line = Summary(5, None, None, 0.0, 1.0, "/c/step_5").line()
+    line = Summary(5, None, None, 1.0, "/c/step_5", tokens_per_s=0.0).line()
     assert line == "summary steps=5 first_loss=none last_loss=none tokens/s=0 wall_s=1.0 checkpoint=/c/step_5"

@@ -57,7 +57,7 @@ def test_training_goes_on_from_the_checkpoint_without_the_batches_that_broke_it(
     _train(tmp_path / "straight", "steps=10")
     monkeypatch.undo()
     broken = Breaking(monkeypatch, 6)
-    summary, records = _train(tmp_path / "out", "roll_back=1", "async_save=true")
+    summary, records = _train(tmp_path / "out", "roll_back=1")
     assert summary is not None
     assert [record["step"] for record in records] == list(range(1, 9))
     assert all(math.isfinite(record["loss"]) for record in records)
@@ -66,7 +66,15 @@ def test_training_goes_on_from_the_checkpoint_without_the_batches_that_broke_it(
     )  # in the data it goes on; two steps are made once more with what comes then
     told = f"WARNING: all ranks: loss is nan at step 6: back to {tmp_path / 'out' / 'step_4'} (roll_back 1 of 1), without the "
     assert told in capsys.readouterr().out
-    assert files.read_manifest(tmp_path / "out" / "step_8", 8)["skipped"] == 2
+    assert files.read_manifest(tmp_path / "out" / "step_8", 8)["position"] == 10
+
+
+def test_save_that_is_on_its_way_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = Breaking(monkeypatch, 6)
+    summary, records = _train(tmp_path, "roll_back=1", "async_save=true", "save_steps=1")
+    assert summary is not None
+    assert [record["step"] for record in records] == list(range(1, 9))
+    assert files.read_manifest(tmp_path / "step_8", 8)["position"] == len(broken.seen) > 8
 
 
 def test_resumed_run_leaves_the_same_batches_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -75,7 +83,7 @@ def test_resumed_run_leaves_the_same_batches_out(monkeypatch: pytest.MonkeyPatch
     monkeypatch.undo()
     Breaking(monkeypatch, 6)
     _train(tmp_path / "two", "roll_back=1", "steps=10", "save_steps=4")
-    assert files.read_manifest(tmp_path / "one" / "step_10", 10)["skipped"] == 2
+    assert files.read_manifest(tmp_path / "one" / "step_10", 10)["position"] == 12
     monkeypatch.undo()
     resumed = Breaking(monkeypatch)
     (tmp_path / "one" / "step_10").rename(tmp_path / "whole")
@@ -106,4 +114,4 @@ def test_a_checkpoint_that_did_not_help_is_set_aside_for_the_one_before(
     _, records = _train(tmp_path, "roll_back=2")
     assert [record["step"] for record in records] == list(range(1, 9))
     assert [path.name for path in (tmp_path / "quarantine").iterdir()] == ["step_4-0"]
-    assert files.read_manifest(tmp_path / "step_8", 8)["skipped"] == 5
+    assert files.read_manifest(tmp_path / "step_8", 8)["position"] == 13

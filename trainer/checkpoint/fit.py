@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, Mapping
 
+BINDING = ("model.", "strategy", "task", "options.")  # what makes another model of it
 # What may change between two parts of one training without changing its numbers.
 FREE_KEYS = frozenset(
     [
         *("out", "resume", "save_steps", "save_total_limit", "device", "ddp_timeout", "log_steps"),
+        *("data.workers", "data.prefetch", "data.pin_memory", "data.validation", "eval_steps", "eval_batches"),
         *("save_minutes", "keep_best", "keep_every", "roll_back", "async_save", "report", "peak_tflops"),
         *("activation_checkpointing", "find_unused_parameters", "gradient_as_bucket_view"),
     ]

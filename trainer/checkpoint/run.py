@@ -15,7 +15,7 @@ import torch
 
 from trainer.checkpoint import files
 from trainer.checkpoint.files import Checkpoint, DamagedError
-from trainer.checkpoint.fit import differences
+from trainer.checkpoint.fit import BINDING, differences
 from trainer.checkpoint.random_state import random_state, restore_random_state
 from trainer.checkpoint.room import room_needed
 from trainer.checkpoint.tensors import copied, load_state, on_cpu
@@ -31,7 +31,7 @@ class TrainState:
     """
     How far the training is; losses are means over ranks, mean_loss one over the steps since the checkpoint before, too.
 
-    skipped: how many steps' batches were left out before it, each time that the training went back.
+    position: how many samples of all ranks came before it, those included that were left out when the training went back.
     """
 
     step: int = 0
@@ -39,7 +39,7 @@ class TrainState:
     first_loss: float | None = None
     last_loss: float | None = None
     mean_loss: float | None = None
-    skipped: int = 0
+    position: int = 0
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,8 @@ class Checkpoints:
         randomness = json.loads(self.group.broadcast_bytes(parts.get("rng.json", b"")))
         if self.group.place.rank < len(randomness):  # a rank that was not there before starts from the seed
             restore_random_state(randomness[self.group.place.rank], self.group.device)
-        skipped = about.get("skipped", 0)
-        return TrainState(about["step"], about["tokens"], about["first_loss"], about["last_loss"], skipped=skipped)
+        position = about["position"]
+        return TrainState(about["step"], about["tokens"], about["first_loss"], about["last_loss"], position=position)
 
     def _find(self, *, reshards: bool) -> Checkpoint | None:
         """Rank 0: the verified checkpoint to go on from, checked against this run; None for a fresh start."""
@@ -260,13 +260,16 @@ class Checkpoints:
                 f"{world_size}: start with {about['world_size']} ranks, or resume=none and another out="
             )
         changed = differences(about["config"], self.config.as_dict())
-        binding = [text for key, text in changed.items() if key.startswith(("model.", "strategy"))]
+        binding = [text for key, text in changed.items() if key.startswith(BINDING)]
         if binding:
             raise UserError(f"the checkpoint at step {about['step']} does not fit: {', '.join(binding)} (saved -> now)")
         if changed:
             say(f"WARNING: resuming with other settings (saved -> now): {', '.join(changed.values())}")
         if about["data_sha256"] != self.data_digest:
-            say("WARNING: the text in data.paths is not the text this checkpoint was trained on")
+            raise UserError(
+                f"the checkpoint at step {about['step']} was trained on other data, in which its place means nothing: give the "
+                "data of before, or resume=none and another out= (python -m trainer.checkpoint export keeps the weights)"
+            )
 
     def _about(self, state: TrainState) -> Dict[str, Any]:
         return {
@@ -275,7 +278,7 @@ class Checkpoints:
             "first_loss": state.first_loss,
             "last_loss": state.last_loss,
             "mean_loss": state.mean_loss,
-            "skipped": state.skipped,
+            "position": state.position,
             "code": self.code,
             "run": self.group.place.run_dir.name if self.group.place.run_dir else None,
             "seed": self.config.seed,

@@ -6,22 +6,22 @@ from pathlib import Path
 
 from trainer.config import ZERO_STAGES, TrainConfig
 from trainer.distributed import Group
-from trainer.model import GPT
 from trainer.strategies.base import Strategy
 from trainer.strategies.ddp import Ddp
 from trainer.strategies.demands import unmet
 from trainer.strategies.fsdp2 import Fsdp2
 from trainer.strategies.zero import Zero
+from trainer.tasks.base import Task
 
 
-def choose_strategy(group: Group, config: TrainConfig, model: GPT, out: Path) -> Strategy:
+def choose_strategy(group: Group, config: TrainConfig, task: Task, out: Path) -> Strategy:
     """
-    What config.strategy names, around `model`, which is on its device and must be used through the strategy from now on.
+    What config.strategy names, around the model of `task`.
 
     Raises:
         UserError: on all ranks alike; a rank's device or packages lack what the settings need.
     """
     group.agree(unmet(group, config))
     if config.strategy in ZERO_STAGES:
-        return Zero(group, config, model, out)
-    return Fsdp2(group, config, model) if config.strategy == "fsdp2" else Ddp(group, config, model)
+        return Zero(group, config, task, out)
+    return Fsdp2(group, config, task) if config.strategy == "fsdp2" else Ddp(group, config, task)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import math
-from typing import Any, Callable, ContextManager, Dict, Mapping, Protocol
+from typing import Any, Callable, ContextManager, Dict, Iterator, Mapping, Protocol
 
 import torch
 
 from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.finite import check_finite
+from trainer.tasks.base import Task, loss_of
+
+# A batch is `Any`: tensors in any nesting, as the task makes it.
 
 Seen = Callable[[torch.Tensor], object]
 
@@ -25,15 +29,17 @@ class Strategy(Protocol):
 
     reshards: a state may be loaded by another number of ranks than wrote it.
     lends_state: tensors of state() may be those that the next step changes.
+    sizes: numbers in each parameter of the whole model, by name.
     """
 
     reshards: bool
     lends_state: bool
+    sizes: Mapping[str, int]
 
-    def settle(self, tokens: torch.Tensor, target: torch.Tensor) -> None:
-        """Whatever it takes for the first counted step to round as all later ones; the weights stay as they are."""
+    def settle(self, batch: Any) -> None:  # noqa: ANN401
+        """Whatever it takes for the first counted step to round as all later ones; the state stays as it is."""
 
-    def backward(self, tokens: torch.Tensor, target: torch.Tensor, *, last: bool, seen: Seen = ignored) -> torch.Tensor:
+    def backward(self, batch: Any, *, last: bool, seen: Seen = ignored) -> torch.Tensor:  # noqa: ANN401
         """
         Add one micro batch to the gradient, of all ranks once it is the last.
 
@@ -55,6 +61,9 @@ class Strategy(Protocol):
     def drop(self) -> None:
         """Forget the gradients of a step that is not made. The weights may be anything until load() gives others."""
 
+    def evaluating(self) -> ContextManager[Any]:
+        """The block in which the model, which this gives, is called without gradients, in evaluation mode."""
+
     def state(self) -> Dict[str, Any]:
         """Everything needed to go on, whole on rank 0, in part or not at all on the others; plain values and tensors."""
 
@@ -69,22 +78,23 @@ class TorchStrategy(abc.ABC):
     lends_state = True
     model: Any  # a module, wrapped or not
     optimizer: torch.optim.Optimizer
+    sizes: Mapping[str, int]
 
-    def __init__(self, group: Group, config: TrainConfig) -> None:
-        self.group, self.config = group, config
+    def __init__(self, group: Group, config: TrainConfig, task: Task) -> None:
+        self.group, self.config, self.task = group, config, task
         self.scaler = group.accelerator.scaler() if config.precision == "fp16" else None
 
-    def settle(self, tokens: torch.Tensor, target: torch.Tensor) -> None:  # noqa: B027  most need nothing
+    def settle(self, batch: Any) -> None:  # noqa: ANN401, B027  most need nothing
         """Nothing to do."""
 
-    def backward(self, tokens: torch.Tensor, target: torch.Tensor, *, last: bool, seen: Seen = ignored) -> torch.Tensor:
+    def backward(self, batch: Any, *, last: bool, seen: Seen = ignored) -> torch.Tensor:  # noqa: ANN401
         with self.accumulating(last=last):
             with self.computing():
-                loss = self.model(tokens, target)
+                loss = loss_of(self.task, self.model, batch)
             loss = loss / self.config.accumulation
             seen(loss.detach())
             (self.scaler.scale(loss) if self.scaler else loss).backward()
-        return loss.detach()  # type: ignore[no-any-return]  # of a model of any class
+        return loss.detach()
 
     def update(self, step: int, lr: float, loss: torch.Tensor) -> float:
         for group in self.optimizer.param_groups:
@@ -103,6 +113,15 @@ class TorchStrategy(abc.ABC):
 
     def drop(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[Any]:
+        self.model.eval()
+        try:
+            with torch.no_grad(), self.computing():
+                yield self.model
+        finally:
+            self.model.train()
 
     @abc.abstractmethod
     def accumulating(self, *, last: bool) -> ContextManager[Any]:

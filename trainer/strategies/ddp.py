@@ -10,35 +10,43 @@ import torch
 from trainer.accelerators import autocast
 from trainer.config import TrainConfig
 from trainer.distributed import Group
-from trainer.model import GPT
 from trainer.strategies.base import TorchStrategy
+from trainer.strategies.building import build_whole, sizes_of
 from trainer.strategies.optimizer import make_optimizer
+from trainer.tasks.base import Task, loss_of
 
 
 class Ddp(TorchStrategy):
     """One process alone trains the bare model."""
 
-    def __init__(self, group: Group, config: TrainConfig, model: GPT) -> None:
-        super().__init__(group, config)
-        self.bare = model
+    def __init__(self, group: Group, config: TrainConfig, task: Task) -> None:
+        super().__init__(group, config, task)
+        self.bare = model = build_whole(group, config, task)
+        self.sizes = sizes_of(model)
         if config.compile:
             model.compile()
         self.model = self._wrap(model) if group.place.launched else model
         self.optimizer = make_optimizer(model, config.lr, config.optim)
         self.parameters = list(model.parameters())
 
-    def settle(self, tokens: torch.Tensor, target: torch.Tensor) -> None:
+    def settle(self, batch: Any) -> None:  # noqa: ANN401
         """
         One pass without an update, so that a resumed run repeats a straight one bit for bit.
 
         DDP orders its buckets anew after the first backward pass, and the order decides how gloo and NCCL round a sum
         over three or more ranks. This way every counted step has the final order.
         """
-        if self.group.place.launched:
+        if not self.group.place.launched:
+            return
+        buffers = [(one, one.clone()) for one in self.bare.buffers()]
+        devices = [self.group.device] if self.group.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
             with self.computing():
-                loss = self.model(tokens, target)
-            loss.backward()
-            self.optimizer.zero_grad(set_to_none=True)
+                loss = loss_of(self.task, self.model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.optimizer.zero_grad(set_to_none=True)
+        for one, before in buffers:  # such as the running means of a BatchNorm
+            one.copy_(before)
 
     def state(self) -> Dict[str, Any]:
         state: Dict[str, Any] = {"model": self.bare.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -60,7 +68,7 @@ class Ddp(TorchStrategy):
     def clip(self, limit: float) -> float:
         return float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
 
-    def _wrap(self, model: GPT) -> Any:  # noqa: ANN401 -- stock or vendor's class
+    def _wrap(self, model: torch.nn.Module) -> Any:  # noqa: ANN401 -- stock or vendor's class
         accelerator, config = self.group.accelerator, self.config
         # Left out where they are off: the vendor's fork has not all of them.
         asked = {key: True for key in ("find_unused_parameters", "gradient_as_bucket_view") if getattr(config, key)}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from typing import Any, ContextManager, Dict, Mapping
+from typing import Any, Callable, ContextManager, Dict, Mapping, Sequence
 
 import torch
 
 from trainer.config import TrainConfig
 from trainer.distributed import Group
-from trainer.model import GPT
 from trainer.strategies.base import TorchStrategy
+from trainer.strategies.buffers import Buffers, refuse_batch_norm
+from trainer.strategies.building import build_empty, build_whole, can_fill, fill, sizes_of
 from trainer.strategies.optimizer import make_optimizer
+from trainer.tasks.base import Task
 
 
 class Fsdp2(TorchStrategy):
@@ -20,13 +22,25 @@ class Fsdp2(TorchStrategy):
 
     reshards = True
 
-    def __init__(self, group: Group, config: TrainConfig, model: GPT) -> None:
-        super().__init__(group, config)
+    def __init__(self, group: Group, config: TrainConfig, task: Task) -> None:
+        super().__init__(group, config, task)
+        model = build_empty(task, config) if can_fill(task) else build_whole(group, config, task)
+        self.sizes, self.buffers = sizes_of(model), Buffers(model)
+        refuse_batch_norm(model, config)
+        blocks = task.blocks(model)
         if config.compile:
-            for block in model.blocks:
+            for block in blocks or (model,):
                 block.compile()  # alone: what gathers and frees the shards stays outside
-        self.model = shard(model, group, config.precision)
+        self.model = shard(model, blocks, group, precision=config.precision)
+        if can_fill(task):
+            self.model.to_empty(device=group.device)
+            fill(task, self.model, self._put)
         self.optimizer = make_optimizer(self.model, config.lr, config.optim)
+
+    def update(self, step: int, lr: float, loss: torch.Tensor) -> float:
+        norm = super().update(step, lr, loss)
+        self.buffers.share(self.model, self.group)
+        return norm
 
     def state(self) -> Dict[str, Any]:
         api = importlib.import_module("torch.distributed.checkpoint.state_dict")
@@ -56,18 +70,24 @@ class Fsdp2(TorchStrategy):
     def computing(self) -> ContextManager[Any]:
         return contextlib.nullcontext()
 
+    def _put(self, shards: Any, whole: Callable[[], torch.Tensor]) -> None:  # noqa: ANN401 -- a DTensor
+        """Rank 0 makes the values, and each rank gets its part of them."""
+        distribute = importlib.import_module("torch.distributed.tensor").distribute_tensor
+        mine = whole() if self.group.place.is_main else torch.empty(shards.shape)
+        shards.copy_(distribute(mine.to(self.group.device), shards.device_mesh, shards.placements))
+
     def clip(self, limit: float) -> float:
         norm: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         return float(norm.full_tensor())  # a DTensor: each rank holds its part of the sum
 
 
-def shard(model: GPT, group: Group, precision: str) -> Any:  # noqa: ANN401 -- a class made by fully_shard
+def shard(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], group: Group, *, precision: str) -> Any:  # noqa: ANN401 -- a class made by fully_shard
     """Each block by itself, then the rest; `model` itself, changed in place."""
     api = importlib.import_module("torch.distributed.fsdp")
     meshes = importlib.import_module("torch.distributed.device_mesh")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     policy = api.MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
     mesh = meshes.init_device_mesh(group.device.type, (group.place.world_size,))
-    for part in (*model.blocks, model):
+    for part in (*blocks, model):
         api.fully_shard(part, mesh=mesh, mp_policy=policy)
     return model

@@ -8,6 +8,7 @@ import torch
 
 from trainer.config import OptimConfig
 from trainer.errors import UserError
+from trainer.strategies.building import shape_of
 
 
 def make_optimizer(model: torch.nn.Module, lr: float, config: OptimConfig) -> torch.optim.AdamW:
@@ -23,6 +24,6 @@ def make_optimizer(model: torch.nn.Module, lr: float, config: OptimConfig) -> to
 
 def decay_groups(model: torch.nn.Module, weight_decay: float) -> List[Dict[str, Any]]:
     """Matrices and embeddings, then everything else."""
-    matrices = [one for one in model.parameters() if one.dim() > 1]
-    others = [one for one in model.parameters() if one.dim() <= 1]
+    matrices = [one for one in model.parameters() if len(shape_of(one)) > 1]
+    others = [one for one in model.parameters() if len(shape_of(one)) <= 1]
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]

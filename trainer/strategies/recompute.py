@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Callable
+from typing import Any, Callable, Sequence
 
 import torch
 import torch.utils.checkpoint
@@ -12,11 +12,29 @@ from trainer.config import TrainConfig
 from trainer.strategies.demands import can_recompute_without_reentry
 
 
-def recompute(config: TrainConfig) -> Callable[..., torch.Tensor] | None:
-    """Calls a block with its input so that only the input is kept; None where it was not asked for."""
+def recompute(config: TrainConfig, blocks: Sequence[torch.nn.Module]) -> None:
+    """Have only the inputs of the blocks kept, where the settings ask for it."""
     if not config.activation_checkpointing:
-        return None
-    if not can_recompute_without_reentry():
-        return torch.utils.checkpoint.checkpoint
-    # ZeRO-3 has freed the weights by then, and the other way compares their shapes.
-    return functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=config.strategy == "zero3")
+        return
+    for block in blocks:
+        # ZeRO-3 has freed the weights by then, and the way without re-entry compares their shapes.
+        again = config.strategy == "zero3" or not can_recompute_without_reentry()
+        block.forward = (_by_reentry if again else _without_reentry)(block.forward)
+
+
+def _without_reentry(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.partial(torch.utils.checkpoint.checkpoint, forward, use_reentrant=False)
+
+
+def _by_reentry(forward: Callable[..., Any]) -> Callable[..., Any]:
+    way = {"use_reentrant": True} if can_recompute_without_reentry() else {}
+    checkpoint: Any = torch.utils.checkpoint.checkpoint
+
+    def recomputed(*inputs: Any) -> Any:  # noqa: ANN401 -- a module's
+        if any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs):
+            return checkpoint(forward, *inputs, **way)
+        return forward(
+            *inputs
+        )  # such as the first block, of an image: without a gradient to pass on, it would get none
+
+    return recomputed

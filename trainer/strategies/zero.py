@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Dict, Mapping
+from typing import Any, Callable, Dict, Iterator, Mapping, Tuple
 
 import torch
 
@@ -14,14 +15,18 @@ from trainer.config import ZERO_STAGES, TrainConfig
 from trainer.distributed import Group
 from trainer.errors import UserError
 from trainer.finite import check_finite
-from trainer.model import GPT
 from trainer.place import replace_text, say
 from trainer.strategies import zero_state
 from trainer.strategies.base import Seen, ignored
+from trainer.strategies.buffers import Buffers, refuse_batch_norm
+from trainer.strategies.building import build_plain, build_whole, can_fill, fill, sizes_of
 from trainer.strategies.deepspeed_config import deepspeed_config, strict_json
 from trainer.strategies.deepspeed_package import package_warning
 from trainer.strategies.optimizer import decay_groups, make_optimizer
 from trainer.strategies.relaxed_json import read_relaxed_json
+from trainer.tasks.base import Task, loss_of
+
+SPLIT_STAGE = 3  # where weights are split, too
 
 
 class Zero:
@@ -29,29 +34,36 @@ class Zero:
 
     reshards = True
 
-    def __init__(self, group: Group, config: TrainConfig, model: GPT, out: Path) -> None:
-        self.group, self.config, self.stage = group, config, ZERO_STAGES[config.strategy]
+    def __init__(self, group: Group, config: TrainConfig, task: Task, out: Path) -> None:
+        self.group, self.config, self.task, self.stage = group, config, task, ZERO_STAGES[config.strategy]
         self.lends_state = self.stage == 0
         self._is_amid_step = False
         warning = package_warning(group.accelerator.name, config.strategy)
         if warning and group.place.is_main:
             say(warning)
-        if config.compile:
-            model.compile()
         settings = agreed_settings(group, config, out)
         deepspeed = load_deepspeed(group)
         _check(group, deepspeed, settings, config.deepspeed or "its configuration")
+        split = self.stage == SPLIT_STAGE and can_fill(task)
+        model = _build_split(group, config, task, settings) if split else build_whole(group, config, task)
+        self.sizes: Mapping[str, int] = sizes_of(model)
+        if config.compile:
+            model.compile()
+        self.buffers = Buffers(model)
+        if self.stage > 0 and config.precision != "fp32":
+            refuse_batch_norm(model, config)
+            model.register_forward_pre_hook(_cast_inputs)
         optimizer = _cpu_adam(group, config, model) if config.offload_optimizer else None
         optimizer = optimizer or make_optimizer(model, config.lr, config.optim)
         self.engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
 
-    def settle(self, tokens: torch.Tensor, target: torch.Tensor) -> None:
+    def settle(self, batch: Any) -> None:  # noqa: ANN401
         """Nothing to do: the order of its buckets is fixed by the model."""
 
-    def backward(self, tokens: torch.Tensor, target: torch.Tensor, *, last: bool, seen: Seen = ignored) -> torch.Tensor:
+    def backward(self, batch: Any, *, last: bool, seen: Seen = ignored) -> torch.Tensor:  # noqa: ANN401
         self._is_amid_step = True
         self.engine.set_gradient_accumulation_boundary(last)
-        loss = self.engine(tokens, target)
+        loss = loss_of(self.task, self.engine, batch)
         share: torch.Tensor = loss.detach() / self.config.accumulation
         seen(share)
         self.engine.backward(loss)  # divides by the accumulation itself
@@ -68,6 +80,7 @@ class Zero:
             norm = float(self.engine.get_global_grad_norm())
             if self.config.precision != "fp16":
                 check_finite("gradient norm", [norm], step)  # the engine has left the weights as they were
+        self.buffers.share(self.engine.module, self.group)
         return norm
 
     def drop(self) -> None:
@@ -78,6 +91,15 @@ class Zero:
     def _step(self) -> None:
         self.engine.step()
         self._is_amid_step = False
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[Any]:
+        self.engine.eval()
+        try:
+            with torch.no_grad():
+                yield self.engine
+        finally:
+            self.engine.train()
 
     def state(self) -> Dict[str, Any]:
         if self.stage == 0:
@@ -94,6 +116,27 @@ class Zero:
     def _plain_norm(self) -> float:
         """Stage 0 in fp32 is the one for which the engine tells none; it clips with torch's function all the same."""
         return float(torch.nn.utils.clip_grad_norm_(self.engine.module.parameters(), float("inf")))
+
+
+def _build_split(group: Group, config: TrainConfig, task: Task, settings: Mapping[str, Any]) -> torch.nn.Module:
+    """Each parameter is split over the ranks as soon as it is there, and gets its values one at a time."""
+    zero = importlib.import_module("deepspeed").zero
+
+    def put(weight: Any, whole: Callable[[], torch.Tensor]) -> None:  # noqa: ANN401 -- a parameter with DeepSpeed's fields
+        with zero.GatheredParameters([weight], modifier_rank=0):
+            if group.place.is_main:
+                weight.copy_(whole())
+
+    with zero.Init(config_dict_or_path=dict(settings)):
+        model = build_plain(task, config)
+    fill(task, model, put)
+    return model
+
+
+def _cast_inputs(model: torch.nn.Module, inputs: Tuple[Any, ...]) -> Tuple[Any, ...]:
+    """To the weights' precision: DeepSpeed casts the model alone, and images, say, are fp32."""
+    dtype = next(one.dtype for one in model.parameters() if one.is_floating_point())
+    return tuple(one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one for one in inputs)
 
 
 def load_deepspeed(group: Group) -> Any:  # noqa: ANN401 -- a module without types
@@ -143,7 +186,7 @@ def _check(group: Group, deepspeed: Any, settings: Mapping[str, Any], name: str)
     group.agree(problem)
 
 
-def _cpu_adam(group: Group, config: TrainConfig, model: GPT) -> Any:  # noqa: ANN401 -- DeepSpeed's class
+def _cpu_adam(group: Group, config: TrainConfig, model: torch.nn.Module) -> Any:  # noqa: ANN401 -- DeepSpeed's class
     """Its Adam for state that lies on the CPU; compiled at the first start on a node."""
     adam, problem = None, ""
     try:

@@ -40,6 +40,8 @@ def collect(engine: Any, *, keep: bool) -> Dict[str, Any]:  # noqa: ANN401
             on_cpu = {key: value.detach().cpu().clone() for key, value in whole.items()}
             model[name] = on_cpu.pop("weights")
             moments[name] = on_cpu
+    for name, buffer in _buffers(engine).items() if keep else ():
+        model[name] = buffer.detach().cpu().clone()
     scaler = getattr(sharded, "loss_scaler", None)
     scale = {key: getattr(scaler, key) for key in SCALER if hasattr(scaler, key)}
     optimizer = {"step": started["step"] if started else None, "moments": moments}
@@ -56,8 +58,16 @@ def restore(engine: Any, state: Mapping[str, Any], group: Group) -> None:  # noq
     for name, parameter in parameters.items():
         moments = optimizer["moments"][name] if optimizer["step"] is not None else {}
         put(parameter, state["model"][name], moments, group)
+    for name, buffer in _buffers(engine).items():
+        buffer.copy_(state["model"][name])
     for key, value in state["scaler"].items():
         setattr(sharded.loss_scaler, key, value)
+
+
+def _buffers(engine: Any) -> Dict[str, torch.Tensor]:  # noqa: ANN401
+    """Those that belong to the state, such as running means; every rank has them whole."""
+    kept = engine.module.state_dict().keys()
+    return {name: one for name, one in engine.module.named_buffers() if name in kept}
 
 
 def _flat_slices(sharded: Any) -> List[torch.Tensor]:  # noqa: ANN401

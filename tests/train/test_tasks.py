@@ -1,0 +1,96 @@
+"""A task of the user's on real ranks: killed and resumed, and sent to the nodes of an inventory."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.grounds.sshd import Farm
+from tests.train.conftest import DEADLINE_S, REPOSITORY, StartRanks
+from tests.until import until
+
+pytestmark = [pytest.mark.train]
+
+EXAMPLE = REPOSITORY / "examples" / "segmentation" / "unet.py"
+SMALL = ("options.width=4", "options.size=16", "micro_batch=2", "device=cpu", "report=", "eval_batches=2")
+
+
+def _metrics(out: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    timed = ("time", "step_time_s", "data_wait_s", "samples_per_s", "peak_memory_bytes")
+    return [{key: value for key, value in line.items() if key not in timed} for line in lines]
+
+
+@pytest.mark.parametrize(("strategy", "steps"), [("ddp", 60), pytest.param("fsdp2", 24, marks=pytest.mark.slow)])
+def test_segmentation_killed_with_9_repeats_a_straight_run_bit_for_bit(
+    start_ranks: StartRanks, tmp_path: Path, strategy: str, steps: int
+) -> None:
+    """With crops drawn at random by workers, running means of BatchNorm, and evaluations."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    for number in range(7):
+        np.save(folder / f"{number}.image.npy", draw.normal(size=(3, 20, 24)))
+        np.save(folder / f"{number}.mask.npy", draw.integers(0, 3, size=(20, 24)))
+    words = (
+        f"strategy={strategy}",
+        f"steps={steps}",
+        "save_steps=6",
+        "eval_steps=7",
+        "data.workers=1",
+        f"data.paths={folder}",
+    )
+    base = ("task=examples.segmentation.unet:Segmentation", *SMALL)
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    assert [rank.wait() for rank in start_ranks(*words, f"out={straight}", base=base)] == [0, 0]
+    first = start_ranks(*words, f"out={killed}", base=base)
+    until((killed / "step_6").exists, deadline_s=DEADLINE_S, what="the first checkpoint")
+    for rank in first:
+        rank.process.kill()
+    assert first[0].wait() == -signal.SIGKILL
+    assert first[1].wait() in (-signal.SIGKILL, 1)
+    second = start_ranks(*words, f"out={killed}", base=base)
+    assert [rank.wait() for rank in second] == [0, 0]
+    assert "resuming from" in second[0].out
+    assert f"evaluated step={steps} eval_loss=" in second[0].out
+    assert "samples/s=" in second[0].out
+    assert _metrics(killed) == _metrics(straight)
+    assert [one["step"] for one in _metrics(straight) if "eval_iou" in one] == [*range(7, steps, 7), steps]
+    assert (killed / f"step_{steps}" / "state.pt").read_bytes() == (
+        straight / f"step_{steps}" / "state.pt"
+    ).read_bytes()
+
+
+def test_tokens_train_and_those_beyond_the_vocabulary_end_all_ranks(start_ranks: StartRanks, tmp_path: Path) -> None:
+    np.save(tmp_path / "train.npy", np.arange(5000, dtype="u4") % 300)
+    paths = (f"data.paths={tmp_path / 'train.npy'}", f"data.validation={tmp_path / 'train.npy'}")
+    ranks = start_ranks(*paths, "steps=2", "model.vocabulary=300", "data.workers=1", "deterministic=true")
+    assert [rank.wait() for rank in ranks] == [0, 0]
+    assert "5000 tokens sha256" in ranks[0].out
+    assert "evaluated step=2 eval_loss=" in ranks[0].out
+    ranks = start_ranks(*paths, "steps=2", "model.vocabulary=200", f"out={tmp_path / 'other'}")
+    assert [rank.wait() for rank in ranks] == [2, 2]
+    message = f"data.paths: {tmp_path / 'train.npy'}, token"
+    assert ranks[0].err.startswith(f"error: rank 0: {message}")
+    assert ranks[1].err.startswith(f"rank 1: error: rank 0: {message}")
+
+
+@pytest.mark.timeout(200)
+def test_task_travels_to_the_nodes_and_wins_no_name_of_the_trainer(farm: Farm, tmp_path: Path) -> None:
+    """From a folder outside of git that has a trainer.py of its own."""
+    (tmp_path / "unet.py").write_text(EXAMPLE.read_text("utf-8"))
+    (tmp_path / "trainer.py").write_text("raise SystemExit('the wrong trainer')")
+    farm.inventory(tmp_path, nodes=2, devices=1, env={"OMP_NUM_THREADS": "1"})
+    orch = Orch(tmp_path)
+    orch("ssh-launch", "task=unet:Segmentation", "steps=2", *SMALL, timeout_s=180)
+    status = orch.status()
+    assert status["state"] == "DONE"
+    assert status["summary"]["steps"] == 2
+    assert status["summary"]["samples_per_s"] > 0
+    assert any("evaluated step=2" in line["text"] for line in orch.lines())

@@ -1,0 +1,227 @@
+"""A task of the user's is one class; the GPT is one too, of any size, and what is wrong with one is one message."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.config import TrainConfig, load_config
+from trainer.distributed import Group, initialise
+from trainer.errors import UserError
+from trainer.seeds import doubt, make_deterministic, what_is_not_deterministic_is_told
+from trainer.sizes import SIZES
+from trainer.strategies.building import build_empty, build_whole, sizes_of
+from trainer.strategies.ddp import Ddp
+from trainer.tasks import Task
+from trainer.tasks.base import loss_of
+from trainer.tasks.gpt import Gpt
+from trainer.tasks.load import load_task
+
+ROOT = Path(__file__).parents[2]
+SEGMENTATION = "task=examples.segmentation.unet:Segmentation options.width=4 options.size=16 micro_batch=2"
+
+GOOD = """
+import torch
+from trainer.tasks import Task
+
+class Good(Task):
+    def __init__(self, config, width=3, *, name="x"):
+        super().__init__(config)
+        self.width, self.name = width, name
+
+    def build_model(self):
+        return torch.nn.Linear(self.width, 1)
+
+    def build_data(self, split):
+        return None
+
+    def loss(self, model, batch):
+        return model(batch).mean()
+"""
+
+
+def _alone() -> Group:
+    return initialise("cpu", 60.0, {})
+
+
+def _load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str = "Good", options: str = "") -> Task:
+    """From a module that no other test has."""
+    module = f"mine_{abs(hash(str(tmp_path)))}"
+    (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return load_task(load_config(words=[f"task={module}:{name}", *options.split()]))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_size_is_what_its_name_and_the_documentation_say(size: str) -> None:
+    config = load_config(words=[f"model.size={size}"])
+    sizes = sizes_of(build_empty(Gpt(config), config))
+    count = sum(sizes.values())
+    named = float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]]
+    assert count == pytest.approx(named, rel=0.15)
+    shape = config.model
+    row = f"| `{size}` | {shape.layers} | {shape.width} | {shape.heads} | {shape.context} | {count:,} |"
+    assert row in (ROOT / "docs" / "trainer.md").read_text("utf-8")
+
+
+def test_keys_of_the_model_win_over_its_size() -> None:
+    config = load_config(words=["model.layers=3", "model.size=7b", "model.vocabulary=50304"])
+    assert (config.model.layers, config.model.width, config.model.vocabulary) == (3, 4096, 50304)
+    sizes = sizes_of(build_empty(Gpt(config), config))
+    assert sizes["token.weight"] == sizes["head.weight"] == 50304 * 4096
+    assert load_config().model == load_config(words=["model.size=1m"]).model
+
+
+def test_first_weights_follow_from_the_seed_and_not_from_what_was_drawn_before() -> None:
+    models = []
+    for seed in (1, 1, 2):
+        torch.rand(seed)
+        config = load_config(words=[f"seed={seed}"])
+        models.append(build_whole(_alone(), config, Gpt(config)).state_dict())
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+    assert not torch.equal(models[0]["token.weight"], models[2]["token.weight"])
+    assert not torch.equal(models[0]["blocks.0.mix.weight"], models[0]["blocks.1.mix.weight"])
+    assert float(models[0]["blocks.0.feed.2.weight"].std()) == pytest.approx(0.02 / 8**0.5, rel=0.05)
+    assert torch.equal(models[0]["norm.weight"], torch.ones(128))
+    assert not models[0]["norm.bias"].any()
+
+
+def test_options_are_the_arguments_of_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task: Any = _load(tmp_path, monkeypatch, GOOD, options="options.width=5 options.name=wide")
+    assert (task.width, task.name) == (5, "wide")
+    assert build_whole(_alone(), task.config, task).weight.shape == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "options", "message"),
+    [
+        (GOOD, "Bad", "", "module {} has no Bad"),
+        (GOOD, "torch", "", "torch is no class derived from trainer.tasks.Task"),
+        (
+            GOOD,
+            "Good",
+            "options.wdth=5",
+            "got an unexpected keyword argument 'wdth'; it takes options.width, options.name",
+        ),
+        (GOOD.replace("def loss", "def lost"), "Good", "", "Good lacks loss()"),
+        (GOOD.replace("        super().__init__(config)\n", ""), "Good", "", "has to call super().__init__(config)"),
+        (
+            GOOD.replace("= width, name", "= {}['a'], name"),
+            "Good",
+            "",
+            "cannot be made: KeyError: 'a' ({path}, line 8)",
+        ),
+        ("import no_such_module", "X", "", "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def", "X", "", "cannot be imported: SyntaxError: invalid syntax"),
+        ("\n1 / 0", "X", "", "cannot be imported: ZeroDivisionError: division by zero ({path}, line 2)"),
+    ],
+)
+def test_what_is_wrong_with_a_task_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str, options: str, message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        _load(tmp_path, monkeypatch, text, name, options)
+    (path,) = tmp_path.glob("*.py")
+    assert str(caught.value).startswith(f"task={path.stem}:{name}: ")
+    assert message.format(path.stem, path=path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("module", "missing"), [("no_such", "no_such"), ("trainer.no.such", "trainer.no")])
+def test_module_that_is_not_there_is_named_with_where_it_was_looked_for(module: str, missing: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_task(load_config(words=[f"task={module}:X"]))
+    assert f"there is no module {missing}, looked for from {Path.cwd()}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"), [(torch.zeros(2, 3), r"a tensor of shape \(2, 3\)"), (1.5, "float"), (None, "NoneType")]
+)
+def test_loss_that_is_not_one_number_is_refused(given: object, kind: str) -> None:
+    task: Any = Gpt(TrainConfig())
+    task.loss = lambda *_: given
+    with pytest.raises(UserError, match=rf"loss\(\) gave {kind}: it has to be a tensor of one number"):
+        loss_of(task, None, None)
+
+
+def test_task_without_blocks_recomputes_nothing() -> None:
+    config = load_config(words=["activation_checkpointing=true"])
+    task: Any = Gpt(config)
+    task.blocks = lambda _: ()
+    with pytest.raises(UserError, match=r"^activation_checkpointing=true: task=.* names no blocks\(\)"):
+        build_whole(_alone(), config, task)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_recomputed_blocks_of_a_users_model_get_the_same_gradients(strategy: str) -> None:
+    """Also the first, whose input has no gradient: the way that zero3 takes would leave it without one."""
+    gradients = []
+    for words in (SEGMENTATION, f"{SEGMENTATION} activation_checkpointing=true strategy={strategy}"):
+        config = load_config(words=words.split())
+        task = load_task(config)
+        model = build_whole(_alone(), config, task)
+        samples = task.build_data("train")
+        assert samples is not None
+        loss_of(task, model, task.collate([samples[0], samples[1]])).backward()  # type: ignore[no-untyped-call]
+        gradients.append([one.grad for one in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)
+
+
+def test_deterministic_run_refuses_what_torch_cannot_do_so() -> None:
+    config, env = load_config(words=["deterministic=true"]), {"A": "b"}
+    make_deterministic(load_config(), env)
+    assert env == {"A": "b"}
+    assert not torch.are_deterministic_algorithms_enabled()
+    before = (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
+    try:
+        make_deterministic(config, env)
+        assert env["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert torch.are_deterministic_algorithms_enabled()
+        found = torch.zeros(4)
+        with (
+            pytest.raises(
+                UserError, match=r"^deterministic=true: .*does not have a deterministic implementation.*leave"
+            ),
+            what_is_not_deterministic_is_told(config),
+        ):
+            found.put_(torch.tensor([0, 0]), torch.ones(2), accumulate=False)
+        with pytest.raises(
+            UserError, match=r"CUBLAS_WORKSPACE_CONFIG=:0:0 is set: leave it out, or set one of :4096:8"
+        ):
+            make_deterministic(config, {"CUBLAS_WORKSPACE_CONFIG": ":0:0"})
+    finally:
+        torch.use_deterministic_algorithms(False)  # noqa: FBT003 -- torch's
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
+    assert doubt(config, "cuda") == ""
+    assert doubt(config, "gcu-t2x").startswith("WARNING: deterministic=true")
+
+
+def test_settling_changes_neither_buffers_nor_random_numbers() -> None:
+    """One launched rank: it goes through DistributedDataParallel, whose first pass has to leave no trace."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    group = initialise("cpu", 60.0, env)
+    try:
+        config = load_config(words=SEGMENTATION.split())
+        task: Any = load_task(config)
+        samples, loss = task.build_data("train"), task.loss
+        task.loss = lambda model, batch: loss(model, batch) * torch.rand(())  # as a dropout draws
+        strategy = Ddp(group, config, task)
+        before = {name: one.clone() for name, one in strategy.bare.state_dict().items()}
+        numbers = torch.get_rng_state()
+        strategy.settle(task.collate([samples[0], samples[1]]))
+        assert all(torch.equal(before[name], one) for name, one in strategy.bare.state_dict().items())
+        assert torch.equal(torch.get_rng_state(), numbers)
+    finally:
+        torch.distributed.destroy_process_group()

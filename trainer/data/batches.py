@@ -1,0 +1,135 @@
+"""
+Batches of one rank, by position: what a step gets follows from how many samples came before it, and from the rank.
+
+Step by step, all ranks together take the next `micro_batch` samples each, in the order of the epochs. Whatever a data
+set draws at random for a batch follows from the seed and the batch's position, in whichever process it is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any, Dict, Iterator, List, Sequence
+
+import torch
+from torch.utils.data import DataLoader
+
+from trainer.config import TrainConfig
+from trainer.data.order import Order
+from trainer.distributed import Group
+from trainer.errors import UserError
+from trainer.seeds import number_of
+from trainer.tasks.base import Samples, Task
+
+# `Any` below stands for a batch: tensors in any nesting, as the task makes it.
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """A UserError on its way from a worker, where an exception would bring its traceback along."""
+
+    message: str
+
+
+class Source:
+    """What DataLoader takes for a data set: an index is the position of a batch's first sample."""
+
+    def __init__(self, samples: Samples, task: Task, config: TrainConfig, split: str) -> None:
+        self.samples, self.collate, self.count = samples, task.collate, config.micro_batch
+        self.seed, self.split = config.seed, split
+        self.order = Order(len(samples), config.seed, split)
+        self.is_random = getattr(samples, "is_random", True)
+
+    def __getitem__(self, first: int) -> Any:  # noqa: ANN401
+        chosen = [self.order.sample(position) for position in range(first, first + self.count)]
+        with drawing_from(number_of(self.seed, self.split, first)) if self.is_random else contextlib.nullcontext():
+            try:
+                return self.collate([self.samples[index] for index in chosen])
+            except UserError as exc:
+                return _Problem(str(exc))
+
+
+class Batches:
+    """Of one split; they come on the rank's device."""
+
+    def __init__(self, samples: Samples, task: Task, config: TrainConfig, group: Group, *, split: str) -> None:
+        self.source, self.config, self.device = Source(samples, task, config, split), config, group.device
+        self.first = group.place.rank * config.micro_batch
+        self.stride = group.place.world_size * config.micro_batch
+        self.pinned = config.data.pin_memory and group.device.type == "cuda"
+        self._coming: Iterator[Any] = iter(())
+
+    def one(self) -> Any:  # noqa: ANN401
+        """Some batch; the next one stays the next."""
+        return self._arrived(self.source[self.first])
+
+    def begin(self, position: int) -> None:
+        """Have the batches after so many samples of all ranks together come next, without end."""
+        self._coming = iter(self._loader(range(position + self.first, sys.maxsize, self.stride)))
+
+    def next(self) -> Any:  # noqa: ANN401
+        """Raises UserError: a sample is not what it should be."""
+        return self._arrived(next(self._coming))
+
+    def some(self, limit: int) -> Iterator[Any]:
+        """The first batches of the order, as many on every rank, at most `limit`; where there are too few, samples come twice."""
+        count = min(limit, max(1, len(self.source.samples) // self.stride))
+        for batch in self._loader(range(self.first, self.first + count * self.stride, self.stride)):
+            yield self._arrived(batch)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._coming = iter(())
+
+    def _loader(self, firsts: Sequence[int]) -> DataLoader[Any]:
+        data, workers = self.config.data, self.config.data.workers
+        more: Dict[str, Any] = {"prefetch_factor": data.prefetch} if workers else {}
+        generator = torch.Generator()  # else it would draw from the one whose state is in checkpoints
+        source: Any = self.source
+        return DataLoader(
+            source,
+            batch_size=None,
+            sampler=firsts,
+            num_workers=workers,
+            pin_memory=self.pinned,
+            generator=generator,
+            **more,
+        )
+
+    def _arrived(self, batch: Any) -> Any:  # noqa: ANN401
+        if isinstance(batch, _Problem):
+            raise UserError(batch.message)
+        return moved(batch, self.device, non_blocking=self.pinned)
+
+
+def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:  # noqa: ANN401
+    """The same nesting with all tensors there."""
+    move = functools.partial(moved, device=device, non_blocking=non_blocking)
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=non_blocking)
+    if isinstance(batch, dict):
+        return {key: move(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(move, batch))
+    return type(batch)(map(move, batch)) if isinstance(batch, (list, tuple)) else batch
+
+
+@contextlib.contextmanager
+def drawing_from(seed: int) -> Iterator[None]:
+    """Python's, torch's and numpy's numbers on the CPU follow from `seed` here, and go on after it as if nothing had been."""
+    numpy: Any = sys.modules.get("numpy")
+    before: List[Any] = [random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None]
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the devices too
+    if numpy:
+        numpy.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        torch.set_rng_state(before[1])
+        if numpy:
+            numpy.random.set_state(before[2])

@@ -1,0 +1,222 @@
+"""Files of tokens as one sequence, of which only what is asked for is ever read."""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import glob
+import hashlib
+import os
+import sysconfig
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO, Dict, Iterator, List, Sequence, Tuple
+
+import torch
+
+from trainer.errors import UserError
+
+OPEN_AT_ONCE = 64
+LOOKED_AT = 256  # places of the sequence that the digest covers
+LOOK_TOKENS = 1024
+MAX_HEADER_BYTES = 1 << 16
+# torch before 2.3 has no unsigned kinds but bytes: the bits are read as signed, and the sign is taken off.
+DTYPES = {"u1": torch.uint8, "u2": torch.int16, "u4": torch.int32, "i4": torch.int32, "i8": torch.int64}
+KINDS = {"bytes": "u1", "uint16": "u2", "uint32": "u4"}
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """Tokens of one kind (a key of DTYPES), little-endian, from byte `start` on."""
+
+    path: Path
+    kind: str
+    start: int
+    count: int
+
+    @property
+    def width(self) -> int:
+        """Bytes a token."""
+        return int(self.kind[1:])
+
+
+class OpenFiles:
+    """The files that were read last, open; a copy in another process opens its own."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[Path, int] = OrderedDict()
+
+    def __del__(self) -> None:
+        for descriptor in self._files.values():
+            os.close(descriptor)
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return OpenFiles, ()
+
+    def read(self, path: Path, start: int, size: int) -> bytes:
+        """Raises UserError: it cannot be read, or is shorter than it was."""
+        try:
+            descriptor = (
+                self._files.pop(path) if path in self._files else os.open(str(path), os.O_RDONLY | os.O_CLOEXEC)
+            )
+            self._files[path] = descriptor
+            if len(self._files) > OPEN_AT_ONCE:
+                os.close(self._files.popitem(last=False)[1])
+            data, there = os.pread(descriptor, size, start), os.fstat(descriptor).st_size
+        except OSError as exc:
+            raise UserError(f"data: {path}: {exc.strerror}") from exc
+        if len(data) < size:
+            raise UserError(f"data: {path}: {there} bytes, {start + size} expected: cut short meanwhile?")
+        return data
+
+
+class Tokens:
+    """The tokens of all files, one after the other."""
+
+    def __init__(self, files: Sequence[TokenFile]) -> None:
+        self.files = [file for file in files if file.count]
+        self._ends = list(accumulate(file.count for file in self.files))
+        self._open = OpenFiles()
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def read(self, start: int, count: int) -> torch.Tensor:
+        """int64; start + count must not be above the length."""
+        parts = [_numbers(data, kind) for data, kind in self._pieces(start, count)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def place(self, token: int) -> str:
+        """Where in which file a token of the sequence stands."""
+        index = bisect.bisect_right(self._ends, token)
+        file = self.files[index]
+        return f"{file.path}, token {token - (self._ends[index] - file.count)}"
+
+    @property
+    def has_text(self) -> bool:
+        """Bytes, so no number is above 255."""
+        return all(file.kind == "u1" for file in self.files)
+
+    def digest(self) -> str:
+        """Of the sizes and of places all over the tokens: equal where the data are, at no more than a MiB or so of reading."""
+        total = hashlib.sha256(",".join(f"{file.kind}{file.count}" for file in self.files).encode())
+        last = max(0, len(self) - LOOK_TOKENS)
+        for start in sorted({last * place // LOOKED_AT for place in range(LOOKED_AT + 1)}):
+            for data, _ in self._pieces(start, min(LOOK_TOKENS, len(self))):
+                total.update(data)
+        return total.hexdigest()
+
+    def _pieces(self, start: int, count: int) -> Iterator[Tuple[bytes, str]]:
+        """The bytes of so many tokens and their kind, a piece a file."""
+        index = bisect.bisect_right(self._ends, start)
+        while count > 0:
+            file = self.files[index]
+            inside = start - (self._ends[index] - file.count)
+            taken = min(count, file.count - inside)
+            yield self._open.read(file.path, file.start + inside * file.width, taken * file.width), file.kind
+            start, count, index = start + taken, count - taken, index + 1
+
+
+def find_tokens(paths: Sequence[str], form: str, key: str = "data.paths") -> Tokens:
+    """
+    The tokens of files, folders and globs, in order; of the standard library's top-level sources when there are none.
+
+    Args:
+        paths: what the user wrote.
+        form: bytes, uint16 or uint32; or auto, by the name: `.npy` holds what its header says, `.bin` uint16, others bytes.
+        key: the setting that they come from, for messages.
+
+    Raises:
+        UserError: nothing matches, a file cannot be read or is not what it says.
+    """
+    found = [path for name in paths for path in _matching(name, key)] if paths else _standard_library()
+    files = [_look_at(path, form, key) for path in found]
+    texts, arrays = ([file for file in files if (file.kind == "u1") == is_text] for is_text in (True, False))
+    if texts and arrays:
+        raise UserError(
+            f"{key}: {texts[0].path} is read as bytes and {arrays[0].path} as tokens, which do not go together: "
+            "name files of one kind, or set data.format"
+        )
+    return Tokens(files)
+
+
+def _numbers(data: bytes, kind: str) -> torch.Tensor:
+    signed = torch.frombuffer(bytearray(data), dtype=DTYPES[kind]).long()
+    return signed & ((1 << 8 * int(kind[1:])) - 1) if kind in ("u2", "u4") else signed
+
+
+def _look_at(path: Path, form: str, key: str) -> TokenFile:
+    try:
+        size = path.stat().st_size
+        if form == "auto" and path.suffix == ".npy":
+            with path.open("rb") as file:
+                kind, start = _npy_header(file)
+        else:
+            kind, start = KINDS[form] if form != "auto" else "u2" if path.suffix == ".bin" else "u1", 0
+    except OSError as exc:
+        raise UserError(f"{key}: {path}: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise UserError(f"{key}: {path}: {exc}") from exc
+    width = int(kind[1:])
+    if (size - start) % width:
+        raise UserError(
+            f"{key}: {path}: {size - start} bytes of tokens, no multiple of the {width} of one: see data.format"
+        )
+    return TokenFile(path, kind, start, (size - start) // width)
+
+
+def _npy_header(file: BinaryIO) -> Tuple[str, int]:
+    """Kind and first byte of the numbers. Written out, for a node may have no numpy; a ValueError says what is wrong."""
+    magic = file.read(8)
+    if magic[:6] != b"\x93NUMPY":
+        raise ValueError("no .npy file")
+    width = 2 if magic[6] == 1 else 4
+    size = int.from_bytes(file.read(width), "little")
+    if size > MAX_HEADER_BYTES:
+        raise ValueError("no .npy file that is known here: its header is too long")
+    header: Dict[str, Any] = _literal(file.read(size))
+    shape, kind = header.get("shape"), str(header.get("descr"))
+    if not isinstance(shape, tuple) or len(shape) != 1:
+        raise ValueError(f"an array of shape {shape}: tokens are one row of numbers")
+    if kind[:1] == ">" or kind[1:] not in DTYPES:
+        raise ValueError(f"numbers of kind {kind!r}: uint8, uint16, uint32, int32 and int64 can be read, little-endian")
+    return kind[1:], 8 + width + size
+
+
+def _literal(text: bytes) -> Dict[str, Any]:
+    try:
+        found = ast.literal_eval(text.decode("latin-1").strip())
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:  # as literal_eval says
+        raise ValueError("no .npy file: its header cannot be read") from exc
+    if not isinstance(found, dict):
+        raise ValueError("no .npy file: its header is no mapping")  # noqa: TRY004 -- of the file, not of a type
+    return found
+
+
+def _matching(name: str, key: str) -> List[Path]:
+    """The files that one entry stands for, in an order that does not depend on where they lie."""
+    path = Path(os.path.expanduser(name))
+    if path.is_dir():
+        inside = [file for file in path.rglob("*") if file.is_file()]
+        hidden = [file for file in inside if any(part.startswith(".") for part in file.relative_to(path).parts)]
+        found = sorted(set(inside) - set(hidden))
+        problem = "the folder holds no file"
+    elif path.exists():
+        return [path]
+    else:
+        found = [Path(one) for one in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(one)]
+        problem = "no such file or folder"
+    if not found:
+        raise UserError(f"{key}: {name}: {problem}")
+    return found
+
+
+def _standard_library() -> List[Path]:
+    """Text that every node has. Build settings are left out: they hold paths of the machine that built Python."""
+    return [
+        path
+        for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+        if not path.name.startswith("_sysconfigdata") and os.access(str(path), os.R_OK)
+    ]

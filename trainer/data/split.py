@@ -1,0 +1,57 @@
+"""The samples of a split on all ranks: opened together, and compared."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Dict, List, Tuple
+
+from trainer.distributed import Group
+from trainer.errors import UserError
+from trainer.place import say
+from trainer.roll_call import fold
+from trainer.tasks.base import Samples, Task
+
+
+def open_split(task: Task, split: str, group: Group) -> Tuple[Any, str, str]:
+    """
+    The samples (None where the task has none to evaluate on), what tells them from others, and what to say of them.
+
+    Raises:
+        UserError: on all ranks alike, before anybody waits for a batch; some rank cannot have them.
+    """
+    samples, problem = None, ""
+    try:
+        samples = task.build_data(split)
+        problem = _lack(samples, split, task.config.task)
+    except (UserError, OSError) as exc:
+        problem = str(exc)
+    group.agree(problem)
+    if samples is None:
+        return None, "", ""
+    name = f"{split} data"
+    digest = _digest(samples)
+    _compare(digest, name, group)
+    size = getattr(samples, "description", "") or f"{len(samples)} samples"
+    return samples, digest, f"{size} sha256 {digest[:12]}"
+
+
+def _lack(samples: Samples | None, split: str, task: str) -> str:
+    if samples is None:
+        return f"task={task}: build_data({split!r}) gave None" if split == "train" else ""
+    return "" if len(samples) else f"task={task}: build_data({split!r}) gave no samples"
+
+
+def _digest(samples: Samples) -> str:
+    own = getattr(samples, "digest", None)
+    text = own() if callable(own) else f"{type(samples).__name__} {len(samples)}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _compare(digest: str, name: str, group: Group) -> None:
+    """Warn where the ranks have different data."""
+    found: Dict[str, List[int]] = {}
+    for rank, one in enumerate(group.gather_bytes(digest.encode())):
+        found.setdefault(one.decode(), []).append(rank)
+    if len(found) > 1 and group.place.is_main:
+        groups = "; ".join(f"{one[:12]} on rank {fold(ranks)}" for one, ranks in found.items())
+        say(f"WARNING: the {name} are not the same on all ranks ({groups}); losses will not repeat on other nodes")

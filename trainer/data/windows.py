@@ -1,0 +1,56 @@
+"""Samples of a language model: a sequence of tokens cut into windows."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import torch
+
+from trainer.data.files import find_tokens
+from trainer.errors import UserError
+
+
+class Windows:
+    """Sample i: int64 [context + 1] from token i * context on, so that every token is predicted once, less a rest."""
+
+    is_random = False
+
+    def __init__(self, paths: Sequence[str], form: str, *, key: str, context: int, vocabulary: int) -> None:
+        """
+        Args are those of find_tokens, and the sizes of the model.
+
+        Raises:
+            UserError: also where there are fewer tokens than one sample needs, or bytes are too many for the vocabulary.
+        """
+        self.tokens, self.context, self.vocabulary = find_tokens(paths, form, key), context, vocabulary
+        names = ", ".join(paths) or "the standard library"
+        unit = "bytes of text" if self.tokens.has_text else "tokens"
+        if len(self.tokens) < context + 1:
+            raise UserError(
+                f"{key}: {names}: {len(self.tokens)} {unit}, model.context={context} needs at least {context + 1}"
+            )
+        self.is_safe = self.tokens.has_text and vocabulary >= 256  # noqa: PLR2004 -- bytes
+        self.description = f"{len(self.tokens)} {unit}"
+        self.key = key
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.context
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        row = self.tokens.read(index * self.context, self.context + 1)
+        if not self.is_safe:
+            self._check(row, index * self.context)
+        return row
+
+    def digest(self) -> str:
+        return self.tokens.digest()
+
+    def _check(self, row: torch.Tensor, start: int) -> None:
+        """An index beyond the embedding would end a GPU's process without a word on why."""
+        wrong = ((row < 0) | (row >= self.vocabulary)).nonzero()
+        if len(wrong):
+            place = int(wrong[0])
+            raise UserError(
+                f"{self.key}: {self.tokens.place(start + place)}: {int(row[place])} is no token of "
+                f"model.vocabulary={self.vocabulary}: set it to the size of the tokenizer's, or correct data.format"
+            )

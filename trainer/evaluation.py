@@ -1,0 +1,46 @@
+"""How the model does on the samples that it is not trained on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict
+
+from trainer.config import TrainConfig
+from trainer.data.batches import Batches
+from trainer.distributed import Group
+from trainer.errors import TrainerError
+from trainer.metrics import digits
+from trainer.place import say
+from trainer.strategies.base import Strategy
+from trainer.tasks.base import Samples, Task, numbers
+
+
+class Evaluation:
+    """On "validation", on every rank; every eval_steps steps and at the end."""
+
+    def __init__(self, task: Task, samples: Samples | None, config: TrainConfig, group: Group) -> None:
+        self.task, self.config, self.group = task, config, group
+        self.batches = Batches(samples, task, config, group, split="validation") if samples is not None else None
+
+    def is_due(self, step: int, *, last: bool) -> bool:
+        every = self.config.eval_steps
+        return self.batches is not None and (last or (every is not None and step % every == 0))
+
+    def run(self, step: int, strategy: Strategy) -> Dict[str, float]:
+        """Means over batches and ranks by name, which begins with eval_; rank 0 tells them in a line."""
+        assert self.batches is not None
+        sums: Dict[str, float] = {}
+        count = 0
+        with strategy.evaluating() as model:
+            for batch in self.batches.some(self.config.eval_batches):
+                for name, value in numbers(self.task.evaluate(model, batch)).items():
+                    sums[name] = sums.get(name, 0.0) + value
+                count += 1
+        means = {f"eval_{name}": total / count for name, total in sums.items()}
+        found: Any = [json.loads(one) for one in self.group.gather_bytes(json.dumps(means).encode())]
+        if any(set(one) != set(means) for one in found):
+            raise TrainerError(f"task={self.config.task}: evaluate() gave other names on other ranks: {found}")
+        means = {name: sum(one[name] for one in found) / len(found) for name in means}
+        if self.group.place.is_main:
+            say(f"evaluated step={step} {' '.join(f'{name}={digits(value)}' for name, value in means.items())}")
+        return means

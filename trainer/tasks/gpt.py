@@ -1,0 +1,54 @@
+"""The GPT on text or tokens: the task that runs where no other is named."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Mapping, Sequence
+
+import torch
+
+from trainer.config import TrainConfig
+from trainer.data.windows import Windows
+from trainer.flops import flops_per_token
+from trainer.model import GPT
+from trainer.seeds import number_of
+from trainer.tasks.base import Task
+
+RESIDUAL = ("gather.weight", "feed.2.weight")
+
+
+class Gpt(Task):
+    """Shaped by model.*, reads data.*; a batch is int64 [batch, context + 1]."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        self.tokens_per_sample = config.model.context
+
+    def build_model(self) -> GPT:
+        return GPT(self.config.model)
+
+    def build_data(self, split: str) -> Windows | None:
+        data, model = self.config.data, self.config.model
+        if split == "validation" and not data.validation:
+            return None
+        paths, key = (data.paths, "data.paths") if split == "train" else (data.validation, "data.validation")
+        return Windows(paths, data.format, key=key, context=model.context, vocabulary=model.vocabulary)
+
+    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+        loss: torch.Tensor = model(batch[:, :-1], batch[:, 1:])
+        return loss
+
+    def blocks(self, model: torch.nn.Module) -> Sequence[torch.nn.Module]:
+        assert isinstance(model, GPT)
+        return list(model.blocks)
+
+    def initialise(self, name: str, weight: torch.Tensor) -> None:
+        """GPT-2's: normal(0, 0.02), smaller for what adds to the residual stream, zero biases, norms at one."""
+        if weight.dim() == 1:
+            weight.fill_(0.0 if name.endswith("bias") else 1.0)
+            return
+        std = 0.02 / math.sqrt(2 * self.config.model.layers) if name.endswith(RESIDUAL) else 0.02
+        weight.normal_(0.0, std, generator=torch.Generator().manual_seed(number_of(self.config.seed, name)))
+
+    def flops_per_sample(self, sizes: Mapping[str, int]) -> int:
+        return flops_per_token(sizes.items(), self.config.model) * self.config.model.context
