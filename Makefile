@@ -53,14 +53,14 @@ test:
 	$(MAKE) check
 	$(BIN)/python -m pytest --numprocesses $(WORKERS)
 
-# make bench: beside other launchers, 25 minutes; BENCH="--update docs/benchmarks.md" keeps the figures
+# make bench: beside other launchers and trainers, 45 minutes; BENCH="--update docs/benchmarks.md" keeps the figures
 .PHONY: bench
 BENCH_PIP := .venv-bench/bin/pip --disable-pip-version-check install -qq --constraint constraints.txt --constraint bench/constraints.txt
 .venv-bench/.ready: scripts/make-venv.sh setup.cfg pyproject.toml constraints.txt bench/constraints.txt
 	scripts/make-venv.sh .venv-bench
 	$(BENCH_PIP) --upgrade pip setuptools
 	$(BENCH_PIP) --no-build-isolation --editable . numpy pytest torch
-	$(BENCH_PIP) --no-build-isolation deepspeed torchrunx torchx  # to build itself, deepspeed imports torch
+	$(BENCH_PIP) --no-build-isolation deepspeed torchrunx torchx transformers accelerate  # to build itself, deepspeed imports torch
 	touch $@
 
 bench: .venv-bench/.ready

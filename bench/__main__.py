@@ -10,13 +10,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import death, launch, logs, planning, report, startup, submit, wide
+from bench import death, launch, logs, planning, report, startup, submit, trainer, wide
 from bench.machine import describe
 from bench.place import Place
 from bench.processes import adopt_orphans
 from bench.rounds import Measure
 
-MEASURES: dict[str, Callable[..., Measure]] = {
+MEASURES: dict[str, Callable[..., Measure | list[Measure]]] = {
     "startup": startup.measure,
     "planning": planning.measure,
     "launch": launch.measure,
@@ -29,6 +29,8 @@ MEASURES: dict[str, Callable[..., Measure]] = {
     "death": death.measure,
     "vanished": death.measure_vanished,
     "crowd": wide.measure_crowd,
+    "trainer": trainer.measure,
+    "trainer-cuda": trainer.measure_cuda,
 }
 PROGRAMS = {
     "sshd": "openssh-server",
@@ -54,13 +56,14 @@ def main() -> int:
         sys.stderr.write(f"fewer than {LEAST} repetitions: for trying out only\n")
     adopt_orphans()
     machine = describe()
-    measures = []
+    measures: list[Measure] = []
     with tempfile.TemporaryDirectory(prefix="orch-bench-") as folder:
         for name in options.only or MEASURES:
             sys.stderr.write(f"{name}\n")
             own = Path(folder, name)
             own.mkdir()
-            measures.append(MEASURES[name](Place.at(own), repetitions=options.repetitions))
+            found = MEASURES[name](Place.at(own), repetitions=options.repetitions)
+            measures += [found] if isinstance(found, Measure) else found
     text = report.markdown(machine, measures, repetitions=options.repetitions)
     sys.stdout.write(text)
     if options.json:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("typer", "fabric", "paramiko", "torch", "deepspeed", "torchrunx")
+PACKAGES = ("typer", "fabric", "paramiko", "torch", "deepspeed", "transformers", "torchrunx")
 
 
 def describe() -> dict[str, str]:

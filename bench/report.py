@@ -83,6 +83,8 @@ def _promise(target: Target) -> str:
         limit = "in at most" if target.figure not in UNITS else "at most"
         worst = ", in the worst run" if target.worst else ""
         return f"{target.contestant}: {target.figure} {limit} {_limit(target)}{worst}"
+    if target.least:
+        return f"{target.contestant}: {target.figure} at least {target.limit:g} times those of {target.other}"
     if target.beyond:
         return f"{target.contestant}: {target.figure} at most {_limit(target)} later than {target.other}"
     what = "sooner than" if target.limit == 1.0 else f"after at most {target.limit:g} times what it takes"
@@ -101,6 +103,8 @@ def _verdict(measure: Measure, target: Target) -> str:
         return "**not measured**"
     if target.beyond:
         return f"{_shown(own - other, target.figure)}, {'met' if own - other <= target.limit else '**missed**'}"
+    if target.least:
+        return f"{own / other:.3f} times as many, {'met' if own / other >= target.limit else '**missed**'}"
     value = _shown(own, target.figure) if target.other is None else f"{own / other:.2f} times as long"
     return f"{value}, {'met' if own / other <= target.limit else '**missed**'}"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from bench.processes import CommandFailed
 
-UNITS = {"threads": "", "open files": "", "memory": " MB", "lines/s": ""}
+UNITS = {"threads": "", "open files": "", "memory": " MB", "lines/s": "", "tokens/s": "", "MFU": " %"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Target:
     """
     What is promised: the median of a contestant is at most `limit`; or its ratio to the other's; or how far it is beyond that.
 
-    With `worst` it is not the median, but the worst run.
+    With `worst` it is not the median, but the worst run; with `least` the ratio is at least `limit`.
     """
 
     contestant: str
@@ -47,6 +47,7 @@ class Target:
     other: str | None = None
     worst: bool = False
     beyond: bool = False
+    least: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,15 @@ def run_rounds(contestants: Sequence[Contestant], *, repetitions: int) -> tuple[
             except CommandFailed as error:
                 own.error = str(error)
                 continue
-            _tell(f"  {number or 'warm-up'}: {contestant.name}: {next(iter(figures.values())):.3f} s")
+            _tell(f"  {number or 'warm-up'}: {contestant.name}: {_first(figures)}")
             for figure, value in figures.items() if number else ():
                 own.figures.setdefault(figure, []).append(value)
     return tuple(series.values())
+
+
+def _first(figures: Mapping[str, float]) -> str:
+    figure, value = next(iter(figures.items()))
+    return f"{value:,.0f}{UNITS[figure]} {figure}" if figure in UNITS else f"{value:.3f} s"
 
 
 def _tell(text: str) -> None:

@@ -99,11 +99,13 @@ class RankExit:
     error: str | None = None
     lines: tuple[str, ...] = ()
     """What the rank wrote last."""
+    kind: str | None = None
+    """What the shared trainer calls its failure: config, storage, memory, network, numbers or code."""
 
     def __str__(self) -> str:
         who = f"rank {self.rank} on {self.node}" if self.rank is not None else f"the agent of {self.node}"
         how = f"was killed by {self.signal}" if self.signal else f"exited {self.code}"
-        return f"{who} {how}" + (f": {self.error}" if self.error else "")
+        return f"{who} {how}" + (f" ({self.kind})" if self.kind else "") + (f": {self.error}" if self.error else "")
 
 
 @dataclass(frozen=True, slots=True)

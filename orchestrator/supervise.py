@@ -137,7 +137,7 @@ def _canceller(queue: Queue | None) -> str | None:
 
 
 def _exit_of(node: str, found: observed.RankExit) -> RankExit:
-    return RankExit(node, found.rank, found.code, found.signal, found.error)
+    return RankExit(node, found.rank, found.code, found.signal, found.error, kind=found.kind)
 
 
 def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: Queue | None) -> Status:

@@ -13,17 +13,18 @@ import os
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Mapping, NoReturn, Type
+from typing import Callable, Mapping, NoReturn, Type
 
 import torch
 
 from trainer.accelerators import Accelerator, choose
-from trainer.errors import TrainerError, UserError
+from trainer.errors import NetworkError, TrainerError, UserError
 from trainer.place import Place
 from trainer.roll_call import RollCall, by_rank
 
 JOIN_TIMEOUT_S = 600.0  # torchrun's own limit for a static rendezvous
 CHUNK_BYTES = 64 << 20
+STOCK_BACKENDS = ("gloo", "nccl")  # those known to go on with a collective while the rank computes
 
 
 class Told(enum.IntFlag):
@@ -46,15 +47,25 @@ class Group:
     roll: RollCall | None
     ready: str
 
-    def gather_float(self, value: torch.Tensor, told: Told) -> tuple[list[float], Told]:
-        """One number a rank, in rank order, the same list everywhere, fp32; and what any of them has told."""
+    def gather_float(self, value: torch.Tensor, told: Told) -> Callable[[], tuple[list[float], Told]]:
+        """
+        Begin to gather one number a rank; what it returns ends that.
+
+        Returns:
+            Gives the numbers in rank order, the same list everywhere, fp32; and what any of the ranks has told.
+        """
         mine = torch.full((2,), float(told), dtype=torch.float32, device=self.device)
         mine[0] = value.detach()
-        gathered = [one.tolist() for one in self._all_gather(mine)]
-        everything = Told.NOTHING
-        for _, flags in gathered:
-            everything |= Told(int(flags))
-        return [number for number, _ in gathered], everything
+        gathered = self._begin_all_gather(mine)
+
+        def end() -> tuple[list[float], Told]:
+            everything, numbers = Told.NOTHING, []
+            for number, flags in [one.tolist() for one in gathered()]:
+                everything |= Told(int(flags))
+                numbers.append(number)
+            return numbers, everything
+
+        return end
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Everybody's bytes, in rank order."""
@@ -112,11 +123,22 @@ class Group:
         return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
 
     def _all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        if not self.place.launched:
-            return [mine]
+        return self._begin_all_gather(mine)()
+
+    def _begin_all_gather(self, mine: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+        if not self.place.launched or self.place.world_size == 1:
+            return lambda: [mine]
         everyone = [torch.zeros_like(mine) for _ in range(self.place.world_size)]
-        self.accelerator.distributed.all_gather(everyone, mine)
-        return everyone
+        if self.accelerator.backend not in STOCK_BACKENDS:
+            self.accelerator.distributed.all_gather(everyone, mine)
+            return lambda: everyone
+        work = self.accelerator.distributed.all_gather(everyone, mine, async_op=True)
+
+        def end() -> list[torch.Tensor]:
+            work.wait()
+            return everyone
+
+        return end
 
 
 def initialise(asked: str, timeout_s: float, env: Mapping[str, str]) -> Group:
@@ -142,7 +164,7 @@ def initialise(asked: str, timeout_s: float, env: Mapping[str, str]) -> Group:
     roll.check_all("device", problem, accelerator.name if accelerator else "")
     assert accelerator is not None  # a rank with a problem did not get past the roll call
     _join(accelerator, roll, timedelta(seconds=timeout_s))
-    roll.check_all("all-reduce", _test_all_reduce(accelerator, place, device), device.type, kind=TrainerError)
+    roll.check_all("all-reduce", _test_all_reduce(accelerator, place, device), device.type, kind=NetworkError)
     count = place.world_size
     ready = f"{count}/{count} ranks ready, backend {accelerator.backend}, device {device.type}"
     return Group(place, accelerator, device, roll, ready)
@@ -171,7 +193,7 @@ def _join(accelerator: Accelerator, roll: RollCall, timeout: timedelta) -> None:
             accelerator.backend, rank=place.rank, world_size=place.world_size, timeout=timeout, **meeting
         )
     except (RuntimeError, ValueError) as exc:
-        raise TrainerError(f"rank {place.rank} cannot join the group ({accelerator.backend}): {exc}") from exc
+        raise NetworkError(f"rank {place.rank} cannot join the group ({accelerator.backend}): {exc}") from exc
 
 
 def _take_device(accelerator: Accelerator, place: Place) -> torch.device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Sequence
 
-from trainer.errors import TrainerError
+from trainer.errors import NumbersError
 from trainer.roll_call import fold
 
 
@@ -19,12 +19,12 @@ def check_finite(what: str, values: Sequence[float], step: int) -> None:
         step: the step they belong to.
 
     Raises:
-        TrainerError: names rank and step.
+        NumbersError: names rank and step.
     """
     bad = [rank for rank, value in enumerate(values) if not math.isfinite(value)]
     if bad:
         where = f"rank {fold(bad)}" if len(values) > 1 else "all ranks"
-        raise TrainerError(
+        raise NumbersError(
             f"{where}: {what} is {values[bad[0]]} at step {step}; the weights were not updated. "
             "Go on from the last checkpoint with a smaller lr, or look at the data and the device of that rank"
         )

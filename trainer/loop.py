@@ -9,21 +9,24 @@ from typing import Any, Dict, Tuple
 
 import torch
 
+from trainer.checkpoint.code import code_version
 from trainer.checkpoint.run import Checkpoints, TrainState
 from trainer.checkpoint.saver import Saver
 from trainer.config import TrainConfig
 from trainer.data.batches import Batches
 from trainer.data.split import open_split
 from trainer.distributed import Group, Told
-from trainer.errors import REQUEUE, UserError
+from trainer.errors import REQUEUE, NumbersError, UserError
 from trainer.evaluation import Evaluation
 from trainer.finite import check_finite
 from trainer.measures import Measures
 from trainer.metrics import StepResult, Summary
 from trainer.notice import Notice
 from trainer.place import Place, Progress, say
+from trainer.roll_back import RollBack
 from trainer.seeds import doubt, number_of, seed_everything
 from trainer.strategies import choose_strategy
+from trainer.strategies.base import ignored
 from trainer.tasks import Task
 from trainer.tasks.load import load_task
 
@@ -42,12 +45,15 @@ class Trainer:
         self.evaluation = Evaluation(self.task, open_split(self.task, "validation", group)[0], config, group)
         run_dir = group.place.run_dir
         out = Path(config.out).expanduser() if config.out else (run_dir / "checkpoints" if run_dir else Path("out"))
-        self.checkpoints = Checkpoints(group, config, out.absolute(), digest)
+        code = code_version(Path(__file__).parent, Path.cwd()) if self.group.place.is_main else None
+        self.checkpoints = Checkpoints(group, config, out.absolute(), digest, code=code)
         self.checkpoints.prepare()
         self.measures = Measures(group, config, self.checkpoints.out, self.task.tokens_per_sample)
+        self.samples_per_step = config.micro_batch * config.accumulation * group.place.world_size
         self.strategy = choose_strategy(group, config, self.task, self.checkpoints.out)
         seed_everything(number_of(config.seed, "rank", self.rank))
         self.saver = Saver(self.checkpoints, self.strategy, progress, self.measures.flush)
+        self.roll_back = RollBack(self.checkpoints, self.saver, self.strategy)
 
     def run(self) -> Summary | None:
         """
@@ -59,14 +65,21 @@ class Trainer:
         started = time.perf_counter()
         self._announce()
         state = self._begin()
-        for step in range(state.step + 1, self.config.steps + 1):
-            self.progress.write("step", step - 1)
-            result, told = self._step(step)
+        while state.step < self.config.steps:
+            step = state.step + 1
+            self.progress.write("step", state.step)
+            try:
+                result, told = self._step(step)
+            except NumbersError as exc:
+                state = self.roll_back.after(exc, state, self.samples_per_step)
+                self._go_on_from(state)
+                continue
             state = TrainState(
                 step,
                 state.tokens + self.measures.per_step,
                 result.loss if state.first_loss is None else state.first_loss,
                 result.loss,
+                position=state.position + self.samples_per_step,
             )
             is_last = step == self.config.steps or result.is_warned
             due = (
@@ -98,9 +111,12 @@ class Trainer:
         self.checkpoints.check_space(self._checkpoint_bytes, state.step)
         self.progress.write("init", state.step, saved=state.step)
         self.strategy.settle(self._some_batch())
-        self.measures.begin(state.step, self.task.flops_per_sample(self.strategy.sizes))
-        self.batches.begin(state.tokens // self.measures.per_sample)
+        self._go_on_from(state)
         return state
+
+    def _go_on_from(self, state: TrainState) -> None:
+        self.measures.begin(state.step, self.task.flops_per_sample(self.strategy.sizes))
+        self.batches.begin(state.position)
 
     @property
     def _checkpoint_bytes(self) -> int:
@@ -151,14 +167,20 @@ class Trainer:
     def _step(self, step: int) -> Tuple[StepResult, Told]:
         started, waited_s, config = time.perf_counter(), 0.0, self.config
         lr = learning_rate(step, config.steps, config.lr, config.optim.warmup_steps)
-        total = torch.zeros((), device=self.group.device)
+        total, gathered = torch.zeros((), device=self.group.device), []
+
+        def gather(share: torch.Tensor) -> None:
+            """Of the last micro batch: while its gradient is computed, the ranks hear of each other's loss."""
+            mine = self.saver.tell(step) | (Told.WARNED if self.notice.is_given else Told.NOTHING)
+            gathered.append(self.group.gather_float(total + share, mine))
+
         for micro in range(config.accumulation):
             asked = time.perf_counter()
             batch = self.batches.next()
             waited_s += time.perf_counter() - asked
-            total = total + self.strategy.backward(batch, last=micro == config.accumulation - 1)
-        mine = self.saver.tell(step) | (Told.WARNED if self.notice.is_given else Told.NOTHING)
-        losses, told = self.group.gather_float(total, mine)
+            last = micro == config.accumulation - 1
+            total = total + self.strategy.backward(batch, last=last, seen=gather if last else ignored)
+        losses, told = gathered[0]()
         check_finite("loss", losses, step)
         norm = self.strategy.update(step, lr, total)
         self.group.accelerator.synchronize()

@@ -49,7 +49,7 @@ class Measures:
 
     def begin(self, last_step: int, flops_per_sample: int | None) -> None:
         """
-        Steps follow, the first of them last_step + 1; what is on record of later ones is dropped.
+        Steps follow, the first of them last_step + 1; what is on record of later ones is dropped. Also in the midst of it.
 
         Raises:
             UserError: on all ranks alike; a reporter cannot start.
@@ -59,6 +59,9 @@ class Measures:
             peak = peak_flops(self.config, self.group.accelerator.device_name())
             if peak and flops_per_sample:
                 self._share_per_rate = flops_per_sample / self.per_sample / (peak * self.group.place.world_size)
+            if self._metrics:
+                self._metrics.close()
+                self._each(lambda reporter: reporter.close(0))
             self._metrics = Metrics(self._path, last_step=last_step)
             try:
                 self._reporters = open_reporters(self.config, self.out, last_step, os.environ)

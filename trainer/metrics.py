@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
 
+from trainer.errors import StorageError
 from trainer.place import replace_text, say
 
 
@@ -119,15 +120,21 @@ class Metrics:
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines()
             replace_text(path, "".join(f"{line}\n" for line in lines if _step_of(line) <= last_step))
-        self._file = os.fdopen(os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8")
+        self._path = path
+        self._file = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """One line, readable at once."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        """One line, readable at once; StorageError where the disk does not take it."""
+        line = json.dumps(record).encode() + b"\n"
+        try:
+            written = os.write(self._file, line)
+            if written < len(line):  # the disk is full within the line
+                os.write(self._file, line[written:])
+        except OSError as exc:
+            raise StorageError(f"cannot write {self._path}: {exc.strerror}; free some space, and start again") from exc
 
     def close(self) -> None:
-        self._file.close()
+        os.close(self._file)
 
 
 def read_records(path: Path) -> List[Dict[str, Any]]:

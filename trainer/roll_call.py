@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Type
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in its __all__, but public
 
-from trainer.errors import TrainerError, UserError
+from trainer.errors import NetworkError, TrainerError, UserError
 from trainer.place import Place
 
 VERDICT_GRACE_S = 30.0
@@ -81,7 +81,7 @@ class RollCall:
             )
         except (OSError, RuntimeError) as exc:
             does = "host" if hosts else "reach"
-            raise TrainerError(f"rank {place.rank} cannot {does} the rendezvous at {host}:{port}: {exc}") from exc
+            raise NetworkError(f"rank {place.rank} cannot {does} the rendezvous at {host}:{port}: {exc}") from exc
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
         host = f"[{host}]" if ":" in host else host
         return cls(PrefixStore(f"orch/{attempt}", store), place, timeout_s, f"{host}:{port}", agent_hosts)
@@ -130,7 +130,7 @@ class RollCall:
             # the store must outlive the reading of the verdict by those who are there
             self.leave([int(rank) for rank in verdict["present"].split(",")])
         if verdict["missing"]:
-            raise TrainerError(verdict["missing"])
+            raise NetworkError(verdict["missing"])
         if verdict["problem"]:
             raise kind(verdict["problem"])
 
@@ -147,7 +147,7 @@ class RollCall:
         try:
             self.store.wait([key], timedelta(seconds=timeout_s))
         except RuntimeError as exc:
-            raise TrainerError(
+            raise NetworkError(
                 f"rank {self.place.rank}: rank 0 did not answer at {self.address} within {timeout_s:g} s: {exc}"
             ) from exc
 

@@ -28,7 +28,7 @@ from orchestrator.node.processes import (
     signal_name,
     stat_of,
 )
-from orchestrator.node.records import Journal, error_text, open_for_write, read_json, write_json
+from orchestrator.node.records import Journal, error_of, open_for_write, read_json, write_json
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
 if TYPE_CHECKING:
@@ -138,14 +138,14 @@ class Agent:
         name = None if code is not None else signal_name(os.WTERMSIG(status))
         phase = read_json(self.folder, "progress", f"{rank}.json").get("phase")
         done = phase == "done" or (code == 0 and not self.stopping)
-        error = None if code == 0 else error_text(self.folder, "error", f"{rank}.json")
+        error, kind = (None, None) if code == 0 else error_of(self.folder, "error", f"{rank}.json")
         text = f"rank {rank} (pid {pid}) " + (f"exited with code {code}" if name is None else f"was ended by {name}")
         text += f": {error}" if error else ""
         if done and code != 0:
             note = "; warning: its work was finished before, so it counts as done"
         else:
             note = ", after the stop" if self.stopping and not done else ""
-        result = {"rank": rank, "code": code, "signal": name, "error": error}
+        result = {"rank": rank, "code": code, "signal": name, "error": error, "kind": kind}
         self.events.add(event="rank-exited", time=ended, pid=pid, done=done, text=text + note, **result)
         if done:
             self.done.append(rank)

@@ -38,12 +38,18 @@ def read_json(*path: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def error_text(*path: str) -> str | None:
-    """The message in a TORCHELASTIC_ERROR_FILE: {"message": {"message": …, "extraInfo": …}} or {"message": …}."""
-    message = read_json(*path).get("message")
+def error_of(*path: str) -> tuple[str | None, str | None]:
+    """
+    Message and kind in a TORCHELASTIC_ERROR_FILE: {"message": {"message": …, "extraInfo": …}} or {"message": …}.
+
+    The kind (storage, memory, …) is the trainer's addition to extraInfo.
+    """
+    message, kind = read_json(*path).get("message"), None
     if isinstance(message, dict):
+        extra = message.get("extraInfo")
+        kind = extra.get("kind") if isinstance(extra, dict) else None
         message = message.get("message")
-    return None if message is None else str(message)
+    return None if message is None else str(message), None if kind is None else str(kind)
 
 
 class Clock:

@@ -121,17 +121,18 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """How a rank ended: a code or a signal's name, and its error message where it left one."""
+    """How a rank ended: a code or a signal's name, and its error message, and the kind of that, where it left them."""
 
     rank: int
     code: int | None
     signal: str | None
     error: str | None
+    kind: str | None = None
 
     @classmethod
     def of(cls, event: Json) -> RankExit:
         """From a rank-exited event or the exit of an agent-finished event."""
-        return cls(event["rank"], event.get("code"), event.get("signal"), event.get("error"))
+        return cls(event["rank"], event.get("code"), event.get("signal"), event.get("error"), event.get("kind"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@ Damages to the newest checkpoint under every strategy, on each of several ranks 
 
     RANK=… WORLD_SIZE=… python -m tests.grounds.damaged_strategies FOLDER STRATEGY…
 
-Each rank prints a JSON list of [strategy, damage, step it went on from, sum of its weights as that was saved].
+Each rank writes rank-N.json: lists of [strategy, damage, step it went on from, sum of its weights as that was saved], and of
+[strategy, step it went back to, the step after that as the first time].
 """
 
 from __future__ import annotations
@@ -58,6 +59,17 @@ class OneStrategy:
         step = self._checkpoints(out).resume(self.strategy).step
         return self.config.strategy, damage, step, self._sum() == self.sums.get(step)
 
+    def go_back(self) -> tuple[str, int, bool]:
+        """Twice from step 2 to step 3, the second time after a step of which only the gradients were made."""
+        checkpoints, sums, step = self._checkpoints(self.folder), [], 0
+        for _ in range(2):
+            step = checkpoints.resume(self.strategy).step
+            self._train(3)
+            sums.append(self._sum())
+            self.strategy.backward(TOKENS.flip(0), last=True)
+            self.strategy.drop()
+        return self.config.strategy, step, sums[0] == sums[1] != self.sums[2]
+
     def _checkpoints(self, out: Path) -> Checkpoints:
         checkpoints = Checkpoints(self.group, self.config, out, "text")
         checkpoints.prepare()
@@ -74,12 +86,13 @@ class OneStrategy:
 
 def main(folder: Path, *strategies: str) -> None:
     group = initialise("cpu", 60.0, os.environ)
-    found = []
+    found, went_back = [], []
     for name in strategies:
         config = replace(load_config(words=WORDS), strategy=name)
         mine = OneStrategy(folder, group, config)
         found += [mine.damage(damage) for damage in CHOSEN]
-    (folder / f"rank-{group.place.rank}.json").write_text(json.dumps(found))
+        went_back.append(mine.go_back())
+    (folder / f"rank-{group.place.rank}.json").write_text(json.dumps({"damaged": found, "went back": went_back}))
     group.close(0)
 
 

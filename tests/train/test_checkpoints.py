@@ -22,7 +22,9 @@ STRATEGIES = ("ddp", "fsdp2", "zero0", "zero1", "zero2", "zero3")
 
 
 @pytest.mark.slow
-def test_damage_under_every_strategy_takes_all_ranks_to_the_older_checkpoint(tmp_path: Path) -> None:
+def test_damage_under_every_strategy_takes_all_ranks_to_the_older_checkpoint_and_dropped_steps_leave_no_trace(
+    tmp_path: Path,
+) -> None:
     components.module("deepspeed")
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     argv = [sys.executable, "-m", "tests.grounds.damaged_strategies", str(tmp_path), *STRATEGIES]
@@ -38,7 +40,9 @@ def test_damage_under_every_strategy_takes_all_ranks_to_the_older_checkpoint(tmp
             rank.kill()
             rank.wait()
     expected = [[strategy, damage, 1, True] for strategy in STRATEGIES for damage in CHOSEN]
-    assert [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)] == [expected, expected]
+    found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+    assert [one["damaged"] for one in found] == [expected, expected]
+    assert found[0]["went back"] == [[strategy, 2, True] for strategy in STRATEGIES]
     assert len(CHOSEN) >= 7
     assert list(tmp_path.glob("*/step_3*")) == []
     aside = sorted(str(path.parent.parent.relative_to(tmp_path)) for path in tmp_path.glob("*/quarantine/*"))

@@ -1,17 +1,23 @@
-"""Every strategy for real, on gloo: DDP's losses, and a run that was killed repeats a straight one."""
+"""Every strategy for real, on gloo: DDP's losses, and a run over ssh that was killed repeats a straight one."""
 
 from __future__ import annotations
 
 import json
 import re
+import secrets
+import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.grounds import components
-from tests.train.conftest import DEADLINE_S, Rank, StartRanks, Warm, ranks_below
+from tests.grounds.cli import Orch
+from tests.grounds.sshd import Farm
+from tests.grounds.warm_gate import WARM_RANK, WarmGate, open_gate
+from tests.grounds.warm_trainer import WarmTrainer
+from tests.train.conftest import DEADLINE_S, TINY, Rank, StartRanks, Warm, ranks_below
 from tests.until import until
 
 pytestmark = pytest.mark.train
@@ -37,29 +43,59 @@ def under_ddp(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> list[tupl
     return _numbers(folder / "out")
 
 
+@pytest.fixture
+def gate(farm: Farm, warm: Warm) -> Iterator[WarmGate]:
+    """The ranks of the farm's nodes come from the warm trainers."""
+
+    def trainer_for(words: Sequence[str]) -> WarmTrainer:
+        return warm(deepspeed=any(word.startswith("strategy=zero") for word in words))
+
+    with open_gate(farm.folder / f"gate-{secrets.token_hex(4)}", trainer_for) as gate:
+        yield gate
+
+
+@pytest.fixture
+def orch(farm: Farm, tmp_path: Path) -> Orch:
+    """Two nodes with a rank each; the code that travels is the one file."""
+    site = tmp_path / "site"
+    site.mkdir()
+    shutil.copy(WARM_RANK, site)
+    farm.inventory(site, nodes=2, env={"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"})
+    return Orch(site)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "resharded"), [("zero1", 0), ("zero2", 0), ("zero3", 3), ("fsdp2", 3)])
-def test_run_killed_with_9_repeats_a_straight_one_bit_for_bit_and_ddp_nearly(
-    start_ranks: StartRanks, tmp_path: Path, strategy: str, resharded: int, under_ddp: list[tuple[int, float, float]]
+@pytest.mark.parametrize(
+    ("strategy", "resharded"), [("ddp", 0), ("zero1", 0), ("zero2", 0), ("zero3", 3), ("fsdp2", 3)]
+)
+def test_run_on_two_nodes_killed_with_9_repeats_a_straight_one_bit_for_bit_and_ddp_nearly(
+    start_ranks: StartRanks,
+    tmp_path: Path,
+    strategy: str,
+    resharded: int,
+    under_ddp: list[tuple[int, float, float]],
+    gate: WarmGate,
+    orch: Orch,
 ) -> None:
-    """DDP's own kill is in test_training.py."""
-    if strategy != "fsdp2":
+    """The straight one without orch, the killed one over ssh."""
+    if strategy.startswith("zero"):
         components.module("deepspeed")
     words = (*WORDS, f"strategy={strategy}")
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     assert _codes(start_ranks(*words, f"out={straight}")) == [0, 0]
     for mine, theirs in zip(_numbers(straight), under_ddp, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4)
-    first = start_ranks(*words, f"out={killed}")
+    launch = ("ssh-launch", "--bare", "--", WARM_RANK.name, str(gate.path), *TINY, *words, f"out={killed}")
+    first = orch.start(*launch)
     until((killed / "step_10").exists, deadline_s=DEADLINE_S, what="the first checkpoint")
-    for rank in first:
-        rank.process.kill()
-    codes = _codes(first)  # the second may notice that the first is gone before it is killed itself
-    assert codes[0] == -signal.SIGKILL
-    assert codes[1] in (-signal.SIGKILL, 1)
-    second = start_ranks(*words, f"out={killed}")
-    assert _codes(second) == [0, 0]
-    assert re.search(r"resuming from .*, step [12]0$", second[0].out, re.MULTILINE)
+    gate.ranks["1"].kill()
+    _, said = first.communicate(timeout=DEADLINE_S)
+    assert first.returncode == 1
+    assert "is FAILED" in said  # by rank 1 or, which may be as quick, by rank 0 that misses it
+    assert gate.ranks["1"].wait() == -signal.SIGKILL
+    done = orch(*launch)
+    assert "is DONE" in done.stderr
+    assert re.search(r"^\[n0:0\].*resuming from .*, step [12]0$", done.stdout, re.MULTILINE)
     assert _numbers(killed) == _numbers(straight)
     assert (killed / "step_30" / "state.pt").read_bytes() == (straight / "step_30" / "state.pt").read_bytes()
 

@@ -164,9 +164,14 @@ def test_warning_to_one_rank_has_all_save_and_ask_to_be_started_again(
 
 
 def test_unforeseen_error_keeps_its_traceback_and_fills_the_error_file(start_ranks: StartRanks) -> None:
-    (rank,) = start_ranks(f"model.width={10**12}", world_size=1)
-    assert rank.wait() == 1
-    assert "Traceback" in rank.err
-    recorded = json.loads((rank.folder / "0.json").read_text())["message"]
-    assert recorded["message"].startswith("RuntimeError: ")
-    assert "model.py" in recorded["extraInfo"]["py_callstack"]
+    """What does not fit into memory would not the next time: no other attempt."""
+    words = (f"model.vocabulary={10**12}", f"model.width={10**18}")
+    large, wrong = (start_ranks(word, world_size=1)[0] for word in words)
+    assert [rank.wait() for rank in (large, wrong)] == [93, 1]
+    for rank, kind, message in ((large, "memory", "out of memory: "), (wrong, "code", "RuntimeError: ")):
+        assert "Traceback" in rank.err
+        recorded = json.loads((rank.folder / "0.json").read_text())["message"]
+        assert recorded["message"].startswith(message)
+        assert recorded["extraInfo"]["kind"] == kind
+        assert "/trainer/" in recorded["extraInfo"]["py_callstack"]
+    assert "take a smaller micro_batch" in large.err.splitlines()[-1]

@@ -106,19 +106,22 @@ def test_the_cause_is_the_first_failure_not_what_the_stop_brings_about(ground: G
 
 
 @pytest.mark.parametrize(
-    ("written", "error"),
+    ("written", "error", "kind"),
     [
-        ('{"message": {"message": "ValueError: bad thing", "extraInfo": {"timestamp": "1"}}}', "ValueError: bad thing"),
-        ('{"message": "plain"}', "plain"),
-        ('{"message": ', None),
-        ("[]", None),
+        ('{"message": {"message": "ValueError: bad", "extraInfo": {"timestamp": "1"}}}', "ValueError: bad", None),
+        ('{"message": {"message": "no room", "extraInfo": {"kind": "storage"}}}', "no room", "storage"),
+        ('{"message": "plain"}', "plain", None),
+        ('{"message": ', None, None),
+        ("[]", None, None),
     ],
 )
-def test_error_file_is_read_in_both_of_torchruns_formats(ground: Ground, written: str, error: str | None) -> None:
+def test_error_file_is_read_in_both_of_torchruns_formats(
+    ground: Ground, written: str, error: str | None, kind: str | None
+) -> None:
     ground.job("sh", "-c", 'printf %s "$1" > "$TORCHELASTIC_ERROR_FILE"; exit 1', "sh", written)
     ground.run()
-    assert ground.finished()["exit"]["error"] == error
-    assert ground.events("rank-exited")[0]["error"] == error
+    for end in (ground.finished()["exit"], ground.events("rank-exited")[0]):
+        assert (end["error"], end["kind"]) == (error, kind)
 
 
 def test_a_crash_after_finished_work_is_done_with_a_warning(ground: Ground) -> None:

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import stat
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 
 from tests.grounds.checkpoints import DAMAGES, TINY, Session, flip
 from trainer.checkpoint import files
+from trainer.checkpoint.code import code_version
 from trainer.checkpoint.files import DamagedError
 from trainer.checkpoint.fit import differences
 from trainer.checkpoint.run import TrainState
@@ -130,6 +132,56 @@ def test_best_are_kept_beside_the_newest(tmp_path: Path) -> None:
     assert _names(tmp_path) == ["latest", "step_2", "step_4", "step_5", "step_6"]
 
 
+def test_milestones_are_kept_for_good(tmp_path: Path) -> None:
+    """The save at step 6 was put off to step 7: the first checkpoint from there on is the milestone."""
+    session = Session.start(tmp_path, save_total_limit=2, keep_every=3)
+    session.train_and_save(1, 2, 3, 4, 5, 7, 8, 9, 10, 11)
+    assert [path.name for path in files.newest_first(tmp_path)] == ["step_11", "step_10", "step_9", "step_7", "step_3"]
+
+
+def test_manifest_names_the_code(tmp_path: Path) -> None:
+    """The bundle where orch brought it, else the commit of the work tree."""
+    assert code_version(tmp_path / "bundles" / "0a1b" / "trainer", tmp_path) == "bundle 0a1b"
+    assert code_version(tmp_path / "site-packages" / "trainer", tmp_path) is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.com"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert code_version(tmp_path / "trainer", tmp_path) == f"git {commit}"
+    (tmp_path / "new.py").touch()
+    subprocess.run([*git, "add", "new.py"], check=True)
+    assert code_version(tmp_path / "trainer", tmp_path) == f"git {commit}-dirty"
+    session = Session.start(tmp_path / "out")
+    session.checkpoints = replace(session.checkpoints, code="bundle 0a1b")
+    session.train_and_save(1)
+    assert files.read_manifest(tmp_path / "out" / "step_1", 1)["code"] == "bundle 0a1b"
+
+
+@pytest.mark.parametrize(
+    ("last", "step", "position"),
+    [(None, 3, 0), (2, 3, 0), (3, 2, 5)],
+    ids=["at first", "saved since", "not saved since"],
+)
+def test_going_back_takes_the_newest_or_where_that_did_not_help_the_one_before(
+    tmp_path: Path, last: int | None, step: int, position: int
+) -> None:
+    session = Session.start(tmp_path)
+    for number, left_out in ((2, 5), (3, 0)):
+        session.train(number)
+        session.checkpoints.save(TrainState(number, position=left_out), session.strategy)
+    session.train(4)
+    found = session.checkpoints.go_back(session.strategy, last)
+    assert found == TrainState(step, position=position)
+    assert [path.name for path in files.newest_first(tmp_path)] == [f"step_{number}" for number in range(step, 1, -1)]
+
+
+def test_nothing_saved_is_nothing_to_go_back_to_and_the_only_one_is_taken_again(tmp_path: Path) -> None:
+    session = Session.start(tmp_path)
+    assert session.checkpoints.go_back(session.strategy, None) is None
+    session.train_and_save(1)
+    assert session.checkpoints.go_back(session.strategy, 1) == TrainState(1, 2, 5.5, 1.0)
+
+
 def test_checkpoint_of_unknown_loss_is_never_the_best(tmp_path: Path) -> None:
     session = Session.start(tmp_path, save_total_limit=2, keep_best=2)
     session.train_and_save(1, mean_loss=9.0)
@@ -178,7 +230,7 @@ def test_failed_save_keeps_the_older_ones_and_tells_why(tmp_path: Path) -> None:
     (tmp_path / "step_3").write_text("a file in the way")
     with pytest.raises(TrainerError, match=r"cannot save .*step_3") as caught:
         session.train_and_save(3)
-    assert caught.value.exit_code == 1
+    assert (caught.value.exit_code, caught.value.kind) == (1, "storage")
     assert {"step_1", "step_2"} <= set(_names(tmp_path))
 
 

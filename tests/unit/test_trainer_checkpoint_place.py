@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.grounds.checkpoints import Session
 from trainer.checkpoint import files
-from trainer.checkpoint.run import saves_after
+from trainer.checkpoint.room import saves_after
 from trainer.config import load_config
 from trainer.errors import TrainerError, UserError
 
@@ -51,6 +52,9 @@ def test_disk_too_small_is_told_with_sizes_and_remedy(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="needed for 4 checkpoints"):
         session.checkpoints.check_space(whole_disk // 3, 0)
     session.train_and_save(1, 2)
+    forever = replace(session.checkpoints, config=replace(session.checkpoints.config, keep_every=2))
+    with pytest.raises(UserError, match="needed for 10 checkpoints"):
+        forever.check_space(whole_disk, 80)
     with pytest.raises(UserError, match="needed for 2 checkpoints"):
         session.checkpoints.check_space(whole_disk, 0)
     session.checkpoints.check_space(whole_disk, 100)  # nothing left to save
@@ -58,7 +62,17 @@ def test_disk_too_small_is_told_with_sizes_and_remedy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("step", "words", "count"),
-    [(0, "", 2), (0, "steps=101", 3), (50, "", 1), (99, "", 1), (100, "", 0), (0, "save_minutes=1", 100)],
+    [
+        (0, "", 2),
+        (0, "steps=101", 3),
+        (50, "", 1),
+        (99, "", 1),
+        (100, "", 0),
+        (0, "save_minutes=1", 100),
+        (0, "keep_every=40", 4),
+        (50, "keep_every=60", 2),
+        (0, "keep_every=70", 3),
+    ],
 )
 def test_checkpoints_to_come_are_counted(step: int, words: str, count: int) -> None:
     assert saves_after(step, load_config(words=words.split())) == count

@@ -95,8 +95,8 @@ def _alone() -> Group:
 def test_one_process_forms_a_group_without_a_rendezvous() -> None:
     group = _alone()
     assert group.ready == "1/1 ranks ready, backend none, device cpu"
-    assert group.gather_float(torch.tensor(2.5), Told.NOTHING) == ([2.5], Told.NOTHING)
-    assert group.gather_float(torch.tensor(2.5), Told.WARNED | Told.SAVE) == ([2.5], Told.WARNED | Told.SAVE)
+    assert group.gather_float(torch.tensor(2.5), Told.NOTHING)() == ([2.5], Told.NOTHING)
+    assert group.gather_float(torch.tensor(2.5), Told.WARNED | Told.SAVE)() == ([2.5], Told.WARNED | Told.SAVE)
     assert group.gather_bytes(b"abc") == [b"abc"]
     assert group.gather_bytes(b"") == [b""]
     assert group.broadcast_bytes(b"x" * 10) == b"x" * 10

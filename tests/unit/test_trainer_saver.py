@@ -15,7 +15,7 @@ from trainer.checkpoint import files
 from trainer.checkpoint.run import Checkpoints, Snapshot, TrainState
 from trainer.checkpoint.saver import Saver
 from trainer.distributed import Told
-from trainer.errors import TrainerError
+from trainer.errors import StorageError, TrainerError
 from trainer.place import Progress
 
 
@@ -87,6 +87,20 @@ def test_state_of_its_step_is_written_though_training_goes_on(loop: Loop, tmp_pa
     assert all(torch.equal(mine[number][key], theirs[number][key]) for number in theirs for key in theirs[number])
 
 
+def test_memory_of_the_last_snapshot_is_used_again(tmp_path: Path) -> None:
+    """Fresh memory would take several times as long, and training stands still for that time."""
+    loop = _open(tmp_path, async_save=True)
+    loop.train(2)
+    first = loop.saver._room["model"]["head.weight"].data_ptr()  # noqa: SLF001 -- where it lies shows nowhere else
+    loop.saver.finish()
+    loop.train(2)
+    assert loop.saver._room["model"]["head.weight"].data_ptr() == first  # noqa: SLF001 -- as above
+    loop.saver.finish()
+    weights = Session.start(tmp_path)
+    assert weights.resume().step == 4
+    assert weights.weights() == loop.session.weights()
+
+
 def test_one_is_in_flight_and_what_falls_due_meanwhile_is_put_off(
     loop: Loop, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,6 +156,20 @@ def test_checkpoint_is_due_when_so_many_minutes_have_passed(tmp_path: Path, minu
     loop = _open(tmp_path, save_steps=50, save_minutes=minutes)
     loop.train(3)
     assert loop.saved == saved
+
+
+def test_milestone_is_due_between_two_saves(tmp_path: Path) -> None:
+    loop = _open(tmp_path, save_steps=4, keep_every=3)
+    loop.train(8)
+    assert loop.saved == ["step_8", "step_6", "step_4", "step_3"]
+
+
+def test_going_back_hears_of_a_save_that_failed_meanwhile(tmp_path: Path) -> None:
+    loop = _open(tmp_path, async_save=True)
+    (tmp_path / "step_2").write_text("a file in the way")
+    loop.train(2)
+    with pytest.raises(StorageError, match=r"cannot save .*step_2: "):
+        loop.saver.go_back()
 
 
 def test_loss_of_a_checkpoint_is_the_mean_since_the_one_before(tmp_path: Path) -> None:

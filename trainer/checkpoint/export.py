@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Dict, Mapping
 import torch
 
 from trainer.checkpoint import files
-from trainer.checkpoint.run import load_state
+from trainer.checkpoint.tensors import load_state
 
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",

@@ -15,7 +15,7 @@ import shutil
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Dict, Iterator, Mapping
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Sequence
 
 from trainer.place import replace_text
 
@@ -168,14 +168,23 @@ def quarantined(out: Path) -> int:
     return len(_entries(out / "quarantine"))
 
 
-def retain(out: Path, limit: int, best: int = 0) -> None:
-    """Keep the newest `limit` and the `best` ones of the lowest loss; call it only after the newest was verified."""
+def retain(out: Path, limit: int, best: int = 0, *, every: int | None = None) -> None:
+    """
+    Keep the newest `limit`, the `best` ones of the lowest loss, and the milestones; call it only after the newest was verified.
+    """
     present = newest_first(out)
-    kept = {*present[:limit], *sorted(present, key=_mean_loss)[:best]}
+    kept = {*present[:limit], *sorted(present, key=_mean_loss)[:best], *milestones(present, every)}
     for path in present:
         if path not in kept:
             # Renamed first: a half removed folder must never look like a checkpoint.
             shutil.rmtree(str(path.rename(out / f"{path.name}.tmp-removed-{os.getpid()}")))
+
+
+def milestones(present: Sequence[Path], every: int | None) -> List[Path]:
+    """The first at or after each multiple of `every` steps, of step folders newest first."""
+    if every is None:
+        return []
+    return list({(step_of(path) or 0) // every: path for path in present if (step_of(path) or 0) >= every}.values())
 
 
 def remove_stale(out: Path) -> list[str]:

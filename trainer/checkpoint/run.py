@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import errno
-import inspect
 import io
 import json
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, BinaryIO, Callable, Dict, List, Mapping
 
 import torch
@@ -19,22 +17,29 @@ from trainer.checkpoint import files
 from trainer.checkpoint.files import Checkpoint, DamagedError
 from trainer.checkpoint.fit import BINDING, differences
 from trainer.checkpoint.random_state import random_state, restore_random_state
+from trainer.checkpoint.room import room_needed
+from trainer.checkpoint.tensors import copied, load_state, on_cpu
 from trainer.config import TrainConfig
 from trainer.distributed import Group
-from trainer.errors import TrainerError, UserError
+from trainer.errors import StorageError, StorageUserError, UserError
 from trainer.place import say
 from trainer.strategies.base import Strategy
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """How far the training is; losses are means over ranks, mean_loss one over the steps since the checkpoint before, too."""
+    """
+    How far the training is; losses are means over ranks, mean_loss one over the steps since the checkpoint before, too.
+
+    position: how many samples of all ranks came before it, those included that were left out when the training went back.
+    """
 
     step: int = 0
     tokens: int = 0
     first_loss: float | None = None
     last_loss: float | None = None
     mean_loss: float | None = None
+    position: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class Snapshot:
     step: int
     about: Mapping[str, Any]
     writers: Mapping[str, Callable[[BinaryIO], object]]
+    tensors: Any
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class Checkpoints:
     config: TrainConfig
     out: Path
     data_digest: str
+    code: str | None = None
 
     def prepare(self) -> None:
         """
@@ -77,7 +84,7 @@ class Checkpoints:
                 problem = f"out={self.out}: cannot be written: {exc.strerror}"
             except UserError as exc:
                 problem = str(exc)
-        self.group.agree(problem)
+        self.group.agree(problem, kind=StorageUserError)
 
     def check_space(self, size: int, step: int) -> None:
         """
@@ -88,33 +95,30 @@ class Checkpoints:
         """
         problem = ""
         if self.group.place.is_main:
-            present = len(files.newest_first(self.out))
-            # One more than is kept: the oldest goes after the newest is verified.
-            room = max(1, self.config.save_total_limit + self.config.keep_best + 1 - present)
-            count = min(saves_after(step, self.config), room)
+            count = room_needed(step, self.config, files.newest_first(self.out))
             free = shutil.disk_usage(str(self.out)).free
             if free < count * size:
                 problem = (
                     f"out={self.out}: {free / 1e9:.2f} GB free, {count * size / 1e9:.2f} GB needed for {count} checkpoints "
-                    f"of {size / 1e9:.2f} GB; free some, name another out=, or keep fewer (save_total_limit, keep_best)"
+                    f"of {size / 1e9:.2f} GB; free some, name another out=, or keep fewer (save_total_limit, keep_best, keep_every)"
                 )
-        self.group.agree(problem)
+        self.group.agree(problem, kind=StorageUserError)
 
     def save(self, state: TrainState, strategy: Strategy) -> Path:
         """
         Write step_<state.step>, then drop what need not be kept.
 
         Raises:
-            TrainerError: on all ranks alike; what was saved before is still there.
+            StorageError: on all ranks alike; what was saved before is still there.
         """
         snapshot = self.take(state, strategy, lasting=False)
-        self.group.agree(self.write(snapshot) if snapshot else "", kind=TrainerError)
+        self.group.agree(self.write(snapshot) if snapshot else "", kind=StorageError)
         return self.path(state.step)
 
     def path(self, step: int) -> Path:
         return self.out / f"step_{step}"
 
-    def take(self, state: TrainState, strategy: Strategy, *, lasting: bool) -> Snapshot | None:
+    def take(self, state: TrainState, strategy: Strategy, *, lasting: bool, room: Any = None) -> Snapshot | None:  # noqa: ANN401
         """
         What save() writes, on rank 0; all ranks must call.
 
@@ -122,23 +126,25 @@ class Checkpoints:
             state: goes into the manifest.
             strategy: gives the rest.
             lasting: training may go on before it is written.
+            room: tensors of a snapshot of before, which has been written, to be used again.
         """
         randomness = self.group.gather_bytes(random_state(self.group.device))
         whole = strategy.state()
         if not self.group.place.is_main:
             return None
-        tensors = _on_cpu(whole, copied=lasting and strategy.lends_state)
+        tensors = copied(whole, room) if lasting and strategy.lends_state else on_cpu(whole)
         writers: Dict[str, Callable[[BinaryIO], object]] = {
             "state.pt": lambda file: torch.save(tensors, file),
             "rng.json": lambda file: file.write(b"[" + b",\n".join(randomness) + b"]"),
         }
-        return Snapshot(state.step, self._about(state), writers)
+        return Snapshot(state.step, self._about(state), writers, tensors)
 
     def write(self, snapshot: Snapshot) -> str:
         """Rank 0: what went wrong, or ""."""
         try:
             files.write(self.out, snapshot.step, snapshot.about, snapshot.writers)
-            files.retain(self.out, self.config.save_total_limit, self.config.keep_best)
+            config = self.config
+            files.retain(self.out, config.save_total_limit, config.keep_best, every=config.keep_every)
         except (OSError, RuntimeError) as exc:  # torch.save turns a full disk into RuntimeError
             return f"cannot save {self.path(snapshot.step)}: {exc}"
         return ""
@@ -151,11 +157,24 @@ class Checkpoints:
             UserError: on all ranks alike; nothing loadable where something was asked for, or it belongs to another
                 world size or model.
         """
+        return self._load(strategy, lambda: self._find(reshards=strategy.reshards)) or TrainState()
+
+    def go_back(self, strategy: Strategy, last: int | None) -> TrainState | None:
+        """
+        Load the newest verified checkpoint of this training, in the midst of it; None when nothing was saved yet.
+
+        Later ones go to quarantine. `last` is the step to which the training went back the time before: where nothing was
+        saved since, an older checkpoint is taken, if there is one.
+        """
+        return self._load(strategy, lambda: self._find_older(last))
+
+    def _load(self, strategy: Strategy, find: Callable[[], Checkpoint | None]) -> TrainState | None:
+        """What rank 0 finds, for all ranks; UserError on all of them where `find` raises it, or it cannot be loaded."""
         found: Checkpoint | None = None
         header: Dict[str, Any] = {"problem": "", "about": None}
         if self.group.place.is_main:
             try:
-                found = self._find(reshards=strategy.reshards)
+                found = find()
                 header["about"] = found.about if found else None
             except (UserError, OSError) as exc:
                 header["problem"] = str(exc)
@@ -164,14 +183,15 @@ class Checkpoints:
             raise UserError(header["problem"])
         about = header["about"]
         if about is None:
-            return TrainState()
+            return None
         parts = found.files if found else {}
         whole = io.BytesIO(self.group.broadcast_bytes(parts.get("state.pt", b"")))
         strategy.load(load_state(whole, f"step_{about['step']}"))
         randomness = json.loads(self.group.broadcast_bytes(parts.get("rng.json", b"")))
         if self.group.place.rank < len(randomness):  # a rank that was not there before starts from the seed
             restore_random_state(randomness[self.group.place.rank], self.group.device)
-        return TrainState(about["step"], about["tokens"], about["first_loss"], about["last_loss"])
+        position = about["position"]
+        return TrainState(about["step"], about["tokens"], about["first_loss"], about["last_loss"], position=position)
 
     def _find(self, *, reshards: bool) -> Checkpoint | None:
         """Rank 0: the verified checkpoint to go on from, checked against this run; None for a fresh start."""
@@ -189,18 +209,36 @@ class Checkpoints:
         if found is None:
             return None
         self._check_fits(found.about, reshards=reshards)
-        for later in present:
-            if later.exists() and (files.step_of(later) or 0) > found.about["step"]:
-                say(f"moved {later.name} to {files.quarantine(self.out, later)}: later than {found.path}")
+        self._set_aside_later(found)
         say(f"resuming from {found.path}, step {found.about['step']}")
         return found
 
-    def _newest_here(self, present: List[Path]) -> Checkpoint | None:
+    def _find_older(self, last: int | None) -> Checkpoint | None:
+        """Rank 0: as go_back says."""
+        present = files.newest_first(self.out)
+        stuck = bool(present) and files.step_of(present[0]) == last
+        found = self._newest_whole((present[1:] or present) if stuck else present)
+        if found is not None:
+            self._set_aside_later(found)
+        return found
+
+    def _set_aside_later(self, found: Checkpoint) -> None:
+        for later in files.newest_first(self.out):
+            if (files.step_of(later) or 0) > found.about["step"]:
+                say(f"moved {later.name} to {files.quarantine(self.out, later)}: later than {found.path}")
+
+    def _newest_whole(self, present: List[Path]) -> Checkpoint | None:
         for path in present:
             try:
                 return files.read(path)
             except DamagedError as exc:
                 say(f"damaged checkpoint {path.name} ({exc}), moved to {files.quarantine(self.out, path)}")
+        return None
+
+    def _newest_here(self, present: List[Path]) -> Checkpoint | None:
+        found = self._newest_whole(present)
+        if found is not None:
+            return found
         damaged = files.quarantined(self.out)
         if damaged:
             raise UserError(
@@ -240,21 +278,14 @@ class Checkpoints:
             "first_loss": state.first_loss,
             "last_loss": state.last_loss,
             "mean_loss": state.mean_loss,
+            "position": state.position,
+            "code": self.code,
             "run": self.group.place.run_dir.name if self.group.place.run_dir else None,
             "seed": self.config.seed,
             "data_sha256": self.data_digest,
             "torch": torch.__version__,
             "config": self.config.as_dict(),
         }
-
-
-def saves_after(step: int, config: TrainConfig) -> int:
-    """How many checkpoints are still to be written; with save_minutes nobody knows, so as many as there are steps."""
-    left = config.steps - step
-    if config.save_minutes is not None:
-        return left
-    at_the_end = left > 0 and config.steps % config.save_steps != 0
-    return config.steps // config.save_steps - step // config.save_steps + at_the_end if left > 0 else 0
 
 
 def _named(path: Path) -> Checkpoint:
@@ -267,21 +298,3 @@ def _named(path: Path) -> Checkpoint:
         except DamagedError as exc:
             problems.append(f"{candidate.name}: {exc}")
     raise UserError(f"resume={path}: no checkpoint could be loaded: {'; '.join(problems)}")
-
-
-def load_state(file: BinaryIO, name: str) -> Any:  # noqa: ANN401 -- what was saved
-    """Tensors onto the CPU. torch 1.10 has no weights_only; what it reads was hashed when this trainer wrote it."""
-    safely = {"weights_only": True} if "weights_only" in inspect.signature(torch.load).parameters else {}
-    try:
-        return torch.load(file, map_location="cpu", **safely)
-    except (UnpicklingError, RuntimeError) as exc:
-        raise UserError(f"{name}: state.pt: cannot be loaded: {str(exc).splitlines()[0]}") from exc
-
-
-def _on_cpu(tree: Any, *, copied: bool) -> Any:  # noqa: ANN401 -- nested state of any shape
-    """`copied`: also what is on the CPU already."""
-    if isinstance(tree, torch.Tensor):
-        return tree.detach().to("cpu", copy=copied)
-    if isinstance(tree, dict):
-        return {key: _on_cpu(value, copied=copied) for key, value in tree.items()}
-    return [_on_cpu(value, copied=copied) for value in tree] if isinstance(tree, list) else tree

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Callable, List
+from typing import Any, Callable, List
 
 from trainer.checkpoint.run import Checkpoints, TrainState
 from trainer.distributed import Told
-from trainer.errors import TrainerError
+from trainer.errors import StorageError
 from trainer.place import Progress, say
 from trainer.strategies.base import Strategy
 
@@ -37,6 +37,7 @@ class Saver:
         self._writing: _Writing | None = None
         self._problem = ""
         self._put_off = False
+        self._room: Any = None  # the tensors of the last snapshot: written, before there is another
         self._saved_at = time.monotonic()
         self._losses: List[float] = []
 
@@ -59,14 +60,14 @@ class Saver:
         Do what was told; after the `last` step everything is on disk when this returns.
 
         Raises:
-            TrainerError: on all ranks alike; this save failed, or the one that was on its way did.
+            StorageError: on all ranks alike; this save failed, or the one that was on its way did.
         """
         if state.last_loss is not None:
             self._losses.append(state.last_loss)
         if last:
             self.finish()
         if last or told & Told.SAVE_FAILED:
-            self.checkpoints.group.agree(self._problem, kind=TrainerError)
+            self.checkpoints.group.agree(self._problem, kind=StorageError)
         if not (last or told & Told.SAVE):
             return
         self.progress.write("save", state.step)
@@ -78,6 +79,12 @@ class Saver:
             self._begin(state)
         else:
             self._save(state)
+
+    def go_back(self) -> None:
+        """The training goes on from what is saved; call it before that is loaded. Raises as after() does."""
+        self.finish()
+        self.checkpoints.group.agree(self._problem, kind=StorageError)
+        self._losses = []
 
     def finish(self) -> str:
         """Wait for what is on its way, if anything; what went wrong with it, or ""."""
@@ -96,7 +103,8 @@ class Saver:
     def _is_due(self, step: int) -> bool:
         minutes = self.config.save_minutes
         late = minutes is not None and time.monotonic() - self._saved_at >= minutes * 60
-        return late or step % self.config.save_steps == 0
+        every = self.config.keep_every
+        return late or step % self.config.save_steps == 0 or (every is not None and step % every == 0)
 
     def _save(self, state: TrainState) -> None:
         path = self.checkpoints.save(state, self.strategy)
@@ -105,8 +113,9 @@ class Saver:
         self.progress.write("save", state.step, saved=state.step)
 
     def _begin(self, state: TrainState) -> None:
-        snapshot = self.checkpoints.take(state, self.strategy, lasting=True)
+        snapshot = self.checkpoints.take(state, self.strategy, lasting=True, room=self._room)
         if snapshot:
+            self._room = snapshot.tensors if self.strategy.lends_state else None
             stopped_s = time.monotonic() - self._saved_at
             problem = self._thread.submit(self.checkpoints.write, snapshot)
             self._writing = _Writing(state.step, self._saved_at, stopped_s, problem)

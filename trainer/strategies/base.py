@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import math
-from typing import Any, ContextManager, Dict, Iterator, Mapping, Protocol
+from typing import Any, Callable, ContextManager, Dict, Iterator, Mapping, Protocol
 
 import torch
 
@@ -15,6 +15,12 @@ from trainer.finite import check_finite
 from trainer.tasks.base import Task, loss_of
 
 # A batch is `Any`: tensors in any nesting, as the task makes it.
+
+Seen = Callable[[torch.Tensor], object]
+
+
+def ignored(_: torch.Tensor) -> None:
+    """Of a loss that nobody asked for."""
 
 
 class Strategy(Protocol):
@@ -33,8 +39,13 @@ class Strategy(Protocol):
     def settle(self, batch: Any) -> None:  # noqa: ANN401
         """Whatever it takes for the first counted step to round as all later ones; the state stays as it is."""
 
-    def backward(self, batch: Any, *, last: bool) -> torch.Tensor:  # noqa: ANN401
-        """Add one micro batch to the gradient, of all ranks once it is the last; this rank's share of the loss."""
+    def backward(self, batch: Any, *, last: bool, seen: Seen = ignored) -> torch.Tensor:  # noqa: ANN401
+        """
+        Add one micro batch to the gradient, of all ranks once it is the last.
+
+        Returns:
+            This rank's share of the loss; `seen` has got it before the gradient was computed.
+        """
 
     def update(self, step: int, lr: float, loss: torch.Tensor) -> float:
         """
@@ -46,6 +57,9 @@ class Strategy(Protocol):
         Raises:
             TrainerError: the norm is not finite, in fp32 or bf16; the weights are as before.
         """
+
+    def drop(self) -> None:
+        """Forget the gradients of a step that is not made. The weights may be anything until load() gives others."""
 
     def evaluating(self) -> ContextManager[Any]:
         """The block in which the model, which this gives, is called without gradients, in evaluation mode."""
@@ -73,11 +87,12 @@ class TorchStrategy(abc.ABC):
     def settle(self, batch: Any) -> None:  # noqa: ANN401, B027  most need nothing
         """Nothing to do."""
 
-    def backward(self, batch: Any, *, last: bool) -> torch.Tensor:  # noqa: ANN401
+    def backward(self, batch: Any, *, last: bool, seen: Seen = ignored) -> torch.Tensor:  # noqa: ANN401
         with self.accumulating(last=last):
             with self.computing():
                 loss = loss_of(self.task, self.model, batch)
             loss = loss / self.config.accumulation
+            seen(loss.detach())
             (self.scaler.scale(loss) if self.scaler else loss).backward()
         return loss.detach()
 
@@ -95,6 +110,9 @@ class TorchStrategy(abc.ABC):
             self.group.accelerator.step(self.optimizer, loss, self.model)
         self.optimizer.zero_grad(set_to_none=True)
         return norm
+
+    def drop(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[Any]:

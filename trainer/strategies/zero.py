@@ -17,6 +17,7 @@ from trainer.errors import UserError
 from trainer.finite import check_finite
 from trainer.place import replace_text, say
 from trainer.strategies import zero_state
+from trainer.strategies.base import Seen, ignored
 from trainer.strategies.buffers import Buffers, refuse_batch_norm
 from trainer.strategies.building import build_plain, build_whole, can_fill, fill, sizes_of
 from trainer.strategies.deepspeed_config import deepspeed_config, strict_json
@@ -36,6 +37,7 @@ class Zero:
     def __init__(self, group: Group, config: TrainConfig, task: Task, out: Path) -> None:
         self.group, self.config, self.task, self.stage = group, config, task, ZERO_STAGES[config.strategy]
         self.lends_state = self.stage == 0
+        self._is_amid_step = False
         warning = package_warning(group.accelerator.name, config.strategy)
         if warning and group.place.is_main:
             say(warning)
@@ -58,11 +60,14 @@ class Zero:
     def settle(self, batch: Any) -> None:  # noqa: ANN401
         """Nothing to do: the order of its buckets is fixed by the model."""
 
-    def backward(self, batch: Any, *, last: bool) -> torch.Tensor:  # noqa: ANN401
+    def backward(self, batch: Any, *, last: bool, seen: Seen = ignored) -> torch.Tensor:  # noqa: ANN401
+        self._is_amid_step = True
         self.engine.set_gradient_accumulation_boundary(last)
         loss = loss_of(self.task, self.engine, batch)
+        share: torch.Tensor = loss.detach() / self.config.accumulation
+        seen(share)
         self.engine.backward(loss)  # divides by the accumulation itself
-        return loss.detach() / self.config.accumulation
+        return share
 
     def update(self, step: int, lr: float, loss: torch.Tensor) -> float:  # noqa: ARG002 -- the lazy row of DDP needs it
         for group in self.engine.optimizer.param_groups:
@@ -70,13 +75,22 @@ class Zero:
         norm = self._plain_norm() if self.stage == 0 else None
         if norm is not None:
             check_finite("gradient norm", [norm], step)
-        self.engine.step()
+        self._step()
         if norm is None:
             norm = float(self.engine.get_global_grad_norm())
             if self.config.precision != "fp16":
                 check_finite("gradient norm", [norm], step)  # the engine has left the weights as they were
         self.buffers.share(self.engine.module, self.group)
         return norm
+
+    def drop(self) -> None:
+        """Gradients lie in buffers of the engine, which only its step empties; load() undoes what it does else."""
+        if self._is_amid_step:
+            self._step()
+
+    def _step(self) -> None:
+        self.engine.step()
+        self._is_amid_step = False
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[Any]:

@@ -1,0 +1,214 @@
+"""What the shared trainer costs: tokens a second beside a loop written by hand and Hugging Face's, saving, resuming."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.place import BIN, Place
+from bench.processes import CommandFailed, Job, Timing, time_job
+from bench.rounds import Contestant, Measure, Target, run_rounds
+from trainer.config import load_config
+from trainer.flops import peak_flops
+
+_PROGRAMS = Path(__file__).parent / "programs"
+_REPOSITORY = Path(__file__).resolve().parents[1]
+RATE, STEP, MFU, GOES_ON, STEPS, FIRST = "tokens/s", "a step", "MFU", "training goes on", "all steps", "first step"
+TRAINER, BY_HAND, HF = "python -m trainer", "a DDP loop by hand", "Hugging Face Trainer"
+SYNC, ASYNC = "saved in between", "async_save=true"
+FRESH, RESUMED = "a fresh start", "a resume"
+UNCOUNTED = 10  # steps at the start of a run
+AT_LEAST_OF_BY_HAND, AT_LEAST_OF_HF = 0.98, 1.1
+
+SMALL = ("model.layers=2", "model.width=128", "model.heads=4", "model.context=64", "micro_batch=4")
+LARGE = ("model.layers=6", "model.width=512", "model.heads=8", "model.context=32", "micro_batch=1")
+ON_CPU = ("device=cpu", "report=", "optim.fused=true", "steps=200", "save_steps=1000000")
+ON_CUDA = ("device=cuda", "report=", "precision=bf16", "compile=true", "optim.fused=true", "steps=60", "lr=3e-4",
+           "save_steps=1000000")  # fmt: skip
+CUDA_MODELS = {
+    "350 M": ("model.layers=28", "model.width=1024", "model.heads=16", "model.context=1024", "micro_batch=32"),
+    "1 B": ("model.layers=20", "model.width=2048", "model.heads=16", "model.context=2048", "micro_batch=8"),
+}
+
+NOTE = """\
+{what} {ranks} of torchrun, sequences of the same text, AdamW, clipping, warm-up and cosine for all. The loop by hand is
+`bench/programs/train_by_hand.py`: it measures, saves and checks nothing. The first {uncounted} steps do not count."""
+SAVE_NOTE = """\
+19 M parameters (227 MB a checkpoint), fp32, 2 ranks; three checkpoints a run. *Training goes on*: from the end of a step after which
+is saved to the beginning of the next one, the median of the run. *All steps*: from the first to the last, the final checkpoint left out."""
+RESUME_NOTE = """\
+The same model, 2 ranks. From the start of torchrun to the end of the first step, imports and the wait for all ranks included. A resume
+reads, hashes and sends a checkpoint of 227 MB to the other rank."""
+
+
+def measure(place: Place, *, repetitions: int) -> list[Measure]:
+    """On the CPU."""
+    return [
+        *(_throughput(place, ranks, repetitions) for ranks in (1, 2, 4)),
+        _saving(place, repetitions),
+        _resuming(place, repetitions),
+    ]
+
+
+def measure_cuda(place: Place, *, repetitions: int) -> list[Measure]:
+    """On one CUDA device; nothing where there is none."""
+    asked = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+    device = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
+    if not device:
+        sys.stderr.write("  left out: no CUDA device\n")
+        return []
+    return [_on_cuda(place, device, name, repetitions) for name in CUDA_MODELS]
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """One setting, which all contestants run."""
+
+    place: Place
+    ranks: int
+    words: tuple[str, ...]
+
+    def timed(self, *program: str, words: Sequence[str] = (), marker: bytes = b"") -> Timing:
+        """Runs it under torchrun, one thread a rank on a CPU."""
+        torchrun = [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={self.ranks}"]
+        env = {**self.place.env, "PYTHONPATH": str(_REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        command = [*torchrun, *program, *self.words, f"data.paths={_text(self.place)}", *words]
+        return time_job(Job([command], cwd=self.place.folder, env=env), marker=marker, limit_s=600)
+
+    def records(self, *words: str) -> list[Mapping[str, float]]:
+        """What a fresh training writes into metrics.jsonl."""
+        out = self.place.folder / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        self.timed("-m", "trainer", words=[f"out={out}", *words])
+        return read_records(out)
+
+    def trainer(self) -> Mapping[str, float]:
+        return self.figures([record["time"] for record in self.records()])
+
+    def by_hand(self) -> Mapping[str, float]:
+        return self.figures(_moments(self.timed(str(_PROGRAMS / "train_by_hand.py"))))
+
+    def hugging_face(self) -> Mapping[str, float]:
+        out = self.place.folder / "hf"
+        return self.figures(_moments(self.timed(str(_PROGRAMS / "train_with_hf.py"), words=[f"out={out}"])))
+
+    def figures(self, moments: Sequence[float]) -> Mapping[str, float]:
+        """From the ends of all steps."""
+        config = load_config(words=self.words)
+        counted = moments[UNCOUNTED - 1 :]
+        step_s = (counted[-1] - counted[0]) / (len(counted) - 1)
+        return {RATE: config.micro_batch * config.model.context * self.ranks / step_s, STEP: step_s}
+
+    def contestants(self) -> list[Contestant]:
+        """In the order in which they take turns."""
+        ways = {TRAINER: self.trainer, BY_HAND: self.by_hand, HF: self.hugging_face}
+        return [Contestant(name, run) for name, run in ways.items()]
+
+
+def _throughput(place: Place, ranks: int, repetitions: int) -> Measure:
+    training = _Training(place, ranks, (*SMALL, *ON_CPU))
+    title = f"Training, {ranks} rank{'s' if ranks > 1 else ''}"
+    note = NOTE.format(
+        what="GPT of 0.5 M parameters, fp32, 256 tokens a rank and step, one thread a rank: small, so that what a trainer does itself shows;",
+        ranks=title.partition(", ")[2],
+        uncounted=UNCOUNTED,
+    )
+    series = run_rounds(training.contestants(), repetitions=repetitions)
+    return Measure(title, note, BY_HAND, (RATE, STEP), _targets(), series)
+
+
+def _targets() -> tuple[Target, ...]:
+    return (
+        Target(TRAINER, RATE, AT_LEAST_OF_BY_HAND, other=BY_HAND, least=True),
+        Target(TRAINER, RATE, AT_LEAST_OF_HF, other=HF, least=True),
+    )
+
+
+def _on_cuda(place: Place, device: str, name: str, repetitions: int) -> Measure:
+    training = _Training(place, 1, (*CUDA_MODELS[name], *ON_CUDA))
+    config = load_config(words=training.words)
+    peak, matrices = peak_flops(config, device), 12 * config.model.layers * config.model.width**2
+    flops = 6 * matrices + 12 * config.model.layers * config.model.width * config.model.context
+
+    def with_mfu(run: Callable[[], Mapping[str, float]]) -> Callable[[], Mapping[str, float]]:
+        def both() -> Mapping[str, float]:
+            figures = run()
+            return {**figures, MFU: 100 * figures[RATE] * flops / peak} if peak else figures
+
+        return both
+
+    contestants = [Contestant(one.name, with_mfu(one.run)) for one in training.contestants()]
+    what = f"GPT of {name} parameters, bf16, torch.compile and fused AdamW, on one {device};"
+    note = NOTE.format(what=what, ranks="1 rank", uncounted=UNCOUNTED)
+    series = run_rounds(contestants, repetitions=repetitions)
+    return Measure(f"Training on CUDA, {name}", note, BY_HAND, (RATE, STEP, MFU), _targets(), series)
+
+
+def _saving(place: Place, repetitions: int) -> Measure:
+    training = _Training(place, 2, (*LARGE, "device=cpu", "report=", "log_steps=1", "steps=46", "save_steps=15"))
+
+    def run(*words: str) -> Mapping[str, float]:
+        records = training.records(*words)
+        # A gap is what the step itself did not take: telling, and saving.
+        gaps = {
+            int(before["step"]): after["time"] - before["time"] - after["step_time_s"]
+            for before, after in itertools.pairwise(records)
+        }
+        saves = statistics.median(sorted(gaps.values())[-3:])
+        return {GOES_ON: saves, STEPS: records[-1]["time"] - records[0]["time"]}
+
+    ways = {SYNC: (), ASYNC: ("async_save=true",)}
+    contestants = [Contestant(name, functools.partial(run, *words)) for name, words in ways.items()]
+    targets = (Target(ASYNC, GOES_ON, 0.1, other=SYNC),)
+    series = run_rounds(contestants, repetitions=repetitions)
+    return Measure("Saving", SAVE_NOTE, SYNC, (GOES_ON, STEPS), targets, series)
+
+
+def _resuming(place: Place, repetitions: int) -> Measure:
+    training = _Training(place, 2, (*LARGE, "device=cpu", "report=", "log_steps=1", "save_steps=1000000"))
+    saved, out = place.folder / "saved", place.folder / "out"
+    training.timed("-m", "trainer", words=["steps=1", f"out={saved}"])
+
+    def run(*words: str) -> Mapping[str, float]:
+        shutil.rmtree(out, ignore_errors=True)
+        marker = re.compile("step=(1|2) loss=")
+        timing = training.timed("-m", "trainer", words=[f"out={out}", *words], marker=b" loss=")
+        assert marker.search(timing.output.decode()), "a step was made"
+        return {FIRST: timing.lines[0]}
+
+    ways = {FRESH: ("steps=1",), RESUMED: ("steps=2", f"resume={saved}")}
+    contestants = [Contestant(name, functools.partial(run, *words)) for name, words in ways.items()]
+    targets = (Target(RESUMED, FIRST, 1.3, other=FRESH),)
+    series = run_rounds(contestants, repetitions=repetitions)
+    return Measure("Resuming", RESUME_NOTE, FRESH, (FIRST,), targets, series)
+
+
+def read_records(out: Path) -> list[Mapping[str, float]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def _moments(timing: Timing) -> list[float]:
+    for line in timing.output.decode().splitlines():
+        if line.startswith("figures "):
+            moments: list[float] = json.loads(line.removeprefix("figures "))["moments"]
+            return moments
+    raise CommandFailed("it told no figures")
+
+
+def _text(place: Place) -> Path:
+    """The sources of Python's standard library in one file: the same text for all."""
+    path = place.folder / "text.txt"
+    if not path.exists():
+        sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+        path.write_bytes(b"".join(source.read_bytes() for source in sources))
+    return path

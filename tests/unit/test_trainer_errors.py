@@ -1,0 +1,81 @@
+"""What kind of failure an error is, and where that is left."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.run import RankExit
+from trainer.errors import (
+    NetworkError,
+    NumbersError,
+    StorageError,
+    StorageUserError,
+    TrainerError,
+    UserError,
+    kind_of,
+    report,
+)
+from trainer.metrics import Metrics
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch calls its own, from torch 1.13 on."""
+
+
+class DistBackendError(RuntimeError):
+    """As torch calls its own, from torch 2.1 on."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (MemoryError(), "memory"),
+        (OutOfMemoryError("CUDA out of memory"), "memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "memory"),
+        (DistBackendError("NCCL error"), "network"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer"), "network"),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), "network"),
+        (OSError(errno.ENOSPC, "No space left on device"), "storage"),
+        (OSError(errno.EROFS, "Read-only file system"), "storage"),
+        (FileNotFoundError(errno.ENOENT, "no such file"), "code"),
+        (ZeroDivisionError(), "code"),
+    ],
+)
+def test_kind_of_an_error_that_nobody_foresaw(error: BaseException, kind: str) -> None:
+    assert kind_of(error) == kind
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (TrainerError, "code"),
+        (UserError, "config"),
+        (StorageError, "storage"),
+        (StorageUserError, "storage"),
+        (NetworkError, "network"),
+        (NumbersError, "numbers"),
+    ],
+)
+def test_kind_is_left_for_the_launcher(tmp_path: Path, error: type[TrainerError], kind: str) -> None:
+    report(error("what happened"), {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json"), "RANK": "1"})
+    assert json.loads((tmp_path / "error.json").read_text())["message"]["extraInfo"]["kind"] == kind
+
+
+def test_first_failure_is_told_with_its_kind() -> None:
+    told = str(RankExit("n0", 0, 1, None, "cannot save step_4: No space left on device", kind="storage"))
+    assert told == "rank 0 on n0 exited 1 (storage): cannot save step_4: No space left on device"
+
+
+def test_measures_that_a_full_disk_does_not_take_end_the_training_as_a_matter_of_storage(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path / "metrics.jsonl", last_step=0)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, metrics._file)  # noqa: SLF001 -- a disk that is full from now on
+    with pytest.raises(StorageError, match=r"^cannot write .*/metrics\.jsonl: No space left on device; "):
+        metrics.write({"step": 1})
+    metrics.close()
+    os.close(full)
