@@ -59,7 +59,7 @@ BENCH_PIP := .venv-bench/bin/pip --disable-pip-version-check install -qq --const
 .venv-bench/.ready: scripts/make-venv.sh setup.cfg pyproject.toml constraints.txt bench/constraints.txt
 	scripts/make-venv.sh .venv-bench
 	$(BENCH_PIP) --upgrade pip setuptools
-	$(BENCH_PIP) --no-build-isolation --editable . numpy pytest torch
+	$(BENCH_PIP) --no-build-isolation --editable . numpy pytest torch typer
 	$(BENCH_PIP) --no-build-isolation deepspeed torchrunx torchx transformers accelerate  # to build itself, deepspeed imports torch
 	touch $@
 

@@ -192,3 +192,15 @@ def test_what_a_rank_says_of_its_end_neither_moves_the_cursor_nor_is_taken_for_m
     for text in shown:
         assert r"no [/data] [red]x \x1b]0;title\x07" in text
         assert "\x1b" not in text
+
+
+HEAVY = ("asyncio", "cryptography", "fabric", "jinja2", "paramiko", "pydantic", "rich", "ruamel", "submitit")
+LOADED = "import sys; from orchestrator.cli import main; main(); print(*sys.modules, file=sys.stderr)"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["status", "--json"], ["logs"], ["stop"], ["list", "--json"]])
+def test_command_that_needs_no_inventory_loads_nothing_that_takes_long(orch: Orch, words: list[str]) -> None:
+    _done(orch, "true")
+    argv = [sys.executable, "-c", LOADED, *words]
+    done = subprocess.run(argv, cwd=orch.cwd, env=orch.environ(), capture_output=True, text=True, check=True)
+    assert not {name.partition(".")[0] for name in done.stderr.split()}.intersection(HEAVY)
