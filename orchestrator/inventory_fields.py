@@ -7,15 +7,14 @@ Every refusal says what was found and what is allowed.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Callable
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
+from orchestrator.host_names import check_address, check_port, check_user, jump_host, matching, number, shown
 from orchestrator.hostlist import expand
-from orchestrator.inventory_file import shown
 
 STRICT = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 """Of every mapping in an inventory: what is no field of it is refused, and no message shows a value that it need not."""
@@ -83,30 +82,6 @@ _OF_THE_SHELL = frozenset(
 _LONGEST_VALUE = 130_000  # Linux passes at most 128 KiB a variable, its name and a NUL included
 
 
-def matching(pattern: str, what: str, allowed: str) -> Callable[[str], str]:
-    """Make the check that a text is `what`, which it is if all of it is printable and matches."""
-
-    def check(value: str) -> str:
-        if re.fullmatch(pattern, value) and value.isprintable():
-            return value
-        found = shown(value) if value.isascii() else ascii(value)  # letters of other alphabets may look alike
-        raise ValueError(f"{found} is not {what}; allowed: {allowed}")
-
-    return check
-
-
-def number(what: str, low: int, high: int) -> Callable[[object], int]:
-    """Make the check that a value is a whole number within limits."""
-
-    def check(value: object) -> int:
-        text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-        if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) and low <= int(text) <= high:
-            return int(text)
-        raise ValueError(f"{shown(value)} is not {what}; allowed: {low} to {high}")
-
-    return check
-
-
 def _seconds(value: object) -> float:
     text = str(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) and 0 < float(text) <= 3600:  # noqa: PLR2004  an hour
@@ -154,41 +129,6 @@ def each(check: Callable[[str], str]) -> Callable[[str], str]:
 
 
 _name = matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name", "letters, digits, . _ - (a letter or digit first)")
-_host = matching(
-    r"[A-Za-z0-9:._%][A-Za-z0-9._:%-]*", "a host name or address", "letters, digits, . _ : % - (- not first)"
-)
-
-
-def check_address(value: str) -> str:
-    """Give it back if it is a host name or an IP address; no value that passes means anything to a shell or to ssh."""
-    host, _, zone = _host(value).partition("%")
-    if ":" not in value and "%" not in value:
-        return value
-    try:
-        ipaddress.IPv6Address(host)
-    except ValueError as error:
-        hint = "a port goes into port:" if ":" in value else "% is for the zone of an IPv6 address"
-        raise ValueError(f"{shown(value)} is not a host name or address; {hint}") from error
-    if value.endswith("%") or "%" in zone:
-        raise ValueError(f"{shown(value)} is not an IPv6 address; allowed: one zone, as in fe80::1%eth0")
-    return value
-
-
-check_user = matching(r"[A-Za-z0-9._][A-Za-z0-9._@-]*", "a user name", "letters, digits, . _ @ - (- not first)")
-check_port = number("a port", 1, 65535)
-
-
-def jump_host(text: str) -> tuple[str | None, str, int | None]:
-    """
-    Read [user@]host[:port], with or without ssh:// before it and brackets around an IPv6 address.
-
-    Raises:
-        ValueError: a part is not what it should be.
-    """
-    user, at, rest = text.strip().removeprefix("ssh://").removesuffix("/").rpartition("@")
-    found = re.fullmatch(r"\[([^\]]+)\](?::(.+))?", rest) or re.fullmatch(r"([^:]+)(?::([^:]+))?", rest)
-    host, port = found.groups() if found else (rest, None)  # an IPv6 address without brackets has no port
-    return check_user(user) if at else None, check_address(host), check_port(port) if port is not None else None
 
 
 def _jumps(text: str) -> str:

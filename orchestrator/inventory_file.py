@@ -22,6 +22,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from orchestrator.errors import InventoryError
+from orchestrator.host_names import shown
 
 Tree: TypeAlias = "str | list[Tree] | dict[str, Tree] | None"
 FieldPath: TypeAlias = "tuple[str | int, ...]"
@@ -209,17 +210,6 @@ def dotted(path: FieldPath) -> str:
     """Write a path as `nodes[1].port`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return _printable(text.removeprefix("."))
-
-
-def shown(value: object) -> str:
-    """Write a value for a message: what it is when it is no scalar, shortened when it is long."""
-    if isinstance(value, Mapping):
-        return "a mapping"
-    if isinstance(value, list | tuple):
-        return "a list"
-    text = str(value)
-    text = text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004  what fits in a line beside the rest
-    return text if re.fullmatch(r"[^\s'\"]+", text) and text.isprintable() else repr(text)
 
 
 def did_you_mean(word: str, allowed: Sequence[str]) -> str:

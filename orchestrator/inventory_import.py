@@ -17,8 +17,8 @@ from operator import attrgetter
 from pathlib import Path
 
 from orchestrator.errors import UsageError
+from orchestrator.host_names import check_address
 from orchestrator.hostlist import expand, fold
-from orchestrator.inventory_fields import check_address
 
 # Gres says "gpu" for any maker's card; these types are Enflame's.
 _ENFLAME_TYPE = re.compile(r"(t2\d|i2\d|s60|l300|gcu|enflame)", re.IGNORECASE)

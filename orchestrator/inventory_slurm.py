@@ -13,7 +13,8 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationInfo, field_validator
 
 from orchestrator import inventory_fields as fields
-from orchestrator.inventory_file import Problem, beside, shown
+from orchestrator.host_names import matching, number, shown
+from orchestrator.inventory_file import Problem, beside
 from orchestrator.slurm_settings import OPTION_OF, option_name
 
 # Which nodes, how many tasks and where their output goes; --export would cut values at commas and put them where everybody
@@ -68,34 +69,32 @@ def _mail_types(text: str) -> str:
     return text
 
 
-_option = fields.matching(r"--[a-z].*", "an sbatch option", "--name or --name=VALUE, spelled out")
-_word = fields.matching(r"[^-\s]\S*", "a Slurm name", "one word that does not start with -")
-_time = fields.matching(
+_option = matching(r"--[a-z].*", "an sbatch option", "--name or --name=VALUE, spelled out")
+_word = matching(r"[^-\s]\S*", "a Slurm name", "one word that does not start with -")
+_time = matching(
     r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|UNLIMITED|INFINITE",
     "a Slurm time",
     "minutes, HH:MM:SS, D-HH or D-HH:MM:SS, such as 1-00:00:00",
 )
-_gres = fields.matching(
+_gres = matching(
     rf"{_GRES}(,{_GRES})*",
     "a generic resource",
     "NAME for one a rank, NAME:COUNT or NAME:TYPE:COUNT a node, such as gpu",
 )
-_mem = fields.matching(
+_mem = matching(
     r"[0-9]{1,12}[KMGT]?",
     "an amount of memory",
     "megabytes, or a number with K, M, G or T, such as 64G; 0 is all there is",
 )
-_after = fields.matching(
+_after = matching(
     rf"{_AFTER}(,{_AFTER})*|{_AFTER}(\?{_AFTER})*",
     "a dependency",
     "afterok:JOB, afterany:JOB, afternotok:JOB, after:JOB, …, singleton; several with , (all) or ? (any)",
 )
 
-_image = fields.matching(
-    r"[^-\s'\"][^\s'\"]*", "an image", "a path, or what the runtime can pull, such as docker://IMAGE:TAG"
-)
+_image = matching(r"[^-\s'\"][^\s'\"]*", "an image", "a path, or what the runtime can pull, such as docker://IMAGE:TAG")
 _PATH = r"/[^:,'\"]*"
-_mount = fields.matching(
+_mount = matching(
     rf"{_PATH}(:{_PATH}(:(ro|rw))?)?", "a mount", "PATH, PATH:PATH_INSIDE, PATH:PATH_INSIDE:ro; paths begin with /"
 )
 
@@ -105,13 +104,11 @@ Gres: TypeAlias = Annotated[str, AfterValidator(_gres)]
 Memory: TypeAlias = Annotated[str, AfterValidator(_mem)]
 Dependency: TypeAlias = Annotated[str, AfterValidator(_after)]
 MailTypes: TypeAlias = Annotated[str, AfterValidator(_mail_types)]
-Text: TypeAlias = Annotated[str, AfterValidator(fields.matching(r".+", "a text", "characters that can be printed"))]
-Cpus: TypeAlias = Annotated[int, BeforeValidator(fields.number("a number of CPUs", 1, 4096))]
-Spares: TypeAlias = Annotated[int, BeforeValidator(fields.number("a number of nodes", 0, 1000))]
-Retries: TypeAlias = Annotated[int, BeforeValidator(fields.number("a number of retries", 0, 10_000))]
-WarnSeconds: TypeAlias = Annotated[
-    int, BeforeValidator(fields.number("a number of seconds", 1, 65_535))
-]  # as sbatch has
+Text: TypeAlias = Annotated[str, AfterValidator(matching(r".+", "a text", "characters that can be printed"))]
+Cpus: TypeAlias = Annotated[int, BeforeValidator(number("a number of CPUs", 1, 4096))]
+Spares: TypeAlias = Annotated[int, BeforeValidator(number("a number of nodes", 0, 1000))]
+Retries: TypeAlias = Annotated[int, BeforeValidator(number("a number of retries", 0, 10_000))]
+WarnSeconds: TypeAlias = Annotated[int, BeforeValidator(number("a number of seconds", 1, 65_535))]  # as sbatch has
 Option: TypeAlias = Annotated[str, AfterValidator(check_option)]
 
 

@@ -12,7 +12,7 @@ from orchestrator.commands.spans import seconds, worded
 from orchestrator.console import print_json, print_table, say
 from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, RunNotFound
 from orchestrator.fanout import each
-from orchestrator.inventory import Node, SshOptions
+from orchestrator.inventory import Node
 from orchestrator.launchers import apart
 from orchestrator.launchers.slurm_host import login_node, slurm_host
 from orchestrator.node.leftovers import Clearing
@@ -22,6 +22,7 @@ from orchestrator.transports import way_to
 from orchestrator.transports.base import Transport
 from orchestrator.transports.endpoint import Endpoint
 from orchestrator.transports.observed import Hunted, Leftover
+from orchestrator.transports.ssh_route import PlannedSsh, SshSettings
 
 YOUNG_S = 60.0  # what has just been started may not have its agent's record yet
 HERE = "-"  # in the place of a node's name: the records of this machine
@@ -45,7 +46,7 @@ class Site:
 
     node: Node | NodePlan
     transport: str
-    ssh: SshOptions
+    ssh: SshSettings
 
     @property
     def key(self) -> Key:
@@ -133,13 +134,13 @@ def _sites_of_runs(plans: Iterable[LaunchPlan | None]) -> list[Site]:
 
 def _sites_of(plan: LaunchPlan) -> list[Site]:
     """Under Slurm the machine alone that shares the working folder, the login node or this one; the nodes too where none does."""
-    ssh = SshOptions.model_validate(plan.ssh)
+    ssh = PlannedSsh(**plan.ssh)
     if plan.launcher == "slurm":
         login = login_node(plan.slurm["login"], plan.head, ssh)
         host = Site(plan.head, "local", ssh) if login is None else Site(login, "ssh", ssh)
         if not apart.is_apart(plan):
             return [host]
-        ssh = SshOptions.model_validate(apart.ssh_to_nodes(plan, slurm_host(plan)))
+        ssh = PlannedSsh(**apart.ssh_to_nodes(plan, slurm_host(plan)))
         return [host, *(Site(node, "ssh", ssh) for node in plan.nodes)]
     return [Site(node, plan.transport, ssh) for node in plan.nodes]
 

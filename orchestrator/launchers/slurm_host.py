@@ -22,10 +22,11 @@ from orchestrator.transports.base import Transport, Unreachable
 from orchestrator.transports.endpoint import Endpoint
 from orchestrator.transports.here import is_loopback, is_own_name
 from orchestrator.transports.observed import Answer, Trace
+from orchestrator.transports.ssh_route import PlannedSsh, SshSettings
 from orchestrator.transports.terminal import Terminal
 
 if TYPE_CHECKING:
-    from orchestrator.inventory import Inventory, Node, SshOptions
+    from orchestrator.inventory import Inventory, Node
 
 PATIENCE_S = 60.0  # a submission whose answer was lost is worth some waiting for the connection
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 5.0
@@ -102,9 +103,7 @@ def slurm_host(plan: LaunchPlan, terminal: Terminal | None = None) -> SlurmHost:
     """Where the plan's Slurm is; `terminal` is where it asks what a login asks."""
     if plan.slurm["login"] is None:
         return ThisMachine(plan.head)
-    from orchestrator.inventory import SshOptions  # noqa: PLC0415  a quarter of the time of a command that needs no SSH
-
-    login = login_node(plan.slurm["login"], plan.head, SshOptions.model_validate(plan.ssh))
+    login = login_node(plan.slurm["login"], plan.head, PlannedSsh(**plan.ssh))
     return ThisMachine(plan.head) if login is None else LoginNode(login, way_to("ssh", plan.ssh, terminal))
 
 
@@ -112,7 +111,7 @@ N = TypeVar("N", "Node", NodePlan)
 T = TypeVar("T")
 
 
-def login_node(login: str | None, node: N, ssh: SshOptions) -> N | None:
+def login_node(login: str | None, node: N, ssh: SshSettings) -> N | None:
     """
     The machine to log in to for Slurm, `login`, in all else like one of the nodes; None where Slurm's commands are here.
 

@@ -10,28 +10,27 @@ from orchestrator.transports.base import Transport
 from orchestrator.transports.terminal import Terminal
 
 if TYPE_CHECKING:
-    from orchestrator.inventory import SshOptions
-    from orchestrator.transports.ssh_route import Target
+    from orchestrator.transports.ssh_route import SshSettings, Target
 
 
 OPEN_FILES = 1 << 16
 
 
 def way_to(
-    kind: str, ssh: Mapping[str, Any] | SshOptions, terminal: Terminal | None = None
+    kind: str, ssh: Mapping[str, Any] | SshSettings, terminal: Terminal | None = None
 ) -> Callable[[Target], Transport]:
     """What reaches a node: `local` or `ssh`, by the options of an inventory or of a plan. Fabric is imported here and now, and only when it is needed."""
     if kind == "local":
         from orchestrator.transports.local import LocalTransport  # noqa: PLC0415
 
         return lambda node: LocalTransport(node.name)
-    from orchestrator.inventory import SshOptions  # noqa: PLC0415
     from orchestrator.transports.ssh import SshTransport  # noqa: PLC0415
     from orchestrator.transports.ssh_keys import Keyring  # noqa: PLC0415
+    from orchestrator.transports.ssh_route import PlannedSsh  # noqa: PLC0415
 
     _allow_open_files()
-    keyring, options = Keyring(terminal or Terminal()), SshOptions.model_validate(ssh)
-    return lambda node: SshTransport(node, options, keyring)
+    keyring, settings = Keyring(terminal or Terminal()), PlannedSsh(**ssh) if isinstance(ssh, Mapping) else ssh
+    return lambda node: SshTransport(node, settings, keyring)
 
 
 def _allow_open_files() -> None:

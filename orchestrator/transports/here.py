@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from orchestrator.transports.ssh_route import DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from orchestrator.inventory import SshOptions
-    from orchestrator.transports.ssh_route import Hop, Target
+    from orchestrator.transports.ssh_route import Hop, SshSettings, Target
 
 
-def is_here(target: Target, ssh: SshOptions) -> bool:
+def is_here(target: Target, ssh: SshSettings) -> bool:
     """
     By its name, or by an address of this machine's that no jump host stands before: behind one, addresses are another network's.
 

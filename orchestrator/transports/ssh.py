@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import paramiko
 from fabric import Config, Connection  # type: ignore[import-untyped]
@@ -28,10 +27,7 @@ from orchestrator.transports.base import Refused, Unreachable
 from orchestrator.transports.ssh_channel import SshChannel, answered_within
 from orchestrator.transports.ssh_keys import Keyring
 from orchestrator.transports.ssh_login import HostKeys, Login, TurnCameLate
-from orchestrator.transports.ssh_route import Hop, RouteError, Target, read_config, route
-
-if TYPE_CHECKING:
-    from orchestrator.inventory import SshOptions
+from orchestrator.transports.ssh_route import Hop, RouteError, SshSettings, Target, read_config, route
 
 KEEPALIVE_S = 15
 LOST_AFTER_S = 30.0
@@ -55,7 +51,7 @@ def command_line(argv: Sequence[str]) -> str:
     return " ".join([home + shlex.quote(path), shlex.join(arguments)]).strip()
 
 
-def route_to(target: Target, ssh: SshOptions) -> list[Hop]:
+def route_to(target: Target, ssh: SshSettings) -> list[Hop]:
     """
     The logins that lead to a target, by the inventory and the ssh configuration.
 
@@ -71,7 +67,7 @@ def route_to(target: Target, ssh: SshOptions) -> list[Hop]:
 class SshTransport:
     """One connection to a node, through jump hosts where the configuration says so; host keys are always verified."""
 
-    def __init__(self, node: Target, ssh: SshOptions, keyring: Keyring | None = None) -> None:
+    def __init__(self, node: Target, ssh: SshSettings, keyring: Keyring | None = None) -> None:
         self._target = node
         self._ssh = ssh
         self._keyring = keyring or Keyring()

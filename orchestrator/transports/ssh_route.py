@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
-from orchestrator.inventory_fields import check_address, check_port, check_user, jump_host
+from orchestrator.host_names import check_address, check_port, check_user, jump_host
 
 USER_CONFIG = Path("~/.ssh/config")
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
@@ -38,6 +38,32 @@ class Target(Protocol):
     def user(self) -> str | None: ...
     @property
     def port(self) -> int | None: ...
+
+
+class SshSettings(Protocol):
+    """How nodes are reached: the SshOptions of an inventory, or what a plan keeps of them."""
+
+    @property
+    def config(self) -> str | None: ...
+    @property
+    def proxy_jump(self) -> str | None: ...
+    @property
+    def host_keys(self) -> str: ...
+    @property
+    def fanout(self) -> int: ...
+    @property
+    def connect_timeout_s(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSsh:
+    """Of a plan, for which they were checked: what checks them takes longer to load than most commands take to run."""
+
+    config: str | None
+    proxy_jump: str | None
+    host_keys: str
+    fanout: int
+    connect_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,3 +204,11 @@ def test_command_that_needs_no_inventory_loads_nothing_that_takes_long(orch: Orc
     argv = [sys.executable, "-c", LOADED, *words]
     done = subprocess.run(argv, cwd=orch.cwd, env=orch.environ(), capture_output=True, text=True, check=True)
     assert not {name.partition(".")[0] for name in done.stderr.split()}.intersection(HEAVY)
+
+
+def test_way_over_ssh_loads_nothing_of_what_checks_an_inventory() -> None:
+    program = "import sys, orchestrator.supervisor, orchestrator.transports.ssh; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "paramiko" in loaded
+    assert not loaded.intersection({"pydantic", "ruamel.yaml", "jinja2", "rich", "orchestrator.inventory"})
