@@ -55,9 +55,11 @@ test:
 
 # make bench: beside other launchers and trainers, 45 minutes; BENCH="--update docs/benchmarks.md" keeps the figures
 .PHONY: bench
-BENCH_PIP := .venv-bench/bin/pip --disable-pip-version-check install -qq --constraint constraints.txt --constraint bench/constraints.txt
+BENCH_PIP := .venv-bench/bin/pip --disable-pip-version-check install -qq --constraint .venv-bench/constraints.txt
 .venv-bench/.ready: scripts/make-venv.sh setup.cfg pyproject.toml constraints.txt bench/constraints.txt
 	scripts/make-venv.sh .venv-bench
+	# torchx wants an older urllib3 than the tests: what bench/constraints.txt names wins
+	awk -F= 'NR == FNR { own[$$1] } NR == FNR || !($$1 in own)' bench/constraints.txt constraints.txt >.venv-bench/constraints.txt
 	$(BENCH_PIP) --upgrade pip setuptools
 	$(BENCH_PIP) --no-build-isolation --editable . numpy pytest torch typer
 	$(BENCH_PIP) --no-build-isolation deepspeed torchrunx torchx transformers accelerate  # to build itself, deepspeed imports torch
