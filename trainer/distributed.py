@@ -13,7 +13,7 @@ import os
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Callable, Mapping, NoReturn, Type
+from typing import Callable, Mapping, NoReturn, Sequence, Type
 
 import torch
 
@@ -24,6 +24,7 @@ from trainer.roll_call import RollCall, by_rank
 
 JOIN_TIMEOUT_S = 600.0  # torchrun's own limit for a static rendezvous
 CHUNK_BYTES = 64 << 20
+NOTE_SIZE = 2  # a number, and a Told
 STOCK_BACKENDS = ("gloo", "nccl")  # those known to go on with a collective while the rank computes
 
 
@@ -37,6 +38,15 @@ class Told(enum.IntFlag):
     SAVE_FAILED = 4
 
 
+def read_notes(notes: Sequence[torch.Tensor]) -> tuple[list[float], Told]:
+    """The numbers in rank order, and what any of the ranks has told."""
+    everything, numbers = Told.NOTHING, []
+    for number, told in [one.tolist() for one in notes]:
+        everything |= Told(round(told))
+        numbers.append(number)
+    return numbers, everything
+
+
 @dataclass(frozen=True)
 class Group:
     """All ranks of the run; collectives must be called by every one of them, in the same order."""
@@ -47,23 +57,25 @@ class Group:
     roll: RollCall | None
     ready: str
 
-    def gather_float(self, value: torch.Tensor, told: Told) -> Callable[[], tuple[list[float], Told]]:
-        """
-        Begin to gather one number a rank; what it returns ends that.
-
-        Returns:
-            Gives the numbers in rank order, the same list everywhere, fp32; and what any of the ranks has told.
-        """
-        mine = torch.full((2,), float(told), dtype=torch.float32, device=self.device)
+    def note(self, value: torch.Tensor, told: Told) -> torch.Tensor:
+        """What a rank tells all others in the midst of a step: fp32 [NOTE_SIZE], on the device."""
+        mine = torch.full((NOTE_SIZE,), float(told), dtype=torch.float32, device=self.device)
         mine[0] = value.detach()
-        gathered = self._begin_all_gather(mine)
+        return mine
 
-        def end() -> tuple[list[float], Told]:
-            everything, numbers = Told.NOTHING, []
-            for number, flags in [one.tolist() for one in gathered()]:
-                everything |= Told(int(flags))
-                numbers.append(number)
-            return numbers, everything
+    def begin_all_gather(self, mine: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+        """Begin to gather everybody's tensor; what it returns ends that, and gives them in rank order."""
+        if not self.place.launched or self.place.world_size == 1:
+            return lambda: [mine]
+        everyone = [torch.zeros_like(mine) for _ in range(self.place.world_size)]
+        if self.accelerator.backend not in STOCK_BACKENDS:
+            self.accelerator.distributed.all_gather(everyone, mine)
+            return lambda: everyone
+        work = self.accelerator.distributed.all_gather(everyone, mine, async_op=True)
+
+        def end() -> list[torch.Tensor]:
+            work.wait()
+            return everyone
 
         return end
 
@@ -123,22 +135,7 @@ class Group:
         return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
 
     def _all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        return self._begin_all_gather(mine)()
-
-    def _begin_all_gather(self, mine: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
-        if not self.place.launched or self.place.world_size == 1:
-            return lambda: [mine]
-        everyone = [torch.zeros_like(mine) for _ in range(self.place.world_size)]
-        if self.accelerator.backend not in STOCK_BACKENDS:
-            self.accelerator.distributed.all_gather(everyone, mine)
-            return lambda: everyone
-        work = self.accelerator.distributed.all_gather(everyone, mine, async_op=True)
-
-        def end() -> list[torch.Tensor]:
-            work.wait()
-            return everyone
-
-        return end
+        return self.begin_all_gather(mine)()
 
 
 def initialise(asked: str, timeout_s: float, env: Mapping[str, str]) -> Group:

@@ -15,7 +15,7 @@ from trainer.checkpoint.saver import Saver
 from trainer.config import TrainConfig
 from trainer.data.batches import Batches
 from trainer.data.split import open_split
-from trainer.distributed import Group, Told
+from trainer.distributed import Group, Told, read_notes
 from trainer.errors import REQUEUE, NumbersError, UserError
 from trainer.evaluation import Evaluation
 from trainer.finite import check_finite
@@ -26,7 +26,6 @@ from trainer.place import Place, Progress, say
 from trainer.roll_back import RollBack
 from trainer.seeds import doubt, number_of, seed_everything
 from trainer.strategies import choose_strategy
-from trainer.strategies.base import ignored
 from trainer.tasks import Task
 from trainer.tasks.load import load_task
 
@@ -167,20 +166,20 @@ class Trainer:
     def _step(self, step: int) -> Tuple[StepResult, Told]:
         started, waited_s, config = time.perf_counter(), 0.0, self.config
         lr = learning_rate(step, config.steps, config.lr, config.optim.warmup_steps)
-        total, gathered = torch.zeros((), device=self.group.device), []
+        total = torch.zeros((), device=self.group.device)
 
-        def gather(share: torch.Tensor) -> None:
+        def note(share: torch.Tensor) -> torch.Tensor:
             """Of the last micro batch: while its gradient is computed, the ranks hear of each other's loss."""
             mine = self.saver.tell(step) | (Told.WARNED if self.notice.is_given else Told.NOTHING)
-            gathered.append(self.group.gather_float(total + share, mine))
+            return self.group.note(total + share, mine)
 
         for micro in range(config.accumulation):
             asked = time.perf_counter()
             batch = self.batches.next()
             waited_s += time.perf_counter() - asked
             last = micro == config.accumulation - 1
-            total = total + self.strategy.backward(batch, last=last, seen=gather if last else ignored)
-        losses, told = gathered[0]()
+            total = total + self.strategy.backward(batch, note=note if last else None)
+        losses, told = read_notes(self.strategy.notes())
         check_finite("loss", losses, step)
         norm = self.strategy.update(step, lr, total)
         self.group.accelerator.synchronize()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from tests.grounds.checkpoints import DAMAGES
+from tests.grounds.checkpoints import DAMAGES, quiet
 from trainer.checkpoint.run import Checkpoints, TrainState
 from trainer.config import TrainConfig, load_config
 from trainer.distributed import Group, initialise
@@ -66,7 +66,7 @@ class OneStrategy:
             step = checkpoints.resume(self.strategy).step
             self._train(3)
             sums.append(self._sum())
-            self.strategy.backward(TOKENS.flip(0), last=True)
+            self.strategy.backward(TOKENS.flip(0), note=quiet)
             self.strategy.drop()
         return self.config.strategy, step, sums[0] == sums[1] != self.sums[2]
 
@@ -76,7 +76,7 @@ class OneStrategy:
         return checkpoints
 
     def _train(self, step: int) -> None:
-        self.strategy.update(step, 1e-2, self.strategy.backward(TOKENS, last=True))
+        self.strategy.update(step, 1e-2, self.strategy.backward(TOKENS, note=quiet))
 
     def _sum(self) -> float:
         """On rank 0, of all weights; nothing elsewhere."""

@@ -11,7 +11,7 @@ import torch
 
 from trainer.accelerators import choose
 from trainer.config import ModelConfig, OptimConfig, TrainConfig
-from trainer.distributed import CHUNK_BYTES, Group, Told, initialise
+from trainer.distributed import CHUNK_BYTES, Group, Told, initialise, read_notes
 from trainer.errors import TrainerError, UserError
 from trainer.finite import check_finite
 from trainer.loop import learning_rate
@@ -95,8 +95,8 @@ def _alone() -> Group:
 def test_one_process_forms_a_group_without_a_rendezvous() -> None:
     group = _alone()
     assert group.ready == "1/1 ranks ready, backend none, device cpu"
-    assert group.gather_float(torch.tensor(2.5), Told.NOTHING)() == ([2.5], Told.NOTHING)
-    assert group.gather_float(torch.tensor(2.5), Told.WARNED | Told.SAVE)() == ([2.5], Told.WARNED | Told.SAVE)
+    for told in (Told.NOTHING, Told.WARNED | Told.SAVE):
+        assert read_notes(group.begin_all_gather(group.note(torch.tensor(2.5), told))()) == ([2.5], told)
     assert group.gather_bytes(b"abc") == [b"abc"]
     assert group.gather_bytes(b"") == [b""]
     assert group.broadcast_bytes(b"x" * 10) == b"x" * 10

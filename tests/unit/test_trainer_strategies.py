@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.grounds.checkpoints import quiet
 from trainer.config import TrainConfig, load_config
 from trainer.distributed import Group, initialise
 from trainer.errors import TrainerError, UserError
@@ -16,6 +17,7 @@ from trainer.place import Place
 from trainer.strategies import choose_strategy
 from trainer.strategies.ddp import Ddp
 from trainer.strategies.demands import unmet
+from trainer.strategies.optimizer import clip_gradients
 from trainer.tasks.gpt import Gpt
 
 TINY = "model.layers=2 model.width=16 model.heads=2 model.context=8"
@@ -67,7 +69,7 @@ def test_compiling_on_a_cpu_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) ->
 def test_recomputed_blocks_give_the_same_gradients_bit_for_bit() -> None:
     kept, dropped = _ddp(), _ddp("activation_checkpointing=true")
     for strategy in (kept, dropped):
-        strategy.backward(TOKENS, last=True)
+        strategy.backward(TOKENS, note=quiet)
     for one, other in zip(kept.parameters, dropped.parameters, strict=True):
         assert one.grad is not None
         assert other.grad is not None
@@ -77,7 +79,7 @@ def test_recomputed_blocks_give_the_same_gradients_bit_for_bit() -> None:
 def test_fused_adam_steps_as_the_plain_one() -> None:
     plain, fused = _ddp(), _ddp("optim.fused=true")
     for strategy in (plain, fused):
-        strategy.update(1, 1e-2, strategy.backward(TOKENS, last=True))
+        strategy.update(1, 1e-2, strategy.backward(TOKENS, note=quiet))
     for one, other in zip(plain.parameters, fused.parameters, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -86,7 +88,7 @@ def test_fp16_that_overflows_skips_the_step_and_halves_the_scale() -> None:
     strategy = _ddp("precision=fp16")
     before = [one.detach().clone() for one in strategy.parameters]
     for overflows in (True, False):
-        loss = strategy.backward(TOKENS, last=True)
+        loss = strategy.backward(TOKENS, note=quiet)
         if overflows:
             assert strategy.parameters[0].grad is not None
             strategy.parameters[0].grad[0] = math.inf
@@ -98,7 +100,7 @@ def test_fp16_that_overflows_skips_the_step_and_halves_the_scale() -> None:
 
 def test_norm_under_fp16_is_that_of_the_gradient_without_its_scale() -> None:
     plain, scaled = (
-        strategy.update(1, 1e-2, strategy.backward(TOKENS, last=True)) for strategy in (_ddp(), _ddp("precision=fp16"))
+        strategy.update(1, 1e-2, strategy.backward(TOKENS, note=quiet)) for strategy in (_ddp(), _ddp("precision=fp16"))
     )
     assert scaled == pytest.approx(plain, rel=0.05)
 
@@ -106,7 +108,7 @@ def test_norm_under_fp16_is_that_of_the_gradient_without_its_scale() -> None:
 def test_fp32_that_overflows_stops_before_the_update() -> None:
     strategy = _ddp()
     before = [one.detach().clone() for one in strategy.parameters]
-    loss = strategy.backward(TOKENS, last=True)
+    loss = strategy.backward(TOKENS, note=quiet)
     assert strategy.parameters[0].grad is not None
     strategy.parameters[0].grad[0] = math.nan
     with pytest.raises(TrainerError, match="gradient norm is nan at step 3"):
@@ -119,3 +121,14 @@ def test_batch_is_told_as_a_product(nodes: int, ranks: str) -> None:
     place = replace(Place.from_env({}), world_size=16, nodes=nodes)
     config = _config("micro_batch=1 accumulation=8")
     assert batch_arithmetic(config, place) == f"batch 128 = micro_batch 1 x {ranks} x accumulation 8"
+
+
+@pytest.mark.parametrize("limit", [1e-3, 0.5, 1e3, math.inf])
+def test_gradients_are_clipped_as_torch_does_it_bit_for_bit(limit: float) -> None:
+    mine, torchs = _ddp().parameters, _ddp().parameters
+    for some in (mine, torchs):
+        torch.manual_seed(3)
+        for one in some:
+            one.grad = torch.randn_like(one)
+    assert clip_gradients(mine, limit) == float(torch.nn.utils.clip_grad_norm_(torchs, limit))
+    assert all(torch.equal(one.grad, other.grad) for one, other in zip(mine, torchs, strict=True))  # type: ignore[arg-type]  # set above

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import math
-from typing import Any, Callable, ContextManager, Dict, Iterator, Mapping, Protocol
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Protocol
 
 import torch
 
@@ -16,11 +16,8 @@ from trainer.tasks.base import Task, loss_of
 
 # A batch is `Any`: tensors in any nesting, as the task makes it.
 
-Seen = Callable[[torch.Tensor], object]
-
-
-def ignored(_: torch.Tensor) -> None:
-    """Of a loss that nobody asked for."""
+Note = Callable[[torch.Tensor], torch.Tensor]
+"""Asked with this rank's share of the loss; gives what the rank tells all others, as Group.note makes it."""
 
 
 class Strategy(Protocol):
@@ -30,21 +27,23 @@ class Strategy(Protocol):
     reshards: a state may be loaded by another number of ranks than wrote it.
     lends_state: tensors of state() may be those that the next step changes.
     sizes: numbers in each parameter of the whole model, by name.
+    notes: gives what each rank told in the last backward() that had a note, in rank order; waits for them.
     """
 
     reshards: bool
     lends_state: bool
     sizes: Mapping[str, int]
+    notes: Callable[[], List[torch.Tensor]]
 
     def settle(self, batch: Any) -> None:  # noqa: ANN401
         """Whatever it takes for the first counted step to round as all later ones; the state stays as it is."""
 
-    def backward(self, batch: Any, *, last: bool, seen: Seen = ignored) -> torch.Tensor:  # noqa: ANN401
+    def backward(self, batch: Any, *, note: Note | None = None) -> torch.Tensor:  # noqa: ANN401
         """
-        Add one micro batch to the gradient, of all ranks once it is the last.
+        Add one micro batch to the gradient; the last of a step comes with a note, and makes it that of all ranks.
 
         Returns:
-            This rank's share of the loss; `seen` has got it before the gradient was computed.
+            This rank's share of the loss.
         """
 
     def update(self, step: int, lr: float, loss: torch.Tensor) -> float:
@@ -79,6 +78,7 @@ class TorchStrategy(abc.ABC):
     model: Any  # a module, wrapped or not
     optimizer: torch.optim.Optimizer
     sizes: Mapping[str, int]
+    notes: Callable[[], List[torch.Tensor]]
 
     def __init__(self, group: Group, config: TrainConfig, task: Task) -> None:
         self.group, self.config, self.task = group, config, task
@@ -87,14 +87,23 @@ class TorchStrategy(abc.ABC):
     def settle(self, batch: Any) -> None:  # noqa: ANN401, B027  most need nothing
         """Nothing to do."""
 
-    def backward(self, batch: Any, *, last: bool, seen: Seen = ignored) -> torch.Tensor:  # noqa: ANN401
-        with self.accumulating(last=last):
+    def backward(self, batch: Any, *, note: Note | None = None) -> torch.Tensor:  # noqa: ANN401
+        with self.accumulating(last=note is not None):
             with self.computing():
                 loss = loss_of(self.task, self.model, batch)
             loss = loss / self.config.accumulation
-            seen(loss.detach())
-            (self.scaler.scale(loss) if self.scaler else loss).backward()
+            scaled: torch.Tensor = self.scaler.scale(loss) if self.scaler else loss
+            if note:
+                self.notes = self.sent(note(loss.detach()), scaled)
+            else:
+                scaled.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return loss.detach()
+
+    def sent(self, note: torch.Tensor, loss: torch.Tensor) -> Callable[[], List[torch.Tensor]]:
+        """Compute the gradient of `loss`; meanwhile the ranks hear of each other's notes, which this gives."""
+        gathered = self.group.begin_all_gather(note)
+        loss.backward()  # type: ignore[no-untyped-call]  # as above
+        return gathered
 
     def update(self, step: int, lr: float, loss: torch.Tensor) -> float:
         for group in self.optimizer.param_groups:

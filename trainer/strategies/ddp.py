@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ContextManager, Dict, Mapping
+from typing import Any, Callable, ContextManager, Dict, List, Mapping
 
 import torch
 
 from trainer.accelerators import autocast
 from trainer.config import TrainConfig
-from trainer.distributed import Group
+from trainer.distributed import Group, Told
 from trainer.strategies.base import TorchStrategy
 from trainer.strategies.building import build_whole, sizes_of
-from trainer.strategies.optimizer import make_optimizer
+from trainer.strategies.mail import Mail
+from trainer.strategies.optimizer import clip_gradients, make_optimizer
 from trainer.tasks.base import Task, loss_of
 
 
@@ -25,7 +26,10 @@ class Ddp(TorchStrategy):
         self.sizes = sizes_of(model)
         if config.compile:
             model.compile()
-        self.model = self._wrap(model) if group.place.launched else model
+        # An unused parameter cannot be told from one that forward() does not lead to.
+        can_carry = group.accelerator.backend == "gloo" and not config.find_unused_parameters
+        self.mail = Mail(model, group) if group.place.launched and can_carry else None
+        self.model = self._wrap(self.mail or model) if group.place.launched else model
         self.optimizer = make_optimizer(model, config.lr, config.optim)
         self.parameters = list(model.parameters())
 
@@ -43,7 +47,7 @@ class Ddp(TorchStrategy):
         with torch.random.fork_rng(devices=devices):
             with self.computing():
                 loss = loss_of(self.task, self.model, batch)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self.sent(self.group.note(loss, Told.NOTHING), loss)()
         self.optimizer.zero_grad(set_to_none=True)
         for one, before in buffers:  # such as the running means of a BatchNorm
             one.copy_(before)
@@ -65,8 +69,11 @@ class Ddp(TorchStrategy):
     def computing(self) -> ContextManager[Any]:
         return autocast(self.group.accelerator, self.config.precision)
 
+    def sent(self, note: torch.Tensor, loss: torch.Tensor) -> Callable[[], List[torch.Tensor]]:
+        return self.mail.sent(note, loss) if self.mail else super().sent(note, loss)
+
     def clip(self, limit: float) -> float:
-        return float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+        return clip_gradients(self.parameters, limit)
 
     def _wrap(self, model: torch.nn.Module) -> Any:  # noqa: ANN401 -- stock or vendor's class
         accelerator, config = self.group.accelerator, self.config

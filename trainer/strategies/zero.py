@@ -7,7 +7,7 @@ import importlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
 
 import torch
 
@@ -17,7 +17,7 @@ from trainer.errors import UserError
 from trainer.finite import check_finite
 from trainer.place import replace_text, say
 from trainer.strategies import zero_state
-from trainer.strategies.base import Seen, ignored
+from trainer.strategies.base import Note
 from trainer.strategies.buffers import Buffers, refuse_batch_norm
 from trainer.strategies.building import build_plain, build_whole, can_fill, fill, sizes_of
 from trainer.strategies.deepspeed_config import deepspeed_config, strict_json
@@ -33,6 +33,7 @@ class Zero:
     """The engine holds what this rank keeps of model and optimizer."""
 
     reshards = True
+    notes: Callable[[], List[torch.Tensor]]
 
     def __init__(self, group: Group, config: TrainConfig, task: Task, out: Path) -> None:
         self.group, self.config, self.task, self.stage = group, config, task, ZERO_STAGES[config.strategy]
@@ -60,12 +61,13 @@ class Zero:
     def settle(self, batch: Any) -> None:  # noqa: ANN401
         """Nothing to do: the order of its buckets is fixed by the model."""
 
-    def backward(self, batch: Any, *, last: bool, seen: Seen = ignored) -> torch.Tensor:  # noqa: ANN401
+    def backward(self, batch: Any, *, note: Note | None = None) -> torch.Tensor:  # noqa: ANN401
         self._is_amid_step = True
-        self.engine.set_gradient_accumulation_boundary(last)
+        self.engine.set_gradient_accumulation_boundary(note is not None)
         loss = loss_of(self.task, self.engine, batch)
         share: torch.Tensor = loss.detach() / self.config.accumulation
-        seen(share)
+        if note:
+            self.notes = self.group.begin_all_gather(note(share))
         self.engine.backward(loss)  # divides by the accumulation itself
         return share
 
