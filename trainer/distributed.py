@@ -89,19 +89,27 @@ class Group:
         """Rank 0's bytes; what the others pass is ignored."""
         if not self.place.launched:
             return data
-        send = self.accelerator.distributed.broadcast
-        # uint8 throughout: T20 narrows int64 silently.
         head = self._tensor(len(data).to_bytes(8, "little"))
-        send(head, 0)
-        left, parts = _number(head), []
-        while left > 0:
-            start = len(data) - left  # of rank 0; the others bring room
-            mine = data[start : start + CHUNK_BYTES] if self.place.is_main else bytes(min(left, CHUNK_BYTES))
-            part = self._tensor(mine)
-            send(part, 0)
-            parts.append(_bytes(part))
-            left -= len(parts[-1])
-        return b"".join(parts)
+        self.accelerator.distributed.broadcast(head, 0)
+        whole = bytearray(data if self.place.is_main else _number(head))
+        if whole:
+            self.share(torch.frombuffer(whole, dtype=torch.uint8))
+        return bytes(whole)
+
+    def share(self, tensor: torch.Tensor) -> None:
+        """Rank 0's values into the `tensor` of every rank, in place: of one shape and type, on the CPU; others' contiguous."""
+        if not self.place.launched:
+            return
+        here = tensor.detach().contiguous()
+        size = here.numel() * here.element_size()
+        # uint8 throughout: T20 narrows int64 silently. By address: old versions of torch view few types as bytes.
+        raw = (ctypes.c_char * size).from_address(here.data_ptr())
+        for start in range(0, size, CHUNK_BYTES):
+            part = torch.frombuffer(raw, dtype=torch.uint8, offset=start, count=min(CHUNK_BYTES, size - start))
+            there = part.to(self.device)
+            self.accelerator.distributed.broadcast(there, 0)
+            if there is not part and not self.place.is_main:
+                part.copy_(there)
 
     def agree(self, problem: str, *, kind: Type[TrainerError] = UserError) -> None:
         """

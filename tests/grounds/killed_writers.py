@@ -56,7 +56,8 @@ def check(out: Path, saved: int) -> int:
     for path in found:
         step = files.step_of(path)
         assert step is not None
-        assert files.read(path).files["state.pt"] == content(step), path
+        files.verified(path)
+        assert (path / "state.pt").read_bytes() == content(step), path
     newest = files.step_of(found[0]) if found else 0
     assert newest is not None
     assert newest >= saved, f"step {saved} was saved, the newest is {newest}"

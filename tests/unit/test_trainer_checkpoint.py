@@ -8,6 +8,7 @@ import random
 import shutil
 import stat
 import subprocess
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,17 +17,18 @@ import pytest
 import torch
 
 from tests.grounds.checkpoints import DAMAGES, TINY, Session, flip
-from trainer.checkpoint import files
+from trainer.checkpoint import files, lock
 from trainer.checkpoint.code import code_version
 from trainer.checkpoint.files import DamagedError
 from trainer.checkpoint.fit import differences
 from trainer.checkpoint.run import TrainState
+from trainer.checkpoint.tensors import large_ones, load_state, outline, with_room
 from trainer.config import DataConfig, load_config
 from trainer.errors import TrainerError, UserError
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != lock.NAME)
 
 
 def test_everything_that_was_saved_comes_back(tmp_path: Path) -> None:
@@ -117,7 +119,7 @@ def test_whole_checkpoint_under_another_name_is_damaged(tmp_path: Path) -> None:
     Session.start(tmp_path).train_and_save(1)
     (tmp_path / "step_1").rename(tmp_path / "step_9")
     with pytest.raises(DamagedError, match="is of step 1"):
-        files.read(tmp_path / "step_9")
+        files.verified(tmp_path / "step_9")
 
 
 def test_oldest_go_beyond_the_limit_by_number_not_by_name(tmp_path: Path) -> None:
@@ -246,6 +248,13 @@ def test_fresh_start_refuses_a_folder_with_another_training(tmp_path: Path) -> N
         Session.start(tmp_path, resume="none").resume()
 
 
+def test_checkpoint_from_elsewhere_refuses_a_folder_with_another_training(tmp_path: Path) -> None:
+    for name in ("old", "out"):
+        Session.start(tmp_path / name).train_and_save(1)
+    with pytest.raises(UserError, match=r"resume=.*old, but .*out holds step_1 of an earlier training"):
+        Session.start(tmp_path / "out", resume=str(tmp_path / "old")).resume()
+
+
 def test_auto_starts_afresh_in_an_empty_folder(tmp_path: Path) -> None:
     assert Session.start(tmp_path).resume() == TrainState()
 
@@ -294,6 +303,12 @@ def test_other_model_is_refused_and_other_settings_are_told(tmp_path: Path, caps
     Session.start(tmp_path).train_and_save(1)
     with pytest.raises(UserError, match=r"does not fit: model\.width: 8 -> 16"):
         Session.start(tmp_path, model=replace(TINY, width=16)).resume()
+    session = Session.start(tmp_path)  # as when the code of a task was changed, and its settings were not
+    session.strategy.sizes = {**session.strategy.sizes, "head.weight": 7, "gate.weight": 3}
+    with pytest.raises(
+        UserError, match=r"does not fit: gate\.weight of no -> 3 numbers, head\.weight of \d+ -> 7 numbers"
+    ):
+        session.resume()
     assert Session.start(tmp_path, seed=3, log_steps=1).resume().step == 1
     assert "WARNING: resuming with other settings (saved -> now): seed: 0 -> 3\n" in capsys.readouterr().out
 
@@ -348,3 +363,69 @@ def test_strategy_that_can_reshard_takes_another_world_size_with_a_warning(
     second = replace(session.checkpoints, group=replace(group, place=replace(group.place, world_size=4)))
     assert second.resume(session.strategy).step == 1
     assert "WARNING: the checkpoint was written by 1 ranks and is split over 4 now" in capsys.readouterr().out
+
+
+def test_outline_has_everything_but_the_values_of_large_tensors() -> None:
+    large, small = torch.arange(9999.0).view(3, 3333), torch.arange(3)
+    state = {
+        "model": {"a": large, "b": small},
+        "optimizer": {"state": {0: {"step": torch.tensor(4.0)}}, "betas": (0.9, 1)},
+    }
+    text = outline(state)
+    assert len(text) < large.numel()
+    back = with_room(text, "step_1")
+    assert [one.shape for one in large_ones(back)] == [large.shape]
+    assert back["model"]["a"].is_contiguous()
+    assert torch.equal(back["model"]["b"], small)
+    assert (back["optimizer"]["state"][0]["step"], back["optimizer"]["betas"]) == (4.0, (0.9, 1))
+
+
+def test_state_can_stay_on_the_disk_until_it_is_looked_at(tmp_path: Path) -> None:
+    Session.start(tmp_path).train_and_save(1)
+    path = tmp_path / "step_1" / "state.pt"
+    read, mapped = (load_state(path, "step_1", mapped=mapped)["model"] for mapped in (False, True))
+    assert str(path.resolve()) in Path("/proc/self/maps").read_text()
+    assert all(torch.equal(read[name], mapped[name]) for name in read)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away")
+def test_folder_of_another_user_is_set_aside_by_one_who_is_not_root() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        out = Path(name)
+        (out / "step_2").mkdir(mode=0o755)
+        os.chown(out, 4711, -1)
+        child = os.fork()
+        if not child:
+            try:
+                os.setuid(4711)
+                os._exit(files.quarantine(out, out / "step_2").name != "quarantined-step_2-0")
+            finally:
+                os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        assert files.quarantined(out) == 1
+        assert files.newest_first(out) == []
+
+
+def test_folder_in_use_is_refused_and_free_again_when_its_user_is_gone(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    ready, release = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(writing)
+            lock.take(tmp_path, "20260101-000000-abcd")
+            os.write(release, b"x")
+            os.read(reading, 1)
+        finally:
+            os._exit(0)
+    os.read(ready, 1)
+    try:
+        with pytest.raises(
+            UserError, match=rf"out=.* is in use by run 20260101-000000-abcd, pid {child} on .*: choose"
+        ):
+            Session.start(tmp_path)
+        assert lock.take(tmp_path, "20260101-000000-abcd") == ""  # the next attempt of the same run
+    finally:
+        os.close(writing)
+        os.waitpid(child, 0)
+    Session.start(tmp_path)

@@ -23,6 +23,7 @@ MANIFEST = "manifest.json"
 VERSION = 1
 STEP_FOLDER = re.compile(r"step_(\d+)\Z")
 STALE = re.compile(r"(step_\d+|latest|metrics\.jsonl|deepspeed\.json)\.tmp-")
+ASIDE = "quarantined-"
 FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)*\Z")
 READ_BYTES = 4 << 20
 MANIFEST_BYTES = 16 << 20  # what is larger was not written here
@@ -35,11 +36,10 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint in memory; `about` is what the writer noted: step, world size, configuration."""
+    """A verified checkpoint; `about` is what the writer noted: step, world size, configuration."""
 
     path: Path
     about: Mapping[str, Any]
-    files: Mapping[str, bytes]
 
 
 class _HashedFile:
@@ -120,14 +120,9 @@ def check_sizes(path: Path, manifest: Mapping[str, Any]) -> None:
         _compare(name, expected, size, expected["sha256"])
 
 
-def read(path: Path) -> Checkpoint:
-    """The checkpoint, checked on the very bytes that are returned; raises DamagedError."""
-    manifest = read_manifest(path, step_of(path))
-    files: Dict[str, bytes] = {}
-    for name, expected in manifest["files"].items():
-        files[name] = b"".join(_parts(path / name))
-        _compare(name, expected, len(files[name]), hashlib.sha256(files[name]).hexdigest())
-    return Checkpoint(path, manifest, files)
+def verified(path: Path) -> Checkpoint:
+    """The checkpoint in the folder `path`, every byte of it checked; raises DamagedError."""
+    return Checkpoint(path, verify(path, step_of(path)))
 
 
 def step_of(path: Path) -> int | None:
@@ -155,17 +150,26 @@ def distrust(found: os.stat_result) -> str:
 
 
 def quarantine(out: Path, path: Path) -> Path:
-    """Move a checkpoint out of the way without destroying it; returns where it is now."""
+    """
+    Move a checkpoint out of the way without destroying it; returns where it is now.
+
+    That is beside the others where the folder is somebody else's: only its owner may move it into another one.
+    """
     folder = out / "quarantine"
     folder.mkdir(mode=0o700, exist_ok=True)
     taken = {entry.name for entry in folder.iterdir()}
     number = next(n for n in range(len(taken) + 1) if f"{path.name}-{n}" not in taken)
-    return path.rename(folder / f"{path.name}-{number}")
+    try:
+        return path.rename(folder / f"{path.name}-{number}")
+    except PermissionError:
+        taken = {entry.name for entry in _entries(out)}
+        number = next(n for n in range(len(taken) + 1) if f"{ASIDE}{path.name}-{n}" not in taken)
+        return path.rename(out / f"{ASIDE}{path.name}-{number}")
 
 
 def quarantined(out: Path) -> int:
     """How many checkpoints were ever moved out of the way here."""
-    return len(_entries(out / "quarantine"))
+    return len(_entries(out / "quarantine")) + sum(path.name.startswith(ASIDE) for path in _entries(out))
 
 
 def retain(out: Path, limit: int, best: int = 0, *, every: int | None = None) -> None:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Dict, List, Mapping
+from typing import Any, BinaryIO, Callable, Dict, Mapping
 
 import torch
 
-from trainer.checkpoint import files
-from trainer.checkpoint.files import Checkpoint, DamagedError
-from trainer.checkpoint.fit import BINDING, differences
+from trainer.checkpoint import files, lock
+from trainer.checkpoint.files import Checkpoint
+from trainer.checkpoint.find import Finder
 from trainer.checkpoint.random_state import random_state, restore_random_state
 from trainer.checkpoint.room import room_needed
-from trainer.checkpoint.tensors import copied, load_state, on_cpu
+from trainer.checkpoint.tensors import copied, load_state, on_cpu, outline, with_room
 from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.errors import StorageError, StorageUserError, UserError
@@ -78,6 +77,9 @@ class Checkpoints:
                     raise UserError(f"out={self.out}: {problem}; checkpoints there could be anybody's")
                 if not os.access(str(self.out), os.W_OK | os.X_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                holder = lock.take(self.out, self._run_id)
+                if holder:
+                    raise UserError(f"out={self.out} is in use by {holder}: choose another out=, or stop that training")
                 for name in files.remove_stale(self.out):
                     say(f"removed {name}, left by a save that did not finish")
             except OSError as exc:
@@ -115,6 +117,10 @@ class Checkpoints:
         self.group.agree(self.write(snapshot) if snapshot else "", kind=StorageError)
         return self.path(state.step)
 
+    @property
+    def _run_id(self) -> str | None:
+        return self.group.place.run_dir.name if self.group.place.run_dir else None
+
     def path(self, step: int) -> Path:
         return self.out / f"step_{step}"
 
@@ -137,7 +143,8 @@ class Checkpoints:
             "state.pt": lambda file: torch.save(tensors, file),
             "rng.json": lambda file: file.write(b"[" + b",\n".join(randomness) + b"]"),
         }
-        return Snapshot(state.step, self._about(state), writers, tensors)
+        about = {**self._about(state), "sizes": dict(strategy.sizes)}
+        return Snapshot(state.step, about, writers, tensors)
 
     def write(self, snapshot: Snapshot) -> str:
         """Rank 0: what went wrong, or ""."""
@@ -157,7 +164,7 @@ class Checkpoints:
             UserError: on all ranks alike; nothing loadable where something was asked for, or it belongs to another
                 world size or model.
         """
-        return self._load(strategy, lambda: self._find(reshards=strategy.reshards)) or TrainState()
+        return self._load(strategy, lambda: self._finder.find(strategy)) or TrainState()
 
     def go_back(self, strategy: Strategy, last: int | None) -> TrainState | None:
         """
@@ -166,16 +173,25 @@ class Checkpoints:
         Later ones go to quarantine. `last` is the step to which the training went back the time before: where nothing was
         saved since, an older checkpoint is taken, if there is one.
         """
-        return self._load(strategy, lambda: self._find_older(last))
+        return self._load(strategy, lambda: self._finder.find_older(last))
+
+    @property
+    def _finder(self) -> Finder:
+        return Finder(self.out, self.config, self.group.place, self.data_digest)
 
     def _load(self, strategy: Strategy, find: Callable[[], Checkpoint | None]) -> TrainState | None:
         """What rank 0 finds, for all ranks; UserError on all of them where `find` raises it, or it cannot be loaded."""
-        found: Checkpoint | None = None
         header: Dict[str, Any] = {"problem": "", "about": None}
+        state, text, randomness = None, b"", b""
         if self.group.place.is_main:
             try:
                 found = find()
-                header["about"] = found.about if found else None
+                if found:
+                    # On a CPU an optimizer keeps the tensors that it is given, which must not be those of a file.
+                    mapped = self.group.device.type != "cpu"
+                    state = load_state(found.path / "state.pt", found.path.name, mapped=mapped)
+                    text, randomness = outline(state), (found.path / "rng.json").read_bytes()
+                    header["about"] = found.about
             except (UserError, OSError) as exc:
                 header["problem"] = str(exc)
         header = json.loads(self.group.broadcast_bytes(json.dumps(header).encode()))
@@ -184,92 +200,17 @@ class Checkpoints:
         about = header["about"]
         if about is None:
             return None
-        parts = found.files if found else {}
-        whole = io.BytesIO(self.group.broadcast_bytes(parts.get("state.pt", b"")))
-        strategy.load(load_state(whole, f"step_{about['step']}"))
-        randomness = json.loads(self.group.broadcast_bytes(parts.get("rng.json", b"")))
-        if self.group.place.rank < len(randomness):  # a rank that was not there before starts from the seed
-            restore_random_state(randomness[self.group.place.rank], self.group.device)
+        text = self.group.broadcast_bytes(text)
+        strategy.load(with_room(text, f"step_{about['step']}") if state is None else state)
+        self._restore_random_states(self.group.broadcast_bytes(randomness))
         position = about["position"]
         return TrainState(about["step"], about["tokens"], about["first_loss"], about["last_loss"], position=position)
 
-    def _find(self, *, reshards: bool) -> Checkpoint | None:
-        """Rank 0: the verified checkpoint to go on from, checked against this run; None for a fresh start."""
-        asked, present = self.config.resume, files.newest_first(self.out)
-        if self.group.place.is_retry and present:
-            asked = "auto"  # this run's own later checkpoints win over where its first attempt started
-        if asked == "none":
-            if present:
-                raise UserError(
-                    f"resume=none, but {self.out} holds {present[0].name} of an earlier training; "
-                    "choose another out=, or resume=auto to go on from it"
-                )
-            return None
-        found = self._newest_here(present) if asked == "auto" else _named(Path(asked).expanduser())
-        if found is None:
-            return None
-        self._check_fits(found.about, reshards=reshards)
-        self._set_aside_later(found)
-        say(f"resuming from {found.path}, step {found.about['step']}")
-        return found
-
-    def _find_older(self, last: int | None) -> Checkpoint | None:
-        """Rank 0: as go_back says."""
-        present = files.newest_first(self.out)
-        stuck = bool(present) and files.step_of(present[0]) == last
-        found = self._newest_whole((present[1:] or present) if stuck else present)
-        if found is not None:
-            self._set_aside_later(found)
-        return found
-
-    def _set_aside_later(self, found: Checkpoint) -> None:
-        for later in files.newest_first(self.out):
-            if (files.step_of(later) or 0) > found.about["step"]:
-                say(f"moved {later.name} to {files.quarantine(self.out, later)}: later than {found.path}")
-
-    def _newest_whole(self, present: List[Path]) -> Checkpoint | None:
-        for path in present:
-            try:
-                return files.read(path)
-            except DamagedError as exc:
-                say(f"damaged checkpoint {path.name} ({exc}), moved to {files.quarantine(self.out, path)}")
-        return None
-
-    def _newest_here(self, present: List[Path]) -> Checkpoint | None:
-        found = self._newest_whole(present)
-        if found is not None:
-            return found
-        damaged = files.quarantined(self.out)
-        if damaged:
-            raise UserError(
-                f"resume=auto: nothing loadable in {self.out}, {damaged} set aside in its quarantine folder; "
-                "resume=none starts again from step 0"
-            )
-        return None
-
-    def _check_fits(self, about: Mapping[str, Any], *, reshards: bool) -> None:
-        world_size = self.group.place.world_size
-        if about["world_size"] != world_size and reshards:
-            say(
-                f"WARNING: the checkpoint was written by {about['world_size']} ranks and is split over {world_size} now: "
-                "other batches, so other losses than without the change"
-            )
-        elif about["world_size"] != world_size:
-            raise UserError(
-                f"the checkpoint at step {about['step']} was written by {about['world_size']} ranks, this run has "
-                f"{world_size}: start with {about['world_size']} ranks, or resume=none and another out="
-            )
-        changed = differences(about["config"], self.config.as_dict())
-        binding = [text for key, text in changed.items() if key.startswith(BINDING)]
-        if binding:
-            raise UserError(f"the checkpoint at step {about['step']} does not fit: {', '.join(binding)} (saved -> now)")
-        if changed:
-            say(f"WARNING: resuming with other settings (saved -> now): {', '.join(changed.values())}")
-        if about["data_sha256"] != self.data_digest:
-            raise UserError(
-                f"the checkpoint at step {about['step']} was trained on other data, in which its place means nothing: give the "
-                "data of before, or resume=none and another out= (python -m trainer.checkpoint export keeps the weights)"
-            )
+    def _restore_random_states(self, text: bytes) -> None:
+        """A rank that was not there before starts from the seed."""
+        states = json.loads(text)
+        if self.group.place.rank < len(states):
+            restore_random_state(states[self.group.place.rank], self.group.device)
 
     def _about(self, state: TrainState) -> Dict[str, Any]:
         return {
@@ -280,21 +221,9 @@ class Checkpoints:
             "mean_loss": state.mean_loss,
             "position": state.position,
             "code": self.code,
-            "run": self.group.place.run_dir.name if self.group.place.run_dir else None,
+            "run": self._run_id,
             "seed": self.config.seed,
             "data_sha256": self.data_digest,
             "torch": torch.__version__,
             "config": self.config.as_dict(),
         }
-
-
-def _named(path: Path) -> Checkpoint:
-    """resume=PATH: one step folder, or the newest whole one in a folder of them; nothing is moved there."""
-    candidates = files.newest_first(path) or [path]
-    problems = []
-    for candidate in candidates:
-        try:
-            return files.read(candidate)
-        except DamagedError as exc:
-            problems.append(f"{candidate.name}: {exc}")
-    raise UserError(f"resume={path}: no checkpoint could be loaded: {'; '.join(problems)}")

@@ -1,35 +1,78 @@
-"""State in memory: read from a file, and copied onto the CPU."""
+"""State in memory: read from a file, copied onto the CPU, and sent in outline before the tensors come one by one."""
 
 from __future__ import annotations
 
 import inspect
+import io
+from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Callable, Iterator
 
 import torch
 
 from trainer.errors import UserError
 
+# `Any` below stands for nested state of any shape: dicts and lists with tensors and plain values.
+LARGE_BYTES = 4096
 
-def load_state(file: BinaryIO, name: str) -> Any:  # noqa: ANN401 -- what was saved
-    """Tensors onto the CPU. torch 1.10 has no weights_only; what it reads was hashed when this trainer wrote it."""
-    safely = {"weights_only": True} if "weights_only" in inspect.signature(torch.load).parameters else {}
+
+def load_state(file: Path | BinaryIO, name: str, *, mapped: bool = False) -> Any:  # noqa: ANN401
+    """
+    What was saved, on the CPU.
+
+    Args:
+        file: torch 1.10 has no weights_only; what it reads was hashed when this trainer wrote it.
+        name: of the checkpoint, for messages.
+        mapped: leave a file's tensors on the disk until they are looked at, where torch can (>= 2.1).
+    """
+    known = inspect.signature(torch.load).parameters
+    more = {"weights_only": True} if "weights_only" in known else {}
+    if mapped and "mmap" in known:
+        more["mmap"] = True
     try:
-        return torch.load(file, map_location="cpu", **safely)
-    except (UnpicklingError, RuntimeError) as exc:
+        return torch.load(str(file) if isinstance(file, Path) else file, map_location="cpu", **more)
+    except (UnpicklingError, RuntimeError, EOFError) as exc:
         raise UserError(f"{name}: state.pt: cannot be loaded: {str(exc).splitlines()[0]}") from exc
 
 
-def on_cpu(tree: Any) -> Any:  # noqa: ANN401 -- nested state of any shape
-    """What is on the CPU already is lent, not copied."""
+def outline(tree: Any) -> bytes:  # noqa: ANN401
+    """Everything but the values of large tensors."""
+    written = io.BytesIO()
+    torch.save(changed(tree, lambda one: one.new_empty(1).expand(one.shape) if _is_large(one) else one), written)
+    return written.getvalue()
+
+
+def with_room(text: bytes, name: str) -> Any:  # noqa: ANN401
+    """The state of which `text` is the outline, with memory for large tensors that nobody has touched yet."""
+    tree = load_state(io.BytesIO(text), name)
+    return changed(tree, lambda one: torch.empty(one.shape, dtype=one.dtype) if _is_large(one) else one)
+
+
+def large_ones(tree: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
+    """Those whose values an outline lacks, in an order that follows from it."""
     if isinstance(tree, torch.Tensor):
-        return tree.detach().to("cpu")
+        if _is_large(tree):
+            yield tree
+    elif isinstance(tree, (dict, list)):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from large_ones(value)
+
+
+def changed(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:  # noqa: ANN401
+    """The same with other tensors."""
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
     if isinstance(tree, dict):
-        return {key: on_cpu(value) for key, value in tree.items()}
-    return [on_cpu(value) for value in tree] if isinstance(tree, list) else tree
+        return {key: changed(value, change) for key, value in tree.items()}
+    return [changed(value, change) for value in tree] if isinstance(tree, list) else tree
 
 
-def copied(tree: Any, into: Any) -> Any:  # noqa: ANN401 -- as above
+def on_cpu(tree: Any) -> Any:  # noqa: ANN401
+    """What is on the CPU already is lent, not copied."""
+    return changed(tree, lambda one: one.detach().to("cpu"))
+
+
+def copied(tree: Any, into: Any) -> Any:  # noqa: ANN401
     """
     A copy on the CPU, in the tensors of `into` where they fit: a copy of before, or None.
 
@@ -45,3 +88,7 @@ def copied(tree: Any, into: Any) -> Any:  # noqa: ANN401 -- as above
         ones = into if isinstance(into, list) and len(into) == len(tree) else [None] * len(tree)
         return [copied(value, one) for value, one in zip(tree, ones)]
     return tree
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() > LARGE_BYTES

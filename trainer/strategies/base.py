@@ -26,7 +26,7 @@ class Strategy(Protocol):
 
     reshards: a state may be loaded by another number of ranks than wrote it.
     lends_state: tensors of state() may be those that the next step changes.
-    sizes: numbers in each parameter of the whole model, by name.
+    sizes: numbers in each parameter of the whole model, by name; kept in checkpoints, to know them by.
     notes: gives what each rank told in the last backward() that had a note, in rank order; waits for them.
     """
 
@@ -67,7 +67,12 @@ class Strategy(Protocol):
         """Everything needed to go on, whole on rank 0, in part or not at all on the others; plain values and tensors."""
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over what state() gave; every rank has it whole."""
+        """
+        Take over what state() gave.
+
+        It is whole on rank 0. Elsewhere its large tensors are room, which Group.share() fills: one at a time where it can
+        be, so that a rank need not hold what is not its own.
+        """
 
 
 class TorchStrategy(abc.ABC):

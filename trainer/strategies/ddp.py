@@ -8,6 +8,7 @@ from typing import Any, Callable, ContextManager, Dict, List, Mapping
 import torch
 
 from trainer.accelerators import autocast
+from trainer.checkpoint.tensors import large_ones
 from trainer.config import TrainConfig
 from trainer.distributed import Group, Told
 from trainer.strategies.base import TorchStrategy
@@ -57,6 +58,8 @@ class Ddp(TorchStrategy):
         return {**state, "scaler": self.scaler.state_dict()} if self.scaler else state
 
     def load(self, state: Mapping[str, Any]) -> None:
+        for one in large_ones(state):
+            self.group.share(one)
         self.bare.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scaler and "scaler" in state:

@@ -50,6 +50,9 @@ class Fsdp2(TorchStrategy):
         return {**state, "scaler": self.scaler.state_dict()} if self.scaler else state
 
     def load(self, state: Mapping[str, Any]) -> None:
+        for name, one in state["model"].items():
+            if name not in self.sizes:  # a buffer; of the others rank 0 hands out the shards
+                self.group.share(one)
         api = importlib.import_module("torch.distributed.checkpoint.state_dict")
         api.set_state_dict(
             self.model,

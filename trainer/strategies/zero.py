@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
 
 import torch
 
+from trainer.checkpoint.tensors import large_ones
 from trainer.config import ZERO_STAGES, TrainConfig
 from trainer.distributed import Group
 from trainer.errors import UserError
@@ -110,6 +111,8 @@ class Zero:
 
     def load(self, state: Mapping[str, Any]) -> None:
         if self.stage == 0:
+            for one in large_ones(state):
+                self.group.share(one)
             self.engine.module.load_state_dict(state["model"])
             self.engine.optimizer.load_state_dict(state["optimizer"])
         else:

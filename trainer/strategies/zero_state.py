@@ -56,9 +56,14 @@ def restore(engine: Any, state: Mapping[str, Any], group: Group) -> None:  # noq
         _make_moments(sharded, parameters, optimizer["step"])
     put = _put_stage_3 if hasattr(sharded, "fp32_partitioned_groups_flat") else _put
     for name, parameter in parameters.items():
-        moments = optimizer["moments"][name] if optimizer["step"] is not None else {}
-        put(parameter, state["model"][name], moments, group)
+        # Taken out: what has found its place need not stay in memory.
+        weights = state["model"].pop(name)
+        moments = optimizer["moments"].pop(name) if optimizer["step"] is not None else {}
+        for whole in (weights, *moments.values()):
+            group.share(whole)
+        put(parameter, weights, moments, group)
     for name, buffer in _buffers(engine).items():
+        group.share(state["model"][name])
         buffer.copy_(state["model"][name])
     for key, value in state["scaler"].items():
         setattr(sharded.loss_scaler, key, value)

@@ -1,0 +1,89 @@
+"""Which checkpoint to go on from: rank 0 looks, and moves out of the way what must not be used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import List
+
+from trainer.checkpoint import files
+from trainer.checkpoint.files import Checkpoint, DamagedError
+from trainer.checkpoint.fit import check_fits
+from trainer.config import TrainConfig
+from trainer.errors import UserError
+from trainer.place import Place, say
+from trainer.strategies.base import Strategy
+
+
+@dataclass(frozen=True)
+class Finder:
+    """Looks in `out`, the checkpoint folder of one run, and where resume= says."""
+
+    out: Path
+    config: TrainConfig
+    place: Place
+    data_digest: str
+
+    def find(self, strategy: Strategy) -> Checkpoint | None:
+        """The verified checkpoint to go on from, of this model and data; None for a fresh start. Raises UserError."""
+        asked, present = self.config.resume, files.newest_first(self.out)
+        if self.place.is_retry and present:
+            asked = "auto"  # this run's own later checkpoints win over where its first attempt started
+        found = self._newest_here(present) if asked == "auto" else None
+        if asked not in ("auto", "none"):
+            found = _named(Path(asked).expanduser())
+        if present and (found is None or found.path.parent.resolve() != self.out.resolve()):
+            raise UserError(
+                f"resume={asked}, but {self.out} holds {present[0].name} of an earlier training; "
+                "choose another out=, or resume=auto to go on from it"
+            )
+        if found is None:
+            return None
+        world_size, data_digest = self.place.world_size, self.data_digest
+        check_fits(found.about, self.config, strategy, world_size=world_size, data_digest=data_digest)
+        self._set_aside_later(found)
+        say(f"resuming from {found.path}, step {found.about['step']}")
+        return found
+
+    def find_older(self, last: int | None) -> Checkpoint | None:
+        """The newest verified one of this run; where that is of step `last`, the one before it, if there is one."""
+        present = files.newest_first(self.out)
+        stuck = bool(present) and files.step_of(present[0]) == last
+        found = self._newest_whole((present[1:] or present) if stuck else present)
+        if found is not None:
+            self._set_aside_later(found)
+        return found
+
+    def _set_aside_later(self, found: Checkpoint) -> None:
+        for later in files.newest_first(self.out):
+            if (files.step_of(later) or 0) > found.about["step"]:
+                say(f"moved {later.name} to {files.quarantine(self.out, later)}: later than {found.path}")
+
+    def _newest_whole(self, present: List[Path]) -> Checkpoint | None:
+        for path in present:
+            try:
+                return files.verified(path)
+            except DamagedError as exc:
+                say(f"damaged checkpoint {path.name} ({exc}), moved to {files.quarantine(self.out, path)}")
+        return None
+
+    def _newest_here(self, present: List[Path]) -> Checkpoint | None:
+        found = self._newest_whole(present)
+        if found is None and files.quarantined(self.out):
+            raise UserError(
+                f"resume=auto: nothing loadable in {self.out}, {files.quarantined(self.out)} set aside in its quarantine "
+                "folder; resume=none starts again from step 0"
+            )
+        return found
+
+
+def _named(path: Path) -> Checkpoint:
+    """resume=PATH: one step folder, or the newest whole one in a folder of them; nothing is moved there."""
+    candidates = files.newest_first(path) or [path]
+    problems = []
+    for candidate in candidates:
+        try:
+            return files.verified(candidate)
+        except DamagedError as exc:
+            problems.append(f"{candidate.name}: {exc}")
+    raise UserError(f"resume={path}: no checkpoint could be loaded: {'; '.join(problems)}")

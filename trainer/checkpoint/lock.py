@@ -1,0 +1,35 @@
+"""One training a folder: two would remove each other's half-written checkpoints and mix their metrics. No torch here."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+NAME = ".lock"
+HOLDER_BYTES = 1024
+
+
+def take(out: Path, run: str | None) -> str:
+    """
+    Claim the folder for as long as this process lives; "", or who has it.
+
+    Args:
+        out: exists.
+        run: orch's id of the run. Its own earlier attempt is no stranger: a file server may take minutes to see that a
+            node is dead.
+    """
+    file = os.open(str(out / NAME), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock(), which children would hold on to
+    except OSError as exc:
+        holder = os.pread(file, HOLDER_BYTES, 0).decode(errors="replace").strip()
+        os.close(file)
+        if exc.errno not in (errno.EACCES, errno.EAGAIN):
+            return ""  # a file system without locks
+        return "" if run and holder.startswith(f"run {run},") else holder or "another process"
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"run {run or 'outside orch'}, pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    return ""  # the file stays open: closing it would give the folder up
