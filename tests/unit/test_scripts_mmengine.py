@@ -16,7 +16,7 @@ from trainer.accelerators import Accelerator, choose
 from trainer.errors import UserError
 from trainer.scripts import deepspeed, devices, mmengine
 
-Calls = list[tuple[object, ...]]
+Calls = list[tuple[Any, ...]]
 
 
 @pytest.fixture
@@ -284,7 +284,10 @@ def test_t20_refuses_an_optim_wrapper_with_a_step_of_its_own_before_that_is_made
     """Mixed precision is such a one: MMEngine's loss scaler would make the step, and a T20 would compute nothing."""
 
     class OptimWrapper:
-        backward = optim_context = step = print
+        backward = optim_context = print
+
+        def step(self) -> None:
+            pass
 
     class AmpOptimWrapper(OptimWrapper):
         def __init__(self, loss_scale: str) -> None:
