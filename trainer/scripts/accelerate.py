@@ -6,7 +6,7 @@ import functools
 import os
 from typing import Any
 
-from .devices import accelerator_of_script, model_is_left_on_the_cpu, there_is_only_the_cpu
+from .devices import accelerator_of_script, there_is_only_the_cpu
 
 
 def share_the_cpu(module: Any) -> None:  # noqa: ANN401 -- accelerate.state
@@ -23,11 +23,10 @@ def share_the_cpu(module: Any) -> None:  # noqa: ANN401 -- accelerate.state
         is_first = not state._shared_state  # noqa: SLF001 -- all later ones only look at that
         if is_first and not cpu and "LOCAL_RANK" in os.environ and str(getattr(self, "default_device", "")) == "cpu":
             cpu = True
-            accelerator = accelerator_of_script()
-            if accelerator.name == "cpu":
+            if (
+                accelerator_of_script().name == "cpu"
+            ):  # a card that accelerate does not know is told of at the first step
                 there_is_only_the_cpu("accelerate")
-            else:
-                model_is_left_on_the_cpu(accelerator)
         construct(self, cpu, **kwargs)
 
     state.__init__ = construct_where_it_is

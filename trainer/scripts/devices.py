@@ -44,7 +44,7 @@ def model_is_left_on_the_cpu(accelerator: Accelerator) -> None:
     device = accelerator.device_string(local_rank())
     warn(
         f"the model's parameters are on the CPU although {device} is here: the script trains on the CPU; move the model to "
-        f"{device!r} before it is wrapped and its optimizer is made"
+        f"{device!r} before it is wrapped and its optimizer is made, or take a version of its library that knows the device"
     )
 
 
