@@ -13,14 +13,14 @@ import os
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Callable, Mapping, NoReturn, Sequence, Type
+from typing import Any, Callable, Mapping, NoReturn, Sequence, Type
 
 import torch
 
-from trainer.accelerators import Accelerator, choose
-from trainer.errors import NetworkError, TrainerError, UserError
-from trainer.place import Place
-from trainer.roll_call import RollCall, by_rank
+from .accelerators import Accelerator, choose  # relative: scripts get this under another name (trainer/scripts)
+from .errors import NetworkError, TrainerError, UserError
+from .place import Place
+from .roll_call import RollCall, by_rank
 
 JOIN_TIMEOUT_S = 600.0  # torchrun's own limit for a static rendezvous
 CHUNK_BYTES = 64 << 20
@@ -56,6 +56,11 @@ class Group:
     device: torch.device
     roll: RollCall | None
     ready: str
+
+    @property
+    def greeting(self) -> str:
+        """What this rank's log gets: of rank 0 that all are there, of the others what they are on."""
+        return self.ready if self.place.is_main else f"rank {self.place.rank} ready, device {self.device}"
 
     def note(self, value: torch.Tensor, told: Told) -> torch.Tensor:
         """What a rank tells all others in the midst of a step: fp32 [NOTE_SIZE], on the device."""
@@ -159,8 +164,18 @@ def initialise(asked: str, timeout_s: float, env: Mapping[str, str]) -> Group:
         UserError: a rank has no usable device; on all ranks, where their store can be reached.
         TrainerError: a rank is missing, or the test all-reduce gave a wrong sum.
     """
+    return initialise_on(lambda: choose(asked, torch), timeout_s, env)
+
+
+def initialise_on(
+    find: Callable[[], Accelerator],
+    timeout_s: float,
+    env: Mapping[str, str],
+    **more: Any,  # noqa: ANN401 -- whatever init_process_group takes besides
+) -> Group:
+    """As `initialise`, on the accelerator that `find` gives; a UserError of its counts as this rank's."""
     place = Place.from_env(env)
-    accelerator, device, problem = _prepare(asked, place)
+    accelerator, device, problem = _prepare(find, place)
     if not place.launched:
         if accelerator is None or problem:
             raise UserError(problem)
@@ -168,25 +183,25 @@ def initialise(asked: str, timeout_s: float, env: Mapping[str, str]) -> Group:
     roll = RollCall.open(place, env, min(timeout_s, JOIN_TIMEOUT_S))
     roll.check_all("device", problem, accelerator.name if accelerator else "")
     assert accelerator is not None  # a rank with a problem did not get past the roll call
-    _join(accelerator, roll, timedelta(seconds=timeout_s))
+    _join(accelerator, roll, timeout=timedelta(seconds=timeout_s), **more)
     roll.check_all("all-reduce", _test_all_reduce(accelerator, place, device), device.type, kind=NetworkError)
     count = place.world_size
     ready = f"{count}/{count} ranks ready, backend {accelerator.backend}, device {device.type}"
     return Group(place, accelerator, device, roll, ready)
 
 
-def _prepare(asked: str, place: Place) -> tuple[Accelerator | None, torch.device, str]:
+def _prepare(find: Callable[[], Accelerator], place: Place) -> tuple[Accelerator | None, torch.device, str]:
     """(row, device, ""), or what is known so far and why this rank cannot go on."""
     accelerator, device = None, torch.device("cpu")
     try:
-        accelerator = choose(asked, torch)
+        accelerator = find()
         device = _take_device(accelerator, place)
     except UserError as exc:
         return accelerator, device, str(exc)
     return accelerator, device, ""
 
 
-def _join(accelerator: Accelerator, roll: RollCall, timeout: timedelta) -> None:
+def _join(accelerator: Accelerator, roll: RollCall, **more: Any) -> None:  # noqa: ANN401 -- as above
     """Make the process group; raises TrainerError in the words of the library that refuses."""
     place, dist = roll.place, accelerator.distributed
     if accelerator.own_rendezvous:
@@ -194,9 +209,7 @@ def _join(accelerator: Accelerator, roll: RollCall, timeout: timedelta) -> None:
     else:
         meeting = {"store": roll.store_for("group")}
     try:
-        dist.init_process_group(
-            accelerator.backend, rank=place.rank, world_size=place.world_size, timeout=timeout, **meeting
-        )
+        dist.init_process_group(accelerator.backend, rank=place.rank, world_size=place.world_size, **meeting, **more)
     except (RuntimeError, ValueError) as exc:
         raise NetworkError(f"rank {place.rank} cannot join the group ({accelerator.backend}): {exc}") from exc
 

@@ -151,7 +151,7 @@ class Trainer:
         place, config = self.group.place, self.config
         if not place.is_main:
             self.progress.write("init", 0)
-            say(f"rank {place.rank} ready, device {self.group.device}")
+            say(self.group.greeting)
             return
         self.progress.write("init", 0, ready=self.group.ready)
         say(self.group.ready)

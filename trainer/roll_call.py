@@ -13,8 +13,8 @@ from typing import Any, Dict, List, Mapping, Sequence, Type
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in its __all__, but public
 
-from trainer.errors import NetworkError, TrainerError, UserError
-from trainer.place import Place
+from .errors import NetworkError, TrainerError, UserError  # relative: as in place.py
+from .place import Place
 
 VERDICT_GRACE_S = 30.0
 LEAVE_TIMEOUT_S = 10.0

@@ -114,6 +114,36 @@ def test_two_nodes_of_t20_train_under_orch(tmp_path: Path) -> None:
     assert status["summary"]["steps"] == 3
 
 
+PLAIN = """
+import os
+import torch
+import torch_gcu
+
+card = int(os.environ["LOCAL_RANK"])
+torch.gcu.set_device(card)
+torch.distributed.init_process_group("eccl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1).to(f"gcu:{card}"), device_ids=[card])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(2, 4, device=f"gcu:{card}")).pow(2).mean().backward()
+optimizer.step()
+print("trained", torch.distributed.get_rank(), next(model.parameters()).device, flush=True)
+os._exit(0)  # gloo sometimes aborts at the interpreter's exit, after all work is done
+"""
+
+
+def test_script_of_plain_torch_trains_on_two_nodes_of_s60_under_orch(tmp_path: Path) -> None:
+    path = environment("s60")["PYTHONPATH"]
+    (tmp_path / "inventory.yaml").write_text(INVENTORY.format(path=path, workdir=tmp_path / ".work"))
+    (tmp_path / "train.py").write_text(PLAIN)
+    orch = Orch(tmp_path)
+    orch("ssh-launch", "--", "train.py", timeout_s=200)
+    assert sorted(line["text"] for line in orch.lines("--grep", "^trained")) == [
+        f"trained {rank} gcu:0" for rank in (0, 1)
+    ]
+    ready = [rank["ready"] for node in orch.status()["nodes"] for rank in node["progress"].values()]
+    assert ready == ["2/2 ranks ready, backend eccl, device gcu"] * 2
+
+
 def test_t20_trains_on_its_own_python_and_torch(tmp_path: Path) -> None:
     """$ORCH_TORCH_1_10 is a Python 3.8 that has torch 1.10: half a gigabyte that nothing else here needs."""
     python = os.environ.get("ORCH_TORCH_1_10")

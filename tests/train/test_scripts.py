@@ -1,7 +1,8 @@
-"""Scripts of MMEngine and Hugging Face as their users wrote them for CUDA, on two nodes without it."""
+"""Scripts of MMEngine, Hugging Face and accelerate as their users wrote them for CUDA, on two nodes without it."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,13 @@ pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
 
 MMENGINE = """
 import os
+import sys
 import torch
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
+
+if "--cured-of-s0" in sys.argv:
+    torch.distributed.init_process_group("gloo")
 
 class Model(BaseModel):
     def __init__(self):
@@ -60,24 +65,43 @@ ZERO3 = """
 {
   "train_micro_batch_size_per_gpu": "auto",
   "gradient_accumulation_steps": "auto",
-  "zero_force_ds_cpu_optimizer": false,
-  "zero_optimization": {"stage": 3, "overlap_comm": true, "contiguous_gradients": true, "reduce_bucket_size": 500000000}
+  "zero_optimization": {
+    "stage": 3, "overlap_comm": true, "contiguous_gradients": true, "reduce_bucket_size": 5e8,
+    "stage3_prefetch_bucket_size": 5e8, "stage3_param_persistence_threshold": 1e6,
+    "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9
+  }
 }
 """
-LOCAL = """
-name: here
-accelerator: cpu
-devices: 1
-transport: local
-env: {OMP_NUM_THREADS: 1, TORCH_EXTENSIONS_DIR: COMPILED}
-defaults: {workdir: WORKDIR}
-nodes: [{name: "n[0-1]"}]
+"""By S4 of the field guides."""
+
+ACCELERATE = """
+import os
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 4), torch.ones(8, 1)), batch_size=2)
+model, optimizer, data = accelerator.prepare(model, optimizer, data)
+for inputs, targets in data:
+    optimizer.zero_grad()
+    accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+    optimizer.step()
+ranks = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+print("trained", ranks, len(data), type(model).__name__, flush=True)
+accelerator.end_training()
+os._exit(0)  # as above
 """
 
 
 def _trained(orch: Orch) -> list[str]:
     lines = orch.lines("--grep", "^trained")
     return sorted(line["text"] for line in lines if line["stream"] == "out")
+
+
+def _ready(orch: Orch) -> list[str]:
+    return [rank.get("ready") for node in orch.status()["nodes"] for rank in node["progress"].values()]
 
 
 @pytest.fixture
@@ -95,29 +119,57 @@ def test_mmengine_script_for_cuda_trains_without_whatever_its_launcher_is(mmengi
     """Both launchers come to the same group, so one run shows both."""
     mmengine("ssh-launch", "--", "train.py", timeout_s=200)
     assert _trained(mmengine) == [f"trained {rank} 2 2 MMDistributedDataParallel" for rank in (0, 1)]
-    nodes = mmengine.status()["nodes"]
-    progress = [rank for node in nodes for rank in node["progress"].values()]
-    assert [one["ready"] for one in progress] == ["2/2 ranks ready, backend gloo, device cpu"] * 2
+    assert _ready(mmengine) == ["2/2 ranks ready, backend gloo, device cpu"] * 2
+    said = [line["text"] for line in mmengine.lines("--grep", " ready, ")]
+    assert sorted(said) == ["2/2 ranks ready, backend gloo, device cpu", "rank 1 ready, device cpu"]
 
 
-def test_bare_script_fails_as_under_torchrun(mmengine: Orch) -> None:
-    """By S0 of the field guides; a torch that is built with CUDA says: Found no NVIDIA driver on your system."""
-    done = mmengine("ssh-launch", "--bare", "--nodes", "n0", "--", "train.py", code=1, timeout_s=200)
-    assert "torch.cuda.set_device(local_rank)" in done.stdout
-    assert "_cuda_setDevice" in done.stdout or "Found no NVIDIA driver" in done.stdout
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        # a torch that is built with CUDA says: Found no NVIDIA driver on your system
+        ((), r"torch\.cuda\.set_device\(local_rank\)(.|\n)*(_cuda_setDevice|Found no NVIDIA driver)"),
+        (
+            ("--cured-of-s0",),
+            r"ValueError: DistributedDataParallel device_ids and output_device .* but got device_ids \[0\], .*'cpu'",
+        ),
+    ],
+    ids=["S0", "S1"],
+)
+def test_bare_script_fails_as_under_torchrun(mmengine: Orch, words: tuple[str, ...], said: str) -> None:
+    """By the field guides: what the cure of S0 leads to is S1."""
+    done = mmengine("ssh-launch", "--bare", "--nodes", "n0", "--", "train.py", *words, code=1, timeout_s=200)
+    assert re.search(said, done.stdout)
 
 
-def test_hugging_face_script_trains_with_zero3_and_compiles_nothing(tmp_path: Path) -> None:
+def test_script_that_makes_its_group_itself_trains_where_s1_ended_it(mmengine: Orch) -> None:
+    mmengine("ssh-launch", "--", "train.py", "--cured-of-s0", timeout_s=200)
+    assert _trained(mmengine) == [f"trained {rank} 2 2 MMDistributedDataParallel" for rank in (0, 1)]
+
+
+def test_hugging_face_script_trains_with_zero3_and_compiles_nothing(farm: Farm, tmp_path: Path) -> None:
     for name in ("transformers", "accelerate", "deepspeed"):
         components.module(name)
-    compiled = tmp_path / ".compiled"
-    text = LOCAL.replace("WORKDIR", str(tmp_path / ".work")).replace("COMPILED", str(compiled))
-    (tmp_path / "inventory.yaml").write_text(text)
+    compiled = farm.home / "compiled"
+    farm.inventory(tmp_path, nodes=2, env={"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(compiled)})
     (tmp_path / "train.py").write_text(HUGGING_FACE)
     (tmp_path / "zero3.json").write_text(ZERO3)
     orch = Orch(tmp_path)
-    words = ["--output_dir=out", "--deepspeed=zero3.json", "--ddp_timeout=7200", "--max_steps=4", "--use_cpu=True"]
+    words = ["--output_dir=out", "--deepspeed=zero3.json", "--ddp_timeout=7200", "--max_steps=4"]
     words += ["--per_device_train_batch_size=2", "--report_to=none", "--save_strategy=no"]
     orch("ssh-launch", "--", "train.py", *words, timeout_s=200)
     assert _trained(orch) == [f"trained {rank} 2 4 DeepSpeedEngine 3" for rank in (0, 1)]
+    assert _ready(orch) == ["2/2 ranks ready, backend gloo, device cpu"] * 2
     assert not compiled.exists()
+
+
+def test_accelerate_script_forms_one_world(farm: Farm, tmp_path: Path) -> None:
+    components.module("accelerate")
+    farm.inventory(tmp_path, nodes=2, env={"OMP_NUM_THREADS": "1"})
+    (tmp_path / "train.py").write_text(ACCELERATE)
+    orch = Orch(tmp_path)
+    orch("ssh-launch", "--", "train.py", timeout_s=200)
+    assert _trained(orch) == ["trained [0, 1] 2 DistributedDataParallel"] * 2
+    assert _ready(orch) == ["2/2 ranks ready, backend gloo, device cpu"] * 2
+    progress = [rank for node in orch.status()["nodes"] for rank in node["progress"].values()]
+    assert [(one["phase"], one["saved"]) for one in progress] == [("step", None)] * 2

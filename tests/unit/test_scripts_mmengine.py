@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from tests.grounds.ports import free_ports
 from trainer.accelerators import Accelerator, choose
-from trainer.scripts import deepspeed, mmengine
+from trainer.errors import UserError
+from trainer.scripts import deepspeed, devices, mmengine
 
-Calls = list[tuple[object, ...]]
+Calls = list[tuple[Any, ...]]
 
 
 @pytest.fixture
@@ -21,9 +25,12 @@ def calls() -> Calls:
 
 
 def _row(calls: Calls, kind: str) -> Accelerator:
-    """The accelerator's row of the table, with a process group that only notes what it is asked for."""
+    """The accelerator's row of the table, with a process group of one that only notes what it is asked for."""
     device, backend = {"cpu": ("cpu", "gloo"), "gcu-i3x": ("gcu:{n}", "eccl"), "gcu-t2x": ("xla:{n}", "eccl")}[kind]
-    group = SimpleNamespace(init_process_group=lambda **said: calls.append(("group", said)))
+    group = SimpleNamespace(
+        init_process_group=lambda backend, **said: calls.append(("group", backend, said)),
+        all_reduce=lambda probe: calls.append(("all-reduce", probe.item())),
+    )
     row = choose("cpu", torch)
     return replace(
         row,
@@ -31,14 +38,24 @@ def _row(calls: Calls, kind: str) -> Accelerator:
         device=device,
         backend=backend,
         distributed=group,
+        own_rendezvous=kind == "gcu-t2x",
         set_device=lambda number: calls.append(("device", number)),
         step=lambda *words: calls.append(("step", *words)),
     )
 
 
-def _there_is(monkeypatch: pytest.MonkeyPatch, accelerator: Accelerator | None) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "3")
+def _there_is(monkeypatch: pytest.MonkeyPatch, accelerator: Accelerator | None, *, ranks: int = 1) -> None:
+    (port,) = free_ports(1)
+    place = {"RANK": 0, "LOCAL_RANK": 3, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(mmengine, "unknown_to_mmengine", lambda: accelerator)
+    devices.warn.cache_clear()
+
+
+def _computing_here(row: Accelerator) -> Accelerator:
+    """There is no such card here to try."""
+    return replace(row, device="cpu")
 
 
 def _dist_utils(calls: Calls) -> Any:  # noqa: ANN401
@@ -64,14 +81,49 @@ def _dist_utils(calls: Calls) -> Any:  # noqa: ANN401
         ("gcu-t2x", "nccl", "eccl"),
     ],
 )
-def test_group_is_joined_after_the_device_was_taken(
-    monkeypatch: pytest.MonkeyPatch, calls: Calls, launcher: str, kind: str, asked: str, gets: str
+def test_group_is_joined_after_the_device_was_taken_and_then_tried(
+    monkeypatch: pytest.MonkeyPatch,
+    calls: Calls,
+    capsys: pytest.CaptureFixture[str],
+    launcher: str,
+    kind: str,
+    asked: str,
+    gets: str,
 ) -> None:
     module = _dist_utils(calls)
-    _there_is(monkeypatch, _row(calls, kind))
+    _there_is(monkeypatch, _computing_here(_row(calls, kind)))
     mmengine.join_ranks(module)
-    vars(module)[f"_init_dist_{launcher}"](asked, init_backend="torch", timeout=5)
-    assert calls == [("device", 3), ("group", {"backend": gets, "timeout": 5})]
+    vars(module)[f"_init_dist_{launcher}"](asked, init_backend="torch", timeout=timedelta(seconds=5), group_name="g")
+    device, (what, backend, said), test = calls
+    assert (device, what, backend, test) == (("device", 3), "group", gets, ("all-reduce", 1.0))
+    meeting = said.pop("init_method", "")[:6] or type(said.pop("store")).__name__
+    assert meeting == ("tcp://" if kind == "gcu-t2x" else "PrefixStore")
+    assert said == {"rank": 0, "world_size": 1, "timeout": timedelta(seconds=5), "group_name": "g"}
+    assert f"1/1 ranks ready, backend {gets}, device cpu\n" in capsys.readouterr().err
+
+
+def test_deepspeed_finds_the_group_already_made(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
+    package = SimpleNamespace(init_distributed=lambda backend, **said: calls.append(("deepspeed", backend, said)))
+    monkeypatch.setitem(sys.modules, "deepspeed", package)
+    module = _dist_utils(calls)
+    _there_is(monkeypatch, _row(calls, "cpu"))
+    mmengine.join_ranks(module)
+    module._init_dist_pytorch("nccl", init_backend="deepspeed", verbose=False)  # noqa: SLF001
+    assert [what for what, *_ in calls] == ["device", "group", "all-reduce", "deepspeed"]
+    assert calls[-1] == ("deepspeed", "gloo", {"timeout": timedelta(minutes=30), "verbose": False})
+
+
+def test_ranks_that_do_not_come_are_named_and_the_group_is_not_waited_in(
+    monkeypatch: pytest.MonkeyPatch, calls: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = _dist_utils(calls)
+    _there_is(monkeypatch, _row(calls, "cpu"), ranks=3)
+    mmengine.join_ranks(module)
+    with pytest.raises(SystemExit) as ended:
+        module._init_dist_pytorch("nccl", timeout=timedelta(seconds=0.1))  # noqa: SLF001
+    assert ended.value.code == 1
+    assert "error: 1/3 ranks ready after 0.1 s; missing: rank 1-2" in capsys.readouterr().err
+    assert calls == [("device", 3)]
 
 
 @pytest.mark.parametrize(("kind", "rank", "warned"), [("cpu", "0", True), ("cpu", "1", False), ("gcu-i3x", "0", False)])
@@ -84,7 +136,7 @@ def test_training_on_the_cpu_is_warned_of_once_a_node(
     warned: bool,
 ) -> None:
     module = _dist_utils(calls)
-    _there_is(monkeypatch, _row(calls, kind))
+    _there_is(monkeypatch, _computing_here(_row(calls, kind)))
     monkeypatch.setenv("LOCAL_RANK", rank)
     mmengine.join_ranks(module)
     module._init_dist_pytorch("nccl")  # noqa: SLF001
@@ -163,6 +215,42 @@ def test_device_ids_are_given_only_where_they_belong(
     assert "output_device" not in wrapped.got[1]
 
 
+def test_wrapper_is_left_alone_where_mmengine_knows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says of a model that somebody has left on the CPU is right there."""
+    wrappers, model = _wrappers(), _on("cpu")
+    _there_is(monkeypatch, None)
+    mmengine.take_device_ids(wrappers)
+    assert wrappers.MMDistributedDataParallel(model, device_ids=[3]).got == (model, {"device_ids": [3]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "said"),
+    [
+        ("gcu-i3x", "0", ["the model's parameters are on the CPU although gcu:0 is here"]),
+        ("gcu-t2x", "0", ["the model's parameters are on the CPU although xla:0 is here"]),
+        ("gcu-t2x", "1", []),
+        ("cpu", "0", []),
+    ],
+)
+def test_model_that_is_left_on_the_cpu_beside_a_card_is_warned_of_once_a_node(
+    monkeypatch: pytest.MonkeyPatch,
+    calls: Calls,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    rank: str,
+    said: list[str],
+) -> None:
+    wrappers = _wrappers()
+    _there_is(monkeypatch, replace(_row(calls, kind), data_parallel=Stock))
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    mmengine.take_device_ids(wrappers)
+    for _ in range(2):
+        wrappers.MMDistributedDataParallel(_on("cpu"), device_ids=[int(rank)])
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.removeprefix("WARNING: ").partition(":0 is here")[0] + ":0 is here" for line in lines] == said
+    assert all("move the model to" in line for line in lines)
+
+
 def test_t20_wraps_with_its_own_and_makes_its_own_step(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
     class OptimWrapper:
         optimizer = "optimizer"
@@ -188,6 +276,30 @@ def test_t20_wraps_with_its_own_and_makes_its_own_step(monkeypatch: pytest.Monke
     wrapper.backward("loss")
     wrapper.step()
     assert calls == [("backward", "loss"), ("step", "optimizer", "loss", "model")]
+
+
+def test_t20_refuses_an_optim_wrapper_with_a_step_of_its_own_before_that_is_made(
+    monkeypatch: pytest.MonkeyPatch, calls: Calls
+) -> None:
+    """Mixed precision is such a one: MMEngine's loss scaler would make the step, and a T20 would compute nothing."""
+
+    class OptimWrapper:
+        backward = optim_context = print
+
+        def step(self) -> None:
+            pass
+
+    class AmpOptimWrapper(OptimWrapper):
+        def __init__(self, loss_scale: str) -> None:
+            pytest.fail(f"made with {loss_scale}")
+
+        def step(self) -> None:
+            pass
+
+    _there_is(monkeypatch, _row(calls, "gcu-t2x"))
+    mmengine.take_steps(SimpleNamespace(OptimWrapper=OptimWrapper))
+    with pytest.raises(UserError, match=r"AmpOptimWrapper makes a step of its own.*use type='OptimWrapper'"):
+        AmpOptimWrapper("dynamic")
 
 
 def test_deepspeed_compiles_nothing_that_only_its_own_launcher_uses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,10 @@ import pytest
 import torch
 
 from orchestrator.node.endings import Ending
+from tests.grounds.gcu import try_each
+from trainer.accelerators import Accelerator, choose
 from trainer.place import Place
+from trainer.scripts import devices, progress
 from trainer.scripts.progress import EVERY_S, StepCount, count_steps
 
 
@@ -146,3 +150,67 @@ def test_process_without_a_place_in_the_run_counts_nothing(
 ) -> None:
     monkeypatch.setenv(name, value)
     count_steps(SimpleNamespace(register_optimizer_step_post_hook=pytest.fail, Optimizer=object))
+
+
+ON_A_CARD = """
+os.environ.update(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1', ORCH_RUN_DIR={folder!r}, ORCH_NODE='n0', ORCH_ATTEMPT='1')
+gcu.set_device(0); join()
+import trainer.scripts.progress as progress, torch.optim.optimizer as module
+progress.count_steps(module)
+torch.optim.SGD(learnt(CARD).parameters(), lr=0.1).step()
+raise Warning(open({folder!r} + '/attempt-1/n0/progress/0.json').read())
+"""
+
+
+def test_group_of_a_card_is_told_of_in_its_own_words_whosever_it_is(tmp_path: Path) -> None:
+    """A T20's is not torch.distributed's."""
+    folders = {generation: str(tmp_path / generation) for generation in ("t20", "s60")}
+    answers = try_each([(generation, ON_A_CARD.format(folder=folder)) for generation, folder in folders.items()])
+    told = [json.loads(answer.removeprefix("Warning: "))["ready"] for answer in answers]
+    assert told == [f"1/1 ranks ready, backend eccl, device {device}" for device in ("xla", "gcu")]
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Accelerator:
+    """A card that the process sees; this is the first rank of its node."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    devices.warn.cache_clear()
+    found = replace(choose("cpu", torch), name="cuda", device="cuda:{n}", peak_memory=lambda: 0)
+    monkeypatch.setattr(progress, "accelerator_of_script", lambda: found)
+    return found
+
+
+@pytest.mark.usefixtures("card")
+def test_steps_on_the_cpu_beside_an_idle_card_are_warned_of_once(
+    count: StepCount, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for optimizer in (_optimizer(), _optimizer()):
+        count(optimizer, (), {})
+    said = capsys.readouterr().err
+    assert said.count("WARNING") == said.count("on the CPU although cuda:0 is here") == 1
+    assert "move the model to 'cuda:0'" in said
+
+
+def test_nothing_is_warned_of_where_the_card_is_used_or_another_rank_says_it(
+    monkeypatch: pytest.MonkeyPatch, card: Accelerator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With DeepSpeed's offload, what the optimizer has is on the CPU, and the model is not."""
+    here, there = _optimizer().param_groups[0]["params"], [torch.ones(1, device="meta")]
+    devices.warn_of_idle_cards(replace(card, peak_memory=lambda: 4096), here)
+    devices.warn_of_idle_cards(card, there)
+    devices.warn_of_idle_cards(choose("cpu", torch), here)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    devices.warn_of_idle_cards(card, here)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("rank", "warned"), [("0", True), ("1", False)])
+def test_card_that_the_script_has_not_asked_for_is_told_of_and_not_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], rank: str, warned: bool
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.setattr(devices, "GCU_FILES", f"{tmp_path}/gcu*")
+    (tmp_path / "gcu0").touch()
+    assert devices.accelerator_of_script().name == "cpu"
+    said = f"WARNING: this node has {tmp_path}/gcu0, but the script has not imported torch_gcu; training on the CPU"
+    assert (said in capsys.readouterr().err) is warned

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 AFTER = {
     "torch.optim.optimizer": "progress.count_steps",
     "deepspeed.ops": "deepspeed.need_no_compiler",
+    "accelerate.state": "accelerate.share_the_cpu",
     "mmengine.device.utils": "mmengine.find_device",
     "mmengine.dist.utils": "mmengine.join_ranks",
     "mmengine.dist.dist": "mmengine.take_collectives",

@@ -11,9 +11,16 @@ import functools
 import importlib
 import os
 import sys
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from ..accelerators import Accelerator, choose  # noqa: TID252 -- known under another name than `trainer`
+from ..errors import TrainerError, UserError, report  # noqa: TID252
+from .devices import kinds_of, local_rank, model_is_left_on_the_cpu, there_is_only_the_cpu
+
+TIMEOUT = timedelta(minutes=30)  # torch's own for gloo
+PLACED = ("rank", "world_size", "init_method", "store")  # what init_process_group is told of the rank's place: orch's
 
 # `Any` below stands for MMEngine's and torch's classes, which are not imported here.
 
@@ -25,10 +32,6 @@ def unknown_to_mmengine() -> Accelerator | None:
     return choose("auto", importlib.import_module("torch")) if found == "cpu" else None
 
 
-def local_rank() -> int:
-    return int(os.environ["LOCAL_RANK"])
-
-
 def find_device(module: Any) -> None:  # noqa: ANN401
     """get_device() names the device that models are moved to."""
     accelerator = unknown_to_mmengine()
@@ -37,27 +40,18 @@ def find_device(module: Any) -> None:  # noqa: ANN401
 
 
 def join_ranks(module: Any) -> None:  # noqa: ANN401
-    """init_dist takes the device first and then a backend that speaks for it, as orch has placed the rank."""
+    """init_dist goes the way of the shared trainer: device, roll call, group, self-test; as orch has placed the rank."""
     known, accelerator = module._init_dist_pytorch, unknown_to_mmengine()  # noqa: SLF001 -- there is no other name
 
     def init(backend: str, port: object = None, **kwargs: Any) -> None:  # noqa: ARG001, ANN401 -- orch has chosen the port
-        if accelerator is None:
+        if accelerator is None or kwargs.get("init_backend", "torch") not in ("torch", "deepspeed"):
             known(backend, **kwargs)
             return
-        if accelerator.name == "cpu" and local_rank() == 0:
-            sys.stderr.write(
-                "WARNING: there is no CUDA device here that torch can use, and no GCU: MMEngine trains on the CPU\n"
-            )
-        accelerator.set_device(local_rank())
-        init_backend = kwargs.pop("init_backend", "torch")
+        if accelerator.name == "cpu":
+            there_is_only_the_cpu("MMEngine")
         if "nccl" in backend or backend == "gloo":  # mpi and what people bring along stay
             backend = accelerator.backend
-        if init_backend == "torch":
-            accelerator.distributed.init_process_group(backend=backend, **kwargs)
-        elif init_backend == "deepspeed":
-            importlib.import_module("deepspeed").init_distributed(dist_backend=backend, **kwargs)
-        else:
-            known(backend, init_backend=init_backend, **kwargs)
+        _join(replace(accelerator, backend=backend), **kwargs)
 
     # That for Slurm asks scontrol and SLURM_* for what RANK, LOCAL_RANK, WORLD_SIZE and MASTER_* say already.
     module._init_dist_slurm = init  # noqa: SLF001
@@ -65,6 +59,19 @@ def join_ranks(module: Any) -> None:  # noqa: ANN401
         module._init_dist_pytorch = init  # noqa: SLF001
         take_collectives(module)
         _communicate_on_the_device(module, accelerator)
+
+
+def _join(accelerator: Accelerator, *, init_backend: str = "torch", timeout: timedelta = TIMEOUT, **more: Any) -> None:  # noqa: ANN401
+    from ..distributed import initialise_on  # noqa: PLC0415, TID252 -- a torch without it imports MMEngine as well
+
+    for_torch = {name: value for name, value in more.items() if name not in PLACED} if init_backend == "torch" else {}
+    try:
+        group = initialise_on(lambda: accelerator, timeout.total_seconds(), os.environ, **for_torch)
+    except TrainerError as exc:
+        raise SystemExit(report(exc, os.environ)) from exc
+    sys.stderr.write(f"{group.greeting}\n")
+    if init_backend == "deepspeed":  # it takes the group that is there
+        importlib.import_module("deepspeed").init_distributed(accelerator.backend, timeout=timeout, **more)
 
 
 def take_collectives(module: Any) -> None:  # noqa: ANN401
@@ -87,21 +94,25 @@ def _communicate_on_the_device(module: Any, accelerator: Accelerator) -> None:  
 
 def take_device_ids(module: Any) -> None:  # noqa: ANN401
     """Wrappers are given device_ids=[LOCAL_RANK]; a module on the CPU goes without, one on a T20 never does."""
+    accelerator = unknown_to_mmengine()
+    if accelerator is None:
+        return
     wrapper = module.MMDistributedDataParallel
     construct = wrapper.__init__
 
     @functools.wraps(construct)
     def construct_where_it_is(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        kinds = {parameter.device.type for parameter in module.parameters()}
+        kinds = kinds_of(module.parameters())
         if kinds <= {"cpu"}:
+            if accelerator.name != "cpu":
+                model_is_left_on_the_cpu(accelerator)
             kwargs.update({name: None for name in ("device_ids", "output_device") if name in kwargs})
         elif kinds == {"xla"}:
             kwargs["device_ids"] = [local_rank()]  # without, there would be a replica on every card of the node
         construct(self, module, *args, **kwargs)
 
     wrapper.__init__ = construct_where_it_is
-    accelerator = unknown_to_mmengine()
-    if accelerator is not None and accelerator.data_parallel is not module.DistributedDataParallel:
+    if accelerator.data_parallel is not module.DistributedDataParallel:
         wrapper.__bases__ = (accelerator.data_parallel,)  # a T20's own
 
 
@@ -126,4 +137,12 @@ def take_steps(module: Any) -> None:  # noqa: ANN401
             self._clip_grad()
         step_of_t20(self.optimizer, self.orch_loss, self.orch_model)
 
+    def new(kind: Any, *_: Any, **__: Any) -> Any:  # noqa: ANN401
+        if kind.step is not step:  # AmpOptimWrapper and ApexOptimWrapper
+            raise UserError(
+                f"{kind.__name__} makes a step of its own, by which a T20 computes nothing: use type='OptimWrapper'"
+            )
+        return object.__new__(kind)
+
     wrapper.backward, wrapper.optim_context, wrapper.step = backward_from, context_of, step
+    wrapper.__new__ = new

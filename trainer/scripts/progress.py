@@ -9,10 +9,11 @@ import sys
 import time
 import weakref
 from pathlib import Path
-from typing import Any, Callable, Dict, MutableMapping
+from typing import Any, Callable, Dict, Iterator, MutableMapping
 
 from ..errors import UserError  # noqa: TID252 -- known under another name than `trainer`
 from ..place import Place, Progress  # noqa: TID252
+from .devices import accelerator_of_script, warn_of_idle_cards
 
 EVERY_S = 1.0
 SOURCE = "optimizer"
@@ -35,8 +36,13 @@ class StepCount:
         self.steps: MutableMapping[Any, int] = weakref.WeakKeyDictionary()
         self.step = 0
         self.due_s = clock_s()
+        self.accelerator: Any = None
+        """Known from the first step on: a script may still choose what it sees before."""
 
     def __call__(self, optimizer: Any, *_: object) -> None:  # noqa: ANN401
+        if self.step == 0:
+            self.accelerator = accelerator_of_script()
+            warn_of_idle_cards(self.accelerator, _parameters(optimizer))
         self.steps[optimizer] = done = self.steps.get(optimizer, 0) + 1
         self.step = max(self.step, done)
         now_s = self.clock_s()
@@ -44,7 +50,7 @@ class StepCount:
             return
         self.due_s = now_s + EVERY_S
         if _is_ours(self.path):
-            self.progress.write("step", self.step, **_ready(optimizer))
+            self.progress.write("step", self.step, **_ready(self.accelerator.distributed, optimizer))
         else:
             self.due_s = float("inf")
 
@@ -99,12 +105,14 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def _ready(optimizer: Any) -> Dict[str, str]:  # noqa: ANN401
+def _ready(group: Any, optimizer: Any) -> Dict[str, str]:  # noqa: ANN401
     """What `orch status` says of the group, in the words of the shared trainer."""
-    group = sys.modules.get("torch.distributed")
-    if group is None or not group.is_available() or not group.is_initialized():
+    if not group.is_available() or not group.is_initialized():
         return {}
     ranks, backend = group.get_world_size(), group.get_backend()
-    parameters = (one for some in optimizer.param_groups for one in some["params"])
-    device = next((one.device.type for one in parameters), "none")
+    device = next((one.device.type for one in _parameters(optimizer)), "none")
     return {"ready": f"{ranks}/{ranks} ranks ready, backend {backend}, device {device}"}
+
+
+def _parameters(optimizer: Any) -> Iterator[Any]:  # noqa: ANN401
+    return (one for group in optimizer.param_groups for one in group["params"])

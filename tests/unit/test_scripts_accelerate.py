@@ -1,0 +1,57 @@
+"""Ranks of accelerate find each other where it knows no device. accelerate is a stand-in; the real one is in tests/train."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from trainer.accelerators import choose
+from trainer.scripts import accelerate, devices
+
+
+def _module(device: str) -> Any:  # noqa: ANN401
+    class PartialState:
+        _shared_state: ClassVar[dict[str, object]] = {}
+        default_device = torch.device(device)
+
+        def __init__(self, cpu: bool = False, **more: object) -> None:  # noqa: FBT002
+            self._shared_state.setdefault("got", (cpu, more))
+
+    return SimpleNamespace(PartialState=PartialState)
+
+
+@pytest.mark.parametrize(
+    ("device", "launched", "on_cpu"), [("cpu", True, True), ("cpu", False, False), ("cuda", True, False)]
+)
+def test_launched_ranks_share_the_cpu_where_nothing_else_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], device: str, launched: bool, on_cpu: bool
+) -> None:
+    devices.warn.cache_clear()
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if launched:
+        monkeypatch.setenv("LOCAL_RANK", "0")
+    module = _module(device)
+    accelerate.share_the_cpu(module)
+    for _ in range(2):
+        module.PartialState(timeout=5)
+    assert module.PartialState._shared_state == {"got": (on_cpu, {"timeout": 5})}  # noqa: SLF001
+    assert capsys.readouterr().err.count("accelerate trains on the CPU") == int(on_cpu)
+
+
+def test_only_the_cpu_is_not_said_to_be_there_where_a_card_is_that_accelerate_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first step of the optimizer warns of that."""
+    devices.warn.cache_clear()
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    found = replace(choose("cpu", torch), name="gcu-i3x", device="gcu:{n}")
+    monkeypatch.setattr(accelerate, "accelerator_of_script", lambda: found)
+    module = _module("cpu")
+    accelerate.share_the_cpu(module)
+    module.PartialState()
+    assert module.PartialState._shared_state == {"got": (True, {})}  # noqa: SLF001
+    assert capsys.readouterr().err == ""

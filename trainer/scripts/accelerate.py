@@ -1,0 +1,32 @@
+"""accelerate, and with it Hugging Face's Trainer, where there is no device that it knows."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+from .devices import accelerator_of_script, there_is_only_the_cpu
+
+
+def share_the_cpu(module: Any) -> None:  # noqa: ANN401 -- accelerate.state
+    """
+    Ranks train together on the CPU, as with Accelerator(cpu=True) or --use_cpu.
+
+    Without, every one would take itself for the only one, and train all by itself.
+    """
+    state = module.PartialState
+    construct = state.__init__
+
+    @functools.wraps(construct)
+    def construct_where_it_is(self: Any, cpu: bool = False, **kwargs: Any) -> None:  # noqa: ANN401, FBT001, FBT002 -- theirs
+        is_first = not state._shared_state  # noqa: SLF001 -- all later ones only look at that
+        if is_first and not cpu and "LOCAL_RANK" in os.environ and str(getattr(self, "default_device", "")) == "cpu":
+            cpu = True
+            if (
+                accelerator_of_script().name == "cpu"
+            ):  # a card that accelerate does not know is told of at the first step
+                there_is_only_the_cpu("accelerate")
+        construct(self, cpu, **kwargs)
+
+    state.__init__ = construct_where_it_is
