@@ -175,6 +175,8 @@ def _prepare(asked: str, place: Place) -> tuple[Accelerator | None, torch.device
     accelerator, device = None, torch.device("cpu")
     try:
         accelerator = choose(asked, torch)
+        if accelerator.passed_over and place.local_rank == 0:  # once a node
+            sys.stderr.write(f"WARNING: training on the CPU: {accelerator.passed_over}, or say device=cpu\n")
         device = _take_device(accelerator, place)
     except UserError as exc:
         return accelerator, device, str(exc)

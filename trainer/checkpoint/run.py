@@ -128,7 +128,7 @@ class Checkpoints:
             lasting: training may go on before it is written.
             room: tensors of a snapshot of before, which has been written, to be used again.
         """
-        randomness = self.group.gather_bytes(random_state(self.group.device))
+        randomness = self.group.gather_bytes(random_state(self.group.accelerator))
         whole = strategy.state()
         if not self.group.place.is_main:
             return None
@@ -189,7 +189,7 @@ class Checkpoints:
         strategy.load(load_state(whole, f"step_{about['step']}"))
         randomness = json.loads(self.group.broadcast_bytes(parts.get("rng.json", b"")))
         if self.group.place.rank < len(randomness):  # a rank that was not there before starts from the seed
-            restore_random_state(randomness[self.group.place.rank], self.group.device)
+            restore_random_state(randomness[self.group.place.rank], self.group.accelerator)
         position = about["position"]
         return TrainState(about["step"], about["tokens"], about["first_loss"], about["last_loss"], position=position)
 

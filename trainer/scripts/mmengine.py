@@ -45,9 +45,8 @@ def join_ranks(module: Any) -> None:  # noqa: ANN401
             known(backend, **kwargs)
             return
         if accelerator.name == "cpu" and local_rank() == 0:
-            sys.stderr.write(
-                "WARNING: there is no CUDA device here that torch can use, and no GCU: MMEngine trains on the CPU\n"
-            )
+            why = accelerator.passed_over or "there is no CUDA device here that torch can use, and no GCU"
+            sys.stderr.write(f"WARNING: {why}: MMEngine trains on the CPU\n")
         accelerator.set_device(local_rank())
         init_backend = kwargs.pop("init_backend", "torch")
         if "nccl" in backend or backend == "gloo":  # mpi and what people bring along stay
