@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
@@ -89,6 +90,8 @@ class LaunchPlan:
     warnings: tuple[str, ...] = ()
     sweep: Sweep | None = None
     spare_count: int = 0
+    device: str | None = None
+    """What the shared trainer is told to train on, because the inventory says it and the user does not."""
 
     @property
     def job_name(self) -> str:
@@ -145,6 +148,7 @@ def make_plan(
         _agree_for_slurm(chosen)
         nodes = tuple(replace(node, workdir=_absolute(node.workdir, home, inventory)) for node in nodes)
     slurm = inventory.slurm.model_dump(mode="json")
+    device = _device(request, chosen)
     return LaunchPlan(
         run_id=run_id,
         attempt=1,
@@ -158,6 +162,7 @@ def make_plan(
         by_count=by_count,
         program=request.program,
         config=request.config,
+        device=device,
         bundle=bundle,
         ssh=inventory.ssh.model_dump(mode="json"),
         slurm={**slurm, "warn_s": warn_s(slurm)},
@@ -218,6 +223,23 @@ def _with_spares(inventory: Inventory, chosen: Sequence[Node], *, by_count: bool
             hint="add `tags: [spare]` to nodes, or let Slurm choose: without --nodes",
         )
     return (*chosen, *others[:wanted])
+
+
+def _device(request: Request, nodes: Sequence[Node]) -> str | None:
+    """The accelerator that the nodes have in the inventory, for the shared trainer; None where it says none, or the user does."""
+    if request.program.kind != "trainer":
+        return None
+    settings = {word.partition("=")[0] for word in request.program.args} | set(json.loads(request.config or "{}"))
+    if "device" in settings:
+        return None
+    named = {node.accelerator: node.name for node in nodes if node.accelerator != "auto"}
+    if len(named) > 1:
+        one, other = list(named.items())[:2]
+        raise UsageError(
+            f"nodes differ in accelerator: {one[1]} has {one[0]}, {other[1]} has {other[0]}; one training runs on one kind",
+            hint="choose nodes that agree with --nodes, or say device=",
+        )
+    return next(iter(named), None)
 
 
 def _unknown_devices(inventory: Inventory, nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -303,9 +325,10 @@ def _program(plan: LaunchPlan) -> dict[str, Any]:
     if program.kind == "trainer":
         config = ["--config", f"{plan.run_dir(plan.head)}/config.json"] if plan.config is not None else []
         start = ["-m", "trainer"] if program.cwd is None else ["-c", TRAINER_ON_CODE]
+        device = [f"device={plan.device}"] if plan.device is not None else []
         return {
             "python": True,
-            "args": ["-u", *start, *config, *program.args],
+            "args": ["-u", *start, *config, *device, *program.args],
             "pythonpath": "",
             "cwd": program.cwd,
         }

@@ -13,15 +13,26 @@ import importlib
 import importlib.util
 import resource
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, ContextManager, Sequence
 
 from .errors import UserError  # relative: scripts get this under another name (trainer/scripts)
 
 # `Any` below stands for modules and classes that exist only where the vendor's package is installed.
 
+CUDA_FILES = "/dev/nvidia[0-9]*"
 GCU_FILES = "/dev/gcu*"
 NOT_INSTALLED = "torch_gcu is not installed for this Python"
+INSTALL_GCU = "install TopsRider and its torch_gcu for this Python"
+NO_CARD = "torch_gcu finds no device (efsmi, /dev/gcu*, TOPS_VISIBLE_DEVICES)"
+NO_SCALER_T2X = (
+    "the card has it, but torch_gcu's own GradScaler calls unlazy() with an argument that this refuses, so that no step can "
+    "be skipped after an overflow; use bf16 or fp32"
+)
+
+
+def _nothing(*_: object) -> None:
+    """A CPU has no current device, no generator and nothing in flight; some devices count no memory."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,13 @@ class Accelerator:
         step: (optimizer, loss, model) -> None, one optimizer step.
         device_name: what the driver calls this rank's device; "" where it is not asked.
         peak_memory: the most bytes held so far, of the device, or of the process on a CPU; None where nobody counts.
+        seed: seeds the device's generator, where torch.manual_seed does not.
+        rng_state: of this rank's device, as bytes on the CPU; None where there is no other generator than the CPU's.
+        set_rng_state: takes what rng_state gave.
+        tells_seed_only: rng_state is what the generator was seeded with, so it holds until something is drawn.
+        worker_start: how processes that make batches are started; None as Python does it.
+        no_fp16: why `precisions` lacks it, where the device itself has it.
+        passed_over: what seems to be here and cannot be used, with the remedy, where the CPU was taken in its place; or "".
     """
 
     name: str
@@ -58,6 +76,13 @@ class Accelerator:
     step: Callable[[Any, Any, Any], None]
     device_name: Callable[[], str]
     peak_memory: Callable[[], Any]
+    seed: Callable[[int], None] = _nothing
+    rng_state: Callable[[], Any] = _nothing
+    set_rng_state: Callable[[Any], None] = _nothing
+    tells_seed_only: bool = False
+    worker_start: str | None = None
+    no_fp16: str = ""
+    passed_over: str = ""
 
     def device_string(self, local_rank: int) -> str:
         """Such as cuda:3, xla:3, gcu:3, cpu."""
@@ -91,21 +116,28 @@ def choose(asked: str, torch: Any, load_gcu: Callable[[], tuple[Any, str]] = loa
     if asked in ("auto", "cuda") and torch.cuda.is_available() and torch.cuda.device_count() > 0:
         return _cuda(torch)
     if asked == "cuda":
-        built = getattr(torch.version, "cuda", None)
-        why = "no NVIDIA device or driver is visible (nvidia-smi, CUDA_VISIBLE_DEVICES)"
-        remedy = why if built else f"torch {torch.__version__} is built without CUDA; install a CUDA build"
-        raise UserError(f"device=cuda: {remedy}, or use device=cpu")
+        raise UserError(f"device=cuda: {_why_no_cuda(torch)}, or use device=cpu")
     gcu, problem = load_gcu()
     if gcu is not None and _has_devices(torch, gcu):
         return _gcu_i3x(torch) if hasattr(torch, "gcu") else _gcu_t2x(gcu)
+    if gcu is not None:
+        problem = NO_CARD
     if asked == "gcu":
-        problem = problem or "torch_gcu finds no device (efsmi, /dev/gcu*, TOPS_VISIBLE_DEVICES)"
-        raise UserError(
-            f"device=gcu: {problem}; install TopsRider and its torch_gcu for this Python, or use device=cpu"
-        )
-    if problem not in ("", NOT_INSTALLED):
-        sys.stderr.write(f"WARNING: {problem}; training on the CPU\n")
-    return _cpu(torch)
+        raise UserError(f"device=gcu: {problem}; {INSTALL_GCU}, or use device=cpu")
+    return replace(_cpu(torch), passed_over=_passed_over(torch, problem))
+
+
+def _passed_over(torch: Any, gcu_problem: str) -> str:  # noqa: ANN401
+    cards = sorted(glob.glob(CUDA_FILES))
+    if cards:
+        return f"this node has {cards[0]}, but {_why_no_cuda(torch)}"
+    return "" if gcu_problem == NOT_INSTALLED else f"{gcu_problem}; {INSTALL_GCU}"
+
+
+def _why_no_cuda(torch: Any) -> str:  # noqa: ANN401
+    if getattr(torch.version, "cuda", None):
+        return "no NVIDIA device or driver is visible to torch (see nvidia-smi, CUDA_VISIBLE_DEVICES)"
+    return f"torch {torch.__version__} is built without CUDA; install a CUDA build"
 
 
 def _has_devices(torch: Any, gcu: Any) -> bool:  # noqa: ANN401
@@ -134,6 +166,8 @@ def _cuda(torch: Any) -> Accelerator:  # noqa: ANN401
         step=_plain_step,
         device_name=lambda: str(torch.cuda.get_device_name()),
         peak_memory=lambda: torch.cuda.max_memory_allocated(),  # noqa: PLW0108 -- looked up when it is asked for
+        rng_state=lambda: torch.cuda.get_rng_state(),  # noqa: PLW0108 -- as above
+        set_rng_state=lambda state: torch.cuda.set_rng_state(state),  # noqa: PLW0108 -- as above
     )
 
 
@@ -156,6 +190,8 @@ def _gcu_i3x(torch: Any) -> Accelerator:  # noqa: ANN401
         step=_plain_step,
         device_name=str,
         peak_memory=getattr(torch.gcu, "max_memory_allocated", _nothing),
+        rng_state=lambda: torch.gcu.get_rng_state(),  # noqa: PLW0108 -- as above
+        set_rng_state=lambda state: torch.gcu.set_rng_state(state),  # noqa: PLW0108 -- as above
     )
 
 
@@ -168,6 +204,11 @@ def _gcu_t2x(gcu: Any) -> Accelerator:  # noqa: ANN401
     distributed = importlib.import_module("torch_gcu.distributed")
     parallel = importlib.import_module("torch_gcu.nn.parallel")
     torch = importlib.import_module("torch")
+    seeded = [0]
+
+    def seed(number: int) -> None:
+        seeded[0] = number % 2**32  # it takes no more
+        gcu.manual_seed_all(seeded[0])
 
     def step(optimizer: Any, loss: Any, model: Any) -> None:  # noqa: ANN401
         mode = gcu.JitRunMode.ASYNC if distributed.is_initialized() else gcu.JitRunMode.SAFEASYNC
@@ -185,11 +226,17 @@ def _gcu_t2x(gcu: Any) -> Accelerator:  # noqa: ANN401
         set_device=gcu.set_device,
         synchronize=gcu.synchronize,
         autocast=lambda dtype: gcu.amp.autocast(dtype=getattr(torch, dtype)),
-        precisions=lambda: ("fp32", "bf16"),  # fp16 would need the scaler's step inside the lazy graph's
+        precisions=lambda: ("fp32", "bf16"),
         scaler=_nothing,
         step=step,
         device_name=str,
         peak_memory=getattr(gcu, "max_memory_allocated", _nothing),
+        seed=seed,
+        rng_state=lambda: torch.tensor(list(seeded[0].to_bytes(4, "little")), dtype=torch.uint8),
+        set_rng_state=lambda state: seed(int.from_bytes(bytes(state.tolist()), "little")),
+        tells_seed_only=True,
+        worker_start="spawn",  # as the vendor's own training scripts do
+        no_fp16=NO_SCALER_T2X,
     )
 
 
@@ -227,7 +274,3 @@ def _stock_scaler(torch: Any) -> Any:  # noqa: ANN401
 
 def _plain_step(optimizer: Any, loss: Any, model: Any) -> None:  # noqa: ANN401, ARG001 -- the lazy row needs all three
     optimizer.step()
-
-
-def _nothing(*_: object) -> None:
-    """A CPU has no current device and nothing in flight; some devices count no memory."""

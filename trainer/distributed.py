@@ -164,7 +164,14 @@ def initialise(asked: str, timeout_s: float, env: Mapping[str, str]) -> Group:
         UserError: a rank has no usable device; on all ranks, where their store can be reached.
         TrainerError: a rank is missing, or the test all-reduce gave a wrong sum.
     """
-    return initialise_on(lambda: choose(asked, torch), timeout_s, env)
+
+    def find() -> Accelerator:
+        accelerator = choose(asked, torch)
+        if accelerator.passed_over and env.get("LOCAL_RANK", "0") == "0":  # once a node
+            sys.stderr.write(f"WARNING: training on the CPU: {accelerator.passed_over}, or say device=cpu\n")
+        return accelerator
+
+    return initialise_on(find, timeout_s, env)
 
 
 def initialise_on(

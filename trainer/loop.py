@@ -50,7 +50,7 @@ class Trainer:
         self.measures = Measures(group, config, self.checkpoints.out, self.task.tokens_per_sample)
         self.samples_per_step = config.micro_batch * config.accumulation * group.place.world_size
         self.strategy = choose_strategy(group, config, self.task, self.checkpoints.out)
-        seed_everything(number_of(config.seed, "rank", self.rank))
+        seed_everything(number_of(config.seed, "rank", self.rank), group.accelerator)
         self.saver = Saver(self.checkpoints, self.strategy, progress, self.measures.flush)
         self.roll_back = RollBack(self.checkpoints, self.saver, self.strategy)
 

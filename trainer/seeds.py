@@ -10,6 +10,7 @@ from typing import Any, Iterator, MutableMapping
 
 import torch
 
+from trainer.accelerators import Accelerator
 from trainer.config import TrainConfig
 from trainer.errors import UserError
 
@@ -22,13 +23,23 @@ def number_of(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1
 
 
-def seed_everything(seed: int) -> None:
+def seed_everything(seed: int, accelerator: Accelerator) -> None:
     """Python's generator, torch's on the CPU and on devices, and numpy's where that is loaded."""
     random.seed(seed)
     torch.manual_seed(seed)
+    accelerator.seed(seed)
     numpy: Any = sys.modules.get("numpy")
     if numpy:
         numpy.random.seed(seed % 2**32)
+
+
+@contextlib.contextmanager
+def as_if_nothing_were_drawn(accelerator: Accelerator) -> Iterator[None]:
+    """What is drawn here from torch's generators, on the CPU and on this rank's device, is drawn again after it."""
+    before = accelerator.rng_state()
+    with torch.random.fork_rng(devices=[]):
+        yield
+    accelerator.set_rng_state(before)
 
 
 def make_deterministic(config: TrainConfig, env: MutableMapping[str, str]) -> None:

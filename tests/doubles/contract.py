@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import List
+from typing import Dict, List
+
+import torch
 
 CALLS: List[str] = []  # of this process; module state because what it stands in for is a driver
 
@@ -44,3 +46,20 @@ def visible_cards() -> int:
             break
         count += 1
     return count
+
+
+class Generators:
+    """One a card; until it is seeded, nobody knows what it gives."""
+
+    def __init__(self) -> None:
+        self._made: Dict[int, torch.Generator] = {}
+
+    def __call__(self, card: int) -> torch.Generator:
+        if card not in self._made:
+            self._made[card] = torch.Generator()
+            self._made[card].seed()
+        return self._made[card]
+
+    def manual_seed_all(self, seed: int) -> None:
+        for card in range(visible_cards()):
+            self(card).manual_seed(seed)

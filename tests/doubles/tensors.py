@@ -12,6 +12,7 @@ torch.Tensor itself as the type (MMEngine's collectives).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Sequence, Tuple
@@ -22,6 +23,11 @@ import torch
 FACTORIES = (
     *("zeros", "ones", "full", "empty", "arange", "tensor", "as_tensor", "rand", "randn", "randint", "randperm"),
     *("eye", "linspace", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"),
+)
+DRAW = (  # functions that draw from the generator of the card; the factories with `device`, the others by where their tensors are
+    *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial"),
+    *("normal", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"),
+    *("dropout", "alpha_dropout", "dropout2d", "native_dropout", "scaled_dot_product_attention"),
 )
 MAY_MIX = ("copy_", "__getitem__", "__setitem__")  # the CPU's tensors and the card's
 _no_override: Callable[[], Any] = getattr(torch._C, "DisableTorchFunctionSubclass", torch._C.DisableTorchFunction)  # noqa: SLF001
@@ -38,6 +44,7 @@ class Cards:
         current: the number of the one in use.
         narrow: integers keep 32 bits there, and floats at most 32.
         computing: the block that a function runs in.
+        generator: of the card of that number; it has one of its own, as every device of torch.
     """
 
     kind: str
@@ -45,6 +52,7 @@ class Cards:
     current: Callable[[], int]
     narrow: bool
     computing: Callable[[], Any]
+    generator: Callable[[int], torch.Generator]
 
     def place(self, device: torch.device) -> torch.device:
         """`device` with its number."""
@@ -53,6 +61,20 @@ class Cards:
         if not 0 <= number < self.count():
             raise RuntimeError(f"Invalid device id, must in [0, {self.count() - 1}], got {number}")
         return torch.device(self.kind, number)
+
+    @contextlib.contextmanager
+    def drawing(self, func: Any, place: torch.device) -> Iterator[None]:
+        """Where `func` draws, the CPU's generator is the card's meanwhile."""
+        if getattr(func, "__name__", "") not in DRAW:
+            yield
+            return
+        of_cpu, of_card = torch.get_rng_state(), self.generator(int(place.index))
+        torch.set_rng_state(of_card.get_state())
+        try:
+            yield
+        finally:
+            of_card.set_state(torch.get_rng_state())
+            torch.set_rng_state(of_cpu)
 
 
 class DeviceTensor(torch.Tensor):
@@ -93,7 +115,7 @@ class DeviceTensor(torch.Tensor):
         asked = kwargs.pop("device", None)
         if getattr(func, "__name__", "") not in MAY_MIX:
             _one_device([*_tensors(args), *_tensors(tuple(kwargs.values()))])
-        with cls.cards.computing(), _no_override():
+        with cls.cards.computing(), _no_override(), cls.cards.drawing(func, cls.place):
             result = func(*args, **kwargs)
         result = _mark(result, cls.cards, cls.place)
         return result if asked is None else result.to(asked)
@@ -208,7 +230,12 @@ def _making(cards: Cards, factory: Any) -> Any:
         if device is None or torch.device(device).type != cards.kind:
             more = {} if device is None else {"device": device}
             return factory(*args, **more, **({"requires_grad": True} if requires_grad else {}), **kwargs)
-        made = factory(*args, **kwargs).to(device)
+        if args and isinstance(args[0], DeviceTensor):  # that draws by itself
+            made = factory(*args, **kwargs).to(device)
+        else:
+            with cards.drawing(factory, cards.place(torch.device(device))):
+                made = factory(*args, **kwargs)
+            made = made.to(device)
         return made.requires_grad_() if requires_grad else made
 
     return make

@@ -62,6 +62,54 @@ def test_trains_and_resumes_with_the_numbers_of_the_cpu(
     assert (resumed / "step_6" / "state.pt").read_bytes() == (straight / "step_6" / "state.pt").read_bytes()
 
 
+DROPPING = """
+import signal
+import sys
+import torch
+from trainer.errors import UserError
+from trainer.tasks import Task
+
+class Numbers:
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        if torch.utils.data.get_worker_info() and "torch_gcu" in sys.modules:
+            raise UserError("this worker was forked from a process that drives a card")
+        if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+            raise UserError("the process that makes batches ends at SIGTERM")
+        return torch.full((4,), index / 64)
+
+class Dropping(Task):
+    def build_model(self):
+        return torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Dropout(), torch.nn.Linear(64, 1))
+    def build_data(self, split):
+        return Numbers() if split == "train" else None
+    def loss(self, model, batch):
+        if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+            raise UserError("the rank ends at SIGTERM")
+        return model(batch).square().mean()
+"""
+
+
+@pytest.mark.parametrize(("generation", "workers"), [("t20", 1), ("s60", 0)])
+def test_dropout_on_a_card_goes_on_from_a_checkpoint_as_if_nothing_had_been(
+    start_ranks: StartRanks, tmp_path: Path, generation: str, workers: int
+) -> None:
+    (tmp_path / "rank-0").mkdir()
+    (tmp_path / "rank-0" / "own.py").write_text(DROPPING)
+    base = ("task=own:Dropping", "steps=4", "save_steps=2", "log_steps=1", "device=gcu", "ddp_timeout=60", "report=")
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    more: dict[str, Any] = {"world_size": 1, "env": environment(generation), "base": (*base, f"data.workers={workers}")}
+    (rank,) = start_ranks(f"out={straight}", **more)
+    assert rank.wait() == 0, rank.err
+    resumed.mkdir()
+    shutil.copytree(straight / "step_2", resumed / "step_2")
+    (again,) = start_ranks(f"out={resumed}", **more)
+    assert again.wait() == 0, again.err
+    assert _numbers(resumed) == _numbers(straight)[2:]
+    assert rank.err == again.err == ""
+
+
 @pytest.mark.parametrize(
     ("generation", "more", "said"),
     [
@@ -106,7 +154,7 @@ def test_two_nodes_of_t20_train_under_orch(tmp_path: Path) -> None:
     path = environment("t20")["PYTHONPATH"]
     (tmp_path / "inventory.yaml").write_text(INVENTORY.format(path=path, workdir=tmp_path / "work"))
     orch = Orch(tmp_path)
-    orch("ssh-launch", "device=gcu", "steps=3", "report=", "model.layers=1", "model.width=32", timeout_s=200)
+    orch("ssh-launch", "steps=3", "report=", "model.layers=1", "model.width=32", timeout_s=200)
     status = orch.status()
     assert status["state"] == "DONE"
     said = [rank.get("ready") for node in status["nodes"] for rank in node["progress"].values()]
@@ -142,6 +190,17 @@ def test_script_of_plain_torch_trains_on_two_nodes_of_s60_under_orch(tmp_path: P
     ]
     ready = [rank["ready"] for node in orch.status()["nodes"] for rank in node["progress"].values()]
     assert ready == ["2/2 ranks ready, backend eccl, device gcu"] * 2
+
+
+def test_node_without_the_accelerator_of_the_inventory_ends_the_run_in_place_of_training_on_the_cpu(
+    tmp_path: Path,
+) -> None:
+    path = environment("none")["PYTHONPATH"]
+    (tmp_path / "inventory.yaml").write_text(INVENTORY.format(path=path, workdir=tmp_path / "work"))
+    orch = Orch(tmp_path)
+    orch("ssh-launch", "-j", "1x1", "steps=3", "report=", "model.layers=1", "model.width=32", code=1)
+    error = orch.status()["exit"]["error"]
+    assert "device=gcu: torch_gcu is not installed for this Python; install TopsRider" in error
 
 
 def test_t20_trains_on_its_own_python_and_torch(tmp_path: Path) -> None:

@@ -141,6 +141,38 @@ WRONG = [
         )
     ),
 ]
+TWICE = "drawn = lambda: (torch.manual_seed(3), torch.rand(9, device=CARD).tolist())[1]"
+OF_CPU = "of_cpu = lambda between: [torch.manual_seed(1), between(), torch.rand(3).tolist()][-1]"
+DROPS = "drops = lambda: torch.nn.functional.dropout(torch.ones(64, device=CARD)).tolist()"
+TRAINER = """
+import json
+from trainer.accelerators import choose
+from trainer.checkpoint.random_state import random_state, restore_random_state
+from trainer.seeds import as_if_nothing_were_drawn, seed_everything
+row = choose('gcu', torch)
+row.set_device(1)
+place = row.device_string(1)
+draw = lambda: torch.rand(9, device=place).tolist() + torch.rand(9).tolist()
+"""
+SEEDED = """
+seed_everything(2**62 + 5, row); one = draw()
+seed_everything(2**62 + 5, row); assert one == draw()
+seed_everything(2**62 + 6, row); assert one[:9] != draw()[:9]
+"""
+RESUMED = """
+seed_everything(5, row); draw()
+state = json.loads(random_state(row)); one = draw()
+seed_everything(6, row); draw()
+restore_random_state(state, row); assert one == draw()
+seed_everything(5, row); first = draw(); random_state(row); second = draw(); random_state(row)
+assert not {*first[:9]} & {*second[:9]} and second[:9] != draw()[:9]
+"""
+PASSED = """
+seed_everything(5, row); one = draw()
+seed_everything(5, row)
+with as_if_nothing_were_drawn(row): draw()
+assert one == draw()
+"""
 RIGHT = [
     # what goes right, so that the refusals above are of the wrong use alone
     *(
@@ -155,11 +187,24 @@ RIGHT = [
             "assert str(learnt(CARD).weight.grad.device) == CARD",
             "net = model(CARD); net.load_state_dict(model('cpu').state_dict()); assert str(net.weight.device) == CARD",
             "os.environ['TOPS_VISIBLE_DEVICES'] = '2,3'; assert gcu.device_count() == 2",
+            # each card draws from a generator of its own, which the CPU's does not move
+            f"{OF_CPU}; assert of_cpu(lambda: 0) == of_cpu(lambda: torch.rand(3, device=CARD))",
+            f"{DROPS}; gcu.manual_seed_all(1); one = drops(); gcu.manual_seed_all(1); assert one == drops()",
         )
     ),
     ("t20", "assert torch.tensor([2**40 + 3]).to(CARD).tolist() == [3]"),  # the upper half is lost, and nothing said
     ("s60", "assert torch.tensor([2**40 + 3]).to(CARD).tolist() == [2**40 + 3]"),
     ("t20", "assert not hasattr(torch, 'gcu')"),
+    # torch.manual_seed reaches the cards of an S60 alone, and so do functions that read and set what it has seeded
+    ("t20", f"{TWICE}; assert drawn() != drawn()"),
+    ("s60", f"{TWICE}; assert drawn() == drawn()"),
+    ("t20", "assert not [name for name in dir(gcu) if 'rng_state' in name]"),
+    (
+        "s60",
+        f"{DROPS}; state = gcu.get_rng_state(); one = drops(); gcu.set_rng_state(state); assert one == drops() != drops()",
+    ),
+    # the trainer on them
+    *((generation, f"{TRAINER}{statement}") for generation in GENERATIONS for statement in (SEEDED, RESUMED, PASSED)),
     (
         "t20",
         "gcu.set_device(0); join(); from torch_gcu.utils.data.distributed import DistributedSampler as S; S(range(4))",

@@ -139,3 +139,47 @@ def test_default_of_one_rank_on_nodes_nobody_described_is_warned_about() -> None
     unknown = _inventory(Node(name="n0"))
     assert "one rank a node" in _plan(unknown, "slurm").warnings[0]
     assert _plan(unknown.model_copy(update={"devices": 1})).warnings == ()
+
+
+CARDS = {name: Node(name=f"n-{name}", accelerator=name) for name in ("cuda", "gcu", "cpu", "auto")}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "program", "config", "told"),
+    [
+        (["gcu"], Program("trainer", ("steps=3",)), None, ["device=gcu"]),
+        (["cuda"], Program("trainer", ()), '{"steps": 3}', ["device=cuda"]),
+        (["cpu"], Program("trainer", ()), None, ["device=cpu"]),
+        (["auto", "cuda"], Program("trainer", ()), None, ["device=cuda"]),
+        (["auto"], Program("trainer", ()), None, []),
+        (["cuda"], Program("trainer", ("device=cpu",)), None, ["device=cpu"]),
+        (["cuda", "gcu"], Program("trainer", ("device=auto",)), None, ["device=auto"]),
+        (["cuda"], Program("trainer", ()), '{"device": "auto"}', []),
+        (["cuda"], Program("python", ("train.py",)), None, []),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["ssh", "slurm"])
+def test_shared_trainer_is_told_the_accelerator_of_the_inventory_unless_the_user_names_a_device(
+    launcher: LauncherName, nodes: list[str], program: Program, config: str | None, told: list[str]
+) -> None:
+    inventory, request = _inventory(*(CARDS[name] for name in nodes)), Request(launcher, program, config=config)
+    plan = plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1")
+    for planned in (plan, plans.from_json(json.loads(json.dumps(plans.to_json(plan))))):
+        args = plans.job(planned)["program"]["args"]
+        assert [word for word in args if word.startswith("device=")] == told
+    assert plan.program == program  # what the user asked for stays as it was typed, for `orch rerun` and `orch diff`
+
+
+def test_nodes_of_two_kinds_are_refused_for_one_training() -> None:
+    mixed = _inventory(CARDS["cuda"], CARDS["auto"], CARDS["gcu"])
+    with pytest.raises(UsageError, match="nodes differ in accelerator: n-cuda has cuda, n-gcu has gcu"):
+        _plan(mixed)
+    assert _plan(mixed, nodes="n-gcu,n-auto").device == "gcu"
+    program = Request("ssh", Program("executable", ("./run.sh",)))
+    assert plans.make_plan(mixed, program, run_id="demo-20260102-030405-0abc", bundle="b1").device is None
+
+
+def test_plan_stored_before_trainers_were_told_their_device_reads_back() -> None:
+    stored = plans.to_json(_plan(_inventory(Node(name="n0"))))
+    del stored["device"]
+    assert plans.from_json(stored).device is None

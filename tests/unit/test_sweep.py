@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from orchestrator.errors import UsageError
 from orchestrator.sweep import points
+from tests.grounds.cli import Orch
 
 
 def test_every_combination_is_one_run_and_the_last_setting_varies_fastest() -> None:
@@ -35,3 +38,15 @@ def test_every_combination_is_one_run_and_the_last_setting_varies_fastest() -> N
 def test_what_is_no_sweep_is_refused_with_the_word(words: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         points(words, ["steps=20"])
+
+
+@pytest.mark.parametrize(("axis", "told"), [("seed=1,2", ["gcu", "gcu"]), ("device=auto,cpu", ["auto", "cpu"])])
+def test_every_run_of_a_sweep_is_told_the_accelerator_of_the_inventory_unless_that_is_swept(
+    tmp_path: Path, axis: str, told: list[str]
+) -> None:
+    (tmp_path / "inventory.yaml").write_text("name: cards\naccelerator: gcu\nnodes: [{name: n0}]\n")
+    planned = Orch(tmp_path)("submit", "--dry-run", "--sweep", axis).stdout
+    jobs = [line for line in planned.splitlines() if '"-m", "trainer"' in line]
+    assert [[word for word in line.split('"') if word.startswith("device=")] for line in jobs] == [
+        [f"device={name}"] for name in told
+    ]

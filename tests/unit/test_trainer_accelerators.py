@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from trainer.accelerators import NOT_INSTALLED, Accelerator, autocast, choose, load_torch_gcu
+from trainer.distributed import initialise
 from trainer.errors import UserError
 
 
@@ -135,22 +138,53 @@ def test_gcu_without_a_card_is_an_error() -> None:
         choose("gcu", _torch(gcu=0), lambda: (object(), ""))
 
 
-def test_broken_torch_gcu_is_told_before_auto_falls_back(capsys: pytest.CaptureFixture[str]) -> None:
-    assert choose("auto", _torch(), lambda: (None, "torch_gcu is installed but cannot be imported: x")).name == "cpu"
-    assert "WARNING: torch_gcu is installed but cannot be imported: x; training on the CPU" in capsys.readouterr().err
-
-
-def test_card_without_torch_gcu_is_told_before_auto_falls_back(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("files", "built", "gcu", "said"),
+    [
+        ([], "12.4", _no_gcu, ""),  # an ordinary CPU node with the torch that pip brings
+        (["nvidia0"], "12.4", _no_gcu, "/nvidia0, but no NVIDIA device or driver is visible to torch (see nvidia-smi,"),
+        (["nvidia0"], None, _no_gcu, "/nvidia0, but torch 2.5.1 is built without CUDA; install a CUDA build"),
+        (["nvidiactl"], None, _no_gcu, ""),
+        (["gcu0"], None, load_torch_gcu, "torch_gcu is not installed for this Python, though this node has "),
+        (
+            [],
+            None,
+            lambda: (None, "torch_gcu is installed but cannot be imported: x"),
+            "imported: x; install TopsRider",
+        ),
+        ([], None, lambda: (SimpleNamespace(is_available=lambda: False), ""), "torch_gcu finds no device (efsmi, "),
+    ],
+)
+def test_what_seems_to_be_here_is_told_with_a_remedy_when_the_cpu_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    files: list[str],
+    built: str | None,
+    gcu: Callable[[], tuple[Any, str]],
+    said: str,
 ) -> None:
+    monkeypatch.setattr("trainer.accelerators.CUDA_FILES", f"{tmp_path}/nvidia[0-9]*")
     monkeypatch.setattr("trainer.accelerators.GCU_FILES", f"{tmp_path}/gcu*")
-    assert choose("auto", _torch()).name == "cpu"
-    assert capsys.readouterr().err == ""
-    (tmp_path / "gcu0").touch()
-    assert choose("auto", _torch()).name == "cpu"
-    said = f"torch_gcu is not installed for this Python, though this node has {tmp_path}/gcu0"
-    assert capsys.readouterr().err == f"WARNING: {said}; training on the CPU\n"
-    assert load_torch_gcu() == (None, said)
+    for name in files:
+        (tmp_path / name).touch()
+    fake = _torch()
+    fake.version.cuda = built
+    row = choose("auto", fake, gcu)
+    assert row.name == "cpu"
+    assert said in row.passed_over
+    assert bool(said) == bool(row.passed_over)
+    assert choose("cpu", fake, gcu).passed_over == ""
+
+
+@pytest.mark.parametrize(("local_rank", "lines"), [("0", 1), ("1", 0)])
+def test_cpu_in_place_of_a_card_is_told_once_a_node(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], local_rank: str, lines: int
+) -> None:
+    here = replace(choose("cpu", torch), passed_over="this node has a card; repair it")
+    monkeypatch.setattr("trainer.distributed.choose", lambda *_: here)
+    initialise("auto", 60.0, {"LOCAL_RANK": local_rank})
+    said = "WARNING: training on the CPU: this node has a card; repair it, or say device=cpu\n"
+    assert capsys.readouterr().err == said * lines
 
 
 def test_gcu_i3x_offers_bf16_where_the_card_has_it() -> None:

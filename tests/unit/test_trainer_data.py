@@ -287,6 +287,18 @@ def test_what_samples_draw_follows_from_seed_and_position_in_whichever_process()
     assert len({sample[2] for batch in there for sample in batch}) == 2
 
 
+def test_samples_that_a_new_process_cannot_get_are_refused_where_workers_are_such() -> None:
+    config = load_config(words=["micro_batch=2", "data.workers=1"])
+    task = _OfNumbers(config)
+    task.collate = lambda samples: [*samples]  # type: ignore[method-assign]
+    forking, group = _group(), _group()
+    spawning = replace(group, accelerator=replace(group.accelerator, worker_start="spawn"))
+    Batches(_Numbers(3), task, config, forking, split="train")
+    with pytest.raises(UserError, match=r"^data\.workers: .*lambda.*set data\.workers=0$"):
+        Batches(_Numbers(3), task, config, spawning, split="train")
+    Batches(_Numbers(3), task, load_config(words=["micro_batch=2"]), spawning, split="train")
+
+
 def test_error_in_a_worker_is_the_same_one_message(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.full(100, 300, dtype="u2"))
     for workers in (0, 1):

@@ -78,14 +78,14 @@ def test_only_matrices_and_embeddings_decay() -> None:
     assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
 
 
-def test_parameters_left_on_the_cpu_are_told_loudly() -> None:
-    said: list[str] = []
+def test_parameters_left_on_the_cpu_are_told_loudly(capsys: pytest.CaptureFixture[str]) -> None:
     cpu = choose("cpu", torch)
-    warn_if_on_cpu(GPT(TINY), cpu, 3, said.append)
-    assert said == []
-    warn_if_on_cpu(GPT(TINY), replace(cpu, name="gcu-t2x"), 3, said.append)
-    assert said[0].startswith("WARNING: rank 3: ")
-    assert "on the CPU although gcu-t2x was asked for" in said[0]
+    warn_if_on_cpu(GPT(TINY), cpu, 3)
+    assert capsys.readouterr().err == ""
+    warn_if_on_cpu(GPT(TINY), replace(cpu, name="gcu-t2x"), 3)
+    said = capsys.readouterr().err
+    assert said.startswith("WARNING: rank 3: ")
+    assert "on the CPU although gcu-t2x was asked for" in said
 
 
 def _alone() -> Group:

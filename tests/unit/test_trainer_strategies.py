@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.grounds.checkpoints import quiet
+from trainer.accelerators import NO_SCALER_T2X
 from trainer.config import TrainConfig, load_config
 from trainer.distributed import Group, initialise
 from trainer.errors import TrainerError, UserError
@@ -43,6 +45,11 @@ def _ddp(words: str = "") -> Ddp:
     ("words", "row", "message"),
     [
         ("precision=fp16", {"name": "gcu-t2x", "precisions": lambda: ("fp32", "bf16")}, "precision=fp16: gcu-t2x with"),
+        (
+            "precision=fp16",
+            {"precisions": lambda: ("fp32", "bf16"), "no_fp16": NO_SCALER_T2X},
+            "precision=fp16: the card has it, but torch_gcu's own GradScaler",
+        ),
         ("strategy=zero3", {}, "strategy=zero3 needs a process group: start through orch, or torchrun"),
         ("strategy=fsdp2", {}, "strategy=fsdp2 needs a process group"),
         ("gradient_as_bucket_view=true", {"name": "gcu-t2x"}, "torch_gcu's DistributedDataParallel refuses it"),
@@ -64,6 +71,29 @@ def test_compiling_on_a_cpu_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "install g++, or name one in CXX" in unmet(_group(), _config("compile=true"))
     assert unmet(_group(), _config()) == ""
+
+
+class _Adding(Gpt):
+    """Its model makes a part of itself in the forward pass, where it must be on the CPU."""
+
+    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- wrapped
+        getattr(model, "model", model).late = torch.nn.Linear(1, 1)
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"), [(Gpt, ""), (_Adding, "2 parameters are on the CPU although cuda was asked")]
+)
+def test_parameters_that_a_forward_pass_leaves_on_the_cpu_are_told(
+    capsys: pytest.CaptureFixture[str], task: type[Gpt], said: str
+) -> None:
+    """The device is torch's meta, on which everything runs and nothing is computed."""
+    config, device = _config(), torch.device("meta")
+    row = {"name": "cuda", "device": "meta", "data_parallel": lambda model, **_: model}
+    strategy = Ddp(replace(_group(launched=True, **row), device=device), config, task(config))
+    assert capsys.readouterr().err == ""
+    strategy.settle(TOKENS.to(device))
+    assert said in capsys.readouterr().err
 
 
 def test_recomputed_blocks_give_the_same_gradients_bit_for_bit() -> None:

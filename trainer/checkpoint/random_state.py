@@ -1,4 +1,4 @@
-"""The random generators of one rank as JSON: Python's, torch's, numpy's where it is in use, and on cuda the device's."""
+"""The random generators of one rank as JSON: Python's, torch's, numpy's where it is in use, and the device's."""
 
 from __future__ import annotations
 
@@ -9,25 +9,36 @@ from typing import Any, Dict, Mapping
 
 import torch
 
+from trainer.accelerators import Accelerator
 
-def random_state(device: torch.device) -> bytes:
+
+def random_state(accelerator: Accelerator) -> bytes:
+    """Where only its seed is known of a device's generator, that begins anew here, from a number of the CPU's."""
+    if accelerator.tells_seed_only:
+        accelerator.seed(int(torch.randint(2**32, ())))
+    on_device = accelerator.rng_state()
     state: Dict[str, Any] = {"python": random.getstate(), "torch": _hex(torch.get_rng_state())}
-    if device.type == "cuda":
-        state["cuda"] = _hex(torch.cuda.get_rng_state(device))
+    if on_device is not None:
+        state[_key(accelerator)] = _hex(on_device)
     if _numpy():
         name, words, *rest = _numpy().random.get_state()
         state["numpy"] = [name, [int(word) for word in words], *rest]
     return json.dumps(state).encode()
 
 
-def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+def restore_random_state(state: Mapping[str, Any], accelerator: Accelerator) -> None:
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(_from_hex(state["torch"]))
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(_from_hex(state["cuda"]), device)
+    if _key(accelerator) in state:
+        accelerator.set_rng_state(_from_hex(state[_key(accelerator)]))
     if _numpy() and "numpy" in state:
         _numpy().random.set_state(tuple(state["numpy"]))
+
+
+def _key(accelerator: Accelerator) -> str:
+    """cuda, gcu or xla."""
+    return accelerator.device.partition(":")[0]
 
 
 def _numpy() -> Any:  # noqa: ANN401 -- a module that a node may lack

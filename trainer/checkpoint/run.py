@@ -134,7 +134,7 @@ class Checkpoints:
             lasting: training may go on before it is written.
             room: tensors of a snapshot of before, which has been written, to be used again.
         """
-        randomness = self.group.gather_bytes(random_state(self.group.device))
+        randomness = self.group.gather_bytes(random_state(self.group.accelerator))
         whole = strategy.state()
         if not self.group.place.is_main:
             return None
@@ -210,7 +210,7 @@ class Checkpoints:
         """A rank that was not there before starts from the seed."""
         states = json.loads(text)
         if self.group.place.rank < len(states):
-            restore_random_state(states[self.group.place.rank], self.group.device)
+            restore_random_state(states[self.group.place.rank], self.group.accelerator)
 
     def _about(self, state: TrainState) -> Dict[str, Any]:
         return {

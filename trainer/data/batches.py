@@ -10,8 +10,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import signal
 import sys
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.reduction import ForkingPickler
+from pickle import PicklingError
 from typing import Any, Dict, Iterator, List, Sequence
 
 import torch
@@ -60,6 +64,9 @@ class Batches:
         self.first = group.place.rank * config.micro_batch
         self.stride = group.place.world_size * config.micro_batch
         self.pinned = config.data.pin_memory and group.device.type == "cuda"
+        self.worker_start = group.accelerator.worker_start if config.data.workers else None
+        if self.worker_start == "spawn":
+            group.agree(_why_not_sent(self.source))
         self._coming: Iterator[Any] = iter(())
 
     def one(self) -> Any:  # noqa: ANN401
@@ -89,6 +96,9 @@ class Batches:
         more: Dict[str, Any] = {"prefetch_factor": data.prefetch} if workers else {}
         generator = torch.Generator()  # else it would draw from the one whose state is in checkpoints
         source: Any = self.source
+        if self.worker_start == "spawn":
+            more["multiprocessing_context"] = "spawn"
+            _start_tracker()
         return DataLoader(
             source,
             batch_size=None,
@@ -115,6 +125,25 @@ def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:  # no
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*map(move, batch))
     return type(batch)(map(move, batch)) if isinstance(batch, (list, tuple)) else batch
+
+
+def _why_not_sent(source: Source) -> str:
+    """A process that is started anew gets samples and task as pickle writes them."""
+    try:
+        ForkingPickler.dumps(source)
+    except (PicklingError, AttributeError, TypeError) as exc:  # as pickle says it
+        return (
+            f"data.workers: with this device they are new processes, to which samples and task cannot be sent ({exc}): "
+            "keep lambdas, open files and the like out of both, or set data.workers=0"
+        )
+    return ""
+
+
+def _start_tracker() -> None:
+    """With the signals as they are: before 3.13 Python lets a rank's SIGTERM (trainer/notice.py) through from then on."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 @contextlib.contextmanager

@@ -23,10 +23,9 @@ def share_the_cpu(module: Any) -> None:  # noqa: ANN401 -- accelerate.state
         is_first = not state._shared_state  # noqa: SLF001 -- all later ones only look at that
         if is_first and not cpu and "LOCAL_RANK" in os.environ and str(getattr(self, "default_device", "")) == "cpu":
             cpu = True
-            if (
-                accelerator_of_script().name == "cpu"
-            ):  # a card that accelerate does not know is told of at the first step
-                there_is_only_the_cpu("accelerate")
+            accelerator = accelerator_of_script()
+            if accelerator.name == "cpu":  # a card that accelerate does not know is told of at the first step
+                there_is_only_the_cpu("accelerate", accelerator)
         construct(self, cpu, **kwargs)
 
     state.__init__ = construct_where_it_is

@@ -19,14 +19,11 @@ def local_rank() -> int:
 
 def accelerator_of_script() -> Accelerator:
     """The accelerator that is there; torch_gcu is not imported for a script that has not done so itself."""
-    return choose("auto", sys.modules["torch"], _imported_gcu)
-
-
-def _imported_gcu() -> tuple[Any, str]:
     gcu, cards = sys.modules.get("torch_gcu"), sorted(glob.glob(GCU_FILES))
-    if gcu is None and cards and local_rank() == 0:
-        return None, f"this node has {cards[0]}, but the script has not imported torch_gcu"
-    return gcu, NOT_INSTALLED
+    found = choose("auto", sys.modules["torch"], lambda: (gcu, NOT_INSTALLED))
+    if found.name == "cpu" and gcu is None and cards:
+        warn(f"this node has {cards[0]}, but the script has not imported torch_gcu; training on the CPU")
+    return found
 
 
 def kinds_of(parameters: Iterable[Any]) -> set[str]:
@@ -36,6 +33,8 @@ def kinds_of(parameters: Iterable[Any]) -> set[str]:
 
 def warn_of_idle_cards(accelerator: Accelerator, parameters: Iterable[Any]) -> None:
     """Parameters may be on the CPU by intent, as DeepSpeed's are with offload: then the card holds something else."""
+    if accelerator.passed_over:
+        there_is_only_the_cpu("the script", accelerator)
     if accelerator.name != "cpu" and kinds_of(parameters) == {"cpu"} and not accelerator.peak_memory():
         model_is_left_on_the_cpu(accelerator)
 
@@ -48,8 +47,9 @@ def model_is_left_on_the_cpu(accelerator: Accelerator) -> None:
     )
 
 
-def there_is_only_the_cpu(library: str) -> None:
-    warn(f"there is no CUDA device here that torch can use, and no GCU: {library} trains on the CPU")
+def there_is_only_the_cpu(library: str, accelerator: Accelerator) -> None:
+    why = accelerator.passed_over or "there is no CUDA device here that torch can use, and no GCU"
+    warn(f"{why}: {library} trains on the CPU")
 
 
 @functools.lru_cache(maxsize=None)

@@ -48,7 +48,7 @@ def join_ranks(module: Any) -> None:  # noqa: ANN401
             known(backend, **kwargs)
             return
         if accelerator.name == "cpu":
-            there_is_only_the_cpu("MMEngine")
+            there_is_only_the_cpu("MMEngine", accelerator)
         if "nccl" in backend or backend == "gloo":  # mpi and what people bring along stay
             backend = accelerator.backend
         _join(replace(accelerator, backend=backend), **kwargs)

@@ -24,7 +24,7 @@ def build_whole(group: Group, config: TrainConfig, task: Task) -> torch.nn.Modul
     Raises:
         UserError: on all ranks alike; activation_checkpointing needs blocks, and the task names none.
     """
-    seed_everything(config.seed % 2**63)
+    seed_everything(config.seed % 2**63, group.accelerator)
     if can_fill(task):
         model = build_empty(task, config).to_empty(device=group.device)
         fill(task, model, lambda weight, whole: weight.copy_(whole()))
@@ -81,13 +81,11 @@ def shape_of(parameter: torch.Tensor) -> torch.Size:
     return shape
 
 
-def warn_if_on_cpu(
-    model: torch.nn.Module, accelerator: Accelerator, rank: int, write: Callable[[str], object] = sys.stderr.write
-) -> None:
-    """Training would go on, slowly and on the wrong device, so say it loudly."""
+def warn_if_on_cpu(model: torch.nn.Module, accelerator: Accelerator, rank: int) -> None:
+    """Training would go on, slowly and in part on the wrong device, so say it loudly."""
     left = [name for name, one in model.named_parameters() if one.device.type == "cpu"]
     if accelerator.name != "cpu" and left:
-        write(
+        sys.stderr.write(
             f"WARNING: rank {rank}: {len(left)} parameters are on the CPU although {accelerator.name} was asked for "
-            f"(first: {left[0]}); this rank would train on the CPU\n"
+            f"(first: {left[0]}): make all of them in build_model(), and leave them where the trainer moves them\n"
         )

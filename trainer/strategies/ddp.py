@@ -11,8 +11,9 @@ from trainer.accelerators import autocast
 from trainer.checkpoint.tensors import large_ones
 from trainer.config import TrainConfig
 from trainer.distributed import Group, Told
+from trainer.seeds import as_if_nothing_were_drawn
 from trainer.strategies.base import TorchStrategy
-from trainer.strategies.building import build_whole, sizes_of
+from trainer.strategies.building import build_whole, sizes_of, warn_if_on_cpu
 from trainer.strategies.mail import Mail
 from trainer.strategies.optimizer import clip_gradients, make_optimizer
 from trainer.tasks.base import Task, loss_of
@@ -44,11 +45,11 @@ class Ddp(TorchStrategy):
         if not self.group.place.launched:
             return
         buffers = [(one, one.clone()) for one in self.bare.buffers()]
-        devices = [self.group.device] if self.group.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        with as_if_nothing_were_drawn(self.group.accelerator):
             with self.computing():
                 loss = loss_of(self.task, self.model, batch)
             self.sent(self.group.note(loss, Told.NOTHING), loss)()
+        warn_if_on_cpu(self.bare, self.group.accelerator, self.group.place.rank)  # a forward pass can make some, too
         self.optimizer.zero_grad(set_to_none=True)
         for one, before in buffers:  # such as the running means of a BatchNorm
             one.copy_(before)

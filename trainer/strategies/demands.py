@@ -11,6 +11,7 @@ import shutil
 import torch
 import torch.utils.checkpoint
 
+from trainer.accelerators import Accelerator
 from trainer.config import ZERO_STAGES, TrainConfig
 from trainer.distributed import Group
 from trainer.strategies.deepspeed_package import package_problem
@@ -19,11 +20,8 @@ from trainer.strategies.deepspeed_package import package_problem
 def unmet(group: Group, config: TrainConfig) -> str:
     """The first thing that is missing on this rank, with its remedy; "" where all is there."""
     accelerator = group.accelerator
-    allowed = accelerator.precisions()
-    if config.precision not in allowed:
-        return (
-            f"precision={config.precision}: {accelerator.name} with torch {torch.__version__} has {', '.join(allowed)}"
-        )
+    if config.precision not in accelerator.precisions():
+        return f"precision={config.precision}: {_why_not(accelerator, config.precision)}"
     if config.strategy != "ddp" and not group.place.launched:
         return f"strategy={config.strategy} needs a process group: start through orch, or torchrun --nproc-per-node=1"
     if config.strategy in ZERO_STAGES:
@@ -35,6 +33,12 @@ def unmet(group: Group, config: TrainConfig) -> str:
     if config.gradient_as_bucket_view and accelerator.name == "gcu-t2x":
         return "gradient_as_bucket_view=true: torch_gcu's DistributedDataParallel refuses it on this card; leave it out"
     return _recomputing_problem(config) or _compiling_problem(group, config)
+
+
+def _why_not(accelerator: Accelerator, precision: str) -> str:
+    if precision == "fp16" and accelerator.no_fp16:
+        return accelerator.no_fp16
+    return f"{accelerator.name} with torch {torch.__version__} has {', '.join(accelerator.precisions())}"
 
 
 def has_fully_shard() -> bool:

@@ -15,7 +15,7 @@ cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE
  "nodes": null,
  "addresses": [],
  "ranks": [8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8],
- "program": {"python": true, "args": ["-u", "-m", "trainer", "steps=20", "model.layers=4"], "pythonpath": "", "cwd": null},
+ "program": {"python": true, "args": ["-u", "-m", "trainer", "device=cuda", "steps=20", "model.layers=4"], "pythonpath": "", "cwd": null},
  "grace_s": 10.0,
  "orphan_timeout_s": null,
  "isolation_timeout_s": null,

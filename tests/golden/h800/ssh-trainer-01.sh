@@ -15,7 +15,7 @@ cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE
  "nodes": ["h800-00"],
  "addresses": ["10.0.0.1"],
  "ranks": [8],
- "program": {"python": true, "args": ["-u", "-m", "trainer", "steps=20", "model.layers=4"], "pythonpath": "", "cwd": null},
+ "program": {"python": true, "args": ["-u", "-m", "trainer", "device=cuda", "steps=20", "model.layers=4"], "pythonpath": "", "cwd": null},
  "grace_s": 10.0,
  "orphan_timeout_s": null,
  "isolation_timeout_s": 60.0

@@ -15,7 +15,7 @@ cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE
  "nodes": ["h800-00", "h800-01", "h800-02", "h800-03", "h800-04", "h800-05", "h800-06", "h800-07", "h800-08", "h800-09", "h800-10", "h800-11", "h800-12", "h800-13", "h800-14", "h800-15"],
  "addresses": ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8", "10.0.0.9", "10.0.0.10", "10.0.0.11", "10.0.0.12", "10.0.0.13", "10.0.0.14", "10.0.0.15", "10.0.0.16"],
  "ranks": [8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8],
- "program": {"python": true, "args": ["-u", "-m", "trainer", "steps=20", "model.layers=4"], "pythonpath": "", "cwd": null},
+ "program": {"python": true, "args": ["-u", "-m", "trainer", "device=cuda", "steps=20", "model.layers=4"], "pythonpath": "", "cwd": null},
  "grace_s": 10.0,
  "orphan_timeout_s": null,
  "isolation_timeout_s": 60.0

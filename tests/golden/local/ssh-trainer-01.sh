@@ -15,7 +15,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json <<'END_OF_
  "nodes": ["n0"],
  "addresses": ["n0"],
  "ranks": [2],
- "program": {"python": true, "args": ["-u", "-m", "trainer", "steps=20", "model.layers=4"], "pythonpath": "", "cwd": null},
+ "program": {"python": true, "args": ["-u", "-m", "trainer", "device=cpu", "steps=20", "model.layers=4"], "pythonpath": "", "cwd": null},
  "grace_s": 10.0,
  "orphan_timeout_s": null,
  "isolation_timeout_s": 60.0

@@ -15,7 +15,7 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json <<'END_OF_
  "nodes": ["n0", "local-01", "local-02", "local-03", "local-04", "local-05", "local-06", "local-07", "local-08", "local-09", "local-10", "local-11", "local-12", "local-13", "local-14", "local-15"],
  "addresses": ["n0", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8", "10.0.0.9", "10.0.0.10", "10.0.0.11", "10.0.0.12", "10.0.0.13", "10.0.0.14", "10.0.0.15", "10.0.0.16"],
  "ranks": [2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2],
- "program": {"python": true, "args": ["-u", "-m", "trainer", "steps=20", "model.layers=4"], "pythonpath": "", "cwd": null},
+ "program": {"python": true, "args": ["-u", "-m", "trainer", "device=cpu", "steps=20", "model.layers=4"], "pythonpath": "", "cwd": null},
  "grace_s": 10.0,
  "orphan_timeout_s": null,
  "isolation_timeout_s": 60.0

@@ -15,7 +15,7 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE'
  "nodes": ["t20-0", "t20-01", "t20-02", "t20-03", "t20-04", "t20-05", "t20-06", "t20-07", "t20-08", "t20-09", "t20-10", "t20-11", "t20-12", "t20-13", "t20-14", "t20-15"],
  "addresses": ["10.0.1.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8", "10.0.0.9", "10.0.0.10", "10.0.0.11", "10.0.0.12", "10.0.0.13", "10.0.0.14", "10.0.0.15", "10.0.0.16"],
  "ranks": [8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8],
- "program": {"python": true, "args": ["-u", "-m", "trainer", "steps=20", "model.layers=4"], "pythonpath": "", "cwd": null},
+ "program": {"python": true, "args": ["-u", "-m", "trainer", "device=gcu", "steps=20", "model.layers=4"], "pythonpath": "", "cwd": null},
  "grace_s": 10.0,
  "orphan_timeout_s": null,
  "isolation_timeout_s": 60.0

@@ -67,7 +67,9 @@ def _wrapping(construct: Any) -> Any:
 torch.utils.rename_privateuse1_backend("gcu")  # type: ignore[attr-defined]
 torch._register_device_module("gcu", gcu)  # type: ignore[no-untyped-call]  # noqa: SLF001 -- the vendor's way
 torch.utils.generate_methods_for_privateuse1_backend()  # type: ignore[attr-defined]
-install(Cards("gcu", gcu.device_count, gcu.current_device, narrow=False, computing=_computing))
+install(
+    Cards("gcu", gcu.device_count, gcu.current_device, narrow=False, computing=_computing, generator=gcu.GENERATORS)
+)
 torch.distributed.is_eccl_available = lambda: True  # type: ignore[attr-defined]
 # The CPU's tensors as well: that is what the card's are, underneath.
 torch.distributed.Backend.register_backend("eccl", _make_group, devices=["gcu", "cpu"])

@@ -13,7 +13,7 @@ from typing import Any, Dict, List
 
 import torch
 
-from tests.doubles.contract import note, visible_cards
+from tests.doubles.contract import Generators, note, visible_cards
 from tests.doubles.tensors import Cards, install, is_on_card
 
 _CURRENT: Dict[str, int] = {"device": 0}  # what the driver keeps
@@ -127,9 +127,15 @@ def fetch_gradients(optimizer: Any) -> List[torch.Tensor]:
 def manual_seed_all(seed: int) -> None:
     if not 0 <= int(seed) <= 0xFFFFFFFF:
         raise ValueError(f"Seed must be a unint32 number which is between 0~4294967295, got {seed}")
+    _GENERATORS.manual_seed_all(int(seed))
 
 
-install(Cards("xla", device_count, current_device, narrow=True, computing=contextlib.nullcontext))
+_GENERATORS = (
+    Generators()
+)  # TG1 core/random.py has a way to seed them and none to read or set them; torch 1.10 knows of none
+install(
+    Cards("xla", device_count, current_device, narrow=True, computing=contextlib.nullcontext, generator=_GENERATORS)
+)
 torch.Tensor.is_gcu = lambda self: self.device.type == "xla"  # type: ignore[attr-defined]  # TG1 core/pytorch_override.py
 
 from . import amp, nn, utils  # noqa: E402, F401 -- TG1 __init__.py; `distributed` is not among them

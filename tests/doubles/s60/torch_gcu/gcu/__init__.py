@@ -7,7 +7,7 @@ from typing import Any, Dict, List
 
 import torch
 
-from tests.doubles.contract import note, visible_cards
+from tests.doubles.contract import Generators, note, visible_cards
 
 from . import amp as amp
 
@@ -67,5 +67,27 @@ def _is_in_bad_fork() -> bool:
     return False
 
 
+GENERATORS = (
+    Generators()
+)  # TG2 gcu/random.py has torch.cuda's functions; torch.manual_seed calls the last of those here
+
+
+def get_rng_state(device: Any = "gcu") -> torch.Tensor:
+    return GENERATORS(_number(device)).get_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: Any = "gcu") -> None:
+    GENERATORS(_number(device)).set_state(new_state)
+
+
+def _number(device: Any) -> int:
+    number: Any = device if isinstance(device, int) else torch.device(device).index  # None without one
+    return current_device() if number is None else int(number)
+
+
+def manual_seed(seed: int) -> None:
+    GENERATORS(current_device()).manual_seed(int(seed))
+
+
 def manual_seed_all(seed: int) -> None:
-    """torch.manual_seed calls it; the CPU's generator is the only one here."""
+    GENERATORS.manual_seed_all(int(seed))
