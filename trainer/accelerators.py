@@ -40,6 +40,7 @@ class Accelerator:
         step: (optimizer, loss, model) -> None, one optimizer step.
         device_name: what the driver calls this rank's device; "" where it is not asked.
         peak_memory: the most bytes held so far, of the device, or of the process on a CPU; None where nobody counts.
+        memory_stats: what the device's allocator has counted, num_alloc_retries and num_ooms among it; None as above.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Accelerator:
     step: Callable[[Any, Any, Any], None]
     device_name: Callable[[], str]
     peak_memory: Callable[[], Any]
+    memory_stats: Callable[[], Any]
 
     def device_string(self, local_rank: int) -> str:
         """Such as cuda:3, xla:3, gcu:3, cpu."""
@@ -134,6 +136,7 @@ def _cuda(torch: Any) -> Accelerator:  # noqa: ANN401
         step=_plain_step,
         device_name=lambda: str(torch.cuda.get_device_name()),
         peak_memory=lambda: torch.cuda.max_memory_allocated(),  # noqa: PLW0108 -- looked up when it is asked for
+        memory_stats=lambda: torch.cuda.memory_stats(),  # noqa: PLW0108 -- as above
     )
 
 
@@ -156,6 +159,7 @@ def _gcu_i3x(torch: Any) -> Accelerator:  # noqa: ANN401
         step=_plain_step,
         device_name=str,
         peak_memory=getattr(torch.gcu, "max_memory_allocated", _nothing),
+        memory_stats=getattr(torch.gcu, "memory_stats", _nothing),
     )
 
 
@@ -190,6 +194,7 @@ def _gcu_t2x(gcu: Any) -> Accelerator:  # noqa: ANN401
         step=step,
         device_name=str,
         peak_memory=getattr(gcu, "max_memory_allocated", _nothing),
+        memory_stats=getattr(gcu, "memory_stats", _nothing),
     )
 
 
@@ -211,6 +216,7 @@ def _cpu(torch: Any) -> Accelerator:  # noqa: ANN401
         step=_plain_step,
         device_name=str,
         peak_memory=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        memory_stats=_nothing,
     )
 
 
