@@ -51,6 +51,7 @@ class Accelerator:
         step: (optimizer, loss, model) -> None, one optimizer step.
         device_name: what the driver calls this rank's device; "" where it is not asked.
         peak_memory: the most bytes held so far, of the device, or of the process on a CPU; None where nobody counts.
+        memory_stats: what the device's allocator has counted, num_alloc_retries and num_ooms among it; None as above.
         seed: seeds the device's generator, where torch.manual_seed does not.
         rng_state: of this rank's device, as bytes on the CPU; None where there is no other generator than the CPU's.
         set_rng_state: takes what rng_state gave.
@@ -76,6 +77,7 @@ class Accelerator:
     step: Callable[[Any, Any, Any], None]
     device_name: Callable[[], str]
     peak_memory: Callable[[], Any]
+    memory_stats: Callable[[], Any]
     seed: Callable[[int], None] = _nothing
     rng_state: Callable[[], Any] = _nothing
     set_rng_state: Callable[[Any], None] = _nothing
@@ -168,6 +170,7 @@ def _cuda(torch: Any) -> Accelerator:  # noqa: ANN401
         peak_memory=lambda: torch.cuda.max_memory_allocated(),  # noqa: PLW0108 -- looked up when it is asked for
         rng_state=lambda: torch.cuda.get_rng_state(),  # noqa: PLW0108 -- as above
         set_rng_state=lambda state: torch.cuda.set_rng_state(state),  # noqa: PLW0108 -- as above
+        memory_stats=lambda: torch.cuda.memory_stats(),  # noqa: PLW0108 -- as above
     )
 
 
@@ -192,6 +195,7 @@ def _gcu_i3x(torch: Any) -> Accelerator:  # noqa: ANN401
         peak_memory=getattr(torch.gcu, "max_memory_allocated", _nothing),
         rng_state=lambda: torch.gcu.get_rng_state(),  # noqa: PLW0108 -- as above
         set_rng_state=lambda state: torch.gcu.set_rng_state(state),  # noqa: PLW0108 -- as above
+        memory_stats=getattr(torch.gcu, "memory_stats", _nothing),
     )
 
 
@@ -237,6 +241,7 @@ def _gcu_t2x(gcu: Any) -> Accelerator:  # noqa: ANN401
         tells_seed_only=True,
         worker_start="spawn",  # as the vendor's own training scripts do
         no_fp16=NO_SCALER_T2X,
+        memory_stats=getattr(gcu, "memory_stats", _nothing),
     )
 
 
@@ -258,6 +263,7 @@ def _cpu(torch: Any) -> Accelerator:  # noqa: ANN401
         step=_plain_step,
         device_name=str,
         peak_memory=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        memory_stats=_nothing,
     )
 
 

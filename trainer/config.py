@@ -18,6 +18,7 @@ REPORTS = ("plot", "tensorboard", "wandb")
 GPT_TASK = "trainer.tasks.gpt:Gpt"
 FORMATS = ("auto", "bytes", "uint16", "uint32")
 OPTIONS = "options."
+BY_BATCH = 0  # an accumulation that is known as soon as the number of ranks is
 
 
 def _count(default: int | None, *, low: int = 1) -> Any:  # noqa: ANN401 -- dataclasses.field has no nameable type
@@ -78,7 +79,7 @@ class OptimConfig:
 @dataclass(frozen=True)
 class TrainConfig:
     """
-    Everything a training depends on. `out` None: $ORCH_RUN_DIR/checkpoints under orch, ./out elsewhere.
+    Everything a training depends on; with_ranks() completes it. `out` None: $ORCH_RUN_DIR/checkpoints under orch, ./out elsewhere.
 
     options: what the class that `task` names gets as keyword arguments.
     """
@@ -106,7 +107,8 @@ class TrainConfig:
     activation_checkpointing: bool = _flag()
     compile: bool = _flag()
     micro_batch: int = _count(8)
-    accumulation: int = _count(1)
+    accumulation: int = field(default=1, metadata={"rule": Rule("int", low=1, optional=True)})
+    batch: int | None = _count(None)
     lr: float = _number(3e-3)
     device: str = _text("auto", choices=("auto", "cuda", "gcu", "cpu"))
     ddp_timeout: float = _number(1800.0, above=True)
@@ -123,6 +125,7 @@ class TrainConfig:
     def as_dict(self) -> dict[str, Any]:
         """Plain nested values, as JSON has them."""
         plain = dataclasses.asdict(self)
+        plain["accumulation"] = self.accumulation or None
         plain["report"] = list(self.report)
         plain["data"].update(paths=list(self.data.paths), validation=list(self.data.validation))
         plain["optim"]["betas"] = list(self.optim.betas)
@@ -158,6 +161,29 @@ def load_config(path: str | None = None, words: Sequence[str] = ()) -> TrainConf
             raise UserError(f"expected key=value, got {word!r}; for example steps=20 or model.layers=2")
         values[key] = rule_of(key, where="").parse(key, text)
     return _whole(_build(values))
+
+
+def with_ranks(config: TrainConfig, world_size: int) -> TrainConfig:
+    """
+    With the accumulation that `batch` comes to on so many ranks, where it is given.
+
+    Raises:
+        UserError: there is none, or it is not the one that was asked for.
+    """
+    if config.batch is None:
+        return config
+    unit = config.micro_batch * world_size
+    product = f"micro_batch={config.micro_batch} x {world_size} rank{'s' if world_size > 1 else ''}"
+    if config.accumulation != BY_BATCH and config.batch != unit * config.accumulation:
+        raise UserError(
+            f"batch={config.batch}, but {product} x accumulation={config.accumulation} = {unit * config.accumulation}: "
+            "leave batch or accumulation out"
+        )
+    below = config.batch - config.batch % unit
+    if config.batch != below:
+        near = f"{below} and {below + unit}" if below else str(unit)
+        raise UserError(f"batch={config.batch} is no multiple of {product} = {unit}; nearest to it: {near}")
+    return dataclasses.replace(config, accumulation=config.batch // unit)
 
 
 def rule_of(key: str, *, where: str) -> Rule:
@@ -218,6 +244,8 @@ def _build(values: Mapping[str, Any]) -> TrainConfig:
     if top.get("task", GPT_TASK) != GPT_TASK and groups["model"] != ModelConfig():
         given = ", ".join(f"model.{name}" for name in nested["model"])
         raise UserError(f"{given}: of the GPT alone; what task={top['task']} takes is written {OPTIONS}NAME=VALUE")
+    if top.get("accumulation") is None:
+        top["accumulation"] = BY_BATCH if top.get("batch") else 1
     return TrainConfig(**top, **groups, options=nested["options"])
 
 

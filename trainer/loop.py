@@ -197,6 +197,7 @@ class Trainer:
         if self.group.place.is_main:
             say(summary.line())
             self.progress.write("done", summary.steps, summary=summary.record())
+            self.measures.finish(summary)
         else:
             self.progress.write("done", summary.steps)
 

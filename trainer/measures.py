@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -14,8 +15,8 @@ from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.errors import UserError
 from trainer.flops import peak_flops
-from trainer.metrics import Metrics, StepLog, StepResult, percentile, read_records
-from trainer.place import say
+from trainer.metrics import ALLOCATOR_COUNTS, Metrics, StepLog, StepResult, Summary, percentile, read_records
+from trainer.place import replace_text, say
 from trainer.plot import plot_loss
 from trainer.reporters import Reporter, ReportError, missing_package, open_reporters
 
@@ -74,7 +75,8 @@ class Measures:
         self._seconds.append(result.seconds)
         self._waited_s += result.data_wait_s
         if self._metrics:
-            record = {**self._record(step, result), **evaluated}
+            numbers = {**self._record(step, result), **evaluated}
+            record = {key: value if math.isfinite(value) else None for key, value in numbers.items()}  # JSON has no NaN
             self._metrics.write(record)
             self._each(lambda reporter: reporter.write(record))
         self._log.add(step, result, last=last)
@@ -97,7 +99,20 @@ class Measures:
             "data_wait_s": self._waited_s,
             "mfu": self._mfu(rate),
             "peak_memory_bytes": self.group.accelerator.peak_memory(),
+            **self._allocator_counts(),
         }
+
+    def finish(self, summary: Summary) -> None:
+        """Tell what the training came to. All is saved by then, so a full disk costs the file alone."""
+        path = self.out / "summary.json"
+        if not self._metrics or (not self._seconds and path.exists()):  # an attempt without a step knows less
+            return
+        record = summary.record()
+        try:
+            replace_text(path, json.dumps(record, indent=1) + "\n")
+        except OSError as exc:
+            say(f"WARNING: {path} is not written: {exc.strerror}")
+        self._each(lambda reporter: reporter.summarise(record))
 
     def close(self, code: int) -> None:
         """After everything that matters: drawing and the last upload take their time."""
@@ -126,15 +141,21 @@ class Measures:
     def _mfu(self, rate: float) -> float | None:
         return rate * self._share_per_rate if self._share_per_rate else None
 
+    def _allocator_counts(self) -> Dict[str, int]:
+        """Since the process began; nothing where nobody counts."""
+        counted = self.group.accelerator.memory_stats() or {}
+        return {key: counted[key] for key in ALLOCATOR_COUNTS if key in counted}
+
     def _record(self, step: int, result: StepResult) -> Dict[str, Any]:
         """What has no value at all here is left out; a null is a number that this step lacks."""
         rate = self.per_step / result.seconds
-        known = {"mfu": self._mfu(rate), "peak_memory_bytes": self.group.accelerator.peak_memory()}
+        memory = {"peak_memory_bytes": self.group.accelerator.peak_memory(), **self._allocator_counts()}
+        known = {"mfu": self._mfu(rate), **memory}
         return {
             "step": step,
             "loss": result.loss,
             "lr": result.lr,
-            "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None,  # fp16 skipped the step
+            "grad_norm": result.grad_norm,  # not finite where fp16 skipped the step
             f"{self.unit}_per_s": rate,
             "step_time_s": result.seconds,
             "data_wait_s": result.data_wait_s,

@@ -11,6 +11,8 @@ from typing import Any, Dict, List, Mapping, Sequence
 from trainer.errors import StorageError
 from trainer.place import replace_text, say
 
+ALLOCATOR_COUNTS = ("num_alloc_retries", "num_ooms")  # as torch names them: memory freed to try again, and failures
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -33,6 +35,8 @@ class Summary:
     data_wait_s: float | None = None
     mfu: float | None = None
     peak_memory_bytes: int | None = None
+    num_alloc_retries: int | None = None
+    num_ooms: int | None = None
 
     def line(self) -> str:
         """key=value, as all log lines."""
@@ -42,7 +46,7 @@ class Summary:
             "step_time_p99_s": digits(self.step_time_p99_s),
             "data_wait_s": digits(self.data_wait_s),
             "mfu": digits(self.mfu),
-            "peak_memory_bytes": str(self.peak_memory_bytes),
+            **{key: str(getattr(self, key)) for key in ("peak_memory_bytes", *ALLOCATOR_COUNTS)},
         }
         measured = "".join(f"{key}={text} " for key, text in known.items() if getattr(self, key) is not None)
         return (
@@ -51,7 +55,7 @@ class Summary:
         )
 
     def record(self) -> Dict[str, Any]:
-        """What is known, for the progress file."""
+        """What is known, for files and reporters."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Protocol, Sequence
 
@@ -24,6 +25,9 @@ class Reporter(Protocol):
 
     def write(self, record: Mapping[str, Any]) -> None:
         """One step."""
+
+    def summarise(self, summary: Mapping[str, Any]) -> None:
+        """What the training came to, after its last step."""
 
     def flush(self) -> None:
         """Put on disk what was written, as far as that is needed for a later attempt to miss no step."""
@@ -73,10 +77,17 @@ class TensorBoard:
         self._writer = writer(log_dir=str(folder), purge_step=last_step + 1)
 
     def write(self, record: Mapping[str, Any]) -> None:
+        self._add(_numbers(record), record["step"], record["time"])
+
+    def summarise(self, summary: Mapping[str, Any]) -> None:
+        numbers = {f"summary/{key}": value for key, value in summary.items() if not isinstance(value, str)}
+        self._add(numbers, summary["steps"], time.time())
+
+    def _add(self, numbers: Mapping[str, float], step: int, at: float) -> None:
         # One event for all numbers: add_scalar takes seven times as long.
-        values = [self._summary.Value(tag=key, simple_value=value) for key, value in _numbers(record).items()]
+        values = [self._summary.Value(tag=key, simple_value=value) for key, value in numbers.items()]
         try:
-            self._writer.file_writer.add_summary(self._summary(value=values), record["step"], record["time"])
+            self._writer.file_writer.add_summary(self._summary(value=values), step, at)
         except OSError as exc:
             raise ReportError(f"tensorboard: {exc}") from exc
 
@@ -131,6 +142,13 @@ class WandB:
             return
         try:
             self._run.log({**_numbers(record), "time": record["time"]}, step=record["step"])
+        except (self._wandb.Error, OSError) as exc:
+            raise ReportError(f"wandb: {exc}") from exc
+
+    def summarise(self, summary: Mapping[str, Any]) -> None:
+        try:
+            # Under names of its own: W&B itself notes the last number of every curve there.
+            self._run.summary.update({f"summary/{key}": value for key, value in summary.items()})
         except (self._wandb.Error, OSError) as exc:
             raise ReportError(f"wandb: {exc}") from exc
 

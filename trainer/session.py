@@ -7,7 +7,7 @@ import os
 import sys
 from typing import MutableMapping
 
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, with_ranks
 from trainer.distributed import initialise
 from trainer.errors import REQUEUE, TrainerError, exit_on_unexpected_errors, report
 from trainer.loop import Trainer
@@ -21,12 +21,14 @@ def train(config: TrainConfig, env: MutableMapping[str, str], notice: Notice) ->
     Run one rank; ends the process itself once ranks are connected, and does not return then.
 
     Raises:
-        UserError: the launcher's variables are wrong, or those that deterministic=true needs.
+        UserError: the launcher's variables are wrong, or those that deterministic=true needs; or `batch` does not divide.
     """
+    place = Place.from_env(env)
+    config = with_ranks(config, place.world_size)
     make_deterministic(config, env)
     faulthandler.enable()
     exit_on_unexpected_errors()
-    progress = Progress(Place.from_env(env), config.steps)
+    progress = Progress(place, config.steps)
     progress.write("init", 0)
     try:
         group = initialise(config.device, config.ddp_timeout, env)

@@ -51,10 +51,10 @@ def _log(path: Path) -> Iterator[bytes]:
             whole = b""
 
 
-def _wandb(path: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """The run's facts, and its history in the form of metrics.jsonl."""
+def _wandb(path: Path) -> tuple[dict[str, str], list[dict[str, Any]], dict[str, Any]]:
+    """The run's facts, its history in the form of metrics.jsonl, and its summary."""
     messages = importlib.import_module("wandb.proto.wandb_internal_pb2")
-    facts, history = {}, []
+    facts, history, summary = {}, [], {}
     for data in _log(path):
         record = messages.Record.FromString(data)
         if record.HasField("run"):
@@ -63,7 +63,9 @@ def _wandb(path: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
         if record.HasField("history"):
             items = {(one.key or ".".join(one.nested_key)): json.loads(one.value_json) for one in record.history.item}
             history.append({"step": record.history.step.num, **items})
-    return facts, history
+        if record.HasField("summary"):
+            summary.update({one.key or one.nested_key[0]: json.loads(one.value_json) for one in record.summary.update})
+    return facts, history, summary
 
 
 def test_killed_training_has_every_step_once_in_tensorboard_and_in_wandb(
@@ -84,14 +86,28 @@ def test_killed_training_has_every_step_once_in_tensorboard_and_in_wandb(
     records = _records(out)
     assert [one["step"] for one in records] == list(range(1, 61))
 
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["steps"] == 60
+    assert summary["last_loss"] == records[-1]["loss"]
+    assert summary["step_time_p50_s"] <= summary["step_time_p99_s"] <= max(one["step_time_s"] for one in records)
+    told = {key: value for key, value in summary.items() if key != "checkpoint"}
+
     curves = _tensorboard(out / "tensorboard")
+    totals = {tag: curves.pop(tag) for tag in sorted(curves) if tag.startswith("summary/")}
+    assert {tag: [point[0] for point in curve] for tag, curve in totals.items()} == {
+        f"summary/{key}": [60] for key in told
+    }
+    assert {tag: curve[0][2] for tag, curve in totals.items()} == pytest.approx(
+        {f"summary/{key}": value for key, value in told.items()}, rel=1e-6
+    )
     assert set(curves) == set(records[0]) - {"step", "time"}
     for tag, curve in curves.items():
         assert [point[:2] for point in curve] == [(one["step"], one["time"]) for one in records], tag
         assert [point[2] for point in curve] == pytest.approx([one[tag] for one in records], rel=1e-6), tag  # 32 bits
 
     newest = max((out / "wandb").glob("offline-run-*/*.wandb"))
-    facts, history = _wandb(newest)
+    facts, history, shown = _wandb(newest)
+    assert {key: shown[f"summary/{key}"] for key in summary} == summary
     assert facts == {"id": "20261121-train-ab12", "name": "20261121-train-ab12", "project": "orch"}
     assert [{key: one[key] for key in records[0]} for one in history] == records
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from tests.grounds import components
 from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm
 from tests.train.conftest import DEADLINE_S, REPOSITORY, StartRanks
@@ -79,6 +81,39 @@ def test_tokens_train_and_those_beyond_the_vocabulary_end_all_ranks(start_ranks:
     message = f"data.paths: {tmp_path / 'train.npy'}, token"
     assert ranks[0].err.startswith(f"error: rank 0: {message}")
     assert ranks[1].err.startswith(f"rank 1: error: rank 0: {message}")
+
+
+def test_shared_weights_and_buffers_train_alike_under_every_way_to_split_them(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    components.module("deepspeed")
+    base = (
+        "task=tests.grounds.tied_task:Tied",
+        "steps=6",
+        "micro_batch=4",
+        "batch=16",
+        "lr=0.05",
+        "device=cpu",
+        "report=",
+    )
+    started = {
+        strategy: start_ranks(f"strategy={strategy}", f"out={tmp_path / strategy}", base=base)
+        for strategy in ("ddp", "fsdp2", "zero3")
+    }
+    coarse = ("strategy=zero3", "precision=bf16", "micro_batch=8", f"out={tmp_path / 'bf16'}")
+    started["bf16"] = start_ranks(*coarse, base=base, world_size=1)
+    assert {rank.wait() for ranks in started.values() for rank in ranks} == {0}, started["bf16"][0].err
+    assert "batch 16 = micro_batch 4 x devices 2 x nodes 1 x accumulation 2\n" in started["ddp"][0].out
+    losses = {name: [one["loss"] for one in _metrics(tmp_path / name)] for name in started}
+    assert losses["ddp"][-1] < 0.9 * losses["ddp"][0]
+    assert losses["fsdp2"] == pytest.approx(losses["ddp"], rel=1e-4)
+    assert losses["zero3"] == pytest.approx(losses["ddp"], rel=1e-4)
+    states = {name: torch.load(tmp_path / name / "step_6" / "state.pt")["model"] for name in started}
+    for state in states.values():
+        assert set(state) == set(states["ddp"])
+        assert torch.equal(state["head.weight"], state["token.weight"])
+        torch.testing.assert_close(state["head.weight"], states["ddp"]["head.weight"], atol=0.005, rtol=0.0)
+    assert losses["bf16"] == pytest.approx(losses["ddp"], rel=0.003)  # buffers in bf16 would be 0.9 % off
 
 
 @pytest.mark.timeout(200)

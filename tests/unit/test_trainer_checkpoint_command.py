@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,43 @@ def test_export_refuses_what_is_damaged_and_writes_nothing(
     message = f"error: {out / 'step_2'}: damaged: state.pt: its hash does not match; name an older one\n"
     assert capsys.readouterr().err == message
     assert list(tmp_path.glob("weights*")) == []
+
+
+def test_export_refuses_numbers_of_other_kinds_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = Session.start(tmp_path / "out")
+    session.strategy.bare.register_buffer("spectrum", torch.zeros(2, dtype=torch.complex64))
+    session.train_and_save(1)
+    target = tmp_path / "weights.safetensors"
+    assert main(["export", str(tmp_path / "out"), str(target)]) == 2
+    message = f"error: {tmp_path / 'out' / 'step_1'}: export writes tensors of float64, float32, "
+    error = capsys.readouterr().err
+    assert error.startswith(message)
+    assert error.endswith("bool, not spectrum (torch.complex64)\n")
+    assert list(tmp_path.glob("weights*")) == []
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "export"])
+def test_folder_that_cannot_be_read_is_one_message(out: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 300
+    assert main([command, long]) == 2
+    assert capsys.readouterr().err == f"error: {long}: cannot be read: File name too long\n"
+    if os.geteuid() != 0:
+        out.chmod(0)
+        try:
+            assert main([command, str(out)]) == 2
+        finally:
+            out.chmod(0o700)
+    else:
+        os.seteuid(65534)  # nobody's; the folder is root's alone
+        try:
+            assert main([command, str(out)]) == 2
+        finally:
+            os.seteuid(0)
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.endswith(": cannot be read: Permission denied\n")
 
 
 @pytest.mark.parametrize("place", ["there.safetensors", "missing/new.safetensors"])

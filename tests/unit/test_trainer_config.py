@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from trainer.__main__ import main
-from trainer.config import load_config
+from trainer.config import load_config, with_ranks
 from trainer.errors import UserError
+from trainer.session import train
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,41 @@ def test_setting_that_the_strategy_cannot_take_is_named_with_those_that_can(word
 
 
 @pytest.mark.parametrize(
+    ("words", "ranks", "accumulation"),
+    [
+        ("batch=96 micro_batch=4", 3, 8),
+        ("batch=96 micro_batch=4 accumulation=8", 3, 8),
+        ("batch=8", 1, 1),
+        ("micro_batch=4", 3, 1),
+        ("accumulation=5", 3, 5),
+    ],
+)
+def test_accumulation_follows_from_the_batch_and_the_ranks(words: str, ranks: int, accumulation: int) -> None:
+    assert with_ranks(load_config(words=words.split()), ranks).accumulation == accumulation
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("batch=100", "batch=100 is no multiple of micro_batch=8 x 3 ranks = 24; nearest to it: 96 and 120"),
+        ("batch=10", "batch=10 is no multiple of micro_batch=8 x 3 ranks = 24; nearest to it: 24"),
+        (
+            "batch=96 accumulation=1",
+            "batch=96, but micro_batch=8 x 3 ranks x accumulation=1 = 24: leave batch or accumulation out",
+        ),
+    ],
+)
+def test_batch_that_does_not_divide_is_refused_as_soon_as_the_ranks_are_known(
+    monkeypatch: pytest.MonkeyPatch, words: str, message: str
+) -> None:
+    monkeypatch.setattr("trainer.session.initialise", lambda *_: pytest.fail("the ranks have met"))
+    env = {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "3"}
+    with pytest.raises(UserError) as caught:
+        train(load_config(words=words.split()), env, None)  # type: ignore[arg-type]  # not reached
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
     ("name", "text", "parts"),
     [
         ("a.json", '{"steps": "20"}', ["a.json: steps=20: allowed: a whole number >= 1"]),
@@ -169,12 +205,23 @@ def test_empty_yaml_file_means_the_defaults(tmp_path: Path) -> None:
     assert load_config(str(tmp_path / "a.yaml")) == load_config()
 
 
-def test_printed_config_reads_back_as_the_same_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["steps=7", "data.paths=x,y", "optim.betas=0.1,0.2", "task=a.b:C", 'options.of={"a": {"b": null}}']
+@pytest.mark.parametrize("batch", ["batch=24", "accumulation=3", "batch=24 accumulation=3"])
+def test_printed_config_reads_back_as_the_same_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], batch: str
+) -> None:
+    words = [
+        *batch.split(),
+        "steps=7",
+        "data.paths=x,y",
+        "optim.betas=0.1,0.2",
+        "task=a.b:C",
+        'options.of={"a": {"b": null}}',
+    ]
     assert main(["--print-config", *words]) == 0
     (tmp_path / "printed.json").write_text(capsys.readouterr().out)
     assert load_config(str(tmp_path / "printed.json")).as_dict() == json.loads((tmp_path / "printed.json").read_text())
     assert load_config(str(tmp_path / "printed.json")).steps == 7
+    assert with_ranks(load_config(str(tmp_path / "printed.json")), 1).accumulation == 3
 
 
 @pytest.mark.parametrize("argv", [["--steps=3"], ["--config"], ["steps=x", "--print-config"]])

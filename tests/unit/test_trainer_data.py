@@ -168,6 +168,8 @@ def test_digest_covers_every_token_of_a_small_text_and_both_ends_of_a_large_one(
         ("odd.bin", "data.paths: {}: 3 bytes of tokens, no multiple of the 2 of one: see data.format"),
         ("text.npy", "data.paths: {}: no .npy file"),
         ("cut.npy", "data.paths: {}: no .npy file: its header cannot be read"),
+        ("magic.npy", "data.paths: {}: no .npy file"),
+        ("half.npy", "data.paths: {}: 800 bytes of tokens, its header says 1600: cut short, or still written?"),
         ("code.npy", "data.paths: {}: no .npy file: its header cannot be read"),
         ("table.npy", "data.paths: {}: an array of shape (40, 2): tokens are one row of numbers"),
         ("float.npy", "data.paths: {}: numbers of kind '<f8': uint8, uint16, uint32, int32 and int64 can be read"),
@@ -182,6 +184,9 @@ def test_unusable_data_is_named(tmp_path: Path, name: str, problem: str) -> None
     (tmp_path / "odd.bin").write_bytes(bytes(3))
     (tmp_path / "text.npy").write_text("abc" * 99)
     (tmp_path / "cut.npy").write_bytes(b"\x93NUMPY\x01\x00\x10\x00{'descr':")
+    (tmp_path / "magic.npy").write_bytes(b"\x93NUMPY")
+    np.save(tmp_path / "half.npy", np.zeros(200, dtype="i8"))
+    os.truncate(tmp_path / "half.npy", (tmp_path / "half.npy").stat().st_size - 800)
     (tmp_path / "code.npy").write_bytes(b"\x93NUMPY\x01\x00\x20\x00__import__('os').abort()         ")
     np.save(tmp_path / "table.npy", np.zeros((40, 2), dtype="u2"))
     np.save(tmp_path / "float.npy", np.zeros(40))

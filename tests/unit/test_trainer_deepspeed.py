@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,6 +39,14 @@ WRITTEN_BY_HAND = """
   "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.95], "eps": 1e-8}},
   "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}},
 }
+"""
+
+
+# What the two export, as far as it matters here.
+OF_0_9_2 = "from .tensor_fragment import safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state\n"
+OF_0_19 = f"""{OF_0_9_2}
+from .tensor_fragment import safe_set_full_fp32_param, safe_set_full_optimizer_state, safe_set_full_grad
+from .tensor_fragment import safe_set_local_fp32_param, safe_set_local_grad, safe_set_local_optimizer_state
 """
 
 
@@ -143,15 +152,41 @@ def test_equal_values_are_no_contradiction() -> None:
         ("cuda", "0.19.8", "strategy=zero3", ""),
         ("cuda", None, "strategy=zero3", "deepspeed is not installed: pip install --no-build-isolation deepspeed"),
         ("gcu-t2x", "0.9.2", "strategy=zero1", "deepspeed 0.9.2 does not know GCUs; install the one of TopsRider"),
-        ("gcu-t2x", "0.9.2+gcu.49", "strategy=zero1", ""),
-        ("gcu-t2x", "0.9.2+gcu.49", "strategy=zero3", ""),
+        ("gcu-t2x", "0.9.2+gcu.49", "strategy=zero0", ""),
+        ("gcu-t2x", "0.16.2+gcu.1", "strategy=zero3", ""),
         ("cpu", "0.19.8", "strategy=zero2 offload_optimizer=true", "install a C++ compiler (g++ >= 9) and ninja"),
+        ("cuda", "0.9.2", "strategy=zero0", ""),
+        (
+            "cuda",
+            "0.9.2",
+            "strategy=zero2",
+            "is too old to save and load by: it lacks safe_set_full_fp32_param, safe_set_full_optimizer_state, set_optim_state_",
+        ),
+        (
+            "cpu",
+            "0.9.2",
+            "strategy=zero1",
+            "fragment; pip install --no-build-isolation --upgrade deepspeed, or use strategy=ddp or zero0",
+        ),
+        ("gcu-t2x", "0.9.2+gcu.49", "strategy=zero1", "set_optim_state_fragment; use strategy=ddp or zero0"),
+        (
+            "gcu-t2x",
+            "0.9.2+gcu.49",
+            "strategy=zero3",
+            "lacks safe_set_local_fp32_param, safe_set_local_optimizer_state; use",
+        ),
     ],
 )
 def test_package_that_cannot_serve_is_an_error_with_the_remedy(
-    monkeypatch: pytest.MonkeyPatch, accelerator: str, version: str | None, words: str, problem: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, accelerator: str, version: str | None, words: str, problem: str
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: version)
+    utils = tmp_path / "deepspeed" / "utils"
+    utils.mkdir(parents=True)
+    old = str(version).startswith("0.9.2")
+    (utils / "__init__.py").write_text(OF_0_9_2 if old else OF_0_19)
+    (utils / "tensor_fragment.py").write_text("" if old else "    def set_optim_state_fragment(self, flat, state): ...")
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "deepspeed")]) if version else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
     monkeypatch.setattr(metadata, "version", lambda _: version)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     found = package_problem(accelerator, load_config(words=words.split()))

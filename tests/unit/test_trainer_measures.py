@@ -120,6 +120,58 @@ def test_summary_tells_percentiles_waiting_and_memory_of_the_attempt(tmp_path: P
     assert "mfu" not in line
 
 
+def _finished(out: Path, group: Group, *, steps: int = 2) -> Mapping[str, Any]:
+    """A training of so many steps, its summary told."""
+    measures = Measures(group, load_config(words=["report="]), out, 128)
+    measures.begin(0, None)
+    for step in range(1, steps + 1):
+        measures.add(step, StepResult([2.0], 1e-3, 0.5, 0.5, is_warned=False), {}, last=step == steps)
+    measures.finish(Summary(2, 2.0, 2.0, wall_s=1.0, checkpoint="/c/step_2", **measures.totals()))
+    found: Mapping[str, Any] = json.loads((out / "summary.json").read_text())
+    return found
+
+
+def test_summary_is_a_private_file_that_an_attempt_without_steps_leaves_alone(tmp_path: Path) -> None:
+    found = _finished(tmp_path, _alone())
+    assert (found["steps"], found["step_time_p99_s"], found["checkpoint"]) == (2, 0.5, "/c/step_2")
+    assert "mfu" not in found
+    assert (tmp_path / "summary.json").stat().st_mode & 0o777 == 0o600
+    assert _finished(tmp_path, _alone(), steps=0) == found
+
+
+def test_summary_that_cannot_be_written_costs_nothing_but_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "summary.json").mkdir()
+    with pytest.raises(IsADirectoryError):  # of the test, which reads it
+        _finished(tmp_path, _alone())
+    assert f"WARNING: {tmp_path / 'summary.json'} is not written: Is a directory\n" in capsys.readouterr().out
+
+
+def test_retries_and_failures_of_the_allocator_are_told_where_the_device_counts_them(tmp_path: Path) -> None:
+    alone = _alone()
+    counts = {"num_alloc_retries": 3, "num_ooms": 0, "num_device_alloc": 7}
+    counting = replace(alone, accelerator=replace(alone.accelerator, memory_stats=lambda: counts))
+    summary = _finished(tmp_path, counting)
+    for found in (*_records(tmp_path), summary):
+        assert {key: found.get(key) for key in counts} == {**counts, "num_device_alloc": None}
+    assert " num_alloc_retries=3 num_ooms=0 " in Summary(**{**summary, "first_loss": 2.0}).line()
+    (tmp_path / "other").mkdir()
+    assert set(summary) - set(_finished(tmp_path / "other", alone)) == {"num_alloc_retries", "num_ooms"}
+    assert "num_ooms" not in _records(tmp_path / "other")[0]
+
+
+def test_number_that_is_none_is_null_in_the_record(tmp_path: Path) -> None:
+    """JSON has no NaN, and what reads the file line by line would break at it."""
+    measures = Measures(_alone(), load_config(words=["report="]), tmp_path, 128)
+    measures.begin(0, None)
+    result = StepResult([2.0], 1e-3, float("inf"), 0.5, is_warned=False)
+    measures.add(1, result, {"eval_loss": float("nan"), "eval_iou": 0.5}, last=True)
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    record = json.loads(line, parse_constant=pytest.fail)
+    assert (record["grad_norm"], record["eval_loss"], record["eval_iou"]) == (None, None, 0.5)
+
+
 def test_missing_package_is_one_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _hide(monkeypatch, "wandb", "tensorboard")
     with pytest.raises(UserError) as caught:
@@ -160,6 +212,7 @@ def test_reporters_are_flushed_before_a_checkpoint_is_written(monkeypatch: pytes
     seen: list[tuple[str, object]] = []
     reporter = SimpleNamespace(
         write=lambda record: seen.append(("write", record["step"])),
+        summarise=lambda summary: seen.append(("summary", summary["steps"])),
         flush=lambda: seen.append(("flush", sorted(path.name for path in tmp_path.glob("step_*")))),
         close=lambda code: seen.append(("close", code)),
     )
@@ -171,7 +224,7 @@ def test_reporters_are_flushed_before_a_checkpoint_is_written(monkeypatch: pytes
     trainer.measures.close(0)
     assert seen == [
         *(("write", 1), ("write", 2), ("flush", [])),
-        *(("write", 3), ("flush", ["step_2"]), ("close", 0)),
+        *(("write", 3), ("flush", ["step_2"]), ("summary", 3), ("close", 0)),
     ]
 
 

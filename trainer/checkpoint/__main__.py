@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import sys
 import time
 from pathlib import Path
-from typing import Any, Mapping, NoReturn, Sequence
+from typing import Any, Iterator, Mapping, NoReturn, Sequence
 
 from trainer.checkpoint import files
 from trainer.checkpoint.files import DamagedError
@@ -41,13 +42,22 @@ def _parser() -> argparse.ArgumentParser:
 
 def _found(folder: Path) -> list[Path]:
     """The step folders that are meant, newest first; at least one."""
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
-    folder = folder.resolve()  # `.` has no name
-    found = [folder] if files.step_of(folder) is not None else files.newest_first(folder)
+    with _reading(folder):
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder")
+        folder = folder.resolve()  # `.` has no name
+        found = [folder] if files.step_of(folder) is not None else files.newest_first(folder)
     if not found:
         raise UserError(f"{folder}: holds no step_N folder; name the folder that the trainer was given as out=")
     return found
+
+
+@contextlib.contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise UserError(f"{exc.filename or folder}: cannot be read: {exc.strerror}") from exc
 
 
 def _list(folder: Path) -> int:
@@ -64,7 +74,8 @@ def _list(folder: Path) -> int:
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / files.MANIFEST).stat().st_mtime))
         size = sum(file["bytes"] for file in about["files"].values())
         say(row(path.name, f"{size / 1e6:.1f}", saved, _loss(about), about["world_size"], about["config"]["strategy"]))
-    aside = files.quarantined(folder)
+    with _reading(folder):
+        aside = files.quarantined(folder)
     if aside:
         say(f"{aside} more set aside in {folder / 'quarantine'}")
     return 0

@@ -18,6 +18,7 @@ import torch
 
 from trainer.checkpoint import files
 from trainer.checkpoint.tensors import load_state
+from trainer.errors import UserError
 
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -35,7 +36,7 @@ def export(path: Path, target: Path) -> int:
 
     Raises:
         DamagedError: it does not verify.
-        UserError: it verifies, and is no state all the same.
+        UserError: it verifies, and is no state all the same, or one with numbers of other kinds.
         OSError: `target` is there already, or cannot be written.
     """
     if target.exists():
@@ -43,6 +44,11 @@ def export(path: Path, target: Path) -> int:
     about = files.verify(path, files.step_of(path))
     with (path / "state.pt").open("rb") as file:
         weights = load_state(file, path.name)["model"]
+    strange = {name: getattr(one, "dtype", type(one).__name__) for name, one in weights.items()}
+    strange = {name: kind for name, kind in strange.items() if kind not in DTYPES}
+    if strange:
+        told = ", ".join(f"{name} ({kind})" for name, kind in strange.items())
+        raise UserError(f"{path}: export writes tensors of {_kinds()}, not {told}")
     notes = {"format": "pt", "step": str(about["step"]), "config": json.dumps(about["config"])}
     aside = target.with_name(f"{target.name}.tmp-{os.getpid()}")
     try:
@@ -55,6 +61,10 @@ def export(path: Path, target: Path) -> int:
             aside.unlink()
         raise
     return len(weights)
+
+
+def _kinds() -> str:
+    return ", ".join(str(dtype).rpartition(".")[2] for dtype in DTYPES)
 
 
 def write_safetensors(file: BinaryIO, tensors: Mapping[str, torch.Tensor], notes: Mapping[str, str]) -> None:

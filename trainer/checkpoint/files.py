@@ -22,7 +22,7 @@ from trainer.place import replace_text
 MANIFEST = "manifest.json"
 VERSION = 1
 STEP_FOLDER = re.compile(r"step_(\d+)\Z")
-STALE = re.compile(r"(step_\d+|latest|metrics\.jsonl|deepspeed\.json)\.tmp-")
+STALE = re.compile(r"(step_\d+|latest|metrics\.jsonl|summary\.json|deepspeed\.json)\.tmp-")
 ASIDE = "quarantined-"
 FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)*\Z")
 READ_BYTES = 4 << 20

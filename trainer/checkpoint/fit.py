@@ -16,7 +16,7 @@ FREE_KEYS = frozenset(
     [
         *("out", "resume", "save_steps", "save_total_limit", "device", "ddp_timeout", "log_steps"),
         *("data.workers", "data.prefetch", "data.pin_memory", "data.validation", "eval_steps", "eval_batches"),
-        *("save_minutes", "keep_best", "keep_every", "roll_back", "async_save", "report", "peak_tflops"),
+        *("save_minutes", "keep_best", "keep_every", "roll_back", "batch", "async_save", "report", "peak_tflops"),
         *("activation_checkpointing", "find_unused_parameters", "gradient_as_bucket_view"),
     ]
 )

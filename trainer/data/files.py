@@ -152,7 +152,11 @@ def _look_at(path: Path, form: str, key: str) -> TokenFile:
         size = path.stat().st_size
         if form == "auto" and path.suffix == ".npy":
             with path.open("rb") as file:
-                kind, start = _npy_header(file)
+                kind, start, said = _npy_header(file)
+            if size - start != said:
+                raise ValueError(
+                    f"{size - start} bytes of tokens, its header says {said}: cut short, or still written?"
+                )
         else:
             kind, start = KINDS[form] if form != "auto" else "u2" if path.suffix == ".bin" else "u1", 0
     except OSError as exc:
@@ -167,10 +171,10 @@ def _look_at(path: Path, form: str, key: str) -> TokenFile:
     return TokenFile(path, kind, start, (size - start) // width)
 
 
-def _npy_header(file: BinaryIO) -> Tuple[str, int]:
-    """Kind and first byte of the numbers. Written out, for a node may have no numpy; a ValueError says what is wrong."""
+def _npy_header(file: BinaryIO) -> Tuple[str, int, int]:
+    """Kind, first byte and bytes in all of the numbers. Written out, for a node may have no numpy; a ValueError says what is wrong."""
     magic = file.read(8)
-    if magic[:6] != b"\x93NUMPY":
+    if magic[:6] != b"\x93NUMPY" or len(magic) < 8:  # noqa: PLR2004 -- as read above
         raise ValueError("no .npy file")
     width = 2 if magic[6] == 1 else 4
     size = int.from_bytes(file.read(width), "little")
@@ -178,11 +182,11 @@ def _npy_header(file: BinaryIO) -> Tuple[str, int]:
         raise ValueError("no .npy file that is known here: its header is too long")
     header: Dict[str, Any] = _literal(file.read(size))
     shape, kind = header.get("shape"), str(header.get("descr"))
-    if not isinstance(shape, tuple) or len(shape) != 1:
+    if not isinstance(shape, tuple) or len(shape) != 1 or not isinstance(shape[0], int):
         raise ValueError(f"an array of shape {shape}: tokens are one row of numbers")
     if kind[:1] == ">" or kind[1:] not in DTYPES:
         raise ValueError(f"numbers of kind {kind!r}: uint8, uint16, uint32, int32 and int64 can be read, little-endian")
-    return kind[1:], 8 + width + size
+    return kind[1:], 8 + width + size, shape[0] * int(kind[2:])
 
 
 def _literal(text: bytes) -> Dict[str, Any]:

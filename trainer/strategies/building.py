@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import Counter
 from typing import Any, Callable, Dict
 
 import torch
@@ -25,8 +26,9 @@ def build_whole(group: Group, config: TrainConfig, task: Task) -> torch.nn.Modul
         UserError: on all ranks alike; activation_checkpointing needs blocks, and the task names none.
     """
     seed_everything(config.seed % 2**63, group.accelerator)
-    if can_fill(task):
-        model = build_empty(task, config).to_empty(device=group.device)
+    empty = build_fillable(task, config)
+    if empty is not None:
+        model = empty.to_empty(device=group.device)
         fill(task, model, lambda weight, whole: weight.copy_(whole()))
     else:
         model = build_plain(task, config).to(group.device)  # before it is wrapped: DDP looks at where it is
@@ -36,9 +38,28 @@ def build_whole(group: Group, config: TrainConfig, task: Task) -> torch.nn.Modul
     return model
 
 
-def can_fill(task: Task) -> bool:
-    """Whether a model can be built without memory, and given its values later."""
-    return fills(task) and hasattr(torch.device, "__enter__")  # torch >= 2.0
+def build_fillable(task: Task, config: TrainConfig) -> torch.nn.Module | None:
+    """
+    Of shapes alone, all of which `fill` can give values later; None where there is more to the model, or no `initialise`.
+
+    Giving it memory makes two of a parameter that stands in two places, and leaves in buffers whatever was there; and what
+    DeepSpeed splits as it is built has buffers computed in the precision of the weights.
+    """
+    if not fills(task) or not hasattr(torch.device, "__enter__"):  # torch >= 2.0
+        return None
+    model = build_empty(task, config)
+    return None if _has_other_tensors(model) or any(count > 1 for count in places(model).values()) else model
+
+
+def places(model: torch.nn.Module) -> Counter[torch.nn.Parameter]:
+    """In how many places of the model each parameter stands; torch >= 2.0."""
+    return Counter(one for _, one in model.named_parameters(remove_duplicate=False))
+
+
+def _has_other_tensors(model: torch.nn.Module) -> bool:
+    """Buffers, such as masks and running means, or plain attributes."""
+    attributes = (one for module in model.modules() for one in vars(module).values())
+    return any(True for _ in model.buffers()) or any(isinstance(one, torch.Tensor) for one in attributes)
 
 
 def build_empty(task: Task, config: TrainConfig) -> torch.nn.Module:

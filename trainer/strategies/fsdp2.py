@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from typing import Any, Callable, ContextManager, Dict, Mapping, Sequence
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, Sequence
 
 import torch
 
@@ -12,7 +12,7 @@ from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.strategies.base import TorchStrategy
 from trainer.strategies.buffers import Buffers, refuse_batch_norm
-from trainer.strategies.building import build_empty, build_whole, can_fill, fill, sizes_of
+from trainer.strategies.building import build_fillable, build_whole, fill, places, sizes_of
 from trainer.strategies.optimizer import make_optimizer
 from trainer.tasks.base import Task
 
@@ -24,15 +24,16 @@ class Fsdp2(TorchStrategy):
 
     def __init__(self, group: Group, config: TrainConfig, task: Task) -> None:
         super().__init__(group, config, task)
-        model = build_empty(task, config) if can_fill(task) else build_whole(group, config, task)
+        empty = build_fillable(task, config)
+        model = build_whole(group, config, task) if empty is None else empty
         self.sizes, self.buffers = sizes_of(model), Buffers(model)
         refuse_batch_norm(model, config)
         blocks = task.blocks(model)
         if config.compile:
             for block in blocks or (model,):
                 block.compile()  # alone: what gathers and frees the shards stays outside
-        self.model = shard(model, blocks, group, precision=config.precision)
-        if can_fill(task):
+        self.model = shard(model, apart(model, blocks), group, precision=config.precision)
+        if empty is not None:
             self.model.to_empty(device=group.device)
             fill(task, self.model, self._put)
         self.optimizer = make_optimizer(self.model, config.lr, config.optim)
@@ -82,6 +83,12 @@ class Fsdp2(TorchStrategy):
     def clip(self, limit: float) -> float:
         norm: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         return float(norm.full_tensor())  # a DTensor: each rank holds its part of the sum
+
+
+def apart(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> List[torch.nn.Module]:
+    """Those that share no parameter with another part of the model: split by itself, each part would get one of its own."""
+    everywhere = places(model)
+    return [block for block in blocks if all(everywhere[one] == count for one, count in places(block).items())]
 
 
 def shard(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], group: Group, *, precision: str) -> Any:  # noqa: ANN401 -- a class made by fully_shard

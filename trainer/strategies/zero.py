@@ -20,7 +20,7 @@ from trainer.place import replace_text, say
 from trainer.strategies import zero_state
 from trainer.strategies.base import Note
 from trainer.strategies.buffers import Buffers, refuse_batch_norm
-from trainer.strategies.building import build_plain, build_whole, can_fill, fill, sizes_of
+from trainer.strategies.building import build_fillable, build_plain, build_whole, fill, sizes_of
 from trainer.strategies.deepspeed_config import deepspeed_config, strict_json
 from trainer.strategies.deepspeed_package import package_warning
 from trainer.strategies.optimizer import decay_groups, make_optimizer
@@ -46,7 +46,7 @@ class Zero:
         settings = agreed_settings(group, config, out)
         deepspeed = load_deepspeed(group)
         _check(group, deepspeed, settings, config.deepspeed or "its configuration")
-        split = self.stage == SPLIT_STAGE and can_fill(task)
+        split = self.stage == SPLIT_STAGE and build_fillable(task, config) is not None
         model = _build_split(group, config, task, settings) if split else build_whole(group, config, task)
         self.sizes: Mapping[str, int] = sizes_of(model)
         if config.compile:

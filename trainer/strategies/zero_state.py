@@ -42,6 +42,12 @@ def collect(engine: Any, *, keep: bool) -> Dict[str, Any]:  # noqa: ANN401
             moments[name] = on_cpu
     for name, buffer in _buffers(engine).items() if keep else ():
         model[name] = buffer.detach().cpu().clone()
+    first = {one: name for name, one in parameters.items()}
+    for name, one in engine.module.state_dict(keep_vars=True).items() if keep else ():
+        if (
+            name not in model and one in first
+        ):  # a weight in two places has two names, as in the other strategies' states
+            model[name] = model[first[one]]
     scaler = getattr(sharded, "loss_scaler", None)
     scale = {key: getattr(scaler, key) for key in SCALER if hasattr(scaler, key)}
     optimizer = {"step": started["step"] if started else None, "moments": moments}

@@ -80,7 +80,8 @@ class Task(abc.ABC):
         Give a parameter, whole and on the CPU, its first values, by its name and the seed alone.
 
         A task that has this gets its model built without memory, and filled a parameter at a time: under fsdp2 and zero3 no
-        rank then holds the whole model. Without it, the values are those of build_model.
+        rank then holds the whole model. A model with buffers, other plain tensors or a parameter in two places is built whole
+        on every rank all the same, and its parameters filled. Without it, the values are those of build_model.
         """
         raise NotImplementedError
 

@@ -1,0 +1,106 @@
+"""A model is built without memory only where all of it can be filled; where it is more than weights, it trains the same."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.grounds.tied_task import Model, Sentences, Tied
+from trainer.config import load_config
+from trainer.distributed import Group, initialise
+from trainer.strategies.building import build_fillable, build_whole
+from trainer.strategies.ddp import Ddp
+from trainer.strategies.fsdp2 import Fsdp2, apart
+from trainer.tasks.gpt import Gpt
+
+CONFIG = load_config(words=["task=tests.grounds.tied_task:Tied", "device=cpu"])
+BATCH = torch.stack([Sentences()[index] for index in range(4)])
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    """One launched rank."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    yield initialise("cpu", 60.0, env)
+    torch.distributed.destroy_process_group()
+
+
+def test_shared_weights_stay_shared_and_buffers_are_those_of_build_model() -> None:
+    task: Any = Tied(CONFIG)
+    model: Any = build_whole(initialise("cpu", 60.0, {}), CONFIG, task)
+    assert model.head.weight is model.token.weight
+    assert model.blocks[2].out.weight is model.blocks[0].out.weight
+    assert all(torch.equal(*pair) for pair in zip(model.buffers(), Model().buffers(), strict=True))
+    expected = torch.empty_like(model.token.weight)
+    task.initialise("token.weight", expected)
+    assert torch.equal(model.token.weight, expected)
+
+
+def _with_buffer(model: nn.Module) -> None:
+    model.register_buffer("mask", torch.ones(2), persistent=False)
+
+
+def _with_attribute(model: nn.Module) -> None:
+    model.table = torch.ones(2)
+
+
+def _with_shared_module(model: nn.Module) -> None:
+    model.again = next(model.children())
+
+
+def _with_shared_weight(model: Any) -> None:  # noqa: ANN401 -- the GPT's head and token
+    model.head.weight = model.token.weight
+
+
+@pytest.mark.parametrize("change", [_with_buffer, _with_attribute, _with_shared_module, _with_shared_weight])
+def test_model_with_more_than_weights_of_its_own_is_not_built_without_memory(
+    change: Callable[[nn.Module], None],
+) -> None:
+    config = load_config()
+    task: Any = Gpt(config)
+    assert build_fillable(task, config) is not None
+    build = task.build_model
+
+    def changed() -> nn.Module:
+        model: nn.Module = build()
+        change(model)
+        return model
+
+    task.build_model = changed
+    assert build_fillable(task, config) is None
+
+
+def test_block_that_shares_a_weight_with_another_part_is_not_split_by_itself() -> None:
+    model = Model()
+    assert apart(model, list(model.blocks)) == [model.blocks[1]]
+    twice = nn.ModuleList([model.blocks[1], model.blocks[1]])
+    assert apart(twice, list(twice)) == []
+
+
+def test_shared_weights_train_under_fsdp2_as_under_ddp_and_go_on_from_its_state(group: Group) -> None:
+    def losses(strategy: Any, steps: int) -> list[float]:  # noqa: ANN401 -- either
+        found = []
+        for step in range(1, steps + 1):
+            loss = strategy.backward(BATCH, last=True)
+            strategy.update(step, 0.05, loss)
+            found.append(float(loss))
+        return found
+
+    expected = losses(Ddp(group, CONFIG, Tied(CONFIG)), 6)
+    assert expected[-1] < 0.8 * expected[0]
+    split = replace(CONFIG, strategy="fsdp2")
+    first = Fsdp2(group, split, Tied(split))
+    assert losses(first, 3) == pytest.approx(expected[:3], rel=1e-5)
+    state = {key: dict(value) for key, value in first.state().items()}
+    second = Fsdp2(group, replace(split, seed=1), Tied(replace(split, seed=1)))
+    second.load(state)
+    assert losses(second, 3) == pytest.approx(expected[3:], rel=1e-5)
