@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -18,6 +19,12 @@ REQUEUE = 99  # the exit code that asks to be started again: all is saved, and t
 NO_RETRY = 93  # the exit code that says that another attempt with these settings would fail, too
 SMALLER = "take a smaller micro_batch with more accumulation, activation_checkpointing=true, or strategy=fsdp2 or zero3"
 STORAGE_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG))
+# What is said where no class tells: torch < 1.13 and cuBLAS of CUDA, the vendor's runtime of GCUs.
+NO_MEMORY = re.compile(
+    r"DefaultCPUAllocator: can't allocate|out of memory|topsMalloc.*failed|CU(BLAS|DNN)_STATUS_ALLOC_FAILED",
+    re.IGNORECASE,
+)
+NO_NETWORK = re.compile(r"gloo/transport|\b[NE]CCL (error|communicator)|\b[ne]ccl[A-Z]\w+|\bWork[NE]CCL\b")
 
 
 class TrainerError(Exception):
@@ -65,9 +72,9 @@ class NumbersError(TrainerError):
 def kind_of(error: BaseException) -> str:
     """The kind of an exception that nobody foresaw. torch's own classes by name: its old versions lack them."""
     name, text = type(error).__name__, str(error)
-    if isinstance(error, MemoryError) or name == "OutOfMemoryError" or "DefaultCPUAllocator: can't allocate" in text:
+    if isinstance(error, MemoryError) or name == "OutOfMemoryError" or NO_MEMORY.search(text):
         return "memory"
-    if name.startswith("Dist") or isinstance(error, ConnectionError) or "gloo/transport" in text:
+    if name.startswith("Dist") or isinstance(error, ConnectionError) or NO_NETWORK.search(text):
         return "network"
     return "storage" if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS else "code"
 
