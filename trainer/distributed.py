@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import os
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,11 +17,11 @@ from typing import Any, Callable, Mapping, NoReturn, Sequence, Type
 import torch
 
 from .accelerators import Accelerator, choose  # relative: scripts get this under another name (trainer/scripts)
-from .errors import NetworkError, TrainerError, UserError
+from .ending import end
+from .errors import REQUEUE, NetworkError, TrainerError, UserError
 from .place import Place
 from .roll_call import RollCall, by_rank
 
-JOIN_TIMEOUT_S = 600.0  # torchrun's own limit for a static rendezvous
 CHUNK_BYTES = 64 << 20
 NOTE_SIZE = 2  # a number, and a Told
 STOCK_BACKENDS = ("gloo", "nccl")  # those known to go on with a collective while the rank computes
@@ -127,22 +126,20 @@ class Group:
         if not any(problems):
             return
         if len(set(problems)) == 1:
-            raise kind(problems[0])
-        raise kind(by_rank({rank: text for rank, text in enumerate(problems) if text}))
+            raise kind.agreed(problems[0])
+        raise kind.agreed(by_rank({rank: text for rank, text in enumerate(problems) if text}))
 
     def close(self, code: int) -> NoReturn:
         """
-        Leave the group and end the process with `code`, at once.
+        Leave the group and end the process with `code`.
 
-        os._exit, because a normal exit after gloo can abort in its threads although all the work is done.
+        All ranks must: some libraries wait here for those that do not.
         """
         if self.place.launched:
             self.accelerator.distributed.destroy_process_group()
         if self.roll is not None:
-            self.roll.leave()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+            self.roll.leave(together=code not in (0, REQUEUE))
+        end(code)
 
     def _tensor(self, data: bytes) -> torch.Tensor:
         return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
@@ -151,7 +148,7 @@ class Group:
         return self.begin_all_gather(mine)()
 
 
-def initialise(asked: str, timeout_s: float, env: Mapping[str, str]) -> Group:
+def initialise(asked: str, timeout_s: float, env: Mapping[str, str], *, roll: RollCall | None = None) -> Group:
     """
     Take the device, join the group, test both, count heads. Every way of starting the trainer comes through here.
 
@@ -159,6 +156,7 @@ def initialise(asked: str, timeout_s: float, env: Mapping[str, str]) -> Group:
         asked: auto, cuda, gcu or cpu.
         timeout_s: how long a collective may take before it fails.
         env: MASTER_ADDR, MASTER_PORT and what Place reads.
+        roll: where the caller has opened it already.
 
     Raises:
         UserError: a rank has no usable device; on all ranks, where their store can be reached.
@@ -171,13 +169,15 @@ def initialise(asked: str, timeout_s: float, env: Mapping[str, str]) -> Group:
             sys.stderr.write(f"WARNING: training on the CPU: {accelerator.passed_over}, or say device=cpu\n")
         return accelerator
 
-    return initialise_on(find, timeout_s, env)
+    return initialise_on(find, timeout_s, env, roll=roll)
 
 
 def initialise_on(
     find: Callable[[], Accelerator],
     timeout_s: float,
     env: Mapping[str, str],
+    *,
+    roll: RollCall | None = None,
     **more: Any,  # noqa: ANN401 -- whatever init_process_group takes besides
 ) -> Group:
     """As `initialise`, on the accelerator that `find` gives; a UserError of its counts as this rank's."""
@@ -187,7 +187,7 @@ def initialise_on(
         if accelerator is None or problem:
             raise UserError(problem)
         return Group(place, accelerator, device, None, f"1/1 ranks ready, backend none, device {device.type}")
-    roll = RollCall.open(place, env, min(timeout_s, JOIN_TIMEOUT_S))
+    roll = roll or RollCall.open(place, env, timeout_s)
     roll.check_all("device", problem, accelerator.name if accelerator else "")
     assert accelerator is not None  # a rank with a problem did not get past the roll call
     _join(accelerator, roll, timeout=timedelta(seconds=timeout_s), **more)

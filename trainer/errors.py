@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import re
 import sys
 import time
-import traceback
-from typing import TYPE_CHECKING, Mapping
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
+from typing import Mapping, Type, TypeVar
 
 REQUEUE = 99  # the exit code that asks to be started again: all is saved, and there is more to do
 NO_RETRY = 93  # the exit code that says that another attempt with these settings would fail, too
 SMALLER = "take a smaller micro_batch with more accumulation, activation_checkpointing=true, or strategy=fsdp2 or zero3"
 STORAGE_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG))
+# What is said where no class tells: torch < 1.13 and cuBLAS of CUDA, the vendor's runtime of GCUs.
+NO_MEMORY = re.compile(
+    r"DefaultCPUAllocator: can't allocate|out of memory|topsMalloc.*failed|CU(BLAS|DNN)_STATUS_ALLOC_FAILED",
+    re.IGNORECASE,
+)
+NO_NETWORK = re.compile(r"gloo/transport|\b[NE]CCL (error|communicator)|\b[ne]ccl[A-Z]\w+|\bWork[NE]CCL\b")
+
+Error = TypeVar("Error", bound="TrainerError")
 
 
 class TrainerError(Exception):
     """
     The training cannot go on; the message says what happened and what to do next.
 
-    `kind` is for who looks after many runs: config, storage, memory, network, numbers or code.
+    `kind` is for who looks after many runs: config, storage, memory, network, numbers or code. `is_agreed`: every rank
+    raises this same error at this same point, so that rank 0 can tell it for all, and none of them waits in a collective.
     """
 
     exit_code = 1
     kind = "code"
+    is_agreed = False
+
+    @classmethod
+    def agreed(cls: Type[Error], message: str) -> Error:
+        """For who knows that all ranks raise it."""
+        error = cls(message)
+        error.is_agreed = True
+        return error
 
 
 class UserError(TrainerError):
@@ -57,17 +71,18 @@ class NetworkError(TrainerError):
 
 
 class NumbersError(TrainerError):
-    """A loss or a gradient that is no number; the weights were not touched."""
+    """A loss or a gradient that is no number; the weights were not touched. It is found in what the ranks have gathered."""
 
     kind = "numbers"
+    is_agreed = True
 
 
 def kind_of(error: BaseException) -> str:
     """The kind of an exception that nobody foresaw. torch's own classes by name: its old versions lack them."""
     name, text = type(error).__name__, str(error)
-    if isinstance(error, MemoryError) or name == "OutOfMemoryError" or "DefaultCPUAllocator: can't allocate" in text:
+    if isinstance(error, MemoryError) or name == "OutOfMemoryError" or NO_MEMORY.search(text):
         return "memory"
-    if name.startswith("Dist") or isinstance(error, ConnectionError) or "gloo/transport" in text:
+    if name.startswith("Dist") or isinstance(error, ConnectionError) or NO_NETWORK.search(text):
         return "network"
     return "storage" if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS else "code"
 
@@ -79,49 +94,30 @@ def write_error_file(env: Mapping[str, str], message: str, *, kind: str, callsta
         return
     extra = {"py_callstack": callstack or message, "timestamp": str(int(time.time())), "kind": kind}
     text = json.dumps({"message": {"message": message, "extraInfo": extra}})
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as exc:  # a full disk is often what there is to tell
+        sys.stderr.write(f"WARNING: rank {env.get('RANK', '0')}: cannot write {path}: {exc.strerror}\n")
 
 
 def report(error: TrainerError, env: Mapping[str, str]) -> int:
     """
-    Tell the user once what went wrong; returns the exit code.
+    Tell the user what went wrong, once if all ranks know it; returns the exit code.
 
-    Rank 0 prints the whole message and the others its first line: before the ranks are connected nobody knows whether
-    one of them failed or all did.
+    Each rank leaves it in its error file. Rank 0 alone prints what all agree on, else each prints what it has met: before
+    the ranks are connected nobody knows whether one of them failed or all did.
     """
-    rank = env.get("RANK", "0")
-    message = str(error)
-    if rank == "0":
-        sys.stderr.write(f"error: {message}\n")
-    else:
-        sys.stderr.write(f"rank {rank}: error: {message.splitlines()[0]}\n")
-    sys.stderr.flush()
+    message, rank = str(error), env.get("RANK", "0")
     write_error_file(env, message, kind=error.kind)
+    if rank == "0" or not error.is_agreed:
+        with contextlib.suppress(OSError):  # the disk of the log may be full: what counts is in the error file
+            sys.stderr.write(as_printed(message, rank))
+            sys.stderr.flush()
     return error.exit_code
 
 
-def exit_on_unexpected_errors() -> None:
-    """
-    From here on an exception nobody foresaw prints its traceback, fills the error file and ends the process at once.
-
-    Without os._exit the interpreter would tear down a live process group, which can abort or hang. What does not fit
-    into memory will not fit the next time: that ends with NO_RETRY, and says what to change.
-    """
-    # Bound now: init_process_group wraps the hook and holds back what it writes to sys.stderr until it returns.
-    stderr = sys.stderr
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        interrupted = issubclass(kind, KeyboardInterrupt)
-        callstack = "".join(traceback.format_exception(kind, error, trace))
-        stderr.write("interrupted\n" if interrupted else callstack)
-        message, what = f"{kind.__name__}: {error}", kind_of(error)
-        if what == "memory":
-            message = f"out of memory: {error}; {SMALLER}"
-            stderr.write(f"rank {os.environ.get('RANK', '0')}: error: {message}\n")
-        write_error_file(os.environ, message, kind=what, callstack=callstack)
-        sys.stdout.flush()
-        stderr.flush()
-        os._exit(130 if interrupted else NO_RETRY if what == "memory" else 1)
-
-    sys.excepthook = hook
+def as_printed(message: str, rank: str) -> str:
+    """Whole by rank 0, its first line by the others."""
+    first = message.partition("\n")[0]
+    return f"error: {message}\n" if rank == "0" else f"rank {rank}: error: {first}\n"

@@ -39,7 +39,7 @@ class Evaluation:
         means = {f"eval_{name}": total / count for name, total in sums.items()}
         found: Any = [json.loads(one) for one in self.group.gather_bytes(json.dumps(means).encode())]
         if any(set(one) != set(means) for one in found):
-            raise TrainerError(f"task={self.config.task}: evaluate() gave other names on other ranks: {found}")
+            raise TrainerError.agreed(f"task={self.config.task}: evaluate() gave other names on other ranks: {found}")
         means = {name: sum(one[name] for one in found) / len(found) for name in means}
         if self.group.place.is_main:
             say(f"evaluated step={step} {' '.join(f'{name}={digits(value)}' for name, value in means.items())}")

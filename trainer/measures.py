@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Mapping
 from trainer.bar import Bar
 from trainer.config import TrainConfig
 from trainer.distributed import Group
-from trainer.errors import UserError
+from trainer.errors import StorageUserError, UserError
 from trainer.flops import peak_flops
 from trainer.metrics import ALLOCATOR_COUNTS, Metrics, StepLog, StepResult, Summary, percentile, read_records
 from trainer.place import replace_text, say
@@ -53,9 +53,9 @@ class Measures:
         Steps follow, the first of them last_step + 1; what is on record of later ones is dropped. Also in the midst of it.
 
         Raises:
-            UserError: on all ranks alike; a reporter cannot start.
+            UserError: on all ranks alike; a reporter cannot start, or the disk refuses what was or is to be told.
         """
-        problem = ""
+        problem = refused = ""
         if self.is_main:
             peak = peak_flops(self.config, self.group.accelerator.device_name())
             if peak and flops_per_sample:
@@ -63,12 +63,16 @@ class Measures:
             if self._metrics:
                 self._metrics.close()
                 self._each(lambda reporter: reporter.close(0))
-            self._metrics = Metrics(self._path, last_step=last_step)
+                self._metrics = None
             try:
+                self._metrics = Metrics(self._path, last_step=last_step)
                 self._reporters = open_reporters(self.config, self.out, last_step, os.environ)
             except UserError as exc:
                 problem = str(exc)
+            except OSError as exc:
+                refused = f"{exc.filename or self.out}: {exc.strerror}; measures are kept there: mend it, or name another out="
         self.group.agree(problem)
+        self.group.agree(refused, kind=StorageUserError)
 
     def add(self, step: int, result: StepResult, evaluated: Mapping[str, float], *, last: bool) -> None:
         """Tell one step, and how the model did after it where that was looked at."""

@@ -120,9 +120,9 @@ class Metrics:
     """metrics.jsonl of rank 0: a line a step, full precision; a resumed run continues it without doubles."""
 
     def __init__(self, path: Path, *, last_step: int) -> None:
-        """Steps after `last_step` are dropped: they will be made again."""
+        """Steps after `last_step` are dropped: they will be made again. Raises OSError."""
         if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = _lines(path)
             replace_text(path, "".join(f"{line}\n" for line in lines if _step_of(line) <= last_step))
         self._path = path
         self._file = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -142,9 +142,14 @@ class Metrics:
 
 
 def read_records(path: Path) -> List[Dict[str, Any]]:
-    """The steps on record, in order; a line that a crash has cut short is left out."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    """The steps on record, in order; a line that a crash has cut short is left out. Raises OSError."""
+    lines = _lines(path) if path.exists() else []
     return [json.loads(line) for line in lines if _step_of(line) < float("inf")]
+
+
+def _lines(path: Path) -> List[str]:
+    """A byte that a disk gives back wrong costs its line alone."""
+    return path.read_text(encoding="utf-8", errors="replace").split("\n")
 
 
 def _step_of(line: str) -> float:

@@ -7,7 +7,7 @@ import errno
 import json
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any, Dict, List, Mapping, Sequence, Type
 
@@ -16,8 +16,10 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from .errors import NetworkError, TrainerError, UserError  # relative: as in place.py
 from .place import Place
 
+JOIN_TIMEOUT_S = 600.0  # torchrun's own limit for a static rendezvous
 VERDICT_GRACE_S = 30.0
 LEAVE_TIMEOUT_S = 10.0
+CAUSE_TIMEOUT_S = 1.0
 
 
 def _listen(host: str, port: int) -> Dict[str, Any]:
@@ -43,6 +45,15 @@ def _listen(host: str, port: int) -> Dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """What ended a rank: its message, kind and exit code."""
+
+    message: str
+    kind: str
+    code: int
+
+
+@dataclass(frozen=True)
 class RollCall:
     """
     All ranks answer to rank 0, which tells all of them the outcome: a few messages a rank, whatever the world size.
@@ -59,7 +70,7 @@ class RollCall:
     @classmethod
     def open(cls, place: Place, env: Mapping[str, str], timeout_s: float) -> RollCall:
         """
-        Host the store on rank 0, or reach it.
+        Host the store on rank 0, or reach it; it waits for the others for `timeout_s`, but no longer than a launcher does.
 
         Raises:
             UserError: MASTER_ADDR or MASTER_PORT is missing or wrong.
@@ -72,6 +83,7 @@ class RollCall:
             )
         agent_hosts = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         hosts = place.is_main and not agent_hosts
+        timeout_s = min(timeout_s, JOIN_TIMEOUT_S)
         try:
             listener = _listen(host, int(port)) if hosts else {}
             # Not waiting for the others here: a store that does cannot say who is missing.
@@ -122,26 +134,61 @@ class RollCall:
         mine = {"problem": problem, "word": word, "node": self.place.node}
         self.store.set(f"{stage}/{self.place.rank}", json.dumps(mine))
         if self.place.is_main:
-            self.store.set(f"{stage}/verdict", json.dumps(self._judge(stage)))
+            found = self._judge(stage)
+            self.store.set("present", json.dumps(found["present"]))
+            self.store.set(f"{stage}/verdict", json.dumps(found["verdict"]))
         else:
             self._wait(f"{stage}/verdict", self.timeout_s + VERDICT_GRACE_S)
         verdict = json.loads(self.store.get(f"{stage}/verdict"))
-        if verdict["missing"] or verdict["problem"]:
-            # the store must outlive the reading of the verdict by those who are there
-            self.leave([int(rank) for rank in verdict["present"].split(",")])
         if verdict["missing"]:
-            raise NetworkError(verdict["missing"])
+            raise NetworkError.agreed(verdict["missing"])
         if verdict["problem"]:
-            raise kind(verdict["problem"])
+            raise kind.agreed(verdict["problem"])
 
-    def leave(self, ranks: Sequence[int] = ()) -> None:
-        """Say goodbye; rank 0 waits a little for `ranks` (all), whose libraries may still ask its store."""
+    def leave(self, *, together: bool = False) -> None:
+        """
+        Say goodbye, after check_all; rank 0 waits a little for those who are there, whose libraries may still ask its store.
+
+        together: the others wait for rank 0 first. A launcher ends all ranks as soon as one of them has failed, and rank 0
+        may have something to tell or to write yet.
+        """
         # Whoever is gone already cannot be waited for, and the work is done.
         with contextlib.suppress(RuntimeError):
+            if together and not self.place.is_main:
+                self.store.wait(["left/0"], timedelta(seconds=self.timeout_s))
             self.store.set(f"left/{self.place.rank}", "1")
             if self.place.is_main:
-                keys = [f"left/{rank}" for rank in ranks or range(self.place.world_size)]
+                keys = [f"left/{rank}" for rank in json.loads(self.store.get("present"))]
                 self.store.wait(keys, timedelta(seconds=LEAVE_TIMEOUT_S))
+
+    def tell(self, failure: Failure) -> None:
+        """Leave word, and goodbye, for those to whom this rank's end is a lost connection."""
+        if not self._is_hosted():  # rank 0 is gone, and all others with it
+            return
+        word = {**asdict(failure), "message": f"rank {self.place.rank}: {failure.message}"}
+        with contextlib.suppress(RuntimeError):  # gone meanwhile
+            self.store.set("failure", json.dumps(word))
+            self.store.set(f"left/{self.place.rank}", "1")
+
+    def cause(self, lost: Failure) -> Failure | None:
+        """Why another rank has ended, to which this one has `lost` the connection; None where none told within a moment."""
+        if not self._is_hosted():
+            why = f"rank 0 has ended or is out of reach, its last lines tell why: {lost.message}"
+            return replace(lost, message=why)
+        try:
+            self.store.wait(["failure"], timedelta(seconds=CAUSE_TIMEOUT_S))
+            return Failure(**json.loads(self.store.get("failure")))
+        except RuntimeError:
+            return None
+
+    def _is_hosted(self) -> bool:
+        """Asked of the address, because torch prints the frames of its C++ where the store is gone."""
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CAUSE_TIMEOUT_S).close()
+        except OSError:
+            return False
+        return True
 
     def _wait(self, key: str, timeout_s: float) -> None:
         try:
@@ -151,7 +198,7 @@ class RollCall:
                 f"rank {self.place.rank}: rank 0 did not answer at {self.address} within {timeout_s:g} s: {exc}"
             ) from exc
 
-    def _judge(self, stage: str) -> dict[str, str]:
+    def _judge(self, stage: str) -> Dict[str, Any]:
         deadline = time.monotonic() + self.timeout_s
         answers: Dict[int, Dict[str, str]] = {}
         for rank in range(self.place.world_size):
@@ -161,8 +208,7 @@ class RollCall:
             except RuntimeError:
                 continue  # missing; counted below
             answers[rank] = json.loads(self.store.get(f"{stage}/{rank}"))
-        present = ",".join(str(rank) for rank in answers)
-        return {"present": present, **judge(answers, self.place.world_size, self.timeout_s)}
+        return {"present": list(answers), "verdict": judge(answers, self.place.world_size, self.timeout_s)}
 
 
 def judge(answers: Mapping[int, Mapping[str, str]], world_size: int, waited_s: float) -> dict[str, str]:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import faulthandler
-import os
-import sys
-from typing import MutableMapping
+import functools
+from typing import MutableMapping, NoReturn
 
 from trainer.config import TrainConfig, with_ranks
-from trainer.distributed import initialise
-from trainer.errors import REQUEUE, TrainerError, exit_on_unexpected_errors, report
+from trainer.distributed import Group, initialise
+from trainer.ending import end, exit_on_unexpected_errors, within
+from trainer.errors import REQUEUE, TrainerError, report
 from trainer.loop import Trainer
 from trainer.notice import Notice
 from trainer.place import Place, Progress, say
+from trainer.roll_call import Failure, RollCall
 from trainer.seeds import make_deterministic, what_is_not_deterministic_is_told
 
+CLOSE_S = 5.0  # for reporters, while the other ranks wait in vain: files are flushed by then, an upload may not be done
 
-def train(config: TrainConfig, env: MutableMapping[str, str], notice: Notice) -> int:
+
+def train(config: TrainConfig, env: MutableMapping[str, str], notice: Notice) -> NoReturn:
     """
-    Run one rank; ends the process itself once ranks are connected, and does not return then.
+    Run one rank, and end its process.
 
     Raises:
         UserError: the launcher's variables are wrong, or those that deterministic=true needs; or `batch` does not divide.
@@ -30,23 +33,50 @@ def train(config: TrainConfig, env: MutableMapping[str, str], notice: Notice) ->
     exit_on_unexpected_errors()
     progress = Progress(place, config.steps)
     progress.write("init", 0)
+    roll = group = trainer = None
     try:
-        group = initialise(config.device, config.ddp_timeout, env)
-    except TrainerError as exc:
-        code = report(exc, env)
-        sys.stdout.flush()
-        os._exit(code)
-    trainer = None
-    try:
+        if place.launched:
+            roll = RollCall.open(place, env, config.ddp_timeout)
+            exit_on_unexpected_errors(roll)
+        group = initialise(config.device, config.ddp_timeout, env, roll=roll)
         trainer = Trainer(config, group, progress, notice)
         with what_is_not_deterministic_is_told(config):
             code = 0 if trainer.run() else REQUEUE
     except TrainerError as exc:
         code = report(exc, env)
+        if not exc.is_agreed and place.world_size > 1:
+            if roll:
+                roll.tell(Failure(str(exc), exc.kind, code))
+            _end_alone(code, trainer, config.ddp_timeout)
+    _end_together(code, trainer, group, roll)
+
+
+def _end_alone(code: int, trainer: Trainer | None, timeout_s: float) -> NoReturn:
+    """
+    Without a word to the group: the other ranks are in a collective, where leaving it could wait for them for ever.
+
+    What rank 0 is writing may be finished, as long as the others would wait in that collective.
+    """
+    if trainer:
+        within(timeout_s, functools.partial(_finish_save, trainer))
+        within(CLOSE_S, functools.partial(trainer.measures.close, code))
+    end(code)
+
+
+def _end_together(code: int, trainer: Trainer | None, group: Group | None, roll: RollCall | None) -> NoReturn:
+    """All ranks are here, or on their way."""
     if trainer:
         trainer.batches.close()
-        left = trainer.saver.finish()
-        if left:
-            say(f"WARNING: {left}")
+        _finish_save(trainer)
         trainer.measures.close(code)  # after the report: it may take a while
-    group.close(code)
+    if group:
+        group.close(code)
+    if roll:
+        roll.leave(together=True)
+    end(code)
+
+
+def _finish_save(trainer: Trainer) -> None:
+    left = trainer.saver.finish()
+    if left:
+        say(f"WARNING: {left}")

@@ -122,6 +122,6 @@ def test_wandb_without_a_key_is_one_error_on_all_ranks_before_the_first_step(
     assert [rank.wait() for rank in ranks] == [2, 2]
     assert "error: rank 0: report=wandb: " in ranks[0].err
     assert "WANDB_MODE=offline" in ranks[0].err
-    assert ranks[1].err.startswith("rank 1: error: rank 0: report=wandb: ")
+    assert ranks[1].err == ""
     assert "step=1" not in ranks[0].out
     assert len(list((tmp_path / "out" / "tensorboard").iterdir())) == 1  # of rank 0 alone

@@ -119,7 +119,7 @@ def test_users_deepspeed_file_is_completed_or_refused_on_all_ranks(start_ranks: 
     assert _codes(ranks) == [2, 2]
     message = f"error: {file}: train_batch_size=100, but micro_batch=4 x 2 ranks x accumulation=1 = 8"
     assert ranks[0].err.splitlines()[-1].startswith(message)
-    assert ranks[1].err.splitlines()[-1].startswith(f"rank 1: {message}")
+    assert "error: " not in ranks[1].err
     file.write_text('{"train_batch_size": "auto", /* by hand */ "zero_optimization": {"reduce_bucket_size": 5e8,},}')
     ranks = start_ranks(*words)
     assert _codes(ranks) == [0, 0]

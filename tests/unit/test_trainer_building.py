@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.grounds.checkpoints import quiet
 from tests.grounds.tied_task import Model, Sentences, Tied
 from trainer.config import load_config
 from trainer.distributed import Group, initialise
@@ -90,7 +91,7 @@ def test_shared_weights_train_under_fsdp2_as_under_ddp_and_go_on_from_its_state(
     def losses(strategy: Any, steps: int) -> list[float]:  # noqa: ANN401 -- either
         found = []
         for step in range(1, steps + 1):
-            loss = strategy.backward(BATCH, last=True)
+            loss = strategy.backward(BATCH, note=quiet)
             strategy.update(step, 0.05, loss)
             found.append(float(loss))
         return found

@@ -141,6 +141,38 @@ def test_contradiction_names_both_sides(words: str, theirs: dict[str, Any], part
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "message"),
+    [
+        ({"fp16": True}, 'fp16=true: allowed: a group of keys in braces, such as {"enabled": "auto"}, or "auto"'),
+        ({"bf16": None}, 'bf16=null: allowed: a group of keys in braces, such as {"enabled": "auto"}, or "auto"'),
+        ({"bf16": False}, "bf16=false: allowed: a group"),
+        (
+            {"zero_optimization": 3},
+            'zero_optimization=3: allowed: a group of keys in braces, such as {"stage": "auto"}',
+        ),
+        (
+            {"zero_optimization": {"offload_param": True}},
+            'zero_optimization.offload_param=true: allowed: a group of keys in braces, such as {"device": "auto"}',
+        ),
+        ({"optimizer": "AdamW"}, "optimizer=AdamW: allowed: a group"),
+        ({"optimizer": {"params": [1]}}, "optimizer.params=[1]: allowed: a group"),
+        ({"tensorboard": True}, 'tensorboard=true: allowed: a group of keys in braces, or "auto"'),
+        ({"gradient_clipping": {"norm": 1}}, "gradient_clipping is a group of keys there: allowed: one value"),
+        ({"bf16": {"enabled": {"on": 1}}}, "bf16.enabled is a group of keys there: allowed: one value"),
+    ],
+)
+def test_value_where_a_group_belongs_or_the_reverse_is_named(theirs: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=r"^ds\.json: ") as caught:
+        _made("strategy=zero3 deepspeed=ds.json", theirs)
+    assert str(caught.value).startswith(f"ds.json: {message}")
+
+
+def test_null_where_deepspeed_allows_it_is_as_if_it_were_left_out() -> None:
+    zero = {"offload_optimizer": None, "offload_param": None}
+    assert _made("strategy=zero3 deepspeed=ds.json", {"zero_optimization": zero}) == _made("strategy=zero3")
+
+
 def test_equal_values_are_no_contradiction() -> None:
     theirs = {"train_batch_size": 32, "bf16": {"enabled": False}, "gradient_clipping": 1}
     assert _made("strategy=zero1 deepspeed=ds.json", theirs)["train_batch_size"] == 32

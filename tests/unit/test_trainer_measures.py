@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import io
 import json
@@ -20,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer.bar import Bar
 from trainer.config import ModelConfig, TrainConfig, load_config
 from trainer.distributed import Group, initialise
-from trainer.errors import UserError
+from trainer.errors import StorageUserError, UserError
 from trainer.flops import flops_per_token, peak_flops
 from trainer.loop import Trainer
 from trainer.measures import Measures
@@ -179,6 +180,29 @@ def test_missing_package_is_one_error_with_the_remedy(monkeypatch: pytest.Monkey
     assert "tensorboard and wandb not installed on the node of rank 0" in str(caught.value)
     assert "pip install tensorboard wandb" in str(caught.value)
     Measures(_alone(), load_config(words=["report=plot"]), tmp_path, 128)
+
+
+def test_record_that_a_disk_gives_back_wrong_costs_no_other_and_no_start(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"st\xe5p": 2}\n{"step": 3}\n')
+    measures = Measures(_alone(), load_config(words=["report="]), tmp_path, 128)
+    measures.begin(3, None)
+    measures.close(0)
+    assert [one["step"] for one in _records(tmp_path)] == [1, 3]
+
+
+@pytest.mark.parametrize("broken", ["Metrics", "open_reporters"])
+def test_disk_that_refuses_the_measures_is_a_problem_all_ranks_agree_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/disk/events")
+
+    monkeypatch.setattr(f"trainer.measures.{broken}", refuse)
+    measures = Measures(_alone(), load_config(words=["report="]), tmp_path, 128)
+    with pytest.raises(StorageUserError, match=r"^/disk/events: No space left on device; ") as caught:
+        measures.begin(0, None)
+    assert caught.value.is_agreed
+    measures.close(2)
 
 
 class _Broken:

@@ -196,7 +196,7 @@ class Checkpoints:
                 header["problem"] = str(exc)
         header = json.loads(self.group.broadcast_bytes(json.dumps(header).encode()))
         if header["problem"]:
-            raise UserError(header["problem"])
+            raise UserError.agreed(header["problem"])
         about = header["about"]
         if about is None:
             return None

@@ -38,7 +38,7 @@ def refuse_batch_norm(model: torch.nn.Module, config: TrainConfig) -> None:
     """Raises UserError: its running means are fp32, and its weights would be of another precision."""
     kind = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 -- what all of them are
     if config.precision != "fp32" and any(isinstance(one, kind) for one in model.modules()):
-        raise UserError(
+        raise UserError.agreed(
             f"precision={config.precision} with strategy={config.strategy} has the whole model compute in it, which "
             "BatchNorm does not: use strategy=ddp, or GroupNorm in the model"
         )

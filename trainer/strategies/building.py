@@ -73,7 +73,7 @@ def build_plain(task: Task, config: TrainConfig) -> torch.nn.Module:
     model = task.build_model()
     blocks = task.blocks(model)
     if config.activation_checkpointing and not blocks:
-        raise UserError(f"activation_checkpointing=true: task={config.task} names no blocks(); leave it out")
+        raise UserError.agreed(f"activation_checkpointing=true: task={config.task} names no blocks(); leave it out")
     recompute(config, blocks)
     return model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Iterable, Mapping
 
 from trainer.config import ZERO_STAGES, TrainConfig
 from trainer.errors import UserError
@@ -23,6 +23,14 @@ KNOWN = frozenset(
     "train_micro_batch_size_per_gpu use_data_before_expert_parallelism wall_clock_breakdown wandb weight_quantization "
     "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization zenflow".split()
 )
+# Those of which the trainer or DeepSpeed reads keys, by their dotted names: a plain value there is none of these keys.
+GROUPS = frozenset(
+    "aio autotuning bf16 bfloat16 checkpoint comms_logger compile csv_monitor data_efficiency data_types "  # noqa: SIM905
+    "flops_profiler fp16 hybrid_engine optimizer optimizer.params pipeline tensor_parallel tensorboard torch_autocast "
+    "wandb weight_quantization zero_optimization zero_optimization.offload_optimizer "
+    "zero_optimization.offload_param".split()
+)
+NULLABLE = ("zero_optimization.offload_optimizer", "zero_optimization.offload_param")
 REFUSED = {
     "scheduler": "the trainer sets the learning rate (lr, optim.warmup_steps, then a cosine)",
     "elasticity": "the trainer's batch does not follow the number of ranks",
@@ -47,6 +55,8 @@ def deepspeed_config(config: TrainConfig, place: Place, theirs: Mapping[str, Any
     path = config.deepspeed or ""
     _check_keys(theirs, path)
     flat = _flat({key: value for key, value in theirs.items() if not (key in REFUSED and _all_auto(value))})
+    flat = {key: value for key, value in flat.items() if value is not None or key not in NULLABLE}
+    _check_groups(flat, _origins(config, place), path)
     _check_agreement(flat, config, place, path)
     kept = {key: value for key, value in flat.items() if value != AUTO and not key.startswith("optimizer.")}
     return _nested({**_defaults(config, flat), **kept, **_ours(config, place)})
@@ -116,6 +126,27 @@ def _check_agreement(flat: Mapping[str, Any], config: TrainConfig, place: Place,
     wrong += [f"{key}={_shown(flat[key])}, but the trainer's optimizer has no such setting" for key in strange]
     if wrong:
         raise UserError(f'{path}: {"; ".join(wrong)}: make both the same, or write "auto" there')
+
+
+def _check_groups(flat: Mapping[str, Any], ours: Iterable[str], path: str) -> None:
+    """
+    Groups are groups, and values values.
+
+    Args:
+        flat: the user's file, by dotted keys.
+        ours: the dotted keys of which the trainer knows that they are values.
+        path: of the file.
+    """
+    plain = next((key for key, value in flat.items() if key in GROUPS and value != AUTO), None)
+    if plain:
+        inner = next((key[len(plain) + 1 :] for key in ours if key.startswith(f"{plain}.")), "")
+        example = f', such as {{"{inner}": "auto"}}' if inner and "." not in inner else ""
+        raise UserError(
+            f'{path}: {plain}={_shown(flat[plain])}: allowed: a group of keys in braces{example}, or "auto"'
+        )
+    group = next((one for one in ours if any(key.startswith(f"{one}.") for key in flat)), None)
+    if group:
+        raise UserError(f'{path}: {group} is a group of keys there: allowed: one value, or "auto"')
 
 
 def _check_keys(theirs: Mapping[str, Any], path: str) -> None:

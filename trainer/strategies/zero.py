@@ -172,7 +172,7 @@ def agreed_settings(group: Group, config: TrainConfig, out: Path) -> Dict[str, A
             problem = f"out={out}: cannot be written: {exc.strerror}"
     answer = json.loads(group.broadcast_bytes(json.dumps({"text": text, "problem": problem}).encode()))
     if answer["problem"]:
-        raise UserError(answer["problem"])
+        raise UserError.agreed(answer["problem"])
     settings: Dict[str, Any] = json.loads(answer["text"])
     return settings
 

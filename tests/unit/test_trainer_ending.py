@@ -1,0 +1,225 @@
+"""How a rank ends that has failed: alone or with all others, and what those tell whom it leaves in a collective."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+from trainer import session
+from trainer.config import TrainConfig
+from trainer.ending import exit_on_unexpected_errors
+from trainer.errors import StorageError, TrainerError, UserError, report, write_error_file
+from trainer.place import Place
+from trainer.roll_call import Failure, RollCall
+
+GLOO = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242")
+
+
+class Ended(BaseException):
+    """In place of the process."""
+
+
+@pytest.fixture(autouse=True)
+def _end_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(code: int) -> NoReturn:
+        raise Ended(code)
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    monkeypatch.setattr("faulthandler.enable", lambda: None)
+
+
+def _env(rank: int, port: int, folder: Path) -> dict[str, str]:
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {**place, **rendezvous, "TORCHELASTIC_ERROR_FILE": str(folder / f"{rank}.json")}
+
+
+def _unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@pytest.fixture
+def rolls(tmp_path: Path) -> list[RollCall]:
+    """Of two ranks in this process; the first hosts the store."""
+    port = _unused_port()
+    envs = [_env(rank, port, tmp_path) for rank in (0, 1)]
+    return [RollCall.open(Place.from_env(env), env, 30.0) for env in envs]
+
+
+def _recorded(folder: Path, rank: int) -> tuple[str, str]:
+    message = json.loads((folder / f"{rank}.json").read_text())["message"]
+    return message["message"], message["extraInfo"]["kind"]
+
+
+class Session:
+    """Rank 1 of 2, whose training ends in an error; `seen` has what it did then, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, error: TrainerError) -> None:
+        self.folder, self.seen, self.uploaded = folder, list[object](), threading.Event()
+        fails = SimpleNamespace(
+            run=lambda: self._fail(error),
+            batches=SimpleNamespace(close=lambda: self.seen.append("batches")),
+            saver=SimpleNamespace(finish=lambda: self.seen.append("save")),
+            measures=SimpleNamespace(close=self._report),
+        )
+        roll = SimpleNamespace(tell=lambda failure: self.seen.append((failure, *_recorded(folder, 1))))
+        group = SimpleNamespace(close=self._leave)
+        monkeypatch.setattr(session, "Trainer", lambda *_: fails)
+        monkeypatch.setattr(session, "initialise", lambda *_, **__: group)
+        monkeypatch.setattr(RollCall, "open", lambda *_: roll)
+        monkeypatch.setattr(session, "CLOSE_S", 0.2)
+
+    def run(self) -> None:
+        session.train(TrainConfig(), _env(1, 1, self.folder), SimpleNamespace())  # type: ignore[arg-type]
+
+    def _fail(self, error: TrainerError) -> NoReturn:
+        raise error
+
+    def _report(self, code: int) -> None:
+        self.seen.append(("reporters", code))
+        if not self.uploaded.wait(60):
+            self.seen.append("waited for the upload")
+
+    def _leave(self, code: int) -> NoReturn:
+        self.seen.append(("group", code))
+        raise Ended(code)
+
+
+def test_rank_that_fails_alone_tells_it_and_ends_without_its_group_and_without_waiting_for_an_upload(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = Session(monkeypatch, tmp_path, UserError("token 4711"))
+    with pytest.raises(Ended, match="2"):
+        one.run()
+    one.uploaded.set()
+    told = (Failure("token 4711", "config", 2), "token 4711", "config")
+    assert one.seen == [told, "save", ("reporters", 2)]  # the error file was there when the others were told
+    assert capsys.readouterr().err == "rank 1: error: token 4711\n"
+
+
+def test_what_all_ranks_agree_on_is_left_in_each_ones_error_file_and_they_leave_in_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = Session(monkeypatch, tmp_path, StorageError.agreed("rank 0: disk full"))
+    one.uploaded.set()
+    with pytest.raises(Ended, match="1"):
+        one.run()
+    assert one.seen == ["batches", "save", ("reporters", 1), ("group", 1)]
+    assert capsys.readouterr().err == ""
+    assert _recorded(tmp_path, 1) == ("rank 0: disk full", "storage")
+
+
+def test_error_file_that_cannot_be_written_hides_no_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "1.json"
+    write_error_file({"RANK": "1", "TORCHELASTIC_ERROR_FILE": str(path)}, "disk full", kind="storage")
+    assert capsys.readouterr().err == f"WARNING: rank 1: cannot write {path}: {os.strerror(errno.ENOENT)}\n"
+
+
+class FullDisk(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), text)
+
+
+def test_log_on_a_full_disk_keeps_no_rank_from_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Else the interpreter would go on to tear down a live process group."""
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+    assert report(StorageError("disk full"), {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "0.json")}) == 1
+    assert _recorded(tmp_path, 0) == ("disk full", "storage")
+    exit_on_unexpected_errors()
+    assert _raise_unexpected(1, ZeroDivisionError("by zero"), monkeypatch, tmp_path) == 1
+    assert _recorded(tmp_path, 1) == ("ZeroDivisionError: by zero", "code")
+
+
+@contextlib.contextmanager
+def _in_thread(act: Any) -> Iterator[threading.Thread]:  # noqa: ANN401 -- any function
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    yield thread
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_problem_of_one_rank_is_agreed_on_by_all_and_the_others_leave_after_rank_0(rolls: list[RollCall]) -> None:
+    caught: list[TrainerError] = []
+
+    def rank_1() -> None:
+        try:
+            rolls[1].check_all("device", "no card", "")
+        except UserError as exc:
+            caught.append(exc)
+        rolls[1].leave(together=True)
+
+    with _in_thread(rank_1) as thread:
+        with pytest.raises(UserError, match=r"^rank 1: no card$") as mine:
+            rolls[0].check_all("device", "", "cpu")
+        thread.join(0.2)
+        assert thread.is_alive()  # rank 0 may have to write yet
+        rolls[0].leave()
+    assert [(str(one), one.is_agreed) for one in (mine.value, *caught)] == [("rank 1: no card", True)] * 2
+
+
+def _raise_unexpected(rank: int, error: Exception, monkeypatch: pytest.MonkeyPatch, folder: Path) -> int:
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(folder / f"{rank}.json"))
+    with pytest.raises(Ended) as ended:
+        sys.excepthook(type(error), error, None)
+    code: int = ended.value.args[0]
+    return code
+
+
+def test_lost_connection_is_told_as_what_ended_the_rank_at_its_other_end(
+    rolls: list[RollCall], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rolls[0].store.set("present", "[0, 1]")
+    exit_on_unexpected_errors(rolls[1])
+    assert _raise_unexpected(1, ZeroDivisionError("by zero"), monkeypatch, tmp_path) == 1
+    assert capsys.readouterr().err == "ZeroDivisionError: by zero\n"
+    exit_on_unexpected_errors(rolls[0])
+    assert _raise_unexpected(0, GLOO, monkeypatch, tmp_path) == 1
+    assert capsys.readouterr().err == "error: rank 1: ZeroDivisionError: by zero\n"
+    assert _recorded(tmp_path, 0) == ("rank 1: ZeroDivisionError: by zero", "code")
+    assert "Connection closed by peer" in (tmp_path / "0.json").read_text()
+
+    rolls[1].tell(Failure("token 4711", "config", 2))
+    assert _raise_unexpected(0, GLOO, monkeypatch, tmp_path) == 2
+    assert capsys.readouterr().err == "error: rank 1: token 4711\n"
+
+
+def test_lost_connection_that_nobody_explains_keeps_its_traceback(
+    rolls: list[RollCall], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trainer.roll_call.CAUSE_TIMEOUT_S", 0.1)
+    exit_on_unexpected_errors(rolls[1])
+    assert _raise_unexpected(1, GLOO, monkeypatch, tmp_path) == 1
+    assert capsys.readouterr().err == f"RuntimeError: {GLOO}\n"
+    assert _recorded(tmp_path, 1) == (f"RuntimeError: {GLOO}", "network")
+
+
+def test_rank_whose_store_has_gone_with_rank_0_points_to_it_in_one_line(
+    rolls: list[RollCall], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does torch tell where in its C++ it has noticed."""
+    monkeypatch.setattr(sys, "stderr", sys.__stderr__)  # torch writes to the descriptor
+    exit_on_unexpected_errors(replace(rolls[1], address=f"127.0.0.1:{_unused_port()}"))
+    assert _raise_unexpected(1, GLOO, monkeypatch, tmp_path) == 1
+    message = f"rank 0 has ended or is out of reach, its last lines tell why: RuntimeError: {GLOO}"
+    assert _recorded(tmp_path, 1) == (message, "network")
+    assert capfd.readouterr().err == f"rank 1: error: {message}\n"
