@@ -9,6 +9,7 @@ import torch
 
 from trainer.accelerators import autocast
 from trainer.config import TrainConfig
+from trainer.data.batches import drawing_from
 from trainer.distributed import Group
 from trainer.strategies.base import TorchStrategy
 from trainer.strategies.building import build_whole, sizes_of
@@ -40,7 +41,8 @@ class Ddp(TorchStrategy):
             return
         buffers = [(one, one.clone()) for one in self.bare.buffers()]
         devices = [self.group.device] if self.group.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        # A task may draw from any of the generators, whose state a resume has restored by now.
+        with torch.random.fork_rng(devices=devices), drawing_from(self.config.seed):
             with self.computing():
                 loss = loss_of(self.task, self.model, batch)
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
