@@ -32,10 +32,9 @@ SPLIT_STAGE = 3  # where weights are split, too
 class Zero:
     """The engine holds what this rank keeps of model and optimizer."""
 
-    reshards = True
-
     def __init__(self, group: Group, config: TrainConfig, task: Task, out: Path) -> None:
         self.group, self.config, self.task, self.stage = group, config, task, ZERO_STAGES[config.strategy]
+        self.reshards = self.stage > 0
         self.lends_state = self.stage == 0
         self._is_amid_step = False
         warning = package_warning(group.accelerator.name, config.strategy)
