@@ -20,9 +20,10 @@ from trainer.strategies import zero_state
 from trainer.strategies.base import Seen, ignored
 from trainer.strategies.buffers import Buffers, refuse_batch_norm
 from trainer.strategies.building import build_plain, build_whole, can_fill, fill, sizes_of
+from trainer.strategies.cpu_adam import cpu_adam
 from trainer.strategies.deepspeed_config import deepspeed_config, strict_json
 from trainer.strategies.deepspeed_package import package_warning
-from trainer.strategies.optimizer import decay_groups, make_optimizer
+from trainer.strategies.optimizer import make_optimizer
 from trainer.strategies.relaxed_json import read_relaxed_json
 from trainer.tasks.base import Task, loss_of
 
@@ -52,7 +53,7 @@ class Zero:
         if self.stage > 0 and config.precision != "fp32":
             refuse_batch_norm(model, config)
             model.register_forward_pre_hook(_cast_inputs)
-        optimizer = _cpu_adam(group, config, model) if config.offload_optimizer else None
+        optimizer = cpu_adam(group, config, model) if config.offload_optimizer else None
         optimizer = optimizer or make_optimizer(model, config.lr, config.optim)
         self.engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
 
@@ -183,16 +184,3 @@ def _check(group: Group, deepspeed: Any, settings: Mapping[str, Any], name: str)
     except (ValueError, TypeError, KeyError, AssertionError) as exc:
         problem = f"DeepSpeed refuses {name}: {exc}"
     group.agree(problem)
-
-
-def _cpu_adam(group: Group, config: TrainConfig, model: torch.nn.Module) -> Any:  # noqa: ANN401 -- DeepSpeed's class
-    """Its Adam for state that lies on the CPU; compiled at the first start on a node."""
-    adam, problem = None, ""
-    try:
-        adam = importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam(
-            decay_groups(model, config.optim.weight_decay), lr=config.lr, betas=config.optim.betas, adamw_mode=True
-        )
-    except (RuntimeError, OSError, ImportError) as exc:
-        problem = f"offload_optimizer=true: DeepSpeed cannot build its Adam for CPUs (g++ >= 9 and ninja): {exc}"
-    group.agree(problem)
-    return adam
