@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import random
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from trainer.config import TrainConfig
+from trainer.place import say
 from trainer.tasks import Task
 
 COUNT = 64
@@ -51,17 +53,31 @@ class Points(Task):
 
 class Elsewhere(Points):
     """
-    The same on a machine where DeepSpeed has compiled its Adam for CPUs, and takes them to know fp16.
+    The same on a machine where C++ is compiled in no time, for torch.compile and for DeepSpeed's Adam, and CPUs know fp16.
 
-    The first costs a minute of a compiler, the second few CPUs have. Both are doubles; the engine around them is DeepSpeed's.
+    What would be compiled has doubles; all around it is torch's and DeepSpeed's own.
     """
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
+        module: Any = nn.Module
+        if config.compile:
+            module.compile = functools.partialmethod(module.compile, backend=_as_it_is)
+        if config.strategy.startswith("zero"):
+            self._prepare_deepspeed()
+
+    def _prepare_deepspeed(self) -> None:
         builders = importlib.import_module("deepspeed.ops.op_builder")
         builders.CPUAdamBuilder._loaded_ops["cpu_adam"] = AdamOfDeepSpeed()  # noqa: SLF001 -- as if it had been loaded
         cpu: Any = importlib.import_module("deepspeed.accelerator.cpu_accelerator").CPU_Accelerator
         cpu.is_fp16_supported = lambda _: True
+        maker: Any = importlib.import_module("cpuinfo")
+        maker.get_cpu_info = dict  # DeepSpeed asks who made the CPU, which takes a second
+
+
+def _as_it_is(graph: Any, _: Any) -> Any:  # noqa: ANN401 -- what torch._dynamo calls
+    say(f"compiled {len(graph.graph.nodes)} operations")
+    return graph.forward
 
 
 class AdamOfDeepSpeed:
