@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.train, pytest.mark.slow]
 
 KILLS = 8
 # Checkpoints of megabytes: they take longer to write than steps to make.
-WORDS = ("steps=60", "micro_batch=1", "model.vocabulary=4000", "model.width=64")
+WORDS = ("steps=100", "micro_batch=1", "model.vocabulary=4000", "model.width=64")
 
 
 def _numbers(out: Path) -> list[tuple[int, float, float, float]]:
@@ -51,7 +51,7 @@ def test_training_killed_with_9_at_random_moments_of_saving_loses_no_batch_and_r
     draw, amid = random.Random(f"7 {async_save}"), 0  # noqa: S311 -- not for secrets
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     assert [rank.wait() for rank in start_ranks(*WORDS, f"out={straight}")] == [0, 0]
-    size = _size(straight / "step_60")
+    size = _size(straight / "step_100")
     for _ in range(KILLS):
         before = _newest(killed)
         ranks = start_ranks(*WORDS, "save_steps=1", f"async_save={async_save}", f"out={killed}")
@@ -62,7 +62,7 @@ def test_training_killed_with_9_at_random_moments_of_saving_loses_no_batch_and_r
             rank.process.kill()
         codes = [rank.wait() for rank in ranks]
         assert -signal.SIGKILL in codes
-        assert set(codes) <= {-signal.SIGKILL, 1}  # who misses the other may be as quick
+        assert not {0, 2} & set(codes)  # who misses the other may be as quick
         assert _newest(killed) >= saved
         for path in files.newest_first(killed):
             files.verify(path, files.step_of(path))
@@ -70,4 +70,4 @@ def test_training_killed_with_9_at_random_moments_of_saving_loses_no_batch_and_r
     assert amid > KILLS // 4  # or the moments were not those of saving
     assert [rank.wait() for rank in start_ranks(*WORDS, f"out={killed}")] == [0, 0]
     assert _numbers(killed) == _numbers(straight)
-    assert (killed / "step_60/state.pt").read_bytes() == (straight / "step_60/state.pt").read_bytes()
+    assert (killed / "step_100/state.pt").read_bytes() == (straight / "step_100/state.pt").read_bytes()
