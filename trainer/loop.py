@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
@@ -86,7 +87,8 @@ class Trainer:
             )  # then there is time to save alone
             evaluated = self._evaluated(step) if due else {}
             self.measures.add(step, result, evaluated, last=is_last)
-            self.saver.after(state, told, last=is_last)
+            eval_loss = evaluated.get("eval_loss") if self.config.eval_steps else None
+            self.saver.after(replace(state, eval_loss=eval_loss), told, last=is_last)
             if is_last:
                 break
         if state.step < self.config.steps:

@@ -112,9 +112,10 @@ def _mind(request: Mapping[str, Any], connection: socket.socket) -> None:
 
 def _pass_on(connection: socket.socket, rank: int) -> None:
     """Send the rank what signals come; none of them lives longer than the test."""
-    while number := connection.recv(1):
-        os.kill(rank, number[0])
-    os.kill(rank, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it has ended, and the test may have heard of it
+        while number := connection.recv(1):
+            os.kill(rank, number[0])
+        os.kill(rank, signal.SIGKILL)
 
 
 def _become(request: Mapping[str, Any]) -> None:

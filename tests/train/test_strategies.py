@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import shutil
@@ -65,9 +66,7 @@ def orch(farm: Farm, tmp_path: Path) -> Orch:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "resharded"), [("ddp", 0), ("zero1", 0), ("zero2", 0), ("zero3", 3), ("fsdp2", 3)]
-)
+@pytest.mark.parametrize(("strategy", "resharded"), [("ddp", 0), ("zero1", 0), ("zero3", 3), ("fsdp2", 3)])
 def test_run_on_two_nodes_killed_with_9_repeats_a_straight_one_bit_for_bit_and_ddp_nearly(
     start_ranks: StartRanks,
     tmp_path: Path,
@@ -107,6 +106,56 @@ def test_run_on_two_nodes_killed_with_9_repeats_a_straight_one_bit_for_bit_and_d
     *_, (_, before, _), (step, loss, _) = _numbers(killed)
     assert step == 31
     assert loss == pytest.approx(before, abs=0.3)
+
+
+@pytest.mark.slow
+def test_run_as_orch_starts_it_on_two_nodes_killed_with_9_repeats_a_straight_one_bit_for_bit(
+    start_ranks: StartRanks, tmp_path: Path, farm: Farm, orch: Orch
+) -> None:
+    """Nothing is warm here: `python -m trainer` as the nodes' own account, which imports DeepSpeed itself."""
+    components.module("deepspeed")
+    folder, straight = farm.home / secrets.token_hex(4), tmp_path / "straight"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    killed, text = folder / "out", folder / "text.txt"
+    text.write_text(Path(__file__).read_text() * 9)
+    words = (*WORDS, "strategy=zero2", f"data.paths={text}")
+    assert _codes(start_ranks(*words, f"out={straight}")) == [0, 0]
+    launch = ("ssh-launch", *TINY, *words, f"out={killed}")
+    first = orch.start(*launch)
+    until((killed / "step_10").exists, deadline_s=DEADLINE_S, what="the first checkpoint")
+    (record,) = orch.records()
+    events = orch.events(orch.node_folder(record["id"], "n1"))
+    os.kill(next(one["pid"] for one in events if one["event"] == "rank-started"), signal.SIGKILL)
+    first.communicate(timeout=DEADLINE_S)
+    assert first.returncode == 1
+    done = orch(*launch)
+    assert "is DONE" in done.stderr
+    assert re.search(r"^\[n0:0\].*resuming from .*, step [12]0$", done.stdout, re.MULTILINE)
+    assert _numbers(killed) == _numbers(straight)
+    assert (killed / "step_30" / "state.pt").read_bytes() == (straight / "step_30" / "state.pt").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero0", "zero1", "zero2"])
+def test_what_splits_goes_on_with_another_number_of_ranks_as_if_nothing_had_been_and_what_does_not_refuses(
+    start_ranks: StartRanks, tmp_path: Path, strategy: str
+) -> None:
+    """One rank with the batches of two."""
+    components.module("deepspeed")
+    words = (f"strategy={strategy}", "steps=3", "save_steps=2")
+    two, one = tmp_path / "two", tmp_path / "one"
+    assert _codes(start_ranks(*words, f"out={two}")) == [0, 0]
+    shutil.copytree(two / "step_2", one / "step_2")
+    one.chmod(0o700)
+    (alone,) = start_ranks(*words, f"out={one}", "micro_batch=8", world_size=1)
+    if strategy == "zero0":
+        assert alone.wait() == 2
+        assert "the checkpoint at step 2 was written by 2 ranks, this run has 1: start with 2 ranks" in alone.err
+        return
+    assert alone.wait() == 0, alone.err
+    assert "WARNING: the checkpoint was written by 2 ranks and is split over 1 now" in alone.out
+    assert _numbers(one) == [pytest.approx(_numbers(two)[2], rel=1e-5)]
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm
 from tests.train.conftest import DEADLINE_S, REPOSITORY, StartRanks
 from tests.until import until
+from trainer.checkpoint import files
 from trainer.data.order import Order
 
 pytestmark = [pytest.mark.train]
@@ -66,6 +67,7 @@ def test_segmentation_killed_with_9_repeats_a_straight_run_bit_for_bit(
     assert "samples/s=" in second[0].out
     assert _metrics(killed) == _metrics(straight)
     assert [one["step"] for one in _metrics(straight) if "eval_iou" in one] == [*range(7, steps, 7), steps]
+    assert files.read_manifest(killed / f"step_{steps}", steps)["eval_loss"] == _metrics(killed)[-1]["eval_loss"]
     assert (killed / f"step_{steps}" / "state.pt").read_bytes() == (
         straight / f"step_{steps}" / "state.pt"
     ).read_bytes()

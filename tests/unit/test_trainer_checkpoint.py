@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
@@ -132,6 +133,14 @@ def test_best_are_kept_beside_the_newest(tmp_path: Path) -> None:
     for step, loss in enumerate([3.0, 1.0, 4.0, 1.5, 9.0, 2.0], start=1):
         session.train_and_save(step, mean_loss=loss)
     assert _names(tmp_path) == ["latest", "step_2", "step_4", "step_5", "step_6"]
+
+
+def test_best_are_those_that_did_best_in_an_evaluation_where_there_was_one(tmp_path: Path) -> None:
+    session = Session.start(tmp_path, save_total_limit=2, keep_best=2)
+    for step, loss in enumerate([None, 3.0, math.nan, 2.0, 9.0, None, None, None], start=1):
+        session.train(step)
+        session.checkpoints.save(TrainState(step, mean_loss=1 / step, eval_loss=loss), session.strategy)
+    assert _names(tmp_path) == ["latest", "step_2", "step_4", "step_7", "step_8"]
 
 
 def test_milestones_are_kept_for_good(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import sys
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -220,10 +221,23 @@ def test_package_that_cannot_serve_is_an_error_with_the_remedy(
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "deepspeed")]) if version else None
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
     monkeypatch.setattr(metadata, "version", lambda _: version)
-    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     found = package_problem(accelerator, load_config(words=words.split()))
     assert problem in found
     assert bool(problem) == bool(found)
+
+
+def test_ninja_that_pip_has_put_beside_python_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for folder, name in (("system", "g++"), ("venv", "python"), ("venv", "ninja")):
+        program = tmp_path / folder / name
+        program.parent.mkdir(exist_ok=True)
+        program.touch(mode=0o700)
+    monkeypatch.setenv("PATH", str(tmp_path / "system"))
+    config = load_config(words=["strategy=zero2", "offload_optimizer=true"])
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "python"))
+    assert package_problem("cpu", config) == ""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "system" / "python"))
+    assert "ninja" in package_problem("cpu", config)
 
 
 def test_zero_3_of_the_vendors_deepspeed_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:

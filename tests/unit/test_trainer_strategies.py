@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from trainer.errors import TrainerError, UserError
 from trainer.loop import batch_arithmetic
 from trainer.place import Place
 from trainer.strategies import choose_strategy
+from trainer.strategies.cpu_adam import cpu_adam
 from trainer.strategies.ddp import Ddp
 from trainer.strategies.demands import unmet
 from trainer.strategies.optimizer import clip_gradients
@@ -94,6 +98,31 @@ def test_parameters_that_a_forward_pass_leaves_on_the_cpu_are_told(
     assert capsys.readouterr().err == ""
     strategy.settle(TOKENS.to(device))
     assert said in capsys.readouterr().err
+
+
+def test_adam_that_cannot_be_compiled_is_told_with_the_compilers_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a lock that a killed compiler left, before torch waits for it."""
+
+    def fail(*_: object, **__: object) -> None:
+        try:
+            raise RuntimeError(
+                "Error building extension: [1/3] c++ -MMD\nadam.h:9:10: fatal error: Python.h: no such file"
+            )
+        except RuntimeError as exc:
+            raise RuntimeError("DeepSpeedCPUAdam requires the cpu_adam op, which failed to build/load.") from exc
+
+    lock = tmp_path / "py311_cpu" / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setitem(sys.modules, "deepspeed.ops.adam", SimpleNamespace(DeepSpeedCPUAdam=fail))
+    config = _config("strategy=zero1 offload_optimizer=true")
+    with pytest.raises(UserError, match=r"g\+\+ >= 9 and ninja\): adam.h:9:10: fatal error: Python.h: no such file$"):
+        cpu_adam(_group(), config, Gpt(config).build_model())
+    assert f"WARNING: rank 0: {lock}: DeepSpeed's Adam is being compiled by another program" in capsys.readouterr().out
 
 
 def test_recomputed_blocks_give_the_same_gradients_bit_for_bit() -> None:

@@ -15,7 +15,7 @@ import shutil
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Sequence
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from trainer.place import replace_text
 
@@ -177,7 +177,7 @@ def retain(out: Path, limit: int, best: int = 0, *, every: int | None = None) ->
     Keep the newest `limit`, the `best` ones of the lowest loss, and the milestones; call it only after the newest was verified.
     """
     present = newest_first(out)
-    kept = {*present[:limit], *sorted(present, key=_mean_loss)[:best], *milestones(present, every)}
+    kept = {*present[:limit], *sorted(present, key=_goodness)[:best], *milestones(present, every)}
     for path in present:
         if path not in kept:
             # Renamed first: a half removed folder must never look like a checkpoint.
@@ -232,12 +232,15 @@ def read_manifest(path: Path, step: int | None) -> dict[str, Any]:
     return manifest
 
 
-def _mean_loss(path: Path) -> float:
+def _goodness(path: Path) -> Tuple[bool, float]:
+    """The best come first: those that were evaluated, by that loss, then the others by their loss in training."""
     try:
-        loss = read_manifest(path, step_of(path)).get("mean_loss")
+        about = read_manifest(path, step_of(path))
     except DamagedError:
-        return math.inf
-    return math.inf if loss is None else float(loss)
+        return True, math.inf
+    evaluated = about.get("eval_loss")
+    loss = about.get("mean_loss") if evaluated is None else evaluated
+    return evaluated is None, loss if loss is not None and math.isfinite(loss) else math.inf
 
 
 def _compare(name: str, expected: Mapping[str, Any], size: int, sha256: str) -> None:

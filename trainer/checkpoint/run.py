@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Dict, Mapping
 
@@ -30,6 +30,7 @@ class TrainState:
     """
     How far the training is; losses are means over ranks, mean_loss one over the steps since the checkpoint before, too.
 
+    eval_loss: of an evaluation at this step, where there are some every so many steps.
     position: how many samples of all ranks came before it, those included that were left out when the training went back.
     """
 
@@ -39,6 +40,7 @@ class TrainState:
     last_loss: float | None = None
     mean_loss: float | None = None
     position: int = 0
+    eval_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -215,11 +217,7 @@ class Checkpoints:
     def _about(self, state: TrainState) -> Dict[str, Any]:
         return {
             "world_size": self.group.place.world_size,
-            "tokens": state.tokens,
-            "first_loss": state.first_loss,
-            "last_loss": state.last_loss,
-            "mean_loss": state.mean_loss,
-            "position": state.position,
+            **asdict(state),
             "code": self.code,
             "run": self._run_id,
             "seed": self.config.seed,

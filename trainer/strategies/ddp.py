@@ -10,6 +10,7 @@ import torch
 from trainer.accelerators import autocast
 from trainer.checkpoint.tensors import large_ones
 from trainer.config import TrainConfig
+from trainer.data.batches import drawing_from
 from trainer.distributed import Group, Told
 from trainer.seeds import as_if_nothing_were_drawn
 from trainer.strategies.base import TorchStrategy
@@ -45,7 +46,8 @@ class Ddp(TorchStrategy):
         if not self.group.place.launched:
             return
         buffers = [(one, one.clone()) for one in self.bare.buffers()]
-        with as_if_nothing_were_drawn(self.group.accelerator):
+        # A task may draw from any of the generators, whose state a resume has restored by now.
+        with as_if_nothing_were_drawn(self.group.accelerator), drawing_from(self.config.seed):
             with self.computing():
                 loss = loss_of(self.task, self.model, batch)
             self.sent(self.group.note(loss, Told.NOTHING), loss)()

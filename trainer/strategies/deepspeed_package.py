@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import shutil
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Dict, List, Sequence
@@ -45,12 +46,18 @@ def package_problem(accelerator: str, config: TrainConfig) -> str:
             f"strategy={config.strategy}: deepspeed {version} is too old to save and load by: it lacks {', '.join(lacking)}; "
             f"{newer}use strategy=ddp or zero0"
         )
-    if config.offload_optimizer and not (shutil.which(os.environ.get("CXX", "g++")) and shutil.which("ninja")):
+    tools = (os.environ.get("CXX", "g++"), "ninja")
+    if config.offload_optimizer and not all(shutil.which(tool, path=search_path()) for tool in tools):
         return (
             "offload_optimizer=true: DeepSpeed compiles its Adam for CPUs at the first start; "
             "install a C++ compiler (g++ >= 9) and ninja on this node"
         )
     return ""
+
+
+def search_path() -> str:
+    """PATH, and then where pip has put the ninja that DeepSpeed asks for: beside a Python that need not be on PATH."""
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
 
 
 def package_warning(accelerator: str, strategy: str) -> str:

@@ -21,9 +21,10 @@ from trainer.strategies import zero_state
 from trainer.strategies.base import Note
 from trainer.strategies.buffers import Buffers, refuse_batch_norm
 from trainer.strategies.building import build_fillable, build_plain, build_whole, fill, sizes_of
+from trainer.strategies.cpu_adam import cpu_adam
 from trainer.strategies.deepspeed_config import deepspeed_config, strict_json
 from trainer.strategies.deepspeed_package import package_warning
-from trainer.strategies.optimizer import decay_groups, make_optimizer
+from trainer.strategies.optimizer import make_optimizer
 from trainer.strategies.relaxed_json import read_relaxed_json
 from trainer.tasks.base import Task, loss_of
 
@@ -33,11 +34,11 @@ SPLIT_STAGE = 3  # where weights are split, too
 class Zero:
     """The engine holds what this rank keeps of model and optimizer."""
 
-    reshards = True
     notes: Callable[[], List[torch.Tensor]]
 
     def __init__(self, group: Group, config: TrainConfig, task: Task, out: Path) -> None:
         self.group, self.config, self.task, self.stage = group, config, task, ZERO_STAGES[config.strategy]
+        self.reshards = self.stage > 0
         self.lends_state = self.stage == 0
         self._is_amid_step = False
         warning = package_warning(group.accelerator.name, config.strategy)
@@ -55,7 +56,7 @@ class Zero:
         if self.stage > 0 and config.precision != "fp32":
             refuse_batch_norm(model, config)
             model.register_forward_pre_hook(_cast_inputs)
-        optimizer = _cpu_adam(group, config, model) if config.offload_optimizer else None
+        optimizer = cpu_adam(group, config, model) if config.offload_optimizer else None
         optimizer = optimizer or make_optimizer(model, config.lr, config.optim)
         self.engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
 
@@ -189,16 +190,3 @@ def _check(group: Group, deepspeed: Any, settings: Mapping[str, Any], name: str)
     except (ValueError, TypeError, KeyError, AssertionError) as exc:
         problem = f"DeepSpeed refuses {name}: {exc}"
     group.agree(problem)
-
-
-def _cpu_adam(group: Group, config: TrainConfig, model: torch.nn.Module) -> Any:  # noqa: ANN401 -- DeepSpeed's class
-    """Its Adam for state that lies on the CPU; compiled at the first start on a node."""
-    adam, problem = None, ""
-    try:
-        adam = importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam(
-            decay_groups(model, config.optim.weight_decay), lr=config.lr, betas=config.optim.betas, adamw_mode=True
-        )
-    except (RuntimeError, OSError, ImportError) as exc:
-        problem = f"offload_optimizer=true: DeepSpeed cannot build its Adam for CPUs (g++ >= 9 and ninja): {exc}"
-    group.agree(problem)
-    return adam

@@ -1,0 +1,109 @@
+"""Tasks as a user may write them, for ranks that a test starts: task=tests.grounds.tasks:Points."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer.config import TrainConfig
+from trainer.place import say
+from trainer.tasks import Task
+
+COUNT = 64
+
+Sample = tuple[torch.Tensor, torch.Tensor]
+
+
+class Points(Task):
+    """
+    A small net through points.
+
+    Args:
+        config: as for every task.
+        broken: the sample of this number is no number.
+        draws: the loss depends on what Python's and numpy's generators give.
+        part: batches of which the first point has a negative sum leave a half of the net out.
+    """
+
+    def __init__(self, config: TrainConfig, *, broken: int = -1, draws: bool = False, part: bool = False) -> None:
+        super().__init__(config)
+        self.broken, self.draws, self.part = broken, draws, part
+
+    def build_model(self) -> nn.Module:
+        return Halves()
+
+    def build_data(self, split: str) -> list[Sample] | None:
+        points = torch.linspace(-1, 1, 4 * COUNT).view(COUNT, 4)
+        if self.broken >= 0:
+            points[self.broken] = float("nan")
+        return [(point, point[:1] * 3) for point in points] if split == "train" else None
+
+    def loss(self, model: Any, batch: Sample) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+        points, targets = batch
+        both = not (self.part and float(points[0].sum()) < 0)
+        loss: torch.Tensor = (model(points, both=both).float() - targets).pow(2).mean()
+        return loss * (1 + random.random() + np.random.rand()) if self.draws else loss  # noqa: NPY002, S311 -- as users do
+
+
+class Elsewhere(Points):
+    """
+    The same on a machine where C++ is compiled in no time, for torch.compile and for DeepSpeed's Adam, and CPUs know fp16.
+
+    What would be compiled has doubles; all around it is torch's and DeepSpeed's own.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        module: Any = nn.Module
+        if config.compile:
+            module.compile = functools.partialmethod(module.compile, backend=_as_it_is)
+        if config.strategy.startswith("zero"):
+            self._prepare_deepspeed()
+
+    def _prepare_deepspeed(self) -> None:
+        builders = importlib.import_module("deepspeed.ops.op_builder")
+        builders.CPUAdamBuilder._loaded_ops["cpu_adam"] = AdamOfDeepSpeed()  # noqa: SLF001 -- as if it had been loaded
+        cpu: Any = importlib.import_module("deepspeed.accelerator.cpu_accelerator").CPU_Accelerator
+        cpu.is_fp16_supported = lambda _: True
+        maker: Any = importlib.import_module("cpuinfo")
+        maker.get_cpu_info = dict  # DeepSpeed asks who made the CPU, which takes a second
+
+
+def _as_it_is(graph: Any, _: Any) -> Any:  # noqa: ANN401 -- what torch._dynamo calls
+    say(f"compiled {len(graph.graph.nodes)} operations")
+    return graph.forward
+
+
+class AdamOfDeepSpeed:
+    """What its cpu_adam.cpp computes, in adamw_mode."""
+
+    def create_adam(self, *_: object) -> None:
+        """State is the caller's."""
+
+    def destroy_adam(self, _: int) -> None:
+        """As above."""
+
+    def adam_update(self, *values: Any) -> None:  # noqa: ANN401 -- in the order of the original
+        _, step, lr, beta1, beta2, eps, decay, _, weights, gradient, mean, square = values
+        mean.lerp_(gradient.float(), 1 - beta1)
+        square.mul_(beta2).addcmul_(gradient.float(), gradient.float(), value=1 - beta2)
+        weights.mul_(1 - lr * decay)
+        weights.addcdiv_(mean / (1 - beta1**step), (square / (1 - beta2**step)).sqrt() + eps, value=-lr)
+
+
+class Halves(nn.Module):
+    """Two small nets, whose sum it gives, or the first alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = (nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1)) for _ in range(2))
+
+    def forward(self, points: torch.Tensor, *, both: bool) -> torch.Tensor:
+        found: torch.Tensor = self.one(points) + self.other(points) if both else self.one(points)
+        return found

@@ -1,0 +1,145 @@
+"""Settings that change how a step is computed, and losses that are no number: on two real ranks."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.grounds import components
+from tests.grounds.tasks import COUNT
+from tests.train.conftest import TINY, Rank, StartRanks, Warm, ranks_below
+from trainer.checkpoint import files
+from trainer.data.order import Order
+
+pytestmark = pytest.mark.train
+
+POINTS = ("task=tests.grounds.tasks:Points", "micro_batch=2", "device=cpu", "report=", "log_steps=1", "ddp_timeout=60")
+GPT = (*TINY, "save_steps=1", "steps=3", "accumulation=2", "optim.grad_clip=0.5")
+# With what this machine need not have: tests/grounds/tasks.py.
+ELSEWHERE = ("task=tests.grounds.tasks:Elsewhere", *POINTS[1:], "save_steps=1", "steps=3", "accumulation=2")
+OPTIONS = (
+    (ELSEWHERE, "strategy=zero1 precision=bf16 offload_optimizer=true"),
+    (ELSEWHERE, "strategy=zero3 offload_optimizer=true offload_param=true"),
+    (ELSEWHERE, "strategy=zero2 precision=fp16"),
+    (ELSEWHERE, "compile=true find_unused_parameters=true"),
+    (GPT, "strategy=zero3 offload_param=true activation_checkpointing=true"),
+    (GPT, "strategy=fsdp2 precision=bf16 activation_checkpointing=true"),
+    (GPT, "strategy=fsdp2 precision=fp16"),
+    (GPT, "gradient_as_bucket_view=true activation_checkpointing=true"),
+)
+
+
+def _codes(ranks: list[Rank]) -> list[int]:
+    return [rank.wait() for rank in ranks]
+
+
+def _numbers(out: Path) -> list[tuple[int, float, float]]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [(one["step"], one["loss"], one["grad_norm"]) for one in lines]
+
+
+def _check_resumed(
+    start: StartRanks, folder: Path, base: tuple[str, ...], *words: str
+) -> list[tuple[int, float, float]]:
+    """The numbers of a straight run, which one that goes on from its first checkpoint repeats bit for bit."""
+    straight, resumed = folder / "straight", folder / "resumed"
+    ranks = start(*words, f"out={straight}", base=base)
+    assert _codes(ranks) == [0, 0], ranks[0].err
+    resumed.mkdir()
+    shutil.copytree(straight / "step_1", resumed / "step_1")
+    ranks = start(*words, f"out={resumed}", base=base)
+    assert _codes(ranks) == [0, 0], ranks[0].err
+    assert f"resuming from {resumed / 'step_1'}, step 1" in ranks[0].out
+    assert _numbers(resumed) == _numbers(straight)[1:]
+    assert (resumed / "step_3/state.pt").read_bytes() == (straight / "step_3/state.pt").read_bytes()
+    return _numbers(straight)
+
+
+Plain = Callable[[Sequence[str]], list[tuple[int, float, float]]]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Plain:
+    """What DDP gives in fp32."""
+
+    @functools.cache
+    def numbers(base: Sequence[str]) -> list[tuple[int, float, float]]:
+        folder = tmp_path_factory.mktemp("plain")
+        with ranks_below(folder, warm) as start:
+            assert _codes(start("save_steps=3", f"out={folder / 'out'}", base=base)) == [0, 0]
+        return _numbers(folder / "out")
+
+    return numbers
+
+
+@pytest.fixture
+def with_tools(tmp_path: Path) -> dict[str, str]:
+    """A PATH on which there is what compiles C++."""
+    for name in ("g++", "ninja"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.touch(mode=0o700)
+    return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("base", "words"), OPTIONS, ids=[words for _, words in OPTIONS])
+def test_options_change_no_number_much_and_a_resumed_run_repeats_a_straight_one_bit_for_bit(
+    start_ranks: StartRanks, tmp_path: Path, base: tuple[str, ...], words: str, plain: Plain, with_tools: dict[str, str]
+) -> None:
+    """In fp16 the first step overflows until the scale has come down, and is skipped: so nothing is like DDP's in fp32."""
+    if "zero" in words:
+        components.module("deepspeed")
+    mine = _check_resumed(functools.partial(start_ranks, env=with_tools), tmp_path, base, *words.split())
+    if "fp16" not in words:
+        for one, other in zip(mine, plain(base), strict=True):
+            assert one == pytest.approx(other, rel=2e-2 if "bf16" in words else 1e-5)
+    assert ("compiled" in (tmp_path / "logs-0/1.out").read_text()) == ("compile" in words)
+    drawn = json.loads((tmp_path / "straight/step_3/rng.json").read_text())
+    assert len(drawn) == 2
+    assert all(drawn[0][generator] != drawn[1][generator] for generator in ("python", "torch", "numpy"))
+
+
+def test_task_that_draws_and_leaves_parts_out_is_repeated_bit_for_bit(start_ranks: StartRanks, tmp_path: Path) -> None:
+    """From Python's and numpy's generators in its loss; other parts on each rank, which DDP has to find."""
+    base = (*POINTS, "options.draws=true", "options.part=true", "save_steps=1", "steps=3")
+    assert len({loss for _, loss, _ in _check_resumed(start_ranks, tmp_path, base, "find_unused_parameters=true")}) == 3
+
+
+def _sample_of(step: int, rank: int) -> int:
+    """The first sample that a rank of two gets in a step, of POINTS."""
+    return Order(COUNT, 0, "train").sample((step - 1) * 4 + rank * 2)
+
+
+def test_loss_that_is_no_number_on_one_rank_is_told_with_rank_and_step(start_ranks: StartRanks, tmp_path: Path) -> None:
+    ranks = start_ranks(f"options.broken={_sample_of(6, rank=1)}", f"out={tmp_path / 'out'}", base=POINTS)
+    assert _codes(ranks) == [1, 1]
+    (line,) = ranks[0].err.splitlines()
+    assert line.startswith("error: rank 1: loss is nan at step 6; the weights were not updated. ")
+    assert ranks[1].err == f"rank 1: {line}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp2"])
+def test_both_ranks_go_back_to_the_same_step_and_on_from_there(
+    start_ranks: StartRanks, tmp_path: Path, strategy: str
+) -> None:
+    if "zero" in strategy:
+        components.module("deepspeed")
+    out = tmp_path / "out"
+    words = (f"options.broken={_sample_of(6, rank=1)}", "roll_back=1", "save_steps=2", "steps=8", f"out={out}")
+    ranks = start_ranks(*words, f"strategy={strategy}", base=POINTS)
+    assert _codes(ranks) == [0, 0], ranks[0].err
+    for rank in ranks:
+        assert re.findall(r"^step=(\d)", rank.out, re.MULTILINE) == list("123455678")
+    told = f"WARNING: rank 1: loss is nan at step 6: back to {out / 'step_4'} (roll_back 1 of 1), without the batches of 2 steps"
+    assert told in ranks[0].out
+    assert [step for step, *_ in _numbers(out)] == list(range(1, 9))
+    assert files.read_manifest(out / "step_8", 8)["position"] == (8 + 2) * 4
