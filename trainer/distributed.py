@@ -13,7 +13,7 @@ import os
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Callable, Mapping, NoReturn, Type
+from typing import Any, Callable, Mapping, NoReturn, Type
 
 import torch
 
@@ -104,6 +104,16 @@ class Group:
         if len(set(problems)) == 1:
             raise kind(problems[0])
         raise kind(by_rank({rank: text for rank, text in enumerate(problems) if text}))
+
+    def set_timeout(self, seconds: float) -> None:
+        """How long a collective that begins from now on may take. Nothing changes where torch has no way to: other backends, < 2.1."""
+        c10d: Any = getattr(self.accelerator.distributed, "distributed_c10d", None)
+        # There is no public way; torch's own trainers go this one.
+        set_one = getattr(c10d, "_set_pg_timeout", None)
+        if not self.place.launched or self.accelerator.backend not in STOCK_BACKENDS or set_one is None:
+            return
+        for group in list(c10d._world.pg_map):  # noqa: SLF001 -- as above
+            set_one(timedelta(seconds=seconds), group)
 
     def close(self, code: int) -> NoReturn:
         """

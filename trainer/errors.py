@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 REQUEUE = 99  # the exit code that asks to be started again: all is saved, and there is more to do
 NO_RETRY = 93  # the exit code that says that another attempt with these settings would fail, too
 SMALLER = "take a smaller micro_batch with more accumulation, activation_checkpointing=true, or strategy=fsdp2 or zero3"
+# Of gloo, to the collective that comes first and to others; of NCCL, with TORCH_NCCL_BLOCKING_WAIT.
+TIMED_OUT = ("Timed out waiting", "Application timeout caused pair closure", "collective operation timeout")
 STORAGE_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG))
 
 
@@ -24,7 +26,7 @@ class TrainerError(Exception):
     """
     The training cannot go on; the message says what happened and what to do next.
 
-    `kind` is for who looks after many runs: config, storage, memory, network, numbers or code.
+    `kind` is for who looks after many runs: config, storage, memory, network, numbers, hang or code.
     """
 
     exit_code = 1
@@ -67,6 +69,8 @@ def kind_of(error: BaseException) -> str:
     name, text = type(error).__name__, str(error)
     if isinstance(error, MemoryError) or name == "OutOfMemoryError" or "DefaultCPUAllocator: can't allocate" in text:
         return "memory"
+    if any(part in text for part in TIMED_OUT):
+        return "hang"
     if name.startswith("Dist") or isinstance(error, ConnectionError) or "gloo/transport" in text:
         return "network"
     return "storage" if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS else "code"

@@ -71,6 +71,9 @@ class Trainer:
             try:
                 result, told = self._step(step)
             except NumbersError as exc:
+                self.progress.write(
+                    "init", state.step
+                )  # rank 0 reads a checkpoint: the others wait longer than for a step
                 state = self.roll_back.after(exc, state, self.samples_per_step)
                 self._go_on_from(state)
                 continue

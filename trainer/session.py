@@ -7,9 +7,12 @@ import os
 import sys
 from typing import MutableMapping
 
+import torch
+
 from trainer.config import TrainConfig
 from trainer.distributed import initialise
 from trainer.errors import REQUEUE, TrainerError, exit_on_unexpected_errors, report
+from trainer.hang import Patience, Stacks, record_collectives
 from trainer.loop import Trainer
 from trainer.notice import Notice
 from trainer.place import Place, Progress, say
@@ -26,7 +29,10 @@ def train(config: TrainConfig, env: MutableMapping[str, str], notice: Notice) ->
     make_deterministic(config, env)
     faulthandler.enable()
     exit_on_unexpected_errors()
-    progress = Progress(Place.from_env(env), config.steps)
+    record_collectives(torch.__version__, env)
+    place = Place.from_env(env)
+    patience = Patience(Stacks(place), ddp_timeout_s=config.ddp_timeout, hang_timeout_s=config.hang_timeout)
+    progress = Progress(place, config.steps, heard=patience.hear)
     progress.write("init", 0)
     try:
         group = initialise(config.device, config.ddp_timeout, env)
@@ -34,6 +40,7 @@ def train(config: TrainConfig, env: MutableMapping[str, str], notice: Notice) ->
         code = report(exc, env)
         sys.stdout.flush()
         os._exit(code)
+    patience.set_timeout = group.set_timeout
     trainer = None
     try:
         trainer = Trainer(config, group, progress, notice)
