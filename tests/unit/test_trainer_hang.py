@@ -18,11 +18,17 @@ import pytest
 import torch
 import torch.distributed
 
+from tests.unit.test_trainer_roll_back import NOT_WARNED, TINY, Breaking
 from tests.until import until
 from trainer.accelerators import choose
-from trainer.distributed import Group
+from trainer.checkpoint.run import Checkpoints
+from trainer.checkpoint.saver import Saver
+from trainer.config import load_config
+from trainer.distributed import Group, initialise
 from trainer.errors import kind_of
+from trainer.evaluation import Evaluation
 from trainer.hang import ARM_EVERY_S, DUMP_AT, SLOWER, Patience, Stacks, record_collectives
+from trainer.loop import Trainer
 from trainer.place import Place, Progress
 
 LONG_S, SHORT_S = 1800.0, 300.0
@@ -186,6 +192,32 @@ def test_collectives_are_told_when_the_limit_changes_and_the_stacks_come_before_
     _limits(patience, clock, ("init", 0.0), ("step", 1.0), ("step", 1.0), ("step", 1.0), ("save", 1.0), ("step", 1.0))
     assert told == [SHORT_S, LONG_S, SHORT_S]
     assert set(armed) == {DUMP_AT * LONG_S, DUMP_AT * SHORT_S}
+
+
+def test_ranks_know_before_they_wait_for_what_rank_0_does_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole training, with a save in the background that the last step has to wait for, and a loss that is no number."""
+    phases: list[str] = []
+    found: dict[str, str] = {}
+    for owner, name in ((Checkpoints, "go_back"), (Evaluation, "run"), (Saver, "finish"), (Checkpoints, "take")):
+        whole = getattr(owner, name)
+
+        def told(*args: Any, name: str = name, whole: Any = whole, **more: Any) -> Any:  # noqa: ANN401 -- whatever it is
+            found[name] = phases[-1]
+            return whole(*args, **more)
+
+        monkeypatch.setattr(owner, name, told)
+    Breaking(monkeypatch, 4)
+    (tmp_path / "text").write_text("to be or not to be " * 99)
+    paths = (f"data.paths={tmp_path / 'text'}", f"data.validation={tmp_path / 'text'}", f"out={tmp_path / 'out'}")
+    words = ("steps=6", "save_steps=2", "async_save=true", "roll_back=1", "eval_steps=5", "eval_batches=1")
+    config = load_config(words=[*TINY, *paths, *words])
+    group = initialise("cpu", 60.0, {})
+    trainer = Trainer(config, group, Progress(group.place, config.steps, heard=phases.append), NOT_WARNED)
+    assert trainer.run() is not None
+    trainer.measures.close(0)
+    assert found == {"go_back": "init", "run": "eval", "finish": "save", "take": "save"}
 
 
 def test_timeout_is_that_of_every_group_whose_backend_takes_one() -> None:
