@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import signal
 import stat
 import threading
 from collections.abc import Iterator
@@ -142,7 +143,11 @@ def test_child_that_is_forked_ends_although_the_timer_runs(stacks: Stacks) -> No
     if child == 0:
         faulthandler.cancel_dump_traceback_later()  # as the interpreter does when it ends
         os._exit(7)
-    assert until(lambda: os.waitpid(child, os.WNOHANG)[0], what="the child's end") == child
+    try:
+        assert until(lambda: os.waitpid(child, os.WNOHANG)[0], what="the child's end") == child
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
 
 
 def _limits(patience: Patience, clock: Clock, *phases: tuple[str, float]) -> list[float]:
