@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from typing import Dict, Iterable, Tuple
 
 STACKS = "stacks"
+LAST_BYTES = 1 << 16  # more than the hundred calls that are written of a thread
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
 
 
@@ -26,9 +27,9 @@ def has_left_stacks(folder: str, rank: int) -> bool:
 
 def places(folder: str, ranks: Iterable[int]) -> Dict[int, str]:
     """Rank -> the innermost call of its main thread, for those that have left stacks."""
-    from orchestrator.node.watch import LOG_TAIL_BYTES, tail  # noqa: PLC0415  of no use to an agent
+    from orchestrator.node.watch import tail  # noqa: PLC0415  of no use to an agent
 
-    found = {rank: tail(path_of(folder, rank), LOG_TAIL_BYTES) for rank in ranks}
+    found = {rank: tail(path_of(folder, rank), LAST_BYTES) for rank in ranks}
     return {rank: innermost(text) for rank, text in found.items() if text}
 
 

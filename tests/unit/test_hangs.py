@@ -94,6 +94,14 @@ def test_place_of_a_rank_is_the_innermost_call_of_its_main_thread_outside_of_lib
     assert innermost(f"{MAIN}Thread 0x2 (most recent call first):\n{lines}") == place
 
 
+def test_place_is_found_however_deep_the_calls_are(tmp_path: Path) -> None:
+    outer = "".join(f'  File "/w/{"deep/" * 50}{number}.py", line 1 in f\n' for number in range(99))
+    (tmp_path / "stacks").mkdir()
+    text = f'{MAIN}Thread 0x2 (most recent call first):\n  File "/w/trainer/loop.py", line 85 in _step\n{outer}'
+    (tmp_path / "stacks/3.txt").write_text(text)
+    assert places(str(tmp_path), [3]) == {3: "trainer/loop.py:85 in _step"}
+
+
 @pytest.mark.parametrize(
     ("kind", "signal", "stacks", "found"),
     [
