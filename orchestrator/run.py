@@ -100,7 +100,7 @@ class RankExit:
     lines: tuple[str, ...] = ()
     """What the rank wrote last."""
     kind: str | None = None
-    """What the shared trainer calls its failure: config, storage, memory, network, numbers or code."""
+    """What the shared trainer calls its failure: config, storage, memory, network, numbers, hang or code."""
 
     def __str__(self) -> str:
         who = f"rank {self.rank} on {self.node}" if self.rank is not None else f"the agent of {self.node}"

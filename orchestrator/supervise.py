@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from orchestrator.errors import NodesError
+from orchestrator.hangs import explained
 from orchestrator.hostlist import fold
 from orchestrator.launchers.base import GONE, SILENT, Launcher, Queue
 from orchestrator.node.machine import boot_id, stat_fields
@@ -61,7 +62,7 @@ def judge(
     if len(ends) == plan.node_count and all(end.state == "DONE" for _, end in ends):
         return Verdict(RunState.DONE)
     failed = sorted((end for end in ends if end[1].state == "FAILED"), key=lambda end: end[1].time)
-    first = next((_exit_of(node, end.exit) for node, end in failed if end.exit), None)
+    first = next((explained(_exit_of(node, end.exit), nodes) for node, end in failed if end.exit), None)
     why = next((end.text for _, end in failed if end.exit is None), None)
     if queue is not None and queue.word in _ENDED_BY_SLURM:  # what agents say then is a consequence
         word = f"Slurm ended the job: {queue.word} {queue.reason}".strip()

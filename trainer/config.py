@@ -112,6 +112,7 @@ class TrainConfig:
     lr: float = _number(3e-3)
     device: str = _text("auto", choices=("auto", "cuda", "gcu", "cpu"))
     ddp_timeout: float = _number(1800.0, above=True)
+    hang_timeout: float = _number(300.0, above=True)
     log_steps: int = _count(10)
     eval_steps: int | None = _count(None)
     eval_batches: int = _count(20)

@@ -129,6 +129,16 @@ class Group:
             raise kind.agreed(problems[0])
         raise kind.agreed(by_rank({rank: text for rank, text in enumerate(problems) if text}))
 
+    def set_timeout(self, seconds: float) -> None:
+        """How long a collective that begins from now on may take. Nothing changes where torch has no way to: other backends, < 2.1."""
+        c10d: Any = getattr(self.accelerator.distributed, "distributed_c10d", None)
+        # There is no public way; torch's own trainers go this one.
+        set_one = getattr(c10d, "_set_pg_timeout", None)
+        if not self.place.launched or self.accelerator.backend not in STOCK_BACKENDS or set_one is None:
+            return
+        for group in list(c10d._world.pg_map):  # noqa: SLF001 -- as above
+            set_one(timedelta(seconds=seconds), group)
+
     def close(self, code: int) -> NoReturn:
         """
         Leave the group and end the process with `code`.

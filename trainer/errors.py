@@ -14,6 +14,8 @@ from typing import Mapping, Type, TypeVar
 REQUEUE = 99  # the exit code that asks to be started again: all is saved, and there is more to do
 NO_RETRY = 93  # the exit code that says that another attempt with these settings would fail, too
 SMALLER = "take a smaller micro_batch with more accumulation, activation_checkpointing=true, or strategy=fsdp2 or zero3"
+# Of gloo, to the collective that comes first and to others; of NCCL, with TORCH_NCCL_BLOCKING_WAIT.
+TIMED_OUT = ("Timed out waiting", "Application timeout caused pair closure", "collective operation timeout")
 STORAGE_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG))
 # What is said where no class tells: torch < 1.13 and cuBLAS of CUDA, the vendor's runtime of GCUs.
 NO_MEMORY = re.compile(
@@ -29,8 +31,8 @@ class TrainerError(Exception):
     """
     The training cannot go on; the message says what happened and what to do next.
 
-    `kind` is for who looks after many runs: config, storage, memory, network, numbers or code. `is_agreed`: every rank
-    raises this same error at this same point, so that rank 0 can tell it for all, and none of them waits in a collective.
+    `kind` is for who looks after many runs: config, storage, memory, network, numbers, hang or code. `is_agreed`: every
+    rank raises this same error at this same point, so that rank 0 can tell it for all, and none waits in a collective.
     """
 
     exit_code = 1
@@ -82,6 +84,8 @@ def kind_of(error: BaseException) -> str:
     name, text = type(error).__name__, str(error)
     if isinstance(error, MemoryError) or name == "OutOfMemoryError" or NO_MEMORY.search(text):
         return "memory"
+    if any(part in text for part in TIMED_OUT):
+        return "hang"
     if name.startswith("Dist") or isinstance(error, ConnectionError) or NO_NETWORK.search(text):
         return "network"
     return "storage" if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS else "code"

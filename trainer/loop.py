@@ -71,6 +71,7 @@ class Trainer:
             try:
                 result, told = self._step(step)
             except NumbersError as exc:
+                self.progress.write("init", state.step)  # the others wait while rank 0 reads a checkpoint
                 state = self.roll_back.after(exc, state, self.samples_per_step)
                 self._go_on_from(state)
                 continue

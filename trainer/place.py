@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, TextIO
+from typing import Any, Callable, Dict, Mapping, Optional, TextIO
 
 from .errors import UserError  # relative: scripts get this under another name (trainer/scripts)
 
@@ -69,26 +69,40 @@ def _number(env: Mapping[str, str], name: str, launched: bool, *, alone: int = 0
     return int(text)
 
 
+def unheard(_: str) -> None:
+    """Of a phase that nobody asked for."""
+
+
 @dataclass
 class Progress:
     """
-    This rank's progress file, replaced as a whole each time; does nothing outside orch.
+    This rank's progress file, replaced as a whole each time; outside orch there is none.
 
-    Mutable: it keeps the facts that stay in the file once known. `steps` is how many there will be, None if unknown.
+    Mutable: it keeps the facts that stay in the file once known. `steps` is how many there will be, None if unknown;
+    `heard` is called with each phase.
     """
 
     place: Place
     steps: Optional[int]
     extra: Dict[str, Any] = field(default_factory=dict)
+    heard: Callable[[str], object] = unheard
     broken: bool = False
+    phase: str = "init"
+    step: int = 0
 
     def write(self, phase: str, step: int, **extra: object) -> None:
         """Phase is init, step, eval, save, saved or done; `extra` stays in the file from now on."""
+        self.heard(phase)
+        self.phase, self.step = phase, step
+        self.add(**extra)
+
+    def add(self, **extra: object) -> None:
+        """What became known in the midst of a phase."""
         self.extra.update(extra)
         if self.place.progress_dir is None or self.broken:
             return
         total = {} if self.steps is None else {"steps": self.steps}
-        record = {"step": step, **total, "phase": phase, "time": time.time(), **self.extra}
+        record = {"step": self.step, **total, "phase": self.phase, "time": time.time(), **self.extra}
         try:
             replace_text(self.place.progress_dir / f"{self.place.rank}.json", json.dumps(record))
         except OSError as exc:

@@ -6,10 +6,13 @@ import faulthandler
 import functools
 from typing import MutableMapping, NoReturn
 
+import torch
+
 from trainer.config import TrainConfig, with_ranks
 from trainer.distributed import Group, initialise
 from trainer.ending import end, exit_on_unexpected_errors, within
 from trainer.errors import REQUEUE, TrainerError, report
+from trainer.hang import Patience, Stacks, record_collectives
 from trainer.loop import Trainer
 from trainer.notice import Notice
 from trainer.place import Place, Progress, say
@@ -31,7 +34,9 @@ def train(config: TrainConfig, env: MutableMapping[str, str], notice: Notice) ->
     make_deterministic(config, env)
     faulthandler.enable()
     exit_on_unexpected_errors()
-    progress = Progress(place, config.steps)
+    record_collectives(torch.__version__, env)
+    patience = Patience(Stacks(place), ddp_timeout_s=config.ddp_timeout, hang_timeout_s=config.hang_timeout)
+    progress = Progress(place, config.steps, heard=patience.hear)
     progress.write("init", 0)
     roll = group = trainer = None
     try:
@@ -39,6 +44,7 @@ def train(config: TrainConfig, env: MutableMapping[str, str], notice: Notice) ->
             roll = RollCall.open(place, env, config.ddp_timeout)
             exit_on_unexpected_errors(roll)
         group = initialise(config.device, config.ddp_timeout, env, roll=roll)
+        patience.set_timeout = group.set_timeout
         trainer = Trainer(config, group, progress, notice)
         with what_is_not_deterministic_is_told(config):
             code = 0 if trainer.run() else REQUEUE

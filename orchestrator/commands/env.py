@@ -60,13 +60,14 @@ def _of_node(plan: LaunchPlan, node: NodePlan) -> NodeEnvironment:
     job = Job(node=node.name, node_rank=node.node_rank, **fields)
     orch = _decoded(node_environment(job, f"{_LATER} {_LATER} -"))
     own = [_decoded(one) for one in own_environments(job, _LATER)]
-    later = [name for name, value in {**orch, **own[0]}.items() if _LATER in value]
+    unless_set = _decoded(defaults(job, _LATER, {os.fsencode(name): b"" for name in node.env}))
+    later = [name for name, value in {**unless_set, **orch, **own[0]}.items() if _LATER in value]
     return NodeEnvironment(
         node=node.name,
         env=dict(sorted(node.env.items())),
         orch={name: value for name, value in sorted(orch.items()) if name not in later},
         ranks=tuple({name: value for name, value in one.items() if name not in later} for one in own),
-        unless_set={name: value for name, value in _decoded(defaults(job)).items() if name not in node.env},
+        unless_set={name: value for name, value in sorted(unless_set.items()) if name not in later},
         at_launch=tuple(sorted(later)),
     )
 

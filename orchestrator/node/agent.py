@@ -28,7 +28,7 @@ from orchestrator.node.processes import (
     signal_name,
     stat_of,
 )
-from orchestrator.node.records import Journal, error_of, open_for_write, read_json, write_json
+from orchestrator.node.records import Journal, failure_of, open_for_write, read_json, write_json
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Agent:
         name = None if code is not None else signal_name(os.WTERMSIG(status))
         phase = read_json(self.folder, "progress", f"{rank}.json").get("phase")
         done = phase == "done" or (code == 0 and not self.stopping)
-        error, kind = (None, None) if code == 0 else error_of(self.folder, "error", f"{rank}.json")
+        error, kind = (None, None) if code == 0 else failure_of(self.folder, rank, name)
         text = f"rank {rank} (pid {pid}) " + (f"exited with code {code}" if name is None else f"was ended by {name}")
         text += f": {error}" if error else ""
         if done and code != 0:

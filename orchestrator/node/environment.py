@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from orchestrator.node.job import Job
+from orchestrator.node.stacks import STACKS
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ STALE_NAMES = frozenset(
     b"RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
     b"NODE_RANK MASTER_ADDR MASTER_PORT ORCH_RUN_ID ORCH_RUN_DIR ORCH_NODE ORCH_NODE_RANK ORCH_ATTEMPT".split()
 )
+# Where torch writes what ranks were waiting for when a collective of NCCL times out; the second before torch 2.9.
+RECORD_NAMES = (b"TORCH_FR_DUMP_TEMP_FILE", b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 KEPT_NAMES = frozenset((b"SLURM_CONF", b"SLURM_JOB_ID"))
 
 
@@ -36,12 +39,16 @@ def summary(names: Sequence[str]) -> str:
     return ", ".join([*others, f"SLURM* ({count})"] if count else others)
 
 
-def defaults(job: Job) -> dict[bytes, bytes]:
-    """What a rank gets where neither the inventory nor the node itself has it."""
-    found = {b"TORCH_NCCL_ASYNC_ERROR_HANDLING": b"1"}
+def defaults(job: Job, folder: str, kept: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """What the ranks of a node, with that folder, get where neither the inventory nor the node itself has it."""
+    # torchrun's 1 aborts the collective, which may hang, and before the record of it is written (pytorch#121055).
+    found = {b"TORCH_NCCL_ASYNC_ERROR_HANDLING": b"3", b"TORCH_NCCL_DUMP_ON_TIMEOUT": b"1"}
     if len(job.rank_numbers) > 1:
         found[b"OMP_NUM_THREADS"] = b"1"
-    return found
+    if not any(name in kept for name in RECORD_NAMES):  # they mean the same, and torch takes the first
+        record = os.fsencode(os.path.join(folder, STACKS, "nccl_trace_rank_"))  # the number follows
+        found.update(dict.fromkeys(RECORD_NAMES, record))
+    return {name: value for name, value in found.items() if name not in kept}
 
 
 def node_environment(job: Job, rendezvous: str) -> dict[bytes, bytes]:
@@ -73,7 +80,7 @@ def rank_environments(
     job: Job, rendezvous: str, kept: Mapping[bytes, bytes], node_folder: str
 ) -> list[dict[bytes, bytes]]:
     """One environment a rank, in local order, on top of what was inherited."""
-    shared = {**defaults(job), **kept}
+    shared = {**defaults(job, node_folder, kept), **kept}
     if job.program["pythonpath"] is not None:
         folder = os.fsencode(os.path.normpath(os.path.join(job.bundle_dir, job.program["pythonpath"])))
         shared[b"PYTHONPATH"] = b":".join(filter(None, (folder, kept.get(b"PYTHONPATH"))))

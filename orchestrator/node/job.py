@@ -131,13 +131,13 @@ def prepare_folder(job: Job, folder: str) -> str:
     """Clear what an earlier agent left, copy the code; the folder the ranks run in."""
     import shutil  # noqa: PLC0415  milliseconds that a rendezvous need not wait for
 
-    for name in ("progress", "error", "code", "DONE", "port-taken"):
+    for name in ("progress", "error", "stacks", "code", "DONE", "port-taken"):
         path = os.path.join(folder, name)
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)
         elif os.path.lexists(path):
             os.unlink(path)
-    for name in ("progress", "error"):
+    for name in ("progress", "error", "stacks"):
         os.mkdir(os.path.join(folder, name))
     if job.program["cwd"] is None:
         return folder

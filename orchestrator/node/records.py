@@ -7,6 +7,8 @@ import json
 import os
 import time
 
+from orchestrator.node.stacks import has_left_stacks
+
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,6 +52,17 @@ def error_of(*path: str) -> tuple[str | None, str | None]:
         kind = extra.get("kind") if isinstance(extra, dict) else None
         message = message.get("message")
     return None if message is None else str(message), None if kind is None else str(kind)
+
+
+def failure_of(folder: str, rank: int, signal: str | None) -> tuple[str | None, str | None]:
+    """
+    Message and kind of a rank's failure, by what it left in the node's folder; `signal` ended it, if any did.
+
+    Where it had stood still for long, this is the kind of an end by NCCL's watchdog (SIGABRT), and of the loss of others.
+    """
+    error, kind = error_of(folder, "error", f"{rank}.json")
+    waited = kind == "network" or (kind is None and signal == "SIGABRT")
+    return error, "hang" if waited and has_left_stacks(folder, rank) else kind
 
 
 class Clock:

@@ -262,6 +262,8 @@ def is_batch_log(name: str) -> bool:
 
 
 def observe_one(node: str, folder: str) -> Json:
+    from orchestrator.node.stacks import places  # noqa: PLC0415  of no use to most connections
+
     agent, events = read_json(os.path.join(folder, "agent.json")), read_events(folder)
     alive = agent is not None and process(agent) is not None
     finished, failure = None, None
@@ -291,5 +293,7 @@ def observe_one(node: str, folder: str) -> Json:
         "ranks": ranks,
         "first_failure": failure,
         "progress": {rank: value for rank, value in progress.items() if value is not None},
+        "stacks": places(folder, ranks),
+        "folder": folder,
         "log": tail(os.path.join(folder, "agent.log"), LOG_TAIL_BYTES) if dead or agent is None else "",
     }

@@ -14,7 +14,7 @@ OLDEST_PYTHON = (3, 8)
 PACKAGES = ("orchestrator", "orchestrator.node")
 # All that a connection may need; the node runs a module when it is first imported there.
 EVERY_TIME = ("machine", "receive", "contact", "watch", "endpoint")
-AT_TIMES = ("marks", "stop", "rendezvous", "strays", "leftovers", "records", "command", "file_system")
+AT_TIMES = ("marks", "stop", "rendezvous", "strays", "leftovers", "records", "command", "file_system", "stacks")
 
 # The only program text on a command line, the same for every node: the shell of a node gets to see nothing that varies.
 # No ! and no newline, which some shells touch even within quotes. -S and -s: no site packages, which take long to scan.

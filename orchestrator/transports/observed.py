@@ -161,7 +161,8 @@ class NodeObservation:
     """
     One node folder. `alive` can be true only where `same_boot` is: elsewhere (a login node) nobody can tell.
 
-    `progress` holds the progress files as they are; `log` is the end of agent.log where the agent left no other word.
+    `progress` holds the progress files as they are; `stacks` says where ranks stood that left their stacks; `folder` is its
+    path there; `log` is the end of agent.log where the agent left no other word.
     """
 
     node: str
@@ -173,6 +174,8 @@ class NodeObservation:
     ranks: Mapping[int, str] = field(default_factory=dict)
     progress: Mapping[int, Json] = field(default_factory=dict)
     log: str = ""
+    stacks: Mapping[int, str] = field(default_factory=dict)
+    folder: str = ""
 
     @classmethod
     def of(cls, seen: Json, written: Window) -> NodeObservation:
@@ -188,6 +191,8 @@ class NodeObservation:
             ranks={int(rank): state for rank, state in seen["ranks"].items()},
             progress={int(rank): value for rank, value in seen["progress"].items()},
             log=seen["log"],
+            stacks={int(rank): place for rank, place in seen["stacks"].items()},
+            folder=seen["folder"],
         )
 
 

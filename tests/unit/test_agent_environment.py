@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orchestrator.node.environment import RECORD_NAMES
 from orchestrator.node.job import script_of
 from orchestrator.node.rendezvous import matching_interfaces
 from tests.unit.test_agent_ground import Ground, ground
@@ -119,12 +120,28 @@ def test_omp_threads_are_torchruns_default(
 
 def test_nccl_error_handling_is_set_unless_it_was(ground: Ground) -> None:
     name = b"TORCH_NCCL_ASYNC_ERROR_HANDLING"
-    assert environment_of_one_rank(ground, {})[name] == b"1"
+    assert environment_of_one_rank(ground, {})[name] == b"3"
 
 
 def test_nccl_error_handling_of_the_user_wins(ground: Ground) -> None:
     name = b"TORCH_NCCL_ASYNC_ERROR_HANDLING"
-    assert environment_of_one_rank(ground, {name: b"3"})[name] == b"3"
+    assert environment_of_one_rank(ground, {name: b"1"})[name] == b"1"
+
+
+def test_record_of_collectives_that_time_out_goes_beside_the_stacks(ground: Ground) -> None:
+    env = environment_of_one_rank(ground, {})
+    prefix = os.fsencode(ground.folder() / "stacks" / "nccl_trace_rank_")
+    assert [env[name] for name in RECORD_NAMES] == [prefix, prefix]
+    assert env[b"TORCH_NCCL_DUMP_ON_TIMEOUT"] == b"1"
+    assert (ground.folder() / "stacks").is_dir()
+
+
+@pytest.mark.parametrize("name", RECORD_NAMES)
+def test_record_goes_where_the_user_wants_it_by_either_name(ground: Ground, name: bytes) -> None:
+    """With both set, torch would take the first."""
+    env = environment_of_one_rank(ground, {name: b"/mine", b"TORCH_NCCL_DUMP_ON_TIMEOUT": b"0"})
+    assert [env.get(each) for each in RECORD_NAMES] == [b"/mine" if each == name else None for each in RECORD_NAMES]
+    assert env[b"TORCH_NCCL_DUMP_ON_TIMEOUT"] == b"0"
 
 
 @pytest.mark.parametrize("folder", ["", "trainer/scripts/site"])

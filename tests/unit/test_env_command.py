@@ -50,9 +50,10 @@ n1:
     RANK=2 ROLE_RANK=2 LOCAL_RANK=0
     RANK=3 ROLE_RANK=3 LOCAL_RANK=1
   from orch, unless the node has it
-    TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+    TORCH_NCCL_ASYNC_ERROR_HANDLING=3
+    TORCH_NCCL_DUMP_ON_TIMEOUT=1
   from orch, known at the launch
-    MASTER_ADDR MASTER_PORT ORCH_RUN_DIR ORCH_RUN_ID TORCHELASTIC_ERROR_FILE TORCHELASTIC_RUN_ID
+    MASTER_ADDR MASTER_PORT ORCH_RUN_DIR ORCH_RUN_ID TORCHELASTIC_ERROR_FILE TORCHELASTIC_RUN_ID TORCH_FR_DUMP_TEMP_FILE TORCH_NCCL_DEBUG_INFO_TEMP_FILE
 """
     )
 
@@ -61,7 +62,8 @@ def test_json_is_an_object_a_node_of_those_that_would_run(orch: Orch) -> None:
     said = json.loads(orch("env", "--json").stdout)
     assert [one["node"] for one in said] == ["n0", "n1"]
     assert said[0]["env"] == {"HF_TOKEN": "<redacted>", "LINES_AND_TABS": "a\tb\n", "NCCL_IB_TIMEOUT": "22"}
-    assert said[0]["unless_set"] == {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    nccl = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    assert said[0]["unless_set"] == {"OMP_NUM_THREADS": "1", **nccl}
     assert said[1]["ranks"] == [
         {"RANK": "2", "ROLE_RANK": "2", "LOCAL_RANK": "0"},
         {"RANK": "3", "ROLE_RANK": "3", "LOCAL_RANK": "1"},

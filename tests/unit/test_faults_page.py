@@ -7,7 +7,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs" / "faults.md").read_text("utf-8")
-FAULTS = (1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 14, 15, 16, 17, 19, 21, 23)
+FAULTS = (1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 14, 15, 16, 17, 19, 21, 23)
 ATTACKS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16)
 
 

@@ -81,7 +81,7 @@ class Session:
             measures=SimpleNamespace(close=self._report),
         )
         roll = SimpleNamespace(tell=lambda failure: self.seen.append((failure, *_recorded(folder, 1))))
-        group = SimpleNamespace(close=self._leave)
+        group = SimpleNamespace(close=self._leave, set_timeout=None)
         monkeypatch.setattr(session, "Trainer", lambda *_: fails)
         monkeypatch.setattr(session, "initialise", lambda *_, **__: group)
         monkeypatch.setattr(RollCall, "open", lambda *_: roll)

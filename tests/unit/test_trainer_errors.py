@@ -50,7 +50,7 @@ class DistBackendError(RuntimeError):
         ),
         (RuntimeError("ECCL error in: ProcessGroupECCL.cpp:514, unhandled system error"), "network"),
         (RuntimeError("ecclCommInitRank: ecclSystemError"), "network"),
-        (RuntimeError("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"), "network"),
+        (RuntimeError("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"), "hang"),
         (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer"), "network"),
         (ConnectionResetError(errno.ECONNRESET, "reset"), "network"),
         (OSError(errno.ENOSPC, "No space left on device"), "storage"),

@@ -64,13 +64,14 @@ class Saver:
         """
         if state.last_loss is not None:
             self._losses.append(state.last_loss)
+        if last or told:
+            self.progress.write("save", state.step)
         if last:
             self.finish()
         if last or told & Told.SAVE_FAILED:
             self.checkpoints.group.agree(self._problem, kind=StorageError)
         if not (last or told & Told.SAVE):
             return
-        self.progress.write("save", state.step)
         self.flush()
         self._put_off, self._saved_at = False, time.monotonic()
         state = replace(state, mean_loss=sum(self._losses) / max(1, len(self._losses)))
@@ -97,7 +98,7 @@ class Saver:
                 f"saved {self.checkpoints.path(done.step)} in {time.monotonic() - done.started:.2f} s, "
                 f"of which training stood still for {done.stopped_s:.2f} s"
             )
-            self.progress.write("step", done.step, saved=done.step)
+            self.progress.add(saved=done.step)
         return self._problem
 
     def _is_due(self, step: int) -> bool:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, MutableMapping
 
 from ..errors import UserError  # noqa: TID252 -- known under another name than `trainer`
+from ..hang import Stacks  # noqa: TID252
 from ..place import Place, Progress  # noqa: TID252
 from .devices import accelerator_of_script, warn_of_idle_cards
 
 EVERY_S = 1.0
+DUMP_AFTER_S = 540.0  # before NCCL itself gives up, after 600 s; how long a script's steps may take is not known
 SOURCE = "optimizer"
 COUNTS = "orch_counts"  # marks a step that does
 
@@ -30,7 +32,10 @@ class StepCount:
     """
 
     def __init__(self, place: Place, path: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self.progress = Progress(place, None, {"saved": None, "source": SOURCE})
+        stacks = Stacks(place)
+        self.progress = Progress(
+            place, None, {"saved": None, "source": SOURCE}, heard=lambda _: stacks.expect(DUMP_AFTER_S)
+        )
         self.path = path
         self.clock_s = clock_s
         self.steps: MutableMapping[Any, int] = weakref.WeakKeyDictionary()

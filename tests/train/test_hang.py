@@ -1,0 +1,54 @@
+"""A rank that stands still, and what the others leave that wait for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.train.conftest import DEADLINE_S, TINY
+from tests.until import until
+
+pytestmark = pytest.mark.train
+
+HERE = """
+name: here
+accelerator: cpu
+devices: 1
+transport: local
+env: {OMP_NUM_THREADS: 1}
+defaults: {workdir: WORKDIR}
+nodes: [{name: "n[0-1]"}]
+"""
+
+
+def _step(progress: Path) -> int:
+    return int(json.loads(progress.read_text())["step"]) if progress.exists() else 0
+
+
+def test_stopped_rank_ends_the_attempt_soon_and_is_named_with_where_the_others_wait(tmp_path: Path) -> None:
+    """ddp_timeout, which covers the first step, would take half an hour."""
+    (tmp_path / "inventory.yaml").write_text(HERE.replace("WORKDIR", str(tmp_path / ".work")))
+    orch = Orch(tmp_path)
+    words = [word for word in TINY if not word.startswith("ddp_timeout")]
+    run = orch("ssh-launch", "--detach", *words, "steps=1000000", "hang_timeout=8").stdout.strip()
+    waiting, stopped = (orch.node_folder(run, node) for node in ("n0", "n1"))
+    until(lambda: _step(stopped / "progress/1.json") > 2, deadline_s=DEADLINE_S, what="the third step")
+    (pid,) = (event["pid"] for event in orch.events(stopped) if event["event"] == "rank-started")
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    over = until(lambda: orch.status(run)["ended"] and orch.status(run), deadline_s=DEADLINE_S, what="the end")
+    assert time.monotonic() - began < 60
+    stacks = waiting / "stacks/0.txt"
+    assert stat.S_IMODE(stacks.stat().st_mode) == 0o600
+    assert 'trainer/distributed.py", line ' in stacks.read_text() or "trainer/strategies/" in stacks.read_text()
+    assert (stopped / "stacks/1.txt").read_text() == ""
+    assert (over["exit"]["kind"], over["exit"]["rank"], over["exit"]["node"]) == ("hang", 0, "n0")
+    assert "rank 1 on n1 " in over["exit"]["error"]
+    assert f"stacks: {waiting.parent}/n0/stacks" in orch("status", run, code=1).stdout
