@@ -25,10 +25,12 @@ def until(
     pause = threading.Event()
     end = time.monotonic() + deadline_s
     while True:
+        start = time.monotonic()
         value = condition()
         if value:
             return value
         if time.monotonic() > end:
             awaited = what if isinstance(what, str) else what()
             pytest.fail(f"waited {deadline_s:g} s for {awaited}; last seen: {value!r}")
-        pause.wait(_PAUSE_S)
+        # what takes long to ask is not asked all the time: others need the processor to make it true
+        pause.wait(max(_PAUSE_S, min(1.0, 3 * (time.monotonic() - start))))
