@@ -35,7 +35,7 @@ def _record(orch: Orch, run: str) -> dict[str, Any]:
 
 
 def _over(orch: Orch, run: str) -> bool:
-    return _record(orch, run)["state"] not in ("STARTING", "RUNNING")
+    return orch.recorded(run) not in ("STARTING", "RUNNING")
 
 
 def _idle(host: Host) -> bool:

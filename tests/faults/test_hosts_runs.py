@@ -69,12 +69,9 @@ def _start(orch: Orch, *options: str, ranks: int = 3) -> str:
 
 def _over(orch: Orch, run: str, *, deadline_s: float = 30) -> dict[str, Any]:
     """The record once the supervisor has written down the end."""
-
-    def record() -> dict[str, Any] | None:
-        [one] = [one for one in orch.records() if one["id"] == run]
-        return None if one["state"] in ("STARTING", "RUNNING") else one
-
-    return until(record, what="the verdict", deadline_s=deadline_s)
+    until(lambda: orch.recorded(run) not in ("STARTING", "RUNNING"), what="the verdict", deadline_s=deadline_s)
+    [record] = [one for one in orch.records() if one["id"] == run]
+    return record
 
 
 def _notes(orch: Orch, run: str) -> str:

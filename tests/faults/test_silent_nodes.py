@@ -28,7 +28,7 @@ def _started(orch: Orch) -> str:
     until(lambda: orch.supervisor(run), what="the supervisor")
     marks = [folder / "supervised" for folder in orch.node_folders(run)]
     until(lambda: all(mark.exists() for mark in marks), what="all nodes to be heard", deadline_s=30)
-    until(lambda: _record(orch, run)["state"] == "RUNNING", what="the record to say so")
+    until(lambda: orch.recorded(run) == "RUNNING", what="the record to say so")
     return run
 
 
@@ -59,7 +59,7 @@ def test_run_goes_on_while_all_of_its_nodes_refuse(orch: Orch, farm: Farm) -> No
 def test_node_that_refuses_while_others_are_heard_fails_the_run(orch: Orch, farm: Farm) -> None:
     run = _started(orch)
     with farm.only(2):
-        until(lambda: _record(orch, run)["state"] != "RUNNING", what="the verdict", deadline_s=40)
+        until(lambda: orch.recorded(run) != "RUNNING", what="the verdict", deadline_s=40)
     assert _record(orch, run)["state"] == "FAILED"
     assert "n2 refuses connections" in _record(orch, run)["message"]
 

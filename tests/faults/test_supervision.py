@@ -42,7 +42,7 @@ def _record(orch: Orch, run: str) -> dict[str, Any]:
 
 def _ended(orch: Orch, run: str) -> dict[str, Any]:
     """The record once it is final, by the supervisor's hand alone: nothing else looks at the nodes."""
-    until(lambda: _record(orch, run)["state"] not in ("STARTING", "RUNNING"), what="the supervisor's verdict")
+    until(lambda: orch.recorded(run) not in ("STARTING", "RUNNING"), what="the supervisor's verdict")
     return _record(orch, run)
 
 

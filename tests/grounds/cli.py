@@ -97,6 +97,10 @@ class Orch:
         records: list[dict[str, Any]] = json.loads(self("list", "--json").stdout)
         return records
 
+    def recorded(self, run: str) -> str:
+        """The state in the run's record, to be looked at over and over: nobody is asked, and nothing is started."""
+        return RunFolder(self.home / "runs" / run).read().state.value
+
     def node_folders(self, run: str) -> list[Path]:
         """The run's folders on the nodes, which are folders of this machine."""
         plan = RunFolder(self.home / "runs" / run).read_plan()

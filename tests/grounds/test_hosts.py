@@ -144,7 +144,9 @@ def test_a_one_way_block_loses_one_direction_of_one_pair(hosts: Hosts) -> None:
 def test_a_frozen_host_takes_connections_and_says_nothing_until_it_thaws(hosts: Hosts) -> None:
     hosts.ssh(hosts[2], "setsid sleep 1000 >/dev/null 2>&1 & setsid sleep 1000 >/dev/null 2>&1 &")
     until(lambda: list(hosts[2].processes().values()) == ["sleep"] * 2, what="the two alone")
-    kill(next(iter(hosts[2].processes())), signal.SIGSTOP)
+    stopped = next(iter(hosts[2].processes()))
+    kill(stopped, signal.SIGSTOP)
+    until(lambda: "T (stopped)" in Path(f"/proc/{stopped}/status").read_text("utf-8"), what="it to stop")
     hosts[2].freeze()
     assert greeting(hosts.controller, hosts[2]) == "connected timed out"
     hosts[2].thaw()
