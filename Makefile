@@ -6,7 +6,8 @@ SHELL := /bin/bash
 BIN := .venv/bin
 # pip as it is pinned, whatever the Python brought along; setuptools too, so nothing is built with another one
 PIP := $(BIN)/pip --disable-pip-version-check install -qq --constraint constraints.txt
-WORKERS ?= 3
+# two a core of a small machine, for half of the time a test waits
+WORKERS ?= 4
 SHELL_FILES := $(wildcard scripts/*.sh .ci/run) $(shell find tests/golden -name '*.sh' -o -name '*.sbatch' 2>/dev/null)
 
 help:

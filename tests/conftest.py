@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -43,8 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(marker)
         for kind in ("slurm", "accounting"):
             if item.get_closest_marker(kind):
-                # one cluster of a kind a session, however many workers there are
-                item.add_marker(pytest.mark.xdist_group(kind))
+                # two clusters a session and one with accounting, however many workers there are: tests of Slurm wait
+                number = zlib.crc32(item.nodeid.partition("::")[0].encode()) % 2 if kind == "slurm" else 0
+                item.add_marker(pytest.mark.xdist_group(f"{kind}-{number}"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
