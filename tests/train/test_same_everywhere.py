@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -38,8 +37,14 @@ def _losses(orch: Orch, rank: int) -> list[str]:
     return re.findall(r"step=\d+ loss=\S+", orch("logs", "--rank", str(rank)).stdout)
 
 
-def test_losses_are_equal_over_ssh_slurm_and_local(farm: Farm, cluster: Cluster, tmp_path: Path) -> None:
-    """On one text: the default one belongs to the interpreter, and the grounds may run different ones."""
+def test_losses_are_equal_over_ssh_slurm_and_local_and_status_shows_the_ranks(
+    farm: Farm, cluster: Cluster, tmp_path: Path
+) -> None:
+    """
+    And their state says how far they came.
+
+    On one text: the default one belongs to the interpreter, and the grounds may run different ones.
+    """
     text = farm.home / "text.txt"
     text.write_bytes(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
     text.chmod(0o644)
@@ -59,21 +64,15 @@ def test_losses_are_equal_over_ssh_slurm_and_local(farm: Farm, cluster: Cluster,
         orch = Orch(tmp_path / name, env=cluster.env)
         done = orch(*words, *settings, timeout_s=200)
         assert "is DONE" in done.stderr
-        summary = orch.status()["summary"]
+        status = orch.status()
+        summary = status["summary"]
         assert summary["steps"] == 6
+        assert summary["checkpoint"]
+        progress = [p for node in status["nodes"] for p in node["progress"].values()]
+        assert {p["phase"] for p in progress} == {"done"}
+        assert any("4/4 ranks ready, backend gloo, device cpu" in str(p.get("ready")) for p in progress)
         losses[name] = (_losses(orch, 0), summary["last_loss"])
         assert orch("logs", "--rank", "3").stdout.startswith("[")
         assert all(line.startswith("[n") and ":3]" in line for line in orch("logs", "--rank", "3").stdout.splitlines())
     assert losses["ssh"] == losses["slurm"] == losses["local"]
     assert losses["ssh"][0]
-
-
-def test_ready_line_and_progress_are_in_status(farm: Farm, tmp_path: Path) -> None:
-    farm.inventory(tmp_path, nodes=2, devices=1, env={"OMP_NUM_THREADS": "1"})
-    orch = Orch(tmp_path)
-    orch("ssh-launch", *SETTINGS, timeout_s=200)
-    status = orch.status()
-    progress = [p for node in status["nodes"] for p in node["progress"].values()]
-    assert {p["phase"] for p in progress} == {"done"}
-    assert any("2/2 ranks ready, backend gloo, device cpu" in str(p.get("ready")) for p in progress)
-    assert json.loads(json.dumps(status))["summary"]["checkpoint"]
