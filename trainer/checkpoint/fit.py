@@ -20,8 +20,6 @@ FREE_KEYS = frozenset(
         *("activation_checkpointing", "find_unused_parameters", "gradient_as_bucket_view"),
     ]
 )
-
-
 NAMED_AT_MOST = 3
 
 
