@@ -33,8 +33,8 @@ def _number(default: float, *, low: float = 0.0, above: bool = False) -> Any:  #
     return field(default=default, metadata={"rule": Rule("float", low=low, above=above)})
 
 
-def _flag() -> Any:  # noqa: ANN401 -- as above
-    return field(default=False, metadata={"rule": Rule("flag")})
+def _flag(default: bool | None = False) -> Any:  # noqa: ANN401, FBT001, FBT002 -- as above; as the others
+    return field(default=default, metadata={"rule": Rule("flag", optional=default is None)})
 
 
 def _text(default: str | None, *, choices: Sequence[str] = ()) -> Any:  # noqa: ANN401 -- as above
@@ -102,7 +102,7 @@ class TrainConfig:
     offload_optimizer: bool = _flag()
     offload_param: bool = _flag()
     find_unused_parameters: bool = _flag()
-    gradient_as_bucket_view: bool = _flag()
+    gradient_as_bucket_view: bool | None = _flag(None)
     precision: str = _text("fp32", choices=("fp32", "bf16", "fp16"))
     activation_checkpointing: bool = _flag()
     compile: bool = _flag()

@@ -11,7 +11,7 @@ from trainer.accelerators import autocast
 from trainer.checkpoint.tensors import large_ones
 from trainer.config import TrainConfig
 from trainer.data.batches import drawing_from
-from trainer.distributed import Group, Told
+from trainer.distributed import STOCK_BACKENDS, Group, Told
 from trainer.seeds import as_if_nothing_were_drawn
 from trainer.strategies.base import TorchStrategy
 from trainer.strategies.building import build_whole, sizes_of, warn_if_on_cpu
@@ -83,7 +83,10 @@ class Ddp(TorchStrategy):
 
     def _wrap(self, model: torch.nn.Module) -> Any:  # noqa: ANN401 -- stock or vendor's class
         accelerator, config = self.group.accelerator, self.config
-        # Left out where they are off: the vendor's fork has not all of them.
-        asked = {key: True for key in ("find_unused_parameters", "gradient_as_bucket_view") if getattr(config, key)}
+        views = config.gradient_as_bucket_view
+        if views is None:
+            views = accelerator.backend in STOCK_BACKENDS
+        flags = {"find_unused_parameters": config.find_unused_parameters, "gradient_as_bucket_view": views}
+        asked = {key: True for key, value in flags.items() if value}  # the vendor's fork has not all of them
         device_ids = accelerator.device_ids(self.group.place.local_rank)
         return accelerator.data_parallel(model, device_ids=device_ids, **asked)
