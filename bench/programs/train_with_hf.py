@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -86,6 +87,8 @@ def main() -> None:
     trainer.train()
     if trainer.is_world_process_zero():
         sys.stdout.write(f"figures {json.dumps({'moments': moments.moments})}\n")
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads sometimes abort a process that ends by itself, after all its work
 
 
 if __name__ == "__main__":
