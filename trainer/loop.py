@@ -83,9 +83,8 @@ class Trainer:
                 position=state.position + self.samples_per_step,
             )
             is_last = step == self.config.steps or result.is_warned
-            due = (
-                self.evaluation.is_due(step, last=is_last) and not result.is_warned
-            )  # then there is time to save alone
+            # Once warned, there is time to save alone.
+            due = self.evaluation.is_due(step, last=is_last) and not result.is_warned
             evaluated = self._evaluated(step) if due else {}
             self.measures.add(step, result, evaluated, last=is_last)
             eval_loss = evaluated.get("eval_loss") if self.config.eval_steps else None

@@ -44,9 +44,7 @@ def collect(engine: Any, *, keep: bool) -> Dict[str, Any]:  # noqa: ANN401
         model[name] = buffer.detach().cpu().clone()
     first = {one: name for name, one in parameters.items()}
     for name, one in engine.module.state_dict(keep_vars=True).items() if keep else ():
-        if (
-            name not in model and one in first
-        ):  # a weight in two places has two names, as in the other strategies' states
+        if name not in model and one in first:  # in two places, so under two names, as in other strategies' states
             model[name] = model[first[one]]
     scaler = getattr(sharded, "loss_scaler", None)
     scale = {key: getattr(scaler, key) for key in SCALER if hasattr(scaler, key)}
