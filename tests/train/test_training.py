@@ -15,6 +15,8 @@ import pytest
 
 from tests.train.conftest import DEADLINE_S, StartRanks, Torchrun
 from tests.until import until
+from trainer.checkpoint.tensors import load_state
+from trainer.loop import learning_rate
 
 pytestmark = pytest.mark.train
 
@@ -37,6 +39,11 @@ def test_loss_falls_under_torchrun(torchrun: Torchrun, tmp_path: Path) -> None:
     assert len(losses) == 60
     assert losses[0] > 5.4
     assert losses[-1] < 3.6
+    rates = [one["lr"] for one in _metrics(tmp_path / "out")]
+    assert rates == pytest.approx([5e-3, 1e-2, *(learning_rate(step, 60, 1e-2, 2) for step in range(3, 61))])
+    for step in (40, 60):  # what the optimizer used, not what was reported
+        state = load_state(tmp_path / "out" / f"step_{step}" / "state.pt", "", mapped=False)
+        assert {group["lr"] for group in state["optimizer"]["param_groups"]} == {rates[step - 1]}
     assert len(re.findall(r"^step=20 loss=\d\.\d{4}", done.stdout, re.MULTILINE)) == 2
     summary = re.search(r"^summary steps=60 first_loss=(\S+) last_loss=(\S+) tokens/s=\d+ wall_s=\S+ .*checkpoint=(\S+)$",
                         done.stdout, re.MULTILINE)  # fmt: skip

@@ -191,3 +191,23 @@ def test_gradients_are_clipped_as_torch_does_it_bit_for_bit(limit: float) -> Non
             one.grad = torch.randn_like(one)
     assert clip_gradients(mine, limit) == float(torch.nn.utils.clip_grad_norm_(torchs, limit))
     assert all(torch.equal(one.grad, other.grad) for one, other in zip(mine, torchs, strict=True))  # type: ignore[arg-type]  # set above
+
+
+def test_accumulated_halves_of_a_batch_give_its_gradient_and_loss() -> None:
+    whole, halves = _ddp(), _ddp("accumulation=2")
+    loss = whole.backward(TOKENS, note=quiet)
+    shares = [halves.backward(TOKENS[:1]), halves.backward(TOKENS[1:], note=quiet)]
+    torch.testing.assert_close(shares[0] + shares[1], loss)
+    for one, other in zip(whole.parameters, halves.parameters, strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize(("limit", "clipped"), [(0.01, True), (1000.0, False), (0.0, False)])
+def test_optimizer_gets_the_gradient_clipped_to_grad_clip(limit: float, clipped: bool) -> None:
+    """Adam's first mean is a fixed share of the gradient that it was given; 0 turns clipping off."""
+    strategy = _ddp(f"optim.grad_clip={limit}")
+    norm = strategy.update(1, 1e-3, strategy.backward(TOKENS, note=quiet))
+    means = [state["exp_avg"] for state in strategy.optimizer.state.values()]
+    given = float(torch.cat([mean.flatten() for mean in means]).norm()) / (1 - strategy.config.optim.betas[0])
+    assert given == pytest.approx(limit if clipped else norm, rel=1e-4)
+    assert norm > 0.01
