@@ -126,6 +126,15 @@ def test_loss_that_is_no_number_on_one_rank_is_told_with_rank_and_step(start_ran
     assert ranks[1].err == ""  # all ranks know, and one tells
 
 
+def test_evaluation_is_the_mean_over_ranks_in_metrics_and_manifest(start_ranks: StartRanks, tmp_path: Path) -> None:
+    """keep_best goes by the manifest."""
+    base, out = ("task=tests.grounds.tasks:Ranked", *POINTS[1:]), tmp_path / "out"
+    ranks = start_ranks("steps=2", "eval_steps=2", "eval_batches=2", f"out={out}", base=base)
+    assert _codes(ranks) == [0, 0], ranks[0].err
+    assert json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["eval_loss"] == 0.5
+    assert files.read_manifest(out / "step_2", 2)["eval_loss"] == 0.5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp2"])
 def test_both_ranks_go_back_to_the_same_step_and_on_from_there(

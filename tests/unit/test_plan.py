@@ -44,6 +44,25 @@ def test_spare_nodes_are_left_out_unless_named() -> None:
     assert [node.name for node in _plan(THREE, nodes="s0,n0").nodes] == ["n0", "s0"]
 
 
+def test_rank_numbers_follow_the_order_of_the_inventory_and_the_head_is_its_first_node() -> None:
+    plan = _plan(_inventory(*(Node(name=name, devices=count) for name, count in (("b", 2), ("c", 1), ("a", 3)))))
+    assert [(node.name, node.node_rank, node.ranks) for node in plan.nodes] == [
+        ("b", 0, range(2)),
+        ("c", 1, range(2, 3)),
+        ("a", 2, range(3, 6)),
+    ]
+    assert plan.head.name == "b"
+
+
+@pytest.mark.parametrize("nodes", [None, "n[1-3]"])
+def test_shape_over_ssh_takes_the_first_nodes(nodes: str | None) -> None:
+    """Of the inventory, or of those that are named."""
+    four = _inventory(*(Node(name=f"n{k}", devices=2) for k in range(4)))
+    assert [node.name for node in _plan(four, nodes=nodes, shape=Shape(2, 1)).nodes] == (
+        ["n1", "n2"] if nodes else ["n0", "n1"]
+    )
+
+
 def test_fewer_ranks_than_devices_is_done_and_warned_about() -> None:
     plan = _plan(THREE, shape=Shape(2, 2))
     assert [len(node.ranks) for node in plan.nodes] == [2, 2]
