@@ -23,6 +23,7 @@ from orchestrator.transports.base import Transport
 from orchestrator.transports.endpoint import Endpoint
 from orchestrator.transports.observed import Hunted, Leftover
 from orchestrator.transports.ssh_route import PlannedSsh, SshSettings
+from orchestrator.transports.terminal import Terminal
 
 YOUNG_S = 60.0  # what has just been started may not have its agent's record yet
 HERE = "-"  # in the place of a node's name: the records of this machine
@@ -53,9 +54,9 @@ class Site:
         """What tells it from other sites, whatever its name."""
         return self.transport, self.node.address, self.node.user, self.node.port, self.node.workdir
 
-    def connect(self) -> Endpoint:
-        """Reach it."""
-        way: Callable[[Node | NodePlan], Transport] = way_to(self.transport, self.ssh)
+    def connect(self, terminal: Terminal) -> Endpoint:
+        """Reach it; `terminal` is where it asks what a login asks."""
+        way: Callable[[Node | NodePlan], Transport] = way_to(self.transport, self.ssh, terminal)
         return Endpoint.connect(way(self.node), self.node.python)
 
 
@@ -81,8 +82,10 @@ def gc(older_than: str, inventory: str | None, *, checkpoints: bool, dry_run: bo
     sites = _sites_of_inventory(inventory) if inventory is not None else _sites_of_runs(plans.values())
     if not sites:
         say("no run is recorded here, so no node is known; -i FILE names some")
-    claims = _Claims()
-    found = each(sites, lambda site: _visit(site, wanted, claims), limit=max([FANOUT, *(s.ssh.fanout for s in sites)]))
+    claims, terminal = _Claims(), Terminal()
+    found = each(
+        sites, lambda site: _visit(site, wanted, claims, terminal), limit=max([FANOUT, *(s.ssh.fanout for s in sites)])
+    )
     visits = [visit for visit in found if isinstance(visit, Visit)]
     asked = {site.key for site, visit in zip(sites, found, strict=True) if isinstance(visit, Visit)}
     visits.append(Visit(HERE, leftovers=_records(plans, visits, asked, wanted)))
@@ -145,10 +148,10 @@ def _sites_of(plan: LaunchPlan) -> list[Site]:
     return [Site(node, plan.transport, ssh) for node in plan.nodes]
 
 
-def _visit(site: Site, wanted: Wanted, claims: _Claims) -> Visit:
+def _visit(site: Site, wanted: Wanted, claims: _Claims, terminal: Terminal) -> Visit:
     """End the strays first: what they write to is then older by no more than a moment, and theirs no longer."""
     visit = Visit(site.node.name)
-    with site.connect() as endpoint:
+    with site.connect(terminal) as endpoint:
         machine = (endpoint.facts.host_id, endpoint.facts.user)
         if claims.first(*machine):
             visit.hunted = endpoint.strays(young_s=YOUNG_S, grace_s=GRACE_S, dry_run=wanted.dry_run)

@@ -23,6 +23,7 @@ from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder, Store, home
 from orchestrator.supervise import Status, Verdict
 from orchestrator.transports.observed import NodeObservation
+from orchestrator.transports.terminal import Terminal
 
 REFRESHED_AT_ONCE = 8
 
@@ -72,14 +73,15 @@ def readable() -> Iterator[tuple[RunFolder, RunRecord]]:
 def bring_up_to_date() -> None:
     """The records of all runs that have not ended, with one question to Slurm for all of them."""
     going_on = [(folder, record) for folder, record in readable() if not record.state.final]
-    said = _said_by_slurm([(folder, record) for folder, record in going_on if record.launcher == "slurm"])
-    done = each(going_on, lambda one: _brought_up_to_date(*one, said), limit=REFRESHED_AT_ONCE)
+    terminal = Terminal()
+    said = _said_by_slurm([(folder, record) for folder, record in going_on if record.launcher == "slurm"], terminal)
+    done = each(going_on, lambda one: _brought_up_to_date(*one, said, terminal), limit=REFRESHED_AT_ONCE)
     for (_, record), trouble in zip(going_on, done, strict=True):
         if isinstance(trouble, OrchError):
             say(f"warning: {record.id}: {trouble}")
 
 
-def _said_by_slurm(runs: Sequence[tuple[RunFolder, RunRecord]]) -> dict[str, Queue | None]:
+def _said_by_slurm(runs: Sequence[tuple[RunFolder, RunRecord]], terminal: Terminal) -> dict[str, Queue | None]:
     """One question wherever there is a Slurm; a login node that cannot be reached has said nothing."""
     plans: dict[str, LaunchPlan] = {}
     for folder, record in runs:
@@ -88,7 +90,7 @@ def _said_by_slurm(runs: Sequence[tuple[RunFolder, RunRecord]]) -> dict[str, Que
     said: dict[str, Queue | None] = {}
     for login in {plan.slurm["login"] for plan in plans.values()}:
         jobs = {one.id: one.slurm_job for _, one in runs if one.id in plans and plans[one.id].slurm["login"] == login}
-        with closing(slurm_host(plans[next(iter(jobs))])) as host:
+        with closing(slurm_host(plans[next(iter(jobs))], terminal)) as host:
             try:
                 said |= ask(host.run, jobs)
             except NodeError as exc:
@@ -97,10 +99,12 @@ def _said_by_slurm(runs: Sequence[tuple[RunFolder, RunRecord]]) -> dict[str, Que
     return said
 
 
-def _brought_up_to_date(folder: RunFolder, record: RunRecord, said: Mapping[str, Queue | None]) -> None:
+def _brought_up_to_date(
+    folder: RunFolder, record: RunRecord, said: Mapping[str, Queue | None], terminal: Terminal
+) -> None:
     queue = said.get(record.id)
     if queue is None or not _tells_all(queue, record):
-        refresh(folder, queue)
+        refresh(folder, queue, terminal)
     elif queue.waits:
         supervise.settle(folder, Verdict(RunState.PENDING, message=queue.why or None), attempt=record.attempt)
 
@@ -110,19 +114,22 @@ def _tells_all(queue: Queue, record: RunRecord) -> bool:
     return queue.waits or queue.word in {SILENT, record.state.value}
 
 
-def refresh(folder: RunFolder, said: Queue | None = None) -> tuple[RunRecord, Status | None]:
+def refresh(
+    folder: RunFolder, said: Queue | None = None, terminal: Terminal | None = None
+) -> tuple[RunRecord, Status | None]:
     """
     Ask how a run stands and bring its record up to date; a launch that goes on or failed is taken by its record.
 
     Args:
         said: What the scheduler says, if it was asked already.
+        terminal: Where it asks what a login asks.
     """
     record = folder.read()
     failed_to_launch = record.state.final and record.state is not RunState.LOST and not record.started
     if failed_to_launch or supervise.launch_goes_on(record):
         return record, None
     plan = folder.read_plan()
-    launcher = launcher_for(plan)
+    launcher = launcher_for(plan, terminal)
     try:
         queue = said or launcher.queue(record.slurm_job)
         found = supervise.observe(folder, plan, launcher, queue)

@@ -22,11 +22,10 @@ CERTIFICATE = "-cert-v01@openssh.com"
 
 
 class Keyring:
-    """What is shared by the connections of a launch: the terminal, and the keys that somebody has unlocked at it."""
+    """What is shared by the connections of a command: the terminal, and the keys that somebody has unlocked at it."""
 
     def __init__(self, terminal: Terminal | None = None) -> None:
         self._terminal = terminal
-        self._unlocked: dict[Path, paramiko.PKey | None] = {}
 
     @property
     def terminal(self) -> Terminal | None:
@@ -36,9 +35,9 @@ class Keyring:
     def unlocked(self, file: Path, terminal: Terminal) -> paramiko.PKey | None:
         """The key of a file with a passphrase, which is asked for once; None if it was wrong each time."""
         with terminal.turn():
-            if file not in self._unlocked:
-                self._unlocked[file] = _unlock(file, terminal)
-            return self._unlocked[file]
+            if file not in terminal.unlocked:
+                terminal.unlocked[file] = _unlock(file, terminal)
+            return terminal.unlocked[file]
 
 
 def _unlock(file: Path, terminal: Terminal) -> paramiko.PKey | None:

@@ -10,10 +10,16 @@ import signal
 import termios
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import paramiko
 
 TRIES = 3
 _CTRL_C = b"\x03"
 _LONGEST_ANSWER = 4096
+_turn = threading.Lock()  # a process has one terminal, however many objects stand for it
 
 
 class GivenUp(Exception):
@@ -21,11 +27,12 @@ class GivenUp(Exception):
 
 
 class Terminal:
-    """The terminal of this process, where there is one; shared by all connections of a launch."""
+    """The terminal of this process, where there is one; shared by all connections of a command."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._given_up = False
+        self.unlocked: dict[Path, paramiko.PKey | None] = {}
+        """The keys whose passphrase has been asked for; None where it was wrong each time."""
         self.asked = False
         """Somebody has answered a question."""
 
@@ -42,12 +49,12 @@ class Terminal:
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """
-        Have the terminal to oneself: many nodes connect at once, and only one may ask.
+        Have the terminal to oneself: many nodes connect at once, and only one in the whole process may ask.
 
         Raises:
             GivenUp: an earlier question was.
         """
-        with self._lock:
+        with _turn:
             if self._given_up:
                 raise GivenUp
             yield

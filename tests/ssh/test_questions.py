@@ -173,6 +173,29 @@ def test_a_node_that_hung_up_before_its_turn_is_connected_again(orch: Orch, farm
         assert f"\n  {second}: " not in screen.text.replace("\r", "")
 
 
+@pytest.mark.parametrize(("options", "question"), [(BY_PASSWORD, "password: "), (BY_KEY_AND_CODE, "Password: ")])
+def test_gc_asks_for_one_node_after_the_other_and_shows_no_answer(
+    orch: Orch, farm: Farm, options: dict[str, str], question: str
+) -> None:
+    argv = orch.argv(("gc", "-i", "inventory.yaml"))
+    with _password(farm, **options) as word, Screen(argv, cwd=orch.cwd, env=orch.environ()) as screen:
+        screen.until(question)
+        until(lambda: len(farm.connections()) > 1, what="both nodes to be connected to")
+        first = "n0" if _asked(farm, "n0") in screen.read() else "n1"
+        second = "n1" if first == "n0" else "n0"
+        assert screen.text.count(question) == 1
+        assert not screen.echoes()
+        screen.type(f"{word}\n")
+        screen.until(question, times=2)
+        assert _asked(farm, second) in screen.text
+        assert not screen.echoes()
+        screen.type(f"{word}\n")
+        assert screen.ended() == 0, screen.text
+        assert screen.echoes()
+    assert screen.text.count(question) == 2
+    assert word not in screen.text
+
+
 PHRASE = "open sesame"
 
 
@@ -193,6 +216,25 @@ def test_a_passphrase_is_asked_for_once_for_all_nodes(farm: Farm, tmp_path: Path
         assert screen.ended() == 0, screen.text
     assert screen.text.count("passphrase of") == 2
     assert screen.text.count(UNSUPERVISED) == 1
+    assert PHRASE not in screen.text
+
+
+def test_a_passphrase_is_asked_for_once_for_all_runs_of_a_list(farm: Farm, tmp_path: Path) -> None:
+    orch, allowed = _with_passphrase(farm, tmp_path)
+    with farm.restarted(AuthorizedKeysFile=allowed):
+        for _ in range(2):
+            with _screen(orch) as screen:
+                screen.until("passphrase of")
+                screen.type(f"{PHRASE}\n")
+                assert screen.ended() == 0, screen.text
+        argv = orch.argv(("list", "--all"))
+        with Screen(argv, cwd=orch.cwd, env=orch.environ()) as screen:
+            screen.until("passphrase of")
+            screen.type(f"{PHRASE}\n")
+            assert screen.ended() == 0, screen.text
+            assert screen.echoes()
+    assert screen.text.count("passphrase of") == 1
+    assert screen.text.count("DONE") == 2
     assert PHRASE not in screen.text
 
 
