@@ -8,8 +8,7 @@ import os
 import subprocess
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from orchestrator.errors import UsageError
@@ -19,43 +18,52 @@ LIMIT_BYTES = 256 * 1024 * 1024
 _SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Bundle:
-    """Name within the bundle -> the file here; symbolic links travel as links."""
+    """The files as they were when they were read, once: `digest` names exactly the content of `archive`."""
 
     files: tuple[tuple[str, Path], ...]
+    """Name within the bundle -> the file here; symbolic links travel as links."""
+    digest: str
+    """Hex digest over names, modes and contents: equal bundles are pushed once."""
+    archive: bytes = field(repr=False)
+    """A tar.gz, the same for all nodes."""
+    archive_sha256: str
     left_out: tuple[str, ...] = ()
     """Symbolic links of the code that lead out of it: a node would refuse them."""
 
-    @cached_property
-    def digest(self) -> str:
-        """Hex digest over names, modes and contents: equal bundles are pushed once."""
-        total = hashlib.sha256()
-        for name, path in self.files:
-            mode = "l" if path.is_symlink() else "x" if os.access(path, os.X_OK) else "-"
-            content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+
+def _pack(files: Sequence[tuple[str, Path]]) -> tuple[str, bytes]:
+    """
+    Read each file once, and give the digest and the archive of what was read.
+
+    Compression 1, since most of what travels is small and the network is near.
+    """
+    total, buffer = hashlib.sha256(), io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
+        for name, path in files:
+            info, content = _member(name, path)
+            mode = "l" if info.issym() else "x" if info.mode & 0o100 else "-"
             total.update(f"{name}\0{mode}\0{hashlib.sha256(content).hexdigest()}\n".encode(errors="surrogateescape"))
-        return total.hexdigest()[:32]
-
-    @cached_property
-    def archive(self) -> bytes:
-        """The bundle as tar.gz, packed once for all nodes; compression 1, since most of what travels is small and the network is near."""
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
-            for name, path in self.files:
-                archive.add(path, arcname=name, recursive=False, filter=_anonymous)
-            for folder in sorted({PurePosixPath(name).parent for name, _ in self.files if name.startswith("trainer/")}):
-                kept = tarfile.TarInfo(f"{folder}/__pycache__")  # else a rank makes it, as open as the user's umask is
-                kept.type, kept.mode = tarfile.DIRTYPE, 0o700
-                archive.addfile(kept)
-        return buffer.getvalue()
+            archive.addfile(info, io.BytesIO(content))
+        for folder in sorted({PurePosixPath(name).parent for name, _ in files if name.startswith("trainer/")}):
+            kept = tarfile.TarInfo(f"{folder}/__pycache__")  # else a rank makes it, as open as the user's umask is
+            kept.type, kept.mode = tarfile.DIRTYPE, 0o700
+            archive.addfile(kept)
+    return total.hexdigest()[:32], buffer.getvalue()
 
 
-def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    info.uid = info.gid = info.mtime = 0
-    info.uname = info.gname = ""
-    info.mode = 0o700 if info.mode & 0o100 else 0o600
-    return info
+def _member(name: str, path: Path) -> tuple[tarfile.TarInfo, bytes]:
+    """A file's header, which tells nothing of its owner and age, and its content: of a link the target."""
+    info = tarfile.TarInfo(name)
+    if path.is_symlink():
+        info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
+        return info, os.fsencode(info.linkname)
+    with path.open("rb") as file:
+        content = file.read()
+        info.mode = 0o700 if os.fstat(file.fileno()).st_mode & 0o100 else 0o600
+    info.size = len(content)
+    return info, content
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,7 @@ class Code:
 
 def build(*, trainer: bool, code: Code | None) -> Bundle:
     """
-    Gather a bundle: the agent always, trainer/ when something of it runs, the code when a program of the user's runs.
+    Read a bundle: the agent always, trainer/ when something of it runs, the code when a program of the user's runs.
 
     Raises:
         UsageError: the code is larger than LIMIT_BYTES.
@@ -82,7 +90,9 @@ def build(*, trainer: bool, code: Code | None) -> Bundle:
         _refuse_large(code)
         left_out = tuple(name for name in code.files if _leads_out(code.root, name))
         files += [(f"code/{name}", code.root / name) for name in code.files if name not in left_out]
-    return Bundle(tuple(sorted(files)), left_out)
+    files.sort()
+    digest, archive = _pack(files)
+    return Bundle(tuple(files), digest, archive, hashlib.sha256(archive).hexdigest(), left_out)
 
 
 def find_code(cwd: Path, words: Sequence[str], private: Sequence[str] = ()) -> Code:

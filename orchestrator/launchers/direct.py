@@ -160,7 +160,7 @@ class DirectLauncher:
     def _push(self, node: NodePlan, bundle: Bundle, files: Sequence[PlannedFile]) -> None:
         endpoint = self.reach(node)
         if not endpoint.prepare(node.workdir, bundle.digest):
-            endpoint.put_bundle(node.workdir, bundle.digest, bundle.archive)
+            endpoint.put_bundle(node.workdir, bundle.digest, bundle.archive, bundle.archive_sha256)
         for file in files:
             folder, _, name = file.path.rpartition("/")
             endpoint.put_files(folder, [(name, file.text, file.mode)])

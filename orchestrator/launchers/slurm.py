@@ -82,7 +82,7 @@ class SlurmLauncher:
     def _put(self, plan: LaunchPlan, bundle: Bundle) -> None:
         head, endpoint = plan.head, self._host.endpoint()
         if not endpoint.prepare(head.workdir, bundle.digest):
-            endpoint.put_bundle(head.workdir, bundle.digest, bundle.archive)
+            endpoint.put_bundle(head.workdir, bundle.digest, bundle.archive, bundle.archive_sha256)
         for file in plans.node_files(plan)[head.name]:
             folder, _, name = file.path.rpartition("/")
             endpoint.put_files(folder, [(name, file.text, file.mode)])

@@ -5,7 +5,6 @@ The controller's side of the endpoint: starts node/endpoint.py over any transpor
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import threading
 import time
@@ -45,10 +44,10 @@ PYTHON_HINT = "set python: in the inventory to a Python of 3.8 or newer on that 
 WORKDIR_HINT = "set workdir: in the inventory to a folder that is yours on that node"
 
 
-def frame(header: Mapping[str, object], payload: bytes = b"") -> bytes:
-    """One request as bytes."""
-    text = json.dumps({**header, "bytes": len(payload)} if payload else header).encode()
-    return len(text).to_bytes(4, "big") + text + payload
+def frame(header: Mapping[str, object], payload_bytes: int = 0) -> bytes:
+    """One request as bytes, without the payload that follows it."""
+    text = json.dumps({**header, "bytes": payload_bytes} if payload_bytes else header).encode()
+    return len(text).to_bytes(4, "big") + text
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +110,9 @@ class Endpoint:
         reply, _ = self._call({"op": "prepare", "workdir": workdir, "digest": digest}, hint=WORKDIR_HINT)
         return bool(reply["have_bundle"])
 
-    def put_bundle(self, workdir: str, digest: str, tar: bytes) -> None:
-        """Unpack a tar.gz as the bundle of that digest, unless it is there by now."""
-        request = {"op": "put_bundle", "workdir": workdir, "digest": digest, "sha256": hashlib.sha256(tar).hexdigest()}
+    def put_bundle(self, workdir: str, digest: str, tar: bytes, sha256: str) -> None:
+        """Unpack a tar.gz, whose checksum is given, as the bundle of that digest, unless it is there by now."""
+        request = {"op": "put_bundle", "workdir": workdir, "digest": digest, "sha256": sha256}
         self._call(request, tar, answer_s=UNPACK_S, hint=WORKDIR_HINT)
 
     def put_files(self, folder: str, files: Sequence[tuple[str, str | bytes, int]]) -> None:
@@ -306,7 +305,8 @@ class Endpoint:
                 raise Unreachable(self.node, "the connection is closed")
             try:
                 asked = time.time()
-                self._channel.write(frame(header, payload), timeout_s=ANSWER_S)
+                self._channel.write(frame(header, len(payload)), timeout_s=ANSWER_S)
+                self._channel.write(payload, timeout_s=ANSWER_S)  # not joined: all nodes may be sent the same one
                 reply, data = self._receive(answer_s)
                 reply["written"] = Window(asked + reply["held_s"], time.time())
             except (TimeoutError, ChannelClosed, Unreachable) as error:

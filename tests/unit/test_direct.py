@@ -38,10 +38,12 @@ class Robbed(DirectLauncher):
         return record
 
 
-def _launcher(tmp_path: Path, *, thefts: int) -> tuple[Robbed, LaunchPlan, bundles.Bundle]:
+def _launcher(
+    tmp_path: Path, *, thefts: int = 0, code: bundles.Code | None = None
+) -> tuple[Robbed, LaunchPlan, bundles.Bundle]:
     nodes = tuple(Node(name=name, python=sys.executable, workdir=str(tmp_path / "work")) for name in ("n0", "n1"))
     inventory = Inventory(name="here", transport="local", nodes=nodes)
-    bundle = bundles.build(trainer=False, code=None)
+    bundle = bundles.build(trainer=False, code=code)
     request = Request("ssh", Program("executable", ("sh", "-c", "echo $MASTER_PORT")))
     plan = plans.make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle=bundle.digest)
     launcher = Robbed(plan, lambda node: LocalTransport(node.name))
@@ -90,3 +92,19 @@ def test_port_that_is_taken_every_time_ends_the_launch_and_what_had_started_is_u
         assert not _alive(launcher)
     finally:
         _close(launcher)
+
+
+def test_code_that_is_saved_after_the_plan_is_not_stored_under_the_digest_of_the_old_one(tmp_path: Path) -> None:
+    """The digest of the plan is the name of a folder on the nodes, which later runs of that code use without a push."""
+    code = bundles.Code(tmp_path / "project", "", ("train.py",))
+    code.root.mkdir()
+    (code.root / "train.py").write_text("old")
+    launcher, plan, bundle = _launcher(tmp_path, code=code)
+    (code.root / "train.py").write_text("new")
+    try:
+        launcher.push(bundle, plans.node_files(plan))
+    finally:
+        launcher.close()
+    pushed = tmp_path / "work/bundles" / plan.bundle / "code"
+    assert (pushed / "train.py").read_text() == "old"
+    assert bundles.build(trainer=False, code=bundles.Code(pushed, "", ("train.py",))).digest == plan.bundle

@@ -106,13 +106,14 @@ def test_a_digest_is_a_plain_name(endpoint: Endpoint, tmp_path: Path, digest: st
         endpoint.prepare(str(tmp_path), digest)
 
 
+def _push(endpoint: Endpoint, workdir: Path, payload: bytes) -> None:
+    endpoint.put_bundle(str(workdir), "abc", payload, hashlib.sha256(payload).hexdigest())
+
+
 def test_a_bundle_arrives_with_its_links_and_private_modes(endpoint: Endpoint, tmp_path: Path) -> None:
     content = os.urandom(3_000_000)
-    endpoint.put_bundle(
-        str(tmp_path),
-        "abc",
-        tar(("node/agent.py", content), ("code/run.sh", b"#!/bin/sh\n"), ("code/link", "../node/agent.py")),
-    )
+    files = ("node/agent.py", content), ("code/run.sh", b"#!/bin/sh\n"), ("code/link", "../node/agent.py")
+    _push(endpoint, tmp_path, tar(*files))
     bundle = tmp_path / "bundles/abc"
     assert (bundle / "node/agent.py").read_bytes() == content
     assert (bundle / "code/link").read_bytes() == content
@@ -122,8 +123,8 @@ def test_a_bundle_arrives_with_its_links_and_private_modes(endpoint: Endpoint, t
 
 
 def test_a_bundle_that_is_there_already_stays(endpoint: Endpoint, tmp_path: Path) -> None:
-    endpoint.put_bundle(str(tmp_path), "abc", tar(("a", b"first")))
-    endpoint.put_bundle(str(tmp_path), "abc", tar(("a", b"second")))
+    _push(endpoint, tmp_path, tar(("a", b"first")))
+    _push(endpoint, tmp_path, tar(("a", b"second")))
     assert (tmp_path / "bundles/abc/a").read_bytes() == b"first"
     assert [path.name for path in (tmp_path / "bundles").iterdir()] == ["abc"]
 
@@ -134,7 +135,7 @@ def test_many_pushes_of_one_bundle_at_once_all_succeed(tmp_path: Path) -> None:
     def push() -> None:
         try:
             with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
-                endpoint.put_bundle(str(tmp_path), "abc", tar(*((f"f{i}", b"x" * i) for i in range(50))))
+                _push(endpoint, tmp_path, tar(*((f"f{i}", b"x" * i) for i in range(50))))
         except NodeError as failure:
             failures.append(failure)
 
@@ -172,7 +173,7 @@ def test_a_bundle_never_writes_outside_and_leaves_nothing_behind(
 ) -> None:
     work = tmp_path / "a/b/c"
     with pytest.raises(NodeError, match=complaint):
-        endpoint.put_bundle(str(work), "abc", payload)
+        _push(endpoint, work, payload)
     assert [path.name for path in tmp_path.rglob("*")] == ["a", "b", "c", "bundles"]
     assert endpoint.prepare(str(work), "abc") is False
 
