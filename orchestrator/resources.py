@@ -1,7 +1,7 @@
 """
 Where the files that orch brings along lie: templates, shipped inventories, and the sources that go to the nodes.
 
-Templates and inventories are top-level folders of the repository and folders of the package once installed.
+Templates, inventories and the trainer are top-level folders of the repository and folders of the package once installed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,15 @@ def node_folder() -> Path:
 
 
 def trainer_folder() -> Path:
-    """The sources of the shared trainer, found without importing it: it needs torch, the launching machine does not."""
-    return _BESIDE / "trainer"
+    """
+    The sources of the shared trainer, a package that its own modules import as `trainer`.
+
+    The folder above is on sys.path of the processes that run the trainer, and of no other: the user may have installed
+    another package of that name.
+    """
+    return _installed_or_beside("trainer", inside="payload")
 
 
-def _installed_or_beside(name: str) -> Path:
-    installed = _PACKAGE / name
+def _installed_or_beside(name: str, *, inside: str = "") -> Path:
+    installed = _PACKAGE / inside / name
     return installed if installed.is_dir() else _BESIDE / name

@@ -143,7 +143,11 @@ def trainer_config(words: Words) -> TrainerConfig:
             file.write_text(text, "utf-8")
         config = [] if text is None else ["--config", str(file)]
         command = [sys.executable, "-m", "trainer", "--print-config", *config, *words.settings]
-        done = subprocess.run(command, cwd=trainer_folder().parent, capture_output=True, text=True, check=False)
+        # -m looks in the working folder first: a trainer.py of the user's there is not meant. With PYTHONSAFEPATH it does not.
+        folder_above = str(trainer_folder().parent)
+        path = os.pathsep.join(filter(None, (folder_above, os.environ.get("PYTHONPATH"))))
+        env = {**os.environ, "PYTHONPATH": path}
+        done = subprocess.run(command, cwd=folder_above, env=env, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             message = done.stderr.strip().replace(str(file), str(words.config)).removeprefix("error: ")
             raise UsageError(message or "the trainer refused its configuration")

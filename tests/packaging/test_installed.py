@@ -1,42 +1,112 @@
-"""orch installed from a wheel, far from its repository, launches."""
+"""orch installed far from its repository, with exactly what it requires."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from tests.grounds.python import node_python
-from tests.packaging.test_distribution import copy_of_the_tree
+from tests.packaging.conftest import ROOT, Built
+from tests.packaging.environments import (
+    foreign_trainer,
+    install,
+    link_requirements,
+    make_environment,
+    packages_of,
+    pip,
+    requirements_of,
+)
 
-WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from orchestrator.cli import main; sys.exit(main())"
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
+SMALL = ("-j", "1x1", "steps=2", "model.layers=1", "model.width=32", "model.heads=2", "model.context=16")
 
 
-@pytest.mark.slow
-def test_wheel_installed_elsewhere_launches_without_the_repository(tmp_path: Path) -> None:
-    """The new environment sees the dependencies of this one, but not its editable install."""
-    python = node_python(tmp_path / "venv")
-    assert python is not None
-    tree = copy_of_the_tree(tmp_path / "tree")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(tree)]
-    subprocess.run(build, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("orch-*.whl")
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run(pip, check=True, capture_output=True)
-    orch = python.parent / "orch"
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    env = {"PATH": os.defpath, "HOME": str(tmp_path)}
-    launch = [str(orch), "ssh-launch", "-i", "local", "--", "sh", "-c", 'echo "rank $RANK of $WORLD_SIZE"']
+@pytest.fixture(scope="module", params=["wheel", "editable"])
+def python(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with orch and another project's `trainer`, but without torch."""
+    folder = tmp_path_factory.mktemp(request.param)
+    python = make_environment(folder / "venv")
+    install(python, str(foreign_trainer(folder)))
+    if request.param == "wheel":
+        install(python, str(built.wheel))
+    else:
+        link_requirements(python, ["setuptools"])
+        install(python, "--editable", str(built.tree))
+    link_requirements(python, requirements_of("orch-launch", python))
+    return python
 
-    done = subprocess.run(launch, cwd=elsewhere, env=env, capture_output=True, text=True, check=False)
 
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A working folder with a trainer.py of the user's, which nothing may import."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "trainer.py").write_text("raise SystemExit('the trainer.py of the user')\n")
+    return folder
+
+
+def orch(python: Path, cwd: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": os.defpath, "HOME": str(cwd.parent), **env}
+    argv = [str(python.parent / "orch"), *words]
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
+def test_launches_without_the_repository(python: Path, elsewhere: Path) -> None:
+    program = ["sh", "-c", 'echo "rank $RANK of $WORLD_SIZE"']
+    done = orch(python, elsewhere, "ssh-launch", "-i", "local", "--", *program)
     assert done.returncode == 0, done.stderr
     assert "[n1:3] rank 3 of 4" in done.stdout
-    check = [str(python), "-c", WITHOUT_TORCH, "ssh-launch", "-i", "local", "--dry-run", "steps=3"]
-    planned = subprocess.run(check, cwd=elsewhere, env=env, capture_output=True, text=True, check=False)
+
+
+def test_requirements_are_complete_and_agree(python: Path) -> None:
+    assert "No broken requirements found" in pip(python, "check")
+
+
+def test_package_of_another_project_called_trainer_stays(python: Path, elsewhere: Path) -> None:
+    (ours,) = metadata.distributions(name="orch-launch", path=[str(packages_of(python))])
+    folders = {file.parts[0] for file in ours.files or ()} - {".."}
+    assert not {name for name in folders if name.startswith("trainer")}
+    argv = [str(python), "-c", "import trainer; print(trainer.OWNER)"]
+    imported = subprocess.run(argv, cwd=elsewhere.parent, capture_output=True, text=True, check=True)
+    assert imported.stdout == "somebody else\n"
+
+
+@pytest.mark.parametrize("env", [{}, {"PYTHONSAFEPATH": "1"}, {"PYTHONPATH": "."}], ids=str)
+def test_configuration_is_checked_by_our_trainer_and_needs_no_torch(
+    python: Path, elsewhere: Path, env: dict[str, str]
+) -> None:
+    planned = orch(python, elsewhere, "ssh-launch", "-i", "local", "--dry-run", "steps=3", **env)
     assert planned.returncode == 0, planned.stderr
     assert '"steps=3"' in planned.stdout
+    refused = orch(python, elsewhere, "ssh-launch", "-i", "local", "--dry-run", "step=3", **env)
+    assert refused.returncode == 2
+    assert "unknown key 'step'" in refused.stderr
+
+
+def test_documented_path_makes_the_trainer_importable(python: Path, elsewhere: Path) -> None:
+    (line,) = (line for line in (ROOT / "docs" / "trainer.md").read_text().splitlines() if "export PYTHONPATH" in line)
+    script = f"{line}; cd ..; python -m trainer.checkpoint --help"
+    env = {"PATH": f"{python.parent}:{os.defpath}"}
+    done = subprocess.run(["sh", "-c", script], cwd=elsewhere, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage: python -m trainer.checkpoint" in done.stdout
+
+
+@pytest.fixture
+def torch(python: Path) -> Iterator[None]:
+    links = link_requirements(python, ["torch", "numpy"])
+    yield
+    for link in links:
+        link.unlink()
+
+
+@pytest.mark.train
+@pytest.mark.usefixtures("torch")
+def test_demo_trains_with_our_trainer(python: Path, elsewhere: Path) -> None:
+    done = orch(python, elsewhere, "ssh-launch", "-i", "local", *SMALL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(elsewhere.parent.glob(".orch/runs/*/checkpoints/step_2"))

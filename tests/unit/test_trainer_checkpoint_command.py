@@ -16,6 +16,8 @@ from tests.grounds.checkpoints import DAMAGES, Session, flip
 from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.export import DTYPES, write_safetensors
 
+REPOSITORY = Path(__file__).parents[2]
+
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
@@ -55,9 +57,10 @@ def test_verify_finds_every_damage_and_moves_nothing(
 
 def test_list_and_verify_work_without_torch(out: Path) -> None:
     script = "import sys; sys.modules['torch'] = None; from trainer.checkpoint.__main__ import main; sys.exit(main())"
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     for command in ("list", "verify"):
         argv = [sys.executable, "-c", script, command, "."]
-        done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=out)
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=out, env=env)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.count("step_") == 2
 

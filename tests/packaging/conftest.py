@@ -1,0 +1,39 @@
+"""The distributions, built once a session as a release builds them: the wheel from the sdist."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Built:
+    """`tree` is the copy of the repository that they were built from."""
+
+    tree: Path
+    sdist: Path
+    wheel: Path
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("built")
+    tree = copy_of_the_tree(folder / "tree")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(tree)]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    return Built(tree, sdist, wheel)
+
+
+def copy_of_the_tree(target: Path) -> Path:
+    """Building in place would leave files behind."""
+    left_out = shutil.ignore_patterns(".[!c]*", "build", "dist", "runs", "*.egg-info", "__pycache__", "*_cache")
+    return Path(shutil.copytree(ROOT, target, ignore=left_out))
