@@ -7,7 +7,7 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -84,7 +84,7 @@ def started(planned: Planned) -> Iterator[tuple[RunFolder, Launcher, bool]]:
     terminal = Terminal()
     launcher = launcher_for(planned.plan, terminal)
     try:
-        with _terminal_may_close() as closed:
+        with _terminal_may_close() as closed, sigterm_interrupts():
             folder = _start(planned, launcher)
         with _looked_after(folder, planned.plan, asked=terminal.asked):
             yield folder, launcher, closed.is_set()
@@ -108,17 +108,27 @@ def _looked_after(folder: RunFolder, plan: LaunchPlan, *, asked: bool) -> Abstra
 def _terminal_may_close() -> Iterator[threading.Event]:
     """Bring a launch to its end though the terminal is closed, which the event then says; under nohup nobody asks."""
     closed = threading.Event()
-    if (
-        signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
-        or threading.current_thread() is not threading.main_thread()
-    ):
+    with _handled(signal.SIGHUP, lambda *_: closed.set()):
         yield closed
+
+
+def sigterm_interrupts() -> AbstractContextManager[None]:
+    """Treat SIGTERM as Ctrl-C during a launch: `orch stop` sends it, because a shell's `&` makes orch ignore SIGINT."""
+    return _handled(signal.SIGTERM, signal.default_int_handler)
+
+
+@contextmanager
+def _handled(number: signal.Signals, handler: Callable[..., object]) -> Iterator[None]:
+    """Handle a signal that has its default action; one that is ignored or handled by the caller of the API stays so."""
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if signal.getsignal(number) is not signal.SIG_DFL or not is_main_thread:
+        yield
         return
-    signal.signal(signal.SIGHUP, lambda *_: closed.set())
+    signal.signal(number, handler)
     try:
-        yield closed
+        yield
     finally:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _start(planned: Planned, launcher: Launcher) -> RunFolder:

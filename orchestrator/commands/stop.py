@@ -70,7 +70,7 @@ def _launch_ended(folder: RunFolder) -> RunRecord:
         return record
     pid = record.launching["pid"]
     try:
-        signal_exactly((pid, record.launching["start_time"]), signal.SIGINT)
+        signal_exactly((pid, record.launching["start_time"]), signal.SIGTERM)
     except PermissionError as exc:
         raise LaunchError(f"run {record.id} is still being launched by pid {pid}, which is somebody else's") from exc
     say(f"run {record.id} is still being launched: pid {pid} was told to give up")

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from datetime import datetime, timezone
 
 from orchestrator import transcript
-from orchestrator.commands.launch import Planned, complete, give_up, keep_as_carried_out, plan_of
+from orchestrator.commands.launch import Planned, complete, give_up, keep_as_carried_out, plan_of, sigterm_interrupts
 from orchestrator.commands.request import Words, trainer_config
 from orchestrator.commands.status import bring_up_to_date, readable
 from orchestrator.console import print_json, print_table, print_text, say
@@ -40,7 +40,8 @@ def submit_sweep(words: Words, axes: Sequence[str], *, dry_run: bool) -> int:
         print_text("\n".join(transcript.of(one.plan) for one in planned))
         return 0
     terminal = Terminal()
-    with closing(SlurmLauncher(planned[0].plan, slurm_host(planned[0].plan, terminal), terminal)) as launcher:
+    launcher = SlurmLauncher(planned[0].plan, slurm_host(planned[0].plan, terminal), terminal)
+    with closing(launcher), sigterm_interrupts():
         job = _start(planned, launcher)
     sweep = planned[0].plan.job_name
     say(f"{len(planned)} runs are tasks of Slurm job {job}: `orch list --sweep {sweep}` compares them")

@@ -46,8 +46,8 @@ def submit(plan: LaunchPlan) -> str:
             return ["sbatch", f"--chdir={folder}", str(script)]
 
     conf = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
-    # Ctrl-C waits until the job id is known: what was submitted can then be cancelled
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # Ctrl-C and `orch stop` wait until the job id is known: what was submitted can then be cancelled
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         with clean_env():  # a job submitted from within a job must not inherit its SLURM_*, but its cluster stays
             os.environ.update(conf)

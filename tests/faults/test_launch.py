@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -120,8 +122,14 @@ def _process(script: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_stop_during_a_launch_ends_the_launch_first(orch: Orch) -> None:
+# A shell without job control starts `orch ssh-launch &` like this, and nohup ignores SIGHUP.
+IN_BACKGROUND = ("sh", "-c", 'trap "" INT HUP; exec "$@"', "sh")
+
+
+@pytest.mark.parametrize("prefix", [(), IN_BACKGROUND], ids=["terminal", "background"])
+def test_stop_during_a_launch_ends_the_launch_first(prefix: tuple[str, ...], orch: Orch) -> None:
     _held(orch, "n1")
+    orch.prefix = prefix
     with orch.start("ssh-launch", "--detach", "--", *SLEEPERS) as launch:
         until((orch.cwd / "asked").exists, what="n1 to be asked for its agent")
         with orch.start("stop") as stop:
@@ -136,6 +144,18 @@ def test_stop_during_a_launch_ends_the_launch_first(orch: Orch) -> None:
     assert (record["state"], record["launching"]) == ("STOPPED", None)
     assert not orch.processes_of(record["id"])
     assert not orch.supervisors()
+
+
+def test_launch_under_nohup_watches_on_when_the_terminal_is_closed(orch: Orch) -> None:
+    gate = orch.cwd / "gate"
+    orch.prefix = IN_BACKGROUND
+    with orch.start("ssh-launch", "--", "sh", "-c", f"until [ -e {gate} ]; do sleep 0.02; done; echo end") as watcher:
+        until(lambda: orch.records() and orch.records()[0]["started"], what="the launch to be over")
+        os.killpg(watcher.pid, signal.SIGHUP)
+        gate.touch()
+        out, said = watcher.communicate(timeout=60)
+    assert watcher.returncode == 0, said
+    assert "[n1:1] end" in out
 
 
 def test_stop_of_a_launch_on_another_machine_ends_what_it_can_and_says_so(orch: Orch) -> None:
@@ -160,7 +180,7 @@ def test_launch_that_does_not_give_up_is_not_called_stopped(orch: Orch, monkeypa
     folder = Store(orch.home).find(run)
     monkeypatch.setenv("ORCH_HOME", str(orch.home))
     monkeypatch.setattr(stopping, "GIVE_UP_S", 0.2)
-    with _process("trap '' INT; echo ready; exec sleep 1000") as stubborn:
+    with _process("trap '' TERM; echo ready; exec sleep 1000") as stubborn:
         fields = stat_fields(stubborn.pid)
         assert fields is not None
         mark = {**supervise.this_process(), "pid": stubborn.pid, "start_time": int(fields[19])}
