@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import signal
+import sys
+import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -47,6 +51,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 # two clusters a session and one with accounting, however many workers there are: tests of Slurm wait
                 number = zlib.crc32(item.nodeid.partition("::")[0].encode()) % 2 if kind == "slurm" else 0
                 item.add_marker(pytest.mark.xdist_group(f"{kind}-{number}"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _default_signals() -> None:
+    """
+    Let what the tests start hear SIGINT and SIGHUP, though nohup or a script's `&` had this process ignore them.
+
+    An ignored signal stays ignored through exec; one with a handler has its default action again.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Free what a failed test left open, which its traceback holds, before another test is blamed for it."""
+    failures = item.session.testsfailed
+    outcome = yield
+    if item.session.testsfailed > failures:
+        sys.last_type = sys.last_value = sys.last_traceback = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+    return outcome
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

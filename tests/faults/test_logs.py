@@ -68,22 +68,22 @@ def _followed_through_cuts(watcher: subprocess.Popen[str], farm: Farm) -> tuple[
 def test_stuck_reader_blocks_no_rank_and_loses_nothing(orch: Orch) -> None:
     """A terminal that is stopped with Ctrl-S: orch's pipe is full, the ranks write on."""
     script = 'i=0; while [ "$i" -lt 20000 ]; do i=$((i+1)); echo "line $i of $RANK padded to be long enough"; done'
-    watcher = orch.start("ssh-launch", "--", "sh", "-c", script)
-    until(lambda: orch.records() and orch.records()[-1]["state"] == "DONE", what="the ranks to end", deadline_s=60)
-    text, _ = watcher.communicate(timeout=60)
+    with orch.start("ssh-launch", "--", "sh", "-c", script) as watcher:
+        until(lambda: orch.records() and orch.records()[-1]["state"] == "DONE", what="the ranks to end", deadline_s=60)
+        text, _ = watcher.communicate(timeout=60)
     for rank, node in enumerate(("n0", "n1")):
         assert len(_lines_of(text, node, rank)) == 20000
 
 
 def test_flood_of_one_node_does_not_starve_the_other(orch: Orch) -> None:
     script = 'if [ "$RANK" = 0 ]; then exec yes flood; fi; for i in 1 2 3 4 5; do echo "drop $i"; sleep 0.2; done; sleep 1000'
-    watcher = orch.start("ssh-launch", "--", "sh", "-c", script)
-    assert watcher.stdout is not None
-    while "drop 5" not in (line := watcher.stdout.readline()):
-        assert line, "the log ended"
-    orch("stop")
-    os.killpg(watcher.pid, signal.SIGKILL)
-    watcher.communicate()
+    with orch.start("ssh-launch", "--", "sh", "-c", script) as watcher:
+        assert watcher.stdout is not None
+        while "drop 5" not in (line := watcher.stdout.readline()):
+            assert line, "the log ended"
+        orch("stop")
+        os.killpg(watcher.pid, signal.SIGKILL)
+        watcher.communicate()
 
 
 def test_flood_leaves_memory_bounded_whether_or_not_anybody_reads(orch: Orch) -> None:
@@ -153,8 +153,8 @@ def test_one_stream_alone(orch: Orch, stream: str, texts: set[str]) -> None:
 
 def test_two_terminals_see_the_same(orch: Orch) -> None:
     run = orch("ssh-launch", "--detach", "--", "sh", "-c", COUNT.replace("3000", "300")).stdout.strip()
-    readers = [orch.start("logs", "-f", run, "--json") for _ in range(2)]
-    texts = [[json.loads(line) for line in reader.communicate(timeout=60)[0].splitlines()] for reader in readers]
+    with orch.start("logs", "-f", run, "--json") as one, orch.start("logs", "-f", run, "--json") as two:
+        texts = [[json.loads(line) for line in reader.communicate(timeout=60)[0].splitlines()] for reader in (one, two)]
     for lines in texts:
         for rank in (0, 1):
             own = [line["text"] for line in lines if line["rank"] == rank]
@@ -182,12 +182,12 @@ def test_connections_cut_while_the_past_is_read_cost_nothing_but_a_node_that_is_
 
 
 def test_node_that_is_gone_is_a_gap_in_the_log(orch: Orch, farm: Farm) -> None:
-    watcher = orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000")
-    assert watcher.stdout is not None
-    for _ in range(2):
-        while "up" not in watcher.stdout.readline():
-            pass
-    with farm.only(1):
-        text, said = watcher.communicate(timeout=100)
+    with orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000") as watcher:
+        assert watcher.stdout is not None
+        for _ in range(2):
+            while "up" not in watcher.stdout.readline():
+                pass
+        with farm.only(1):
+            text, said = watcher.communicate(timeout=100)
     assert watcher.returncode == 1, said
     assert re.search(r"^\[n1:-\] gap: n1 cannot be read", text, re.MULTILINE)

@@ -134,8 +134,8 @@ def test_two_that_attach_at_once_get_one_supervisor(orch: Orch) -> None:
     """Both may see that there is none; who comes second is refused."""
     run = _started(orch)
     orch.kill_supervisor(run)
-    both = [orch.start("attach", "--detach", run) for _ in range(2)]
-    said = {process.communicate(timeout=60)[1]: process.returncode for process in both}
+    with orch.start("attach", "--detach", run) as one, orch.start("attach", "--detach", run) as two:
+        said = {process.communicate(timeout=60)[1]: process.returncode for process in (one, two)}
     assert sorted(said.values()) == [0, 2], said
     [refusal] = [text for text, code in said.items() if code]
     assert f"has a supervisor: pid {orch.supervisor(run)} " in refusal

@@ -10,10 +10,22 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from orchestrator.store import RunFolder
 from tests.until import until
+
+
+class Started(subprocess.Popen[str]):
+    """A process that a failing test does not wait for."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, value, traceback)
 
 
 @dataclass(slots=True)
@@ -50,9 +62,9 @@ class Orch:
         assert "Traceback (most recent call last)" not in done.stderr, said
         return done
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start without waiting, leading a session of its own as in a terminal of its own."""
-        return subprocess.Popen(
+    def start(self, *words: str) -> Started:
+        """Start without waiting, leading a session of its own as in a terminal of its own; for a `with` statement."""
+        return Started(
             self.argv(words),
             cwd=self.cwd,
             env=self.environ(),

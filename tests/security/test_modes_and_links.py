@@ -133,11 +133,11 @@ def test_launch_that_is_interrupted_leaves_the_secret_in_node_sh_at_most(
     python.write_text(script)
     python.chmod(0o700)
     orch = _orch(tmp_path, python=str(python))
-    launch = orch.start("ssh-launch", "--", "sh", "-c", f"touch {tmp_path}/.reached; exec sleep 1000")
-    until((tmp_path / ".reached").exists, what=f"the stage {stage}")
-    os.kill(launch.pid, number)
-    (tmp_path / ".gate").touch()
-    launch.communicate(timeout=60)
+    with orch.start("ssh-launch", "--", "sh", "-c", f"touch {tmp_path}/.reached; exec sleep 1000") as launch:
+        until((tmp_path / ".reached").exists, what=f"the stage {stage}")
+        os.kill(launch.pid, number)
+        (tmp_path / ".gate").touch()
+        launch.communicate(timeout=60)
     orch("stop", code=None)
     assert _holders(tmp_path).items() <= {("node.sh", 0o600)}
     assert not list((tmp_path / ".tmp").iterdir())

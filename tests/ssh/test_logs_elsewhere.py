@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,23 +57,23 @@ def _printed(text: str) -> dict[str, list[str]]:
     return {node: [line for of, line in found if of == node] for node in sorted({node for node, _ in found})}
 
 
-def _follow(elsewhere: Orch, run: str, *marks: str) -> tuple[subprocess.Popen[str], str]:
+@contextlib.contextmanager
+def _follow(elsewhere: Orch, run: str, *marks: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A follower, and what it has printed until every mark had come."""
-    following = elsewhere.start("logs", "--follow", run, "-i", "inventory.yaml")
-    assert following.stdout is not None
-    seen = ""
-    while not all(mark in seen for mark in marks):
-        line = following.stdout.readline()
-        assert line, "the log ended"
-        seen += line
-    return following, seen
+    with elsewhere.start("logs", "--follow", run, "-i", "inventory.yaml") as following:
+        assert following.stdout is not None
+        seen = ""
+        while not all(mark in seen for mark in marks):
+            line = following.stdout.readline()
+            assert line, "the log ended"
+            seen += line
+        yield following, seen
 
 
 def _rest(following: subprocess.Popen[str]) -> tuple[str, str]:
-    with following:
-        assert following.stdout is not None
-        assert following.stderr is not None
-        return following.stdout.read(), following.stderr.read()  # communicate() leaves out what readline() has buffered
+    assert following.stdout is not None
+    assert following.stderr is not None
+    return following.stdout.read(), following.stderr.read()  # communicate() leaves out what readline() has buffered
 
 
 def _enough(here: Orch, run: str) -> None:
@@ -89,9 +91,9 @@ def test_log_of_a_finished_run_is_the_same_everywhere(here: Orch, elsewhere: Orc
 
 def test_run_is_followed_to_its_end_from_elsewhere(here: Orch, elsewhere: Orch) -> None:
     run = _detached(here, COUNT)
-    following, text = _follow(elsewhere, run, "[n0:0] line 9", "[n1:1] line 9", "[n2:2] line 9")
-    _enough(here, run)
-    rest, said = _rest(following)
+    with _follow(elsewhere, run, "[n0:0] line 9", "[n1:1] line 9", "[n2:2] line 9") as (following, text):
+        _enough(here, run)
+        rest, said = _rest(following)
     assert following.returncode == 0, said
     assert _printed(text + rest) == _written(here, run)
     assert f"run {run} is DONE" in said
@@ -107,9 +109,9 @@ def test_failed_run_is_followed_until_the_last_node_was_ended(here: Orch, elsewh
     last = 'exec 2> /dev/null; trap "sleep 5; echo last word; exit 0" TERM; echo up; while true; do sleep 0.1; done'
     wait = 'until [ -e "$ORCH_RUN_DIR/enough" ]; do sleep 0.02; done'
     run = _detached(here, f'if [ "$RANK" = 1 ]; then echo up; {wait}; exit 3; fi; {last}')
-    following, text = _follow(elsewhere, run, "[n0:0] up", "[n1:1] up", "[n2:2] up")
-    _enough(here, run)
-    rest, said = _rest(following)
+    with _follow(elsewhere, run, "[n0:0] up", "[n1:1] up", "[n2:2] up") as (following, text):
+        _enough(here, run)
+        rest, said = _rest(following)
     assert _printed(text + rest) == _written(here, run)
     assert (text + rest).count("last word") == 2
     assert f"run {run} is FAILED" in said
@@ -117,12 +119,12 @@ def test_failed_run_is_followed_until_the_last_node_was_ended(here: Orch, elsewh
 
 def test_run_of_which_an_agent_died_without_a_word_is_over_once_nothing_lives(here: Orch, elsewhere: Orch) -> None:
     run = _detached(here, "echo up; exec sleep 1000", "--nodes", "n1")
-    following, _ = _follow(elsewhere, run, "[n1:0] up")
-    here.kill_supervisor(run)
-    agent = here.agent_pid(run, "n1")
-    os.kill(here.parent_of(agent), signal.SIGKILL)
-    os.kill(agent, signal.SIGKILL)
-    _, said = _rest(following)
+    with _follow(elsewhere, run, "[n1:0] up") as (following, _):
+        here.kill_supervisor(run)
+        agent = here.agent_pid(run, "n1")
+        os.kill(here.parent_of(agent), signal.SIGKILL)
+        os.kill(agent, signal.SIGKILL)
+        _, said = _rest(following)
     assert f"run {run} is FAILED" in said
 
 
@@ -220,16 +222,16 @@ def test_damaged_job_is_named(here: Orch, elsewhere: Orch) -> None:
 
 def test_cut_connections_cost_a_follower_elsewhere_no_line(here: Orch, elsewhere: Orch, farm: Farm) -> None:
     run = _detached(here, COUNT)
-    following, text = _follow(elsewhere, run, "[n0:0] line 20", "[n2:2] line 20")
-    farm.drop_connections()
-    before = _written(here, run)
-    until(
-        lambda: all(len(lines) > len(before[node]) + 50 for node, lines in _written(here, run).items()),
-        what="more lines",
-        deadline_s=30,
-    )
-    _enough(here, run)
-    rest, said = _rest(following)
+    with _follow(elsewhere, run, "[n0:0] line 20", "[n2:2] line 20") as (following, text):
+        farm.drop_connections()
+        before = _written(here, run)
+        until(
+            lambda: all(len(lines) > len(before[node]) + 50 for node, lines in _written(here, run).items()),
+            what="more lines",
+            deadline_s=30,
+        )
+        _enough(here, run)
+        rest, said = _rest(following)
     assert following.returncode == 0, said
     assert _printed(text + rest) == _written(here, run)
 

@@ -103,11 +103,11 @@ def test_closed_terminal_leaves_the_job_running_to_its_end_with_every_line(orch:
     """The job waits for a file that appears only after the watching orch was killed with its whole session."""
     gate = farm.home / "gate"
     script = f"echo before; while [ ! -e {gate} ]; do sleep 0.05; done; echo after"
-    watcher = orch.start("ssh-launch", "--", "sh", "-c", script)
-    assert watcher.stdout is not None
-    until(lambda: "before" in watcher.stdout.readline(), what="the first line")  # type: ignore[union-attr]
-    os.killpg(watcher.pid, signal.SIGKILL)
-    watcher.communicate()
+    with orch.start("ssh-launch", "--", "sh", "-c", script) as watcher:
+        assert watcher.stdout is not None
+        until(lambda: "before" in watcher.stdout.readline(), what="the first line")  # type: ignore[union-attr]
+        os.killpg(watcher.pid, signal.SIGKILL)
+        watcher.communicate()
     gate.touch()
     until(lambda: orch.status()["state"] == "DONE", what="the run to be DONE")
     gate.unlink()
@@ -116,11 +116,11 @@ def test_closed_terminal_leaves_the_job_running_to_its_end_with_every_line(orch:
 
 
 def test_ctrl_c_stops_watching_and_says_so_while_the_job_goes_on(orch: Orch, farm: Farm) -> None:
-    watcher = orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000")
-    assert watcher.stdout is not None
-    until(lambda: "up" in watcher.stdout.readline(), what="the first line")  # type: ignore[union-attr]
-    os.killpg(watcher.pid, signal.SIGINT)
-    _, said = watcher.communicate(timeout=30)
+    with orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000") as watcher:
+        assert watcher.stdout is not None
+        until(lambda: "up" in watcher.stdout.readline(), what="the first line")  # type: ignore[union-attr]
+        os.killpg(watcher.pid, signal.SIGINT)
+        _, said = watcher.communicate(timeout=30)
     assert watcher.returncode == 130
     assert "the run goes on" in said
     assert "Traceback" not in said
@@ -142,11 +142,11 @@ def test_stop_ends_one_run_and_leaves_the_other(orch: Orch) -> None:
 
 
 def test_stopped_run_ends_a_watching_orch_with_6(orch: Orch) -> None:
-    watcher = orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000")
-    assert watcher.stdout is not None
-    until(lambda: "up" in watcher.stdout.readline(), what="the first line")  # type: ignore[union-attr]
-    orch("stop")
-    watcher.communicate(timeout=30)
+    with orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000") as watcher:
+        assert watcher.stdout is not None
+        until(lambda: "up" in watcher.stdout.readline(), what="the first line")  # type: ignore[union-attr]
+        orch("stop")
+        watcher.communicate(timeout=30)
     assert watcher.returncode == 6
 
 

@@ -85,10 +85,10 @@ def test_run_on_two_nodes_killed_with_9_repeats_a_straight_one_bit_for_bit_and_d
     for mine, theirs in zip(_numbers(straight), under_ddp, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4)
     launch = ("ssh-launch", "--bare", "--", WARM_RANK.name, str(gate.path), *TINY, *words, f"out={killed}")
-    first = orch.start(*launch)
-    until((killed / "step_10").exists, deadline_s=DEADLINE_S, what="the first checkpoint")
-    gate.ranks["1"].kill()
-    _, said = first.communicate(timeout=DEADLINE_S)
+    with orch.start(*launch) as first:
+        until((killed / "step_10").exists, deadline_s=DEADLINE_S, what="the first checkpoint")
+        gate.ranks["1"].kill()
+        _, said = first.communicate(timeout=DEADLINE_S)
     assert first.returncode == 1
     assert "is FAILED" in said  # by rank 1 or, which may be as quick, by rank 0 that misses it
     assert gate.ranks["1"].wait() == -signal.SIGKILL
@@ -122,12 +122,12 @@ def test_run_as_orch_starts_it_on_two_nodes_killed_with_9_repeats_a_straight_one
     words = (*WORDS, "strategy=zero2", f"data.paths={text}")
     assert _codes(start_ranks(*words, f"out={straight}")) == [0, 0]
     launch = ("ssh-launch", *TINY, *words, f"out={killed}")
-    first = orch.start(*launch)
-    until((killed / "step_10").exists, deadline_s=DEADLINE_S, what="the first checkpoint")
-    (record,) = orch.records()
-    events = orch.events(orch.node_folder(record["id"], "n1"))
-    os.kill(next(one["pid"] for one in events if one["event"] == "rank-started"), signal.SIGKILL)
-    first.communicate(timeout=DEADLINE_S)
+    with orch.start(*launch) as first:
+        until((killed / "step_10").exists, deadline_s=DEADLINE_S, what="the first checkpoint")
+        (record,) = orch.records()
+        events = orch.events(orch.node_folder(record["id"], "n1"))
+        os.kill(next(one["pid"] for one in events if one["event"] == "rank-started"), signal.SIGKILL)
+        first.communicate(timeout=DEADLINE_S)
     assert first.returncode == 1
     done = orch(*launch)
     assert "is DONE" in done.stderr

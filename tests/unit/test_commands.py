@@ -49,14 +49,14 @@ def _done(orch: Orch, *program: str) -> str:
 
 def test_looking_at_a_launch_that_goes_on_changes_nothing(orch: Orch) -> None:
     """One agent runs, the other is not started yet: neither `status` nor `logs -f` takes that for a lost run."""
-    launch = orch.start("ssh-launch", "--", "echo", "hi")
-    until(lambda: list(orch.cwd.glob(".work/runs/*/attempt-1/n0/agent.json")), what="the first agent")
-    assert orch.status()["state"] == "STARTING"
-    follower = orch.start("logs", "--follow")
-    assert orch.status()["state"] == "STARTING"
-    _open_gate(orch)
-    out, _ = launch.communicate(timeout=60)
-    followed, said = follower.communicate(timeout=60)
+    with orch.start("ssh-launch", "--", "echo", "hi") as launch:
+        until(lambda: list(orch.cwd.glob(".work/runs/*/attempt-1/n0/agent.json")), what="the first agent")
+        assert orch.status()["state"] == "STARTING"
+        with orch.start("logs", "--follow") as follower:
+            assert orch.status()["state"] == "STARTING"
+            _open_gate(orch)
+            out, _ = launch.communicate(timeout=60)
+            followed, said = follower.communicate(timeout=60)
     assert (launch.returncode, follower.returncode) == (0, 0), said
     assert "[n1:1] hi" in out
     assert "[n1:1] hi" in followed
@@ -77,10 +77,10 @@ def test_supervisor_of_an_ordinary_run_writes_nothing_into_its_log(orch: Orch, e
 
 
 def test_launch_that_was_killed_is_lost_until_it_is_stopped(orch: Orch) -> None:
-    launch = orch.start("ssh-launch", "--", "sleep", "1000")
-    until(lambda: list(orch.cwd.glob(".work/runs/*/attempt-1/n0/agent.json")), what="the first agent")
-    launch.kill()
-    launch.communicate()
+    with orch.start("ssh-launch", "--", "sleep", "1000") as launch:
+        until(lambda: list(orch.cwd.glob(".work/runs/*/attempt-1/n0/agent.json")), what="the first agent")
+        launch.kill()
+        launch.communicate()
     status = json.loads(orch("status", "--json", code=5).stdout)
     assert status["state"] == "LOST"
     assert "no trace of the run on n1" in status["message"]
