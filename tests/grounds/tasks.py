@@ -86,6 +86,19 @@ class Elsewhere(Points):
         maker.get_cpu_info = dict  # DeepSpeed asks who made the CPU, which takes a second
 
 
+class Counted(Points):
+    """In two blocks; each loss reports how many graphs torch.compile has made so far."""
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        assert isinstance(model, Halves)
+        return [model.one, model.other]
+
+    def loss(self, model: Any, batch: Sample) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+        counters = importlib.import_module("torch._dynamo.utils").counters
+        say(f"graphs={counters['stats']['unique_graphs']}")
+        return super().loss(model, batch)
+
+
 def _as_it_is(graph: Any, _: Any) -> Any:  # noqa: ANN401 -- what torch._dynamo calls
     say(f"compiled {len(graph.graph.nodes)} operations")
     return graph.forward

@@ -107,6 +107,30 @@ def test_options_change_no_number_much_and_a_resumed_run_repeats_a_straight_one_
     assert all(drawn[0][generator] != drawn[1][generator] for generator in ("python", "torch", "numpy"))
 
 
+@pytest.mark.slow
+def test_compiling_recomputed_blocks_compiles_them_and_keeps_the_losses(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    """With inductor and g++, not a double."""
+    components.program("g++")
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    quick = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}  # more than they save for a few small kernels
+    base = ("task=tests.grounds.tasks:Counted", *POINTS[1:], "activation_checkpointing=true", "steps=3")
+
+    def train(strategy: str, *words: str) -> tuple[int, list[tuple[int, float, float]]]:
+        out = tmp_path / "-".join((strategy, *words))
+        words = (f"strategy={strategy}", f"out={out}", *words)
+        (rank,) = start_ranks(*words, world_size=1, env={**cache, **quick}, base=base)
+        assert rank.wait() == 0, rank.err
+        return int(re.findall(r"^graphs=(\d+)$", rank.out, re.MULTILINE)[-1]), _numbers(out)
+
+    for strategy in ("fsdp2", "ddp"):
+        (none, plain), (graphs, compiled) = train(strategy), train(strategy, "compile=true")
+        assert none == 0 < graphs
+        for one, other in zip(compiled, plain, strict=True):
+            assert one == pytest.approx(other, rel=1e-4)
+
+
 def test_task_that_draws_and_leaves_parts_out_is_repeated_bit_for_bit(start_ranks: StartRanks, tmp_path: Path) -> None:
     """From Python's and numpy's generators in its loss; other parts on each rank, which DDP has to find."""
     base = (*POINTS, "options.draws=true", "options.part=true", "save_steps=1", "steps=3")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Callable, Sequence
 
 import torch
@@ -23,7 +22,13 @@ def recompute(config: TrainConfig, blocks: Sequence[torch.nn.Module]) -> None:
 
 
 def _without_reentry(forward: Callable[..., Any]) -> Callable[..., Any]:
-    return functools.partial(torch.utils.checkpoint.checkpoint, forward, use_reentrant=False)
+    checkpoint: Any = torch.utils.checkpoint.checkpoint
+
+    # A function of this file: torch.compile skips frames of torch's own, so it would compile nothing of a partial().
+    def recomputed(*inputs: Any, **named: Any) -> Any:  # noqa: ANN401 -- a module's
+        return checkpoint(forward, *inputs, use_reentrant=False, **named)
+
+    return recomputed
 
 
 def _by_reentry(forward: Callable[..., Any]) -> Callable[..., Any]:
