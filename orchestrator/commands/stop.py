@@ -42,7 +42,7 @@ def stop(run: str) -> int:
         if left:
             raise LaunchError(
                 f"run {record.id} is not known to be over everywhere\n  " + "\n  ".join(left),
-                hint=f"orch stop {record.id} again when the nodes can be reached",
+                hint=f"orch stop {record.id} again once that is resolved",
             )
         if elsewhere:
             raise LaunchError(

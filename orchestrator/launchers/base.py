@@ -60,6 +60,8 @@ class Queue:
     reason: str = ""
     over: bool = False
     job: str = ""
+    name: str = ""
+    """The name that the job was submitted under."""
     explanation: str = ""
     """The reason as a sentence, with what the user can do."""
     absent: bool = False

@@ -12,7 +12,7 @@ from orchestrator.bundle import Bundle
 from orchestrator.errors import LaunchError, NodeError, NodesError
 from orchestrator.hostlist import expand
 from orchestrator.launchers import apart
-from orchestrator.launchers.base import Place, Queue
+from orchestrator.launchers.base import GONE, Place, Queue
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.slurm_host import SlurmHost
 from orchestrator.launchers.slurm_queue import array_of, ask, position
@@ -124,8 +124,14 @@ class SlurmLauncher:
             return [f"{exc.node}: {exc}; {which} was not cancelled"]
 
     def _cancelled(self, job: str | None, deadline: float) -> list[str]:
-        is_cancelled = False
-        while (queue := self._asked(job)) is not None and not queue.over:
+        """Cancel the job until Slurm reports it over; a job of another name is not the run's, whatever id was recorded."""
+        is_cancelled, own_name = False, self._plan.job_name
+        while (queue := self._asked(job)) is not None:
+            if queue.job and queue.word != GONE and queue.name != own_name:
+                found = f"Slurm job {queue.job} is named {queue.name}, not {own_name}: it was not cancelled"
+                return [f"{found}; `squeue --me --name={own_name}` lists the run's own job, and `scancel ID` ends that"]
+            if queue.over:
+                break
             if queue.absent or time.monotonic() > deadline:
                 name = queue.job or job or self._plan.run_id
                 return [f"Slurm job {name} is not known to be over: {queue.word} {queue.why}".strip()]

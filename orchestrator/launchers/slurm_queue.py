@@ -11,8 +11,6 @@ from orchestrator.launchers.slurm_reasons import explained
 
 Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 """Runs a command of Slurm where Slurm is; 127 when there is none, 124 when it does not answer."""
-Named = tuple[str, Queue]
-"""A job by its name, which is the id of its run."""
 # Words of squeue and sacct after which a job never runs again (man squeue, JOB STATE CODES); all others are kept as they are.
 # A job that is requeued goes from COMPLETING to PENDING: none of these is seen of it in between.
 OVER = frozenset(
@@ -91,16 +89,16 @@ def array_of(job: str) -> str:
     return job.partition("_")[0]
 
 
-def from_squeue(text: str) -> list[Named]:
+def from_squeue(text: str) -> list[Queue]:
     """The jobs in the output of squeue."""
     rows = [line.split("|", len(_SQUEUE) - 1) for line in text.splitlines()]
     return [
-        (name, _queue(job, word, reason, (nodes, count, elapsed, limit, partition, start)))
+        _queue(job, word, reason, (nodes, count, elapsed, limit, partition, start), name=name)
         for job, word, reason, nodes, count, elapsed, limit, partition, start, name in _whole(rows, len(_SQUEUE))
     ]
 
 
-def from_scontrol(text: str) -> list[Named]:
+def from_scontrol(text: str) -> list[Queue]:
     """The job in the output of `scontrol --oneliner show job ID`."""
     found = []
     for line in text.splitlines():
@@ -112,17 +110,17 @@ def from_scontrol(text: str) -> list[Named]:
             cells = tuple(fields.get(name, "") for name in rest)
             reason = fields.get("Reason", "").replace("_", " ")
             task = f"{fields.get('ArrayJobId')}_{fields['ArrayTaskId']}" if "ArrayTaskId" in fields else fields["JobId"]
-            found.append((fields.get("JobName", ""), _queue(task, fields["JobState"], reason, cells)))
+            found.append(_queue(task, fields["JobState"], reason, cells, name=fields.get("JobName", "")))
     return found
 
 
-def from_sacct(text: str) -> list[Named]:
+def from_sacct(text: str) -> list[Queue]:
     """The jobs in the output of sacct; of one that was requeued the last state is the last line."""
     rows = [line.split("|", len(_SACCT) - 1) for line in text.splitlines()]
     found = []
     for job, state, *cells, name in _whole(rows, len(_SACCT)):
         word, _, by = state.partition(" ")  # "CANCELLED by 1000"
-        found.append((name, _queue(job, word, by.replace("by ", "by user "), tuple(cells))))
+        found.append(_queue(job, word, by.replace("by ", "by user "), tuple(cells), name=name))
     return found
 
 
@@ -134,10 +132,10 @@ def _which(jobs: Mapping[str, str | None]) -> list[str]:
     return ["--jobs", job] if job is not None else ["--me", "--name", name]
 
 
-def _matched(jobs: Mapping[str, str | None], listed: Iterable[Named]) -> dict[str, Queue]:
+def _matched(jobs: Mapping[str, str | None], listed: Iterable[Queue]) -> dict[str, Queue]:
     by_job, by_name = {}, {}
-    for name, queue in listed:
-        by_job[queue.job], by_name[name] = queue, queue
+    for queue in listed:
+        by_job[queue.job], by_name[queue.name] = queue, queue
     found = {name: by_name.get(name) if job is None else by_job.get(job) for name, job in jobs.items()}
     return {name: queue for name, queue in found.items() if queue is not None}
 
@@ -153,7 +151,7 @@ def _counted(run: Run, jobs: Mapping[str, str | None]) -> dict[str, Queue]:
     return {name: found.get(name) or Queue(GONE, why, over=True, job=job or "") for name, job in jobs.items()}
 
 
-def _queue(job: str, word: str, reason: str, cells: Sequence[str]) -> Queue:
+def _queue(job: str, word: str, reason: str, cells: Sequence[str], *, name: str) -> Queue:
     nodes, count, elapsed, limit, partition, start = ("" if cell in _OPEN else cell for cell in cells)
     over = word in OVER
     is_old = word == "CANCELLED" and not reason.startswith("by ")  # why it waited before is no news then
@@ -164,6 +162,7 @@ def _queue(job: str, word: str, reason: str, cells: Sequence[str]) -> Queue:
         reason,
         over=over,
         job=job,
+        name=name,
         explanation="" if over else explained(reason, job),
         partition=partition,
         nodes=nodes,

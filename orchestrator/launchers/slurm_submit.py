@@ -28,9 +28,9 @@ def submit(plan: LaunchPlan) -> str:
     Submit the batch script once; returns the job id.
 
     Raises:
-        LaunchError: sbatch refused it.
+        LaunchError: sbatch refused it, or printed no job id.
     """
-    from submitit.core.utils import FailedJobError, FailedSubmissionError  # noqa: PLC0415  imported when needed
+    from submitit.core.utils import FailedJobError  # noqa: PLC0415  imported when needed
     from submitit.helpers import clean_env  # noqa: PLC0415
     from submitit.slurm.slurm import SlurmExecutor  # noqa: PLC0415
 
@@ -43,7 +43,15 @@ def submit(plan: LaunchPlan) -> str:
             return script.read_text("utf-8")
 
         def _make_submission_command(self, submission_file_path: Path) -> list[str]:  # noqa: ARG002
-            return ["sbatch", f"--chdir={folder}", str(script)]
+            return ["sbatch", "--parsable", f"--chdir={folder}", str(script)]
+
+        @staticmethod
+        def _get_job_id_from_submission_command(string: bytes | str) -> str:
+            """submitit's own takes the first `job N`, which may be in a note that a wrapper of the site prints."""
+            output = string if isinstance(string, str) else string.decode()
+            if job := job_id(output):
+                return job
+            raise LaunchError(f"this machine: sbatch gave no job id: {output!r}")
 
     conf = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
     # Ctrl-C and `orch stop` wait until the job id is known: what was submitted can then be cancelled
@@ -53,17 +61,17 @@ def submit(plan: LaunchPlan) -> str:
             os.environ.update(conf)
             executor = OwnScript(folder)
             job: submitit.Job[Any] = executor._submit_command("")  # noqa: SLF001  the documented override point
-    except (FailedJobError, FailedSubmissionError) as exc:
+    except FailedJobError as exc:
         raise refusal(str(exc)) from exc
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return str(job.job_id)
 
 
-def job_id(said: str) -> str | None:
-    """What `sbatch --parsable` says: the id, with `;` and the cluster's name where there are several."""
-    # a site's own plug-ins may have said something before
-    found = re.findall(r"^([0-9]+)(?:;.*)?$", said, re.MULTILINE)
+def job_id(output: str) -> str | None:
+    """The job id in the output of `sbatch --parsable`: the last line of the form `ID` or `ID;CLUSTER`; None if there is none."""
+    # wrappers and plug-ins of a site print lines of their own
+    found = re.findall(r"^([0-9]+)(?:;.*)?$", output, re.MULTILINE)
     return str(found[-1]) if found else None
 
 

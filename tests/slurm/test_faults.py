@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -113,6 +114,42 @@ def test_job_that_slurm_took_although_sbatch_timed_out_is_the_runs_and_the_only_
 
 def _slurm(cluster: Cluster, *argv: str) -> str:
     return subprocess.run(argv, env=cluster.env, check=True, capture_output=True, text=True).stdout
+
+
+def _other_job(cluster: Cluster) -> str:
+    """Submit a job that is not orch's; returns its id."""
+    return _slurm(cluster, "sbatch", "--parsable", "--output=/dev/null", "--wrap", "sleep 1000").strip()
+
+
+def test_job_id_is_the_one_that_sbatch_printed_and_not_one_in_a_note_of_the_site(orch: Orch, cluster: Cluster) -> None:
+    other = _other_job(cluster)
+    _wrapped(orch, "sbatch", f'echo "Note: your job {other} uses 3% of its CPUs"; exec $real "$@"')
+    run = orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
+    [job] = set(cluster.jobs()) - {other}
+    assert orch.status(run)["slurm_job"] == job
+    orch("stop", run)
+    assert list(cluster.jobs()) == [other]
+
+
+def test_job_of_a_submission_whose_output_has_no_id_is_found_by_its_name(orch: Orch, cluster: Cluster) -> None:
+    _wrapped(orch, "sbatch", '$real "$@" >/dev/null && echo "Note: your job 99999 was submitted"')
+    run = orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
+    assert list(cluster.jobs()) == [orch.status(run)["slurm_job"]]
+
+
+def test_stop_never_cancels_a_job_of_another_name(orch: Orch, cluster: Cluster) -> None:
+    other = _other_job(cluster)
+    run = orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
+    record = orch.home / "runs" / run / "run.json"
+    record.write_text(json.dumps(json.loads(record.read_text("utf-8")) | {"slurm_job": other}))
+    running = set(cluster.jobs())
+    said = orch("stop", run, code=4).stderr
+    assert f"Slurm job {other} is named wrap, not {run}" in said
+    assert f"squeue --me --name={run}" in said
+    assert set(cluster.jobs()) == running
+    _slurm(cluster, "scancel", other)
+    until(lambda: other not in cluster.jobs(), deadline_s=30, what="the other job to be over")
+    assert "is named wrap" in orch("stop", run, code=4).stderr  # the run's own job still runs
 
 
 @pytest.mark.timeout(300)

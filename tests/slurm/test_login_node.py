@@ -217,6 +217,25 @@ def test_connection_that_is_lost_before_sbatch_answers_makes_no_second_job(
     assert (farm.home / "asked").read_text("utf-8") == "once\n"
 
 
+def test_a_note_of_the_site_names_no_job_and_stop_cancels_none_of_another_name(
+    laptop: Orch, farm: Farm, cluster: Cluster
+) -> None:
+    sbatch = ["sbatch", "--parsable", "--output=/dev/null", "--wrap", "sleep 1000"]
+    other = subprocess.run(sbatch, env=cluster.env, check=True, capture_output=True, text=True).stdout.strip()
+    put_program(farm, "sbatch", f'echo "Note: your job {other} uses 3% of its CPUs"; exec /usr/bin/sbatch "$@"')
+    run = laptop("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
+    [job] = set(cluster.jobs()) - {other}
+    record = laptop.home / "runs" / run / "run.json"
+    recorded = json.loads(record.read_text("utf-8"))
+    assert recorded["slurm_job"] == job
+    record.write_text(json.dumps(recorded | {"slurm_job": other}))
+    assert f"Slurm job {other} is named wrap, not {run}" in laptop("stop", run, code=4).stderr
+    assert set(cluster.jobs()) == {other, job}
+    record.write_text(json.dumps(recorded))
+    laptop("stop", run)
+    assert list(cluster.jobs()) == [other]
+
+
 def test_job_whose_sbatch_was_killed_before_it_answered_is_found_by_its_name(
     laptop: Orch, farm: Farm, cluster: Cluster
 ) -> None:
