@@ -85,6 +85,11 @@ class Queue:
         """Whether the job is in the queue, where it may have run before."""
         return self.word in WAITING
 
+    @property
+    def never_ran(self) -> bool:
+        """Whether the job ended without ever having a node, as one does that the scheduler refuses but keeps a record of."""
+        return self.over and not self.nodes and self.word != GONE
+
 
 class Launcher(Protocol):
     """Carries out one plan; holds its connections until closed."""

@@ -172,6 +172,7 @@ class SlurmLauncher:
             or apart.is_apart(self._plan)
             or not (queue.over or queue.word == "RUNNING")
             or queue.word == "CANCELLED"
+            or queue.never_ran
         ):
             return queue
         trace = self._host.trace(self._plan)
@@ -186,15 +187,17 @@ class SlurmLauncher:
         """
         The id of a job that Slurm took though sbatch failed, as after a time-out: it is not submitted twice.
 
+        Of a job that no node could run, slurmctld keeps a FAILED record although it refused it: that job was not taken.
+
         Raises:
             LaunchError: the refusal; Slurm has no such job, or does not say.
         """
         said = str(refusal)
         patience_s = DOUBT_S if any(word in said for word in IN_DOUBT) else 0.0
         queue = None if NOT_REACHED in said else self._sought(patience_s)
-        if queue is not None and queue.job:
+        if queue is not None and queue.job and not queue.never_ran:
             return array_of(queue.job)
-        self._may_be_submitted = queue is not None
+        self._may_be_submitted = queue is not None and not queue.never_ran
         raise refusal
 
     def _sought(self, patience_s: float) -> Queue | None:

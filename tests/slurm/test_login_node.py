@@ -143,12 +143,23 @@ def test_what_the_cluster_does_not_have_is_refused_before_anything_is_written(la
     assert not (farm.home / laptop.cwd.name).exists()
 
 
-def test_sbatchs_refusal_is_said_in_its_words(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
-    write_login_inventory(laptop.cwd, farm, slurm={"options": ["--licenses=nope"]})
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--licenses=nope", "license"),
+        ("--mem=64G", "sbatch refused the job: Memory specification can not be satisfied"),
+    ],
+)
+def test_sbatchs_refusal_is_said_in_its_words(
+    laptop: Orch, farm: Farm, cluster: Cluster, option: str, words: str
+) -> None:
+    write_login_inventory(laptop.cwd, farm, slurm={"options": [option]})
     done = laptop("submit", "--", "true", code=4)
     assert "sbatch refused the job" in done.stderr
-    assert "license" in done.stderr
-    assert laptop.records()[-1]["state"] == "FAILED"
+    assert words in done.stderr
+    record = laptop.records()[-1]
+    assert record["state"] == "FAILED"
+    assert words in record["message"]
     assert not cluster.jobs()
 
 

@@ -146,10 +146,26 @@ def test_what_the_inventory_says_is_what_slurm_got(cluster: Cluster, tmp_path: P
     assert " OverSubscribe=USER " in job
 
 
-def test_what_only_sbatch_knows_is_refused_with_slurms_words(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.inventory(tmp_path, slurm={"constraint": "h800"})
-    done = Orch(tmp_path, env=cluster.env)("submit", "--", "true", code=4)
-    assert "Invalid feature specification" in done.stderr
+# Of the jobs that no node of the cluster could run, slurmctld keeps a FAILED record.
+REFUSED = [
+    ({"constraint": "h800"}, "Batch job submission failed: Invalid feature specification"),
+    ({"mem": "64G"}, "Memory specification can not be satisfied"),
+    ({"options": ["--tmp=64G"]}, "Temporary disk specification can not be satisfied"),
+]
+
+
+@pytest.mark.parametrize(("slurm", "words"), REFUSED, ids=["constraint", "mem", "tmp"])
+def test_what_only_sbatch_knows_is_refused_with_slurms_words(
+    cluster: Cluster, tmp_path: Path, slurm: dict[str, object], words: str
+) -> None:
+    cluster.inventory(tmp_path, slurm=slurm)
+    orch = Orch(tmp_path, env=cluster.env)
+    done = orch("submit", "--detach", "--", "true", code=4)
+    assert f"sbatch refused the job: {words}" in done.stderr
+    assert not done.stdout
+    status = orch.status()
+    assert (status["state"], status["slurm_job"]) == ("FAILED", None)
+    assert status["message"].startswith(f"sbatch refused the job: {words}")
     assert not cluster.jobs()
 
 

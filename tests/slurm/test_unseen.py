@@ -55,3 +55,14 @@ def test_job_that_runs_for_long_and_shows_nothing_is_remarked_on_until_it_does(
     (Path(planned.attempt_dir(planned.head)) / f"slurm-{job}.log").touch()
     assert reason() == ""
     launcher.close()
+
+
+def test_job_that_never_had_a_node_is_not_expected_to_leave_anything(planned: LaunchPlan) -> None:
+    """slurmctld keeps a FAILED record of the job that it refused."""
+    sbatch = ["sbatch", f"--job-name={planned.job_name}", "--mem=64G", "--wrap", "true"]
+    assert subprocess.run(sbatch, check=False, capture_output=True, timeout=60).returncode != 0
+    launcher = SlurmLauncher(planned, ThisMachine(planned.head))
+    queue = launcher.queue(None)
+    assert queue is not None
+    assert (queue.word, queue.reason) == ("FAILED", "BadConstraints")
+    launcher.close()
