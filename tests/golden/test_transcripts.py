@@ -1,5 +1,5 @@
 """
-What every shipped inventory turns into, word for word.
+What inventories turn into, word for word: a file for each that says something of its own, assertions for what little the rest adds.
 
 After a wanted change: `pytest tests/golden --update`, then read the diff.
 """
@@ -23,20 +23,27 @@ from orchestrator.resources import inventory_folder
 from orchestrator.run import LauncherName, Program, Request
 from tests.grounds import components
 
-INVENTORIES = ("h800", "h800-roce", "t20", "local")
-LAUNCHERS: tuple[LauncherName, ...] = ("slurm", "ssh")
-PROGRAMS = {
-    "trainer": Program("trainer", ("steps=20", "model.layers=4")),
-    "program": Program("python", ("train.py", "--n", "3", 'a b$c "d"'), "sub dir"),
-}
+SHIPPED = {"h800": 2, "h800-roce": 2, "t20": 2, "local": 1}  # nodes
 # Inventories of their own, which say all that they can say of Slurm.
-FULL = [(name, "slurm", "program", 2) for name in ("slurm-pyxis", "slurm-apptainer", "slurm-spares")]
-CASES = [*product(INVENTORIES, LAUNCHERS, PROGRAMS, (1, 16)), *FULL]
+FULL = ("slurm-pyxis", "slurm-apptainer", "slurm-spares")
+LAUNCHERS: tuple[LauncherName, ...] = ("ssh", "slurm")
+CASES: list[tuple[str, LauncherName]] = [*product(SHIPPED, LAUNCHERS), *((name, "slurm") for name in FULL)]
+# What Slurm's other three say is in DIRECTIVES and in the files for SSH.
+RECORDED = [case for case in CASES if case[1] == "ssh" or case[0] in ("h800", *FULL)]
+DIRECTIVES = {
+    "h800": ["--partition=gpu", "--time=1-00:00:00", "--exclusive"],
+    "h800-roce": ["--partition=gpu", "--time=1-00:00:00", "--exclusive"],
+    "t20": ["--partition=t20", "--time=1-00:00:00", "--exclusive"],
+    "local": ["--cpus-per-task=2"],
+}
+TRAINER = Program("trainer", ("steps=20", "model.layers=4"))
+PROGRAM = Program("python", ("train.py", "--n", "3", 'a b$c "d"'), "sub dir")
+DEVICES = {"h800": "cuda", "h800-roce": "cuda", "t20": "gcu", "local": "cpu"}
 
 
 def _inventory(name: str, nodes: int) -> Inventory:
     """The shipped inventory, or the one that lies here, with that many nodes and a Python that is not this machine's."""
-    folder = inventory_folder() if name in INVENTORIES else Path(__file__).parent
+    folder = inventory_folder() if name in SHIPPED else Path(__file__).parent
     inventory = inventories.load(folder / f"{name}.yaml")
     first = inventory.nodes[0].model_copy(update={"python": "/opt/conda/bin/python3"})
     copies = [
@@ -46,40 +53,77 @@ def _inventory(name: str, nodes: int) -> Inventory:
     return inventory.model_copy(update={"nodes": tuple(copies)})
 
 
-def _plan(name: str, launcher: LauncherName, program: str, nodes: int) -> LaunchPlan:
-    request = Request(launcher, PROGRAMS[program])
+def _plan(name: str, launcher: LauncherName, program: Program = PROGRAM, nodes: int = 0) -> LaunchPlan:
     run_id = f"{name}-20260102-030405-0abc"
-    return plans.make_plan(_inventory(name, nodes), request, run_id=run_id, bundle="0" * 32, home="/home/train")
+    inventory = _inventory(name, nodes or SHIPPED.get(name, 2))
+    return plans.make_plan(inventory, Request(launcher, program), run_id=run_id, bundle="0" * 32, home="/home/train")
 
 
-@pytest.mark.parametrize(("name", "launcher", "program", "nodes"), CASES)
-def test_transcript_is_as_recorded(
-    name: str, launcher: LauncherName, program: str, nodes: int, golden: Callable[[str, str], None]
-) -> None:
+def _exports(plan: LaunchPlan) -> list[str]:
+    return re.findall("^export .*$", transcript.of(plan), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "launcher"), RECORDED)
+def test_transcript_is_as_recorded(name: str, launcher: LauncherName, golden: Callable[[str, str], None]) -> None:
     """A change of any file or command that a launch makes shows up in review."""
-    golden(f"{name}/{launcher}-{program}-{nodes:02}.sh", transcript.of(_plan(name, launcher, program, nodes)))
+    golden(f"{name}-{launcher}.sh" if name in SHIPPED else f"{name}.sh", transcript.of(_plan(name, launcher)))
 
 
-@pytest.mark.parametrize(("name", "launcher", "program", "nodes"), CASES)
-def test_rendered_scripts_pass_shellcheck(
-    name: str, launcher: LauncherName, program: str, nodes: int, tmp_path: Path
-) -> None:
-    """The transcript as a whole, and every script in it on its own."""
-    plan = _plan(name, launcher, program, nodes)
-    scripts = {"transcript.sh": transcript.of(plan)}
-    for node, files in plans.node_files(plan).items():
-        for file in files:
-            if not file.path.endswith(".json"):
-                scripts[f"{node}-{Path(file.path).name}"] = file.text
-    for file_name, text in scripts.items():
-        (tmp_path / file_name).write_text(text, "utf-8")
-    command = [components.program("shellcheck"), "--norc", *sorted(str(tmp_path / script) for script in scripts)]
+@pytest.mark.parametrize("name", SHIPPED)
+def test_slurm_gets_the_environment_that_ssh_gets_and_the_settings_of_the_inventory(name: str) -> None:
+    under_slurm = _plan(name, "slurm")
+    assert _exports(under_slurm) == _exports(_plan(name, "ssh"))[: len(_exports(under_slurm))]
+    directives = re.findall("^#SBATCH (.*)$", transcript.of(under_slurm), re.MULTILINE)
+    assert directives[directives.index("--requeue") + 1 :] == DIRECTIVES[name]
+
+
+def test_home_of_the_nodes_is_spelled_out_under_slurm() -> None:
+    text = transcript.of(_plan("local", "slurm"))
+    assert "exec /opt/conda/bin/python3 -E -s -S /home/train/.orch/bundles/" in text
+    assert "~" not in text.replace("${nodes%%,*}", "")
+
+
+@pytest.mark.parametrize(("name", "launcher"), list(product(SHIPPED, LAUNCHERS)))
+def test_trainer_in_place_of_a_program_changes_one_line(name: str, launcher: LauncherName) -> None:
+    pairs = zip(
+        transcript.of(_plan(name, launcher, TRAINER)).splitlines(),
+        transcript.of(_plan(name, launcher)).splitlines(),
+        strict=True,
+    )
+    args = f'["-u", "-m", "trainer", "device={DEVICES[name]}", "steps=20", "model.layers=4"]'
+    line = f' "program": {{"python": true, "args": {args}, "pythonpath": "", "cwd": null}},'
+    assert [trainer for trainer, program in pairs if trainer != program] == [line]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_sixteen_nodes_have_their_own_names_addresses_and_ranks(launcher: LauncherName) -> None:
+    text = transcript.of(_plan("h800", launcher, nodes=16))
+    for number in range(1, 16):
+        name, address = f"h800-{number:02}", f"10.0.0.{number + 1}"
+        if launcher == "slurm":
+            assert f"'{name}')\n    ORCH_ADDRESS='{address}'\n" in text
+        else:
+            assert f"# --- node {name} (ssh train@{address});" in text
+            assert f"--node '{name}' --node-rank {number} " in text
+    assert launcher == "ssh" or ("#SBATCH --nodes=16\n" in text and "srun --nodes=16 --ntasks=16 " in text)
+
+
+def test_rendered_scripts_pass_shellcheck(tmp_path: Path) -> None:
+    """The transcripts as a whole, and every script in them on its own."""
+    for name, launcher in CASES:
+        plan = _plan(name, launcher)
+        scripts = {"transcript.sh": transcript.of(plan)}
+        for node, files in plans.node_files(plan).items():
+            scripts |= {f"{node}-{Path(file.path).name}": file.text for file in files if "job.json" not in file.path}
+        for file_name, text in scripts.items():
+            (tmp_path / f"{name}-{launcher}-{file_name}").write_text(text, "utf-8")
+    command = [components.program("shellcheck"), "--norc", *sorted(map(str, tmp_path.iterdir()))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(("name", "launcher", "program", "nodes"), CASES)
-def test_values_nobody_set_are_not_rendered(name: str, launcher: LauncherName, program: str, nodes: int) -> None:
+@pytest.mark.parametrize(("name", "launcher"), CASES)
+def test_values_nobody_set_are_not_rendered(name: str, launcher: LauncherName) -> None:
     """No `--partition=`, no `export X=`, no None."""
-    text = transcript.of(_plan(name, launcher, program, nodes))
+    text = transcript.of(_plan(name, launcher))
     assert not re.search(r"export \w+=$|--[\w-]+=(\s|$)|\bNone\b|=''", text, re.MULTILINE)

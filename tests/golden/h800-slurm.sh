@@ -1,5 +1,5 @@
 #!/bin/bash
-# Run h800-20260102-030405-0abc: 16 nodes, 128 ranks, bundle 00000000000000000000000000000000. Nothing was started.
+# Run h800-20260102-030405-0abc: 2 nodes, 16 ranks, bundle 00000000000000000000000000000000. Nothing was started.
 set -eu
 umask 077
 
@@ -14,7 +14,7 @@ cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE
  "bundle_dir": "/data/orch/bundles/00000000000000000000000000000000",
  "nodes": null,
  "addresses": [],
- "ranks": [8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8],
+ "ranks": [8, 8],
  "program": {"python": true, "args": ["-u", "train.py", "--n", "3", "a b$c \"d\""], "pythonpath": "trainer/scripts/site", "cwd": "sub dir"},
  "grace_s": 10.0,
  "orphan_timeout_s": null,
@@ -41,48 +41,6 @@ case $SLURMD_NODENAME in
 'h800-01')
     ORCH_ADDRESS='10.0.0.2'
     ;;
-'h800-02')
-    ORCH_ADDRESS='10.0.0.3'
-    ;;
-'h800-03')
-    ORCH_ADDRESS='10.0.0.4'
-    ;;
-'h800-04')
-    ORCH_ADDRESS='10.0.0.5'
-    ;;
-'h800-05')
-    ORCH_ADDRESS='10.0.0.6'
-    ;;
-'h800-06')
-    ORCH_ADDRESS='10.0.0.7'
-    ;;
-'h800-07')
-    ORCH_ADDRESS='10.0.0.8'
-    ;;
-'h800-08')
-    ORCH_ADDRESS='10.0.0.9'
-    ;;
-'h800-09')
-    ORCH_ADDRESS='10.0.0.10'
-    ;;
-'h800-10')
-    ORCH_ADDRESS='10.0.0.11'
-    ;;
-'h800-11')
-    ORCH_ADDRESS='10.0.0.12'
-    ;;
-'h800-12')
-    ORCH_ADDRESS='10.0.0.13'
-    ;;
-'h800-13')
-    ORCH_ADDRESS='10.0.0.14'
-    ;;
-'h800-14')
-    ORCH_ADDRESS='10.0.0.15'
-    ;;
-'h800-15')
-    ORCH_ADDRESS='10.0.0.16'
-    ;;
 esac
 case $1 in
 rendezvous)
@@ -108,7 +66,7 @@ mkdir -p /data/orch/runs/h800-20260102-030405-0abc/attempt-1
 cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF_FILE'
 #!/bin/bash
 #SBATCH --job-name=h800-20260102-030405-0abc
-#SBATCH --nodes=16
+#SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --output=slurm-%j.log
 #SBATCH --open-mode=append
@@ -145,7 +103,7 @@ while :; do
         # What the head has found comes on its standard input, which srun hands to all.
         # In the background: bash hears no signal while it waits for anything else.
         status=0
-        srun --nodes=16 --ntasks=16 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --unbuffered \
+        srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --unbuffered \
             /bin/sh "$folder/node.sh" run <&3 &
         wait "$!" || status=$?
         kill "$holder_pid" 2>/dev/null || true
