@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+import importlib
+from typing import TYPE_CHECKING, Any
 
-TYPE_CHECKING = (
-    False  # what typing.TYPE_CHECKING is: this file travels, and importing typing costs every agent some milliseconds
-)
+from orchestrator.version import __version__
+
 if TYPE_CHECKING:
-    from typing import Any
+    from orchestrator.api import Run, ssh_launch, submit
+
+__all__ = ["Run", "__version__", "ssh_launch", "submit"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  functions and a class
-    """What api.py has, imported when somebody asks for it."""
-    if name not in ("submit", "ssh_launch", "Run"):
+    """Import api.py when one of its names is used: every command imports this package, few use api.py."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib  # noqa: PLC0415
-
     return getattr(importlib.import_module("orchestrator.api"), name)

@@ -84,7 +84,8 @@ def build(*, trainer: bool, code: Code | None) -> Bundle:
     """
     folders = {"orchestrator/node": node_folder(), **({"trainer": trainer_folder()} if trainer else {})}
     files = [(f"{where}/{name}", folder / name) for where, folder in folders.items() for name in _walk(folder)]
-    files.append(("orchestrator/__init__.py", node_folder().parent / "__init__.py"))
+    # an empty package: the launching machine's own imports what is not on the nodes
+    files.append(("orchestrator/__init__.py", node_folder() / "__init__.py"))
     left_out: tuple[str, ...] = ()
     if code is not None:
         _refuse_large(code)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.errors import OrchError
+from orchestrator.version import __version__
 
 if TYPE_CHECKING:
     from orchestrator.commands.request import Words
@@ -62,6 +63,7 @@ class _InOrder(click.Group):
 
 
 @click.group(cls=_InOrder)
+@click.version_option(__version__, message="%(prog)s %(version)s")
 def app() -> None:
     """
     Start a training job on many machines from one inventory file, and bring every log back.

@@ -15,7 +15,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import orchestrator
 from orchestrator import bundle as bundles
 from orchestrator import plan as plans
 from orchestrator import supervise, transcript
@@ -32,6 +31,7 @@ from orchestrator.plan import LaunchPlan
 from orchestrator.run import Request, RunRecord, RunState, new_run_id
 from orchestrator.store import RunFolder, Store, home
 from orchestrator.transports.terminal import Terminal
+from orchestrator.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,5 +213,5 @@ def _record(plan: LaunchPlan, request: Request, inventory: Inventory, now: datet
         inventory={"name": inventory.name, "file": inventory.file, "digest": inventory.digest},
         code={},
         launching=supervise.this_process(),
-        versions={"orch": orchestrator.__version__, "python": sys.version.split()[0]},
+        versions={"orch": __version__, "python": sys.version.split()[0]},
     )

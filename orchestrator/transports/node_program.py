@@ -11,7 +11,7 @@ import zlib
 from importlib.abc import InspectLoader
 
 OLDEST_PYTHON = (3, 8)
-PACKAGES = ("orchestrator", "orchestrator.node")
+PACKAGES = ("orchestrator", "orchestrator.node")  # empty on a node
 # All that a connection may need; the node runs a module when it is first imported there.
 EVERY_TIME = ("machine", "receive", "contact", "watch", "endpoint")
 AT_TIMES = ("marks", "stop", "rendezvous", "strays", "leftovers", "records", "command", "file_system", "stacks")
@@ -66,7 +66,7 @@ _making = threading.Lock()
 @functools.cache
 def _program() -> bytes:
     every_time, at_times = ([f"orchestrator.node.{name}" for name in names] for names in (EVERY_TIME, AT_TIMES))
-    texts = {name: _loader(name).get_source(name) for name in (*PACKAGES, *every_time, *at_times)}
+    texts = {name: _loader(name).get_source(name) for name in (*every_time, *at_times)} | dict.fromkeys(PACKAGES, "")
     code = zlib.compress(marshal.dumps({name: _loader(name).get_code(name) for name in every_time}))
     text = zlib.compress(json.dumps(texts).encode())
     bootstrap, magic = BOOTSTRAP.encode(), importlib.util.MAGIC_NUMBER.hex().encode()

@@ -62,6 +62,11 @@ def test_launches_without_the_repository(python: Path, elsewhere: Path) -> None:
     assert "[n1:3] rank 3 of 4" in done.stdout
 
 
+def test_version_is_that_of_the_distribution(python: Path, elsewhere: Path) -> None:
+    (ours,) = metadata.distributions(name="orch-launch", path=[str(packages_of(python))])
+    assert orch(python, elsewhere, "--version").stdout == f"orch {ours.version}\n"
+
+
 def test_requirements_are_complete_and_agree(python: Path) -> None:
     assert "No broken requirements found" in pip(python, "check")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -96,6 +97,20 @@ def test_archive_holds_what_the_bundle_names_and_nothing_of_its_maker(repository
     assert {(member.uid, member.uname, member.mode & 0o077) for member in members.values() if member.isfile()} == {
         (0, "", 0)
     }
+
+
+def test_package_that_travels_imports_nothing(repository: Path, tmp_path: Path) -> None:
+    """The door to api.py stays here; a program that imports orchestrator to launch itself still starts on a node."""
+    bundle = bundles.build(trainer=False, code=bundles.find_code(repository, ["x.py"]))
+    package = tmp_path / "orchestrator"
+    package.mkdir()
+    (package / "__init__.py").write_bytes(dict(bundle.files)["orchestrator/__init__.py"].read_bytes())
+    program = (
+        "import sys; sys.path[:0] = ['.']; before = {*sys.modules}; import orchestrator; print({*sys.modules} - before)"
+    )
+    argv = [sys.executable, "-I", "-S", "-c", program]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "{'orchestrator'}\n"
 
 
 def test_trainer_stays_at_home_when_a_program_of_the_users_runs(repository: Path) -> None:
