@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from orchestrator.commands.launch import plan_of, started
 from orchestrator.commands.request import Words
-from orchestrator.commands.status import refresh
+from orchestrator.commands.status import not_being_ended, refresh
 from orchestrator.commands.stop import stop
-from orchestrator.errors import UsageError
+from orchestrator.errors import LaunchError, UsageError
 from orchestrator.run import LauncherName, RunRecord
 from orchestrator.store import RunFolder, Store, home
 
@@ -55,14 +55,19 @@ class Run:
 
         Raises:
             TimeoutError: it is not, after so long.
+            LaunchError: it has failed on one node, and nobody ends it on the others.
         """
         deadline, pause_s = None if timeout_s is None else time.monotonic() + timeout_s, FIRST_LOOK_S
-        while not (record := self.status()).state.final:
+        while True:
+            record, found = refresh(self._folder)
+            if record.state.final:
+                return record
+            if warning := not_being_ended(self._folder, record, found):
+                raise LaunchError(f"{record.message}: {warning}")
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"run {self.id} is {record.state.value} after {timeout_s:g} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_LOOK_S)
-        return record
 
     def stop(self) -> RunRecord:
         """End it on every node."""

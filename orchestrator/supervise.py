@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Sequence
@@ -180,6 +181,49 @@ def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservatio
     return replace(
         record, state=verdict.state, exit=verdict.exit, message=verdict.message, ended=ended, summary=summary
     )
+
+
+def may_still_run(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObservation]) -> list[str]:
+    """
+    The nodes that a run which has failed or was stopped may still run on, those that were not reached included.
+
+    None under Slurm, which ends them itself: until it has, the verdict is not final.
+    """
+    if plan.launcher != "ssh" or verdict.state not in {RunState.FAILED, RunState.STOPPED}:
+        return []
+    ended = {node.node for node in nodes if node.finished is not None or not node.alive}
+    return [node.name for node in plan.nodes if node.name not in ended]
+
+
+def as_seen(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObservation]) -> Verdict:
+    """
+    The verdict that a command which ends nothing may record: final only if no node may still run.
+
+    Nobody supervises a run whose record is final, so what still runs of it would never be ended.
+    """
+    if left := may_still_run(plan, verdict, nodes):
+        return replace(verdict, state=RunState.RUNNING, message=f"{verdict.message}; {fold(left)} may still run")
+    return verdict
+
+
+def not_being_ended(run: KeptRun, run_id: str, left: Sequence[str]) -> str:
+    """The warning that no supervisor ends what is left of a failed run on these nodes; empty where one does, or nothing is left."""
+    present = run.supervisor()
+    stopped = stopped_pid(present)
+    if not left or (present is not None and stopped is None):
+        return ""
+    who = "nobody supervises it" if stopped is None else f"its supervisor, {present}, is stopped"
+    first = f"orch attach {run_id}" if stopped is None else f"kill -CONT {stopped}"
+    return f"run {run_id} may still run on {fold(left)}, and {who}: `{first}` or `orch stop {run_id}` ends what is left"
+
+
+def stopped_pid(supervisor: str | None) -> int | None:
+    """The pid of a supervisor, given in the words of its lock, that is on this machine and stopped by a signal (SIGSTOP)."""
+    found = re.fullmatch(r"pid (\d+) on (.+)", supervisor or "")
+    if found is None or found[2] != socket.gethostname():
+        return None
+    fields = stat_fields(int(found[1]))
+    return int(found[1]) if fields is not None and fields[0] in "Tt" else None
 
 
 def this_process() -> dict[str, Any]:

@@ -52,7 +52,9 @@ def _supervise(folder: RunFolder, record: RunRecord) -> None:
 def _refuse_second(folder: RunFolder, record: RunRecord) -> None:
     present = folder.supervisor()
     if present is not None:
-        raise UsageError(f"run {record.id} has a supervisor: {present}", hint=_hint(record))
+        stopped = supervise.stopped_pid(present)
+        hint = _hint(record) if stopped is None else f"it is stopped: kill -CONT {stopped}, or orch stop {record.id}"
+        raise UsageError(f"run {record.id} has a supervisor: {present}", hint=hint)
 
 
 def _hint(record: RunRecord) -> str:

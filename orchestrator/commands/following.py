@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 
 from orchestrator import supervise
@@ -42,6 +42,8 @@ class Watch:
         self._newest = launcher.attempt()
         self._begin(1)
         self._shown_from: dict[str, float] = {}
+        self._ends_failed = False
+        self._has_warned = False
 
     def _begin(self, attempt: int) -> None:
         """Turn to the node folders of that attempt."""
@@ -83,6 +85,7 @@ class Watch:
         Raises:
             NodesError: the run looks over, but nodes that cannot be reached leave open how it ended.
         """
+        self._ends_failed = stop_failed
         for name, error in self.lost.items():
             _say_lost(name, error)
         job = self.run.read().slurm_job
@@ -116,7 +119,8 @@ class Watch:
             except NodesError:
                 self._rest()
                 raise
-            if status.verdict.state.final:
+            nodes = {**self._nodes, **{node.node: node for node in status.nodes}}
+            if self._recordable(status.verdict, list(nodes.values())).state.final:
                 return status
 
     def _rest(self) -> None:
@@ -181,17 +185,34 @@ class Watch:
             before, self._told = self._told, answer
             if text := news(before, answer, heard=bool(self._nodes)):
                 say(text)
-        asked = self.run.is_asked_to_stop()
-        verdict = supervise.judge(self._plan, list(self._nodes.values()), queue, stop_asked=asked)
+        asked, nodes = self.run.is_asked_to_stop(), list(self._nodes.values())
+        verdict = supervise.judge(self._plan, nodes, queue, stop_asked=asked)
         if self._is_guest:
             return self._is_quiet(verdict)
         if verdict.state.final and supervise.launch_goes_on(self.run.read()):
             return False  # its nodes are still being started, perhaps again on another port
-        if self.run.supervisor() is not None and verdict.state is not RunState.DONE:
+        supervisor = self.run.supervisor()
+        if supervisor is not None or not self._ends_failed:
+            self._warn_unless_ended(supervise.may_still_run(self._plan, verdict, nodes))
+        if supervisor is not None and verdict.state is not RunState.DONE:
             return self._ended()  # who supervises sees to the end, and writes it down
+        verdict = self._recordable(verdict, nodes)
         if not verdict.state.final and (queue is None or queue.word != SILENT):
             supervise.settle(self.run, verdict, attempt=self._attempt)
         return verdict.state.final
+
+    def _recordable(self, verdict: Verdict, nodes: Sequence[NodeObservation]) -> Verdict:
+        """The verdict, not final as long as a run that has failed may run on and is not ended from here."""
+        if self._ends_failed or self._is_guest:
+            return verdict
+        return supervise.as_seen(self._plan, verdict, nodes)
+
+    def _warn_unless_ended(self, left: Sequence[str]) -> None:
+        """Say, once, that nobody ends what is left of a run that has failed."""
+        text = "" if self._has_warned else supervise.not_being_ended(self.run, self._plan.run_id, left)
+        if text and not self._ended():
+            say(f"warning: {text}")
+            self._has_warned = True
 
     def _is_quiet(self, verdict: Verdict) -> bool:
         """

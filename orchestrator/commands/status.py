@@ -37,7 +37,9 @@ def status(run: str, *, as_json: bool) -> int:
         print_json(record.to_json() | {"nodes": nodes, "queue": _queue_json(found)})
         return record.exit_code
     print_text(harmless(_headline(record, found)))
-    if _is_unsupervised(folder, record):
+    if warning := not_being_ended(folder, record, found):
+        say(f"warning: {warning}")
+    elif _is_unsupervised(folder, record):
         say(f"warning: nobody supervises this run, and it goes on; `orch attach {record.id}` takes it up again")
     if found and found.nodes:
         print_table(("NODE", "RANKS", "AGENT", "STEP", "PHASE", "SEEN"), [_row(node) for node in found.nodes])
@@ -142,13 +144,22 @@ def refresh(
         return record, None
     finally:
         launcher.close()
-    return supervise.settle(folder, found.verdict, found.nodes, attempt=found.attempt), found
+    verdict = supervise.as_seen(plan, found.verdict, found.nodes)
+    return supervise.settle(folder, verdict, found.nodes, attempt=found.attempt), found
 
 
 def _is_unsupervised(folder: RunFolder, record: RunRecord) -> bool:
     """Slurm supervises its jobs itself."""
     goes_on = record.started and not record.state.final
     return goes_on and record.launcher == "ssh" and folder.supervisor() is None
+
+
+def not_being_ended(folder: RunFolder, record: RunRecord, found: Status | None) -> str:
+    """The warning that a run has failed and nobody ends what is left of it, or nothing."""
+    if found is None or record.state.final:
+        return ""
+    left = supervise.may_still_run(folder.read_plan(), found.verdict, found.nodes)
+    return supervise.not_being_ended(folder, record.id, left)
 
 
 def _headline(record: RunRecord, found: Status | None) -> str:

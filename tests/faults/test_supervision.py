@@ -122,6 +122,62 @@ def test_run_goes_on_without_its_supervisor_and_attach_takes_it_up_again(orch: O
     until(lambda: _gone(orch, run), what="every process of the run to be gone")
 
 
+def _failed_unsupervised(orch: Orch) -> str:
+    """A run of which rank 4 on n2 was killed while it had no supervisor; n0 and n1 still run."""
+    run = _started(orch)
+    orch.kill_supervisor(run)
+    os.kill(_pids(orch, run, "rank-started", rank=4), signal.SIGKILL)
+    until(lambda: any(e["event"] == "agent-finished" for e in orch.events(orch.node_folder(run, "n2"))), what="n2")
+    return run
+
+
+def _attached_to_its_end(orch: Orch, run: str) -> None:
+    record = _record(orch, run)
+    assert (record["state"], record["exit"]["rank"], record["ended"]) == ("RUNNING", 4, None)
+    assert "rank 4 on n2 was killed by SIGKILL" in orch("attach", run, code=1).stderr
+    record = _record(orch, run)
+    assert (record["state"], record["exit"]["rank"]) == ("FAILED", 4)
+    until(lambda: _gone(orch, run), what="every process of the run to be gone")
+
+
+def test_status_of_a_failed_run_that_nobody_ends_leaves_it_to_attach(orch: Orch) -> None:
+    run = _failed_unsupervised(orch)
+    done = orch("status", run)
+    assert "RUNNING  rank 4 on n2 was killed by SIGKILL; n[0-1] may still run" in done.stdout
+    assert "nobody supervises it" in done.stderr
+    assert f"`orch attach {run}` or `orch stop {run}` ends what is left" in done.stderr
+    assert "may still run" in orch("list", "--all").stdout
+    _attached_to_its_end(orch, run)
+
+
+def test_reader_of_a_failed_run_that_nobody_ends_reads_on_until_it_has_been_ended(orch: Orch) -> None:
+    run = _failed_unsupervised(orch)
+    reader = orch.start("logs", "-f", run)
+    until(lambda: _record(orch, run)["exit"], what="the reader to see the failure", deadline_s=30)
+    assert reader.poll() is None
+    _attached_to_its_end(orch, run)
+    _, said = reader.communicate(timeout=60)
+    assert said.count(f"`orch attach {run}` or `orch stop {run}` ends what is left") == 1
+    assert f"run {run} is FAILED" in said
+
+
+def test_status_names_a_supervisor_that_is_stopped_and_it_ends_the_run_when_it_is_continued(orch: Orch) -> None:
+    run = _started(orch)
+    pid = orch.supervisor(run)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    os.kill(_pids(orch, run, "rank-started", rank=4), signal.SIGKILL)
+    until(lambda: any(e["event"] == "agent-finished" for e in orch.events(orch.node_folder(run, "n2"))), what="n2")
+    done = orch("status", run)
+    assert "RUNNING  rank 4 on n2 was killed by SIGKILL" in done.stdout
+    assert f"pid {pid} on " in done.stderr
+    assert f"`kill -CONT {pid}` or `orch stop {run}` ends what is left" in done.stderr
+    assert f"kill -CONT {pid}" in orch("attach", run, code=2).stderr
+    os.kill(pid, signal.SIGCONT)
+    assert _ended(orch, run)["exit"]["rank"] == 4
+    until(lambda: _gone(orch, run), what="every process of the run to be gone")
+
+
 def test_second_supervisor_is_refused(orch: Orch) -> None:
     run = _started(orch)
     pid = orch.supervisor(run)

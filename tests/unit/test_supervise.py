@@ -11,7 +11,7 @@ from orchestrator.inventory import Inventory, Node
 from orchestrator.launchers.base import Queue
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import LauncherName, Program, Request, RunState
-from orchestrator.supervise import judge
+from orchestrator.supervise import Verdict, as_seen, judge
 from orchestrator.transports.observed import AgentRecord, Finished, NodeObservation, RankExit
 
 OVER = Queue("COMPLETED", over=True)
@@ -210,3 +210,12 @@ def test_who_cancelled_a_job_is_told_where_accounting_knows() -> None:
     nodes = [_node("n0", "STOPPED"), _node("n1", "STOPPED")]
     assert judge(_plan("slurm"), nodes, cancelled).message == "the job was cancelled by user 1000"
     assert judge(_plan("slurm"), [], Queue("CANCELLED", over=True)).message == "the job was cancelled"
+
+
+def test_failure_is_final_to_one_who_only_looks_once_every_node_is_known_to_have_ended() -> None:
+    failed, plan = Verdict(RunState.FAILED, message="rank 3 on n0 exited 1"), _plan("ssh")
+    seen = as_seen(plan, failed, [_node("n0", "FAILED"), _node("n1")])
+    assert (seen.state, seen.message) == (RunState.RUNNING, "rank 3 on n0 exited 1; n1 may still run")
+    assert as_seen(plan, failed, [_node("n0", "FAILED")]).state is RunState.RUNNING, "n1 was not reached"
+    assert as_seen(plan, failed, [_node("n0", "FAILED"), _node("n1", alive=False)]) == failed
+    assert as_seen(_plan("slurm"), failed, [_node("n0", "FAILED"), _node("n1")]) == failed, "Slurm ends it"
