@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import functools
+import operator
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
@@ -35,15 +37,19 @@ class Told(enum.IntFlag):
     """Its time is nearly up."""
     SAVE = 2
     SAVE_FAILED = 4
+    SKIPPED = 8
+    """It did not update its weights in the step before: the gradient norm was not finite there."""
 
 
-def read_notes(notes: Sequence[torch.Tensor]) -> tuple[list[float], Told]:
-    """The numbers in rank order, and what any of the ranks has told."""
-    everything, numbers = Told.NOTHING, []
-    for number, told in [one.tolist() for one in notes]:
-        everything |= Told(round(told))
-        numbers.append(number)
-    return numbers, everything
+def read_notes(notes: Sequence[torch.Tensor]) -> tuple[list[float], list[Told]]:
+    """The numbers and the flags, both in rank order."""
+    pairs = [one.tolist() for one in notes]
+    return [number for number, _ in pairs], [Told(round(told)) for _, told in pairs]
+
+
+def any_of(told: Sequence[Told]) -> Told:
+    """The flags that at least one rank has set."""
+    return functools.reduce(operator.or_, told, Told.NOTHING)
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class NetworkError(TrainerError):
 
 
 class NumbersError(TrainerError):
-    """A loss or a gradient that is no number; the weights were not touched. It is found in what the ranks have gathered."""
+    """A loss or a gradient that is no number; the weights were not touched. It is found in what all ranks have exchanged."""
 
     kind = "numbers"
     is_agreed = True

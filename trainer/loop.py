@@ -16,10 +16,10 @@ from trainer.checkpoint.saver import Saver
 from trainer.config import TrainConfig
 from trainer.data.batches import Batches
 from trainer.data.split import open_split
-from trainer.distributed import Group, Told, read_notes
+from trainer.distributed import Group, Told, any_of, read_notes
 from trainer.errors import REQUEUE, NumbersError, UserError
 from trainer.evaluation import Evaluation
-from trainer.finite import check_finite
+from trainer.finite import Skips, check_finite
 from trainer.measures import Measures
 from trainer.metrics import StepResult, Summary
 from trainer.notice import Notice
@@ -54,6 +54,7 @@ class Trainer:
         seed_everything(number_of(config.seed, "rank", self.rank), group.accelerator)
         self.saver = Saver(self.checkpoints, self.strategy, progress, self.measures.flush)
         self.roll_back = RollBack(self.checkpoints, self.saver, self.strategy)
+        self.skips = Skips(scales_loss=config.precision == "fp16")
 
     def run(self) -> Summary | None:
         """
@@ -118,6 +119,7 @@ class Trainer:
     def _go_on_from(self, state: TrainState) -> None:
         self.measures.begin(state.step, self.task.flops_per_sample(self.strategy.sizes))
         self.batches.begin(state.position)
+        self.skips.begin()
 
     @property
     def _checkpoint_bytes(self) -> int:
@@ -173,7 +175,7 @@ class Trainer:
         def note(share: torch.Tensor) -> torch.Tensor:
             """Of the last micro batch: while its gradient is computed, the ranks hear of each other's loss."""
             mine = self.saver.tell(step) | (Told.WARNED if self.notice.is_given else Told.NOTHING)
-            return self.group.note(total + share, mine)
+            return self.group.note(total + share, mine | self.skips.flag())
 
         for micro in range(config.accumulation):
             asked = time.perf_counter()
@@ -181,12 +183,22 @@ class Trainer:
             waited_s += time.perf_counter() - asked
             last = micro == config.accumulation - 1
             total = total + self.strategy.backward(batch, note=note if last else None)
-        losses, told = read_notes(self.strategy.notes())
+        losses, everyone = read_notes(self.strategy.notes())
+        self.skips.check(everyone)
         check_finite("loss", losses, step)
-        norm = self.strategy.update(step, lr, total)
+        norm = self.strategy.update(lr, total)
+        self.skips.add(step, norm)
+        told = any_of(everyone) & ~Told.SKIPPED
+        if told or step == self.config.steps:  # a checkpoint follows
+            self._check_update(total)
         self.group.accelerator.synchronize()
         seconds = time.perf_counter() - started
         return StepResult(losses, lr, norm, seconds, bool(told & Told.WARNED), waited_s), told
+
+    def _check_update(self, loss: torch.Tensor) -> None:
+        """Judge the step that was just made now, and not by the notes of the next one."""
+        mine = self.group.note(loss, self.skips.flag())
+        self.skips.check(read_notes(self.group.begin_all_gather(mine)())[1])
 
     def _leave(self, step: int) -> None:
         """End before the last step, with all saved."""

@@ -97,14 +97,14 @@ class Session:
         checkpoints.prepare()
         return cls(checkpoints, Ddp(group, settings, Gpt(settings)))
 
-    def train(self, step: int) -> None:
+    def train(self) -> None:
         tokens = torch.zeros(1, 5, dtype=torch.long)
         loss = self.strategy.backward(tokens, note=quiet)
-        self.strategy.update(step, 1e-3, loss)
+        self.strategy.update(1e-3, loss)
 
     def train_and_save(self, *steps: int, mean_loss: float | None = 1.0) -> None:
         for step in steps:
-            self.train(step)
+            self.train()
             self.checkpoints.save(TrainState(step, 2 * step, 5.5, 1 / step, mean_loss), self.strategy)
 
     def resume(self) -> TrainState:

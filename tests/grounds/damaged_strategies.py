@@ -49,7 +49,7 @@ class OneStrategy:
         self.strategy: Strategy = choose_strategy(group, config, Gpt(config), folder)
         checkpoints, self.sums = self._checkpoints(self.folder), {}
         for step in (1, 2):
-            self._train(step)
+            self._train()
             checkpoints.save(TrainState(step, 2 * step), self.strategy)
             self.sums[step] = self._sum()
 
@@ -60,7 +60,7 @@ class OneStrategy:
             shutil.copytree(out / "step_2", out / "step_3.tmp-4711")  # half-written, beside each of the others
             (out / "step_3.tmp-4711" / "manifest.json").unlink()
             DAMAGES[damage](out / "step_2")
-        self._train(3)  # so that the weights are neither of step 1 nor of step 2
+        self._train()  # so that the weights are neither of step 1 nor of step 2
         step = self._checkpoints(out).resume(self.strategy).step
         return self.config.strategy, damage, step, self._sum() == self.sums.get(step)
 
@@ -69,7 +69,7 @@ class OneStrategy:
         checkpoints, sums, step = self._checkpoints(self.folder), [], 0
         for _ in range(2):
             step = checkpoints.resume(self.strategy).step
-            self._train(3)
+            self._train()
             sums.append(self._sum())
             self.strategy.backward(TOKENS.flip(0), note=quiet)
             self.strategy.drop()
@@ -80,8 +80,8 @@ class OneStrategy:
         checkpoints.prepare()
         return checkpoints
 
-    def _train(self, step: int) -> None:
-        self.strategy.update(step, 1e-2, self.strategy.backward(TOKENS, note=quiet))
+    def _train(self) -> None:
+        self.strategy.update(1e-2, self.strategy.backward(TOKENS, note=quiet))
 
     def _sum(self) -> float:
         """On rank 0, of all weights; nothing elsewhere."""

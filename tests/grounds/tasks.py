@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import os
 import random
 from typing import Any
@@ -30,11 +31,14 @@ class Points(Task):
         broken: the sample of this number is no number.
         draws: the loss depends on what Python's and numpy's generators give.
         part: batches of which the first point has a negative sum leave a half of the net out.
+        steep: the gradient is no number, though the loss is one.
     """
 
-    def __init__(self, config: TrainConfig, *, broken: int = -1, draws: bool = False, part: bool = False) -> None:
+    def __init__(
+        self, config: TrainConfig, *, broken: int = -1, draws: bool = False, part: bool = False, steep: bool = False
+    ) -> None:
         super().__init__(config)
-        self.broken, self.draws, self.part = broken, draws, part
+        self.broken, self.draws, self.part, self.steep = broken, draws, part, steep
 
     def build_model(self) -> nn.Module:
         return Halves()
@@ -48,7 +52,10 @@ class Points(Task):
     def loss(self, model: Any, batch: Sample) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
         points, targets = batch
         both = not (self.part and float(points[0].sum()) < 0)
-        loss: torch.Tensor = (model(points, both=both).float() - targets).pow(2).mean()
+        found = model(points, both=both).float()
+        loss: torch.Tensor = (found - targets).pow(2).mean()
+        if self.steep:
+            loss = loss + (found * 0).abs().sqrt().sum()
         return loss * (1 + random.random() + np.random.rand()) if self.draws else loss  # noqa: NPY002, S311 -- as users do
 
 
@@ -84,6 +91,30 @@ class Elsewhere(Points):
         cpu.is_fp16_supported = lambda _: True
         maker: Any = importlib.import_module("cpuinfo")
         maker.get_cpu_info = dict  # DeepSpeed asks who made the CPU, which takes a second
+
+
+class Miscomputing(Points):
+    """
+    On a device that goes wrong once, on one rank: the norm of the gradient that all ranks share is no number there.
+
+    Args:
+        config: as for every task.
+        at: in the norm of this number, from 1; DDP computes one a step.
+        rank: whose device it is.
+    """
+
+    def __init__(self, config: TrainConfig, *, at: int, rank: int) -> None:
+        super().__init__(config)
+        self.at, self.count = at, 0
+        tools: Any = torch.nn.utils
+        self.norm_of = tools.get_total_norm
+        if os.environ["RANK"] == str(rank):
+            tools.get_total_norm = self._wrong_norm
+
+    def _wrong_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        self.count += 1
+        norm: torch.Tensor = self.norm_of(gradients)
+        return norm * math.nan if self.count == self.at else norm
 
 
 class Counted(Points):

@@ -159,6 +159,51 @@ def test_evaluation_is_the_mean_over_ranks_in_metrics_and_manifest(start_ranks: 
     assert files.read_manifest(out / "step_2", 2)["eval_loss"] == 0.5
 
 
+@pytest.mark.parametrize("wrong", [0, 1])
+@pytest.mark.parametrize("last", [6, 8], ids=["at the last step", "before it"])
+def test_rank_whose_device_computes_a_wrong_norm_is_named_by_all(
+    start_ranks: StartRanks, tmp_path: Path, wrong: int, last: int
+) -> None:
+    """All end at once, with one message, and nothing of the step that one of them did not make is saved."""
+    base = ("task=tests.grounds.tasks:Miscomputing", *POINTS[1:], "options.at=6", f"options.rank={wrong}")
+    ranks = start_ranks(f"steps={last}", "save_steps=2", f"out={tmp_path / 'out'}", base=base)
+    assert _codes(ranks) == [1, 1]
+    (line,) = ranks[0].err.splitlines()
+    told = f"rank {wrong}: gradient norm is not finite at step 6, and it is on all other ranks"
+    assert line.startswith(f"error: {told}")
+    assert ranks[1].err == ""
+    for rank in ranks:
+        message = json.loads((rank.folder / f"{rank.number}.json").read_text())["message"]
+        assert message["message"].startswith(told)
+        assert message["extraInfo"]["kind"] == "numbers"
+    assert files.newest_first(tmp_path / "out")[0].name == "step_4"
+
+
+@pytest.mark.parametrize("at", [5, 6])
+def test_all_ranks_go_back_where_one_computes_a_wrong_norm(start_ranks: StartRanks, tmp_path: Path, at: int) -> None:
+    """Found by the notes of the step after, or before a checkpoint."""
+    out = tmp_path / "out"
+    base = ("task=tests.grounds.tasks:Miscomputing", *POINTS[1:], f"options.at={at}", "options.rank=1")
+    ranks = start_ranks("roll_back=1", "save_steps=2", "steps=8", f"out={out}", base=base)
+    assert _codes(ranks) == [0, 0], ranks[0].err
+    assert f"WARNING: rank 1: gradient norm is not finite at step {at}, and it is on all other ranks" in ranks[0].out
+    assert [step for step, *_ in _numbers(out)] == list(range(1, 9))
+    assert files.read_manifest(out / "step_8", 8)["position"] == (8 + 2) * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero0", "zero2", "zero3", "fsdp2"])
+def test_gradient_that_is_no_number_stops_all_ranks_before_the_update(
+    start_ranks: StartRanks, tmp_path: Path, strategy: str
+) -> None:
+    if "zero" in strategy:
+        components.module("deepspeed")
+    ranks = start_ranks("options.steep=true", f"strategy={strategy}", f"out={tmp_path / 'out'}", base=POINTS)
+    assert _codes(ranks) == [1, 1]
+    assert "error: all ranks: gradient norm is not finite at step 1; the weights were not updated. " in ranks[0].err
+    assert "error" not in ranks[1].err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp2"])
 def test_both_ranks_go_back_to_the_same_step_and_on_from_there(

@@ -138,7 +138,7 @@ def test_best_are_kept_beside_the_newest(tmp_path: Path) -> None:
 def test_best_are_those_that_did_best_in_an_evaluation_where_there_was_one(tmp_path: Path) -> None:
     session = Session.start(tmp_path, save_total_limit=2, keep_best=2)
     for step, loss in enumerate([None, 3.0, math.nan, 2.0, 9.0, None, None, None], start=1):
-        session.train(step)
+        session.train()
         session.checkpoints.save(TrainState(step, mean_loss=1 / step, eval_loss=loss), session.strategy)
     assert _names(tmp_path) == ["latest", "step_2", "step_4", "step_7", "step_8"]
 
@@ -178,9 +178,9 @@ def test_going_back_takes_the_newest_or_where_that_did_not_help_the_one_before(
 ) -> None:
     session = Session.start(tmp_path)
     for number, left_out in ((2, 5), (3, 0)):
-        session.train(number)
+        session.train()
         session.checkpoints.save(TrainState(number, position=left_out), session.strategy)
-    session.train(4)
+    session.train()
     found = session.checkpoints.go_back(session.strategy, last)
     assert found == TrainState(step, position=position)
     assert [path.name for path in files.newest_first(tmp_path)] == [f"step_{number}" for number in range(step, 1, -1)]

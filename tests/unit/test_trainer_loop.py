@@ -12,8 +12,8 @@ import torch
 from trainer.accelerators import choose
 from trainer.config import ModelConfig, OptimConfig, TrainConfig
 from trainer.distributed import CHUNK_BYTES, Group, Told, initialise, read_notes
-from trainer.errors import TrainerError, UserError
-from trainer.finite import check_finite
+from trainer.errors import NumbersError, TrainerError, UserError
+from trainer.finite import Skips, check_finite
 from trainer.loop import learning_rate
 from trainer.model import FUSED_ATTENTION, GPT, causal_attention, manual_causal_attention
 from trainer.strategies.building import build_whole, warn_if_on_cpu
@@ -42,6 +42,23 @@ def test_non_finite_loss_names_rank_and_step(values: list[float], message: str) 
     with pytest.raises(TrainerError, match=message) as caught:
         check_finite("loss", values, 7)
     assert not isinstance(caught.value, UserError)
+
+
+def test_step_without_an_update_is_judged_once_by_the_flags_of_all_ranks() -> None:
+    skips = Skips(scales_loss=False)
+    skips.add(6, 1.0)
+    assert skips.flag() == Told.NOTHING
+    skips.check([Told.NOTHING, Told.SAVE])
+    skips.add(7, math.inf)
+    assert skips.flag() == Told.SKIPPED
+    with pytest.raises(
+        NumbersError, match=r"^rank 1: gradient norm is not finite at step 7, and it is on all other ranks"
+    ):
+        skips.check([Told.SAVE, Told.SKIPPED | Told.SAVE])
+    skips.check([Told.SKIPPED, Told.NOTHING])
+    skips.add(8, 1.0)
+    with pytest.raises(NumbersError, match=r"^all ranks: gradient norm is not finite at step 8; the weights were not"):
+        skips.check([Told.SKIPPED, Told.SKIPPED])
 
 
 @pytest.mark.skipif(FUSED_ATTENTION is None, reason="this torch has no scaled_dot_product_attention")
@@ -96,7 +113,7 @@ def test_one_process_forms_a_group_without_a_rendezvous() -> None:
     group = _alone()
     assert group.ready == "1/1 ranks ready, backend none, device cpu"
     for told in (Told.NOTHING, Told.WARNED | Told.SAVE):
-        assert read_notes(group.begin_all_gather(group.note(torch.tensor(2.5), told))()) == ([2.5], told)
+        assert read_notes(group.begin_all_gather(group.note(torch.tensor(2.5), told))()) == ([2.5], [told])
     assert group.gather_bytes(b"abc") == [b"abc"]
     assert group.gather_bytes(b"") == [b""]
     assert group.broadcast_bytes(b"x" * 10) == b"x" * 10

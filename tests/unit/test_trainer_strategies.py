@@ -16,7 +16,7 @@ from tests.grounds.checkpoints import quiet
 from trainer.accelerators import NO_SCALER_T2X
 from trainer.config import TrainConfig, load_config
 from trainer.distributed import Group, initialise
-from trainer.errors import TrainerError, UserError
+from trainer.errors import UserError
 from trainer.loop import batch_arithmetic
 from trainer.place import Place
 from trainer.strategies import choose_strategy
@@ -138,7 +138,7 @@ def test_recomputed_blocks_give_the_same_gradients_bit_for_bit() -> None:
 def test_fused_adam_steps_as_the_plain_one() -> None:
     plain, fused = _ddp(), _ddp("optim.fused=true")
     for strategy in (plain, fused):
-        strategy.update(1, 1e-2, strategy.backward(TOKENS, note=quiet))
+        strategy.update(1e-2, strategy.backward(TOKENS, note=quiet))
     for one, other in zip(plain.parameters, fused.parameters, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -151,7 +151,7 @@ def test_fp16_that_overflows_skips_the_step_and_halves_the_scale() -> None:
         if overflows:
             assert strategy.parameters[0].grad is not None
             strategy.parameters[0].grad[0] = math.inf
-        norm = strategy.update(1, 1e-2, loss)
+        norm = strategy.update(1e-2, loss)
         same = all(torch.equal(one, other) for one, other in zip(before, strategy.parameters, strict=True))
         assert (math.isinf(norm), same) == (overflows, overflows)
     assert strategy.state()["scaler"]["scale"] == 2.0**15
@@ -159,19 +159,18 @@ def test_fp16_that_overflows_skips_the_step_and_halves_the_scale() -> None:
 
 def test_norm_under_fp16_is_that_of_the_gradient_without_its_scale() -> None:
     plain, scaled = (
-        strategy.update(1, 1e-2, strategy.backward(TOKENS, note=quiet)) for strategy in (_ddp(), _ddp("precision=fp16"))
+        strategy.update(1e-2, strategy.backward(TOKENS, note=quiet)) for strategy in (_ddp(), _ddp("precision=fp16"))
     )
     assert scaled == pytest.approx(plain, rel=0.05)
 
 
-def test_fp32_that_overflows_stops_before_the_update() -> None:
+def test_fp32_that_overflows_makes_no_update() -> None:
     strategy = _ddp()
     before = [one.detach().clone() for one in strategy.parameters]
     loss = strategy.backward(TOKENS, note=quiet)
     assert strategy.parameters[0].grad is not None
     strategy.parameters[0].grad[0] = math.nan
-    with pytest.raises(TrainerError, match="gradient norm is nan at step 3"):
-        strategy.update(3, 1e-2, loss)
+    assert math.isnan(strategy.update(1e-2, loss))
     assert all(torch.equal(one, other) for one, other in zip(before, strategy.parameters, strict=True))
 
 
@@ -206,7 +205,7 @@ def test_accumulated_halves_of_a_batch_give_its_gradient_and_loss() -> None:
 def test_optimizer_gets_the_gradient_clipped_to_grad_clip(limit: float, clipped: bool) -> None:
     """Adam's first mean is a fixed share of the gradient that it was given; 0 turns clipping off."""
     strategy = _ddp(f"optim.grad_clip={limit}")
-    norm = strategy.update(1, 1e-3, strategy.backward(TOKENS, note=quiet))
+    norm = strategy.update(1e-3, strategy.backward(TOKENS, note=quiet))
     means = [state["exp_avg"] for state in strategy.optimizer.state.values()]
     given = float(torch.cat([mean.flatten() for mean in means]).norm()) / (1 - strategy.config.optim.betas[0])
     assert given == pytest.approx(limit if clipped else norm, rel=1e-4)

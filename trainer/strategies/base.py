@@ -11,7 +11,6 @@ import torch
 
 from trainer.config import TrainConfig
 from trainer.distributed import Group
-from trainer.finite import check_finite
 from trainer.tasks.base import Task, loss_of
 
 # A batch is `Any`: tensors in any nesting, as the task makes it.
@@ -46,15 +45,12 @@ class Strategy(Protocol):
             This rank's share of the loss.
         """
 
-    def update(self, step: int, lr: float, loss: torch.Tensor) -> float:
+    def update(self, lr: float, loss: torch.Tensor) -> float:
         """
         Clip by the norm over the whole model, then one step of the optimizer; gradients are gone afterwards.
 
         Returns:
-            The norm before clipping; not finite where fp16 overflowed and the step was skipped.
-
-        Raises:
-            TrainerError: the norm is not finite, in fp32 or bf16; the weights are as before.
+            The norm before clipping. Where it is not finite, the weights are as before; the ranks have yet to compare.
         """
 
     def drop(self) -> None:
@@ -110,7 +106,7 @@ class TorchStrategy(abc.ABC):
         loss.backward()  # type: ignore[no-untyped-call]  # as above
         return gathered
 
-    def update(self, step: int, lr: float, loss: torch.Tensor) -> float:
+    def update(self, lr: float, loss: torch.Tensor) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         if self.scaler:
@@ -119,8 +115,7 @@ class TorchStrategy(abc.ABC):
         if self.scaler:
             self.scaler.step(self.optimizer)  # skips the step after an overflow, and halves the scale
             self.scaler.update()
-        else:
-            check_finite("gradient norm", [norm], step)
+        elif math.isfinite(norm):
             self.group.accelerator.step(self.optimizer, loss, self.model)
         self.optimizer.zero_grad(set_to_none=True)
         return norm

@@ -38,8 +38,8 @@ class Fsdp2(TorchStrategy):
             fill(task, self.model, self._put)
         self.optimizer = make_optimizer(self.model, config.lr, config.optim)
 
-    def update(self, step: int, lr: float, loss: torch.Tensor) -> float:
-        norm = super().update(step, lr, loss)
+    def update(self, lr: float, loss: torch.Tensor) -> float:
+        norm = super().update(lr, loss)
         self.buffers.share(self.model, self.group)
         return norm
 

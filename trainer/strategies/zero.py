@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
@@ -15,7 +16,6 @@ from trainer.checkpoint.tensors import large_ones
 from trainer.config import ZERO_STAGES, TrainConfig
 from trainer.distributed import Group
 from trainer.errors import UserError
-from trainer.finite import check_finite
 from trainer.place import replace_text, say
 from trainer.strategies import zero_state
 from trainer.strategies.base import Note
@@ -73,17 +73,18 @@ class Zero:
         self.engine.backward(loss)  # divides by the accumulation itself
         return share
 
-    def update(self, step: int, lr: float, loss: torch.Tensor) -> float:  # noqa: ARG002 -- the lazy row of DDP needs it
+    def update(self, lr: float, loss: torch.Tensor) -> float:  # noqa: ARG002 -- the lazy row of DDP needs it
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         norm = self._plain_norm() if self.stage == 0 else None
-        if norm is not None:
-            check_finite("gradient norm", [norm], step)
-        self._step()
         if norm is None:
-            norm = float(self.engine.get_global_grad_norm())
-            if self.config.precision != "fp16":
-                check_finite("gradient norm", [norm], step)  # the engine has left the weights as they were
+            self._step()
+            norm = float(self.engine.get_global_grad_norm())  # if not finite, the engine has not changed the weights
+        elif math.isfinite(norm):
+            self._step()
+        else:
+            self.engine.zero_grad()
+            self._is_amid_step = False
         self.buffers.share(self.engine.module, self.group)
         return norm
 
