@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import orchestrator
-from orchestrator.errors import UsageError
+from orchestrator.errors import LaunchError, UsageError
 from orchestrator.run import RunState
+from tests.grounds.cli import Orch
 from tests.grounds.inventories import write_inventory
 
 GREETING = """
@@ -109,3 +110,17 @@ def test_argument_that_json_cannot_say_is_refused(here: Path) -> None:
     code = "import orchestrator, train; orchestrator.ssh_launch(train.greet, 'inventory.yaml', args=[object()])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "arguments of greet: " in done.stderr
+
+
+def test_wait_for_a_failed_run_that_nobody_ends_raises_and_names_what_is_left(here: Path) -> None:
+    two = (here / "inventory.yaml").read_text("utf-8")
+    (here / "two.yaml").write_text(two.replace("- name: n0", "- name: n0\n- name: n1"), "utf-8")
+    program = ["sh", "-c", f'[ "$RANK" = 0 ] && exec sleep 1000; until [ -e {here}/go ]; do sleep 0.1; done; exit 7']
+    run = orchestrator.ssh_launch(program, here / "two.yaml", shape="2x1")
+    try:
+        Orch(here).kill_supervisor(run.id)
+        (here / "go").touch()
+        with pytest.raises(LaunchError, match=f"rank 1 on n1 exited 7; n0 may still run: .*`orch attach {run.id}`"):
+            run.wait(60)
+    finally:
+        run.stop()
