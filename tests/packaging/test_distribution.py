@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import posixpath
+import re
 import subprocess
+import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -47,7 +51,36 @@ def test_wheel_made_from_the_sdist_installs_every_file(built: Built, tmp_path: P
     assert (python.parent / "orch").exists()
 
 
-def test_sdist_holds_what_its_tests_need(built: Built) -> None:
-    with tarfile.open(built.sdist) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"constraints.txt", "Makefile", "tests/grounds/keeper.py", "scripts/make-venv.sh", "LICENSE"} <= names
+def test_shipped_pages_link_to_nothing_that_is_not_installed(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        names = wheel.namelist()
+        pages = [name for name in names if name.endswith(".md")]
+        links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#]+)", wheel.read(page).decode())]
+    assert pages
+    assert [(page, link) for page, link in links if posixpath.normpath(f"{page}/../{link}") not in names] == []
+
+
+def test_sdist_holds_every_tracked_file(built: Built) -> None:
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if tracked.returncode != 0:
+        pytest.skip("this is no work tree of git")
+    assert {*tracked.stdout.split("\0")} - {"", ".gitignore"} - {*files_of(built.sdist)} == set()
+
+
+def test_sdist_passes_the_checks_of_its_documents_and_imports(built: Built, tmp_path: Path) -> None:
+    """All tests are collected; those that read files beside the packages run, and so do the import contracts."""
+    subprocess.run(["tar", "-xzf", str(built.sdist), "-C", str(tmp_path)], check=True)
+    (root,) = tmp_path.iterdir()
+    pytest_here = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    for argv in (
+        [*pytest_here, "--collect-only"],
+        [*pytest_here, "tests/unit/test_docs.py", "tests/unit/test_faults_page.py"],
+        [str(Path(sys.executable).with_name("lint-imports"))],
+    ):
+        done = subprocess.run(argv, cwd=root, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def files_of(sdist: Path) -> list[str]:
+    with tarfile.open(sdist) as archive:
+        return [name.partition("/")[2] for name in archive.getnames()]
