@@ -34,12 +34,18 @@ def resetting(connections: list[socket.socket]) -> Iterator[int]:
 
 @contextlib.contextmanager
 def stuck_in_login(
-    host_key: Path, gate: threading.Event, *, hang_up: list[paramiko.PKey] | None = None
+    host_key: Path,
+    gate: threading.Event,
+    *,
+    hang_up: list[paramiko.PKey] | None = None,
+    requests: list[str] | None = None,
 ) -> Iterator[int]:
     """
     A port with a paramiko server of this host key that takes any key, but makes up its mind when the gate opens.
 
-    With `hang_up`, it closes the connection without a word instead, and keeps the keys that it saw there.
+    Args:
+        hang_up: it closes the connection without a word instead, and keeps the keys that it saw there.
+        requests: where it keeps the names of the global requests that come, such as keepalives.
     """
     key = paramiko.Ed25519Key.from_private_key_file(str(host_key))
     transports: list[paramiko.Transport] = []
@@ -48,7 +54,9 @@ def stuck_in_login(
         transport = paramiko.Transport(connection)
         transport.add_server_key(key)
         transports.append(transport)
-        server = _Undecided(gate) if hang_up is None else _Rude(connection, hang_up)
+        server = (
+            _Undecided(gate, [] if requests is None else requests) if hang_up is None else _Rude(connection, hang_up)
+        )
         with contextlib.suppress(paramiko.SSHException):  # the client has had enough
             transport.start_server(event=threading.Event(), server=server)
 
@@ -63,8 +71,9 @@ def stuck_in_login(
 
 
 class _Undecided(paramiko.ServerInterface):
-    def __init__(self, gate: threading.Event) -> None:
+    def __init__(self, gate: threading.Event, requests: list[str]) -> None:
         self._gate = gate
+        self._requests = requests
 
     def get_allowed_auths(self, username: str) -> str:  # noqa: ARG002  paramiko's signature
         return "publickey"
@@ -72,6 +81,10 @@ class _Undecided(paramiko.ServerInterface):
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:  # noqa: ARG002  paramiko's signature
         self._gate.wait()
         return paramiko.common.AUTH_SUCCESSFUL
+
+    def check_global_request(self, kind: str, msg: paramiko.Message) -> bool:  # noqa: ARG002  paramiko's signature
+        self._requests.append(kind)
+        return False
 
 
 class _Rude(paramiko.ServerInterface):

@@ -18,6 +18,7 @@ import pytest
 from orchestrator.errors import NodeError
 from orchestrator.fanout import each
 from orchestrator.inventory import Node, SshOptions
+from orchestrator.transports import ssh
 from orchestrator.transports.base import Refused, Unreachable
 from orchestrator.transports.ssh import SshTransport
 from tests.grounds.ports import refusing_port, silent_port
@@ -91,12 +92,13 @@ def _known(
     host_key: Path,
     *,
     hang_up: list[paramiko.PKey] | None = None,
+    requests: list[str] | None = None,
 ) -> Iterator[dict[str, object]]:
     """The stand-in that is slow to let in, and how to reach it."""
     known = folder / "known-stuck"
-    with stuck_in_login(host_key, gate, hang_up=hang_up) as port:
+    with stuck_in_login(host_key, gate, hang_up=hang_up, requests=requests) as port:
         public = host_key.with_suffix(".pub").read_text()
-        known.write_text(f"[127.0.0.*]:{port} {public}")
+        known.write_text(f"[127.0.0.*]:{port} {public}{farm.known_hosts.read_text()}")
         yield {"config": str(farm.write_ssh_config(folder / "stuck", known_hosts=known)), "port": port}
 
 
@@ -252,15 +254,27 @@ def _is_gone(group: int) -> bool:
     return False
 
 
-def test_keepalives_go_out_on_every_connection_of_the_way(farm: Farm) -> None:
-    transport = SshTransport(Node(name="n0"), SshOptions(config=str(farm.ssh_config), proxy_jump="n1"))
-    transport.open(["true"]).close()
-    intervals = [
-        connection.transport.packetizer._Packetizer__keepalive_interval  # noqa: SLF001
-        for connection in transport._connections  # noqa: SLF001
-    ]
-    transport.close()
-    assert intervals == [15, 15]
+def test_keepalives_go_out_on_every_connection_of_the_way(
+    farm: Farm, tmp_path: Path, host_key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The jump host is a real sshd, which logs them; the node behind it is the stand-in."""
+    monkeypatch.setattr(ssh, "KEEPALIVE_S", 1)
+    requests: list[str] = []
+    gate = threading.Event()
+    gate.set()
+    log = farm.folder / "sshd.log"
+    with (
+        farm.restarted(LogLevel="DEBUG1"),
+        _known(farm, tmp_path, gate, host_key, requests=requests) as way,
+    ):
+        begin = log.stat().st_size
+        node = Node.model_validate({"name": "n0", "address": "127.0.0.10", "port": way["port"]})
+        transport = SshTransport(node, SshOptions.model_validate({"config": way["config"], "proxy_jump": "n1"}))
+        with pytest.raises(Unreachable, match="the node starts no program"):  # the login is done, and stays
+            transport.open(["true"])
+        until(lambda: "keepalive@lag.net" in requests, what="a keepalive to the node")
+        until(lambda: b"keepalive@lag.net" in log.read_bytes()[begin:], what="a keepalive to the jump host")
+        transport.close()
 
 
 def test_a_refusal_by_the_node_is_told_from_one_by_its_jump_host(farm: Farm) -> None:
