@@ -61,7 +61,7 @@ class SshChannel:
                 rest = rest[self._channel.send(bytes(rest[:BLOCK_BYTES])) :]
             except TimeoutError:
                 raise
-            except OSError:  # closed
+            except (OSError, EOFError):  # closed, or nothing was acknowledged for LOST_AFTER_S
                 raise self._ended() from None
 
     def read_some(self, *, timeout_s: float) -> bytes:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,23 @@ from tests.grounds.hosts import Host, Hosts
 from tests.until import until
 
 SLEEPERS = ("sh", "-c", "echo up; exec sleep 1000")
+# More than all buffers between the two hold, once somebody has written a line to its stdin.
+PUSH = """
+import sys
+from orchestrator.inventory import Node, SshOptions
+from orchestrator.transports import ssh
+from orchestrator.transports.base import Unreachable
+ssh.LOST_AFTER_S = 3.0
+transport = ssh.SshTransport(Node(name="h1"), SshOptions(config=sys.argv[1]))
+channel = transport.open(["sh", "-c", "cat > /dev/null"])
+print("connected", flush=True)
+sys.stdin.readline()
+try:
+    channel.write(b"x" * (8 << 20), timeout_s=300)
+except Unreachable as error:
+    print(error)
+transport.close()
+"""
 
 
 @pytest.fixture
@@ -64,9 +84,24 @@ def test_node_that_is_gone_for_good_fails_the_run_everywhere_else(orch: Orch, ho
     until(lambda: _over(orch, run), what="the verdict", deadline_s=30)
     record = _record(orch, run)
     assert record["state"] == "FAILED"
-    assert f"h{index} is gone" in record["message"]
+    gone = re.match(rf"h{index} is gone: it was not heard for (\d+) s, ", record["message"])
+    assert gone is not None, record["message"]
+    assert 7 <= int(gone[1]) < 20  # by the supervisor's own clock; the rest is what asking the others may take
     for host in hosts.hosts:
         until(lambda host=host: _idle(host), what=f"{host.name} to be idle")  # type: ignore[misc]
+
+
+def test_push_to_a_node_that_is_cut_off_is_given_up_when_nothing_is_acknowledged(hosts: Hosts) -> None:
+    """paramiko alone would try to write until the kernel gives up, after a quarter of an hour."""
+    argv = [*hosts.controller.enter(), sys.executable, "-c", PUSH, str(hosts.ssh_config)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as push:
+        try:
+            assert push.stdout is not None
+            assert push.stdout.readline() == "connected\n"
+            hosts[1].link(up=False)
+            assert push.communicate("now\n", timeout=60)[0] == "the connection was lost\n"
+        finally:
+            push.kill()
 
 
 @pytest.mark.parametrize("index", [0, 2])
