@@ -190,15 +190,15 @@ class Trainer:
         self.skips.add(step, norm)
         told = any_of(everyone) & ~Told.SKIPPED
         if told or step == self.config.steps:  # a checkpoint follows
-            self._check_update(total)
+            self._check_update(total, final=step == self.config.steps)
         self.group.accelerator.synchronize()
         seconds = time.perf_counter() - started
         return StepResult(losses, lr, norm, seconds, bool(told & Told.WARNED), waited_s), told
 
-    def _check_update(self, loss: torch.Tensor) -> None:
+    def _check_update(self, loss: torch.Tensor, *, final: bool) -> None:
         """Judge the step that was just made now, and not by the notes of the next one."""
         mine = self.group.note(loss, self.skips.flag())
-        self.skips.check(read_notes(self.group.begin_all_gather(mine)())[1])
+        self.skips.check(read_notes(self.group.begin_all_gather(mine)())[1], final=final)
 
     def _leave(self, step: int) -> None:
         """End before the last step, with all saved."""

@@ -76,8 +76,8 @@ class Elsewhere(Points):
     What would be compiled has doubles; all around it is torch's and DeepSpeed's own.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: TrainConfig, *, steep: bool = False) -> None:
+        super().__init__(config, steep=steep)
         module: Any = nn.Module
         if config.compile:
             module.compile = functools.partialmethod(module.compile, backend=_as_it_is)

@@ -17,6 +17,7 @@ from tests.grounds.tasks import COUNT
 from tests.train.conftest import TINY, Rank, StartRanks, Warm, ranks_below
 from trainer.checkpoint import files
 from trainer.data.order import Order
+from trainer.finite import MOST_SKIPS
 
 pytestmark = pytest.mark.train
 
@@ -202,6 +203,32 @@ def test_gradient_that_is_no_number_stops_all_ranks_before_the_update(
     assert _codes(ranks) == [1, 1]
     assert "error: all ranks: gradient norm is not finite at step 1; the weights were not updated. " in ranks[0].err
     assert "error" not in ranks[1].err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp2"])
+@pytest.mark.parametrize(("steps", "made"), [(3, 3), (100, MOST_SKIPS)])
+def test_fp16_that_skips_every_step_is_a_failure_and_not_a_training_that_is_done(
+    start_ranks: StartRanks, tmp_path: Path, strategy: str, steps: int, made: int
+) -> None:
+    if "zero" in strategy:
+        components.module("deepspeed")
+    words = (
+        "options.steep=true",
+        "precision=fp16",
+        f"strategy={strategy}",
+        f"steps={steps}",
+        f"out={tmp_path / 'out'}",
+    )
+    ranks = start_ranks(*words, base=(ELSEWHERE[0], *POINTS[1:]))
+    assert _codes(ranks) == [1, 1], ranks[0].out
+    line = next(one for one in ranks[0].err.splitlines() if one.startswith("error"))
+    assert line.startswith(
+        f"error: all ranks: gradient norm is not finite at {made} steps in a row, 1 to {made}, however"
+    )
+    assert "precision=bf16" in line
+    assert "rror" not in ranks[1].err
+    assert not files.newest_first(tmp_path / "out")
 
 
 @pytest.mark.slow

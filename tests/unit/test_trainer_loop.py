@@ -13,7 +13,7 @@ from trainer.accelerators import choose
 from trainer.config import ModelConfig, OptimConfig, TrainConfig
 from trainer.distributed import CHUNK_BYTES, Group, Told, initialise, read_notes
 from trainer.errors import NumbersError, TrainerError, UserError
-from trainer.finite import Skips, check_finite
+from trainer.finite import MOST_SKIPS, Skips, check_finite
 from trainer.loop import learning_rate
 from trainer.model import FUSED_ATTENTION, GPT, causal_attention, manual_causal_attention
 from trainer.strategies.building import build_whole, warn_if_on_cpu
@@ -59,6 +59,35 @@ def test_step_without_an_update_is_judged_once_by_the_flags_of_all_ranks() -> No
     skips.add(8, 1.0)
     with pytest.raises(NumbersError, match=r"^all ranks: gradient norm is not finite at step 8; the weights were not"):
         skips.check([Told.SKIPPED, Told.SKIPPED])
+
+
+@pytest.mark.parametrize(
+    ("first", "final", "bound"), [(1, 200, MOST_SKIPS), (100, 120, None), (100, 200, 139), (1, 8, 8), (2, 8, None)]
+)
+def test_steps_that_fp16_skips_are_bounded_and_one_of_them_has_to_be_made(
+    first: int, final: int, bound: int | None
+) -> None:
+    """All steps from `first` on are skipped."""
+    skips, failed, message = Skips(scales_loss=True), None, ""
+    for step in range(1, final + 1):
+        skips.add(step, math.nan if step >= first else 1.0)
+        try:
+            skips.check([skips.flag()] * 2, final=step == final)
+        except NumbersError as exc:
+            failed, message = step, str(exc)
+            break
+    assert failed == bound
+    assert (f"not finite at {step - first + 1} steps in a row, {first} to {step}, however" in message) == bool(bound)
+
+
+def test_step_that_fp16_makes_begins_the_count_anew_and_one_rank_alone_never_skips() -> None:
+    skips = Skips(scales_loss=True)
+    for step in range(1, 4 * MOST_SKIPS):
+        skips.add(step, 1.0 if step % MOST_SKIPS == 0 else math.inf)
+        skips.check([skips.flag()] * 2)
+    skips.add(step + 1, 1.0)
+    with pytest.raises(NumbersError, match=r"^rank 0: gradient norm is not finite at step \d+, and it is on all other"):
+        skips.check([Told.SKIPPED, Told.NOTHING])
 
 
 @pytest.mark.skipif(FUSED_ATTENTION is None, reason="this torch has no scaled_dot_product_attention")

@@ -59,6 +59,9 @@ class Zero:
         optimizer = cpu_adam(group, config, model) if config.offload_optimizer else None
         optimizer = optimizer or make_optimizer(model, config.lr, config.optim)
         self.engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
+        scaler: Any = getattr(self.engine.optimizer, "loss_scaler", None)
+        if hasattr(scaler, "raise_error_at_min_scale"):
+            scaler.raise_error_at_min_scale = False  # a plain Exception; the trainer counts skipped steps itself
 
     def settle(self, batch: Any) -> None:  # noqa: ANN401
         """Nothing to do: the order of its buckets is fixed by the model."""
