@@ -1,7 +1,10 @@
-# make demo: train on this machine · make check: read the code, < 60 s · make test: check, then every test
+# make demo: train on this machine · make check: read the code, < 60 s
+# make test-quick: lint, types and the tests without processes, < 2 min · make test: check, then every test
 .DEFAULT_GOAL := help
-.PHONY: help demo check test dev format clean
+.PHONY: help demo check test test-quick dev format clean
 SHELL := /bin/bash
+# many images set it; then every orch that a test starts, and pytest itself, compiles the same files again
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 # pip as it is pinned, whatever the Python brought along; setuptools too, so nothing is built with another one
@@ -47,6 +50,13 @@ check: .venv/.dev
 format: .venv/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Warm, on two cores. The rest starts Pythons: agents, orch, ranks, what runs on nodes and under Slurm.
+test-quick: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --numprocesses 2 -m "not processes"
 
 # The components come first: shellcheck is one of them.
 test:

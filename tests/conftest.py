@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 import warnings
@@ -34,6 +35,11 @@ _MARKED_BY_FIXTURE = {
     "accounted_cluster_ground": "accounting",
     "slurm_hosts": "slurm",
 }
+# Fixtures that start agents, endpoints, orch or ranks, or are there for tests that do.
+_STARTERS = frozenset(_MARKED_BY_FIXTURE) | {
+    *("built", "elsewhere", "endpoint", "ground", "here", "laptop", "local", "orch", "reservation", "scripts"),
+    *("start_ranks", "torchrun", "warm"),
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,6 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture, marker in _MARKED_BY_FIXTURE.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
+        if not _STARTERS.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker("processes")
         for kind in ("slurm", "accounting"):
             if item.get_closest_marker(kind):
                 # two clusters a session and one with accounting, however many workers there are: tests of Slurm wait
@@ -76,6 +84,32 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()
     return outcome
+
+
+class _ProcessGuard:
+    """Fails a test that starts a Python without the marker `processes`: `make test-quick` would become slow unnoticed."""
+
+    def __init__(self) -> None:
+        self.test: pytest.Item | None = None
+        sys.addaudithook(self)
+
+    def __call__(self, event: str, args: tuple[object, ...]) -> None:
+        if self.test is None or event not in ("os.fork", "subprocess.Popen"):
+            return
+        if event == "os.fork" or "python" in Path(os.fsdecode(args[0])).name:  # type: ignore[arg-type]
+            raise RuntimeError(f"{self.test.name} starts a Python process: mark it `processes`")
+
+
+_guard = _ProcessGuard()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    _guard.test = None if item.get_closest_marker("processes") else item
+    try:
+        yield
+    finally:
+        _guard.test = None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -50,6 +50,7 @@ def test_until_fails_naming_what_was_awaited() -> None:
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.processes
 def test_a_detached_grandchild_stays_below_the_keeper_and_ends_with_it(tmp_path: Path) -> None:
     keeper = Keeper(tmp_path / "folder")
     (tmp_path / "folder").mkdir()
@@ -62,6 +63,7 @@ def test_a_detached_grandchild_stays_below_the_keeper_and_ends_with_it(tmp_path:
     assert not (tmp_path / "folder").exists()
 
 
+@pytest.mark.processes
 def test_killed_tests_leave_nothing_behind(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()

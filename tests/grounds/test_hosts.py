@@ -200,6 +200,7 @@ def test_heal_revives_a_host_whose_first_process_was_killed(hosts: Hosts) -> Non
     assert greeting(hosts.controller, hosts[0]) == "connected SSH-"
 
 
+@pytest.mark.processes
 def test_closed_hosts_leave_nothing() -> None:
     started = time.monotonic()
     with open_hosts(3) as hosts:
@@ -211,6 +212,7 @@ def test_closed_hosts_leave_nothing() -> None:
     _assert_gone(hosts.folder, hosts.user, pids)
 
 
+@pytest.mark.processes
 def test_killed_tests_leave_nothing_of_their_hosts() -> None:
     require_namespaces()
     with subprocess.Popen(

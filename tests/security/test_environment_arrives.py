@@ -181,6 +181,7 @@ def test_any_value_arrives_through_slurm_as_orch_env_says(through_slurm: Launche
     _check_values_arrive(through_slurm, values)
 
 
+@pytest.mark.processes
 @RUNS
 @given(values=sixty_values())
 def test_any_value_arrives_on_this_machine_as_orch_env_says(on_this_machine: Launcher, values: Values) -> None:
@@ -213,5 +214,6 @@ def test_what_a_submitting_shell_leaks_is_dropped_with_a_note(through_slurm: Lau
     )
 
 
+@pytest.mark.processes
 def test_what_a_launching_shell_leaks_is_dropped_with_a_note(on_this_machine: Launcher) -> None:
     _check_leaks_are_dropped(on_this_machine, {*LEAKED, "SLURM*"} - {"SLURM_PROCID"})

@@ -14,6 +14,8 @@ from orchestrator import render
 from orchestrator.errors import InventoryError
 from tests.grounds.cli import Orch
 
+pytestmark = pytest.mark.processes
+
 NODES = "devices: 1\nnodes: [{name: n0}]\n"
 
 

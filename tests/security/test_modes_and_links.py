@@ -19,6 +19,8 @@ from tests.grounds.slurm import Cluster
 from tests.grounds.sshd import Farm
 from tests.until import until
 
+pytestmark = pytest.mark.processes
+
 INVENTORY = """\
 env_file: .env
 name: here

@@ -166,6 +166,7 @@ def test_secret_is_nowhere_else_in_slurm(cluster: Cluster, tmp_path: Path, canar
     _check_nowhere_else(orch, canaries, cluster.folder)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -189,6 +190,7 @@ def test_mistake_in_an_env_file_is_told_without_its_text(wrong: str, tmp_path: P
         assert not canaries.within((done.stdout + done.stderr).encode())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("field", ["HF_TOKEN: [{}]", "HF_TOKEN: !tag {}", 'X: "{}\\0"', "HF_TOKEN: {{a: {}}}"])
 def test_mistake_in_env_is_told_without_its_text(field: str, tmp_path: Path, canaries: Canaries) -> None:
     text = "env: {" + field.format(canaries.by_name) + "}\nnodes: [{name: n0}]\n"

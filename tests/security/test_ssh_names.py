@@ -98,6 +98,7 @@ def test_a_letter_that_looks_like_another_is_shown_as_it_is(tmp_path: Path) -> N
     assert "nodes[0].address: 'n\\u0430de' is no" in refusal(tmp_path, {"address": "n\u0430de"})
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "text", [f"-oProxyCommand=touch {CANARY}", f"a;touch {CANARY}", f"$(touch {CANARY})", "n\u0430de", ""]
 )

@@ -60,6 +60,7 @@ def test_jobs_that_slurmctld_has_forgotten_are_judged_by_sacct(orch: Orch, accou
     assert "elapsed 00:00:" in orch("status", done).stdout
 
 
+@pytest.mark.processes
 @pytest.mark.accounting
 def test_teardown_leaves_no_database_behind() -> None:
     with open_cluster(accounted=True) as cluster:

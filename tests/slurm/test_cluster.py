@@ -51,6 +51,7 @@ def test_inventory_names_the_four_nodes(cluster: Cluster, tmp_path: Path) -> Non
         assert part in text
 
 
+@pytest.mark.processes
 @pytest.mark.slurm
 def test_teardown_leaves_no_process_and_no_folder() -> None:
     with open_cluster() as cluster:

@@ -63,6 +63,7 @@ def test_other_commands_say_what_is_missing(orch: Orch, words: list[str], messag
     assert message in orch(*words, code=2).stderr
 
 
+@pytest.mark.processes
 def test_without_any_inventory_the_choices_are_named(tmp_path: Path) -> None:
     done = Orch(tmp_path)("ssh-launch", "--", "true", code=2)
     assert "no inventory" in done.stderr

@@ -103,6 +103,7 @@ def test_silent_port_takes_connections_and_says_nothing() -> None:
         connection.recv(1)
 
 
+@pytest.mark.processes
 @pytest.mark.ssh
 @pytest.mark.parametrize("own_account", [None, False])
 def test_teardown_leaves_no_process_folder_or_account(own_account: bool | None) -> None:
@@ -114,6 +115,7 @@ def test_teardown_leaves_no_process_folder_or_account(own_account: bool | None) 
     assert not farm.is_own_account or farm.user not in {entry.pw_name for entry in pwd.getpwall()}
 
 
+@pytest.mark.processes
 @pytest.mark.ssh
 def test_a_farm_as_the_current_account_still_has_its_own_home() -> None:
     with open_farm(own_account=False) as farm:

@@ -137,6 +137,7 @@ def test_stray_of_a_killed_agent_is_ended_and_listed(orch: Orch) -> None:
     assert not processes_of(run)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("span", ["7", "-1d", "1w", "", "soon"])
 def test_span_that_is_none_is_refused_with_what_is_allowed(tmp_path: Path, span: str) -> None:
     done = Orch(tmp_path)("gc", "--older-than", span, code=2)
@@ -144,6 +145,7 @@ def test_span_that_is_none_is_refused_with_what_is_allowed(tmp_path: Path, span:
     assert "30s, 5m, 2h or 1d" in done.stderr
 
 
+@pytest.mark.processes
 def test_without_runs_and_inventory_there_is_nothing_to_do_and_gc_says_so(tmp_path: Path) -> None:
     done = Orch(tmp_path)("gc")
     assert "-i FILE" in done.stderr

@@ -236,6 +236,7 @@ def test_cut_connections_cost_a_follower_elsewhere_no_line(here: Orch, elsewhere
     assert _printed(text + rest) == _written(here, run)
 
 
+@pytest.mark.processes
 def test_run_on_this_machine_is_found_too(tmp_path: Path) -> None:
     nodes = [{"name": name} for name in ("a", "b")]
     base = {"name": "own", "accelerator": "cpu", "transport": "local", "nodes": nodes}

@@ -29,6 +29,7 @@ def test_cards_are_counted_by_their_device_files(tmp_path: Path) -> None:
     assert cards(str(tmp_path)) == {"cuda": 2, "gcu": 1}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("written", "devices"), [(1, 1), (4, 4)])
 def test_probe_fills_in_what_the_inventory_leaves_open(written: int, devices: int) -> None:
     inventory = Inventory(transport="local", nodes=(Node(name="n0", devices=written), Node(name="n1")))

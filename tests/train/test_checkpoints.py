@@ -21,6 +21,7 @@ pytestmark = pytest.mark.train
 STRATEGIES = ("ddp", "fsdp2", "zero0", "zero1", "zero2", "zero3")
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_damage_under_every_strategy_takes_all_ranks_to_the_older_checkpoint_and_dropped_steps_leave_no_trace(
     tmp_path: Path,

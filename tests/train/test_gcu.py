@@ -150,6 +150,7 @@ nodes: [{{name: "n[0-1]"}}]
 """
 
 
+@pytest.mark.processes
 def test_two_nodes_of_t20_train_under_orch(tmp_path: Path) -> None:
     path = environment("t20")["PYTHONPATH"]
     (tmp_path / "inventory.yaml").write_text(INVENTORY.format(path=path, workdir=tmp_path / "work"))
@@ -179,6 +180,7 @@ os._exit(0)  # gloo sometimes aborts at the interpreter's exit, after all work i
 """
 
 
+@pytest.mark.processes
 def test_script_of_plain_torch_trains_on_two_nodes_of_s60_under_orch(tmp_path: Path) -> None:
     path = environment("s60")["PYTHONPATH"]
     (tmp_path / "inventory.yaml").write_text(INVENTORY.format(path=path, workdir=tmp_path / ".work"))
@@ -192,6 +194,7 @@ def test_script_of_plain_torch_trains_on_two_nodes_of_s60_under_orch(tmp_path: P
     assert ready == ["2/2 ranks ready, backend eccl, device gcu"] * 2
 
 
+@pytest.mark.processes
 def test_node_without_the_accelerator_of_the_inventory_ends_the_run_in_place_of_training_on_the_cpu(
     tmp_path: Path,
 ) -> None:

@@ -15,7 +15,7 @@ from tests.grounds.cli import Orch
 from tests.train.conftest import DEADLINE_S, TINY
 from tests.until import until
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.processes]
 
 HERE = """
 name: here

@@ -99,6 +99,7 @@ def test_archive_holds_what_the_bundle_names_and_nothing_of_its_maker(repository
     }
 
 
+@pytest.mark.processes
 def test_package_that_travels_imports_nothing(repository: Path, tmp_path: Path) -> None:
     """The door to api.py stays here; a program that imports orchestrator to launch itself still starts on a node."""
     bundle = bundles.build(trainer=False, code=bundles.find_code(repository, ["x.py"]))

@@ -206,6 +206,7 @@ def test_command_that_needs_no_inventory_loads_nothing_that_takes_long(orch: Orc
         assert not {name.partition(".")[0] for name in done.stderr.split()}.intersection(HEAVY), words
 
 
+@pytest.mark.processes
 def test_way_over_ssh_loads_nothing_of_what_checks_an_inventory() -> None:
     program = "import sys, orchestrator.supervisor, orchestrator.transports.ssh; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -18,6 +18,8 @@ from orchestrator.run import Program, Request
 from orchestrator.transports.local import LocalTransport
 from tests.until import until
 
+pytestmark = pytest.mark.processes
+
 
 class Robbed(DirectLauncher):
     """Its port is taken right after it was found, `thefts` times: by one who, as few do, sets SO_REUSEADDR and listens."""

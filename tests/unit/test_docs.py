@@ -37,11 +37,13 @@ def _section(command: str) -> str:
     return "\n".join(found)
 
 
+@pytest.mark.processes
 def test_every_command_is_known_here() -> None:
     listed = re.findall(r"^  ([a-z][a-z-]+) ", _help().partition("Commands:")[2], re.MULTILINE)
     assert set(listed) == set(COMMANDS)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_and_option_is_documented(command: str) -> None:
     section = _section(command)
@@ -51,6 +53,7 @@ def test_every_command_and_option_is_documented(command: str) -> None:
     assert not missing, f"docs/commands.md does not explain {missing} of orch {command}"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("sub", ["show", "validate", "import"])
 def test_inventory_commands_are_documented(sub: str) -> None:
     assert _help("inventory", sub)
@@ -88,6 +91,7 @@ def _readme_lines() -> list[str]:
     return [line for line in lines if line.startswith("orch ")]
 
 
+@pytest.mark.processes
 def test_readme_launches_plan_as_written(tmp_path: Path) -> None:
     """Its inventory is the shipped one that the README copies; --dry-run stands in for thirty-two H800 nodes."""
     (tmp_path / "inventory.yaml").write_text((ROOT / "inventories" / "h800.yaml").read_text("utf-8"))
@@ -102,6 +106,7 @@ def test_readme_launches_plan_as_written(tmp_path: Path) -> None:
         Orch(tmp_path)(words[0], *extra, *words[1:])
 
 
+@pytest.mark.processes
 def test_readme_commands_on_runs_work_as_written(tmp_path: Path) -> None:
     (tmp_path / "inventory.yaml").write_text(LOCAL.replace("WORKDIR", str(tmp_path / ".work")))
     orch = Orch(tmp_path)

@@ -50,6 +50,7 @@ def test_an_agent_leads_a_session_of_its_own_and_outlives_the_endpoint(ground: G
     assert seen.agent.pid == pid
 
 
+@pytest.mark.processes
 def test_arguments_and_folders_may_begin_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     script = f'exec {sys.executable} "$0.py" "$1"\n'

@@ -72,6 +72,7 @@ def test_endless_output_is_cut_and_does_not_hold_the_command_up(endpoint: Endpoi
     assert (answer.code, len(answer.out)) == (0, 4 << 20)
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("home")
 def test_umask_is_the_users_own() -> None:
     before = os.umask(0o027)

@@ -53,6 +53,7 @@ def test_hello_says_what_the_node_is(endpoint: Endpoint) -> None:
     assert facts.home == str(Path.home())
 
 
+@pytest.mark.processes
 def test_prepare_makes_private_folders_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
@@ -129,6 +130,7 @@ def test_a_bundle_that_is_there_already_stays(endpoint: Endpoint, tmp_path: Path
     assert [path.name for path in (tmp_path / "bundles").iterdir()] == ["abc"]
 
 
+@pytest.mark.processes
 def test_many_pushes_of_one_bundle_at_once_all_succeed(tmp_path: Path) -> None:
     failures: list[NodeError] = []
 

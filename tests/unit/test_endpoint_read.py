@@ -147,6 +147,7 @@ def test_a_node_name_is_no_path(endpoint: Endpoint, attempt: Path, node: str) ->
         endpoint.read(str(attempt), [node], {})
 
 
+@pytest.mark.processes
 def test_reconnecting_resumes_at_the_byte_while_a_writer_appends(attempt: Path) -> None:
     chance = random.Random(7)  # noqa: S311  the same pieces every time
     file, total = attempt / "n0/rank-0.out", 3_000_000

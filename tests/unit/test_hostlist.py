@@ -53,6 +53,7 @@ def test_repeated_names_each_once_in_order() -> None:
     assert repeated(["b", "a", "b", "a", "b", "c"]) == ["b", "a"]
 
 
+@pytest.mark.processes
 def test_plain_names_do_not_load_clustershell() -> None:
     """The start of every command pays for what this module loads."""
     program = (

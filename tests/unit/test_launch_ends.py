@@ -19,6 +19,8 @@ from orchestrator.transports.local import LocalTransport
 from orchestrator.transports.terminal import Terminal
 from tests.until import until
 
+pytestmark = pytest.mark.processes
+
 
 class Interrupted(DirectLauncher):
     """Ends with `end` once its agents have started; `trouble` is what its stop reports besides."""

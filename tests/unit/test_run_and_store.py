@@ -81,6 +81,7 @@ def test_no_run_at_all_says_how_to_start_one(tmp_path: Path) -> None:
     assert "orch ssh-launch" in caught.value.hint
 
 
+@pytest.mark.processes
 def test_change_of_a_record_is_not_undone_by_another_process(tmp_path: Path) -> None:
     folder = Store(tmp_path).create(_record("a-20260102-030405-0abc"))
     program = (

@@ -180,6 +180,7 @@ def test_what_prepares_a_script_travels_with_python_programs_that_are_not_bare(
     assert plans.from_json(plans.to_json(plan)).program == plan.program
 
 
+@pytest.mark.processes
 def test_shared_trainer_cannot_be_bare() -> None:
     with pytest.raises(UsageError, match="--bare is for a program of yours"):
         request_of(_words(bare=True))

@@ -162,6 +162,7 @@ raise Warning(open({folder!r} + '/attempt-1/n0/progress/0.json').read())
 """
 
 
+@pytest.mark.processes
 def test_group_of_a_card_is_told_of_in_its_own_words_whosever_it_is(tmp_path: Path) -> None:
     """A T20's is not torch.distributed's."""
     folders = {generation: str(tmp_path / generation) for generation in ("t20", "s60")}

@@ -14,6 +14,8 @@ from orchestrator.launchers.slurm_host import ThisMachine
 from orchestrator.plan import LaunchPlan
 from orchestrator.run import Program, Request
 
+pytestmark = pytest.mark.processes
+
 
 def test_job_is_submitted_when_submitit_is_loaded_and_not_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its modules import each other: of two threads that load them, Python ends one with a deadlock."""

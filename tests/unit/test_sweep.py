@@ -40,6 +40,7 @@ def test_what_is_no_sweep_is_refused_with_the_word(words: list[str], why: str) -
         points(words, ["steps=20"])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("axis", "told"), [("seed=1,2", ["gcu", "gcu"]), ("device=auto,cpu", ["auto", "cpu"])])
 def test_every_run_of_a_sweep_is_told_the_accelerator_of_the_inventory_unless_that_is_swept(
     tmp_path: Path, axis: str, told: list[str]

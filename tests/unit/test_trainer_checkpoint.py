@@ -397,6 +397,7 @@ def test_state_can_stay_on_the_disk_until_it_is_looked_at(tmp_path: Path) -> Non
     assert all(torch.equal(read[name], mapped[name]) for name in read)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away")
 def test_folder_of_another_user_is_set_aside_by_one_who_is_not_root() -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -415,6 +416,7 @@ def test_folder_of_another_user_is_set_aside_by_one_who_is_not_root() -> None:
         assert files.newest_first(out) == []
 
 
+@pytest.mark.processes
 def test_folder_in_use_is_refused_and_free_again_when_its_user_is_gone(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     ready, release = os.pipe()

@@ -55,6 +55,7 @@ def test_verify_finds_every_damage_and_moves_nothing(
     assert (out / "step_2").exists()
 
 
+@pytest.mark.processes
 def test_list_and_verify_work_without_torch(out: Path) -> None:
     script = "import sys; sys.modules['torch'] = None; from trainer.checkpoint.__main__ import main; sys.exit(main())"
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

@@ -238,6 +238,7 @@ def test_words_may_stand_on_both_sides_of_options(capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["steps"] == 3
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("argv", "code"), [(["--print-config"], 0), (["steps=x"], 2)])
 def test_config_is_judged_without_torch(argv: list[str], code: int) -> None:
     blocked = f"import sys; sys.modules['torch'] = None; from trainer.__main__ import main; sys.exit(main({argv!r}))"

@@ -275,6 +275,7 @@ def test_ranks_share_every_epoch_and_go_on_at_any_position_with_any_number_of_ra
     assert sorted(taken[:10]) == sorted(taken[10:]) == list(range(10))
 
 
+@pytest.mark.processes
 def test_what_samples_draw_follows_from_seed_and_position_in_whichever_process() -> None:
     torch.manual_seed(1)
     before = (random.getstate(), torch.get_rng_state())
@@ -304,6 +305,7 @@ def test_samples_that_a_new_process_cannot_get_are_refused_where_workers_are_suc
     Batches(_Numbers(3), task, load_config(words=["micro_batch=2"]), spawning, split="train")
 
 
+@pytest.mark.processes
 def test_error_in_a_worker_is_the_same_one_message(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.full(100, 300, dtype="u2"))
     for workers in (0, 1):

@@ -136,6 +136,7 @@ def test_timer_is_set_once_a_second_however_short_steps_are(stacks: Stacks, cloc
     assert 5 <= len(armed) <= 6
 
 
+@pytest.mark.processes
 def test_child_that_is_forked_ends_although_the_timer_runs(stacks: Stacks) -> None:
     """A child has no such thread, and Python's own end would wait for it."""
     stacks.expect(60.0)

@@ -30,6 +30,7 @@ def _module(source: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("python", PYTHONS)
 def test_every_module_imports_where_torch_has_the_names_of_1_10_alone(python: str) -> None:
     modules = [_module(source) for source in SOURCES if source.stem not in NOT_IMPORTED]

@@ -17,6 +17,8 @@ from orchestrator.transports.local import LocalChannel, LocalTransport
 from orchestrator.transports.node_program import FLAGS, program
 from tests.until import until
 
+pytestmark = pytest.mark.processes
+
 
 def channel(script: str) -> LocalChannel:
     return LocalTransport("n0").open(["sh", "-c", script])
