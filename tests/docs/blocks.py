@@ -1,0 +1,52 @@
+"""The shell blocks of a page, run one after the other as somebody would who pastes them into a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.grounds.sshd import Farm
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 280
+
+
+def blocks(page: Path) -> list[str]:
+    """All blocks marked `sh`, in order."""
+    return re.findall(r"^```sh\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def bare(home: Path, *folders: Path, **env: str) -> dict[str, str]:
+    """The environment of a fresh login with that home: what lies in `folders` is on its PATH, and nothing else is set."""
+    return {
+        "PATH": os.pathsep.join([*map(str, folders), "/usr/bin", "/bin"]),
+        "HOME": str(home),
+        "LANG": "C.UTF-8",
+        **env,
+    }
+
+
+def knows_hosts(home: Path, farm: Farm) -> None:
+    """Let `ssh n0` to `ssh n7` work for whoever has that home."""
+    (home / ".ssh").mkdir(mode=0o700)
+    shutil.copy(farm.ssh_config, home / ".ssh" / "config")
+
+
+def run(commands: str, folder: Path, env: Mapping[str, str]) -> str:
+    """Run the commands, of which none may fail; what they show."""
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", commands],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout

@@ -1,0 +1,33 @@
+"""docs/tutorial.md, block by block: on this machine, over a real sshd, through a real Slurm."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT, bare, blocks, knows_hosts, run
+from tests.grounds.slurm import Cluster
+from tests.grounds.sshd import Farm
+
+
+@pytest.mark.slow
+@pytest.mark.train
+@pytest.mark.timeout(600)
+def test_tutorial_runs_as_written(tmp_path: Path, farm: Farm, cluster: Cluster) -> None:
+    knows_hosts(tmp_path, farm)
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "orch").symlink_to(Path(sys.executable).with_name("orch"))
+
+    shown = run(
+        "\n".join(blocks(ROOT / "docs" / "tutorial.md")),
+        tmp_path,
+        bare(tmp_path, commands, SLURM_CONF=str(cluster.conf)),
+    )
+
+    assert shown.count("hello from rank 3 of 4") == 2  # over ssh and through Slurm
+    assert "rank 1 fails once, on purpose" in shown
+    assert "[n1:1] rank 1 starts at step 20" in shown
+    assert "resuming from" in shown
