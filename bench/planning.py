@@ -9,8 +9,9 @@ from pathlib import Path
 from bench.place import Place
 from bench.processes import Job, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
-from orchestrator import inventory, transcript
-from orchestrator import plan as plans
+from orchestrator.inventory import model
+from orchestrator.plan import plan as plans
+from orchestrator.plan import transcript
 from orchestrator.run import Program, Request
 
 NODES = 1024
@@ -57,7 +58,7 @@ def measure(place: Place, *, repetitions: int) -> Measure:
 
 
 def _plan(file: Path) -> Contestant:
-    loaded = inventory.load(file)
+    loaded = model.load(file)
     request = Request("ssh", Program("executable", ("echo", "hello")))
 
     def run() -> Mapping[str, float]:
@@ -76,7 +77,7 @@ def _plan(file: Path) -> Contestant:
 def _load(file: Path) -> Contestant:
     def run() -> Mapping[str, float]:
         begun = time.monotonic()
-        loaded = inventory.load(file)
+        loaded = model.load(file)
         seconds = time.monotonic() - begun
         assert len(loaded.nodes) == NODES
         return {_FIGURE: seconds}

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from orchestrator.actions.request import Words
 from orchestrator.commands.launch import plan_of, started
-from orchestrator.commands.request import Words
 from orchestrator.commands.status import not_being_ended, refresh
 from orchestrator.commands.stop import stop
 from orchestrator.errors import LaunchError, UsageError

@@ -15,7 +15,7 @@ from orchestrator.errors import OrchError
 from orchestrator.version import __version__
 
 if TYPE_CHECKING:
-    from orchestrator.commands.request import Words
+    from orchestrator.actions.request import Words
     from orchestrator.run import LauncherName
 
 # Each command imports what it calls: what one command needs takes longer to load than most commands take to run.
@@ -116,7 +116,7 @@ def ssh_launch(
 
 
 def _as_words(launcher: LauncherName, program: tuple[str, ...] | None, typed: dict[str, Any]) -> Words:
-    from orchestrator.commands.request import Words  # noqa: PLC0415
+    from orchestrator.actions.request import Words  # noqa: PLC0415
 
     return Words(launcher, program=program, **typed)
 

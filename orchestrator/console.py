@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from orchestrator.errors import OrchError
-from orchestrator.logs.merge import LogLines, prefix_of, prefixed
+from orchestrator.logs.lines import LogLines, prefix_of, prefixed
 from orchestrator.logs.printable import printable
 
 PRINTED_AT_ONCE = 1 << 20  # characters

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from orchestrator import plan as plans
 from orchestrator.errors import RunNotFound, UsageError
-from orchestrator.node.receive import make_own, working_folder
-from orchestrator.plan import LaunchPlan
-from orchestrator.render import redacted
+from orchestrator.node.endpoint.push import make_own, working_folder
+from orchestrator.plan import plan as plans
+from orchestrator.plan.plan import LaunchPlan
+from orchestrator.plan.sbatch import redacted
 from orchestrator.run import RUN_ID, RunRecord
 
 LOCK_WAIT_S = 1.0

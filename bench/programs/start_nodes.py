@@ -10,10 +10,10 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-from orchestrator import plan as plans
+from orchestrator.actions.request import Words, request_of
 from orchestrator.commands.inventory import load_inventory
-from orchestrator.commands.request import Words, request_of
 from orchestrator.launchers import launcher_for
+from orchestrator.plan import plan as plans
 from orchestrator.run import new_run_id
 
 path = sys.argv[1]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from orchestrator import supervise
-from orchestrator.commands.following import watch
-from orchestrator.commands.supervision import say_that_nodes_ask, start_and_wait
+from orchestrator.actions.watch import watch
 from orchestrator.console import print_text, say
 from orchestrator.errors import LaunchError, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder, Store, home
+from orchestrator.supervision.start import say_that_nodes_ask, start_and_wait
+from orchestrator.verdict import observe
 
 
 def attach(run: str, *, follow: bool) -> int:
@@ -40,7 +40,7 @@ def attach(run: str, *, follow: bool) -> int:
 
 def _supervise(folder: RunFolder, record: RunRecord) -> None:
     _refuse_second(folder, record)
-    if supervise.launch_goes_on(record):
+    if observe.launch_goes_on(record):
         raise UsageError(f"run {record.id} is still being launched", hint=_hint(record))
     if why := start_and_wait(folder):
         _refuse_second(folder, record)  # another attach was quicker
@@ -52,7 +52,7 @@ def _supervise(folder: RunFolder, record: RunRecord) -> None:
 def _refuse_second(folder: RunFolder, record: RunRecord) -> None:
     present = folder.supervisor()
     if present is not None:
-        stopped = supervise.stopped_pid(present)
+        stopped = observe.stopped_pid(present)
         hint = _hint(record) if stopped is None else f"it is stopped: kill -CONT {stopped}, or orch stop {record.id}"
         raise UsageError(f"run {record.id} has a supervisor: {present}", hint=hint)
 

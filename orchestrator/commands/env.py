@@ -7,14 +7,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from orchestrator import plan as plans
 from orchestrator.commands.inventory import load_inventory
 from orchestrator.console import print_json, print_text, say
 from orchestrator.errors import UsageError
-from orchestrator.node.environment import defaults, node_environment, own_environments
+from orchestrator.node.agent.environment import defaults, node_environment, own_environments
 from orchestrator.node.job import Job
-from orchestrator.plan import LaunchPlan, NodePlan
-from orchestrator.render import redacted
+from orchestrator.plan import plan as plans
+from orchestrator.plan.plan import LaunchPlan, NodePlan
+from orchestrator.plan.sbatch import redacted
 from orchestrator.run import Program, Request
 
 _LATER = "<known-at-the-launch>"  # one word, as in a rendezvous record

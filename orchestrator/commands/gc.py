@@ -8,21 +8,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from orchestrator.commands.inventory import load_inventory
-from orchestrator.commands.spans import seconds, worded
 from orchestrator.console import print_json, print_table, say
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.endpoint.replies import Hunted, Leftover
 from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, RunNotFound
 from orchestrator.fanout import each
-from orchestrator.inventory import Node
-from orchestrator.launchers import apart
-from orchestrator.launchers.slurm_host import login_node, slurm_host
-from orchestrator.node.leftovers import Clearing
-from orchestrator.plan import GRACE_S, LaunchPlan, NodePlan
+from orchestrator.inventory.model import Node
+from orchestrator.launchers.slurm import unshared_workdir
+from orchestrator.launchers.slurm.host import login_node, slurm_host
+from orchestrator.names.durations import seconds, worded
+from orchestrator.node.endpoint.garbage import Clearing
+from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.store import RunFolder, Store, home
 from orchestrator.transports import way_to
 from orchestrator.transports.base import Transport
-from orchestrator.transports.endpoint import Endpoint
-from orchestrator.transports.observed import Hunted, Leftover
-from orchestrator.transports.ssh_route import PlannedSsh, SshSettings
+from orchestrator.transports.ssh.route import PlannedSsh, SshSettings
 from orchestrator.transports.terminal import Terminal
 
 YOUNG_S = 60.0  # what has just been started may not have its agent's record yet
@@ -141,9 +141,9 @@ def _sites_of(plan: LaunchPlan) -> list[Site]:
     if plan.launcher == "slurm":
         login = login_node(plan.slurm["login"], plan.head, ssh)
         host = Site(plan.head, "local", ssh) if login is None else Site(login, "ssh", ssh)
-        if not apart.is_apart(plan):
+        if not unshared_workdir.is_apart(plan):
             return [host]
-        ssh = PlannedSsh(**apart.ssh_to_nodes(plan, slurm_host(plan)))
+        ssh = PlannedSsh(**unshared_workdir.ssh_to_nodes(plan, slurm_host(plan)))
         return [host, *(Site(node, "ssh", ssh) for node in plan.nodes)]
     return [Site(node, plan.transport, ssh) for node in plan.nodes]
 

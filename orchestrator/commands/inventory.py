@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator import inventory as inventories
 from orchestrator.console import print_json, print_text, say
 from orchestrator.errors import InventoryError, UsageError
-from orchestrator.hostlist import expand, fold
-from orchestrator.inventory import Inventory
+from orchestrator.inventory import model as inventories
+from orchestrator.inventory.model import Inventory
+from orchestrator.names.hostlist import expand, fold
 from orchestrator.resources import inventory_folder
 
 DEFAULT = Path("inventory.yaml")
@@ -67,14 +67,14 @@ def validate(given: str | None) -> int:
 
 def import_(source: str, file: Path | None) -> int:
     """Print an inventory made from what a site already has; `file` None reads standard input, or ~/.ssh/config."""
-    from orchestrator import inventory_import  # noqa: PLC0415  no other command needs it
+    from orchestrator.inventory import importing  # noqa: PLC0415  no other command needs it
 
     readers: dict[str, Callable[[str], str]] = {
-        "hostfile": inventory_import.import_hostfile,
-        "scontrol": inventory_import.import_scontrol,
+        "hostfile": importing.import_hostfile,
+        "scontrol": importing.import_scontrol,
     }
     if source == "ssh-config":
-        print_text(inventory_import.import_ssh_config((file or Path("~/.ssh/config")).expanduser()))
+        print_text(importing.import_ssh_config((file or Path("~/.ssh/config")).expanduser()))
     elif source in readers:
         print_text(readers[source](_text_of(file)))
     else:

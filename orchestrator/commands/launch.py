@@ -16,21 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import bundle as bundles
-from orchestrator import plan as plans
-from orchestrator import supervise, transcript
+from orchestrator.actions.request import Words, request_of
 from orchestrator.commands.inventory import load_inventory
-from orchestrator.commands.request import Words, request_of
 from orchestrator.console import print_text, say
 from orchestrator.errors import LaunchError, OrchError
-from orchestrator.inventory import Inventory
+from orchestrator.inventory.model import Inventory
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.probe import probed
-from orchestrator.launchers.slurm_host import home_of_slurm
-from orchestrator.plan import LaunchPlan
+from orchestrator.launchers.slurm.host import home_of_slurm
+from orchestrator.plan import plan as plans
+from orchestrator.plan import transcript
+from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Request, RunRecord, RunState, new_run_id
 from orchestrator.store import RunFolder, Store, home
 from orchestrator.transports.terminal import Terminal
+from orchestrator.verdict import observe
 from orchestrator.version import __version__
 
 
@@ -56,7 +57,7 @@ def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
         if not follow:
             print_text(f"{planned.plan.run_id}\n")
             return 0
-        from orchestrator.commands.following import watch  # noqa: PLC0415  while Slurm or the nodes begin
+        from orchestrator.actions.watch import watch  # noqa: PLC0415  while Slurm or the nodes begin
 
         return watch(folder, launcher)
 
@@ -96,7 +97,7 @@ def _looked_after(folder: RunFolder, plan: LaunchPlan, *, asked: bool) -> Abstra
     """Have a supervisor for the run; `asked` says whether somebody had to answer the nodes, as a supervisor cannot."""
     if plan.launcher == "slurm":  # which supervises its jobs itself
         return nullcontext()
-    from orchestrator.commands.supervision import say_that_nodes_ask, supervised  # noqa: PLC0415  while the nodes begin
+    from orchestrator.supervision.start import say_that_nodes_ask, supervised  # noqa: PLC0415  while the nodes begin
 
     if asked:
         folder.update(attended=True)
@@ -212,6 +213,6 @@ def _record(plan: LaunchPlan, request: Request, inventory: Inventory, now: datet
         request=asdict(request),
         inventory={"name": inventory.name, "file": inventory.file, "digest": inventory.digest},
         code={},
-        launching=supervise.this_process(),
+        launching=observe.this_process(),
         versions={"orch": __version__, "python": sys.version.split()[0]},
     )

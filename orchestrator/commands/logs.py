@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.commands.following import WATCH_STOPPED, Keep, Watch
-from orchestrator.commands.spans import seconds
+from orchestrator.actions.watch import WATCH_STOPPED, Keep, Watch
 from orchestrator.console import LineWriter, say, say_error
 from orchestrator.errors import NodeError, NodesError, RunNotFound, UsageError
-from orchestrator.hostlist import expand
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
-from orchestrator.logs.merge import LogLines
-from orchestrator.plan import LaunchPlan
+from orchestrator.logs.lines import LogLines
+from orchestrator.names.durations import seconds
+from orchestrator.names.hostlist import expand
+from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RUN_ID, RunRecord, RunState
 from orchestrator.store import KeptRun, PassingRun, Store, home
 
@@ -72,7 +72,7 @@ def _elsewhere(run_id: str, given: str) -> tuple[KeptRun, Launcher]:
         say(f"run {run_id} is recorded here, so its nodes are those of its record, and -i {given} was not read")
         return _recorded(run_id)
     from orchestrator.commands.inventory import load_inventory  # noqa: PLC0415  only where nothing is recorded
-    from orchestrator.launchers.search import find_run  # noqa: PLC0415
+    from orchestrator.launchers.discovery import find_run  # noqa: PLC0415
 
     plan, launcher = find_run(load_inventory(given, None), run_id)
     for warning in plan.warnings:

@@ -9,21 +9,21 @@ from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-from orchestrator import supervise
-from orchestrator.commands.queueing import described
 from orchestrator.console import harmless, print_json, print_table, print_text, say
+from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError, NodesError, OrchError, RunNotFound
 from orchestrator.fanout import each
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import SILENT, Queue
-from orchestrator.launchers.slurm_host import slurm_host
-from orchestrator.launchers.slurm_queue import ask
-from orchestrator.plan import LaunchPlan
+from orchestrator.launchers.slurm.host import slurm_host
+from orchestrator.launchers.slurm.poll import described
+from orchestrator.launchers.slurm.queue import ask
+from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder, Store, home
-from orchestrator.supervise import Status, Verdict
-from orchestrator.transports.observed import NodeObservation
 from orchestrator.transports.terminal import Terminal
+from orchestrator.verdict import observe
+from orchestrator.verdict.observe import Status, Verdict
 
 REFRESHED_AT_ONCE = 8
 
@@ -108,7 +108,7 @@ def _brought_up_to_date(
     if queue is None or not _tells_all(queue, record):
         refresh(folder, queue, terminal)
     elif queue.waits:
-        supervise.settle(folder, Verdict(RunState.PENDING, message=queue.why or None), attempt=record.attempt)
+        observe.settle(folder, Verdict(RunState.PENDING, message=queue.why or None), attempt=record.attempt)
 
 
 def _tells_all(queue: Queue, record: RunRecord) -> bool:
@@ -128,13 +128,13 @@ def refresh(
     """
     record = folder.read()
     failed_to_launch = record.state.final and record.state is not RunState.LOST and not record.started
-    if failed_to_launch or supervise.launch_goes_on(record):
+    if failed_to_launch or observe.launch_goes_on(record):
         return record, None
     plan = folder.read_plan()
     launcher = launcher_for(plan, terminal)
     try:
         queue = said or launcher.queue(record.slurm_job)
-        found = supervise.observe(folder, plan, launcher, queue)
+        found = observe.observe(folder, plan, launcher, queue)
         if queue is not None and queue.waits:
             found = replace(found, position=launcher.position(queue))
     except NodesError as exc:
@@ -144,8 +144,8 @@ def refresh(
         return record, None
     finally:
         launcher.close()
-    verdict = supervise.as_seen(plan, found.verdict, found.nodes)
-    return supervise.settle(folder, verdict, found.nodes, attempt=found.attempt), found
+    verdict = observe.as_seen(plan, found.verdict, found.nodes)
+    return observe.settle(folder, verdict, found.nodes, attempt=found.attempt), found
 
 
 def _is_unsupervised(folder: RunFolder, record: RunRecord) -> bool:
@@ -158,8 +158,8 @@ def not_being_ended(folder: RunFolder, record: RunRecord, found: Status | None) 
     """The warning that a run has failed and nobody ends what is left of it, or nothing."""
     if found is None or record.state.final:
         return ""
-    left = supervise.may_still_run(folder.read_plan(), found.verdict, found.nodes)
-    return supervise.not_being_ended(folder, record.id, left)
+    left = observe.may_still_run(folder.read_plan(), found.verdict, found.nodes)
+    return observe.not_being_ended(folder, record.id, left)
 
 
 def _headline(record: RunRecord, found: Status | None) -> str:

@@ -6,16 +6,16 @@ import os
 import signal
 import time
 
-from orchestrator import supervise
 from orchestrator.console import say
 from orchestrator.errors import LaunchError, RunLost
-from orchestrator.hostlist import fold
 from orchestrator.launchers import launcher_for
-from orchestrator.node.marks import signal_exactly
-from orchestrator.plan import GRACE_S
+from orchestrator.names.hostlist import fold
+from orchestrator.node.ownership import signal_exactly
+from orchestrator.plan.plan import GRACE_S
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder, Store, home
-from orchestrator.supervise import Status, Verdict
+from orchestrator.verdict import observe
+from orchestrator.verdict.observe import Status, Verdict
 
 GIVE_UP_S = 90.0  # a launch waits for the nodes that it has just asked, then takes back what had started
 POLL_S = 0.05
@@ -32,7 +32,7 @@ def stop(run: str) -> int:
     folder = Store(home(os.environ)).find(run)
     record = _launch_ended(folder)
     plan = folder.read_plan()
-    elsewhere = supervise.launched_elsewhere(record)
+    elsewhere = observe.launched_elsewhere(record)
     over = record.state.final and record.state is not RunState.LOST
     if not over:
         folder.ask_to_stop()
@@ -50,8 +50,8 @@ def stop(run: str) -> int:
                 hint=f"orch stop {record.id} on {elsewhere}; if that machine is gone, nothing more will start",
             )
         if not over:
-            status = supervise.observe(folder, plan, launcher, launcher.queue(record.slurm_job))
-            record = supervise.settle(folder, _verdict(record, status), status.nodes, attempt=status.attempt)
+            status = observe.observe(folder, plan, launcher, launcher.queue(record.slurm_job))
+            record = observe.settle(folder, _verdict(record, status), status.nodes, attempt=status.attempt)
     finally:
         launcher.close()
     say(f"run {record.id} is {record.state.value}")
@@ -66,7 +66,7 @@ def _launch_ended(folder: RunFolder) -> RunRecord:
         LaunchError: it cannot be told to, or goes on all the same.
     """
     record, deadline = folder.read(), time.monotonic() + GIVE_UP_S
-    if record.launching is None or not supervise.launch_goes_on(record):
+    if record.launching is None or not observe.launch_goes_on(record):
         return record
     pid = record.launching["pid"]
     try:
@@ -74,7 +74,7 @@ def _launch_ended(folder: RunFolder) -> RunRecord:
     except PermissionError as exc:
         raise LaunchError(f"run {record.id} is still being launched by pid {pid}, which is somebody else's") from exc
     say(f"run {record.id} is still being launched: pid {pid} was told to give up")
-    while supervise.launch_goes_on(record):
+    while observe.launch_goes_on(record):
         if time.monotonic() > deadline:
             raise LaunchError(
                 f"run {record.id} is still being launched: pid {pid} has not given up in {GIVE_UP_S:.0f} s",

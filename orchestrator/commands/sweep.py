@@ -9,19 +9,19 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 
-from orchestrator import transcript
+from orchestrator.actions.request import Words, trainer_config
+from orchestrator.actions.sweep import points
 from orchestrator.commands.launch import Planned, complete, give_up, keep_as_carried_out, plan_of, sigterm_interrupts
-from orchestrator.commands.request import Words, trainer_config
 from orchestrator.commands.status import bring_up_to_date, readable
 from orchestrator.console import print_json, print_table, print_text, say
 from orchestrator.errors import LaunchError, OrchError, RunNotFound, UsageError
 from orchestrator.fanout import each
-from orchestrator.launchers.slurm import SlurmLauncher
-from orchestrator.launchers.slurm_host import slurm_host
-from orchestrator.plan import Sweep
+from orchestrator.launchers.slurm.host import slurm_host
+from orchestrator.launchers.slurm.launcher import SlurmLauncher
+from orchestrator.plan import transcript
+from orchestrator.plan.plan import Sweep
 from orchestrator.run import RunRecord, RunState, new_run_id
 from orchestrator.store import RunFolder, Store, home
-from orchestrator.sweep import points
 from orchestrator.transports.terminal import Terminal
 
 CHECKED_AT_ONCE = 8

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.direct import DirectLauncher
-from orchestrator.launchers.slurm import SlurmLauncher
-from orchestrator.launchers.slurm_host import slurm_host
-from orchestrator.plan import LaunchPlan
+from orchestrator.launchers.slurm.host import slurm_host
+from orchestrator.launchers.slurm.launcher import SlurmLauncher
+from orchestrator.plan.plan import LaunchPlan
 from orchestrator.transports import way_to
 from orchestrator.transports.terminal import Terminal
 

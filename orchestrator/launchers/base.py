@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 from orchestrator.bundle import Bundle
 
 if TYPE_CHECKING:
+    from orchestrator.endpoint.client import Endpoint
     from orchestrator.errors import NodeError
-    from orchestrator.plan import LaunchPlan
-    from orchestrator.transports.endpoint import Endpoint
+    from orchestrator.plan.plan import LaunchPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,15 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from orchestrator import plan as plans
-from orchestrator import rendezvous
 from orchestrator.bundle import Bundle
+from orchestrator.endpoint.client import Endpoint, PortTaken
 from orchestrator.errors import NodeError, NodesError
 from orchestrator.fanout import each, successes
+from orchestrator.launchers import rendezvous
 from orchestrator.launchers.base import Place, Queue
-from orchestrator.plan import LaunchPlan, NodePlan, PlannedFile
+from orchestrator.plan import plan as plans
+from orchestrator.plan.plan import LaunchPlan, NodePlan, PlannedFile
 from orchestrator.transports.base import Transport, Unreachable
-from orchestrator.transports.endpoint import Endpoint, PortTaken
 
 START_WAIT_S = 30.0
 PORT_TRIES = 3

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orchestrator.endpoint.client import Endpoint
 from orchestrator.fanout import each, successes
-from orchestrator.inventory import Inventory, Node
+from orchestrator.inventory.model import Inventory, Node
 from orchestrator.transports import way_to
-from orchestrator.transports.endpoint import Endpoint
 
 
 def probed(inventory: Inventory, names: str | None) -> Inventory:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError
 from orchestrator.launchers.base import Place
-from orchestrator.logs.merge import LogLines, NodeLines, in_order
-from orchestrator.transports.observed import NodeObservation
+from orchestrator.logs.lines import LogLines, NodeLines, in_order
 
 T = TypeVar("T")
 CHUNK_BYTES = 1 << 20

@@ -23,7 +23,7 @@ UMASK = os.umask(0o077)  # for what the agent writes, byte code included; the ra
 # Started by path, not installed: what is imported is what travelled along.
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from orchestrator.node.guard import Options, guard, run_agent  # noqa: E402
+from orchestrator.node.agent.guard import Options, guard, run_agent  # noqa: E402
 from orchestrator.node.job import begin_attempt  # noqa: E402
 from orchestrator.node.processes import CAUGHT, PR_SET_CHILD_SUBREAPER, Inherited, prctl  # noqa: E402
 from orchestrator.node.rendezvous import hold_rendezvous  # noqa: E402
@@ -46,12 +46,12 @@ def main() -> int:
         print(begin_attempt(sys.argv[2]))
         return 0
     if sys.argv[1:2] == ["nodes"]:
-        from orchestrator.node.again import nodes_for  # noqa: PLC0415  milliseconds that an agent need not wait for
+        from orchestrator.node.batch.restart import nodes_for  # noqa: PLC0415  milliseconds that an agent need not wait for
 
         print(",".join(nodes_for(sys.argv[2])))
         return 0
     if sys.argv[1:2] == ["next"]:
-        from orchestrator.node.again import next_attempt  # noqa: PLC0415  as above
+        from orchestrator.node.batch.restart import next_attempt  # noqa: PLC0415  as above
 
         return next_attempt(*sys.argv[2:5])
     try:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from orchestrator.node.records import write_json
+from orchestrator.node.events import write_json
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def begin_attempt(path: str) -> str:
     """Make the folder of the next attempt of the job, in one step: job.json with its number, and the first one's node.sh."""
     import shutil  # noqa: PLC0415  milliseconds that a rendezvous need not wait for
 
-    from orchestrator.node.watch import ATTEMPT, newest_attempt  # noqa: PLC0415  as above
+    from orchestrator.node.endpoint.report import ATTEMPT, newest_attempt  # noqa: PLC0415  as above
 
     first = os.path.dirname(os.path.abspath(path))
     run_dir = os.path.dirname(first)

@@ -10,7 +10,7 @@ from orchestrator.transports.base import Transport
 from orchestrator.transports.terminal import Terminal
 
 if TYPE_CHECKING:
-    from orchestrator.transports.ssh_route import SshSettings, Target
+    from orchestrator.transports.ssh.route import SshSettings, Target
 
 
 OPEN_FILES = 1 << 16
@@ -24,9 +24,9 @@ def way_to(
         from orchestrator.transports.local import LocalTransport  # noqa: PLC0415
 
         return lambda node: LocalTransport(node.name)
-    from orchestrator.transports.ssh import SshTransport  # noqa: PLC0415
-    from orchestrator.transports.ssh_keys import Keyring  # noqa: PLC0415
-    from orchestrator.transports.ssh_route import PlannedSsh  # noqa: PLC0415
+    from orchestrator.transports.ssh.route import PlannedSsh  # noqa: PLC0415
+    from orchestrator.transports.ssh.transport import SshTransport  # noqa: PLC0415
+    from orchestrator.transports.ssh.user_keys import Keyring  # noqa: PLC0415
 
     _allow_open_files()
     keyring, settings = Keyring(terminal or Terminal()), PlannedSsh(**ssh) if isinstance(ssh, Mapping) else ssh

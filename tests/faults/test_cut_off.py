@@ -19,7 +19,7 @@ SLEEPERS = ("sh", "-c", "echo up; exec sleep 1000")
 # More than all buffers between the two hold, once somebody has written a line to its stdin.
 PUSH = """
 import sys
-from orchestrator.inventory import Node, SshOptions
+from orchestrator.inventory.model import Node, SshOptions
 from orchestrator.transports import ssh
 from orchestrator.transports.base import Unreachable
 ssh.LOST_AFTER_S = 3.0

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import inventory as inventories
-from orchestrator import plan as plans
-from orchestrator import transcript
-from orchestrator.inventory import Inventory
-from orchestrator.plan import LaunchPlan
+from orchestrator.inventory import model as inventories
+from orchestrator.inventory.model import Inventory
+from orchestrator.plan import plan as plans
+from orchestrator.plan import transcript
+from orchestrator.plan.plan import LaunchPlan
 from orchestrator.resources import inventory_folder
 from orchestrator.run import LauncherName, Program, Request
 from tests.grounds import components

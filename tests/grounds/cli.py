@@ -156,6 +156,6 @@ def supervisors_below(folder: Path) -> list[int]:
             words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdigit() else []
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if b"orchestrator.supervisor" in words and any(os.fsencode(folder) in word for word in words):
+        if b"orchestrator.supervision.supervisor" in words and any(os.fsencode(folder) in word for word in words):
             found.append(int(process.name))
     return found

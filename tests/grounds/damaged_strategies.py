@@ -33,7 +33,7 @@ CHOSEN = tuple(
     for name in DAMAGES
     if name.startswith(("flipped bits in state", "truncated", "missing", "empty", "garbled", "foreign owner of the"))
 )
-THOROUGH = "fsdp2"  # gets them all, as DDP does in tests/unit/test_trainer_checkpoint.py
+THOROUGH = "fsdp2"  # gets them all, as DDP does in tests/trainer/checkpoint/test_files.py
 TOKENS = torch.arange(18).view(2, 9)
 
 

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.node.endpoint.report import live_fields
 from orchestrator.node.machine import boot_id
-from orchestrator.node.watch import live_fields
-from orchestrator.transports.endpoint import Endpoint
 from tests.until import until
 
 # Writes agent.json as the real one does, then does what the test wants.

@@ -74,7 +74,7 @@ def test_sdist_passes_the_checks_of_its_documents_and_imports(built: Built, tmp_
     pytest_here = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     for argv in (
         [*pytest_here, "--collect-only"],
-        [*pytest_here, "tests/unit/test_docs.py", "tests/unit/test_faults_page.py"],
+        [*pytest_here, "tests/docs/test_docs.py", "tests/docs/test_faults_page.py"],
         [str(Path(sys.executable).with_name("lint-imports"))],
     ):
         done = subprocess.run(argv, cwd=root, capture_output=True, text=True, check=False)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.inventory_fields import env_name
-from orchestrator.redaction import is_secret
+from orchestrator.inventory.fields import env_name
+from orchestrator.inventory.redaction import is_secret
 from tests.grounds.cli import Orch
 from tests.grounds.environments import DUMP, env_file, environs, yaml_mapping
 from tests.grounds.slurm import Cluster

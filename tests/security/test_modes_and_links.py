@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import receive
+from orchestrator.node.endpoint import push
 from tests.grounds.cli import Orch
 from tests.grounds.held_launch import held_launch
 from tests.grounds.slurm import Cluster
@@ -178,7 +178,7 @@ def test_endpoint_that_ends_between_writing_and_renaming_leaves_nothing_that_oth
         monkeypatch.setattr(os, "replace", replace)
         request = {"folder": str(tmp_path / "attempt-1" / "n0"), "files": [{"path": "node.sh", "size": len(SECRET)}]}
         try:
-            receive.put_files(request, SECRET.encode())
+            push.put_files(request, SECRET.encode())
         finally:
             os._exit(0)
     os.waitpid(pid, 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import inventory as inventories
+from orchestrator.inventory import model as inventories
 from tests.grounds.cli import Orch
 from tests.grounds.slurm import Cluster
 from tests.grounds.sshd import Farm

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import InventoryError, NodeError
-from orchestrator.inventory import Node, SshOptions, load
-from orchestrator.transports.ssh import SshTransport
+from orchestrator.inventory.model import Node, SshOptions, load
+from orchestrator.transports.ssh.transport import SshTransport
 from tests.grounds.cli import Orch
 from tests.grounds.inventories import write_inventory
 from tests.grounds.sshd import Farm

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import NodeError
-from orchestrator.inventory import Inventory, Node, SshOptions
-from orchestrator.transports.ssh import SshTransport
+from orchestrator.inventory.model import Inventory, Node, SshOptions
+from orchestrator.transports.ssh.transport import SshTransport
 from tests.grounds.ssh_agent import open_agent
 from tests.grounds.sshd import Farm
 

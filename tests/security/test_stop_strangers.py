@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.transports.endpoint import Endpoint
+from orchestrator.endpoint.client import Endpoint
 from orchestrator.transports.local import LocalTransport
 from tests.grounds.cli import Orch
 from tests.grounds.inventories import write_inventory

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from orchestrator.inventory import load
+from orchestrator.inventory.model import load
 from tests.grounds.cli import Orch
 from tests.grounds.slurm import Cluster
 from tests.until import until

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import inventory, plan
-from orchestrator.launchers import slurm
+from orchestrator.inventory import model
 from orchestrator.launchers.base import Queue
-from orchestrator.launchers.slurm import SlurmLauncher
-from orchestrator.launchers.slurm_host import ThisMachine
-from orchestrator.plan import LaunchPlan
+from orchestrator.launchers.slurm import launcher as slurm
+from orchestrator.launchers.slurm.host import ThisMachine
+from orchestrator.launchers.slurm.launcher import SlurmLauncher
+from orchestrator.names.slurm_options import seconds
+from orchestrator.plan import plan
+from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request
-from orchestrator.slurm_settings import seconds
 from tests.grounds.slurm import Cluster
 from tests.until import until
 
@@ -23,7 +24,7 @@ from tests.until import until
 def planned(cluster: Cluster, tmp_path: Path) -> LaunchPlan:
     """A run whose first files are there."""
     request = Request("slurm", Program("executable", ("sleep", "1000")), nodes="n0")
-    where = inventory.load(cluster.inventory(tmp_path))
+    where = model.load(cluster.inventory(tmp_path))
     planned = plan.make_plan(where, request, run_id="cluster-20260102-030405-0abc", bundle="b")
     for file in plan.node_files(planned)[planned.head.name]:
         path = Path(file.path)

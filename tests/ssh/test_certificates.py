@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import NodeError
-from orchestrator.inventory import Node, SshOptions
-from orchestrator.transports.ssh import SshTransport
+from orchestrator.inventory.model import Node, SshOptions
+from orchestrator.transports.ssh.transport import SshTransport
 from tests.grounds.components import program
 from tests.grounds.ssh_agent import open_agent
 from tests.grounds.sshd import Farm, certify, make_key

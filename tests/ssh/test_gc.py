@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.inventory import load
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.inventory.model import load
 from orchestrator.transports import way_to
-from orchestrator.transports.endpoint import Endpoint
 from tests.grounds.cli import Orch
 from tests.grounds.marked import guards_of, processes_of, still_alive
 from tests.grounds.sshd import Farm

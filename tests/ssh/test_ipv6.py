@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import NodeError
-from orchestrator.inventory import load
-from orchestrator.transports.ssh import SshTransport
+from orchestrator.inventory.model import load
+from orchestrator.transports.ssh.transport import SshTransport
 from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import inventory
-from orchestrator import plan as plans
+from orchestrator.endpoint import client
+from orchestrator.endpoint.client import Beat
+from orchestrator.inventory import model
 from orchestrator.launchers import direct_launcher
+from orchestrator.plan import plan as plans
 from orchestrator.run import Program, Request
-from orchestrator.transports import endpoint
 from orchestrator.transports.base import Unreachable
-from orchestrator.transports.endpoint import Beat
 from tests.grounds.sshd import Farm
 from tests.until import until
 
@@ -34,10 +34,10 @@ def _is_within(held: tuple[int, int, int], limits: tuple[int, int, int]) -> bool
 def test_a_connection_that_was_given_up_is_closed_before_the_next(
     farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = inventory.load(farm.inventory(tmp_path, nodes=1))
+    where = model.load(farm.inventory(tmp_path, nodes=1))
     request = Request("ssh", Program("executable", ("true",)))
     plan = plans.make_plan(where, request, run_id="farm-20260102-030405-0abc", bundle="0" * 32)
-    monkeypatch.setattr(endpoint, "BEAT_ANSWER_S", 0.1)
+    monkeypatch.setattr(client, "BEAT_ANSWER_S", 0.1)
     farm.drop_connections()  # those of tests before, which may be closing still
     launcher = direct_launcher(plan)
     try:

@@ -17,10 +17,10 @@ import pytest
 
 from orchestrator.errors import NodeError
 from orchestrator.fanout import each
-from orchestrator.inventory import Node, SshOptions
-from orchestrator.transports import ssh
+from orchestrator.inventory.model import Node, SshOptions
 from orchestrator.transports.base import Refused, Unreachable
-from orchestrator.transports.ssh import SshTransport
+from orchestrator.transports.ssh import transport as ssh
+from orchestrator.transports.ssh.transport import SshTransport
 from tests.grounds.ports import refusing_port, silent_port
 from tests.grounds.sshd import Farm, make_key
 from tests.grounds.stuck import resetting, stuck_after_greeting, stuck_in_login

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import NodeError
 from orchestrator.fanout import each, successes
-from orchestrator.inventory import Node, SshOptions
+from orchestrator.inventory.model import Node, SshOptions
 from orchestrator.transports.base import Reader, Unreachable
-from orchestrator.transports.endpoint import Endpoint
-from orchestrator.transports.ssh import SshTransport, _fabric_config
+from orchestrator.transports.ssh.transport import SshTransport, _fabric_config
 from tests.grounds.components import unavailable
 from tests.grounds.ports import refusing_port, silent_port
 from tests.grounds.sshd import Farm

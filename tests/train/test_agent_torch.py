@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.test_agent_ground import Ground
+from tests.node.agent.test_agent_ground import Ground
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

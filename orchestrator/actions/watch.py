@@ -1,0 +1,264 @@
+"""Watching a run: print its lines as they come, until it ends or the user looks away."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+
+from orchestrator.console import LineWriter, say, say_error, say_summary
+from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.errors import LaunchError, NodeError, NodesError
+from orchestrator.fanout import each
+from orchestrator.launchers.base import SILENT, Launcher
+from orchestrator.launchers.slurm.poll import Answer, Poll, news
+from orchestrator.logs.follow import Batch, Feed, history, live, merged
+from orchestrator.logs.lines import LogLines, last
+from orchestrator.plan.plan import GRACE_S, LaunchPlan
+from orchestrator.run import RunRecord, RunState
+from orchestrator.store import KeptRun, RunFolder
+from orchestrator.verdict import observe
+from orchestrator.verdict.observe import Status, Verdict
+
+Keep = Callable[[LogLines], LogLines | None]
+"""Of some lines those that are wanted."""
+WATCH_STOPPED = 130  # what a shell reports for a command ended by Ctrl-C
+
+
+class Watch:
+    """One run being watched from here."""
+
+    def __init__(self, run: KeptRun, launcher: Launcher, writer: LineWriter, keep: Keep) -> None:
+        self.run = run
+        self.launcher = launcher
+        self._plan: LaunchPlan = run.read_plan()
+        self._is_guest = self._plan.launcher == "ssh" and not run.launched_here
+        self._quiet_since: float | None = None
+        self._writer = writer
+        self._keep = keep
+        self._poll: Poll | None = None
+        self._told = Answer(None, 1)
+        self._newest = launcher.attempt()
+        self._begin(1)
+        self._shown_from: dict[str, float] = {}
+        self._ends_failed = False
+        self._has_warned = False
+
+    def _begin(self, attempt: int) -> None:
+        """Turn to the node folders of that attempt."""
+        self._attempt = attempt
+        self._feeds = [Feed(place, failure=place.failure) for place in self.launcher.places(attempt)]
+        self._nodes: dict[str, NodeObservation] = {}
+        self.lost = {feed.place.name: feed.failure for feed in self._feeds if feed.failure is not None}
+        """The places that cannot be heard just now, and why."""
+
+    def past(self, *, tail: int | None, unfinished: bool) -> None:
+        """Print what is there already, or the last `tail` lines of it; `unfinished` lines too if no more is expected."""
+        lines: Iterable[LogLines] = self._kept(self._history(unfinished=unfinished))
+        if tail is not None:
+            lines = last(lines, tail)
+            self._shown_from = dict.fromkeys(self.lost, time.time())  # what is to be left out comes with them, later
+        self._writer.write(lines)
+        for feed in self._feeds:
+            if feed.failure is not None and feed.place.name not in self.lost:  # it was lost in the midst
+                self.lost[feed.place.name] = feed.failure
+                self._write(feed.gaps(feed.failure) if unfinished else ())
+
+    def _history(self, *, unfinished: bool) -> Iterator[LogLines]:
+        """All attempts, one after the other."""
+        while True:
+            yield from history(self._feeds)
+            if unfinished or self._attempt < self._newest:
+                yield from self._unfinished()
+            if self._attempt == self._newest:
+                return
+            self._begin(self._attempt + 1)
+
+    def to_end(self, *, stop_failed: bool) -> RunRecord:
+        """
+        Print what comes until the run ends; returns its record.
+
+        Args:
+            stop_failed: when one node has failed, end the others; a mere reader leaves them alone.
+
+        Raises:
+            NodesError: the run looks over, but nodes that cannot be reached leave open how it ended.
+        """
+        self._ends_failed = stop_failed
+        for name, error in self.lost.items():
+            _say_lost(name, error)
+        job = self.run.read().slurm_job
+        self._poll = Poll(self.launcher, job, self._newest) if self._plan.launcher == "slurm" else None
+        with self._poll or nullcontext():
+            status = self._last_status()
+        if status is None:
+            return self.run.read()
+        if stop_failed and status.verdict.state is RunState.FAILED and any(n.finished is None for n in status.nodes):
+            for trouble in self.launcher.stop(job, grace_s=GRACE_S):
+                say(trouble)
+        self._rest()
+        return observe.settle(self.run, status.verdict, status.nodes, attempt=status.attempt)
+
+    def _last_status(self) -> Status | None:
+        """Print what comes until the run is over; how it stands then, None where its supervisor has written that down."""
+        while True:
+            self._follow()
+            self._newest = self.launcher.attempt()
+            if self._attempt < self._newest:
+                self._rest()
+                self._begin(self._attempt + 1)
+                say(f"run {self._plan.run_id} goes on in attempt {self._attempt}")
+                continue
+            if self._ended():  # by the supervisor's word
+                self._rest()
+                return None
+            queue = self._poll.answer.queue if self._poll else None
+            try:
+                status = observe.observe(self.run, self._plan, self.launcher, queue)
+            except NodesError:
+                self._rest()
+                raise
+            nodes = {**self._nodes, **{node.node: node for node in status.nodes}}
+            if self._recordable(status.verdict, list(nodes.values())).state.final:
+                return status
+
+    def _rest(self) -> None:
+        # who waits for one that is gone waits for all of them at once
+        found = each(self._feeds, lambda feed: feed.place.endpoint, limit=int(self._plan.ssh["fanout"]))
+        for feed, endpoint in zip(self._feeds, found, strict=True):
+            try:
+                if isinstance(endpoint, NodeError):
+                    raise endpoint
+                while lines := feed.read(wait_s=0):
+                    self._write(lines)
+            except NodeError as error:
+                self.lost[feed.place.name] = error
+                self._write(feed.gaps(error))
+            else:
+                self.lost.pop(feed.place.name, None)
+        self._write(self._unfinished())
+
+    def _ended(self) -> bool:
+        """Whether the record says so; LOST is only the lack of a better word."""
+        state = self.run.read().state
+        return state.final and state is not RunState.LOST
+
+    def _unfinished(self) -> Iterator[LogLines]:
+        """The last lines that no newline ends."""
+        for feed in self._feeds:
+            yield from feed.rest()
+
+    def _follow(self) -> None:
+        """Until the run looks over, and all that was read by then is printed."""
+        unheard = {feed.place.name for feed in self._feeds}
+        with live(self._feeds) as (arrivals, enough):
+            for batches in arrivals:
+                self._write(merged(batches))
+                for batch in batches:
+                    self._take(batch, unheard)
+                missing = unheard - self.lost.keys() if self._is_guest else unheard
+                if not enough.is_set() and (self._ended() or (not missing and self._turns())):
+                    enough.set()
+
+    def _take(self, batch: Batch, unheard: set[str]) -> None:
+        name = batch.feed.place.name
+        if batch.error is not None:
+            if name not in self.lost:
+                _say_lost(name, batch.error)
+            self.lost[name] = batch.error
+            return
+        if self.lost.pop(name, None) is not None:
+            say(f"{name} is heard again, and read on where it was lost")
+        self._nodes |= {node.node: node for node in batch.nodes}
+        if not batch.lines or batch.nodes:
+            unheard.discard(name)
+
+    def _turns(self) -> bool:
+        """Whether the attempt has ended by what was heard, or another one has begun; a change of state goes into the record."""
+        queue = None
+        if self._poll is not None:
+            answer, queue = self._poll.answer, self._poll.answer.queue
+            self._newest = answer.attempt
+            if self._attempt < self._newest:
+                return True
+            before, self._told = self._told, answer
+            if text := news(before, answer, heard=bool(self._nodes)):
+                say(text)
+        asked, nodes = self.run.is_asked_to_stop(), list(self._nodes.values())
+        verdict = observe.judge(self._plan, nodes, queue, stop_asked=asked)
+        if self._is_guest:
+            return self._is_quiet(verdict)
+        if verdict.state.final and observe.launch_goes_on(self.run.read()):
+            return False  # its nodes are still being started, perhaps again on another port
+        supervisor = self.run.supervisor()
+        if supervisor is not None or not self._ends_failed:
+            self._warn_unless_ended(observe.may_still_run(self._plan, verdict, nodes))
+        if supervisor is not None and verdict.state is not RunState.DONE:
+            return self._ended()  # who supervises sees to the end, and writes it down
+        verdict = self._recordable(verdict, nodes)
+        if not verdict.state.final and (queue is None or queue.word != SILENT):
+            observe.settle(self.run, verdict, attempt=self._attempt)
+        return verdict.state.final
+
+    def _recordable(self, verdict: Verdict, nodes: Sequence[NodeObservation]) -> Verdict:
+        """The verdict, not final as long as a run that has failed may run on and is not ended from here."""
+        if self._ends_failed or self._is_guest:
+            return verdict
+        return observe.as_seen(self._plan, verdict, nodes)
+
+    def _warn_unless_ended(self, left: Sequence[str]) -> None:
+        """Say, once, that nobody ends what is left of a run that has failed."""
+        text = "" if self._has_warned else observe.not_being_ended(self.run, self._plan.run_id, left)
+        if text and not self._ended():
+            say(f"warning: {text}")
+            self._has_warned = True
+
+    def _is_quiet(self, verdict: Verdict) -> bool:
+        """
+        Whether nothing of a run that has ended lives on any node that can be heard: all that shows where its supervisor is not.
+
+        An agent that left no end of its own may be just starting, or again on another port, and is waited for.
+        """
+        living = {name for name, node in self._nodes.items() if node.alive and node.finished is None}
+        if not verdict.state.final or living - self.lost.keys():
+            self._quiet_since = None
+            return False
+        self._quiet_since = self._quiet_since or time.monotonic()
+        ends = sum(node.finished is not None for node in self._nodes.values())
+        return ends == self._plan.node_count or time.monotonic() - self._quiet_since > observe.PATIENCE_S
+
+    def _write(self, lines: Iterable[LogLines]) -> None:
+        self._writer.write(self._kept(lines))
+
+    def _kept(self, lines: Iterable[LogLines]) -> Iterator[LogLines]:
+        shown = (some for some in lines if some.time >= self._shown_from.get(some.node, 0.0))
+        return (kept for kept in map(self._keep, shown) if kept is not None)
+
+
+def _say_lost(name: str, error: NodeError) -> None:
+    say(f"warning: {name}: {error}; trying again, the others go on")
+
+
+def watch(folder: RunFolder, launcher: Launcher) -> int:
+    """Follow a run that was started or taken up again here, and say how it ended; its exit code."""
+    run_id = folder.path.name
+    say(f"run {run_id} started; Ctrl-C stops watching, the run goes on")
+    try:
+        record = Watch(folder, launcher, LineWriter(as_json=False), lambda lines: lines).to_end(stop_failed=True)
+    except KeyboardInterrupt:
+        say(f"stopped watching; the run goes on. `orch logs -f {run_id}` watches again, `orch stop {run_id}` ends it")
+        return WATCH_STOPPED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads on; what is still buffered goes nowhere
+        say(f"nobody reads on; the run goes on: `orch logs -f {run_id}`")
+        return WATCH_STOPPED
+    except LaunchError as exc:
+        say_error(exc)
+        say(
+            f"stopped watching; the run goes on. `orch logs -f {run_id}` watches again, `orch status {run_id}` asks after it"
+        )
+        return exc.exit_code
+    say(f"run {run_id} is {record.state.value}" + (f": {record.message}" if record.message else ""))
+    say_summary(record.summary)
+    return record.exit_code

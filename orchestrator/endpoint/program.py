@@ -1,0 +1,81 @@
+"""The program that a connection starts on a node: a loader on the command line, and node/ itself through its standard input."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import marshal
+import threading
+import zlib
+from importlib.abc import InspectLoader
+
+OLDEST_PYTHON = (3, 8)
+PACKAGES = ("orchestrator", "orchestrator.node")  # empty on a node
+# All that a connection may need; the node runs a module when it is first imported there.
+EVERY_TIME = ("machine", "receive", "contact", "watch", "endpoint")
+AT_TIMES = ("marks", "stop", "rendezvous", "strays", "leftovers", "records", "command", "file_system", "stacks")
+
+# The only program text on a command line, the same for every node: the shell of a node gets to see nothing that varies.
+# No ! and no newline, which some shells touch even within quotes. -S and -s: no site packages, which take long to scan.
+LOADER = 'import sys;i=getattr(sys.stdin,"buffer",sys.stdin);exec(i.read(int(i.readline())))'
+FLAGS = ("-E", "-s", "-S", "-c", LOADER)
+MARKER = "orch-endpoint-f1b7c0d2"
+# Runs in whatever Python is there, if only to say that it is too old. A home folder with a json.py must not matter.
+# Compiling takes a node a third of the time: what is needed every time is sent as byte code too, for a node of the same Python.
+BOOTSTRAP = f"""
+sys.path[:] = [entry for entry in sys.path if entry]
+sys.stdout.write("\\n{MARKER} %d.%d.%d\\n" % tuple(sys.version_info[:3]))
+sys.stdout.flush()
+if sys.version_info >= {OLDEST_PYTHON}:
+    import json, marshal, zlib, _frozen_importlib, _frozen_importlib_external
+    magic, code_size, text_size = i.readline().split()
+    code, text = i.read(int(code_size)), i.read(int(text_size))
+    modules = json.loads(zlib.decompress(text))
+    if magic.decode() == _frozen_importlib_external.MAGIC_NUMBER.hex():
+        modules.update(marshal.loads(zlib.decompress(code)))
+
+    class Sent:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name in modules:
+                return _frozen_importlib.ModuleSpec(name, Sent, is_package=name in {PACKAGES!r})
+
+        create_module = staticmethod(lambda spec: None)
+
+        @staticmethod
+        def exec_module(module):
+            program = modules[module.__name__]
+            exec(compile(program, module.__name__, "exec") if isinstance(program, str) else program, module.__dict__)
+
+    sys.meta_path.insert(0, Sent)
+    from orchestrator.node.endpoint.serve import serve
+    serve(i)
+"""
+
+
+def program() -> bytes:
+    """What the loader reads: the bootstrap behind its length, then the modules, as byte code and as text."""
+    with _making:  # a thousand threads want it at the same moment
+        return _program()
+
+
+_making = threading.Lock()
+
+
+@functools.cache
+def _program() -> bytes:
+    every_time, at_times = ([f"orchestrator.node.{name}" for name in names] for names in (EVERY_TIME, AT_TIMES))
+    texts = {name: _loader(name).get_source(name) for name in (*every_time, *at_times)} | dict.fromkeys(PACKAGES, "")
+    code = zlib.compress(marshal.dumps({name: _loader(name).get_code(name) for name in every_time}))
+    text = zlib.compress(json.dumps(texts).encode())
+    bootstrap, magic = BOOTSTRAP.encode(), importlib.util.MAGIC_NUMBER.hex().encode()
+    return b"%d\n%b%b %d %d\n%b%b" % (len(bootstrap), bootstrap, magic, len(code), len(text), code, text)
+
+
+def _loader(name: str) -> InspectLoader:
+    """Finds a module's text, and its byte code where Python has kept it."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert isinstance(spec.loader, InspectLoader)
+    return spec.loader

@@ -1,0 +1,259 @@
+"""
+The inventory file as text: YAML to plain values with the line of each, and problems worded for the person who wrote it.
+
+What the values mean is inventory.py's business. Nothing is converted here: a scalar stays the text that was written, so
+`22`, `0x10`, `on`, `1:30` and `1e3` reach an environment variable as they stand in the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
+
+from orchestrator.errors import InventoryError
+from orchestrator.names.addresses import shown
+
+Tree: TypeAlias = "str | list[Tree] | dict[str, Tree] | None"
+FieldPath: TypeAlias = "tuple[str | int, ...]"
+
+MAX_BYTES = 1024 * 1024
+# An alias may be used many times, each use is visited: ten lines of YAML can stand for 10^9 values.
+MAX_VALUES = 200_000
+MAX_DEPTH = 16  # the deepest field that exists is nodes[i].env.NAME
+MAX_PROBLEMS = 50
+
+_NULL = "tag:yaml.org,2002:null"
+_PLAIN_TAGS = frozenset(
+    f"tag:yaml.org,2002:{kind}"
+    for kind in ("str", "int", "float", "bool", "null", "timestamp", "value", "merge", "seq", "map")
+)
+# `env:` with every line below it commented out is an empty section, not a mistake.
+_MAY_BE_EMPTY = frozenset({"env", "ssh", "slurm", "defaults"})
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing to correct; `line` where the field itself has none of its own."""
+
+    path: FieldPath
+    text: str
+    line: int | None = None
+
+
+@dataclass(slots=True)
+class Document:
+    """A file that is YAML, with what could not be used of it in `problems`."""
+
+    file: str
+    digest: str
+    tree: dict[str, Tree] = field(default_factory=dict)
+    lines: dict[FieldPath, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def line(self, path: FieldPath) -> int:
+        """Give the line of a field, or of the nearest one around it that is in the file."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+    def error(self, problems: Iterable[Problem]) -> InventoryError:
+        """Make one error of all problems, a line each, in file order."""
+        found = {(problem.line or self.line(problem.path), dotted(problem.path), problem.text) for problem in problems}
+        rows = [
+            f"{self.file}:{line}: " + (f"{name}: " if name else "") + _printable(text)
+            for line, name, text in sorted(found)
+        ]
+        if len(rows) > MAX_PROBLEMS:
+            rows = [*rows[:MAX_PROBLEMS], f"{self.file}: and {len(rows) - MAX_PROBLEMS} more"]
+        what = "that line" if len(rows) == 1 else "these lines"
+        return InventoryError("\n".join(rows), hint=f"correct {what}, then: orch inventory validate -i {self.file}")
+
+
+def read(path: Path) -> Document:
+    """
+    Read a file of at most MAX_BYTES.
+
+    Raises:
+        InventoryError: there is no such file, or it is not one YAML mapping in UTF-8.
+    """
+    data = _read_bytes(path)
+    document = Document(str(path), hashlib.sha256(data).hexdigest())
+    root = _compose(data, document)
+    if not isinstance(root, MappingNode):
+        raise document.error([Problem((), "must be a mapping of `key: value` lines, with nodes: among them")])
+    tree = _Walk(document).value(root, ())
+    assert isinstance(tree, dict)  # a MappingNode was given
+    tree.setdefault("name", _default_name(path))
+    document.tree = tree
+    return document
+
+
+def _default_name(path: Path) -> str:
+    """Name an inventory that names itself not after its file."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", path.stem).strip("-") or "inventory"
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        hint = "name an inventory with -i FILE, or copy one of inventories/*.yaml and edit the lines marked `# edit`"
+        raise InventoryError(f"{path}: {error.strerror or error}", hint=hint) from error
+    if len(data) > MAX_BYTES:
+        hint = "write nodes as a pattern such as n[0-999], and what they share under defaults:"
+        raise InventoryError(f"{path}: larger than {MAX_BYTES} bytes", hint=hint)
+    return data
+
+
+def _compose(data: bytes, document: Document) -> Node | None:
+    """Parse to nodes, which keep tags, lines and text; nothing is constructed, so no tag can run anything."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise document.error([Problem((), f"byte 0x{data[error.start]:02x} is not UTF-8", line)]) from error
+    try:
+        root: Node | None = YAML(typ="safe", pure=True).compose(text)
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise document.error([Problem((), f"control character {_code(error.character)}", line)]) from error
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        raise document.error([Problem((), f"not YAML: {error.problem or error.context}", line)]) from error
+    except YAMLError as error:
+        raise document.error([Problem((), f"not YAML: {error}")]) from error
+    except RecursionError as error:
+        raise document.error([Problem((), "nested too deep")]) from error
+    return root
+
+
+class _Walk:
+    """Turns composed nodes into plain values; what cannot be used is left out and noted in the document."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._values = 0
+
+    def value(self, node: Node, path: FieldPath) -> Tree:
+        """Give the value of one node; None where it is null or was refused (then there is a problem for it)."""
+        self._values += 1
+        if self._values > MAX_VALUES or len(path) > MAX_DEPTH:
+            text = "more values than an inventory can have: are anchors and aliases used within each other?"
+            raise self._document.error([Problem(path[:MAX_DEPTH], text, node.start_mark.line + 1)])
+        if str(node.tag) not in _PLAIN_TAGS:
+            kind = str(node.tag).replace("tag:yaml.org,2002:", "!!")
+            self._note(path, f"the YAML tag {kind} is not allowed; write the plain value")
+            return None
+        if isinstance(node, ScalarNode):
+            return None if node.tag == _NULL else str(node.value)
+        if isinstance(node, SequenceNode):
+            return self._sequence(node, path)
+        assert isinstance(node, MappingNode)  # YAML has no fourth kind
+        return self._mapping(node, path)
+
+    def _sequence(self, node: SequenceNode, path: FieldPath) -> list[Tree]:
+        items: list[Tree] = []
+        for index, item in enumerate(node.value):
+            here = (*path, index)
+            self._document.lines[here] = item.start_mark.line + 1
+            items.append(self._filled(item, here))
+        return items
+
+    def _mapping(self, node: MappingNode, path: FieldPath) -> dict[str, Tree]:
+        found: dict[str, Tree] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, ScalarNode):
+                self._note(path, "a key must be a word, not a list or a mapping", line)
+                continue
+            key = str(key_node.value)
+            here = (*path, key)
+            if key in found:
+                self._note(here, f"given twice, first in line {self._document.lines[here]}", line)
+                continue
+            if key == "<<":
+                self._note(here, "YAML merge keys are not supported; put what nodes share under defaults:", line)
+                continue
+            self._document.lines[here] = line
+            found[key] = self._filled(value_node, here)
+        return found
+
+    def _filled(self, node: Node, path: FieldPath) -> Tree:
+        before = len(self._document.problems)
+        value = self.value(node, path)
+        if value is not None or len(self._document.problems) > before:
+            return value
+        if path[-1] in _MAY_BE_EMPTY:
+            return {}
+        remedy = 'for an empty text write ""' if "env" in path[:-1] else "give one, or delete it"
+        self._note(path, f"has no value; {remedy}")
+        return None
+
+    def _note(self, path: FieldPath, text: str, line: int | None = None) -> None:
+        self._document.problems.append(Problem(path, text, line))
+
+
+def dotted(path: FieldPath) -> str:
+    """Write a path as `nodes[1].port`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return _printable(text.removeprefix("."))
+
+
+def did_you_mean(word: str, allowed: Sequence[str]) -> str:
+    """Say `did you mean x? ` where one of `allowed` is close, else nothing."""
+    close = difflib.get_close_matches(word, allowed, n=1)
+    return f"did you mean {close[0]}? " if close else ""
+
+
+def problem_of(error: Mapping[str, object], allowed: Sequence[str]) -> Problem:
+    """Word one entry of pydantic's ValidationError.errors(); `allowed` are the keys its parent takes."""
+    location, kind, value = error["loc"], str(error["type"]), error["input"]
+    assert isinstance(location, tuple)  # pydantic's documented type
+    path = location[:-1] if location and location[-1] == "[key]" else location
+    context = error.get("ctx")
+    details: Mapping[str, object] = context if isinstance(context, Mapping) else {}
+    key = str(path[-1]) if path else ""
+    return Problem(path, _worded(kind, key, value=value, details=details, allowed=allowed) or str(error["msg"]))
+
+
+def _worded(kind: str, key: str, *, value: object, details: Mapping[str, object], allowed: Sequence[str]) -> str:
+    """Say one of pydantic's kinds of error in the words of a user; empty for a kind that no field here can have."""
+    types = {"string_type": "text", "tuple_type": "a list", "dict_type": "a mapping", "model_type": "a mapping"}
+    if kind in types:
+        return f"must be {types[kind]}, not {shown(value) if isinstance(value, Mapping | list | tuple) else 'text'}"
+    if kind == "extra_forbidden":
+        return f"unknown key; {_choice(key, allowed)}"
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'", str(details["expected"]))
+        return f"{shown(value)} is not known; {_choice(value if isinstance(value, str) else '', choices)}"
+    return "is missing" if kind == "missing" else str(details.get("error", ""))
+
+
+def _choice(word: str, allowed: Sequence[str]) -> str:
+    return f"{did_you_mean(word, allowed)}allowed: {', '.join(allowed)}"
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else _code(character) for character in text)
+
+
+def _code(character: str | int) -> str:
+    return f"\\u{ord(character) if isinstance(character, str) else character:04x}"
+
+
+def beside(file: str, name: str) -> str:
+    """Give a path written in an inventory: relative to the inventory's own folder; `~` is left for the reader."""
+    return name if name.startswith("~") else os.path.normpath(Path(file).absolute().parent / name)

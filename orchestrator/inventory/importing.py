@@ -1,0 +1,199 @@
+"""
+Inventories from what a cluster has already: MPI and DeepSpeed hostfiles, an ssh configuration, `scontrol show node`.
+
+Each function gives the text of an inventory that loads as it stands; what could not be known is a comment in it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+
+from orchestrator.errors import UsageError
+from orchestrator.names.addresses import check_address
+from orchestrator.names.hostlist import expand, fold
+
+# Gres says "gpu" for any maker's card; these types are Enflame's.
+_ENFLAME_TYPE = re.compile(r"(t2\d|i2\d|s60|l300|gcu|enflame)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """One host as found; `devices` None and `accelerator` "auto" where the source does not say."""
+
+    name: str
+    address: str
+    devices: int | None = None
+    accelerator: str = "auto"
+
+    @property
+    def stem(self) -> str:
+        """The name with its numbers taken out."""
+        return re.sub(r"\d+", "0", self.name)
+
+
+def import_hostfile(text: str) -> str:
+    """
+    Read `host`, `host slots=8` or `host:8` lines; a host on several lines has the sum, as in Open MPI.
+
+    Raises:
+        UsageError: a line is none of these, or there is no host.
+    """
+    slots: dict[str, int] = {}
+    sized: set[str] = set()
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        host, colon, count = words[0].partition(":") if words[0].count(":") == 1 else (words[0], "", "")
+        options = [word for word in words[1:] if not re.fullmatch(r"max[-_]slots=\d+", word)]
+        counts = ([count] if colon else []) + [option.removeprefix("slots=") for option in options]
+        if len(counts) > 1 or not all(re.fullmatch(r"[1-9]\d{0,3}", each) for each in counts):
+            hint = "allowed: host, host slots=8 or host:8, one a line, # for comments"
+            raise UsageError(f"hostfile line {number}: {line.strip()!r} is not a host", hint=hint)
+        if counts or host in slots:
+            sized.add(host)
+        slots[host] = slots.get(host, 0) + int(counts[0] if counts else 1)
+    hosts = [_host(name, devices=count if name in sized else None) for name, count in slots.items()]
+    return _inventory("hostfile", hosts, "accelerator: auto            # edit: cuda | gcu | cpu")
+
+
+def import_ssh_config(path: Path) -> str:
+    """
+    Take the Host names without wildcards; ssh goes on reading everything else about them from `path`.
+
+    Raises:
+        UsageError: the file cannot be read, or names no host.
+    """
+    try:
+        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}", hint="name a readable ssh configuration") from error
+    names: dict[str, None] = {}
+    notes = ["# Delete the hosts that do not train."]
+    for number, line in enumerate(lines, start=1):
+        keyword, _, rest = line.strip().replace("=", " ", 1).partition(" ")
+        if keyword.lower() == "include":
+            notes.append(f"# {_comment(path)}:{number}: not followed: Include {_comment(rest)}")
+        if keyword.lower() != "host":
+            continue
+        for name in _words(rest):
+            if _is_address(name):
+                names[name] = None
+            elif not set(name) & set("*?!"):
+                notes.append(f"# {_comment(path)}:{number}: left out, not a host name: {_comment(name)}")
+    head = ["accelerator: auto            # edit: cuda | gcu | cpu", f"ssh: {{config: {_quoted(str(path))}}}"]
+    return _inventory("ssh-config", [_host(name) for name in names], *head, notes=notes)
+
+
+def import_scontrol(text: str) -> str:
+    """
+    Read `scontrol show node`, with or without -o.
+
+    Raises:
+        UsageError: the text names no node.
+    """
+    records = [
+        {key: _value(block, key) for key in ("NodeName", "NodeAddr", "Gres", "State", "Partitions")}
+        for block in re.split(r"(?m)^(?=NodeName=)", text)
+        if block.startswith("NodeName=")
+    ]
+    hosts = [_slurm_host(record) for record in records]
+    kinds = Counter(host.accelerator for host in hosts)
+    head = [f"accelerator: {kinds.most_common(1)[0][0] if kinds else 'auto'}"]
+    if "auto" in kinds:
+        unknown = fold(host.name for host in hosts if host.accelerator == "auto")
+        head[0] += f"            # edit: Slurm knows no card in {unknown}"
+    shared = set.intersection(*(set(record["Partitions"].split(",")) for record in records)) if records else set()
+    partitions = sorted({name for record in records for name in record["Partitions"].split(",")} - {"", "(null)"})
+    if shared - {"", "(null)"}:
+        head.append(f"slurm: {{partition: {_quoted(min(shared - {'', '(null)'}))}}}")
+    elif partitions:
+        head.append(
+            f"# slurm: {{partition: …}}      # edit: no partition has every node; there are {', '.join(partitions)}"
+        )
+    bad = [
+        record for record in records if re.search(r"DOWN|DRAIN|FAIL|NOT_RESPONDING|INVALID|UNKNOWN", record["State"])
+    ]
+    notes = [f"# Not usable when this was written: {_comment(r['NodeName'])} ({_comment(r['State'])})" for r in bad]
+    return _inventory("slurm", hosts, *head, notes=notes)
+
+
+def _value(block: str, key: str) -> str:
+    """Give the value of `key` in one node's record; empty when absent. Reason comes last and may hold anything."""
+    before_reason = re.split(r"\s(?:Reason|Comment|Extra)=", block, maxsplit=1)[0]
+    match = re.search(rf"(?:^|\s){key}=(\S*)", before_reason)
+    return match[1] if match else ""
+
+
+def _slurm_host(record: Mapping[str, str]) -> _Host:
+    """Count the cards of `gpu:h800:8(S:0-1),nic:2`, where one gres may be listed by type more than once."""
+    cards = re.findall(r"(?:^|,)(gpu|gcu)(?::([^:,()]+))??:(\d+)(?=[(,]|$)", record["Gres"])
+    accelerator = "auto"
+    if cards:
+        enflame = any(name == "gcu" or _ENFLAME_TYPE.match(kind) for name, kind, _ in cards)
+        accelerator = "gcu" if enflame else "cuda"
+    count = sum(int(number) for _, _, number in cards)
+    return _host(record["NodeName"], address=record["NodeAddr"], devices=count or None, accelerator=accelerator)
+
+
+def _host(found: str, *, address: str = "", devices: int | None = None, accelerator: str = "auto") -> _Host:
+    """Name a host; an IPv6 address is no name (names become folders), so it gets one."""
+    if not _is_address(found) or (address and not _is_address(address)):
+        raise UsageError(f"{address or found!r} is not a host name or address", hint="correct it in the source")
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", found).lstrip("-._") or "host"
+    return _Host(name, address or found, devices, accelerator)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        check_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _inventory(name: str, hosts: Sequence[_Host], *head: str, notes: Iterable[str] = ()) -> str:
+    if not hosts:
+        raise UsageError(f"no host found in the {name}", hint="name the nodes by hand: see inventories/README.md")
+    main = Counter(host.accelerator for host in hosts).most_common(1)[0][0]
+    lines = [f"name: {name}                 # edit", *head, "transport: ssh", *notes, "nodes:"]
+    # Only neighbours with like names are folded: the order of the source is the order of the ranks.
+    likeness = attrgetter("devices", "accelerator", "stem")
+    for (devices, accelerator, _), group in groupby(hosts, key=likeness):
+        tail = (f", devices: {devices}" if devices else "") + (
+            f", accelerator: {accelerator}" if accelerator != main else ""
+        )
+        lines += [f"  - {{{item}{tail}}}" for item in _folded(list(group))]
+    return "\n".join(lines) + "\n"
+
+
+def _folded(hosts: Sequence[_Host]) -> list[str]:
+    """Write hosts as one pattern where names and addresses expand back in the same order, else one by one."""
+    names, addresses = [host.name for host in hosts], [host.address for host in hosts]
+    name, address = fold(names), fold(addresses)
+    if len(hosts) > 1 and (expand(name) != names or (names != addresses and expand(address) != addresses)):
+        return [item for host in hosts for item in _folded([host])]
+    return [f"name: {_quoted(name)}" + ("" if names == addresses else f", address: {_quoted(address)}")]
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:  # a quote that is not closed: ssh would refuse it, so there is no host in it
+        return []
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # a JSON string is a YAML one
+
+
+def _comment(text: object) -> str:
+    return "".join(character if character.isprintable() else "?" for character in str(text))

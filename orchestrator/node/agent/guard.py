@@ -1,0 +1,169 @@
+"""
+The agent's process and the one that guards it, from the start to the last word:
+
+    guard              the process that was started; a sub-reaper; ends what is left should the agent itself be killed
+     +- agent          leads its own session; a sub-reaper; agent.json names this one
+         +- ranks      one process group each; die with the agent
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import sys
+import time
+
+from orchestrator.node.agent.agent import EXIT_CODES, Agent
+from orchestrator.node.agent.environment import inherited_environment, rank_environments, summary
+from orchestrator.node.events import Clock, Journal, read_json, write_json
+from orchestrator.node.isolation import Contact
+from orchestrator.node.job import (
+    AlreadyRunning,
+    Job,
+    PortTaken,
+    Refused,
+    agent_failed,
+    command_of,
+    load_job,
+    prepare_folder,
+)
+from orchestrator.node.machine import boot_id, host_id
+from orchestrator.node.processes import (
+    CAUGHT,
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    Inherited,
+    end_descendants,
+    prctl,
+    signal_name,
+    stat_of,
+)
+from orchestrator.node.rendezvous import address_towards, hold_port, is_loopback, reserve
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
+if TYPE_CHECKING:
+    from typing import Any
+
+REFUSED, PORT_TAKEN = 4, errno.EADDRINUSE
+
+
+class Options:
+    """What the command line says: which job, and which node of it this is."""
+
+    def __init__(self, job: str, node: str, node_rank: int, rendezvous: str | None) -> None:
+        self.job, self.node, self.node_rank, self.rendezvous = job, node, node_rank, rendezvous
+
+
+def join_rendezvous(job: Job, record: str | None) -> tuple[str, socket.socket | None]:
+    """The record that all nodes share and, on the head, the socket that keeps the port."""
+    if record is None:
+        if job.node_rank != 0:
+            raise Refused(f"{job.node}: node rank {job.node_rank} needs --rendezvous, the record of the head node")
+        return reserve(job.addresses[:1], os.environ)
+    try:
+        address, port, head_host_id = record.split()
+        holder = hold_port(int(port)) if job.node_rank == 0 else None
+    except (ValueError, OverflowError) as error:
+        raise Refused(f"--rendezvous: expected ADDR PORT HOST_ID, not {record!r}") from error
+    except OSError as error:
+        raise PortTaken(f"{error}; to be started again on another port") from error
+    if is_loopback(address) and head_host_id != host_id():
+        head = job.nodes[0] if job.nodes else "the head node"
+        hint = f"give {head} a routable address: in the inventory"
+        raise Refused(f"rendezvous address {address} is loopback on {head}; {hint}")
+    return record, holder
+
+
+def refuse_second_agent(folder: str) -> None:
+    """Refuse when the agent on record lives; a pid that was used again, or another boot's, does not count."""
+    record = read_json(folder, "agent.json")
+    stat = stat_of(record["pid"]) if isinstance(record.get("pid"), int) else None
+    if stat and stat[0] not in "ZX" and (stat[2], boot_id()) == (record.get("start_time"), record.get("boot_id")):
+        raise AlreadyRunning(f"{folder}: the agent with pid {record['pid']} is alive; stop that run first")
+
+
+def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> None:
+    """Say who owns the node folder, before any rank starts."""
+    stat = stat_of(os.getpid())
+    record: dict[str, Any] = {"pid": os.getpid(), "start_time": stat and stat[2], "pgid": os.getpgrp()}
+    record.update(
+        boot_id=boot_id(),
+        host_id=host_id(),
+        hostname=socket.gethostname(),
+        python="{}.{}.{}".format(*sys.version_info[:3]),
+    )
+    record.update(node=job.node, node_rank=job.node_rank, ranks=list(job.rank_numbers), world_size=sum(job.ranks))
+    record.update(rendezvous=rendezvous, address=address_towards(rendezvous.split(maxsplit=1)[0]))
+    record.update(started=clock.now(), clock_ahead_s=clock.ahead_s)
+    write_json(os.path.join(folder, "agent.json"), record)
+
+
+def supervise(options: Options, folder: str, events: Journal, inherited: Inherited) -> int:
+    """Everything between the start and the end of the agent; the port is held all the while."""
+    refuse_second_agent(folder)
+    job = load_job(options.job, options.node, options.node_rank)
+    cwd = prepare_folder(job, folder)
+    command = command_of(job, cwd)
+    rendezvous, holder = join_rendezvous(job, options.rendezvous)
+    write_agent_record(job, folder, rendezvous, events.clock)
+    text = f"agent of {job.node} started as pid {os.getpid()} with {len(job.rank_numbers)} of {sum(job.ranks)} ranks"
+    text += f", attempt {job.attempt}" if job.attempt > 1 else ""
+    events.add(event="agent-started", pid=os.getpid(), text=text)
+    kept, stale = inherited_environment()
+    if stale:
+        text = f"left out variables that another launcher had set: {summary(stale)}"
+        events.add(event="note", dropped=stale, text=text)
+    agent = Agent(
+        job,
+        folder,
+        events,
+        Contact(folder, rendezvous, is_head=job.node_rank == 0, isolation_s=job.isolation_timeout_s or 0.0),
+    )
+    events.require_written()
+    agent.start(command, cwd, rank_environments(job, rendezvous, kept, folder), inherited)
+    code = agent.watch()
+    if holder is not None:
+        holder.close()
+    return code
+
+
+def run_agent(options: Options, folder: str, inherited: Inherited) -> int:
+    """The agent's life; 4 when it could not start its ranks, or could not write its record."""
+    os.setsid()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # should the guard die, this is a stop
+    events: Journal | None = None
+    try:
+        if not os.path.isdir(folder):
+            os.mkdir(folder)
+        events = Journal(os.path.join(folder, "events.jsonl"), Clock())
+        return supervise(options, folder, events, inherited)
+    except (Refused, OSError) as error:
+        end_descendants()
+        print(f"orch agent: {error}", file=sys.stderr, flush=True)
+        if events is not None:
+            events.add(**(error.event() if isinstance(error, Refused) else agent_failed(str(error))))
+        if not isinstance(error, PortTaken):
+            return REFUSED
+        write_json(os.path.join(folder, "port-taken"), {"time": time.time()})  # for a batch script: srun hides the code
+        return PORT_TAKEN
+
+
+def guard(agent_pid: int, folder: str) -> int:
+    """Pass signals on to the agent, return its exit code, and end what it leaves behind when it is killed."""
+    status, clock = None, Clock()
+    while status is None:
+        number = signal.sigwait(CAUGHT)
+        if number != signal.SIGCHLD:
+            os.kill(agent_pid, number)
+            continue
+        ended, agent_status = os.waitpid(agent_pid, os.WNOHANG)
+        status = agent_status if ended else None
+    end_descendants()
+    if os.WIFEXITED(status):
+        return os.WEXITSTATUS(status)
+    text = f"{os.path.basename(folder)}: the agent (pid {agent_pid}) was ended by {signal_name(os.WTERMSIG(status))}; nothing is left running"
+    Journal(os.path.join(folder, "events.jsonl"), clock).add(**agent_failed(text))
+    return EXIT_CODES["FAILED"]

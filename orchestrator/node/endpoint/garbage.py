@@ -1,0 +1,227 @@
+"""
+Run folders and bundles that nobody needs any more: found by age and by what they hold, and removed.
+
+Only folders of this user, with the name of a run or a bundle, and never through a symbolic link. In doubt a folder stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+
+from orchestrator.node.endpoint.push import expand
+from orchestrator.node.endpoint.report import observe_one, process, read_json
+from orchestrator.node.endpoint.strays import RUN_ID
+from orchestrator.node.machine import boot_id
+from orchestrator.node.ownership import agent_mark, own_processes, rank_mark
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+
+    Json = Dict[str, Any]
+
+BUNDLE = re.compile(r"[0-9a-f]{32}\Z|\.new-")  # what an unfinished push leaves has an end of its own choosing
+REMOVING = ".removing-"  # a name that nobody looks for: half a bundle must not be taken for one
+CHECKPOINT = re.compile(r"(step_|checkpoint-|global_step)\d+\Z|.+\.(pt|pth|ckpt|safetensors|distcp)\Z")
+CHECKPOINTS = "checkpoints"  # the trainer's `out` in the run's own folder
+FINAL = ("DONE", "FAILED", "STOPPED")  # LOST may turn out to be alive
+NEVER_STARTED_S = 3600.0  # a launch that still pushes its bundle is younger
+
+
+class Size:
+    """What a folder holds: bytes, those of checkpoints among them, and when anything in it was written last."""
+
+    def __init__(self, path: str) -> None:
+        self.bytes = self.checkpoint_bytes = 0
+        self.has_checkpoints = False
+        self.newest = os.lstat(path).st_mtime
+        for root, folders, files in os.walk(path, onerror=give_up):
+            parts = os.path.relpath(root, path).split(os.sep)
+            within = parts[0] == CHECKPOINTS or any(map(CHECKPOINT.match, parts))
+            for name in folders + files:
+                with contextlib.suppress(FileNotFoundError):  # a living run removes files of its own
+                    self._count(os.lstat(os.path.join(root, name)), within or CHECKPOINT.match(name) is not None)
+
+    def _count(self, state: os.stat_result, checkpoint: bool) -> None:  # noqa: FBT001  private, and clear as it is
+        size = state.st_size if stat.S_ISREG(state.st_mode) else 0
+        self.bytes += size
+        self.newest = max(self.newest, state.st_mtime)
+        if checkpoint:
+            self.has_checkpoints = True
+            self.checkpoint_bytes += size
+
+
+def give_up(error: OSError) -> None:
+    """A folder that cannot be looked into is no folder to remove."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def is_own(path: str) -> bool:
+    try:
+        state = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
+
+
+def clear(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+    """Remove what is over and older than older_than_s from a working folder, or only tell (dry_run)."""
+    workdir = expand(request["workdir"])
+    clearing = Clearing(request["older_than_s"], checkpoints=request["checkpoints"], dry_run=request["dry_run"])
+    runs = clearing.runs(os.path.join(workdir, "runs"))
+    gone = {entry["name"] for entry in runs if entry["action"] == "remove"}
+    return {"entries": runs + clearing.bundles(workdir, gone)}, b""
+
+
+class Clearing:
+    """
+    Removes folders, or only tells (dry_run), and gives an entry for each.
+
+    Its action is "remove", "keep" with the reason, "young" for what is not old enough, or "fail" with the error.
+    """
+
+    def __init__(self, older_than_s: float, *, checkpoints: bool, dry_run: bool) -> None:
+        self.older_than_s, self.checkpoints, self.dry_run = older_than_s, checkpoints, dry_run
+
+    def runs(self, folder: str, only: Optional[Dict[str, str]] = None) -> List[Json]:
+        """Remove run folders; `only` names those to look at and, where one has to stay, why."""
+        active = active_runs()
+
+        def reason(path: str, size: Size) -> str:
+            why = (only or {}).get(os.path.basename(path)) or reason_to_keep(path, active, time.time() - size.newest)
+            return why or ("holds checkpoints" if size.has_checkpoints and not self.checkpoints else "")
+
+        paths = [path for path in self._own(folder, RUN_ID) if only is None or os.path.basename(path) in only]
+        return [self._entry("run", path, reason) for path in paths]
+
+    def bundles(self, workdir: str, gone: Set[str]) -> List[Json]:
+        """Remove bundles that no run folder, but those just removed, refers to."""
+        needed, doubt = needed_bundles(os.path.join(workdir, "runs"), gone)
+
+        def reason(path: str, _size: Size) -> str:
+            return doubt or ("a run that stays needs it" if os.path.basename(path) in needed else "")
+
+        paths = list(self._own(os.path.join(workdir, "bundles"), BUNDLE))
+        return [self._entry("bundle", path, reason) for path in paths]
+
+    def _own(self, folder: str, pattern: re.Pattern[str]) -> Iterator[str]:
+        """Real folders of this user with such a name, in a folder that is one itself."""
+        for name in sorted(os.listdir(folder)) if is_own(folder) else ():
+            path = os.path.join(folder, name)
+            if is_own(path) and name.startswith(REMOVING) and not self.dry_run:
+                remove_tree(path)  # an earlier removal was interrupted
+            elif is_own(path) and pattern.match(name):
+                yield path
+
+    def _entry(self, kind: str, path: str, reason: Callable[[str, Size], str]) -> Json:
+        """Remove one folder unless there is a reason not to."""
+        entry = {"kind": kind, "name": os.path.basename(path), "path": path, "bytes": 0, "age_s": 0.0, "why": ""}
+        entry["checkpoint_bytes"] = 0
+        try:
+            size = Size(path)
+            age_s = max(0.0, time.time() - size.newest)
+            entry.update(bytes=size.bytes, checkpoint_bytes=size.checkpoint_bytes, age_s=age_s)
+            if age_s < self.older_than_s:
+                return dict(entry, action="young")
+            why = reason(path, size)
+            if why:
+                return dict(entry, action="keep", why=why)
+            if not self.dry_run:
+                aside = os.path.join(os.path.dirname(path), REMOVING + os.path.basename(path))
+                os.rename(path, aside)
+                remove_tree(aside)
+        except OSError as error:
+            return dict(entry, action="fail", why=f"{error.filename}: {error.strerror}")
+        return dict(entry, action="remove")
+
+
+def remove_tree(path: str) -> None:
+    """Remove a folder; another who removes it at the same time, on a shared file system, is no trouble."""
+    import shutil  # noqa: PLC0415  slow to import, and most connections remove nothing
+
+    while os.path.lexists(path):
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            continue
+
+
+def reason_to_keep(path: str, active: Set[str], age_s: float) -> str:
+    """Why a run cannot be called over; empty when it is."""
+    if os.path.basename(path) in active:
+        return "processes of it are alive"
+    reason, has_record = of_record(path)
+    agents = list(agents_of(path))
+    if reason or agents or has_record:
+        return reason or next(filter(None, (unfinished(node, folder, agent) for node, folder, agent in agents)), "")
+    if age_s < NEVER_STARTED_S:
+        return "no agent has started in it yet"
+    waits = any(os.path.exists(os.path.join(attempt, "submit.sbatch")) for attempt in attempts(path))
+    return "no agent has started in it; it may still wait in Slurm's queue" if waits else ""
+
+
+def of_record(path: str) -> Tuple[str, bool]:
+    """What the run's record has against a removal, where the working folder is home of the records too; and if there is one."""
+    file = os.path.join(path, "run.json")
+    record = read_json(file)
+    if record is None:
+        there = os.path.lexists(file)
+        return ("its record cannot be read" if there else ""), there
+    if record.get("state") not in FINAL:
+        return f"its record says {record.get('state')}", True
+    launching = record.get("launching")
+    if launching is not None and process(launching) is not None:
+        return f"it is being launched by pid {launching['pid']}", True
+    return "", True
+
+
+def attempts(run: str) -> List[str]:
+    return [os.path.join(run, name) for name in sorted(os.listdir(run)) if name.startswith("attempt-")]
+
+
+def agents_of(run: str) -> Iterator[Tuple[str, str, Json]]:
+    """Node, node folder and agent.json of every agent that ever started in a run folder."""
+    for attempt in attempts(run):
+        for node in sorted(os.listdir(attempt)):
+            folder = os.path.join(attempt, node)
+            agent = read_json(os.path.join(folder, "agent.json")) if is_own(folder) else None
+            if agent is not None:
+                yield node, folder, agent
+
+
+def unfinished(node: str, folder: str, agent: Json) -> str:
+    """Why an agent cannot be called over; empty when it is."""
+    if process(agent) is not None:
+        return f"its agent of {node} is alive"
+    if agent.get("boot_id") == boot_id() or agent.get("hostname") == os.uname().nodename:
+        return ""  # dead, or this machine has been restarted since
+    if observe_one(node, folder)["finished"] is not None:
+        return ""
+    return f"its agent of {node} left no end, and whether it lives can be seen on {agent.get('hostname')} only"
+
+
+def active_runs() -> Set[str]:
+    """The runs of which any process is alive here."""
+    pids = list(own_processes())
+    return {mark[0] for mark in (rank_mark(pid) or agent_mark(pid) for pid in pids) if mark is not None}
+
+
+def needed_bundles(runs: str, gone: Set[str]) -> Tuple[Set[str], str]:
+    """Names of the bundles that the run folders refer to; and why none may be removed, if that is not known."""
+    needed: Set[str] = set()
+    names = sorted(set(os.listdir(runs)) - gone) if os.path.isdir(runs) else []
+    for run in names:
+        path = os.path.join(runs, run)
+        for attempt in attempts(path) if os.path.isdir(path) else []:
+            file = os.path.join(attempt, "job.json")
+            if os.path.lexists(file):
+                job = read_json(file)
+                if job is None or not isinstance(job.get("bundle_dir"), str):
+                    return needed, f"{file} cannot be read, so the bundle that it needs is not known"
+                needed.add(os.path.basename(os.path.normpath(job["bundle_dir"])))
+    return needed, ""

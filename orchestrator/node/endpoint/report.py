@@ -1,0 +1,299 @@
+"""
+What a controller asks about the runs of a node: their files from an offset on and the state of their agents.
+
+A process is told apart by pid, start time and boot, as its agent wrote them down, so a number used again hits nobody else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+
+from orchestrator.node.endpoint.push import expand, relative
+from orchestrator.node.isolation import beat, hosts_that_answer
+from orchestrator.node.machine import boot_id, stat_fields
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+    Json = Dict[str, Any]
+
+LOG_TAIL_BYTES = 4096
+EVENTS_LIMIT_BYTES = 16 << 20
+POLL_S = 0.05
+LOOK_S = 0.2  # a node that trains has better things to do
+LEAST_SHARE_BYTES = 4096
+FIRST = ("events.jsonl", "offsets.jsonl")
+ATTEMPT = "attempt-"
+
+
+def live_fields(pid: int) -> Optional[List[str]]:
+    """Fields of /proc/PID/stat; None when the process is gone or only waits to be reaped."""
+    fields = stat_fields(pid)
+    return fields if fields and fields[0] not in "ZX" else None
+
+
+def process(record: Json) -> Optional[int]:
+    """The pid in the record if that very process still runs on this machine since this boot."""
+    fields = live_fields(record["pid"])
+    if fields is None or int(fields[19]) != record["start_time"]:
+        return None
+    return int(record["pid"]) if record.get("boot_id", boot_id()) == boot_id() else None
+
+
+def now_of(agent: Optional[Json]) -> Optional[float]:
+    """What the clock shows by which an agent of this boot writes its times; None where that cannot be told."""
+    if agent is None or "clock_ahead_s" not in agent or agent.get("boot_id") != boot_id():
+        return None
+    return float(agent["clock_ahead_s"] + time.monotonic())
+
+
+def open_plain(path: str) -> int:
+    """A descriptor of a regular file; a link or a pipe is refused with an OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise PermissionError(f"{path} is not a regular file")
+    return descriptor
+
+
+def read_at(path: str, offset: int, size: int) -> bytes:
+    """Up to size bytes from the offset on; nothing when there is no such file."""
+    try:
+        descriptor = open_plain(path)
+    except FileNotFoundError:
+        return b""
+    try:
+        return os.pread(descriptor, size, offset)
+    finally:
+        os.close(descriptor)
+
+
+def tail(path: str, size: int) -> str:
+    try:
+        length = os.lstat(path).st_size
+    except FileNotFoundError:
+        return ""
+    return read_at(path, max(0, length - size), size).decode("utf-8", "replace")
+
+
+def read_json(path: str) -> Optional[Json]:
+    """A JSON object, or None when the file is missing or holds none."""
+    try:
+        value = json.loads(read_at(path, 0, 1 << 20) or b"null")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_events(folder: str) -> List[Json]:
+    """The whole lines of events.jsonl that are objects; the end of it if it is huge."""
+    events = []
+    for line in tail(os.path.join(folder, "events.jsonl"), EVENTS_LIMIT_BYTES).splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # the last line may be half written, the first half cut off
+        if isinstance(event, dict):
+            events.append(event)
+    return events
+
+
+def node_folders(request: Json) -> List[Tuple[str, str]]:
+    """Node name and folder, of the nodes asked for or of all that are there, in that order."""
+    attempt, nodes = expand(request["attempt_dir"]), request["nodes"]
+    if nodes is None:
+        try:
+            with os.scandir(attempt) as entries:
+                nodes = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except FileNotFoundError:
+            nodes = []
+    for node in nodes:
+        if "/" in node or node in ("", ".", ".."):
+            raise ValueError(f"{node!r} is not a node name")
+    return [(node, os.path.join(attempt, node)) for node in nodes]
+
+
+class Reader:
+    """Reads what has grown, every file in its turn."""
+
+    def __init__(self) -> None:
+        self.last = ""
+
+    def read(self, request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+        """Wait up to wait_s for files to grow beyond the given offsets, and return what they grew by."""
+        deadline = time.monotonic() + request["wait_s"]
+        attempt = expand(request["attempt_dir"])
+        while True:
+            begun = time.monotonic()
+            grown, gaps = changes(request)
+            chunks, payload = self._collect(attempt, grown, request["max_bytes"])
+            now = time.monotonic()
+            if chunks or gaps or now >= deadline:
+                nodes = {chunk["file"].partition("/")[0] for chunk in chunks}
+                clocks = {node: now_of(read_json(os.path.join(attempt, node, "agent.json"))) for node in nodes}
+                return {"chunks": gaps + chunks, "clocks": clocks}, payload
+            time.sleep(min(deadline - now, max(POLL_S, now - begun)))  # a slow file system is not asked all the time
+
+    def _collect(self, attempt: str, grown: Dict[str, Tuple[int, int]], budget: int) -> Tuple[List[Json], bytes]:
+        """First an equal share of every file, beginning after the one served last; then what is left to who has more."""
+        firsts = [name for name in sorted(grown) if name.endswith(FIRST)]
+        others = [name for name in sorted(grown) if not name.endswith(FIRST)]
+        later = [name for name in others if name > self.last]
+        order = firsts + later + others[: len(others) - len(later)]
+        share = max(LEAST_SHARE_BYTES, budget // max(1, len(order)))
+        sizes = dict.fromkeys(order, 0)
+        for limit in (share, budget):
+            for name in order:
+                more = min(limit - sizes[name], grown[name][1] - sizes[name], budget)
+                if more > 0:
+                    sizes[name] += more
+                    budget -= more
+        chunks, parts = [], []
+        for name in order:
+            data = read_at(os.path.join(attempt, name), grown[name][0], sizes[name]) if sizes[name] else b""
+            if data:
+                chunks.append({"file": name, "offset": grown[name][0], "size": len(data)})
+                parts.append(data)
+                self.last = self.last if name in firsts else name
+        return chunks, b"".join(parts)
+
+
+def changes(request: Json) -> Tuple[Dict[str, Tuple[int, int]], List[Json]]:
+    """Files that have grown: name -> offset, bytes beyond it; and gaps: where a file is shorter than what was read of it."""
+    grown: Dict[str, Tuple[int, int]] = {}
+    gaps: List[Json] = []
+    if not os.path.isdir(expand(request["attempt_dir"])):
+        return grown, gaps
+    offsets: Dict[str, int] = request["offsets"]
+    only = None if request.get("only") is None else set(request["only"])
+    for node, folder in node_folders(request):
+        sizes = {f"{node}/{name}": size for name, size in streams(folder)}
+        sizes = {**{known: 0 for known in offsets if known.startswith(node + "/")}, **sizes}
+        for name, size in sizes.items():
+            offset = offsets.get(name, 0)
+            if only is not None and name not in only:
+                continue
+            if size > offset:
+                grown[name] = (offset, size - offset)
+            elif size < offset:
+                gaps.append({"file": name, "gap": offset - size, "offset": size})
+    return grown, gaps
+
+
+def files(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+    """The sizes of all files that can be read, by name."""
+    found = {f"{node}/{name}": size for node, folder in node_folders(request) for name, size in streams(folder)}
+    return {"files": found}, b""
+
+
+def is_stream(name: str) -> bool:
+    """events.jsonl, offsets.jsonl, rank-N.out and rank-N.err. Without a regular expression: compiling it takes longer."""
+    stem, _, ending = name.partition(".")
+    return name in FIRST or (stem.startswith("rank-") and stem[5:].isdigit() and ending in ("out", "err"))
+
+
+def streams(folder: str) -> Iterator[Tuple[str, int]]:
+    """Name and size of the files of a node folder that a controller follows."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if is_stream(entry.name) and entry.is_file(follow_symlinks=False):
+                    yield entry.name, entry.stat(follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return
+
+
+def supervise(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+    """One beat of the supervisor: leave its mark, wait up to wait_s for an event or an agent's end, and tell all."""
+    deadline = time.monotonic() + request["wait_s"]
+    for _, folder in node_folders(request):
+        if os.path.isdir(folder):
+            beat(folder, request["peers"])
+    while True:
+        seen = []
+        for _, folder in node_folders(request):
+            size = dict(streams(folder)).get("events.jsonl", 0)
+            agent = read_json(os.path.join(folder, "agent.json"))
+            seen.append([size, agent is not None and process(agent) is not None])
+        if seen != request["seen"] or time.monotonic() >= deadline:
+            return {"seen": seen, **observe(request, b"")[0]}, b""
+        time.sleep(LOOK_S)
+
+
+def reach(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+    """Which hosts answer when this one knocks."""
+    return {"addresses": hosts_that_answer(request["addresses"], request["port"])}, b""
+
+
+def observe(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+    """What is known of every node folder's agent and ranks."""
+    return {"nodes": [observe_one(node, folder) for node, folder in node_folders(request)]}, b""
+
+
+def find(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+    """The newest attempt of a run in a working folder: its number, its job.json, and whether the run went through Slurm."""
+    run = os.path.join(expand(request["workdir"]), "runs", relative(request["run"]))
+    newest = newest_attempt(run)
+    if newest is None:
+        return {"trace": None}, b""
+    folder = os.path.join(run, f"{ATTEMPT}{newest}")
+    by_slurm = os.path.exists(os.path.join(run, "attempt-1", "submit.sbatch"))
+    job = read_json(os.path.join(folder, "job.json"))
+    has_log = by_slurm and any(is_batch_log(name) for name in os.listdir(os.path.join(run, "attempt-1")))
+    return {"trace": {"attempt": newest, "job": job, "by_slurm": by_slurm, "has_log": has_log}}, b""
+
+
+def newest_attempt(run: str) -> Optional[int]:
+    """The number of the last attempt in a run's folder; None where there is none."""
+    try:
+        numbers = [name[len(ATTEMPT) :] for name in os.listdir(run) if name.startswith(ATTEMPT)]
+    except FileNotFoundError:
+        return None
+    return max((int(number) for number in numbers if number.isdigit()), default=None)
+
+
+def is_batch_log(name: str) -> bool:
+    """What Slurm writes into the folder of the first attempt when it starts the job."""
+    return name.startswith("slurm-") and name.endswith(".log")
+
+
+def observe_one(node: str, folder: str) -> Json:
+    from orchestrator.node.stacks import places  # noqa: PLC0415  of no use to most connections
+
+    agent, events = read_json(os.path.join(folder, "agent.json")), read_events(folder)
+    alive = agent is not None and process(agent) is not None
+    finished, failure = None, None
+    ranks: Dict[int, str] = {}
+    for event in events:
+        kind = event.get("event")
+        if kind == "agent-started":  # a second one, on another port: what the first one left is no end
+            finished, failure = None, None
+            ranks.clear()
+        elif kind == "agent-finished":
+            finished = event
+        elif kind == "rank-started":
+            ranks[event["rank"]] = "running"
+        elif kind == "rank-exited":
+            ranks[event["rank"]] = "exited"
+            if failure is None and not event.get("done") and event.get("code") != 0:
+                failure = event
+    progress = {rank: read_json(os.path.join(folder, "progress", f"{rank}.json")) for rank in ranks}
+    dead = agent is not None and not alive and finished is None
+    return {
+        "node": node,
+        "agent": agent,
+        "alive": alive,
+        "same_boot": agent is not None and agent.get("boot_id") == boot_id(),
+        "clock": now_of(agent),
+        "finished": finished,
+        "ranks": ranks,
+        "first_failure": failure,
+        "progress": {rank: value for rank, value in progress.items() if value is not None},
+        "stacks": places(folder, ranks),
+        "folder": folder,
+        "log": tail(os.path.join(folder, "agent.log"), LOG_TAIL_BYTES) if dead or agent is None else "",
+    }

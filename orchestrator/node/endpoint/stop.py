@@ -1,0 +1,126 @@
+"""
+Stopping the runs of a node: the recorded agent first; only when no agent is left to do it, its ranks and whatever carries the run's mark.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from orchestrator.node.endpoint.report import node_folders, process, read_events, read_json
+from orchestrator.node.machine import boot_id
+from orchestrator.node.ownership import (
+    GROUP,
+    START_TIME,
+    add_relatives,
+    agent_mark,
+    key_of,
+    own_processes,
+    rank_mark,
+    signal_exactly,
+)
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Set, Tuple
+
+    from orchestrator.node.ownership import Key
+
+    Json = Dict[str, Any]
+
+AGENT_MARGIN_S = 5.0  # an agent gives its ranks the grace, then has to end them and itself
+KILL_WAIT_S = 5.0
+POLL_S = 0.02
+
+
+class Target:
+    """One node folder while it is being stopped: what was signalled and what is left."""
+
+    def __init__(self, node: str, folder: str) -> None:
+        self.node, self.folder = node, folder
+        run, attempt = os.path.split(os.path.dirname(folder))
+        self._mark = (os.path.basename(run), attempt[len("attempt-") :], node, os.path.realpath(run))
+        self.signalled: List[Json] = []
+        self._known: Set[Key] = set()  # whoever was found to be the run's, also when its parent has gone meanwhile
+        self._sent: Set[Tuple[Key, int]] = set()
+
+    def alive(self) -> Dict[Key, str]:
+        """The processes and what they are: the agent while it lives, else whatever is left of the run."""
+        agent = read_json(os.path.join(self.folder, "agent.json"))
+        if agent is not None and agent.get("boot_id") != boot_id():
+            return {}
+        if agent is not None and process(agent) is not None:
+            return {(agent["pid"], agent["start_time"]): "agent"}
+        events = read_events(self.folder)
+        ends = [event["event"] for event in events if event.get("event") in ("agent-started", "agent-finished")]
+        if ends[-1:] == ["agent-finished"]:
+            return {}  # the last that an agent or its guard says: then nothing below it was alive
+        return self._left(agent, events)
+
+    def _left(self, agent: Optional[Json], events: List[Json]) -> Dict[Key, str]:
+        """Found by what it carries: that takes a look at every process of this user."""
+        processes = own_processes()
+        names = {}
+        for event in events:
+            if event.get("event") == "rank-started" and event["pid"] in processes and process(event) is not None:
+                names[event["pid"]] = f"rank {event['rank']}"
+        leaders = dict(names)
+        since = agent["start_time"] if agent else 0
+        for pid, fields in processes.items():
+            leader = leaders.get(int(fields[GROUP]))
+            if pid not in names and leader is not None:
+                names[pid] = f"group of {leader}"
+            elif pid not in names and (key_of(pid, fields) in self._known or self._ours(pid, fields, since)):
+                names[pid] = "process of the run"
+        for pid in add_relatives(set(names), processes, agent["pgid"] if agent else None):
+            names.setdefault(pid, "process of the run")
+        found = {key_of(pid, processes[pid]): what for pid, what in names.items()}
+        self._known.update(found)
+        return found
+
+    def _ours(self, pid: int, fields: List[str], since: int) -> bool:
+        """Whether it carries this attempt and node; what is older than the agent cannot be the agent's."""
+        mark = rank_mark(pid) if int(fields[START_TIME]) >= since else None
+        mark = mark or agent_mark(pid)  # the guard is a little older than the agent, and there before agent.json is
+        return mark is not None and (*mark[:3], os.path.realpath(mark[3])) == self._mark
+
+    def signal_all(self, number: signal.Signals) -> bool:
+        """Send each living process the signal once; whether any was alive."""
+        alive = self.alive()
+        for key, what in alive.items():
+            if (key, number) not in self._sent:
+                self._sent.add((key, number))
+                self._send(key, what, number)
+        return bool(alive)
+
+    def _send(self, key: Key, what: str, number: signal.Signals) -> None:
+        try:
+            sent = signal_exactly(key, number)
+        except PermissionError:
+            return  # reported among what remains
+        if sent:
+            self.signalled.append({"pid": key[0], "what": what, "signal": number.name})
+
+
+def sweep(targets: List[Target], number: signal.Signals, deadline: float) -> List[Target]:
+    """Signal whatever lives until nothing does or the deadline is over; the targets that still have something alive."""
+    while True:
+        targets = [target for target in targets if target.signal_all(number)]
+        if not targets or time.monotonic() >= deadline:
+            return targets
+        time.sleep(POLL_S)
+
+
+def stop(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+    """End the agents of the node folders within grace_s and a margin, all at once; with SIGKILL whatever is left then."""
+    targets = [Target(node, folder) for node, folder in node_folders(request)]
+    margin_s = AGENT_MARGIN_S if any("agent" in target.alive().values() for target in targets) else 0.0
+    rest = sweep(targets, signal.SIGTERM, time.monotonic() + request["grace_s"] + margin_s)
+    rest = sweep(rest, signal.SIGKILL, time.monotonic() + KILL_WAIT_S)
+    remaining = {target.node: sorted(pid for pid, _ in target.alive()) for target in rest}
+    results = [
+        {"node": target.node, "signalled": target.signalled, "remaining": remaining.get(target.node, [])}
+        for target in targets
+    ]
+    return {"nodes": results}, b""

@@ -1,0 +1,63 @@
+"""What --dry-run prints: every file and command of a plan, in the shape of a shell script. For reading. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.plan import plan as plans
+from orchestrator.plan.plan import LaunchPlan, NodePlan, PlannedFile
+from orchestrator.plan.sbatch import redacted, shell_path
+
+
+def of(plan: LaunchPlan) -> str:
+    """Every file and every command in order; values of secret variables are replaced, equal files are shown once."""
+    plan = redacted(plan)
+    files = plans.node_files(plan)
+    spares = f" and {plan.spare_count} spare" if plan.spare_count else ""
+    what = f"{plan.node_count} nodes{spares}, {plan.world_size} ranks"
+    head = f"#!/bin/bash\n# Run {plan.run_id}: {what}, bundle {plan.bundle}. Nothing was started.\nset -eu\numask 077\n"
+    if plan.launcher == "slurm":
+        return f"{head}\n{_slurm(plan, files[plan.head.name])}"
+    shown: dict[PlannedFile, str] = {}
+    return "\n".join([head, *(_direct(plan, node, files[node.name], shown) for node in plan.nodes)])
+
+
+def _slurm(plan: LaunchPlan, files: list[PlannedFile]) -> str:
+    head = plan.head
+    login = plan.slurm["login"]
+    where = (
+        f"login node {login} (ssh {_target(replace(head, address=login))}, unless this is it)"
+        if login
+        else "this machine"
+    )
+    title = f"# --- on {where}, whose {head.workdir} the nodes share; the bundle goes to {plan.bundle_dir(head)}\n"
+    script, folder = shell_path(plans.sbatch_path(plan)), shell_path(plan.attempt_dir(head))
+    return f"{title}{''.join(map(_file, files))}sbatch --chdir={folder} {script}\n"
+
+
+def _direct(plan: LaunchPlan, node: NodePlan, files: list[PlannedFile], shown: dict[PlannedFile, str]) -> str:
+    where = "this machine" if plan.transport == "local" else f"ssh {_target(node)}"
+    parts = [f"# --- node {node.name} ({where}); the bundle goes to {plan.bundle_dir(node)}\n"]
+    for file in files:
+        first = shown.setdefault(file, node.name)
+        parts.append(_file(file) if first == node.name else f"# {file.path}: the same as on {first}\n")
+    if node.node_rank == 0:
+        parts.append("# this is the head: orch finds an address and a free port here first, and holds the port\n")
+    command = plans.start_command(plan, node, "ADDRESS PORT HOST_ID of the head")
+    return "".join([*parts, " ".join(map(shell_path, command)), "\n"])
+
+
+def _target(node: NodePlan) -> str:
+    user = f"{node.user}@" if node.user else ""
+    port = f" -p {node.port}" if node.port else ""
+    return f"{user}{node.address}{port}"
+
+
+def _file(file: PlannedFile) -> str:
+    path = shell_path(file.path)
+    folder = shell_path(file.path.rpartition("/")[0])
+    end = "END_OF_FILE"
+    while end in file.text:
+        end += "_"
+    text = file.text if file.text.endswith("\n") else file.text + "\n"
+    return f"mkdir -p {folder}\ncat >{path} <<'{end}'\n{text}{end}\n"

@@ -1,0 +1,253 @@
+"""
+Who is at the other end and who we are: host keys are verified, then the user's keys offered, then questions passed on.
+
+Imported by ssh.py alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+import paramiko
+
+from orchestrator.transports.base import LoginRefused, Unreachable
+from orchestrator.transports.ssh.host_certificate import NotVouchedFor, check_certificate
+from orchestrator.transports.ssh.host_keys import KnownKey, host_name, known_keys, pin
+from orchestrator.transports.ssh.route import Hop
+from orchestrator.transports.ssh.user_keys import CERTIFICATE, Keyring, UserKeys
+from orchestrator.transports.terminal import TRIES, GivenUp, Terminal, printable
+
+ANSWER_S = 600.0  # for somebody to fetch a telephone; most nodes hang up earlier
+LONG_WAIT_S = 1.0
+ASKING = ("keyboard-interactive", "password")
+
+
+class TurnCameLate(EOFError):
+    """The node hung up while others asked their questions: log in once more."""
+
+
+class HostKeys(paramiko.MissingHostKeyPolicy):
+    """
+    Accepts a host key that known_hosts has or an authority in it vouches for, pins a new one where that is asked for,
+    and refuses all others.
+
+    The client itself knows no keys, so that paramiko asks this policy about every one.
+    """
+
+    def __init__(self, node: str, hop: Hop, *, accept_new: bool) -> None:
+        self._node = node
+        self._hop = hop
+        self._accept_new = accept_new
+        self._name = hop.key_name or host_name(hop.host, hop.port)
+        entries = known_keys([*hop.user_known_hosts, *hop.global_known_hosts], self._name)
+        self._known = [entry for entry in entries if not entry.authority]
+        self._authorities = [entry for entry in entries if entry.authority]
+
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:  # noqa: ARG002
+        """
+        Return if the key may be trusted.
+
+        Raises:
+            LoginRefused: it may not.
+        """
+        known = self._known
+        if not known and not self._authorities and self._accept_new and self._hop.user_known_hosts:
+            known = pin(self._hop.user_known_hosts[0], self._name, key.get_name(), key.asbytes())
+        same = [entry for entry in known if entry.blob == key.asbytes() and not entry.authority]
+        if revoked := [entry for entry in same if entry.revoked]:
+            raise LoginRefused(self._node, f"the host key of {self._name} is revoked ({_where(revoked)})")
+        why_not = self._why_not_vouched_for(key)
+        if same or not why_not:
+            return
+        found = f"{key.get_name()} {key.fingerprint}"
+        if [entry for entry in known if not entry.revoked]:
+            raise LoginRefused(
+                self._node,
+                f"the host key of {self._name} has changed: it is {found}, but {_where(known)} says otherwise",
+                hint=f"somebody may be listening in; if the node was reinstalled, remove {_where(known)}",
+            )
+        if self._authorities:
+            raise LoginRefused(
+                self._node,
+                f"the host key of {self._name} is vouched for by no authority of {_where(self._authorities)}: {why_not}",
+                hint="have its certificate renewed (`ssh-keygen -L -f` shows it), or put its plain key into known_hosts",
+            )
+        raise LoginRefused(
+            self._node,
+            f"the host key of {self._name} is unknown: {found}",
+            hint=f"compare it and log in once with `ssh {self._hop.address} true`, or set ssh.host_keys: accept-new",
+        )
+
+    def _why_not_vouched_for(self, key: paramiko.PKey) -> str:
+        """Empty when a certificate that an authority has signed came with the key."""
+        if key.public_blob is None:
+            return "it shows no certificate"
+        revoked = {entry.blob for entry in self._known if entry.revoked}
+        authorities = {entry.blob for entry in self._authorities} - revoked
+        host = self._hop.key_name or self._hop.host.lower()
+        try:
+            check_certificate(key.public_blob.key_blob, host, authorities, now=time.time())
+        except NotVouchedFor as error:
+            return f"its certificate {error}"
+        return ""
+
+    def transport(self, sock: paramiko.transport._SocketLike, **options: object) -> paramiko.Transport:
+        """A transport that asks for a kind of key that is known, where the server has several."""
+        transport = _Transport(sock, **options)  # type: ignore[arg-type]  # passed on as they are
+        transport.wants_certificate = bool(self._authorities)
+        security = transport.get_security_options()
+        known = {entry.algorithm for entry in self._known}
+        if "ssh-rsa" in known:
+            known |= {"rsa-sha2-512", "rsa-sha2-256"}
+        security.key_types = sorted(security.key_types, key=lambda kind: kind not in known)
+        return transport
+
+
+def _where(keys: Sequence[KnownKey]) -> str:
+    return ", ".join(f"{key.file} line {key.line}" for key in keys)
+
+
+class _Transport(paramiko.Transport):
+    """Asks for certificates where they help, keeps the server's last word, and ends quietly."""
+
+    wants_certificate = False
+    farewell = ""
+    """Why the server ended the connection, if it said so."""
+
+    def run(self) -> None:
+        """Paramiko closes its socket at the end; a channel of a lost jump host cannot say farewell and raises."""
+        with contextlib.suppress(EOFError):
+            super().run()
+
+    @property
+    def preferred_keys(self) -> tuple[str, ...]:
+        """Paramiko puts certificates last, where a plain key always comes first."""
+        return tuple(
+            sorted(super().preferred_keys, key=lambda kind: kind.endswith(CERTIFICATE) != self.wants_certificate)
+        )
+
+    def _parse_disconnect(self, message: paramiko.Message) -> None:
+        message.get_int()
+        self.farewell = printable(message.get_text())
+
+
+class Login:
+    """What paramiko calls an authentication strategy: keys first; then, at a terminal, whatever the node asks."""
+
+    def __init__(self, node: str, hop: Hop, keyring: Keyring, *, timeout_s: float) -> None:
+        self._node = node
+        self._hop = hop
+        self._keyring = keyring
+        self._timeout_s = timeout_s
+        self._keys = UserKeys(hop, keyring)
+        self._where = f"{hop.user}@{hop.host} port {hop.port}"
+        self._refused = 0
+        self._notes: list[str] = []
+
+    def authenticate(self, transport: _Transport) -> None:
+        """
+        Log in.
+
+        Raises:
+            LoginRefused: the node does not let us in; nobody tries again.
+            EOFError: it hung up before it had looked at anything.
+        """
+        try:
+            with contextlib.closing(self._keys):
+                wanted = self._offer_keys(transport)
+            terminal = self._keyring.terminal
+            if wanted and terminal is not None and any(proof in ASKING for proof in wanted):
+                wanted = self._answer(transport, terminal, wanted)
+        except GivenUp:
+            raise LoginRefused(self._node, f"{self._where}: given up at the question for a login") from None
+        if wanted:
+            raise self._refusal()
+
+    def _offer_keys(self, transport: _Transport) -> Sequence[str]:
+        """The proofs that the node wants instead or besides; none when it lets us in."""
+        begun = time.monotonic()
+        for key in self._keys:
+            self._check_there(transport, begun)
+            begun = time.monotonic()
+            try:
+                wanted = transport.auth_publickey(self._hop.user, key)
+            except paramiko.BadAuthenticationType as error:
+                self._notes.append(f"the node wants {_listed(error.allowed_types)}")
+                return error.allowed_types
+            except paramiko.AuthenticationException as error:
+                self._refused += 1
+                self._check_answered(transport, begun, error)
+                continue
+            if "publickey" not in wanted:
+                if wanted:
+                    self._notes.append(f"a key was accepted, but the node wants {_listed(wanted)} besides")
+                return wanted
+            begun = time.monotonic()
+        self._check_there(transport, begun)
+        return ASKING
+
+    def _answer(self, transport: _Transport, terminal: Terminal, wanted: Sequence[str]) -> Sequence[str]:
+        """Ask the person what the node asks; the proofs that it wants still."""
+        tries, begun = TRIES, time.monotonic()
+        with terminal.turn():
+            self._check_there(transport, begun)
+            while tries and (proof := next((proof for proof in ASKING if proof in wanted), None)):
+                begun = time.monotonic()
+                try:
+                    wanted = self._give(proof, transport, terminal)
+                except paramiko.BadAuthenticationType as error:  # it has told what it takes, and this is not among it
+                    wanted = [other for other in error.allowed_types if other in ASKING and other != proof]
+                except paramiko.AuthenticationException as error:
+                    tries -= 1
+                    self._check_answered(transport, begun, error)
+        if not tries:
+            self._notes.append(f"{TRIES} answers refused")
+        return wanted or ([] if transport.is_authenticated() else ASKING)
+
+    def _give(self, proof: str, transport: _Transport, terminal: Terminal) -> Sequence[str]:
+        def answers(title: str, instructions: str, questions: Sequence[tuple[str, bool]]) -> list[bytes]:
+            said = " ".join(filter(None, [title, instructions]))
+            return [ask(f"{said} {question}".strip(), echo=echo) for question, echo in questions]
+
+        def ask(question: str, *, echo: bool = False) -> bytes:
+            return terminal.ask(f"{self._node}: {self._where}: {question} ", echo=echo)
+
+        if proof == "keyboard-interactive":
+            transport.auth_timeout = ANSWER_S  # the answer is waited for by paramiko
+            return transport.auth_interactive(self._hop.user, answers)  # type: ignore[arg-type]  # bytes will do
+        password = ask("password:")
+        if not transport.is_active():
+            raise Unreachable(self._node, f"{self._where}: hung up before the answer")
+        transport.auth_timeout = self._timeout_s
+        return transport.auth_password(self._hop.user, password, fallback=False)  # type: ignore[arg-type]  # bytes will do
+
+    def _check_there(self, transport: _Transport, since: float) -> None:
+        """Before anything is sent; whoever waited for the terminal meanwhile may have been hung up on."""
+        if not transport.is_active():
+            waited = self._keyring.terminal is not None and time.monotonic() - since > LONG_WAIT_S
+            raise TurnCameLate if waited else EOFError
+
+    def _check_answered(self, transport: _Transport, since: float, error: Exception) -> None:
+        """A key or an answer was not accepted. What was sent once is never sent again unasked, so nobody tries again."""
+        if transport.is_active():
+            if time.monotonic() - since >= (transport.auth_timeout or 0):
+                reason = f"no answer to the login for {transport.auth_timeout:g} s"
+                raise Unreachable(self._node, f"{self._where}: {reason}") from error
+            return
+        if transport.farewell:
+            self._notes.append(f"the node says: {transport.farewell}")
+            raise self._refusal() from error
+        raise Unreachable(self._node, f"{self._where}: hung up during the login") from error
+
+    def _refusal(self) -> LoginRefused:
+        tried = f"{self._refused} refused" if self._refused else "there is none"
+        notes = "; ".join([tried, *self._keys.troubles, *self._notes])
+        return LoginRefused(
+            self._node, f"{self._where}: no key was accepted ({notes})", hint=f"ssh {self._hop.address} true"
+        )
+
+
+def _listed(proofs: Sequence[str]) -> str:
+    return ", ".join(printable(proof) for proof in proofs)

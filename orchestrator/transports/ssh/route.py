@@ -1,0 +1,220 @@
+"""
+From what the inventory and ssh_config say to a route: the hosts to log in to, one behind the other. No connections here.
+"""
+
+from __future__ import annotations
+
+import getpass
+import glob
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias, TypeVar
+
+from orchestrator.names.addresses import check_address, check_port, check_user, jump_host
+
+USER_CONFIG = Path("~/.ssh/config")
+SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
+DEFAULT_PORT = 22
+_MOST_HOPS = 8
+_MOST_INCLUDES = 16  # what ssh allows, one within the other
+
+Settings: TypeAlias = Mapping[str, "str | list[str]"]
+Lookup: TypeAlias = Callable[[str], Settings]
+T = TypeVar("T")
+
+
+class Target(Protocol):
+    """What a transport wants to know of a node; a Node of the inventory or of a plan."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def user(self) -> str | None: ...
+    @property
+    def port(self) -> int | None: ...
+
+
+class SshSettings(Protocol):
+    """How nodes are reached: the SshOptions of an inventory, or what a plan keeps of them."""
+
+    @property
+    def config(self) -> str | None: ...
+    @property
+    def proxy_jump(self) -> str | None: ...
+    @property
+    def host_keys(self) -> str: ...
+    @property
+    def fanout(self) -> int: ...
+    @property
+    def connect_timeout_s(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSsh:
+    """Of a plan, for which they were checked: what checks them takes longer to load than most commands take to run."""
+
+    config: str | None
+    proxy_jump: str | None
+    host_keys: str
+    fanout: int
+    connect_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """
+    One login.
+
+    `key_name` overrides the host's name in known_hosts; `agent` says whether to ask the ssh agent, `person` whether to ask
+    whoever sits at the terminal.
+    """
+
+    address: str
+    host: str
+    port: int
+    user: str
+    identities: tuple[Path, ...]
+    certificates: tuple[Path, ...]
+    identities_only: bool
+    agent: bool
+    person: bool
+    key_name: str | None
+    user_known_hosts: tuple[Path, ...]
+    global_known_hosts: tuple[Path, ...]
+    proxy_command: str | None
+
+
+class RouteError(ValueError):
+    """The configuration leads nowhere; the message says why."""
+
+
+def read_config(config: Path | None) -> str:
+    """
+    The text of the configuration, what it includes in its place: the given file alone, else ssh's own two.
+
+    Raises:
+        OSError: the given file cannot be read.
+    """
+    if config is not None:
+        return _expanded(config.expanduser(), 0)
+    parts = [_expanded(file.expanduser(), 0) for file in (USER_CONFIG, SYSTEM_CONFIG) if file.expanduser().is_file()]
+    return "\nHost *\n".join(parts)
+
+
+def _expanded(file: Path, depth: int) -> str:
+    """Paramiko knows no Include. A block that is interrupted by one is taken up again after it."""
+    lines, block = [], "Host *"
+    for line in file.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        words = re.split(r"[\s=]+", line.strip(), maxsplit=1)
+        keyword = words[0].lower()
+        if keyword in ("host", "match"):
+            block = line
+        if keyword != "include" or len(words) == 1:
+            lines.append(line)
+            continue
+        if depth == _MOST_INCLUDES:
+            raise RouteError(f"{file}: files that include each other")
+        for pattern in shlex.split(words[1]):
+            base = (
+                SYSTEM_CONFIG.parent if file.is_relative_to(SYSTEM_CONFIG.parent) else USER_CONFIG.expanduser().parent
+            )
+            for found in sorted(glob.glob(str(base / Path(pattern).expanduser()))):  # noqa: PTH207  of absolute patterns
+                lines += [_expanded(Path(found), depth + 1), block]
+    return "\n".join(lines)
+
+
+def route(target: Target, proxy_jump: str | None, lookup: Lookup) -> list[Hop]:
+    """
+    The hops from here to the target, which is the last one.
+
+    Args:
+        proxy_jump: goes before what the configuration says about the target; jump hosts follow the configuration.
+        lookup: what the configuration says about a name, with the tokens of ProxyCommand left in it.
+
+    Raises:
+        RouteError: jump hosts lead in a circle, or the configuration has something for a name, user or port that is none.
+    """
+    return _route(target.address, target.user, target.port, (proxy_jump, lookup, 0))
+
+
+def _route(address: str, user: str | None, port: int | None, rest: tuple[str | None, Lookup, int]) -> list[Hop]:
+    proxy_jump, lookup, depth = rest
+    if depth == _MOST_HOPS:
+        raise RouteError(f"the jump hosts of {address} lead in a circle")
+    settings = lookup(address)
+    hop = _hop(address, user, port, settings)
+    jumps = [
+        _checked("ProxyJump", address, jump_host, text)
+        for text in (proxy_jump or _one(settings, "proxyjump") or "none").split(",")
+    ]
+    if jumps[0][1] in ("none", address):
+        return [hop]
+    first, *others = jumps
+    before = _route(first[1], first[0], first[2], (None, lookup, depth + 1))
+    return [*before, *(_hop(name, who, number, lookup(name)) for who, name, number in others), hop]
+
+
+def _hop(address: str, user: str | None, port: int | None, settings: Settings) -> Hop:
+    def checked(keyword: str, check: Callable[[str], T]) -> T | None:
+        value = _one(settings, keyword.lower())
+        return None if value is None else _checked(keyword, address, check, value)
+
+    host = checked("HostName", check_address) or address
+    port = port or checked("Port", check_port) or DEFAULT_PORT
+    user = user or checked("User", check_user) or getpass.getuser()
+    tokens = {"%%": "%", "%d": str(Path.home()), "%h": host, "%n": address, "%p": str(port), "%r": user}
+    tokens["%u"] = getpass.getuser()
+    command = _one(settings, "proxycommand") or "none"
+    return Hop(
+        address=address,
+        host=host,
+        port=port,
+        user=user,
+        identities=tuple(
+            Path(_unquoted(name)).expanduser() for name in settings.get("identityfile", []) if name.lower() != "none"
+        ),
+        certificates=_files(_one(settings, "certificatefile") or "none", tokens),
+        identities_only=_one(settings, "identitiesonly") == "yes",
+        agent=(_one(settings, "identityagent") or "").lower() != "none" and "SSH_AUTH_SOCK" in os.environ,
+        person=(_one(settings, "batchmode") or "").lower() != "yes",
+        key_name=checked("HostKeyAlias", check_address),  # a pattern would be pinned for every host
+        user_known_hosts=_files(
+            _one(settings, "userknownhostsfile") or "~/.ssh/known_hosts ~/.ssh/known_hosts2", tokens
+        ),
+        global_known_hosts=_files(
+            _one(settings, "globalknownhostsfile") or "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2", tokens
+        ),
+        proxy_command=_with_tokens(command, tokens) if command.lower() != "none" else None,
+    )
+
+
+def _checked(keyword: str, address: str, check: Callable[[str], T], value: str) -> T:
+    """What comes from the configuration may end in a command line or a file, too."""
+    try:
+        return check(value)
+    except ValueError as error:
+        raise RouteError(f"{keyword} of {address}: {error}") from error
+
+
+def _one(settings: Settings, key: str) -> str | None:
+    value = settings.get(key)
+    return _unquoted(value) if isinstance(value, str) else None
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' and '"' not in text[1:-1] else text
+
+
+def _files(text: str, tokens: Mapping[str, str]) -> tuple[Path, ...]:
+    names: Sequence[str] = [] if text.lower() == "none" else shlex.split(text)
+    return tuple(Path(_with_tokens(name, tokens)).expanduser() for name in names)
+
+
+def _with_tokens(text: str, tokens: Mapping[str, str]) -> str:
+    return re.sub("%.", lambda found: tokens.get(found[0], found[0]), text)

@@ -1,0 +1,240 @@
+"""
+The transport over ssh. What Fabric and paramiko raise is mapped here, in ssh_login.py and in ssh_channel.py, once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import random
+import shlex
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from io import StringIO
+from pathlib import Path
+
+import paramiko
+from fabric import Config, Connection  # type: ignore[import-untyped]
+
+from orchestrator.errors import NodeError
+from orchestrator.transports.base import Refused, Unreachable
+from orchestrator.transports.ssh.channel import SshChannel, answered_within
+from orchestrator.transports.ssh.login import HostKeys, Login, TurnCameLate
+from orchestrator.transports.ssh.route import Hop, RouteError, SshSettings, Target, read_config, route
+from orchestrator.transports.ssh.user_keys import Keyring
+
+KEEPALIVE_S = 15
+LOST_AFTER_S = 30.0
+FIRST_RETRY_S = 0.1
+LAST_RETRY_S = 2.0
+LOGIN_FACTOR = 3  # a busy node, or one that looks its users up elsewhere, connects sooner than it lets in
+PROXY_END_S = 2.0
+
+# Failures reach the user as NodeErrors. Without a handler logging would print paramiko's tracebacks besides.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+class _Dropped(Exception):
+    """The server hung up before the login, as sshd does when too many come at once (MaxStartups)."""
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """The one string that ssh takes; a `~/` at the beginning is left for the login shell to expand."""
+    program, *arguments = argv
+    home, path = ("~/", program[2:]) if program.startswith("~/") else ("", program)
+    return " ".join([home + shlex.quote(path), shlex.join(arguments)]).strip()
+
+
+def route_to(target: Target, ssh: SshSettings) -> list[Hop]:
+    """
+    The logins that lead to a target, by the inventory and the ssh configuration.
+
+    Raises:
+        NodeError: the configuration cannot be read, or leads nowhere.
+    """
+    try:
+        return route(target, ssh.proxy_jump, _config(ssh.config).lookup)
+    except (RouteError, OSError, paramiko.ConfigParseError) as error:
+        raise NodeError(target.name, f"ssh configuration: {error}") from error
+
+
+class SshTransport:
+    """One connection to a node, through jump hosts where the configuration says so; host keys are always verified."""
+
+    def __init__(self, node: Target, ssh: SshSettings, keyring: Keyring | None = None) -> None:
+        self._target = node
+        self._ssh = ssh
+        self._keyring = keyring or Keyring()
+        self._lock = threading.Lock()
+        self._connections: list[Connection] = []
+        self._proxy: subprocess.Popen[bytes] | None = None
+
+    @property
+    def node(self) -> str:
+        """The inventory name."""
+        return self._target.name
+
+    def open(self, argv: Sequence[str]) -> SshChannel:
+        """Start a program in the login shell, without a terminal, agent or X11 forwarding; connects if necessary."""
+        with self._lock:
+            if not self._connections:
+                self._connect()
+        try:
+            channel = self._connections[-1].transport.open_session(timeout=self._login_timeout_s)
+            with answered_within(self._login_timeout_s, channel):
+                channel.exec_command(command_line(argv))
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise Unreachable(self.node, f"the node starts no program: {error}", hint=self._hint()) from error
+        return SshChannel(self.node, channel)
+
+    def close(self) -> None:
+        """Close the connection, then those to the jump hosts."""
+        connections, self._connections = self._connections, []
+        for connection in reversed(connections):
+            connection.client.close()
+        proxy, self._proxy = self._proxy, None
+        if proxy is not None:  # it leads a group of its own
+            os.killpg(proxy.pid, signal.SIGTERM)
+            try:
+                proxy.wait(PROXY_END_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(proxy.pid, signal.SIGKILL)
+                proxy.wait()
+
+    def _connect(self) -> None:
+        """Connect; again and again while the server hangs up at once and there is time."""
+        hops = route_to(self._target, self._ssh)
+        deadline, pause = time.monotonic() + self._ssh.connect_timeout_s, FIRST_RETRY_S
+        while True:
+            try:
+                return self._dial(hops)
+            except _Dropped as error:
+                self.close()
+                if isinstance(error.__cause__, TurnCameLate):
+                    deadline = time.monotonic() + self._ssh.connect_timeout_s
+                wait = pause * random.uniform(0.5, 1.5)  # noqa: S311  it spreads many nodes' retries, it is no secret
+                if time.monotonic() + wait > deadline:
+                    hint = f"lower ssh.fanout if it is busy with other logins, or try {self._hint()}"
+                    raise Unreachable(self.node, f"{error}", hint=hint) from error
+                time.sleep(wait)
+                pause = min(pause * 2, LAST_RETRY_S)
+            except BaseException:
+                self.close()
+                raise
+
+    def _dial(self, hops: Sequence[Hop]) -> None:
+        for hop in hops:
+            with self._mapped(hop, direct=len(hops) == 1):
+                connection = self._prepared(hop, self._connections[-1] if self._connections else None)
+                self._connections.append(connection)
+                connection.open()
+                connection.transport.set_keepalive(KEEPALIVE_S)
+
+    @property
+    def _login_timeout_s(self) -> float:
+        return LOGIN_FACTOR * self._ssh.connect_timeout_s
+
+    def _prepared(self, hop: Hop, gateway: Connection | None) -> Connection:
+        timeout_s = self._ssh.connect_timeout_s
+        keyring = self._keyring if hop.person else Keyring()
+        login = Login(self.node, hop, keyring, timeout_s=self._login_timeout_s)
+        keys = HostKeys(self.node, hop, accept_new=self._ssh.host_keys == "accept-new")
+        options = {
+            "timeout": timeout_s,
+            "banner_timeout": timeout_s,
+            "auth_timeout": self._login_timeout_s,
+            "channel_timeout": timeout_s,
+            "transport_factory": keys.transport,
+            "auth_strategy": login,
+        }
+        if gateway is None:
+            options["sock"] = self._socket(hop)
+        connection = Connection(
+            hop.host,
+            user=hop.user,
+            port=hop.port,
+            config=_fabric_config(),
+            gateway=gateway,
+            forward_agent=False,
+            connect_kwargs=options,
+        )
+        connection.client.set_missing_host_key_policy(keys)  # Fabric's own accepts any key
+        return connection
+
+    def _socket(self, hop: Hop) -> socket.socket:
+        if hop.proxy_command:
+            ours, theirs = socket.socketpair()
+            with theirs:  # a shell runs it, as ssh does: the text is the user's own, the names in it are checked
+                argv = ["/bin/sh", "-c", f"exec {hop.proxy_command}"]
+                self._proxy = subprocess.Popen(
+                    argv, stdin=theirs.fileno(), stdout=theirs.fileno(), start_new_session=True
+                )
+            return ours
+        sock = socket.create_connection((hop.host, hop.port), self._ssh.connect_timeout_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: give up on what nobody acknowledges
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(LOST_AFTER_S * 1000))
+        return sock
+
+    @contextlib.contextmanager
+    def _mapped(self, hop: Hop, *, direct: bool) -> Iterator[None]:
+        """Name every way in which a login can fail; what may pass by itself is _Dropped."""
+        where, begun = f"{hop.host} port {hop.port}", time.monotonic()
+        try:
+            yield
+        except (EOFError, ConnectionResetError, BrokenPipeError) as error:
+            raise _Dropped(f"{where}: hung up before the login") from error
+        except socket.gaierror as error:
+            raise Unreachable(self.node, f"{hop.host}: name not resolved", hint=self._hint()) from error
+        except (OSError, paramiko.SSHException) as error:
+            if isinstance(error, TimeoutError) or time.monotonic() - begun >= self._ssh.connect_timeout_s:
+                reason = f"timed out after {self._ssh.connect_timeout_s:g} s"
+            elif isinstance(error.__context__, (EOFError, ConnectionResetError)):  # the banner was not read to its end
+                raise _Dropped(f"{where}: hung up before the login") from error
+            else:
+                reason = (getattr(error, "strerror", None) or str(error)).lower()
+            # behind a jump host it is the jump host that is refused, or that tells in its own words
+            kind = Refused if direct and isinstance(error, ConnectionRefusedError) else Unreachable
+            raise kind(self.node, f"{where}: {reason}", hint=self._hint()) from error
+
+    def _hint(self) -> str:
+        """The same connection by hand."""
+        argv = ["ssh", *(["-F", self._ssh.config] if self._ssh.config else [])]
+        argv += ["-J", self._ssh.proxy_jump] if self._ssh.proxy_jump else []
+        argv += ["-p", str(self._target.port)] if self._target.port else []
+        address = f"{self._target.user}@{self._target.address}" if self._target.user else self._target.address
+        return f"`{shlex.join([*argv, address, 'true'])}`"
+
+
+def _config(file: str | None) -> paramiko.SSHConfig:
+    path = Path(file).expanduser() if file else None
+    return _parsed_config(path, path.stat().st_mtime_ns if path else 0)
+
+
+@functools.lru_cache(maxsize=4)
+def _parsed_config(file: Path | None, _mtime_ns: int) -> paramiko.SSHConfig:
+    """Read once for a thousand nodes."""
+    return UserConfig.from_file(StringIO(read_config(file)))
+
+
+class UserConfig(paramiko.SSHConfig):
+    """Leaves the tokens of a proxy command in place: paramiko does not know what the inventory says of user and port."""
+
+    TOKENS_BY_CONFIG_KEY = {  # noqa: RUF012  paramiko's own
+        key: tokens for key, tokens in paramiko.SSHConfig.TOKENS_BY_CONFIG_KEY.items() if key != "proxycommand"
+    }
+
+
+def _fabric_config() -> Config:
+    """
+    Fabric's defaults alone: what ssh_config says is in the route by now, and fabric.yaml is none of ours.
+
+    One for each connection: a Config that threads share is seen half loaded by some (9 to 55 of 9,600 connections).
+    """
+    return Config(ssh_config=paramiko.SSHConfig(), lazy=True)

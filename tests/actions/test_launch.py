@@ -1,0 +1,89 @@
+"""A launch that ends before its time: what is stopped, recorded and said."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.actions.request import Words
+from orchestrator.bundle import Bundle
+from orchestrator.commands import launch as command
+from orchestrator.errors import LaunchError
+from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.plan.plan import LaunchPlan
+from orchestrator.run import RunRecord, RunState
+from orchestrator.store import Store
+from orchestrator.transports.local import LocalTransport
+from orchestrator.transports.terminal import Terminal
+from tests.until import until
+
+pytestmark = pytest.mark.processes
+
+
+class Interrupted(DirectLauncher):
+    """Ends with `end` once its agents have started; `trouble` is what its stop reports besides."""
+
+    end: BaseException
+    trouble: tuple[str, ...] = ()
+
+    def start(self, bundle: Bundle) -> str | None:
+        super().start(bundle)
+        raise self.end
+
+    def undo(self) -> list[str]:
+        return super().undo() + list(self.trouble)
+
+
+def _launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException, *trouble: str
+) -> tuple[LaunchError, RunRecord]:
+    def launcher_for(plan: LaunchPlan, _terminal: Terminal) -> DirectLauncher:
+        launcher = Interrupted(plan, lambda node: LocalTransport(node.name))
+        launcher.end, launcher.trouble = end, trouble
+        return launcher
+
+    inventory = tmp_path / "inventory.yaml"
+    node = f"{{name: n0, python: {sys.executable}}}"
+    inventory.write_text(
+        f"name: here\naccelerator: cpu\ndevices: 1\ntransport: local\n"
+        f"defaults: {{workdir: {tmp_path}/work}}\nnodes: [{node}]\n"
+    )
+    monkeypatch.setattr(command, "launcher_for", launcher_for)
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    words = Words("ssh", str(inventory), None, None, None, (), ("sleep", "1000"))
+    with pytest.raises(LaunchError) as caught:
+        command.launch(words, dry_run=False, follow=False)
+    [folder] = Store(tmp_path / "home").all()
+    return caught.value, folder.read()
+
+
+def _agents_done(tmp_path: Path) -> bool:
+    [events] = tmp_path.glob("work/runs/*/attempt-1/n0/events.jsonl")
+    return "agent-finished" in events.read_text("utf-8")
+
+
+def test_ctrl_c_stops_what_had_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error, record = _launched(tmp_path, monkeypatch, KeyboardInterrupt())
+    assert "what had started was stopped" in str(error)
+    assert record.state is RunState.STOPPED
+    until(lambda: _agents_done(tmp_path), what="the agent to end")
+
+
+def test_what_cannot_be_stopped_is_said_and_the_run_is_not_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error, record = _launched(tmp_path, monkeypatch, KeyboardInterrupt(), "n1: the connection was lost")
+    assert "n1: the connection was lost" in str(error)
+    assert "was stopped" not in str(error)
+    assert f"orch stop {record.id}" in error.hint
+    assert record.state is RunState.LOST
+
+
+def test_error_of_the_system_stops_what_had_started_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error, record = _launched(tmp_path, monkeypatch, OSError(28, "No space left on device"))
+    assert "No space left on device" in str(error)
+    assert record.state is RunState.FAILED
+    until(lambda: _agents_done(tmp_path), what="the agent to end")

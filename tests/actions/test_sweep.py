@@ -1,0 +1,53 @@
+"""The runs of a sweep, by what is typed after --sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.actions.sweep import points
+from orchestrator.errors import UsageError
+from tests.grounds.cli import Orch
+
+
+def test_every_combination_is_one_run_and_the_last_setting_varies_fastest() -> None:
+    assert points(["optim.lr=1e-3,3e-4", "model.layers=2,4"]) == [
+        {"optim.lr": "1e-3", "model.layers": "2"},
+        {"optim.lr": "1e-3", "model.layers": "4"},
+        {"optim.lr": "3e-4", "model.layers": "2"},
+        {"optim.lr": "3e-4", "model.layers": "4"},
+    ]
+    assert points(["seed=7"]) == [{"seed": "7"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["lr"], "--sweep lr: not a setting"),
+        (["lr="], "--sweep lr=: not a setting"),
+        (["=1,2"], "--sweep =1,2: not a setting"),
+        (["lr=1,,2"], "different values"),
+        (["lr=1,2,1"], "different values"),
+        (["l r=1"], "not a setting"),
+        (["lr=1,2", "lr=3"], "swept twice"),
+        (["steps=1,2"], "steps is swept and set as well"),
+        ([f"{name}={','.join(map(str, range(11)))}" for name in "abc"], "1331 combinations; at most 1000"),
+    ],
+)
+def test_what_is_no_sweep_is_refused_with_the_word(words: list[str], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        points(words, ["steps=20"])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("axis", "told"), [("seed=1,2", ["gcu", "gcu"]), ("device=auto,cpu", ["auto", "cpu"])])
+def test_every_run_of_a_sweep_is_told_the_accelerator_of_the_inventory_unless_that_is_swept(
+    tmp_path: Path, axis: str, told: list[str]
+) -> None:
+    (tmp_path / "inventory.yaml").write_text("name: cards\naccelerator: gcu\nnodes: [{name: n0}]\n")
+    planned = Orch(tmp_path)("submit", "--dry-run", "--sweep", axis).stdout
+    jobs = [line for line in planned.splitlines() if '"-m", "trainer"' in line]
+    assert [[word for word in line.split('"') if word.startswith("device=")] for line in jobs] == [
+        [f"device={name}"] for name in told
+    ]

@@ -1,0 +1,217 @@
+"""The commands on runs of this machine: what they print, record and never do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.grounds.cli import Orch
+from tests.until import until
+
+INVENTORY = """
+name: here
+accelerator: cpu
+devices: 1
+transport: local
+defaults: {workdir: WORKDIR}
+nodes: [{name: n0}, {name: n1, python: PYTHON}]
+"""
+SLOW = """#!/bin/sh
+case "$*" in *__main__.py*) while [ ! -e GATE ]; do sleep 0.05; done ;; esac
+exec PYTHON "$@"
+"""
+
+
+@pytest.fixture
+def orch(tmp_path: Path) -> Orch:
+    """orch beside an inventory of two local nodes; the agent of the second starts when the file `gate` appears."""
+    slow = tmp_path / ".slow-python"
+    slow.write_text(SLOW.replace("GATE", str(tmp_path / ".gate")).replace("PYTHON", sys.executable))
+    slow.chmod(0o755)
+    text = INVENTORY.replace("WORKDIR", str(tmp_path / ".work")).replace("PYTHON", str(slow))
+    (tmp_path / "inventory.yaml").write_text(text)
+    return Orch(tmp_path)
+
+
+def _open_gate(orch: Orch) -> None:
+    (orch.cwd / ".gate").touch()
+
+
+def _done(orch: Orch, *program: str) -> str:
+    _open_gate(orch)
+    orch("ssh-launch", "--", *program)
+    return str(orch.status()["id"])
+
+
+def test_looking_at_a_launch_that_goes_on_changes_nothing(orch: Orch) -> None:
+    """One agent runs, the other is not started yet: neither `status` nor `logs -f` takes that for a lost run."""
+    with orch.start("ssh-launch", "--", "echo", "hi") as launch:
+        until(lambda: list(orch.cwd.glob(".work/runs/*/attempt-1/n0/agent.json")), what="the first agent")
+        assert orch.status()["state"] == "STARTING"
+        with orch.start("logs", "--follow") as follower:
+            assert orch.status()["state"] == "STARTING"
+            _open_gate(orch)
+            out, _ = launch.communicate(timeout=60)
+            followed, said = follower.communicate(timeout=60)
+    assert (launch.returncode, follower.returncode) == (0, 0), said
+    assert "[n1:1] hi" in out
+    assert "[n1:1] hi" in followed
+    assert orch.status()["state"] == "DONE"
+
+
+@pytest.mark.parametrize("end", ["done", "stopped"])
+def test_supervisor_of_an_ordinary_run_writes_nothing_into_its_log(orch: Orch, end: str) -> None:
+    _open_gate(orch)
+    seconds = "1" if end == "done" else "1000"
+    run = orch("ssh-launch", "--detach", "--", "sleep", seconds).stdout.strip()
+    until(lambda: orch.supervisor(run), what="the supervisor")
+    if end == "stopped":
+        orch("stop", run)
+    until(lambda: not orch.supervisors(), what="the supervisor to end", deadline_s=30)
+    assert orch.status(run)["state"] == end.upper()
+    assert (orch.home / "runs" / run / "supervisor.log").read_text("utf-8") == ""
+
+
+def test_launch_that_was_killed_is_lost_until_it_is_stopped(orch: Orch) -> None:
+    with orch.start("ssh-launch", "--", "sleep", "1000") as launch:
+        until(lambda: list(orch.cwd.glob(".work/runs/*/attempt-1/n0/agent.json")), what="the first agent")
+        launch.kill()
+        launch.communicate()
+    status = json.loads(orch("status", "--json", code=5).stdout)
+    assert status["state"] == "LOST"
+    assert "no trace of the run on n1" in status["message"]
+    orch("stop")
+    assert orch.status()["state"] == "STOPPED"
+
+
+def test_a_reader_never_stops_a_failing_run(orch: Orch) -> None:
+    """With the supervisor gone, nobody does."""
+    _open_gate(orch)
+    top = "../../../../.."
+    script = f'if [ "$RANK" = 1 ]; then until [ -e {top}/fail ]; do sleep 0.05; done; exit 7; fi; exec sleep 1000'
+    run_id = orch("ssh-launch", "--detach", "--", "sh", "-c", script).stdout.strip()
+    orch.kill_supervisor(run_id)
+    (orch.cwd / "fail").touch()
+    until(lambda: orch.status(run_id)["state"] == "FAILED", what="the failure")
+    orch("logs", "--follow", run_id)
+    assert [node["alive"] for node in orch.status(run_id)["nodes"]] == [True, False]
+    orch("stop", run_id)
+
+
+def test_run_named_after_two_dashes_is_the_one_meant(orch: Orch) -> None:
+    first = _done(orch, "echo", "first")
+    _done(orch, "echo", "second")
+    assert "first" in orch("logs", "--", first).stdout
+    orch("stop", "--", "nope", code=2)
+
+
+@pytest.mark.parametrize("program", [[], [""]])
+def test_nothing_after_two_dashes_is_no_wish_for_the_trainer(orch: Orch, program: list[str]) -> None:
+    assert "after -- stands no program" in orch("ssh-launch", "--", *program, code=2).stderr
+
+
+def test_tail_counts_lines_without_a_newline_too(orch: Orch) -> None:
+    _done(orch, "printf", "one\\ntwo")
+    assert len(orch("logs", "--tail", "1").stdout.splitlines()) == 1
+    assert orch("logs", "--tail", "0").stdout == ""
+    assert orch("logs", "--rank", "0", "--tail", "2").stdout == "[n0:0] one\n[n0:0] two\n"
+
+
+def test_what_a_rank_wrote_comes_before_the_word_of_its_end(orch: Orch) -> None:
+    _done(orch, "echo", "last words")
+    lines = orch("logs", "--node", "n0").stdout.splitlines()
+    assert lines.index("[n0:0] last words") < next(k for k, line in enumerate(lines) if "exited with code 0" in line)
+
+
+def test_ranks_that_the_run_does_not_have_are_refused_at_once(orch: Orch) -> None:
+    _done(orch, "true")
+    for ranks in ("0-99999999999", "2", "1-0"):
+        assert "the run has ranks 0 to 1" in orch("logs", "--rank", ranks, code=2).stderr
+
+
+def test_damaged_records_are_named_and_hide_no_other_run(orch: Orch) -> None:
+    broken = _done(orch, "true")
+    whole = _done(orch, "true")
+    (orch.home / "runs" / broken / "run.json").write_text("{")
+    listed = orch("list")
+    assert whole in listed.stdout
+    assert "run.json cannot be read" in listed.stderr
+    (orch.home / "runs" / whole / "plan" / "plan.json").write_text("{}")
+    for command in ("status", "logs", "stop"):
+        assert "plan.json cannot be read" in orch(command, whole, code=2).stderr
+
+
+def test_argument_that_is_no_text_arrives_byte_for_byte(orch: Orch) -> None:
+    _open_gate(orch)
+    (orch.cwd / "show.py").write_text("import os, sys; print(os.fsencode(sys.argv[1]))")
+    orch("ssh-launch", "--", "show.py", "\udcff\udcfe x")
+    assert "[n0:0] b'\\xff\\xfe x'" in orch("logs").stdout
+
+
+def test_program_runs_in_the_folder_it_was_started_in_even_if_that_is_empty(orch: Orch) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=orch.cwd, check=True)
+    (orch.cwd / "up.py").write_text("import os; print(os.path.basename(os.getcwd()))")
+    (orch.cwd / "empty").mkdir()
+    inner = Orch(orch.cwd / "empty", env={"ORCH_INVENTORY": str(orch.cwd / "inventory.yaml")})
+    _open_gate(orch)
+    assert "[n0:0] empty" in inner("ssh-launch", "--", "../up.py").stdout
+
+
+def test_homes_of_the_records_are_private_whatever_the_umask(orch: Orch) -> None:
+    _done(orch, "true")
+    assert {path.stat().st_mode & 0o777 for path in (orch.home, orch.home / "runs")} == {0o700}
+
+
+def test_closed_or_narrow_output_is_no_traceback(orch: Orch) -> None:
+    _done(orch, "printf", "\\303\\251\\n")
+    for command in ("list >&-", "logs >&-", "logs 2>&-", "logs >/dev/full"):
+        words = f'"$0" -m orchestrator {command}'
+        done = subprocess.run(
+            ["sh", "-c", words, sys.executable],
+            cwd=orch.cwd,
+            env=orch.environ(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+    ascii_only = Orch(orch.cwd, env={"PYTHONIOENCODING": "ascii"})
+    assert "\\xe9" in ascii_only("logs", "--rank", "0").stdout
+
+
+def test_what_a_rank_says_of_its_end_neither_moves_the_cursor_nor_is_taken_for_markup(orch: Orch) -> None:
+    _open_gate(orch)
+    message = r'{"message": "no [/data] [red]x \u001b]0;title\u0007"}'
+    program = ("sh", "-c", 'printf %s "$1" > "$TORCHELASTIC_ERROR_FILE"; exit 1', "sh", message)
+    followed = orch("ssh-launch", "--", *program, code=1)
+    shown = [followed.stderr, orch("list").stdout, orch("status", code=1).stdout]
+    for text in shown:
+        assert r"no [/data] [red]x \x1b]0;title\x07" in text
+        assert "\x1b" not in text
+
+
+HEAVY = ("asyncio", "cryptography", "fabric", "jinja2", "paramiko", "pydantic", "rich", "ruamel", "submitit")
+LOADED = "import sys; from orchestrator.cli import main; main(); print(*sys.modules, file=sys.stderr)"
+
+
+def test_command_that_needs_no_inventory_loads_nothing_that_takes_long(orch: Orch) -> None:
+    _done(orch, "true")
+    for words in (["--help"], ["status", "--json"], ["logs"], ["stop"], ["list", "--json"]):
+        argv = [sys.executable, "-c", LOADED, *words]
+        done = subprocess.run(argv, cwd=orch.cwd, env=orch.environ(), capture_output=True, text=True, check=True)
+        assert not {name.partition(".")[0] for name in done.stderr.split()}.intersection(HEAVY), words
+
+
+@pytest.mark.processes
+def test_way_over_ssh_loads_nothing_of_what_checks_an_inventory() -> None:
+    program = (
+        "import sys, orchestrator.supervision.supervisor, orchestrator.transports.ssh.transport; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "paramiko" in loaded
+    assert not loaded.intersection({"pydantic", "ruamel.yaml", "jinja2", "rich", "orchestrator.inventory.model"})

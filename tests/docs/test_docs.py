@@ -1,0 +1,192 @@
+"""The documentation says what is there: commands, options, fields, links with their anchors, and examples that parse."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.cli import app
+from orchestrator.inventory import model as inventory
+from orchestrator.inventory import slurm
+from tests.grounds.cli import Orch
+from trainer.config import rules_by_key
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+COMMANDS = ("submit", "ssh-launch", "logs", "status", "list", "env", "attach", "stop", "gc", "inventory")
+PAGES = sorted(
+    str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *DOCS.glob("**/*.md"), *ROOT.glob("inventories/*.md"))
+)
+GUIDES = [page for page in PAGES if not page.startswith("docs/decisions/")]
+LAUNCHES = ("submit", "ssh-launch")
+
+
+def _help(*words: str) -> str:
+    argv = [sys.executable, "-m", "orchestrator", *words, "--help"]
+    env = {"NO_COLOR": "1", "COLUMNS": "200", "TERM": "dumb", "PATH": "/usr/bin:/bin"}
+    return subprocess.run(argv, check=True, capture_output=True, text=True, env=env, cwd=ROOT).stdout
+
+
+def _text(page: str) -> str:
+    return (ROOT / page).read_text("utf-8")
+
+
+def _section(command: str) -> str:
+    text = _text("docs/commands.md")
+    found = [part for part in re.split(r"^## ", text, flags=re.MULTILINE) if re.search(rf"\borch {command}\b", part)]
+    assert found, f"docs/commands.md has no section on orch {command}"
+    return "\n".join(found)
+
+
+@pytest.mark.processes
+def test_every_command_is_known_here() -> None:
+    listed = re.findall(r"^  ([a-z][a-z-]+) ", _help().partition("Commands:")[2], re.MULTILINE)
+    assert set(listed) == set(COMMANDS)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_and_option_is_documented(command: str) -> None:
+    section = _section(command)
+    options = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", _help(command))) - {"--help", "--no-follow"}
+    assert options or command in {"list", "stop", "inventory"}
+    missing = sorted(option for option in options if option not in section)
+    assert not missing, f"docs/commands.md does not explain {missing} of orch {command}"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("sub", ["show", "validate", "import"])
+def test_inventory_commands_are_documented(sub: str) -> None:
+    assert _help("inventory", sub)
+    assert sub in _section("inventory")
+
+
+def test_every_field_of_an_inventory_is_documented() -> None:
+    text = _text("docs/inventories.md")
+    models = (inventory._Written, inventory._Entry, inventory.SshOptions, slurm.SlurmOptions)  # noqa: SLF001
+    names = {name for model in models for name in model.model_fields}
+    missing = sorted(name for name in names if not re.search(rf"^\|[^|]*`{name}`[^|]*\|", text, re.MULTILINE))
+    assert not missing, f"docs/inventories.md has no row for {missing}"
+
+
+def test_defaults_of_ssh_fields_are_those_documented() -> None:
+    section = _text("docs/inventories.md").partition("\n## ssh\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| `?([\w.~/-]+)`? \|", section, re.MULTILINE))
+    for name, field in inventory.SshOptions.model_fields.items():
+        if isinstance(field.default, (int, float)):
+            assert float(rows[name]) == field.default, name
+        elif field.default is not None:
+            assert rows[name] == field.default, name
+
+
+def test_every_key_of_the_trainer_is_documented() -> None:
+    text = _text("docs/trainer.md")
+    for key in rules_by_key():
+        assert f"`{key}`" in text, f"docs/trainer.md does not explain {key}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """Of the headings, where GitHub and the site agree on them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    anchors = set()
+    for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
+        words = re.sub(r"[^\w\s-]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)).strip().lower()
+        github, site = re.sub(r"\s", "-", words), re.sub(r"[-\s]+", "-", words)
+        assert github == site, f"{page}: the heading {heading!r} has two anchors: {github}, {site}"
+        anchors.add(site)
+    return anchors
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    code = re.compile(r"^```.*?^```|^    .*$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", code.sub("", _text(page))):
+        if "://" in link:
+            continue
+        target, _, anchor = link.partition("#")
+        found = (path.parent / target).resolve() if target else path
+        assert found.exists(), f"{page} links to {target}"
+        assert not page.startswith("docs/") or found.is_relative_to(DOCS), f"{page}: {target} is not on the site"
+        assert not anchor or anchor in _anchors(found), f"{page}: {target} has no heading #{anchor}"
+
+
+def test_site_has_every_page() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
+    listed = set(re.findall(r": ([\w/-]+\.md)$", nav, re.MULTILINE))
+    decisions = {path.relative_to(DOCS).as_posix() for path in DOCS.glob("decisions/[0-9]*.md")}
+    assert listed == {path.relative_to(DOCS).as_posix() for path in DOCS.glob("**/*.md")} - decisions
+
+
+def test_decisions_are_all_listed() -> None:
+    index = _text("docs/decisions/index.md")
+    for path in sorted(DOCS.glob("decisions/[0-9]*.md")):
+        title = path.read_text("utf-8").partition("\n")[0].removeprefix("# ")
+        assert f"- [{title}]({path.name})" in index, f"docs/decisions/index.md has no line `- [{title}]({path.name})`"
+
+
+def test_how_it_works_names_files_that_exist() -> None:
+    for name in re.findall(
+        r"`((?:orchestrator|trainer|commands|launchers|logs|node)/[\w./-]+)`", _text("docs/how-it-works.md")
+    ):
+        assert (ROOT / name).exists() or (ROOT / "orchestrator" / name).exists(), name
+
+
+def _code(page: str) -> Iterator[str]:
+    """The lines of a page's code blocks, comments left out; lines that a backslash continues are one."""
+    text = re.sub(r"\\\n\s*", "", _text(page))
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    blocks += re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)
+    for line in (line for block in blocks for line in block.splitlines()):
+        yield re.sub(r"\s+#.*", "", line.strip())
+
+
+def _examples(page: str) -> Iterator[list[str]]:
+    """The words of each command line of orch; one that shows a form, such as `orch logs [RUN]`, is no example."""
+    for line in _code(page):
+        command = re.split(r"\s[>|]\s|\s&&\s", line)[-1 if "| orch" in line else 0]
+        if command.startswith("orch ") and not re.search(
+            r"[\[…|]|->|\b[A-Z]{3,}\b", command.partition(" -- ")[0].replace("n[", "")
+        ):
+            yield shlex.split(command)[1:]
+
+
+def _named(page: str) -> set[str]:
+    """The commands that a page names as code."""
+    spans = re.findall(r"`orch ([a-z][a-z-]+)", _text(page))
+    return {*spans, *(found[1] for line in _code(page) if (found := re.match(r"orch ([a-z][a-z-]+)", line)))}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_promises_a_command_that_is_not_there(page: str) -> None:
+    assert _named(page) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_examples_parse(page: str) -> None:
+    """Unknown options and wrong values are found before --help is heeded."""
+    for words in _examples(page):
+        known = words[: words.index("--")] if "--" in words else words
+        done = CliRunner().invoke(app, [*known, "--help"], prog_name="orch")
+        assert done.exit_code == 0, f"{page}: orch {shlex.join(words)}\n{done.output}"
+
+
+@pytest.mark.processes
+def test_launches_in_guides_plan_as_written(tmp_path: Path) -> None:
+    """By the shipped inventory that the guides copy; --dry-run stands in for its nodes."""
+    (tmp_path / "inventory.yaml").write_text(_text("inventories/h800.yaml").replace("h800-[00-15]", "n[0-15]"))
+    for name in ("train.py", "hello.py", "count.py", "run.sh"):
+        (tmp_path / name).touch(mode=0o755)
+    launches = {tuple(words) for page in GUIDES for words in _examples(page) if words[0] in LAUNCHES}
+    assert len(launches) > 10
+    for words in sorted(launches):
+        if "--sweep" not in words:
+            extra = [] if "--dry-run" in words else ["--dry-run"]
+            Orch(tmp_path)(words[0], *extra, *words[1:])

@@ -1,0 +1,175 @@
+"""What is made of the words of Slurm's programs, in all versions: recorded outputs, each with where it comes from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.launchers.base import GONE, SILENT, Queue
+from orchestrator.launchers.slurm.pending_reasons import SENTENCES, explained
+from orchestrator.launchers.slurm.poll import Answer, news, next_pause_s
+from orchestrator.launchers.slurm.queue import OVER, ask, position
+
+CASES: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parent.parent / "cases" / "slurm_states.json").read_text("utf-8")
+)
+
+
+class Recorded:
+    """Programs of Slurm that say what they were heard to say."""
+
+    def __init__(self, programs: Mapping[str, Mapping[str, Any]]) -> None:
+        self.programs = programs
+        self.asked: list[Sequence[str]] = []
+
+    def __call__(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        self.asked.append(argv)
+        said = self.programs.get(argv[0], {"rc": 127, "err": f"{argv[0]} not found\n"})
+        return subprocess.CompletedProcess(argv, said.get("rc", 0), said.get("out", ""), said.get("err", ""))
+
+    def count(self, program: str) -> int:
+        return sum(argv[0] == program for argv in self.asked)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["what"] for case in CASES])
+def test_what_slurm_says_is_understood_in_every_version(case: dict[str, Any]) -> None:
+    name = case.get("name", "run")
+    queue = ask(Recorded(case), {name: case["job"]})[name]
+    if case["says"] is None:
+        assert queue is None
+    else:
+        assert queue is not None
+        said = asdict(queue)
+        assert {field: said[field] for field in case["says"]} == case["says"]
+
+
+def test_hundreds_of_jobs_cost_one_call_of_squeue_and_one_of_sacct() -> None:
+    rows = "".join(f"{number}|PENDING|Priority||1|0:00|1:00|gpu|N/A|run-{number}\n" for number in range(100))
+    counted = "".join(f"{number}|TIMEOUT|n0|1|0:00|1:00|gpu|x|run-{number}\n" for number in range(100, 150))
+    run = Recorded({"squeue": {"out": rows}, "sacct": {"out": counted}})
+    jobs = {f"run-{number}": None if number < 50 else str(number) for number in range(200)}
+    said = ask(run, jobs)
+    words = [queue.word if queue else None for queue in said.values()]
+    assert words == ["PENDING"] * 100 + ["TIMEOUT"] * 50 + [GONE] * 50
+    assert (run.count("squeue"), run.count("sacct"), len(run.asked)) == (1, 1, 2)
+
+
+def test_nobody_is_asked_about_no_job() -> None:
+    run = Recorded({})
+    assert ask(run, {}) == {}
+    assert run.asked == []
+
+
+def test_position_is_told_in_the_order_in_which_slurm_looks_at_the_jobs() -> None:
+    run = Recorded({"squeue": {"out": "7\n5_[1-9]\n12\n"}})
+    waits = Queue("PENDING", "Priority", job="12", partition="gpu")
+    assert position(run, waits) == "3 of 3 waiting in partition gpu"
+    assert position(run, Queue("PENDING", job="99", partition="gpu")) == ""
+    assert position(Recorded({"squeue": {"rc": 1}}), waits) == ""
+
+
+REASONS = [
+    ("Resources", "not free yet"),
+    ("Priority", "higher priority"),
+    ("QOSMaxJobsPerUserLimit", "as its QOS allows one user"),
+    ("QOSMaxGRESPerUser", "as its QOS allows one user"),
+    ("QOSMaxWallDurationPerJobLimit", "more than its QOS allows one job"),
+    ("QOSMinGRES", "less than its QOS demands"),
+    ("QOSGrpGRESMinutes", "budget of its QOS"),
+    ("QOSGrpNodeLimit", "all jobs of its QOS together"),
+    ("AssocGrpGRES", "all jobs of its account together"),
+    ("AssocGrpCPURunMinutesLimit", "budget of its account"),
+    ("AssocMaxWallDurationPerJobLimit", "more than your account allows one job"),
+    ("PartitionTimeLimit", "more time than the partition allows"),
+    ("PartitionNodeLimit", "more nodes than the partition allows"),
+    ("PartitionDown", "partition is down"),
+    ("PartitionInactive", "partition is inactive"),
+    ("ReqNodeNotAvail, UnavailableNodes:n[1,3-4]", "do not answer: n[1,3-4];"),
+    ("ReqNodeNotAvail,_UnavailableNodes:n1", "do not answer: n1;"),
+    ("(ReqNodeNotAvail, UnavailableNodes:n1)", "do not answer: n1;"),
+    ("ReqNodeNotAvail, Reserved for maintenance", "reserved, perhaps for maintenance"),
+    ("ReqNodeNotAvail, May be reserved for other job", "in use or reserved"),
+    ("ReqNodeNotAvail", "in use or reserved"),
+    ("BeginTime", "scontrol update JobId=12 StartTime=now"),
+    ("JobHeldUser", "scontrol release 12"),
+    ("JobHeldAdmin", "held by an admin"),
+    ("launch failed requeued held", "scontrol release 12"),
+    ("launch_failed_requeued_held", "scontrol release 12"),
+    ("job requeued in held state", "scontrol release 12"),
+    ("Dependency", "another job"),
+    ("DependencyNeverSatisfied", "will not start like this"),
+    ("Reservation", "reservation has not begun"),
+    ("Licenses", "licences"),
+    ("BadConstraints", "no node fits"),
+    ("NodeDown", "is down"),
+    ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions", "sinfo -R"),
+    ("InvalidQOS", "QOS does not exist"),
+    ("InvalidAccount", "account does not exist"),
+]
+
+
+@pytest.mark.parametrize(("reason", "part"), REASONS, ids=[reason for reason, _ in REASONS])
+def test_reason_is_explained_with_what_the_user_can_do(reason: str, part: str) -> None:
+    assert part in explained(reason, "12")
+
+
+def test_reason_of_a_later_version_is_shown_as_it_is() -> None:
+    assert explained("MoonIsFull", "12") == ""
+    assert Queue("PENDING", "MoonIsFull").why == "MoonIsFull"
+
+
+def test_every_pattern_of_the_table_is_reached_by_its_own_word() -> None:
+    for pattern, sentence in SENTENCES.items():
+        example = pattern.replace("*UnavailableNodes:*", ", UnavailableNodes:n1").replace("*", "")
+        assert explained(example, "<id>") == sentence.replace("{nodes}", "n1"), pattern
+
+
+PENDING = Queue("PENDING", "Priority", job="7", explanation="others go first")
+RUNNING = Queue("RUNNING", job="7")
+DOWN = Queue(SILENT, "squeue: no answer")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "heard", "text"),
+    [
+        (None, Answer(Queue(SILENT), 1), False, ""),
+        (
+            Queue(SILENT),
+            Answer(PENDING, 1, "3 of 9 waiting in partition gpu"),
+            False,
+            "others go first; 3 of 9 waiting",
+        ),
+        (PENDING, Answer(PENDING, 1, ""), False, ""),
+        (PENDING, Answer(PENDING, 1, "2 of 9"), False, "2 of 9"),
+        (PENDING, Answer(Queue("PENDING", "Resources", job="7"), 1), False, "is PENDING (Resources)"),
+        (PENDING, Answer(RUNNING, 1), False, "Slurm job 7 is RUNNING"),
+        (PENDING, Answer(RUNNING, 1), True, ""),
+        (RUNNING, Answer(DOWN, 1), True, "Slurm does not answer (squeue: no answer)"),
+        (DOWN, Answer(RUNNING, 1), True, "Slurm answers again: Slurm job 7 is RUNNING"),
+        (RUNNING, Answer(PENDING, 1), True, "is PENDING (Priority)"),
+        (RUNNING, Answer(Queue("COMPLETING", job="7"), 1), True, ""),
+        (RUNNING, Answer(None, 1), True, ""),
+    ],
+)
+def test_only_what_is_new_and_not_in_the_log_is_told(before: Queue | None, now: Answer, heard: bool, text: str) -> None:
+    told = news(Answer(before, 1), now, heard=heard)
+    assert text in told
+    assert bool(told) == bool(text)
+
+
+def test_words_that_end_a_job_are_those_of_the_manual() -> None:
+    assert {"PENDING", "COMPLETING", "REQUEUED", "SUSPENDED", SILENT}.isdisjoint(OVER)
+
+
+def test_scheduler_that_is_silent_is_asked_less_and_less_often_until_it_answers() -> None:
+    pauses = [2.0]
+    for _ in range(6):
+        pauses.append(next_pause_s(pauses[-1], DOWN))
+    assert pauses == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert next_pause_s(pauses[-1], RUNNING) == 2.0

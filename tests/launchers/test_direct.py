@@ -1,0 +1,112 @@
+"""The launcher that starts agents itself, on this machine."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator import bundle as bundles
+from orchestrator.errors import LaunchError
+from orchestrator.inventory.model import Inventory, Node
+from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher
+from orchestrator.plan import plan as plans
+from orchestrator.plan.plan import LaunchPlan
+from orchestrator.run import Program, Request
+from orchestrator.transports.local import LocalTransport
+from tests.until import until
+
+pytestmark = pytest.mark.processes
+
+
+class Robbed(DirectLauncher):
+    """Its port is taken right after it was found, `thefts` times: by one who, as few do, sets SO_REUSEADDR and listens."""
+
+    thefts = 1
+    found: list[str]
+    thieves: list[socket.socket]
+
+    def _reserve(self) -> str:
+        record = super()._reserve()
+        self.found.append(record)
+        if len(self.found) <= self.thefts:
+            thief = socket.socket()
+            thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            thief.bind(("", int(record.split()[1])))
+            thief.listen()
+            self.thieves.append(thief)
+        return record
+
+
+def _launcher(
+    tmp_path: Path, *, thefts: int = 0, code: bundles.Code | None = None
+) -> tuple[Robbed, LaunchPlan, bundles.Bundle]:
+    nodes = tuple(Node(name=name, python=sys.executable, workdir=str(tmp_path / "work")) for name in ("n0", "n1"))
+    inventory = Inventory(name="here", transport="local", nodes=nodes)
+    bundle = bundles.build(trainer=False, code=code)
+    request = Request("ssh", Program("executable", ("sh", "-c", "echo $MASTER_PORT")))
+    plan = plans.make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle=bundle.digest)
+    launcher = Robbed(plan, lambda node: LocalTransport(node.name))
+    launcher.thefts, launcher.found, launcher.thieves = thefts, [], []
+    return launcher, plan, bundle
+
+
+def _alive(launcher: Robbed) -> list[str]:
+    seen = [
+        node
+        for place in launcher.places(launcher.attempt())
+        for node in place.endpoint.observe(place.attempt_dir, place.nodes)
+    ]
+    return [node.node for node in seen if node.alive]
+
+
+def _close(launcher: Robbed) -> None:
+    for thief in launcher.thieves:
+        thief.close()
+    launcher.close()
+
+
+def test_taken_port_is_retried_on_another_one(tmp_path: Path) -> None:
+    launcher, plan, bundle = _launcher(tmp_path, thefts=1)
+    try:
+        launcher.start(bundle)
+        first, second = (record.split()[1] for record in launcher.found)
+        assert first != second
+        outputs = [tmp_path / f"work/runs/{plan.run_id}/attempt-1/n{rank}/rank-{rank}.out" for rank in (0, 1)]
+        # the other node knew nothing of the theft and may have run once before
+        until(
+            lambda: [path.is_file() and path.read_text().split()[-1:] for path in outputs] == [[second]] * 2, what="all"
+        )
+        until(lambda: not _alive(launcher), what="both agents to end")
+    finally:
+        _close(launcher)
+
+
+def test_port_that_is_taken_every_time_ends_the_launch_and_what_had_started_is_undone(tmp_path: Path) -> None:
+    launcher, _, bundle = _launcher(tmp_path, thefts=PORT_TRIES)
+    try:
+        with pytest.raises(LaunchError, match="rendezvous port"):
+            launcher.start(bundle)
+        assert len(launcher.found) == PORT_TRIES
+        assert launcher.undo() == []
+        assert not _alive(launcher)
+    finally:
+        _close(launcher)
+
+
+def test_code_that_is_saved_after_the_plan_is_not_stored_under_the_digest_of_the_old_one(tmp_path: Path) -> None:
+    """The digest of the plan is the name of a folder on the nodes, which later runs of that code use without a push."""
+    code = bundles.Code(tmp_path / "project", "", ("train.py",))
+    code.root.mkdir()
+    (code.root / "train.py").write_text("old")
+    launcher, plan, bundle = _launcher(tmp_path, code=code)
+    (code.root / "train.py").write_text("new")
+    try:
+        launcher.push(bundle, plans.node_files(plan))
+    finally:
+        launcher.close()
+    pushed = tmp_path / "work/bundles" / plan.bundle / "code"
+    assert (pushed / "train.py").read_text() == "old"
+    assert bundles.build(trainer=False, code=bundles.Code(pushed, "", ("train.py",))).digest == plan.bundle

@@ -1,0 +1,181 @@
+"""From chunks to lines: nothing twice, nothing missing, each rank in its own order."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.launchers.base import Place
+from orchestrator.logs.follow import Batch, Feed, merged
+from orchestrator.logs.lines import (
+    MAX_LINE_BYTES,
+    MOST_MARKS,
+    FileLines,
+    LogLines,
+    Marks,
+    NodeLines,
+    in_order,
+    last,
+    prefix_of,
+    prefixed,
+)
+
+
+def _texts(chunks: list[bytes]) -> list[str]:
+    file, offset, lines = FileLines("n0", 3, "out"), 0, []
+    for chunk in chunks:
+        lines += [text for some in file.feed(offset, chunk, 1.0) for text in some.text.split("\n")]
+        offset += len(chunk)
+    return lines + [line.text for line in file.close(1.0)]
+
+
+@given(st.lists(st.text("ab\né", max_size=9)), st.data())
+def test_lines_do_not_depend_on_how_the_bytes_were_cut(parts: list[str], data: st.DataObject) -> None:
+    whole = "".join(parts).encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
+    chunks = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    expected = whole.decode().split("\n")
+    assert _texts(chunks) == (expected if expected[-1] else expected[:-1])
+
+
+def test_last_line_without_newline_is_not_lost() -> None:
+    assert _texts([b"a\nlast"]) == ["a", "last"]
+
+
+def test_empty_lines_are_kept() -> None:
+    assert _texts([b"\n\na\n"]) == ["", "", "a"]
+
+
+def test_bytes_that_are_no_text_are_shown_not_dropped() -> None:
+    assert _texts([b"\xff\xfe ok\n"]) == ["\ufffd\ufffd ok"]
+
+
+def test_endless_line_is_cut_so_that_memory_stays_bounded() -> None:
+    texts = _texts([b"x" * (MAX_LINE_BYTES // 2)] * 5 + [b"\n"])
+    assert [len(text) for text in texts] == [MAX_LINE_BYTES, MAX_LINE_BYTES, MAX_LINE_BYTES // 2]
+
+
+@pytest.mark.parametrize("newline", [b"", b"\n"])
+def test_cut_spares_characters_of_several_bytes(newline: bytes) -> None:
+    text = "x" + "\N{GRINNING FACE}" * (MAX_LINE_BYTES // 2)
+    texts = _texts([text.encode() + newline])
+    assert "".join(texts) == text
+    assert len(texts) == 3
+
+
+def test_marks_give_a_line_the_time_it_was_written() -> None:
+    node = NodeLines("n0")
+    marks = [{"time": 10.0, "size": {"rank-0.out": 2}}, {"time": 20.0, "size": {"rank-0.out": 4}}]
+    assert node.feed("offsets.jsonl", 0, "".join(json.dumps(mark) + "\n" for mark in marks).encode(), 99.0) == []
+    lines = node.feed("rank-0.out", 0, b"a\nb\nc\n", 99.0)
+    assert [(line.text, line.time) for line in lines] == [("a", 10.0), ("b", 20.0), ("c", 99.0)]
+
+
+@given(st.lists(st.integers(0, 9), max_size=30), st.lists(st.integers(1, 200), max_size=6), st.integers(1, 200))
+def test_each_line_has_the_time_of_the_first_mark_that_covers_it(
+    lengths: list[int], sizes: list[int], cut: int
+) -> None:
+    data = b"".join(b"x" * length + b"\n" for length in lengths)
+    ends = [sum(lengths[: index + 1]) + index + 1 for index in range(len(lengths))]
+    file = FileLines("n0", 0, "out")
+    for size in sorted(sizes):
+        file.marks.add(size, float(size))
+    found = [*file.feed(0, data[:cut], 999.0), *file.feed(min(cut, len(data)), data[cut:], 999.0)]
+    expected = [min([float(size) for size in sizes if size >= end], default=999.0) for end in ends]
+    assert [some.time for some in found for _ in range(some.count)] == expected
+
+
+def test_marks_are_thinned_out_and_still_ascend_to_the_last() -> None:
+    marks = Marks()
+    for size in range(1, 10 * MOST_MARKS):
+        marks.add(size, float(size))
+    found = [marks.covering(end) for end in range(1, 10 * MOST_MARKS, 100)]
+    assert all(
+        mark is not None and mark[0] == mark[1] >= end for end, mark in zip(range(1, 10**6, 100), found, strict=False)
+    )
+    assert marks.covering(10 * MOST_MARKS - 1) == (10 * MOST_MARKS - 1, 10.0 * MOST_MARKS - 1)
+    assert marks.covering(10 * MOST_MARKS) is None
+
+
+def test_marks_that_are_passed_make_room_first() -> None:
+    marks = Marks()
+    for size in range(1, 10 * MOST_MARKS):
+        marks.add(size, float(size))
+        assert marks.covering(size) == (size, float(size))
+
+
+def test_what_stood_before_a_gap_is_no_beginning_of_what_comes_after() -> None:
+    node = NodeLines("n0")
+    assert node.feed("rank-0.out", 0, b"abc", 1.0) == []
+    assert [lines.text for lines in node.gap("rank-0.out", 1, 1.0)] == ["abc"]
+    assert [lines.text for lines in node.feed("rank-0.out", 1, b"xyz\n", 1.0)] == ["xyz"]
+    event = json.dumps({"time": 5.0, "event": "note", "text": "whole"}).encode()
+    assert node.feed("events.jsonl", 0, event[:9], 1.0) == []
+    assert node.gap("events.jsonl", 0, 1.0) == []
+    assert [lines.text for lines in node.feed("events.jsonl", 0, event + b"\n", 1.0)] == ["whole"]
+
+
+def test_record_that_is_no_record_is_skipped() -> None:
+    node = NodeLines("n0")
+    data = b'torn{"time": 1}\n[1]\n{"time": 1.0}\n{"time": 2.0, "event": "note", "text": "good"}\n'
+    assert [lines.text for lines in node.feed("events.jsonl", 0, data, 9.0)] == ["good"]
+
+
+def test_lines_of_one_time_stay_together() -> None:
+    file = FileLines("n0", 0, "out")
+    file.marks.add(1000, 5.0)
+    assert [some.count for some in file.feed(0, b"a line\n" * 200, 99.0)] == [142, 58]
+
+
+def test_last_piece_of_a_long_line_is_no_piece_of_the_next() -> None:
+    file = FileLines("n0", 0, "out")
+    data = b"x" * (MAX_LINE_BYTES + 1) + b"\nnext\n"
+    found = [*file.feed(0, data[:-7], 1.0), *file.feed(len(data) - 7, data[-7:], 1.0)]
+    assert [(len(some.text), some.goes_on) for some in found] == [(MAX_LINE_BYTES, False), (1, True), (4, False)]
+
+
+@given(st.lists(st.integers(1, 5), max_size=8), st.integers(1, 20))
+def test_tail_is_by_line(counts: list[int], wanted: int) -> None:
+    numbers = iter(range(100))
+    every = [[str(next(numbers)) for _ in range(count)] for count in counts]
+    kept = last((LogLines(0.0, "n0", 0, "out", "\n".join(texts)) for texts in every), wanted)
+    assert "\n".join(some.text for some in kept).split() == [text for texts in every for text in texts][-wanted:]
+
+
+def test_agents_events_are_lines_of_no_rank() -> None:
+    node = NodeLines("n0")
+    event = {"time": 5.0, "event": "rank-exited", "text": "rank 3 exited 1"}
+    data = json.dumps(event).encode() + b"\n"
+    assert node.feed("events.jsonl", 0, data[:9], 9.0) == []
+    [line] = node.feed("events.jsonl", 9, data[9:], 9.0)
+    assert prefixed(line, prefix_of(line)) == "[n0:-] rank 3 exited 1"
+    assert node.events == [event]
+
+
+def test_merge_is_by_time_and_keeps_each_streams_order() -> None:
+    def line(time: float, text: str) -> LogLines:
+        return LogLines(time, "n0", 0, "out", text)
+
+    clock_set_back = [line(5.0, "a1"), line(1.0, "a2"), line(6.0, "a3")]
+    other = [line(2.0, "b1"), line(5.5, "b2")]
+    assert [found.text for found in in_order([clock_set_back, other])] == ["b1", "a1", "a2", "b2", "a3"]
+
+
+def test_prefix_names_node_and_rank_and_json_has_the_documented_fields() -> None:
+    lines = LogLines(1.5, "n0", 12, "err", "text\nmore")
+    assert prefixed(lines, prefix_of(lines)) == "[n0:12] text\n[n0:12] more"
+    assert [list(line) for line in lines.to_json()] == 2 * [["time", "node", "rank", "stream", "text"]]
+
+
+def test_batches_of_one_place_are_never_reordered_whatever_their_times() -> None:
+    """A line that has no mark yet bears the time of its arrival, which is later than the marks of the lines after it."""
+    place = Feed(Place(lambda: pytest.fail("nothing is read"), "/nowhere", ("n0",)))
+    first, second = (LogLines(time, "n0", 0, "out", text) for time, text in ((9.0, "first"), (3.0, "second")))
+    other = LogLines(5.0, "n1", 1, "out", "other")
+    batches = [Batch(place, [first]), Batch(Feed(place.place), [other]), Batch(place, [second])]
+    texts = [line.text for line in merged(batches)]
+    assert texts.index("first") < texts.index("second")
+    assert texts[0] == "other"

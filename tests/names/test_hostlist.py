@@ -1,0 +1,63 @@
+"""Host lists: what a pattern stands for, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.names.hostlist import MAX_NAMES, expand, fold, repeated
+
+CASES: dict[str, Any] = json.loads((Path(__file__).parent.parent / "cases" / "inventory_hostlists.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES["expand"], ids=lambda case: str(case["pattern"]))
+def test_pattern_stands_for_names_in_the_order_written(case: dict[str, Any]) -> None:
+    assert expand(case["pattern"]) == case["names"]
+
+
+@pytest.mark.parametrize("pattern", CASES["refused"])
+def test_what_is_no_host_list_is_refused_in_plain_words(pattern: str) -> None:
+    with pytest.raises(ValueError, match=r"is no host list; |stands for more than") as caught:
+        expand(pattern)
+    assert str(caught.value).isprintable()
+
+
+def test_longest_list_expands() -> None:
+    assert len(expand(f"n[1-{MAX_NAMES}]")) == MAX_NAMES
+
+
+def test_fold_is_short_sorted_and_each_name_once() -> None:
+    assert fold(["n3", "n1", "n2", "n1", "x"]) == "n[1-3],x"
+    assert fold(["h800-00", "h800-01"]) == "h800-[00-01]"
+    assert fold(["n7"]) == "n7"
+    assert fold([]) == ""
+
+
+def test_fold_takes_names_that_clustershell_would_read_as_operators() -> None:
+    assert fold(["fe80::1%ib0", "@all", "n*"]) == "fe80::1%ib0,@all,n*"
+
+
+@given(st.sets(st.from_regex(r"[a-z]{1,3}-?[0-9]{0,4}(\.[a-z]{1,2})?", fullmatch=True), min_size=1, max_size=40))
+def test_expand_undoes_fold(names: set[str]) -> None:
+    assert set(expand(fold(names))) == names
+
+
+def test_repeated_names_each_once_in_order() -> None:
+    assert repeated(["b", "a", "b", "a", "b", "c"]) == ["b", "a"]
+
+
+@pytest.mark.processes
+def test_plain_names_do_not_load_clustershell() -> None:
+    """The start of every command pays for what this module loads."""
+    program = (
+        "import sys; from orchestrator.names.hostlist import expand, fold; expand('n0,n1'); fold(['n0']);"
+        " sys.exit('ClusterShell' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

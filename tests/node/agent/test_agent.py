@@ -1,0 +1,455 @@
+"""The node agent's life with real processes: start, end, stop, death, and what is left behind: nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.processes import TICK_S, stat_of
+from tests.node.agent.test_agent_ground import Ground, alive, ground
+from tests.until import until
+
+__all__ = ["ground"]
+
+RUN = "$ORCH_RUN_DIR"
+WAIT = "echo up; sleep 300 & wait"
+# A grandchild with its own session and parent 1 in any other world, which tells its pid and then ignores TERM or not.
+DAEMON = f"(setsid sh -c '{{trap}} echo $$ > \"{RUN}/daemon\"; sleep 300; sleep 300' >/dev/null 2>&1 &)"
+DAEMON += f' ; until [ -s "{RUN}/daemon" ]; do :; done; '
+
+
+def sh(script: str) -> tuple[str, str, str]:
+    return "sh", "-c", script
+
+
+def gone(*pids: int) -> None:
+    until(lambda: not any(alive(pid) for pid in pids), what=f"the end of {pids}")
+
+
+def wait_for_output(ground: Ground, rank: int = 0, node_rank: int = 0) -> None:
+    until(lambda: "up\n" in ground.out(rank, node_rank), what=f"output of rank {rank}")
+
+
+# ---- the end of a run
+
+
+def test_done_is_recorded_and_said_by_exit_code_and_file(ground: Ground) -> None:
+    ground.job(*sh("echo out; echo err >&2"), ranks=[2])
+    assert ground.run() == (0, "")
+    assert ground.finished()["state"] == "DONE"
+    assert ground.finished()["exit"] is None
+    done = json.loads((ground.folder() / "DONE").read_text(encoding="utf-8"))
+    assert done["ranks"] == [0, 1]
+    assert abs(done["time"] - time.time()) < 60
+    assert (ground.folder() / "rank-1.out").read_text(encoding="utf-8") == "out\n"
+    assert (ground.folder() / "rank-1.err").read_text(encoding="utf-8") == "err\n"
+
+
+def test_events_are_complete_and_tell_the_story_in_order(ground: Ground) -> None:
+    ground.job(*sh("exit 0"), ranks=[1])
+    ground.run()
+    events = ground.lines("events.jsonl")
+    names = [event["event"] for event in events if event["event"] != "note"]
+    assert names == ["agent-started", "rank-started", "rank-exited", "agent-finished"]
+    assert all(event["text"] and event["time"] > 0 for event in events)
+    (started,), (exited,) = ground.events("rank-started"), ground.events("rank-exited")
+    assert {"rank", "pid", "start_time"} <= started.keys()
+    kept = {name: exited[name] for name in ("rank", "pid", "code", "signal", "done", "error")}
+    assert kept == {"rank": 0, "pid": started["pid"], "code": 0, "signal": None, "done": True, "error": None}
+
+
+def test_everything_on_disk_is_the_owners_alone(ground: Ground) -> None:
+    ground.job(*sh("exit 0"))
+    ground.run()
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (ground.folder(), *ground.folder().rglob("*"))}
+    assert {modes.pop(name) for name in ("n0", "progress", "error", "stacks")} == {0o700}
+    assert set(modes.values()) == {0o600}
+
+
+def test_agent_record_names_the_agent_before_a_rank_runs(ground: Ground) -> None:
+    ids = "sed 's/.*) //' /proc/$PPID/stat | cut -d' ' -f3,4"
+    ground.job(*sh(f'cat "{RUN}/attempt-1/$ORCH_NODE/agent.json"; {ids}'), ranks=[2])
+    ground.run()
+    text, _, ids = ground.out().rpartition("}")
+    record = json.loads(text + "}")
+    assert record == ground.record()
+    assert [int(field) for field in ids.split()] == [record["pid"], record["pid"]]
+    assert (record["node"], record["node_rank"], record["ranks"], record["world_size"]) == ("n0", 0, [0, 1], 2)
+    assert record["pgid"] == record["pid"]
+    assert record["start_time"] > 0
+    assert record["host_id"].startswith(record["boot_id"] + "/")
+
+
+@pytest.mark.parametrize(("code", "expected"), [(7, 1), (93, 93)])
+def test_a_failing_rank_ends_its_peers_and_is_named(ground: Ground, code: int, expected: int) -> None:
+    ground.job(*sh(f"if [ $RANK = 1 ]; then exit {code}; fi; sleep 300"), ranks=[2])
+    assert ground.run() == (expected, "")
+    assert ground.finished()["state"] == "FAILED"
+    assert ground.finished()["exit"].items() >= {"rank": 1, "code": code, "signal": None, "error": None}.items()
+    (peer,) = (event for event in ground.events("rank-exited") if event["rank"] == 0)
+    assert (peer["signal"], peer["done"]) == ("SIGTERM", False)
+    assert len(ground.events("stopping")) == 1
+    assert not (ground.folder() / "DONE").exists()
+
+
+def test_the_cause_is_the_first_failure_not_what_the_stop_brings_about(ground: Ground) -> None:
+    ground.job(*sh("if [ $RANK = 1 ]; then kill -SEGV $$; fi; trap 'exit 5' TERM; sleep 300 & wait"), ranks=[2])
+    assert ground.run()[0] == 1
+    assert ground.finished()["exit"].items() >= {"rank": 1, "code": None, "signal": "SIGSEGV", "error": None}.items()
+
+
+@pytest.mark.parametrize(
+    ("written", "error", "kind"),
+    [
+        ('{"message": {"message": "ValueError: bad", "extraInfo": {"timestamp": "1"}}}', "ValueError: bad", None),
+        ('{"message": {"message": "no room", "extraInfo": {"kind": "storage"}}}', "no room", "storage"),
+        ('{"message": "plain"}', "plain", None),
+        ('{"message": ', None, None),
+        ("[]", None, None),
+    ],
+)
+def test_error_file_is_read_in_both_of_torchruns_formats(
+    ground: Ground, written: str, error: str | None, kind: str | None
+) -> None:
+    ground.job("sh", "-c", 'printf %s "$1" > "$TORCHELASTIC_ERROR_FILE"; exit 1', "sh", written)
+    ground.run()
+    for end in (ground.finished()["exit"], ground.events("rank-exited")[0]):
+        assert (end["error"], end["kind"]) == (error, kind)
+
+
+def test_a_crash_after_finished_work_is_done_with_a_warning(ground: Ground) -> None:
+    progress = f'"{RUN}/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$RANK.json"'
+    ground.job(*sh(f'echo \'{{"phase": "done"}}\' > {progress}; kill -ABRT $$'))
+    assert ground.run() == (0, "")
+    (exited,) = ground.events("rank-exited")
+    assert (exited["signal"], exited["done"]) == ("SIGABRT", True)
+    assert "warning" in exited["text"]
+    assert (ground.folder() / "DONE").exists()
+
+
+def test_offsets_cover_every_byte_even_of_a_descendant_that_writes_last(ground: Ground) -> None:
+    last = f'trap "echo last; exit" TERM; echo $$ > "{RUN}/daemon"; while :; do :; done'
+    ground.job(*sh(f"echo first; (setsid sh -c '{last}' &); until [ -s \"{RUN}/daemon\" ]; do :; done"))
+    assert ground.run() == (0, "")
+    assert ground.out() == "first\nlast\n"
+    marks: dict[str, int] = {}
+    for line in ground.lines("offsets.jsonl"):
+        assert all(size > marks.get(name, 0) for name, size in line["size"].items())
+        marks.update(line["size"])
+    sizes = {path.name: path.stat().st_size for path in ground.folder().glob("rank-*")}
+    assert marks == {name: size for name, size in sizes.items() if size}
+
+
+# ---- stopping
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_ends_the_ranks_and_exits_6(ground: Ground, number: int) -> None:
+    ground.job(*sh(WAIT), ranks=[2])
+    agent = ground.start()
+    wait_for_output(ground, 0)
+    wait_for_output(ground, 1)
+    os.kill(ground.record()["pid"], number)
+    assert agent.wait(timeout=10) == 6
+    assert ground.finished()["state"] == "STOPPED"
+    assert not (ground.folder() / "DONE").exists()
+    gone(*(event["pid"] for event in ground.events("rank-started")))
+
+
+def test_stop_through_the_started_process_reaches_the_agent_once(ground: Ground) -> None:
+    ground.job(*sh("trap 'echo term; sleep 0.5; exit 0' TERM; echo up; sleep 300 & wait"), grace_s=20)
+    agent = ground.start()
+    wait_for_output(ground)
+    agent.terminate()
+    assert agent.wait(timeout=10) == 6
+    assert ground.out() == "up\nterm\n"
+    assert ground.events("rank-exited")[0]["code"] == 0
+
+
+def test_a_rank_that_ignores_the_stop_is_killed_after_the_grace(ground: Ground) -> None:
+    ground.job(*sh(f"trap '' TERM; {WAIT}"), grace_s=0.3)
+    agent = ground.start()
+    wait_for_output(ground)
+    agent.terminate()
+    assert agent.wait(timeout=10) == 6
+    assert ground.events("rank-exited")[0]["signal"] == "SIGKILL"
+
+
+def test_a_stopped_process_dies_too(ground: Ground) -> None:
+    ground.job(*sh(WAIT), grace_s=0.3)
+    agent = ground.start()
+    wait_for_output(ground)
+    rank = ground.pid_of_rank()
+    os.kill(rank, signal.SIGSTOP)
+    until(lambda: (stat_of(rank) or "?")[0] == "T", what="the rank to stand still")
+    agent.terminate()
+    assert agent.wait(timeout=10) == 6
+    assert ground.events("rank-exited")[0]["signal"] == "SIGKILL"
+
+
+def test_a_second_signal_kills_at_once(ground: Ground) -> None:
+    ground.job(*sh(f"trap '' TERM; {DAEMON.format(trap='trap : TERM;')} {WAIT}"), grace_s=300)
+    agent = ground.start()
+    wait_for_output(ground)
+    agent.terminate()
+    until(lambda: ground.events("stopping"), what="the stop")
+    agent.send_signal(signal.SIGINT)
+    assert agent.wait(timeout=10) == 6
+    gone(ground.pid_in("daemon"))
+
+
+def test_hangup_is_ignored_and_other_signals_are_passed_on(ground: Ground) -> None:
+    ground.job(
+        *sh("trap 'echo usr1; exit 0' USR1; trap 'echo hup' HUP; echo up; while :; do sleep 300 & wait $!; done")
+    )
+    agent = ground.start()
+    wait_for_output(ground)
+    agent.send_signal(signal.SIGHUP)
+    agent.send_signal(signal.SIGUSR1)
+    assert agent.wait(timeout=10) == 0
+    assert ground.out() == "up\nusr1\n"
+
+
+# ---- nothing outlives the agent
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' TERM;"])
+def test_a_daemonised_grandchild_is_gone_after_the_end(ground: Ground, trap: str) -> None:
+    ground.job("sh", "-c", DAEMON.format(trap=trap.replace("'", "'\\''")), grace_s=0.5)
+    assert ground.run() == (0, "")
+    assert not alive(ground.pid_in("daemon"))
+
+
+def test_kill_9_of_the_agent_leaves_neither_rank_nor_grandchild(ground: Ground) -> None:
+    ground.job(*sh(DAEMON.format(trap="") + WAIT), ranks=[2])
+    agent = ground.start()
+    wait_for_output(ground, 0)
+    wait_for_output(ground, 1)
+    os.kill(ground.record()["pid"], signal.SIGKILL)
+    assert agent.wait(timeout=10) == 1
+    gone(ground.pid_in("daemon"), *(event["pid"] for event in ground.events("rank-started")))
+    assert (ground.finished()["state"], ground.finished()["exit"]) == ("FAILED", None)
+    assert "SIGKILL" in ground.finished()["text"]
+
+
+def test_ranks_die_with_the_agent_even_when_its_guard_died_before(ground: Ground) -> None:
+    # no shell that waits for a child: with guard and agent killed, only the rank itself is sure to die
+    ground.job(*sh("trap '' TERM; echo up; exec sleep 300"), grace_s=300)
+    guard = ground.start()
+    wait_for_output(ground)
+    rank = ground.pid_of_rank()
+    guard.kill()
+    until(lambda: ground.events("stopping"), what="the agent to stop when its guard dies")
+    os.kill(ground.record()["pid"], signal.SIGKILL)
+    gone(rank, ground.record()["pid"])
+
+
+def test_kill_9_of_the_guard_stops_the_ranks(ground: Ground) -> None:
+    ground.job(*sh(DAEMON.format(trap="") + WAIT))
+    guard = ground.start()
+    wait_for_output(ground)
+    pids = [ground.record()["pid"], ground.pid_in("daemon"), ground.pid_of_rank()]
+    guard.kill()
+    gone(*pids)
+    assert ground.finished()["state"] == "FAILED"  # nobody asked for a stop
+    assert "guard of the agent was killed" in ground.finished()["text"]
+
+
+# ---- refusals
+
+
+def refused(ground: Ground, why: str) -> None:
+    code, err = ground.run()
+    assert (code, why in err) == (4, True), err
+    assert err.count("\n") == 1
+    assert (ground.finished()["state"], why in ground.finished()["text"]) == ("FAILED", True)
+    assert ground.events("rank-started") == []
+
+
+def test_a_living_agent_is_not_joined_by_a_second(ground: Ground) -> None:
+    ground.job(*sh(WAIT))
+    first = ground.start()
+    wait_for_output(ground)
+    code, err = ground.run()
+    assert code == 4
+    assert f"pid {ground.record()['pid']} is alive" in err
+    assert ground.events("agent-finished") == []
+    assert any("is alive" in event["text"] for event in ground.events("note"))
+    assert ground.out() == "up\n"
+    assert first.poll() is None
+
+
+@pytest.mark.parametrize("changed", ["start_time", "boot_id", "pid"])
+def test_a_stale_record_does_not_block(ground: Ground, changed: str) -> None:
+    ground.job(*sh("exit 0"))
+    ground.run()
+    own_start = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+    record = {**ground.record(), "pid": os.getpid(), "start_time": own_start}
+    path = ground.folder() / "agent.json"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert ground.run()[0] == 4
+    path.write_text(json.dumps({**record, changed: "other" if changed == "boot_id" else 2**22 + 1}), encoding="utf-8")
+    assert ground.run()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "program", "why"),
+    [
+        (["no-such-program"], {}, "no-such-program: no such executable on n0, not on its PATH"),
+        (["./no-such-file"], {}, "./no-such-file: no such executable"),
+        (["/etc/passwd"], {}, "/etc/passwd: no such executable"),
+        (["-u", "-W", "error", "gone.py", "--x"], {"python": True}, "gone.py: no such script"),
+        (["true"], {"cwd": "../.."}, "../..: not a folder of the code"),
+    ],
+)
+def test_a_missing_program_is_refused(ground: Ground, args: list[str], program: dict[str, object], why: str) -> None:
+    ground.job(*args, ranks=[2], program=program)
+    refused(ground, why)
+
+
+def test_a_rank_that_cannot_be_executed_is_refused_and_leaves_none_running(ground: Ground) -> None:
+    program = ground.bundle / "not-a-program"
+    program.write_bytes(b"\x7fELF broken")
+    program.chmod(0o700)
+    ground.job(str(program), ranks=[3])
+    refused(ground, "rank 0 cannot be started")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (b"{", "Expecting property name"),
+        (b"[]", "not a job"),
+        ({"version": 2}, "version 2"),
+        ({"ranks": None}, "not a job"),
+        ({"ranks": []}, "not the node of rank 0"),
+        ({"nodes": ["other"]}, "n0 is not the node of rank 0"),
+        ({"attempt": 2}, "attempt-2"),
+        ({"surplus": 1}, "surplus"),
+        ({"program": {"args": ["true"]}}, "program: expected"),
+    ],
+)
+def test_an_invalid_job_is_refused(ground: Ground, change: bytes | dict[str, object], why: str) -> None:
+    path = ground.job("true")
+    if isinstance(change, bytes):
+        path.write_bytes(change)
+    else:
+        path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **change}), encoding="utf-8")
+    refused(ground, why)
+
+
+def test_a_missing_job_is_refused_without_making_folders(ground: Ground) -> None:
+    ground.attempt.rmdir()
+    code, err = ground.run()
+    assert (code, "No such file or directory" in err) == (4, True)
+    assert not ground.attempt.exists()
+
+
+def test_a_node_folder_that_cannot_be_written_is_refused_in_one_line(ground: Ground) -> None:
+    ground.job("true")
+    # what a full disk does to any user, root too: no file may grow
+    code, err = ground.run(before_exec=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)))
+    assert (code, err.count("\n"), "File too large" in err) == (4, 1, True), err
+
+
+def test_a_link_planted_where_a_log_goes_is_refused(ground: Ground) -> None:
+    ground.job("true")
+    ground.folder().mkdir()
+    (ground.folder() / "rank-0.out").symlink_to(ground.run_dir / "elsewhere")
+    refused(ground, "rank-0.out")
+    assert not (ground.run_dir / "elsewhere").exists()
+
+
+def test_a_rank_that_did_start_is_ended_when_another_cannot(ground: Ground) -> None:
+    ground.job(*sh(f"{DAEMON.format(trap='')} sleep 300"), ranks=[2])
+    ground.folder().mkdir()
+    (ground.folder() / "rank-1.err").symlink_to(ground.run_dir / "elsewhere")
+    code, err = ground.run()
+    assert (code, "rank-1.err" in err) == (4, True)
+    assert ground.lines("events.jsonl")[-1]["event"] == "agent-finished"
+    assert not alive(ground.pid_of_rank())
+
+
+# ---- where the ranks run
+
+
+def test_what_an_earlier_agent_left_does_not_speak_for_this_one(ground: Ground) -> None:
+    ground.job(*sh('echo \'{"message": "old"}\' > "$TORCHELASTIC_ERROR_FILE"'))
+    assert ground.run()[0] == 0
+    (ground.folder() / "progress" / "0.json").write_text('{"phase": "done"}', encoding="utf-8")
+    ground.job(*sh("exit 3"))
+    assert ground.run()[0] == 1
+    assert not (ground.folder() / "DONE").exists()
+    assert (
+        ground.events("agent-finished")[-1]["exit"].items()
+        >= {"rank": 0, "code": 3, "signal": None, "error": None}.items()
+    )
+
+
+def test_code_is_copied_afresh_and_links_stay_links(ground: Ground) -> None:
+    code = ground.bundle / "code"
+    (code / "sub").mkdir()
+    (code / "sub" / "x.py").write_text("import os; print(os.getcwd()); open('made', 'w').close()", encoding="utf-8")
+    (code / "data").symlink_to("/nowhere")
+    for _ in range(2):
+        ground.job("x.py", program={"python": True, "cwd": "sub"})
+        assert ground.run() == (0, "")
+    assert ground.out().splitlines() == [str(ground.folder() / "code" / "sub")] * 2
+    assert (ground.folder() / "code" / "data").readlink() == Path("/nowhere")
+    assert sorted(path.name for path in (code / "sub").iterdir()) == ["x.py"]
+
+
+def test_without_code_ranks_run_in_the_node_folder(ground: Ground) -> None:
+    ground.job("pwd")
+    ground.run()
+    assert ground.out() == f"{ground.folder()}\n"
+
+
+def test_job_whose_every_process_is_signalled_is_stopped_not_failed(ground: Ground) -> None:
+    """As Slurm does it: the ranks may have their SIGTERM before the agent, and guard and agent get one each."""
+    ground.job(*sh("trap 'sleep 1; touch in-peace; exit 0' TERM; echo up; while :; do sleep 0.1; done"), ranks=[2])
+    agent = ground.start()
+    until(lambda: ground.out(0) and ground.out(1) and len(ground.events("rank-started")) == 2, what="both ranks")
+    ranks = [event["pid"] for event in ground.events("rank-started")]
+    os.kill(ranks[0], signal.SIGTERM)
+    for pid in (ground.record()["pid"], agent.pid):
+        os.kill(pid, signal.SIGTERM)
+    assert agent.wait(timeout=20) == 6
+    assert ground.finished()["state"] == "STOPPED"
+    assert (ground.folder() / "in-peace").exists()
+
+
+def test_rank_ended_by_sigterm_a_moment_before_the_agent_is_asked_is_no_failure(ground: Ground) -> None:
+    ground.job(*sh("echo up; exec sleep 1000"))
+    agent = ground.start()
+    until(lambda: ground.out(0) and ground.events("rank-started"), what="the rank and the word of its start")
+    (rank,) = [event["pid"] for event in ground.events("rank-started")]
+    os.kill(rank, signal.SIGTERM)
+    until(lambda: not alive(rank), what="the rank to end")
+    os.kill(ground.record()["pid"], signal.SIGTERM)
+    assert agent.wait(timeout=20) == 6
+    assert ground.finished()["state"] == "STOPPED"
+
+
+def test_agent_that_was_stopped_and_goes_on_does_as_before(ground: Ground) -> None:
+    """SIGSTOP and SIGCONT, as of a debugger or a frozen container, beyond the deadline of its wait for a signal."""
+    ground.job("sleep", "1000")
+    agent = ground.start()
+    pid = int(ground.record()["pid"])
+    ground.pid_of_rank()
+    for _ in range(10):
+        os.kill(pid, signal.SIGSTOP)
+        stopped = time.monotonic()
+        until(lambda stopped=stopped: time.monotonic() > stopped + 2 * TICK_S, what="its deadline to pass")  # type: ignore[misc]
+        os.kill(pid, signal.SIGCONT)
+    assert agent.poll() is None
+    assert not ground.events("agent-finished")
+    agent.terminate()
+    assert agent.wait(timeout=10) == 6

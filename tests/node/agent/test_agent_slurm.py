@@ -1,0 +1,96 @@
+"""The agent under Slurm: its warnings, ranks that ask for another attempt, and Slurm's own SIGTERM to all of a step."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.node.agent.test_agent import WAIT, sh, wait_for_output
+from tests.node.agent.test_agent_ground import Ground, ground
+from tests.until import until
+
+__all__ = ["ground"]
+
+SLURM = {"requeue": "auto", "max_retries": 100, "warn_s": 5}
+SAVES = "trap 'sleep 0.5; exit 99' TERM; echo up; sleep 300 & wait"
+
+
+def test_warning_is_noted_once_and_kills_nobody_who_does_not_listen(ground: Ground) -> None:
+    """Slurm tells the ranks itself."""
+    ground.job(*sh(WAIT), slurm=SLURM)
+    agent = ground.start()
+    wait_for_output(ground)
+    os.kill(ground.pid_of_rank(), signal.SIGUSR2)
+    for pid in (ground.record()["pid"], agent.pid):
+        os.kill(pid, signal.SIGUSR2)
+    until(lambda: ground.events("warned"), what="the warning")
+    os.killpg(ground.pid_of_rank(), signal.SIGKILL)
+    agent.wait(timeout=10)
+    assert len(ground.events("warned")) == 1
+    assert "in 5 s or a little more" in ground.events("warned")[0]["text"]
+    assert ground.events("rank-exited")[0]["signal"] == "SIGKILL"
+
+
+def test_code_99_asks_for_another_attempt_and_leaves_the_others_time_to_save(ground: Ground) -> None:
+    ground.job(*sh("if [ $RANK = 0 ]; then exit 99; fi; sleep 1; echo saved; exit 99"), ranks=[2], slurm=SLURM)
+    assert ground.run() == (0, "")  # srun would kill the other nodes' ranks on any other code
+    assert ground.finished()["state"] == "REQUEUE"
+    assert ground.out(1) == "saved\n"
+    assert not (ground.folder() / "DONE").exists()
+
+
+def test_what_fails_after_one_has_asked_for_another_attempt_is_a_consequence(ground: Ground) -> None:
+    ground.job(*sh("if [ $RANK = 0 ]; then exit 99; fi; sleep 1; exit 1"), ranks=[2], slurm=SLURM)
+    assert ground.run() == (0, "")
+    assert ground.finished()["state"] == "REQUEUE"
+
+
+@pytest.mark.parametrize("number", [1, 93])
+def test_failure_before_is_a_failure(ground: Ground, number: int) -> None:
+    ground.job(*sh(f"if [ $RANK = 0 ]; then exit {number}; fi; trap 'exit 99' TERM; {WAIT}"), ranks=[2], slurm=SLURM)
+    assert ground.run()[0] == number
+    assert ground.finished()["state"] == "FAILED"
+
+
+def test_code_99_is_a_failure_where_nobody_starts_anew(ground: Ground) -> None:
+    ground.job(*sh("exit 99"))
+    assert ground.run()[0] == 1
+    assert ground.finished()["exit"]["code"] == 99
+
+
+def test_sigterm_of_slurm_leaves_the_ranks_time_to_save(ground: Ground) -> None:
+    ground.job(*sh(SAVES), slurm=SLURM, grace_s=0.1)
+    agent = ground.start()
+    wait_for_output(ground)
+    for pid in (ground.pid_of_rank(), ground.record()["pid"], agent.pid):
+        os.kill(pid, signal.SIGTERM)
+    assert agent.wait(timeout=10) == 0
+    assert ground.finished()["state"] == "REQUEUE"
+
+
+def test_rank_that_ignores_slurms_sigterm_is_killed_when_the_time_is_over(ground: Ground) -> None:
+    ground.job(*sh(f"trap '' TERM; {WAIT}"), slurm={**SLURM, "warn_s": 1})
+    agent = ground.start()
+    wait_for_output(ground)
+    agent.terminate()
+    assert agent.wait(timeout=10) == 6
+    assert ground.events("rank-exited")[0]["signal"] == "SIGKILL"
+
+
+def test_word_to_stop_that_comes_before_all_ranks_are_there_is_passed_on(ground: Ground) -> None:
+    """Slurm's own went to those that were there already."""
+    ground.job(*sh(WAIT), ranks=[2], slurm=SLURM)
+    ground.folder().mkdir(mode=0o700)
+    os.mkfifo(ground.folder() / "rank-1.out")  # to open it takes two
+    agent = ground.start()
+    until(lambda: ground.events("rank-started"), what="the first rank")
+    agent.terminate()
+    status = Path(f"/proc/{ground.record()['pid']}/status")
+    until(lambda: int(status.read_text().partition("ShdPnd:")[2].split()[0], 16), what="the agent to be told")
+    reader = os.open(ground.folder() / "rank-1.out", os.O_RDONLY | os.O_NONBLOCK)
+    assert agent.wait(timeout=10) == 6
+    os.close(reader)
+    assert [event["signal"] for event in ground.events("rank-exited")] == ["SIGTERM", "SIGTERM"]

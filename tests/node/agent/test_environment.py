@@ -1,0 +1,226 @@
+"""What a rank gets from the agent: environment, arguments, streams and signals, byte for byte."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator.node.agent.environment import RECORD_NAMES
+from orchestrator.node.job import script_of
+from orchestrator.node.rendezvous import matching_interfaces
+from tests.node.agent.test_agent_ground import Ground, ground
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["ground"]
+
+
+def environment(ground: Ground, rank: int = 0, node_rank: int = 0) -> dict[bytes, bytes]:
+    raw = (ground.folder(node_rank) / f"rank-{rank}.out").read_bytes()
+    return dict(entry.split(b"=", 1) for entry in raw.split(b"\0") if entry)
+
+
+def environment_of_one_rank(ground: Ground, env: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    ground.job("cat", "/proc/self/environ")
+    assert ground.run(env=env) == (0, "")
+    return environment(ground)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"two\nlines\n",
+        b"\"double\" 'single' `tick`",
+        b"$HOME $(id) \\ ; & | * ~",
+        b"mlx5_0,mlx5_1 a=b",
+        b"\xff\xfe not utf-8 \x80",
+        "größe 漢字".encode(),
+        b"x" * 100_000,
+    ],
+)
+def test_values_arrive_byte_for_byte(ground: Ground, value: bytes) -> None:
+    assert environment_of_one_rank(ground, {b"VALUE": value, b"na.me \xff": value}).items() >= {
+        (b"VALUE", value),
+        (b"na.me \xff", value),
+    }
+
+
+def test_arguments_arrive_untouched(ground: Ground) -> None:
+    args = ["", "--n", "-u", "a b", "$HOME", "quo'te\"", "new\nline", "*", "größe", "\udcff"]
+    ground.job("sh", "-c", "cat /proc/$$/cmdline", "sh", *args)
+    assert ground.run() == (0, "")
+    raw = (ground.folder() / "rank-0.out").read_bytes()
+    assert raw.split(b"\0")[4:-1] == [os.fsencode(arg) for arg in args]
+
+
+def test_python_programs_run_with_the_agents_own_interpreter(ground: Ground) -> None:
+    ground.job("-c", "import sys; print(sys.executable, sys.argv[1:])", "-m", program={"python": True})
+    ground.run()
+    assert ground.out() == f"{ground.python} ['-m']\n"
+
+
+def test_ranks_of_two_nodes_are_numbered_in_node_order(ground: Ground) -> None:
+    ground.job("cat", "/proc/self/environ", ranks=[2, 1])
+    head = ground.start(0)
+    record = ground.record()["rendezvous"]
+    assert ground.run(1, rendezvous=record) == (0, "")
+    assert head.wait(timeout=10) == 0
+    address, port, _ = record.split()
+    names = b"RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE".split()
+    expected = {(0, 0): b"0 0 3 2 0 2 0 3", (1, 0): b"1 1 3 2 0 2 1 3", (2, 1): b"2 0 3 1 1 2 2 3"}
+    for (rank, node_rank), values in expected.items():
+        env = environment(ground, rank, node_rank)
+        assert [env[name] for name in names] == values.split()
+        folder = os.fsencode(ground.folder(node_rank))
+        assert env.items() >= {
+            (b"MASTER_ADDR", address.encode()),
+            (b"MASTER_PORT", port.encode()),
+            (b"TORCHELASTIC_RUN_ID", b"gpt-20261120-101500-ab12"),
+            (b"TORCHELASTIC_RESTART_COUNT", b"0"),
+            (b"TORCHELASTIC_USE_AGENT_STORE", b"False"),
+            (b"TORCHELASTIC_ERROR_FILE", folder + b"/error/%d.json" % rank),
+            (b"ORCH_RUN_ID", b"gpt-20261120-101500-ab12"),
+            (b"ORCH_RUN_DIR", os.fsencode(ground.run_dir)),
+            (b"ORCH_NODE", b"n%d" % node_rank),
+            (b"ORCH_NODE_RANK", b"%d" % node_rank),
+            (b"ORCH_ATTEMPT", b"1"),
+        }
+
+
+def test_what_another_launcher_left_is_dropped_and_named_without_values(ground: Ground) -> None:
+    stale = {b"TORCHELASTIC_USE_AGENT_STORE": b"True", b"PET_NNODES": b"4", b"SLURM_PROCID": b"9", b"PMI_RANK": b"9"}
+    stale |= {b"PMIX_RANK": b"9", b"OMPI_COMM_WORLD_RANK": b"9", b"NODE_RANK": b"9", b"RANK": b"secret-value"}
+    kept = {b"SLURM_CONF": b"/etc/slurm.conf", b"SLURM_JOB_ID": b"12", b"SLURMISH": b"1", b"RANKS": b"1"}
+    env = environment_of_one_rank(ground, {**stale, **kept})
+    assert env.items() >= kept.items()
+    assert env[b"RANK"] == b"0"
+    assert not env.keys() & (stale.keys() - {b"RANK", b"TORCHELASTIC_USE_AGENT_STORE"})
+    (note,) = ground.events("note")
+    assert {name.decode() for name in stale} <= set(note["dropped"])
+    assert "secret-value" not in str(ground.lines("events.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "given", "expected"),
+    [(1, None, None), (2, None, b"1"), (2, b"7", b"7")],
+)
+def test_omp_threads_are_torchruns_default(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, ranks: int, given: bytes | None, expected: bytes | None
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    ground.job("cat", "/proc/self/environ", ranks=[ranks])
+    ground.run(env={} if given is None else {b"OMP_NUM_THREADS": given})
+    assert environment(ground).get(b"OMP_NUM_THREADS") == expected
+
+
+def test_nccl_error_handling_is_set_unless_it_was(ground: Ground) -> None:
+    name = b"TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    assert environment_of_one_rank(ground, {})[name] == b"3"
+
+
+def test_nccl_error_handling_of_the_user_wins(ground: Ground) -> None:
+    name = b"TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    assert environment_of_one_rank(ground, {name: b"1"})[name] == b"1"
+
+
+def test_record_of_collectives_that_time_out_goes_beside_the_stacks(ground: Ground) -> None:
+    env = environment_of_one_rank(ground, {})
+    prefix = os.fsencode(ground.folder() / "stacks" / "nccl_trace_rank_")
+    assert [env[name] for name in RECORD_NAMES] == [prefix, prefix]
+    assert env[b"TORCH_NCCL_DUMP_ON_TIMEOUT"] == b"1"
+    assert (ground.folder() / "stacks").is_dir()
+
+
+@pytest.mark.parametrize("name", RECORD_NAMES)
+def test_record_goes_where_the_user_wants_it_by_either_name(ground: Ground, name: bytes) -> None:
+    """With both set, torch would take the first."""
+    env = environment_of_one_rank(ground, {name: b"/mine", b"TORCH_NCCL_DUMP_ON_TIMEOUT": b"0"})
+    assert [env.get(each) for each in RECORD_NAMES] == [b"/mine" if each == name else None for each in RECORD_NAMES]
+    assert env[b"TORCH_NCCL_DUMP_ON_TIMEOUT"] == b"0"
+
+
+@pytest.mark.parametrize("folder", ["", "trainer/scripts/site"])
+@pytest.mark.parametrize("before", [None, b"/a:/b"])
+def test_folder_of_the_bundle_comes_first_on_the_python_path(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, before: bytes | None, folder: str
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    ground.job("cat", "/proc/self/environ", program={"pythonpath": folder})
+    ground.run(env={} if before is None else {b"PYTHONPATH": before})
+    first = os.fsencode(ground.bundle / folder)
+    assert environment(ground)[b"PYTHONPATH"] == (first if before is None else first + b":" + before)
+
+
+def test_a_rank_has_its_own_group_default_signals_and_no_input(ground: Ground) -> None:
+    script = (
+        "cat; grep -E '^(Sig|Shd)(Blk|Ign|Pnd)' /proc/self/status; cut -d' ' -f1,5 /proc/$$/stat; ls -l /proc/$$/fd"
+    )
+    ground.job("sh", "-c", script)
+    # as nohup and a shell's `&` would start it
+    ground.run(before_exec=lambda: [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT)])
+    lines = ground.out().splitlines()
+    masks = dict(line.split() for line in lines if line.startswith(("Sig", "Shd")))
+    libcs_own = (
+        0b11 << 31
+    )  # 32 and 33: under GNU make 4.3 they are ignored from the start, and Python cannot touch them
+    assert {int(mask, 16) & ~libcs_own for mask in masks.values()} == {0}
+    pid, group = next(line for line in lines if line.split()[0].isdigit() and len(line.split()) == 2).split()
+    assert pid == group
+    descriptors = {line.split(" -> ")[0].split()[-1] for line in lines if " -> " in line and "/proc" not in line}
+    assert descriptors == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize(
+    ("args", "script"),
+    [
+        (["x.py"], "x.py"),
+        (["-u", "dir/x.py", "-m"], "dir/x.py"),
+        (["-W", "error", "x.py"], "x.py"),
+        (["-Wmodule", "-Xc", "x.py"], "x.py"),
+        (["--check-hash-based-pycs", "never", "x.py"], "x.py"),
+        (["-m", "pkg.mod", "y.py"], None),
+        (["-um", "pkg.mod"], None),
+        (["-c", "print()", "y.py"], None),
+        (["-"], None),
+        ([], None),
+    ],
+)
+def test_script_is_found_among_pythons_arguments(args: list[str], script: str | None) -> None:
+    assert script_of(args) == script
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("eth", ["eth0", "eth1"]),
+        ("eth1,ib", ["eth1", "ib0"]),
+        ("=eth", []),
+        ("=ib0,eth1", ["eth1", "ib0"]),
+        ("^lo,docker", ["eth0", "eth1", "ib0"]),
+        ("^=eth0", ["lo", "eth1", "ib0", "docker0"]),
+        ("", []),
+    ],
+)
+def test_interfaces_match_by_nccls_rule(pattern: str, expected: list[str]) -> None:
+    assert matching_interfaces(pattern, ["lo", "eth0", "eth1", "ib0", "docker0"]) == expected
+
+
+def test_slurms_fifty_variables_are_one_word_in_the_log(ground: Ground) -> None:
+    environment_of_one_rank(ground, {b"SLURM_PROCID": b"9", b"SLURMD_NODENAME": b"n0", b"PET_NNODES": b"4"})
+    (note,) = ground.events("note")
+    assert note["text"].endswith("PET_NNODES, SLURM* (2)")
+    assert {"SLURM_PROCID", "SLURMD_NODENAME"} <= set(note["dropped"])
+
+
+def test_ranks_write_with_the_users_own_umask_and_the_agent_privately(ground: Ground) -> None:
+    ground.job("/bin/sh", "-c", "umask; touch written")
+    code, _ = ground.run(before_exec=lambda: os.umask(0o027))
+    assert code == 0
+    assert (ground.folder() / "rank-0.out").read_text("utf-8").strip() == "0027"
+    assert (ground.folder() / "written").stat().st_mode & 0o777 == 0o640
+    assert (ground.folder() / "agent.json").stat().st_mode & 0o777 == 0o600

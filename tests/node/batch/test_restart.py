@@ -1,0 +1,268 @@
+"""Whether a Slurm job begins anew, by what its attempts left in the run folder; and asking Slurm for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.node.batch import requeue, restart
+from orchestrator.node.batch.allocation import choose, expand
+from orchestrator.node.batch.history import Ending, barren
+from orchestrator.node.job import Job
+
+LEFT: dict[str, Any] = {"event": "rank-exited", "rank": 0, "code": 99, "done": False}
+FAILED: dict[str, Any] = {"event": "agent-finished", "state": "FAILED", "exit": {"code": 1, "time": 5.0}}
+REQUEUE: dict[str, Any] = {"event": "agent-finished", "state": "REQUEUE", "exit": None}
+DONE: dict[str, Any] = {"event": "agent-finished", "state": "DONE", "exit": None}
+
+
+def _attempt(run: Path, number: int, *nodes: list[dict[str, Any]], progress: dict[str, Any] | None = None) -> Path:
+    """An attempt whose agents wrote these events, one a second unless they say when."""
+    folder = run / f"attempt-{number}"
+    for rank, events in enumerate(nodes):
+        (folder / f"n{rank}" / "progress").mkdir(parents=True)
+        lines = [json.dumps({"time": float(second), **event}) for second, event in enumerate(events)]
+        (folder / f"n{rank}" / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        if progress is not None:
+            (folder / f"n{rank}" / "progress" / f"{rank}.json").write_text(json.dumps(progress))
+    return folder
+
+
+def _ending(run: Path, number: int, *nodes: list[dict[str, Any]], progress: dict[str, Any] | None = None) -> Ending:
+    return Ending(str(_attempt(run, number, *nodes, progress=progress)))
+
+
+def _job(attempt: int, **slurm: object) -> Job:
+    rules = {"requeue": "auto", "max_retries": 100, "warn_s": 90, **slurm}
+    common: dict[str, Any] = {
+        "node": "n0",
+        "node_rank": 0,
+        "run_id": "x",
+        "run_dir": "/",
+        "bundle_dir": "/",
+        "nodes": None,
+    }
+    return Job(**common, attempt=attempt, addresses=[], ranks=[1], program={}, grace_s=10.0, slurm=rules)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([[LEFT, REQUEUE], [LEFT, REQUEUE]], True),
+        ([[LEFT, REQUEUE], [{**LEFT, "code": 1}, FAILED]], True),  # failed since the other had left
+        ([[{**LEFT, "time": 9.0}, REQUEUE], [{**LEFT, "code": 1}, FAILED]], False),
+        ([[LEFT, REQUEUE], [{**LEFT, "code": 93, "time": 8.0}, FAILED]], False),
+        ([[{**LEFT, "code": 1}, FAILED]], False),
+        ([[{"event": "note"}]], False),
+    ],
+)
+def test_another_attempt_is_wanted_where_a_rank_asked_before_any_failed(
+    tmp_path: Path, nodes: list[list[dict[str, Any]]], *, expected: bool
+) -> None:
+    assert _ending(tmp_path, 1, *nodes).asks_for_more() is expected
+
+
+def test_only_all_nodes_done_is_done(tmp_path: Path) -> None:
+    assert _ending(tmp_path, 1, [DONE], [DONE]).is_done(2)
+    assert not _ending(tmp_path, 2, [DONE], [LEFT, REQUEUE]).is_done(2)
+    assert not _ending(tmp_path, 3, [DONE], []).is_done(2)
+    assert not _ending(tmp_path, 4, [DONE, {"event": "agent-started"}]).is_done(1)
+
+
+@pytest.mark.parametrize(
+    ("saved", "expected"),
+    [([0], 1), ([0, 5], 0), ([5, 5, 5], 2), ([5, 7, 6, 7, 7], 3), ([5, 7, 6, 7, 8], 0)],
+)
+def test_progress_is_a_step_that_no_attempt_had_saved_before(tmp_path: Path, saved: list[int], expected: int) -> None:
+    """Steps that were trained and not saved count for nothing."""
+    progress = [{"step": 1000 + number, "saved": step} for number, step in enumerate(saved)]
+    endings = [_ending(tmp_path, number, [], progress=one) for number, one in enumerate(progress, start=1)]
+    assert barren(endings) == expected
+
+
+def test_program_that_says_nothing_of_its_progress_makes_some_when_it_runs_until_it_is_warned(tmp_path: Path) -> None:
+    at_once = [LEFT, REQUEUE]
+    warned: list[dict[str, Any]] = [{"event": "warned"}, *at_once]
+    assert barren([_ending(tmp_path, number, warned) for number in range(1, 9)]) == 0
+    assert barren([_ending(tmp_path, number, at_once) for number in range(11, 14)]) == 3
+
+
+@pytest.mark.parametrize(
+    ("saved", "rules", "at_limit", "part"),
+    [
+        ([1, 2, 3], {}, False, ""),
+        (
+            [5, 5, 5, 5],
+            {},
+            False,
+            "3 attempts in a row made no progress, so the job does not begin anew: the newest saved step is 5",
+        ),
+        ([5, 5, 5], {}, False, ""),
+        ([1, 2, 3], {"max_retries": 2}, False, "attempt 3 was the last: slurm.max_retries is 2"),
+        ([1, 2, 3], {"max_retries": 3}, False, ""),
+        ([0], {"max_retries": 0}, False, "attempt 1 was the last"),
+        ([1], {"requeue": "never"}, False, "slurm.requeue is never"),
+        ([1, 2], {}, True, ""),
+        ([2, 2], {}, True, "the time limit came before progress was saved"),
+    ],
+)
+def test_what_speaks_against_another_attempt(
+    tmp_path: Path, saved: list[int], rules: dict[str, Any], *, at_limit: bool, part: str
+) -> None:
+    endings = [_ending(tmp_path, number, [], progress={"saved": step}) for number, step in enumerate(saved, start=1)]
+    found = restart.objection_to_queueing(_job(len(saved), **rules), endings, at_limit=at_limit)
+    assert (part in found) if part else not found
+
+
+def test_job_that_slurm_ends_was_at_its_limit_only_after_a_warning_in_due_time(tmp_path: Path) -> None:
+    now = time.time()
+    assert _ending(tmp_path, 1, [{"event": "warned", "time": now - 91}]).reached_time_limit(90)
+    assert not _ending(tmp_path, 2, [{"event": "warned", "time": now - 60}]).reached_time_limit(90)
+    assert not _ending(tmp_path, 3, [{"event": "note"}]).reached_time_limit(90)
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"SLURM_JOB_ID": "17"}, "17"),
+        ({"SLURM_JOB_ID": "19", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "2"}, "17_2"),
+    ],
+)
+def test_array_requeues_its_own_task_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], expected: str
+) -> None:
+    script = f"#!{sys.executable}\nimport pathlib, sys\npathlib.Path({str(tmp_path / 'said')!r}).write_text(' '.join(sys.argv[1:]))\n"
+    (tmp_path / "scontrol").write_text(script)
+    (tmp_path / "scontrol").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert requeue.requeue(env) == ""
+    assert (tmp_path / "said").read_text() == f"requeue {expected}"
+
+
+def test_refusal_of_scontrol_is_told_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'Requested operation is presently disabled' >&2\nexit 1\n")
+    (tmp_path / "scontrol").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(requeue, "PAUSES_S", (0.0, 0.0))
+    refusal = requeue.requeue({"SLURM_JOB_ID": "17"})
+    assert refusal == "Slurm did not take job 17 into the queue again: Requested operation is presently disabled"
+
+
+STARTED: dict[str, Any] = {"event": "agent-started"}
+STOPPING: dict[str, Any] = {"event": "stopping"}
+STOPPED: dict[str, Any] = {"event": "agent-finished", "state": "STOPPED", "exit": None}
+
+
+def _failed(at_s: float) -> dict[str, Any]:
+    return {"event": "agent-finished", "state": "FAILED", "exit": {"code": 7, "time": at_s}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "culprit", "lost"),
+    [
+        ([[STARTED, _failed(9.0)], [STARTED, _failed(5.0)], [STARTED, STOPPED]], "n1", set()),
+        ([[STARTED, _failed(9.0)], [STARTED]], None, {"n1"}),  # failed as its peer was gone
+        ([[STARTED], [STARTED]], None, set()),  # all were killed: no node is to blame
+        ([[STARTED, _failed(9.0)], [STARTED, STOPPING]], "n0", set()),  # Slurm had no patience
+        ([[STARTED, LEFT, REQUEUE], [STARTED, _failed(9.0)]], None, set()),
+        ([[STARTED, DONE, STARTED], [STARTED, DONE]], None, {"n0"}),
+    ],
+)
+def test_node_to_blame_is_the_one_that_is_lost_or_failed_first(
+    tmp_path: Path, nodes: list[list[dict[str, Any]]], culprit: str | None, lost: set[str]
+) -> None:
+    ending = _ending(tmp_path, 1, *nodes)
+    assert (ending.culprit, ending.lost) == (culprit, lost)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([STARTED, {**STOPPING, "time": 4.0}, STOPPED], True),
+        ([STARTED, {**STOPPING, "time": 4.0}, _failed(5.0)], True),
+        ([STARTED, {**STOPPING, "time": 5.1}, _failed(5.0)], False),
+        ([STARTED, {**LEFT, "time": 4.0}, {**STOPPING, "time": 4.1}, REQUEUE], False),
+        ([STARTED, _failed(5.0)], False),
+    ],
+)
+def test_what_was_stopped_before_anything_failed_was_told_to(
+    tmp_path: Path, events: list[dict[str, Any]], *, expected: bool
+) -> None:
+    assert _ending(tmp_path, 1, events).told_to_stop is expected
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "names"),
+    [
+        ("n0", ["n0"]),
+        ("n[0-1],m", ["n0", "n1", "m"]),
+        ("n[08-11,7],x-[1]-y", ["n08", "n09", "n10", "n11", "n7", "x-1-y"]),
+        ("r[0-1]n[1-2]", ["r0n1", "r0n2", "r1n1", "r1n2"]),
+    ],
+)
+def test_allocation_is_read_as_slurm_writes_it(nodelist: str, names: list[str]) -> None:
+    assert expand(nodelist) == names
+
+
+def _attempts(run: Path, *attempts: tuple[int, dict[str, list[dict[str, Any]]]]) -> list[Ending]:
+    """Attempts by the number of requeues before them and what the agents of their nodes said."""
+    endings = []
+    for number, (requeues, nodes) in enumerate(attempts, start=1):
+        folder = run / f"attempt-{number}"
+        for name, events in nodes.items():
+            (folder / name).mkdir(parents=True)
+            lines = [json.dumps({"time": float(second), **event}) for second, event in enumerate(events)]
+            (folder / name / "events.jsonl").write_text("\n".join([*lines, ""]))
+        (folder / "job.json").write_text(json.dumps({"slurm": {"requeues": requeues}}))
+        endings.append(Ending(str(folder)))
+    return endings
+
+
+FINE, FAILS, GONE = [STARTED, STOPPED], [STARTED, _failed(5.0)], [STARTED]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "chosen"),
+    [
+        ([], ["a", "b"]),
+        ([(0, {"a": FAILS, "b": FINE})], ["b", "s"]),
+        ([(0, {"a": FAILS, "b": FINE}), (0, {"b": FAILS, "s": FINE})], ["a", "s"]),  # once each: those that come first
+        ([(0, {"a": FINE, "b": GONE})], ["a", "s"]),
+        ([(0, {"a": FINE, "b": GONE}), (0, {"a": FAILS, "s": FINE})], ["a", "s"]),  # there is no other
+        ([(0, {"a": FINE, "b": GONE}), (0, {"a": GONE, "s": FINE})], ["s"]),
+        (
+            [(0, {"a": FINE, "b": GONE}), (1, {"a": FAILS, "b": FINE})],
+            ["b", "s"],
+        ),  # it came back with the next allocation
+    ],
+)
+def test_nodes_of_the_next_attempt_are_those_that_did_not_fail(
+    tmp_path: Path, attempts: list[tuple[int, dict[str, list[dict[str, Any]]]]], chosen: list[str]
+) -> None:
+    assert choose(["a", "b", "s"], 2, _attempts(tmp_path, *attempts), ["s"]) == chosen
+
+
+KILLED: dict[str, Any] = {"event": "agent-finished", "state": "FAILED", "exit": None}
+TRAINS: dict[str, Any] = {"event": "rank-started"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "saved", "expected"),
+    [
+        ([FINE, FAILS], 0, False),
+        ([FINE, FAILS], 5, True),
+        ([FINE, [STARTED, {**LEFT, "code": 93}, _failed(5.0)]], 5, False),
+        ([FINE, GONE], 0, True),
+        ([FINE, [STARTED, TRAINS, KILLED]], 0, True),
+        ([FINE, [STARTED, KILLED]], 0, False),  # refused: there is no such program
+    ],
+)
+def test_failed_run_goes_on_where_that_may_lead_further(
+    tmp_path: Path, nodes: list[list[dict[str, Any]]], saved: int, *, expected: bool
+) -> None:
+    assert restart.is_worth_it([_ending(tmp_path, 1, *nodes, progress={"saved": saved})]) is expected

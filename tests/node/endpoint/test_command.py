@@ -1,0 +1,133 @@
+"""Commands that run on a node for the controller: as after a login, bounded, and once where it has to be once."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.endpoint.replies import Answer
+from orchestrator.errors import NodeError
+from orchestrator.transports.local import LocalTransport
+from tests.until import until
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def endpoint(home: Path) -> Iterator[Endpoint]:  # noqa: ARG001  it starts in that home
+    with Endpoint.connect(LocalTransport("login"), sys.executable) as endpoint:
+        yield endpoint
+
+
+def _connected() -> Endpoint:
+    return Endpoint.connect(LocalTransport("login"), sys.executable)
+
+
+def test_words_arrive_untouched_and_the_answer_comes_back(endpoint: Endpoint) -> None:
+    argv = ["sh", "-c", 'printf "%s|" "$@"; echo oops >&2; exit 3', "sh", "a b", "$(id)", "it's", ""]
+    assert endpoint.command(argv, timeout_s=10) == Answer(3, "a b|$(id)|it's||", "oops\n")
+
+
+def test_profile_says_where_programs_are_whatever_else_it_prints(endpoint: Endpoint, home: Path) -> None:
+    (home / "tools").mkdir()
+    (home / "tools" / "site-tool").write_text("#!/bin/sh\necho from the tools, $SITE\n")
+    (home / "tools" / "site-tool").chmod(0o755)
+    (home / ".bash_profile").write_text("echo Welcome; echo oops >&2\nexport PATH=$PATH:~/tools SITE='two\nlines'\n")
+    assert endpoint.command(["site-tool"], timeout_s=10) == Answer(0, "from the tools, two lines\n", "")
+
+
+def test_profile_that_ends_its_shell_changes_nothing(endpoint: Endpoint, home: Path) -> None:
+    (home / ".bash_profile").write_text("exit 1\n")
+    assert endpoint.command(["echo", "hi"], timeout_s=10) == Answer(0, "hi\n", "")
+
+
+def test_program_that_is_not_there_is_127(endpoint: Endpoint) -> None:
+    assert endpoint.command(["no-such-sbatch"], timeout_s=10).code == 127
+
+
+def test_command_that_takes_too_long_is_ended_with_what_it_started(endpoint: Endpoint, tmp_path: Path) -> None:
+    answer = endpoint.command(["sh", "-c", f"echo said; sleep 1000 & echo $! >{tmp_path}/pid; wait"], timeout_s=1)
+    assert (answer.code, answer.out) == (124, "said\n")
+    assert "no answer in 1 s" in answer.err
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: not Path(f"/proc/{pid}").exists(), what="the sleeper to be gone")
+
+
+def test_command_that_leaves_a_child_with_its_output_is_over_with_itself(endpoint: Endpoint) -> None:
+    assert endpoint.command(["sh", "-c", "sleep 20 & echo done"], timeout_s=15) == Answer(0, "done\n", "")
+
+
+def test_endless_output_is_cut_and_does_not_hold_the_command_up(endpoint: Endpoint) -> None:
+    answer = endpoint.command([sys.executable, "-c", "print('x' * (20 << 20))"], timeout_s=30)
+    assert (answer.code, len(answer.out)) == (0, 4 << 20)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("home")
+def test_umask_is_the_users_own() -> None:
+    before = os.umask(0o027)
+    try:
+        with _connected() as fresh:
+            assert fresh.command(["sh", "-c", "umask"], timeout_s=10).out.strip().endswith("027")
+    finally:
+        os.umask(before)
+
+
+def _once(endpoint: Endpoint, home: Path, *, begin: bool = True, timeout_s: float = 10.0) -> Answer:
+    script = 'echo ran >>runs; while ! [ -e go ]; do sleep 0.02; done; echo "$(wc -l <runs)"'
+    return endpoint.command_once(["sh", "-c", script], f"{home}/run/answer.json", timeout_s=timeout_s, begin=begin)
+
+
+@pytest.fixture
+def run(home: Path) -> Path:
+    (home / "run").mkdir(mode=0o700)
+    return home / "run"
+
+
+def test_who_asks_again_while_the_first_is_at_work_hears_its_answer(endpoint: Endpoint, home: Path, run: Path) -> None:
+    first: list[Answer] = []
+    thread = threading.Thread(target=lambda: first.append(_once(endpoint, home)))
+    thread.start()
+    until((run / "runs").exists, what="the first one to begin")
+    with _connected() as second:
+        (run / "go").touch()
+        assert _once(second, home) == Answer(0, "1\n", "")
+        assert _once(second, home) == Answer(0, "1\n", "")
+    thread.join()
+    assert first == [Answer(0, "1\n", "")]
+
+
+def test_one_that_was_withdrawn_never_begins(endpoint: Endpoint, home: Path, run: Path) -> None:
+    assert _once(endpoint, home, begin=False).code == 125
+    assert _once(endpoint, home).code == 125
+    assert not (run / "runs").exists()
+
+
+def test_withdrawing_what_was_never_prepared_makes_nothing(endpoint: Endpoint, home: Path) -> None:
+    assert _once(endpoint, home, begin=False).code == 125
+    assert not (home / "run").exists()
+
+
+def test_one_that_began_and_left_no_answer_is_not_begun_again(endpoint: Endpoint, home: Path, run: Path) -> None:
+    """Its machine was switched off in the midst."""
+    (run / "answer.json").touch()
+    assert _once(endpoint, home, timeout_s=0.5).code == 124
+    assert not (run / "runs").exists()
+
+
+def test_mark_in_somebody_elses_reach_is_refused(endpoint: Endpoint, home: Path, run: Path) -> None:
+    (home / "real").mkdir()
+    run.rmdir()
+    run.symlink_to(home / "real")
+    with pytest.raises(NodeError, match="symbolic link"):
+        _once(endpoint, home)

@@ -1,0 +1,39 @@
+"""The file system of a folder, by what the kernel writes of mounts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.endpoint.file_system import file_system, type_of
+
+# As /proc/self/mountinfo of a login node has it (man 5 proc): a home from elsewhere, a blank in a name, one mount on top of another.
+MOUNTS = r"""22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw
+30 22 0:26 / /home rw,relatime shared:9 - nfs4 filer:/home rw,vers=4.2
+31 22 0:27 / /home2 rw,relatime - xfs /dev/sdb rw
+32 22 0:28 / /data\040sets rw,relatime shared:7 master:2 - lustre mds@tcp:/data rw
+33 22 0:29 / /scratch rw - xfs /dev/sdc rw
+34 33 0:30 / /scratch rw - beegfs beegfs_nodev rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/u/.orch", "nfs4"),
+        ("/home2/u", "xfs"),
+        ("/homes", "ext4"),
+        ("/data sets/x", "lustre"),
+        ("/scratch/u", "beegfs"),
+        ("/", "ext4"),
+    ],
+)
+def test_innermost_mount_above_a_path_counts_and_of_two_at_one_place_the_last(path: str, kind: str) -> None:
+    assert type_of(path, MOUNTS) == kind
+
+
+def test_folder_in_shared_memory_is_this_machines_own_and_one_in_proc_is_not(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/dev/shm")
+    assert file_system({"path": str(tmp_path / "link" / "not-there-yet")}, b"")[0] == {"type": "tmpfs", "local": True}
+    assert file_system({"path": "/proc/self"}, b"")[0] == {"type": "proc", "local": False}

@@ -1,0 +1,287 @@
+"""What gc removes of a node's folders and what it keeps: asked of a real endpoint, on folders as agents leave them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.endpoint.replies import Leftover
+from orchestrator.node.endpoint import strays
+from orchestrator.node.endpoint.report import live_fields
+from orchestrator.node.machine import boot_id
+from orchestrator.transports.local import LocalTransport
+from tests.grounds.components import unavailable
+from tests.node.agent.test_agent_ground import PYTHONS
+
+DAY_S = 86400.0
+DIGEST = "0123456789abcdef" * 2
+OLD, OTHER = "gpt-20261101-101500-ab12", "gpt-20261102-101500-cd34"
+LIVING = "gpt-20261103-101500-ef56"  # has a real process, which tests beside this one see too
+
+
+@pytest.fixture(params=PYTHONS)
+def endpoint(request: pytest.FixtureRequest) -> Iterator[Endpoint]:
+    with Endpoint.connect(LocalTransport("n0"), request.param) as endpoint:
+        yield endpoint
+
+
+class Workdir:
+    """A working folder with runs of any age in it."""
+
+    def __init__(self, path: Path, endpoint: Endpoint) -> None:
+        self.path, self._endpoint = path, endpoint
+        endpoint.prepare(str(path), DIGEST)
+
+    def run(self, name: str = OLD, *, agent: dict[str, Any] | None = None, ended: bool = True) -> Path:
+        """A run of one node, whose agent is dead by default, and that refers to the bundle."""
+        node = self.path / "runs" / name / "attempt-1" / "n0"
+        node.mkdir(parents=True, mode=0o700)
+        record = {"pid": 1, "start_time": 1, "pgid": 1, "boot_id": boot_id(), "hostname": "elsewhere", **(agent or {})}
+        (node / "agent.json").write_text(json.dumps(record))
+        event = {"event": "agent-finished", "state": "DONE", "time": 0.0, "exit": None, "text": ""}
+        (node / "events.jsonl").write_text(json.dumps(event) + "\n" if ended else "")
+        (node / "rank-0.out").write_bytes(b"x" * 1000)
+        bundle = {"bundle_dir": str(self.path / "bundles" / DIGEST)}
+        (node.parent / "job.json").write_text(json.dumps(bundle))
+        return node.parent.parent
+
+    def bundle(self, name: str = DIGEST) -> Path:
+        folder = self.path / "bundles" / name
+        (folder / "orchestrator").mkdir(parents=True, mode=0o700)
+        (folder / "orchestrator" / "x.py").write_text("pass\n")
+        return folder
+
+    def clear(
+        self,
+        *,
+        older_than_s: float = 7 * DAY_S,
+        checkpoints: bool = False,
+        dry_run: bool = False,
+        age_s: float = 8 * DAY_S,
+    ) -> dict[str, Leftover]:
+        """What became of each, by name, after everything there has been made that old."""
+        then = time.time() - age_s
+        for path in [*self.path.rglob("*"), self.path / "runs" / OLD]:
+            if path.is_symlink() or path.exists():
+                os.utime(path, (then, then), follow_symlinks=False)
+        limits = {"older_than_s": older_than_s, "checkpoints": checkpoints, "dry_run": dry_run}
+        return {entry.name: entry for entry in self._endpoint.clear(str(self.path), **limits)}  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def workdir(tmp_path: Path, endpoint: Endpoint) -> Workdir:
+    return Workdir(tmp_path / "work", endpoint)
+
+
+def test_old_run_and_its_bundle_are_removed_and_their_size_told(workdir: Workdir) -> None:
+    run, bundle = workdir.run(), workdir.bundle()
+    found = workdir.clear()
+    assert {name: entry.action for name, entry in found.items()} == {OLD: "remove", DIGEST: "remove"}
+    assert found[OLD].bytes > 1000
+    assert 8 * DAY_S <= found[OLD].age_s < 8 * DAY_S + 600
+    assert not run.exists()
+    assert not bundle.exists()
+    assert list((workdir.path / "runs").iterdir()) == []
+
+
+def test_a_run_is_as_old_as_the_newest_thing_in_it(workdir: Workdir) -> None:
+    run = workdir.run()
+    assert workdir.clear(age_s=6 * DAY_S)[OLD].action == "young"
+    assert run.exists()
+
+
+def test_dry_run_tells_the_same_and_removes_nothing(workdir: Workdir) -> None:
+    run, bundle = workdir.run(), workdir.bundle()
+    assert {entry.action for entry in workdir.clear(dry_run=True).values()} == {"remove"}
+    assert run.exists()
+    assert bundle.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "checkpoints/step_20/state.pt",
+        "checkpoints/latest",
+        "attempt-1/n0/out/step_20/manifest.json",
+        "attempt-1/n0/code/out/model.safetensors",
+        "attempt-1/n0/code/checkpoint-500/trainer_state.json",
+        "attempt-1/n0/code/global_step10/mp_rank_00_model_states.bin",
+    ],
+)
+def test_run_that_holds_checkpoints_stays_until_they_may_go_too(workdir: Workdir, name: str) -> None:
+    run = workdir.run()
+    (run / name).parent.mkdir(parents=True, exist_ok=True)
+    (run / name).write_bytes(b"x" * 500)
+    kept = workdir.clear()[OLD]
+    assert (kept.action, kept.why, kept.checkpoint_bytes) == ("keep", "holds checkpoints", 500)
+    assert (run / name).exists()
+    assert workdir.clear(checkpoints=True)[OLD].action == "remove"
+    assert not run.exists()
+
+
+def test_run_of_a_living_agent_stays(workdir: Workdir) -> None:
+    fields = live_fields(os.getpid())
+    assert fields is not None
+    run = workdir.run(agent={"pid": os.getpid(), "start_time": int(fields[19])}, ended=False)
+    kept = workdir.clear()[OLD]
+    assert (kept.action, kept.why) == ("keep", "its agent of n0 is alive")
+    assert run.exists()
+
+
+def test_run_with_a_living_process_stays_even_if_its_agent_is_dead(workdir: Workdir) -> None:
+    run = workdir.run(LIVING)
+    marks = {"ORCH_RUN_ID": LIVING, "ORCH_ATTEMPT": "1", "ORCH_NODE": "n0", "ORCH_RUN_DIR": str(run)}
+    with subprocess.Popen(["sleep", "1000"], env=marks) as process:
+        kept = workdir.clear()[LIVING]
+        process.kill()
+    assert (kept.action, kept.why) == ("keep", "processes of it are alive")
+
+
+@pytest.mark.parametrize(
+    ("hostname", "ended", "action"),
+    [("elsewhere", True, "remove"), ("elsewhere", False, "keep"), (os.uname().nodename, False, "remove")],
+)
+def test_agent_of_another_boot_is_over_by_its_word_or_by_the_restart_of_this_machine(
+    workdir: Workdir, hostname: str, ended: bool, action: str
+) -> None:
+    workdir.run(agent={"boot_id": "another", "hostname": hostname}, ended=ended)
+    found = workdir.clear()[OLD]
+    assert found.action == action
+    assert action == "remove" or "elsewhere" in found.why
+
+
+def test_run_that_may_wait_in_slurms_queue_stays(workdir: Workdir) -> None:
+    run = workdir.run()
+    shutil.rmtree(run / "attempt-1" / "n0")
+    (run / "attempt-1" / "submit.sbatch").touch()
+    assert "queue" in workdir.clear()[OLD].why
+    (run / "attempt-1" / "submit.sbatch").unlink()
+    assert workdir.clear()[OLD].action == "remove"
+
+
+def test_run_in_which_no_agent_has_started_is_left_for_an_hour_at_least(workdir: Workdir) -> None:
+    run = workdir.run()
+    shutil.rmtree(run / "attempt-1" / "n0")
+    assert workdir.clear(older_than_s=0, age_s=60)[OLD].why == "no agent has started in it yet"
+
+
+@pytest.mark.parametrize(
+    ("record", "action"),
+    [
+        ('{"state": "DONE"}', "remove"),
+        ('{"state": "RUNNING"}', "keep"),
+        ('{"state": "LOST"}', "keep"),
+        ("torn", "keep"),
+    ],
+)
+def test_folder_that_is_the_runs_record_too_goes_by_the_record(workdir: Workdir, record: str, action: str) -> None:
+    (workdir.run() / "run.json").write_text(record)
+    assert workdir.clear()[OLD].action == action
+
+
+def test_bundle_stays_as_long_as_a_run_needs_it(workdir: Workdir) -> None:
+    bundle, kept = workdir.bundle(), workdir.run(OTHER)
+    workdir.run()
+    (kept / "checkpoints").mkdir()
+    (kept / "checkpoints" / "latest").touch()
+    found = workdir.clear()
+    assert (found[OLD].action, found[OTHER].action, found[DIGEST].action) == ("remove", "keep", "keep")
+    (kept / "attempt-1" / "job.json").write_text("torn")
+    assert "cannot be read" in workdir.clear()[DIGEST].why
+    assert bundle.exists()
+
+
+def test_bundle_that_a_launch_found_there_is_young_again(workdir: Workdir, endpoint: Endpoint) -> None:
+    bundle = workdir.bundle()
+    os.utime(bundle, (0, 0))
+    assert endpoint.prepare(str(workdir.path), DIGEST)
+    assert time.time() - bundle.stat().st_mtime < 60
+
+
+def test_what_an_unfinished_push_or_removal_left_goes_too(workdir: Workdir) -> None:
+    workdir.bundle(".new-k2j3h4")
+    workdir.bundle(f".removing-{DIGEST}")
+    assert workdir.clear()[".new-k2j3h4"].action == "remove"
+    assert list((workdir.path / "bundles").iterdir()) == []
+
+
+def test_no_symbolic_link_is_followed(workdir: Workdir, tmp_path: Path) -> None:
+    treasure = tmp_path / "treasure"
+    (treasure / "attempt-1").mkdir(parents=True)
+    (treasure / "file").touch()
+    run = workdir.run()
+    (run / "link").symlink_to(treasure)
+    (workdir.path / "runs" / OTHER).symlink_to(treasure)
+    (workdir.path / "bundles" / DIGEST).symlink_to(treasure)
+    assert set(workdir.clear()) == {OLD}
+    assert not run.exists()
+    assert (treasure / "file").exists()
+
+
+def test_linked_folder_of_runs_is_not_looked_into(workdir: Workdir, tmp_path: Path) -> None:
+    run = workdir.run()
+    (workdir.path / "runs").rename(tmp_path / "elsewhere")
+    (workdir.path / "runs").symlink_to(tmp_path / "elsewhere")
+    assert workdir.clear() == {}
+    assert (tmp_path / "elsewhere" / run.name).exists()
+
+
+@pytest.mark.parametrize("name", ["notes", "gpt-20261101-101500", f"{OLD}.bak", f"my {OLD}"])
+def test_folder_of_another_name_is_left_alone(workdir: Workdir, name: str) -> None:
+    run = workdir.run(name)
+    workdir.bundle("venv")
+    assert workdir.clear() == {}
+    assert run.exists()
+
+
+def test_another_users_folder_is_left_alone(workdir: Workdir) -> None:
+    if os.geteuid() != 0:
+        unavailable("only root can give a folder away")
+    run = workdir.run()
+    os.chown(run, 12345, 12345)
+    assert workdir.clear() == {}
+    assert run.exists()
+
+
+def test_working_folder_that_is_not_there_has_nothing_to_clear(endpoint: Endpoint, tmp_path: Path) -> None:
+    assert endpoint.clear(str(tmp_path / "no"), older_than_s=0, checkpoints=True, dry_run=False) == []
+    assert not (tmp_path / "no").exists()
+
+
+def test_other_users_processes_on_cards_are_listed_as_the_drivers_tool_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        unavailable("only root can start a process as another user")
+    with subprocess.Popen(["sleep", "1000"], user=12345, group=12345, extra_groups=[]) as other:
+        _nvidia_smi(tmp_path, monkeypatch, f"echo {other.pid}; echo {os.getpid()}")
+        found, note = strays.card_users()
+        other.kill()
+    assert (found, note) == ([{"pid": other.pid, "uid": 12345, "command": "sleep", "card": "nvidia"}], "")
+
+
+@pytest.mark.parametrize(("script", "note"), [("exec sleep 1000", "no answer"), ("echo broken; exit 9", "broken")])
+def test_drivers_tool_that_hangs_or_fails_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, note: str
+) -> None:
+    _nvidia_smi(tmp_path, monkeypatch, script)
+    monkeypatch.setattr(strays, "TOOL_WAIT_S", 0.5)
+    found, said = strays.card_users()
+    assert found == []
+    assert note in said
+
+
+def _nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")

@@ -1,0 +1,232 @@
+"""What an endpoint receives: working folder, bundles and files, and everything that must not get through."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.errors import NodeError
+from orchestrator.node.endpoint import push as receive
+from orchestrator.transports.local import LocalTransport
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
+        yield endpoint
+
+
+def tar(*members: tuple[str, bytes | str], kind: bytes = tarfile.REGTYPE) -> bytes:
+    """A tar.gz of files with content, or of links or devices with a target."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                info.type, info.linkname = (tarfile.SYMTYPE if kind == tarfile.REGTYPE else kind), content
+                archive.addfile(info)
+            else:
+                info.size, info.mode = len(content), 0o755 if name.endswith(".sh") else 0o644
+                archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def test_hello_says_what_the_node_is(endpoint: Endpoint) -> None:
+    facts = endpoint.facts
+    assert facts.python == "{}.{}.{}".format(*sys.version_info[:3])
+    assert facts.host_id.startswith(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip() + "/")
+    assert facts.hostname == os.uname().nodename
+    assert facts.home == str(Path.home())
+
+
+@pytest.mark.processes
+def test_prepare_makes_private_folders_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
+        assert endpoint.prepare("~/deep/.orch", "abc") is False
+    for name in ("bundles", "runs"):
+        assert mode(tmp_path / "deep/.orch" / name) == 0o700
+
+
+def test_prepare_closes_folders_that_were_open(endpoint: Endpoint, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs").chmod(0o777)
+    endpoint.prepare(str(tmp_path), "abc")
+    assert mode(tmp_path / "runs") == 0o700
+
+
+def test_a_file_where_the_working_folder_should_be_is_named(endpoint: Endpoint, tmp_path: Path) -> None:
+    (tmp_path / "work").write_text("")
+    with pytest.raises(NodeError, match=r"work: (Not a directory|File exists)") as caught:
+        endpoint.prepare(str(tmp_path / "work"), "abc")
+    assert caught.value.node == "n0"
+    assert "workdir" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["bundles", "runs"])
+def test_a_planted_link_in_the_working_folder_is_refused(endpoint: Endpoint, tmp_path: Path, name: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NodeError, match=f"work/{name} is a symbolic link"):
+        endpoint.prepare(str(tmp_path / "work"), "abc")
+
+
+def test_a_working_folder_that_everyone_can_write_to_is_refused(endpoint: Endpoint, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work").chmod(0o777)
+    with pytest.raises(NodeError, match="work is writable for everyone"):
+        endpoint.prepare(str(tmp_path / "work"), "abc")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
+def test_somebody_elses_working_folder_is_refused(endpoint: Endpoint, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    os.chown(tmp_path / "work", 12345, 12345)
+    with pytest.raises(NodeError, match="work belongs to user 12345"):
+        endpoint.prepare(str(tmp_path / "work"), "abc")
+
+
+@pytest.mark.parametrize("digest", ["../x", "a/b", "", ".", "a\n"])
+def test_a_digest_is_a_plain_name(endpoint: Endpoint, tmp_path: Path, digest: str) -> None:
+    with pytest.raises(NodeError, match="is not a digest"):
+        endpoint.prepare(str(tmp_path), digest)
+
+
+def _push(endpoint: Endpoint, workdir: Path, payload: bytes) -> None:
+    endpoint.put_bundle(str(workdir), "abc", payload, hashlib.sha256(payload).hexdigest())
+
+
+def test_a_bundle_arrives_with_its_links_and_private_modes(endpoint: Endpoint, tmp_path: Path) -> None:
+    content = os.urandom(3_000_000)
+    files = ("node/agent.py", content), ("code/run.sh", b"#!/bin/sh\n"), ("code/link", "../node/agent.py")
+    _push(endpoint, tmp_path, tar(*files))
+    bundle = tmp_path / "bundles/abc"
+    assert (bundle / "node/agent.py").read_bytes() == content
+    assert (bundle / "code/link").read_bytes() == content
+    assert [mode(bundle / name) for name in ("node", "node/agent.py", "code/run.sh")] == [0o700, 0o600, 0o700]
+    assert endpoint.prepare(str(tmp_path), "abc") is True
+    assert [path.name for path in (tmp_path / "bundles").iterdir()] == ["abc"]
+
+
+def test_a_bundle_that_is_there_already_stays(endpoint: Endpoint, tmp_path: Path) -> None:
+    _push(endpoint, tmp_path, tar(("a", b"first")))
+    _push(endpoint, tmp_path, tar(("a", b"second")))
+    assert (tmp_path / "bundles/abc/a").read_bytes() == b"first"
+    assert [path.name for path in (tmp_path / "bundles").iterdir()] == ["abc"]
+
+
+@pytest.mark.processes
+def test_many_pushes_of_one_bundle_at_once_all_succeed(tmp_path: Path) -> None:
+    failures: list[NodeError] = []
+
+    def push() -> None:
+        try:
+            with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
+                _push(endpoint, tmp_path, tar(*((f"f{i}", b"x" * i) for i in range(50))))
+        except NodeError as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=push) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(list((tmp_path / "bundles/abc").iterdir())) == 50
+    assert [path.name for path in (tmp_path / "bundles").iterdir()] == ["abc"]
+
+
+@pytest.mark.parametrize(
+    ("payload", "complaint"),
+    [
+        (tar(("../evil", b"x")), "leads out"),
+        (tar(("a/../../evil", b"x")), "leads out"),
+        (tar(("/tmp/evil", b"x")), "leads out"),
+        (tar(("link", "/etc/passwd")), "links out"),
+        (tar(("link", "../../evil")), "links out"),
+        (tar(("here", "."), ("evil", "here/../../..")), "links out"),
+        (tar(("dir/link", ".."), ("dir/link/evil", b"x")), "symbolic link"),
+        (tar(("link", ".."), ("link/evil", b"x")), "symbolic link"),
+        (tar(("link", "evil"), ("link", b"x")), "File exists"),
+        (tar(("hard", "/etc/passwd"), kind=tarfile.LNKTYPE), "neither"),
+        (tar(("fifo", "x"), kind=tarfile.FIFOTYPE), "neither"),
+        (tar(("a", os.urandom(100_000)))[:-200], "ended"),
+        (b"no archive", "not a gzip file"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bundle_never_writes_outside_and_leaves_nothing_behind(
+    endpoint: Endpoint, tmp_path: Path, payload: bytes, complaint: str
+) -> None:
+    work = tmp_path / "a/b/c"
+    with pytest.raises(NodeError, match=complaint):
+        _push(endpoint, work, payload)
+    assert [path.name for path in tmp_path.rglob("*")] == ["a", "b", "c", "bundles"]
+    assert endpoint.prepare(str(work), "abc") is False
+
+
+def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
+    payload = tar(("a", b"x"))
+    request = {"workdir": str(tmp_path), "digest": "abc", "sha256": hashlib.sha256(payload + b"x").hexdigest()}
+    with pytest.raises(ValueError, match="arrived damaged"):
+        receive.put_bundle(request, payload)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_arrive_whole_with_private_modes(endpoint: Endpoint, tmp_path: Path) -> None:
+    folder = tmp_path / "runs/x/attempt-1/n0"
+    value = 'umlaut ä, quote " $(touch x) \\ \x01\n'
+    endpoint.put_files(str(folder), [("node.sh", value, 0o600), ("sub/tool", b"\0\xff", 0o700), ("empty", "", 0o600)])
+    assert (folder / "node.sh").read_text(encoding="utf-8") == value
+    assert (folder / "sub/tool").read_bytes() == b"\0\xff"
+    assert [mode(folder / name) for name in (".", "node.sh", "sub", "sub/tool")] == [0o700, 0o600, 0o700, 0o700]
+    assert sorted(path.name for path in folder.iterdir()) == ["empty", "node.sh", "sub"]
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(endpoint: Endpoint, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/job.json").symlink_to(tmp_path / "victim")
+    endpoint.put_files(str(tmp_path / "run"), [("job.json", "{}", 0o600)])
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert (tmp_path / "run/job.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("path", ["../x", "/tmp/x", "a/../../x", "", ".", "a//b", "a/.", "nul\0"])
+def test_a_path_that_leads_out_of_its_folder_is_refused(endpoint: Endpoint, tmp_path: Path, path: str) -> None:
+    with pytest.raises(NodeError, match="leads out of its folder"):
+        endpoint.put_files(str(tmp_path / "run"), [("good", "x", 0o600), (path, "x", 0o600)])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "plant", [lambda run, out: run.symlink_to(out), lambda run, out: (run.mkdir(), (run / "sub").symlink_to(out))]
+)
+def test_files_are_not_written_through_a_linked_folder(
+    endpoint: Endpoint, tmp_path: Path, plant: Callable[[Path, Path], object]
+) -> None:
+    (tmp_path / "out").mkdir()
+    plant(tmp_path / "run", tmp_path / "out")
+    with pytest.raises(NodeError, match="is a symbolic link"):
+        endpoint.put_files(str(tmp_path / "run"), [("sub/file", "x", 0o600)])
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_folder_is_absolute(endpoint: Endpoint) -> None:
+    with pytest.raises(NodeError, match="'runs' is not an absolute path"):
+        endpoint.put_files("runs", [("a", "x", 0o600)])

@@ -1,0 +1,177 @@
+"""Starting and observing agents through an endpoint."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.endpoint.replies import RankExit
+from orchestrator.errors import NodeError
+from orchestrator.node.endpoint.report import live_fields, process
+from orchestrator.transports.local import LocalTransport
+from tests.grounds.stand_in import AGENT, Ground, alive
+from tests.until import until
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Iterator[Ground]:
+    ground = Ground(tmp_path / "run-1" / "attempt-1")
+    ground.attempt.mkdir(parents=True)
+    yield ground
+    ground.end()
+
+
+def test_an_agent_leads_a_session_of_its_own_and_outlives_the_endpoint(ground: Ground) -> None:
+    with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
+        pid = ground.start(endpoint, "ready(); print('hi', flush=True); time.sleep(1000)")
+        until(lambda: (ground.folder / "agent.log").read_text() == "hi\n", what="the agent's output")
+    assert alive(pid)
+    assert os.getsid(pid) == pid
+    assert Path(f"/proc/{pid}/fd/0").readlink() == Path(os.devnull)
+    assert Path(f"/proc/{pid}/cwd").readlink() == ground.folder
+    assert stat.S_IMODE((ground.folder / "agent.log").stat().st_mode) == 0o600
+    with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
+        (seen,) = endpoint.observe(str(ground.attempt), ["n0"])
+    assert seen.alive
+    assert seen.agent is not None
+    assert seen.agent.pid == pid
+
+
+@pytest.mark.processes
+def test_arguments_and_folders_may_begin_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    script = f'exec {sys.executable} "$0.py" "$1"\n'
+    with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
+        files = [("node.sh", script, 0o600), ("node.sh.py", AGENT + "me['node'] = sys.argv[1]; ready()", 0o600)]
+        endpoint.put_files("~/n0", files)
+        assert endpoint.start(["/bin/sh", "~/n0/node.sh", "~other ~/x"], "~/n0").node == "~other ~/x"
+
+
+def test_an_agent_that_is_over_before_anybody_looks_has_started(endpoint: Endpoint, ground: Ground) -> None:
+    assert ground.start(endpoint, "ready()") > 0
+
+
+def test_an_agent_may_be_a_child_of_what_was_started(endpoint: Endpoint, ground: Ground) -> None:
+    program = """
+if os.fork():
+    os.wait(); sys.exit(0)
+me.update(record(os.getpid())); ready(); time.sleep(1000)"""
+    pid = ground.start(endpoint, program)
+    (seen,) = endpoint.observe(str(ground.attempt), None)
+    assert seen.alive
+    assert live_fields(pid) is not None
+
+
+def test_the_record_of_an_agent_that_is_gone_is_not_taken_for_the_new_one(endpoint: Endpoint, ground: Ground) -> None:
+    first = ground.start(endpoint, "ready()")
+    until(lambda: not alive(first), what="its end")
+    assert ground.start(endpoint, "time.sleep(0.3); ready()") != first
+
+
+def test_an_agent_that_fails_at_once_is_reported_with_its_output(endpoint: Endpoint, ground: Ground) -> None:
+    with pytest.raises(NodeError, match=r"exited with code 4 before it wrote agent.json\nno such program"):
+        ground.start(endpoint, "print('no such program', flush=True); sys.exit(4)")
+    with pytest.raises(NodeError, match="was killed by SIGKILL before"):
+        ground.start(endpoint, "os.kill(os.getpid(), signal.SIGKILL)")
+
+
+def test_a_program_that_is_not_there_is_named(endpoint: Endpoint, ground: Ground) -> None:
+    endpoint.put_files(str(ground.folder), [])
+    with pytest.raises(NodeError, match="/nope/sh: No such file"):
+        endpoint.start(["/nope/sh"], str(ground.folder))
+
+
+def test_an_agent_that_never_writes_its_record_is_ended(endpoint: Endpoint, ground: Ground) -> None:
+    program = "print(os.getpid(), flush=True); time.sleep(1000)"
+    with pytest.raises(NodeError, match=r"no agent.json after 0.5 s, the agent was killed\n\d+"):
+        ground.start(endpoint, program, wait_s=0.5)
+    assert not alive(int((ground.folder / "agent.log").read_text()))
+
+
+def test_a_second_agent_in_one_folder_is_refused(endpoint: Endpoint, ground: Ground) -> None:
+    pid = ground.start(endpoint, "ready(); time.sleep(1000)")
+    with pytest.raises(NodeError, match=rf"an agent already runs in .*/n0, pid {pid}"):
+        ground.start(endpoint, "ready()")
+
+
+def test_an_agents_log_is_not_written_through_a_link(endpoint: Endpoint, ground: Ground, tmp_path: Path) -> None:
+    ground.folder.mkdir(mode=0o700)
+    (ground.folder / "agent.log").symlink_to(tmp_path / "victim")
+    with pytest.raises(NodeError, match=r"agent\.log"):
+        ground.start(endpoint, "ready()")
+    assert not (tmp_path / "victim").exists()
+
+
+def test_observe_tells_ranks_progress_and_the_first_failure(endpoint: Endpoint, ground: Ground) -> None:
+    failure = "rank=0, pid=1, code=None, signal='SIGKILL', done=False, error='lost'"
+    program = f"""
+event("rank-started", rank=1, pid=1, start_time=1)
+event("rank-started", rank=0, pid=1, start_time=1)
+event("rank-started", rank=2, pid=1, start_time=1)
+event("rank-exited", rank=1, pid=1, code=3, signal=None, done=True, error=None)
+event("rank-exited", {failure})
+os.mkdir("progress"); open("progress/0.json", "w").write('{{"step": 5}}'); open("progress/2.json", "w").write('{{"st')
+open("events.jsonl", "a").write('{{"event": "agent-fin')
+ready(); time.sleep(1000)"""
+    ground.start(endpoint, program)
+    (seen,) = endpoint.observe(str(ground.attempt), None)
+    assert seen.ranks == {0: "exited", 1: "exited", 2: "running"}
+    assert seen.first_failure == RankExit(0, None, "SIGKILL", "lost")
+    assert seen.progress == {0: {"step": 5}}
+    assert (seen.alive, seen.same_boot, seen.finished, seen.log) == (True, True, None, "")
+
+
+def test_observe_tells_an_agent_that_finished_from_one_that_died(endpoint: Endpoint, ground: Ground) -> None:
+    ground.start(endpoint, "event('agent-finished', state='DONE', exit=None); print('chatter'); ready()")
+    (seen,) = until(lambda: [s for s in endpoint.observe(str(ground.attempt), ["n0"]) if not s.alive], what="its end")
+    assert seen.finished is not None
+    assert (seen.finished.state, seen.finished.exit, seen.log) == ("DONE", None, "")
+    (ground.folder / "events.jsonl").unlink()
+    (seen,) = endpoint.observe(str(ground.attempt), ["n0"])
+    assert (seen.finished, seen.log) == (None, "chatter\n")
+
+
+def test_observe_knows_no_agent_where_none_was_started(endpoint: Endpoint, ground: Ground) -> None:
+    (seen,) = endpoint.observe(str(ground.attempt), ["n7"])
+    assert (seen.node, seen.agent, seen.alive, seen.ranks) == ("n7", None, False, {})
+    assert endpoint.observe(str(ground.attempt / "none"), None) == []
+
+
+def test_a_zombie_counts_as_gone(ground: Ground) -> None:
+    child = ground.sleeper()
+    fields = live_fields(child.pid)
+    assert fields is not None
+    record = {"pid": child.pid, "start_time": int(fields[19])}
+    child.kill()
+    until(lambda: process(record) is None, what="the zombie")
+    child.wait()
+
+
+def test_rendezvous_port_is_held_while_the_endpoint_lives(endpoint: Endpoint) -> None:
+    """Nobody gets the port by a plain bind; a store that sets SO_REUSEADDR, as torch's does, can listen on it."""
+    address, port, host_id = endpoint.reserve(["127.0.0.7"], {}).split()
+    assert (address, host_id) == ("127.0.0.7", endpoint.facts.host_id)
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(("", int(port)))
+    with socket.socket() as store:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        store.bind(("", int(port)))
+        store.listen()
+
+
+def test_rendezvous_takes_the_address_of_the_named_network_card(endpoint: Endpoint) -> None:
+    """`lo` is asked for twice over, so that even its loopback address is what is wanted."""
+    assert endpoint.reserve(["127.0.0.1"], {"GLOO_SOCKET_IFNAME": "lo"}).startswith("127.0.0.1 ")

@@ -1,0 +1,263 @@
+"""Stopping through an endpoint: what was recorded ends, whatever it does against it, and nobody else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.endpoint.replies import Signalled
+from orchestrator.node.endpoint.report import live_fields
+from orchestrator.node.ownership import START_TIME, signal_exactly
+from orchestrator.transports.local import LocalTransport
+from tests.grounds.stand_in import Ground, alive
+from tests.node.agent.test_agent_ground import PYTHONS
+from tests.until import until
+
+
+@pytest.fixture(params=PYTHONS)
+def endpoint(request: pytest.FixtureRequest) -> Iterator[Endpoint]:
+    with Endpoint.connect(LocalTransport("n0"), request.param) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Iterator[Ground]:
+    ground = Ground(tmp_path / "run-1" / "attempt-1")
+    ground.attempt.mkdir(parents=True)
+    yield ground
+    ground.end()
+
+
+@pytest.mark.parametrize("change", [{"start_time": 1}, {"boot_id": "another"}])
+def test_a_pid_of_another_start_or_boot_is_neither_alive_nor_signalled(
+    endpoint: Endpoint, ground: Ground, change: dict[str, object]
+) -> None:
+    stranger = ground.sleeper(start_new_session=True)
+    ground.write_record(stranger.pid, **change)
+    (seen,) = endpoint.observe(str(ground.attempt), None)
+    assert not seen.alive
+    (result,) = endpoint.stop(str(ground.attempt), None, grace_s=0)
+    assert (result.signalled, result.remaining) == ((), ())
+    assert stranger.poll() is None
+
+
+def test_stop_ends_a_willing_agent_with_one_signal(endpoint: Endpoint, ground: Ground) -> None:
+    pid = ground.start(endpoint, "ready(); time.sleep(1000)")
+    stranger = ground.sleeper()
+    (result,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=10)
+    assert result.signalled == (Signalled(pid, "agent", "SIGTERM"),)
+    assert result.remaining == ()
+    assert not alive(pid)
+    assert stranger.poll() is None
+    (again,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=10)
+    assert again.signalled == ()
+
+
+def test_stop_leaves_the_ranks_to_a_living_agent(endpoint: Endpoint, ground: Ground) -> None:
+    program = """
+child = rank()
+def end(*_):
+    child.kill(); child.wait(); sys.exit(6)
+signal.signal(signal.SIGTERM, end)
+ready(); time.sleep(1000)"""
+    pid = ground.start(endpoint, program)
+    rank = ground.rank()
+    (result,) = endpoint.stop(str(ground.attempt), None, grace_s=10)
+    assert [sent.pid for sent in result.signalled] == [pid]
+    assert not alive(rank)
+
+
+def test_stop_kills_a_deaf_agent_and_then_its_ranks(endpoint: Endpoint, ground: Ground) -> None:
+    pid = ground.start(endpoint, "signal.signal(signal.SIGTERM, signal.SIG_IGN); rank(); ready(); time.sleep(1000)")
+    rank = ground.rank()
+    (result,) = endpoint.stop(str(ground.attempt), None, grace_s=-4.5)  # the margin of five seconds would be long here
+    assert [(sent.pid, sent.signal) for sent in result.signalled] == [
+        (pid, "SIGTERM"),
+        (pid, "SIGKILL"),
+        (rank, "SIGKILL"),
+    ]
+    assert result.remaining == ()
+
+
+def test_stop_ends_the_groups_of_ranks_that_lost_their_agent(endpoint: Endpoint, ground: Ground) -> None:
+    program = "rank(['sh', '-c', 'trap \"\" TERM; sleep 1000 & echo $! > child; wait']); ready(); time.sleep(1000)"
+    pid = ground.start(endpoint, program)
+    rank, child = ground.rank(), int(until(lambda: _text(ground.folder / "child"), what="the rank's child"))
+    ground.pids.append(child)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid), what="the agent's end")
+    (result,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=-4.5)
+    assert {(sent.pid, sent.what) for sent in result.signalled} == {(rank, "rank 0"), (child, "group of rank 0")}
+    assert result.remaining == ()
+    assert not alive(rank)
+    assert not alive(child)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_group_without_its_leader_is_ended_only_if_it_carries_the_run(
+    endpoint: Endpoint, ground: Ground, *, ours: bool
+) -> None:
+    env = {**os.environ, **marks(ground, ORCH_RUN_ID="run-1" if ours else "run-2")}
+    script = "sleep 1000 & echo $!; exec sleep 1000"
+    leader = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, env=env, start_new_session=True)
+    with leader:
+        assert leader.stdout is not None
+        child = int(leader.stdout.readline())
+        ground.pids.append(child)
+        ground.write_record(leader.pid)
+        leader.kill()
+    (result,) = endpoint.stop(str(ground.attempt), None, grace_s=5)
+    assert [sent.pid for sent in result.signalled] == ([child] if ours else [])
+    assert alive(child) is not ours
+
+
+def test_stop_takes_all_nodes_at_once(endpoint: Endpoint, ground: Ground) -> None:
+    first = ground.start(endpoint, "ready(); time.sleep(1000)")
+    ground.folder = ground.attempt / "n1"
+    second = ground.start(endpoint, "ready(); time.sleep(1000)")
+    results = endpoint.stop(str(ground.attempt), ["n0", "n1", "n2"], grace_s=5)
+    assert [(result.node, [sent.pid for sent in result.signalled]) for result in results] == [
+        ("n0", [first]),
+        ("n1", [second]),
+        ("n2", []),
+    ]
+
+
+def test_stop_ends_what_left_the_groups_of_a_run_whose_agent_died(endpoint: Endpoint, ground: Ground) -> None:
+    """A daemon of a rank, its child with another environment, and one deaf and one stopped; the groups tell nothing of them."""
+    scripts = [
+        "echo $$; exec sleep 1000",
+        "env -i sleep 1000 & echo $!; wait",
+        "trap '' TERM; echo $$; while :; do sleep 1000; done",
+        "echo $$; kill -STOP $$",
+    ]
+    pids = [_say_pid(ground, script, marks(ground)) for script in scripts]
+    ground.write_record(os.getpid(), start_time=1)
+    (result,) = endpoint.stop(str(ground.attempt), None, grace_s=0.3)
+    assert set(pids) <= {sent.pid for sent in result.signalled}
+    assert {sent.what for sent in result.signalled} == {"process of the run"}
+    assert result.remaining == ()
+    assert not any(map(alive, pids))
+
+
+def test_stop_ends_the_session_of_a_killed_agent_even_where_the_environment_was_overwritten(
+    endpoint: Endpoint, ground: Ground
+) -> None:
+    env = marks(ground)
+    program = f"""
+marked = dict(os.environ, **{env!r})
+subprocess.Popen(["sleep", "1000"], env=marked)
+print(subprocess.Popen(["sleep", "1000"], env={{"PATH": os.environ["PATH"]}}).pid, file=open("child", "w"), flush=True)
+ready(); time.sleep(1000)"""
+    pid = ground.start(endpoint, program)
+    child = int(until(lambda: _text(ground.folder / "child"), what="a child"))
+    ground.pids.append(child)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid), what="the agent's end")
+    (result,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=5)
+    assert child in {sent.pid for sent in result.signalled}
+    assert len(result.signalled) == 2
+    assert not alive(child)
+
+
+@pytest.mark.parametrize("other", [{"ORCH_RUN_ID": "run-2"}, {"ORCH_ATTEMPT": "2"}, {"ORCH_NODE": "n1"}])
+def test_stop_spares_other_runs_attempts_and_nodes(endpoint: Endpoint, ground: Ground, other: dict[str, str]) -> None:
+    stranger = _say_pid(ground, "echo $$; exec sleep 1000", marks(ground, **other))
+    ground.write_record(os.getpid(), start_time=1)
+    (result,) = endpoint.stop(str(ground.attempt), None, grace_s=0)
+    assert (result.signalled, result.remaining) == ((), ())
+    assert alive(stranger)
+
+
+def test_stop_spares_who_carries_the_run_but_is_older_than_its_agent(endpoint: Endpoint, ground: Ground) -> None:
+    older = _say_pid(ground, "echo $$; exec sleep 1000", marks(ground))
+    until(lambda: _ticks() > _start_time(older), what="the clock's next tick")
+    leader = ground.sleeper(start_new_session=True)
+    ground.write_record(leader.pid)
+    leader.kill()
+    leader.wait()
+    (result,) = endpoint.stop(str(ground.attempt), None, grace_s=0)
+    assert result.signalled == ()
+    assert alive(older)
+
+
+def test_stop_ends_an_agent_that_has_not_written_its_record_yet(endpoint: Endpoint, ground: Ground) -> None:
+    """Its command line says whose it is; nothing of the run can start once stop has returned."""
+    agent = ground.attempt.parent / "bundle" / "orchestrator" / "node"
+    agent.mkdir(parents=True)
+    (agent / "__main__.py").write_text("import time; print('up', flush=True); time.sleep(1000)")
+    argv = [
+        sys.executable,
+        "-B",
+        str(agent / "__main__.py"),
+        "run",
+        str(ground.attempt / "job.json"),
+        "--node",
+        "n0",
+        "--node-rank",
+        "0",
+    ]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as starting:
+        ground.pids.append(starting.pid)
+        assert starting.stdout is not None
+        assert starting.stdout.readline() == b"up\n"
+        (other,) = endpoint.stop(str(ground.attempt), ["n1"], grace_s=0)
+        assert other.signalled == ()
+        (result,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=5)
+        assert [sent.pid for sent in result.signalled] == [starting.pid]
+
+
+@pytest.mark.parametrize("with_pidfd", [True, False])
+def test_a_signal_reaches_that_very_process_or_nobody(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, *, with_pidfd: bool
+) -> None:
+    if not with_pidfd:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    child = ground.sleeper()
+    start_time = _start_time(child.pid)
+    assert not signal_exactly((child.pid, start_time - 1), signal.SIGKILL)
+    assert child.poll() is None
+    assert signal_exactly((child.pid, start_time), signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert not signal_exactly((child.pid, start_time), signal.SIGKILL)
+
+
+def marks(ground: Ground, **changes: str) -> dict[str, str]:
+    """What the agent of this ground's node would give its ranks."""
+    run = ground.attempt.parent
+    own = {"ORCH_RUN_ID": run.name, "ORCH_ATTEMPT": "1", "ORCH_NODE": "n0", "ORCH_RUN_DIR": str(run)}
+    return {**own, **changes}
+
+
+def _say_pid(ground: Ground, script: str, env: dict[str, str]) -> int:
+    """Start a shell in a session of its own; the pid that the script prints first."""
+    shell = subprocess.Popen(
+        ["sh", "-c", script], stdout=subprocess.PIPE, env={**os.environ, **env}, start_new_session=True
+    )
+    ground.children.append(shell)
+    assert shell.stdout is not None
+    with shell.stdout as out:
+        pid = int(out.readline())
+    ground.pids.append(pid)
+    return pid
+
+
+def _start_time(pid: int) -> int:
+    fields = live_fields(pid)
+    assert fields is not None
+    return int(fields[START_TIME])
+
+
+def _ticks() -> float:
+    return float(Path("/proc/uptime").read_text(encoding="ascii").split()[0]) * os.sysconf("SC_CLK_TCK") - 1
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

@@ -1,0 +1,102 @@
+"""Is a node cut off? The supervisor's mark and knocks at the peers tell, and only silence on both sides counts."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node import isolation
+from orchestrator.node.isolation import SUPERVISED, Contact, beat, hosts_that_answer
+from orchestrator.node.machine import host_id
+from tests.grounds.ports import refusing_port, unreachable_port
+from tests.node.agent.test_agent_ground import Ground, ground
+from tests.until import until
+
+__all__ = ["ground"]
+
+ISOLATION_S = 1.2
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "SILENT_S", 0.0)
+    monkeypatch.setattr(isolation, "KNOCK_WAIT_S", 0.3)
+
+
+def _contact(folder: Path, port: int, *, is_head: bool) -> Contact:
+    return Contact(str(folder), f"127.0.0.1 {port} h", is_head=is_head, isolation_s=ISOLATION_S)
+
+
+def _peer(folder: Path, port: int) -> Contact:
+    return _contact(folder, port, is_head=False)
+
+
+def test_refusal_is_an_answer_and_silence_is_none() -> None:
+    with unreachable_port() as silent:
+        assert hosts_that_answer(["127.0.0.1"], silent) == []
+    with refusing_port() as port:
+        assert hosts_that_answer(["127.0.0.1"], port) == ["127.0.0.1"]
+
+
+def test_node_without_supervisor_and_peers_is_isolated(tmp_path: Path) -> None:
+    with unreachable_port() as port, closing(_peer(tmp_path, port)) as node:
+        until(lambda: node.isolated_s() > ISOLATION_S, what="the isolation")
+
+
+def test_node_that_reaches_a_peer_is_not_isolated_without_a_supervisor(tmp_path: Path) -> None:
+    longest = 0.0
+    with refusing_port() as port, closing(_peer(tmp_path, port)) as node:
+        while node.unsupervised_s() < 2 * ISOLATION_S:
+            longest = max(longest, node.isolated_s())
+    assert longest < ISOLATION_S / 2
+
+
+def test_supervisors_beat_ends_the_silence(tmp_path: Path) -> None:
+    node = _peer(tmp_path, 1)
+    until(lambda: node.unsupervised_s() > 0.2, what="some silence")
+    beat(str(tmp_path), [])
+    assert node.unsupervised_s() < 0.2
+
+
+def test_beat_tells_the_peers_addresses_and_leaves_no_other_file(tmp_path: Path) -> None:
+    for peers in (["10.0.0.2"], ["10.0.0.2", "fe80::1"], ["10.0.0.2", "fe80::1"]):
+        beat(str(tmp_path), peers)
+        assert (tmp_path / SUPERVISED).read_text().split() == peers
+    assert [path.name for path in tmp_path.iterdir()] == [SUPERVISED]
+
+
+def test_head_whose_peers_never_answered_is_not_called_isolated(tmp_path: Path) -> None:
+    """A firewall may swallow every knock: then silence proves nothing."""
+    beat(str(tmp_path), ["127.0.0.1"])
+    longest = 0.0
+    with unreachable_port() as port, closing(_contact(tmp_path, port, is_head=True)) as head:
+        while head.unsupervised_s() < 2 * ISOLATION_S:
+            longest = max(longest, head.isolated_s())
+        assert longest == 0.0
+
+
+def test_sleep_of_the_whole_host_is_no_isolation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with unreachable_port() as port, closing(_peer(tmp_path, port)) as node:
+        node.isolated_s()
+        awake = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: awake() + 100)
+        assert node.isolated_s() < ISOLATION_S
+
+
+def test_isolated_agent_ends_its_ranks_and_says_why(ground: Ground) -> None:
+    with unreachable_port() as port:
+        ground.job("sleep", "1000", ranks=[1, 1], isolation_timeout_s=1.0)
+        code, _ = ground.run(1, rendezvous=f"127.0.0.1 {port} {host_id()}")
+    assert code == 1
+    assert "cut off from the supervisor and from all other nodes" in ground.finished(1)["text"]
+    assert ground.finished(1)["state"] == "FAILED"
+
+
+def test_orphaned_agent_stops_its_ranks(ground: Ground) -> None:
+    ground.job("sleep", "1000", orphan_timeout_s=0.5)
+    code, _ = ground.run()
+    assert (code, ground.finished()["state"]) == (1, "FAILED")
+    assert "no supervisor" in ground.finished()["text"]

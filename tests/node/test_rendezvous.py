@@ -1,0 +1,214 @@
+"""The rendezvous: an address that others reach, and a port that nobody else takes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator.node.machine import host_id
+from orchestrator.node.rendezvous import choose_address, is_loopback
+from tests.grounds import components
+from tests.node.agent.test_agent_ground import AGENT, PYTHONS, Ground, ground
+from tests.until import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["ground"]
+
+NO_NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+
+class Reservation:
+    def __init__(self, python: str, *candidates: str) -> None:
+        argv = [python, str(AGENT), "rendezvous"]
+        for candidate in candidates:
+            argv += ["--address", candidate]
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.record = self.process.stdout.readline().rstrip("\n")
+        self.address, port, self.host_id = self.record.split()
+        self.port = int(port)
+
+
+@pytest.fixture(params=PYTHONS)
+def reservation(request: pytest.FixtureRequest) -> Iterator[Reservation]:
+    reservation = Reservation(request.param, "127.0.0.1")
+    with reservation.process:
+        yield reservation
+        if reservation.process.poll() is None:
+            reservation.process.terminate()
+
+
+@pytest.fixture(autouse=True)
+def no_interface_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NO_NAMES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def bind(family: int, address: str, port: int, *, reuse: bool) -> socket.socket:
+    taken = socket.socket(family, socket.SOCK_STREAM)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+    try:
+        taken.bind((address, port))
+    except OSError:
+        taken.close()
+        raise
+    return taken
+
+
+FAMILIES = [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::")]  # noqa: S104
+
+
+@pytest.mark.parametrize(("family", "address"), FAMILIES)
+def test_a_held_port_refuses_others_and_lets_the_store_listen(
+    reservation: Reservation, family: int, address: str
+) -> None:
+    with pytest.raises(OSError, match="already in use") as refusal:
+        bind(family, address, reservation.port, reuse=False)
+    assert refusal.value.errno == errno.EADDRINUSE
+    with bind(family, address, reservation.port, reuse=True) as store:
+        store.listen()
+        with socket.create_connection(("127.0.0.1", reservation.port), timeout=5):
+            store.accept()[0].close()
+
+
+def test_nothing_listens_on_a_held_port(reservation: Reservation) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", reservation.port), timeout=5)
+
+
+def test_reservation_ends_with_its_input(reservation: Reservation) -> None:
+    assert reservation.process.stdin is not None
+    reservation.process.stdin.close()
+    assert reservation.process.wait(timeout=10) == 0
+    bind(socket.AF_INET, "127.0.0.1", reservation.port, reuse=False).close()
+
+
+def test_reservation_ends_with_sigterm(reservation: Reservation) -> None:
+    reservation.process.send_signal(signal.SIGTERM)
+    assert reservation.process.wait(timeout=10) == 0
+
+
+def test_record_names_the_host(reservation: Reservation) -> None:
+    assert reservation.host_id == host_id()
+    assert reservation.address == "127.0.0.1"
+
+
+# ---- the address
+
+
+def routable() -> tuple[str, str]:
+    """Name and IPv4 address of an interface that is not the loopback."""
+    address = choose_address([], os.environ)
+    if is_loopback(address):
+        pytest.skip("no interface with a routable IPv4 address on this machine")
+    for line in subprocess.run(
+        [components.program("ip"), "-o", "-4", "addr"], capture_output=True, text=True, check=True
+    ).stdout.splitlines():
+        fields = line.split()
+        if fields[3].partition("/")[0] == address:
+            return fields[1], address
+    pytest.skip(f"no interface carries {address}")
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("NCCL_SOCKET_IFNAME", "={0}"), ("NCCL_SOCKET_IFNAME", "^lo"), ("GLOO_SOCKET_IFNAME", "{0}")],
+)
+def test_named_interface_comes_before_the_inventorys_address(
+    monkeypatch: pytest.MonkeyPatch, name: str, form: str
+) -> None:
+    interface, address = routable()
+    monkeypatch.setenv(name, form.format(interface))
+    assert choose_address(["127.0.0.1"], os.environ) == address
+
+
+def test_an_interface_that_is_not_there_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "no-such-interface")
+    assert choose_address(["127.0.0.1"], os.environ) == "127.0.0.1"
+
+
+def test_candidate_that_says_loopback_is_taken_at_its_word() -> None:
+    assert choose_address(["127.0.0.5"], os.environ) == "127.0.0.5"
+
+
+@pytest.mark.parametrize("candidate", ["203.0.113.7", "no-such-host.invalid", "localhost", ""])
+def test_an_address_of_another_host_or_a_loopback_name_is_passed_over(candidate: str) -> None:
+    _, address = routable()
+    assert choose_address([candidate], os.environ) == address
+
+
+def test_interface_loopback_is_the_last_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, address = routable()
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
+    assert choose_address([], os.environ) == address
+
+
+# ---- agents
+
+
+@pytest.mark.parametrize("address", ["127.0.1.1", "::1", "localhost"])
+def test_a_loopback_rendezvous_of_another_host_is_refused(ground: Ground, address: str) -> None:
+    ground.job("true", ranks=[1, 1])
+    code, err = ground.run(1, rendezvous=f"{address} 29500 other-boot/4026531840")
+    why = f"rendezvous address {address} is loopback on n0; give n0 a routable address: in the inventory"
+    assert (code, err) == (4, f"orch agent: {why}\n")
+    assert ground.finished(1)["text"] == why
+
+
+def test_a_loopback_rendezvous_of_this_host_is_fine(ground: Ground) -> None:
+    ground.job("true", ranks=[1, 1])
+    assert ground.run(1, rendezvous=f"127.0.0.1 29500 {host_id()}") == (0, "")
+
+
+@pytest.mark.parametrize("record", ["", "host", "host port id", "a 1 b c", "a 99999 b"])
+def test_a_garbled_record_is_refused(ground: Ground, record: str) -> None:
+    ground.job("true")
+    code, err = ground.run(rendezvous=record)
+    assert (code, "expected ADDR PORT HOST_ID" in err) == (4, True)
+
+
+def test_a_node_that_is_not_the_head_needs_the_heads_record(ground: Ground) -> None:
+    ground.job("true", ranks=[1, 1])
+    code, err = ground.run(1)
+    assert (code, "needs --rendezvous" in err) == (4, True)
+
+
+def test_the_head_holds_the_port_as_long_as_it_lives(ground: Ground) -> None:
+    ground.job("sh", "-c", "echo up; sleep 300")
+    agent = ground.start()
+    until(ground.out, what="output")
+    port = int(ground.record()["rendezvous"].split()[1])
+    with pytest.raises(OSError, match="already in use"):
+        bind(socket.AF_INET, "127.0.0.1", port, reuse=False)
+    agent.terminate()
+    agent.wait(timeout=10)
+    bind(socket.AF_INET, "127.0.0.1", port, reuse=False).close()
+
+
+def test_the_head_takes_over_a_reserved_port(ground: Ground) -> None:
+    reservation = Reservation(ground.python, "127.0.0.1")
+    with reservation.process:
+        ground.job("sh", "-c", "echo up; sleep 300")
+        ground.start(rendezvous=reservation.record)
+        until(ground.out, what="output")
+        reservation.process.terminate()
+    assert ground.record()["rendezvous"] == reservation.record
+    with pytest.raises(OSError, match="already in use"):
+        bind(socket.AF_INET, "127.0.0.1", reservation.port, reuse=False)
+
+
+def test_a_port_that_was_taken_meanwhile_is_refused(ground: Ground) -> None:
+    ground.job("true")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        code, err = ground.run(rendezvous=f"127.0.0.1 {port} {host_id()}")
+    assert (code, f"rendezvous port {port}: Address already in use" in err) == (errno.EADDRINUSE, True)
+    assert ground.lines("events.jsonl")[-1]["event"] == "note"  # no end: whoever launches tries again

@@ -1,0 +1,204 @@
+"""make_plan: ranks, shapes, selections, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.errors import UsageError
+from orchestrator.inventory.model import Inventory, Node
+from orchestrator.inventory.slurm import Container, SlurmOptions
+from orchestrator.plan import plan as plans
+from orchestrator.plan import sbatch
+from orchestrator.plan.plan import LaunchPlan
+from orchestrator.run import LauncherName, Program, Request, Shape
+
+
+def _inventory(*nodes: Node) -> Inventory:
+    return Inventory(name="demo", nodes=nodes, file="demo.yaml")
+
+
+def _plan(
+    inventory: Inventory, launcher: LauncherName = "ssh", nodes: str | None = None, shape: Shape | None = None
+) -> LaunchPlan:
+    request = Request(launcher, Program("trainer", ("steps=3",)), nodes=nodes, shape=shape)
+    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1")
+
+
+THREE = _inventory(Node(name="n0", devices=2), Node(name="n1", devices=4), Node(name="s0", devices=2, tags=("spare",)))
+
+
+@given(st.lists(st.integers(1, 16), min_size=1, max_size=40))
+def test_ranks_are_contiguous_from_zero_in_node_order(devices: list[int]) -> None:
+    plan = _plan(_inventory(*(Node(name=f"n{k}", devices=count) for k, count in enumerate(devices))))
+    assert [rank for node in plan.nodes for rank in node.ranks] == list(range(plan.world_size))
+    assert [len(node.ranks) for node in plan.nodes] == devices
+    assert [node.node_rank for node in plan.nodes] == list(range(len(devices)))
+
+
+def test_spare_nodes_are_left_out_unless_named() -> None:
+    assert [node.name for node in _plan(THREE).nodes] == ["n0", "n1"]
+    assert [node.name for node in _plan(THREE, nodes="s0,n0").nodes] == ["n0", "s0"]
+
+
+def test_rank_numbers_follow_the_order_of_the_inventory_and_the_head_is_its_first_node() -> None:
+    plan = _plan(_inventory(*(Node(name=name, devices=count) for name, count in (("b", 2), ("c", 1), ("a", 3)))))
+    assert [(node.name, node.node_rank, node.ranks) for node in plan.nodes] == [
+        ("b", 0, range(2)),
+        ("c", 1, range(2, 3)),
+        ("a", 2, range(3, 6)),
+    ]
+    assert plan.head.name == "b"
+
+
+@pytest.mark.parametrize("nodes", [None, "n[1-3]"])
+def test_shape_over_ssh_takes_the_first_nodes(nodes: str | None) -> None:
+    """Of the inventory, or of those that are named."""
+    four = _inventory(*(Node(name=f"n{k}", devices=2) for k in range(4)))
+    assert [node.name for node in _plan(four, nodes=nodes, shape=Shape(2, 1)).nodes] == (
+        ["n1", "n2"] if nodes else ["n0", "n1"]
+    )
+
+
+def test_fewer_ranks_than_devices_is_done_and_warned_about() -> None:
+    plan = _plan(THREE, shape=Shape(2, 2))
+    assert [len(node.ranks) for node in plan.nodes] == [2, 2]
+    assert plan.warnings == ("2 of 4 devices a node are used: -j 2x2 asks so",)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"), [(Shape(3, 1), "-j 3x1 needs 3 nodes; demo.yaml has 2"), (Shape(2, 4), "n0 has 2 devices")]
+)
+def test_shape_that_does_not_fit_is_refused(shape: Shape, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        _plan(THREE, shape=shape)
+
+
+def test_only_spare_nodes_is_an_error_and_never_this_machine() -> None:
+    with pytest.raises(UsageError, match="every node is tagged 'spare'"):
+        _plan(_inventory(Node(name="s0", tags=("spare",))))
+
+
+def test_slurm_by_count_leaves_the_choice_of_nodes_to_slurm() -> None:
+    same = _inventory(*(Node(name=f"n{k}", devices=2) for k in range(4)))
+    plan = _plan(same, "slurm", shape=Shape(2, 2))
+    assert (plan.by_count, plan.node_count, plan.world_size) == (True, 2, 4)
+    assert plans.job(plan)["nodes"] is None
+    assert plans.job(plan)["ranks"] == [2, 2]
+    named = _plan(same, "slurm", nodes="n1,n3")
+    assert (named.by_count, plans.job(named)["nodes"]) == (False, ["n1", "n3"])
+
+
+def _with_spares(*names: str) -> Inventory:
+    nodes = (*(Node(name=f"n{k}") for k in range(2)), *(Node(name=name, tags=("spare",)) for name in names))
+    return _inventory(*nodes).model_copy(update={"slurm": SlurmOptions(spare_nodes=1)})
+
+
+def test_spares_are_asked_for_besides_and_have_no_ranks_yet() -> None:
+    plan = _plan(_with_spares("s0", "s1"), "slurm", shape=Shape(2, 1))
+    assert (plan.node_count, plan.spare_count, plan.world_size) == (2, 1, 2)
+    assert {"--nodes=3", "--no-kill"} <= set(sbatch.sbatch_options(plan))
+    assert plans.job(plan)["slurm"]["spares"] == ["s0", "s1"]  # whichever Slurm gives stands by
+    assert plans.job(plan)["ranks"] == [1, 1]
+    assert "--no-kill" not in sbatch.sbatch_options(_plan(_inventory(Node(name="n0")), "slurm"))
+
+
+def test_spares_of_named_nodes_are_named_by_the_inventory() -> None:
+    plan = _plan(_with_spares("s0", "s1"), "slurm", nodes="n0,n1")
+    assert "--nodelist=n[0-1],s0" in sbatch.sbatch_options(plan)
+    assert (plans.job(plan)["nodes"], plans.job(plan)["slurm"]["spares"]) == (None, ["s0"])
+    with pytest.raises(UsageError, match=r"1 are asked for beside n\[0-1\]; .* tags 0 more as spare"):
+        _plan(_with_spares(), "slurm", nodes="n0,n1")
+    assert _plan(_with_spares("s0"), nodes="n0,n1").spare_count == 0  # over SSH
+
+
+def test_slurm_refuses_nodes_that_one_script_cannot_serve() -> None:
+    differing = _inventory(Node(name="n0", workdir="/a"), Node(name="n1", workdir="/b"))
+    with pytest.raises(UsageError, match="nodes differ in workdir"):
+        _plan(differing, "slurm")
+
+
+def test_home_folder_stays_that_of_whoever_runs_there() -> None:
+    """The machine that submits may be another one than this, with another home; what Slurm itself reads has no ~ in it."""
+    plan = _plan(_inventory(Node(name="n0")), "slurm")
+    assert plan.head.workdir == "~/.orch"
+    assert not [option for option in sbatch.sbatch_options(plan) if "~" in option]
+
+
+def test_home_folder_is_written_out_where_it_is_known_and_has_to_be_in_a_container() -> None:
+    image = Container(image="/images/torch.sif", runtime="apptainer")
+    inventory = _inventory(Node(name="n0")).model_copy(update={"slurm": SlurmOptions(container=image, login="login0")})
+    request = Request("slurm", Program("trainer", ()))
+    known = plans.make_plan(inventory, request, run_id="demo-1", bundle="b1", home="/home/u")
+    assert known.head.workdir == "/home/u/.orch"
+    with pytest.raises(UsageError, match="may be another home than on login0"):
+        plans.make_plan(inventory, request, run_id="demo-1", bundle="b1")
+
+
+def test_stored_plan_reads_back_equal_but_for_environment_values() -> None:
+    inventory = _inventory(Node(name="n0", devices=2, env={"API_TOKEN": "hush"}))
+    plan = _plan(inventory)
+    text = json.dumps(plans.to_json(plan))
+    assert "hush" not in text
+    again = plans.from_json(json.loads(text))
+    assert plans.to_json(again) == plans.to_json(plan)
+    assert again.nodes[0].ranks == range(2)
+
+
+def test_job_is_the_same_on_all_nodes_of_one_workdir() -> None:
+    files = plans.node_files(_plan(THREE))
+    assert files["n0"][0] == files["n1"][0]
+    assert files["n0"][-1] != files["n1"][-1]
+
+
+def test_default_of_one_rank_on_nodes_nobody_described_is_warned_about() -> None:
+    unknown = _inventory(Node(name="n0"))
+    assert "one rank a node" in _plan(unknown, "slurm").warnings[0]
+    assert _plan(unknown.model_copy(update={"devices": 1})).warnings == ()
+
+
+CARDS = {name: Node(name=f"n-{name}", accelerator=name) for name in ("cuda", "gcu", "cpu", "auto")}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "program", "config", "told"),
+    [
+        (["gcu"], Program("trainer", ("steps=3",)), None, ["device=gcu"]),
+        (["cuda"], Program("trainer", ()), '{"steps": 3}', ["device=cuda"]),
+        (["cpu"], Program("trainer", ()), None, ["device=cpu"]),
+        (["auto", "cuda"], Program("trainer", ()), None, ["device=cuda"]),
+        (["auto"], Program("trainer", ()), None, []),
+        (["cuda"], Program("trainer", ("device=cpu",)), None, ["device=cpu"]),
+        (["cuda", "gcu"], Program("trainer", ("device=auto",)), None, ["device=auto"]),
+        (["cuda"], Program("trainer", ()), '{"device": "auto"}', []),
+        (["cuda"], Program("python", ("train.py",)), None, []),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["ssh", "slurm"])
+def test_shared_trainer_is_told_the_accelerator_of_the_inventory_unless_the_user_names_a_device(
+    launcher: LauncherName, nodes: list[str], program: Program, config: str | None, told: list[str]
+) -> None:
+    inventory, request = _inventory(*(CARDS[name] for name in nodes)), Request(launcher, program, config=config)
+    plan = plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1")
+    for planned in (plan, plans.from_json(json.loads(json.dumps(plans.to_json(plan))))):
+        args = plans.job(planned)["program"]["args"]
+        assert [word for word in args if word.startswith("device=")] == told
+    assert plan.program == program  # what the user asked for stays as it was typed, for `orch rerun` and `orch diff`
+
+
+def test_nodes_of_two_kinds_are_refused_for_one_training() -> None:
+    mixed = _inventory(CARDS["cuda"], CARDS["auto"], CARDS["gcu"])
+    with pytest.raises(UsageError, match="nodes differ in accelerator: n-cuda has cuda, n-gcu has gcu"):
+        _plan(mixed)
+    assert _plan(mixed, nodes="n-gcu,n-auto").device == "gcu"
+    program = Request("ssh", Program("executable", ("./run.sh",)))
+    assert plans.make_plan(mixed, program, run_id="demo-20260102-030405-0abc", bundle="b1").device is None
+
+
+def test_plan_stored_before_trainers_were_told_their_device_reads_back() -> None:
+    stored = plans.to_json(_plan(_inventory(Node(name="n0"))))
+    del stored["device"]
+    assert plans.from_json(stored).device is None

@@ -1,0 +1,80 @@
+"""How nodes are listened to: not all at once, and not over and over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from orchestrator.inventory.model import Inventory, Node, SshOptions
+from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.plan import plan as plans
+from orchestrator.plan.plan import LaunchPlan
+from orchestrator.run import Program, Request
+from orchestrator.store import RunFolder
+from orchestrator.supervision.listeners import Hearing
+from orchestrator.transports.base import Unreachable
+from orchestrator.transports.local import LocalChannel, LocalTransport
+from tests.until import until
+
+
+class Logins:
+    """Logins that end when the gate opens, with nobody there."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.begun: dict[str, list[float]] = defaultdict(list)
+        self.ended = 0
+
+    def transport(self, node: str) -> LocalTransport:
+        logins = self
+
+        class Slow(LocalTransport):
+            def open(self, argv: Sequence[str]) -> LocalChannel:  # noqa: ARG002  nothing is started
+                logins.begun[node].append(time.monotonic())
+                logins.gate.wait()
+                logins.ended += 1
+                raise Unreachable(node, "nobody there")
+
+        return Slow(node)
+
+
+def _plan(nodes: int, fanout: int) -> LaunchPlan:
+    names = [Node(name=f"n{index}") for index in range(nodes)]
+    inventory = Inventory(name="here", nodes=tuple(names), ssh=SshOptions(fanout=fanout))
+    request = Request("ssh", Program("executable", ("true",)))
+    return plans.make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+
+
+def _hearing(tmp_path: Path, logins: Logins, *, nodes: int, fanout: int) -> Hearing:
+    plan = _plan(nodes, fanout)
+    launcher = DirectLauncher(plan, lambda node: logins.transport(node.name))
+    return Hearing(RunFolder(tmp_path), plan, launcher)
+
+
+def test_no_more_nodes_log_in_at_once_than_fanout_says_and_who_waits_is_not_silent(tmp_path: Path) -> None:
+    logins = Logins()
+    hearing = _hearing(tmp_path, logins, nodes=6, fanout=2)
+    with hearing.on():
+        waiting = until(
+            lambda: len(found := [ear for ear in hearing.ears.values() if ear.waits_s is not None]) == 4 and found,
+            what=lambda: f"four nodes to wait for their turn: {logins.begun}",
+        )
+        assert len(logins.begun) == 2
+        assert [ear.silent_s() for ear in waiting] == [ear.silent_s() for ear in waiting]
+        logins.gate.set()
+        until(lambda: len(logins.begun) == 6, what="the others to have their turn")
+
+
+def test_unreachable_node_is_asked_again_after_growing_pauses_that_no_two_nodes_share(tmp_path: Path) -> None:
+    logins = Logins()
+    logins.gate.set()
+    with _hearing(tmp_path, logins, nodes=2, fanout=2).on():
+        until(lambda: all(len(logins.begun[node]) > 5 for node in ("n0", "n1")), what="six tries each", deadline_s=40)
+    first, second = ([end - begin for begin, end in pairwise(times[:6])] for times in logins.begun.values())
+    assert first[3] > first[0]
+    assert second[3] > second[0]
+    assert any(abs(one - other) > 0.05 for one, other in zip(first, second, strict=True))

@@ -1,0 +1,179 @@
+"""What travels: git-tracked and uncommitted files, the same digest for the same content, nothing enormous."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator import bundle as bundles
+from orchestrator.errors import UsageError
+
+
+def _git(folder: Path, *args: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
+    subprocess.run(["git", *identity, *args], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A work tree with a committed, a changed, a new, an ignored and a deleted file."""
+    for name, text in {
+        "kept.py": "1",
+        "changed.py": "old",
+        "gone.py": "",
+        ".gitignore": "*.bin\n",
+        "sub/x.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    _git(tmp_path, "init", "-q")
+    _git(tmp_path, "add", ".")
+    _git(tmp_path, "commit", "-qm", "first")
+    (tmp_path / "changed.py").write_text("new")
+    (tmp_path / "new file.py").write_text("2")
+    (tmp_path / "data.bin").write_bytes(b"0" * 100)
+    (tmp_path / "gone.py").unlink()
+    return tmp_path
+
+
+def test_tracked_and_uncommitted_files_travel_ignored_and_deleted_do_not(repository: Path) -> None:
+    code = bundles.find_code(repository, ["x.py"])
+    assert set(code.files) == {".gitignore", "kept.py", "changed.py", "new file.py", "sub/x.py"}
+
+
+def test_whole_work_tree_travels_from_a_folder_below_its_root(repository: Path) -> None:
+    code = bundles.find_code(repository / "sub", ["x.py"])
+    assert (code.root, code.cwd) == (repository, "sub")
+    assert "kept.py" in code.files
+
+
+def test_outside_of_git_hidden_files_and_environments_stay(tmp_path: Path) -> None:
+    for name in ("a.py", ".secret", "env/pyvenv.cfg", "env/lib.py", "pkg/b.py", "pkg/__pycache__/b.pyc", ".git-not/x"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("")
+    for words in (["a.py"], ["sh", "a.py"], ["-m", "pkg.b"]):
+        assert bundles.find_code(tmp_path, words).files == ("a.py", "pkg/b.py")
+
+
+def test_program_that_names_nothing_here_takes_nothing_along(tmp_path: Path) -> None:
+    (tmp_path / "private.txt").touch()
+    for words in (["echo", "hi"], ["/usr/bin/env"], ["echo", ""]):
+        assert bundles.find_code(tmp_path, words).files == ()
+
+
+def test_home_folder_is_never_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.py").touch()
+    with pytest.raises(UsageError, match="all of that folder would be sent"):
+        bundles.find_code(tmp_path, ["a.py"])
+
+
+def test_digest_follows_content_and_mode_not_time_or_place(repository: Path) -> None:
+    def digest() -> str:
+        return bundles.build(trainer=True, code=bundles.find_code(repository, ["x.py"])).digest
+
+    before = digest()
+    (repository / "kept.py").touch()
+    assert digest() == before
+    (repository / "kept.py").chmod(0o755)
+    executable = digest()
+    (repository / "changed.py").write_text("newer")
+    assert len({before, executable, digest()}) == 3
+
+
+def test_archive_holds_what_the_bundle_names_and_nothing_of_its_maker(repository: Path) -> None:
+    (repository / "link").symlink_to("kept.py")
+    bundle = bundles.build(trainer=True, code=bundles.find_code(repository, ["x.py"]))
+    with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
+        members = {member.name: member for member in archive.getmembers()}
+    assert {name for name, member in members.items() if not member.isdir()} == {name for name, _ in bundle.files}
+    assert {"orchestrator/node/agent/agent.py", "trainer/__main__.py", "code/kept.py"} <= set(members)
+    assert members["code/link"].issym()
+    assert {(member.uid, member.uname, member.mode & 0o077) for member in members.values() if member.isfile()} == {
+        (0, "", 0)
+    }
+
+
+@pytest.mark.processes
+def test_package_that_travels_imports_nothing(repository: Path, tmp_path: Path) -> None:
+    """The door to api.py stays here; a program that imports orchestrator to launch itself still starts on a node."""
+    bundle = bundles.build(trainer=False, code=bundles.find_code(repository, ["x.py"]))
+    package = tmp_path / "orchestrator"
+    package.mkdir()
+    (package / "__init__.py").write_bytes(dict(bundle.files)["orchestrator/__init__.py"].read_bytes())
+    program = (
+        "import sys; sys.path[:0] = ['.']; before = {*sys.modules}; import orchestrator; print({*sys.modules} - before)"
+    )
+    argv = [sys.executable, "-I", "-S", "-c", program]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "{'orchestrator'}\n"
+
+
+def test_trainer_stays_at_home_when_a_program_of_the_users_runs(repository: Path) -> None:
+    bundle = bundles.build(trainer=False, code=bundles.find_code(repository, ["x.py"]))
+    assert not [name for name, _ in bundle.files if name.startswith("trainer/")]
+
+
+def test_link_that_leads_out_of_the_code_stays_and_is_named(repository: Path) -> None:
+    for name, target in {"data": "/mnt/data", "up": "../elsewhere", "inside": "sub/x.py", "dangling": "none"}.items():
+        (repository / name).symlink_to(target)
+    bundle = bundles.build(trainer=False, code=bundles.find_code(repository, ["x.py"]))
+    assert bundle.left_out == ("data", "up")
+    names = {name for name, _ in bundle.files}
+    assert {"code/inside", "code/dangling"} <= names
+    assert not {"code/data", "code/up"} & names
+
+
+def test_files_of_submodules_travel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (other / "lib.py").write_text("")
+    _git(other, "init", "-q")
+    _git(other, "add", ".")
+    _git(other, "commit", "-qm", "first")
+    _git(repository, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(other), "vendor")
+    assert "vendor/lib.py" in bundles.find_code(repository, ["x.py"]).files
+
+
+def test_work_tree_that_git_does_not_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / ".git").write_text("gitdir: nowhere")
+    with pytest.raises(UsageError, match="git does not read it"):
+        bundles.find_code(tmp_path, ["x.py"])
+
+
+def test_enormous_code_is_refused_with_its_largest_files(tmp_path: Path) -> None:
+    with (tmp_path / "checkpoint.pt").open("wb") as file:
+        file.truncate(bundles.LIMIT_BYTES + 1)
+    with pytest.raises(UsageError, match=r"checkpoint\.pt \(256 MiB\)"):
+        bundles.build(trainer=False, code=bundles.find_code(tmp_path, ["checkpoint.pt"]))
+
+
+def test_revision_is_the_commit_and_what_differs_from_it(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    commit, diff = bundles.revision(repository)
+    assert commit is not None
+    assert len(commit) == 40
+    assert "+new" in diff
+    assert bundles.revision(tmp_path_factory.mktemp("elsewhere")) == (None, "")
+
+
+def test_private_files_neither_travel_nor_appear_in_the_diff(repository: Path) -> None:
+    """A committed and changed one, a new one, one through a link: whatever of the work tree holds secrets stays."""
+    (repository / "link.py").symlink_to("changed.py")
+    private = [str(repository / name) for name in ("link.py", "new file.py")] + ["/elsewhere/x.env"]
+    code = bundles.find_code(repository / "sub", ["x.py"], private)
+    assert set(code.files) == {".gitignore", "kept.py", "sub/x.py"}
+    assert "changed.py" in bundles.revision(repository / "sub")[1]
+    assert "changed.py" not in bundles.revision(repository / "sub", private)[1]
+    assert "gone.py" in bundles.revision(repository / "sub", private)[1]
+
+
+def test_private_files_stay_outside_of_git_too(tmp_path: Path) -> None:
+    for name in ("a.py", "team.env"):
+        (tmp_path / name).write_text("")
+    assert bundles.find_code(tmp_path, ["a.py"], [str(tmp_path / "team.env")]).files == ("a.py",)

@@ -1,0 +1,281 @@
+"""How long a rank may make no progress, and the stacks that it leaves when it has made none for so long."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+
+from tests.trainer.checkpoint.test_roll_back import NOT_WARNED, TINY, Breaking
+from tests.until import until
+from trainer.accelerators import choose
+from trainer.checkpoint.run import Checkpoints
+from trainer.checkpoint.saver import Saver
+from trainer.config import load_config
+from trainer.distributed import Group, initialise
+from trainer.errors import kind_of
+from trainer.evaluation import Evaluation
+from trainer.hang import ARM_EVERY_S, DUMP_AT, SLOWER, Patience, Stacks, record_collectives
+from trainer.loop import Trainer
+from trainer.place import Place, Progress
+
+LONG_S, SHORT_S = 1800.0, 300.0
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(autouse=True)
+def _no_timer_is_left() -> Iterator[None]:
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _place(tmp_path: Path) -> Place:
+    names = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "ORCH_NODE": "n0", "ORCH_ATTEMPT": "1"}
+    return Place.from_env({**names, "ORCH_RUN_DIR": str(tmp_path)})
+
+
+@pytest.fixture
+def stacks(tmp_path: Path, clock: Clock) -> Iterator[Stacks]:
+    stacks = Stacks(_place(tmp_path), clock)
+    yield stacks
+    stacks.stop()
+
+
+@pytest.fixture
+def armed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The times for which faulthandler's timer was set."""
+    times: list[float] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, file: times.append(seconds))  # noqa: ARG005
+    return times
+
+
+def _stands_still(stacks: Stacks) -> Path:
+    assert stacks.path is not None
+    stacks.expect(0.01)
+    path = stacks.path
+    until(lambda: "in _stands_still" in path.read_text(), what="the stacks")
+    return path
+
+
+def test_stacks_of_all_threads_are_in_the_runs_folder(stacks: Stacks, tmp_path: Path) -> None:
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    path = _stands_still(stacks)
+    over.set()
+    other.join()
+    assert path == tmp_path / "attempt-1/n0/stacks/1.txt"
+    assert path.read_text().count("(most recent call first)") >= 2
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_rank_that_goes_on_leaves_an_empty_file_and_keeps_what_was_written(stacks: Stacks, clock: Clock) -> None:
+    path = _stands_still(stacks)
+    clock.now_s += ARM_EVERY_S
+    stacks.expect(60.0)
+    assert path.read_text() == ""
+    assert "in _stands_still" in path.with_name("1.went-on.txt").read_text()
+    _stands_still(stacks)
+
+
+def test_outside_orch_stacks_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    stacks = Stacks(Place.from_env({}))
+    stacks.expect(0.01)
+    seen = ""
+
+    def is_there() -> bool:
+        nonlocal seen
+        seen += capfd.readouterr().err
+        return "in test_outside_orch" in seen
+
+    until(is_there, what="the stacks")
+    stacks.stop()
+
+
+def test_stacks_that_cannot_be_written_warn_once(
+    tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "attempt-1").write_text("a file where a folder must be")
+    stacks = Stacks(_place(tmp_path), clock)
+    for _ in range(2):
+        clock.now_s += ARM_EVERY_S
+        stacks.expect(60.0)
+    stacks.stop()
+    assert capsys.readouterr().err.count("WARNING: no stacks will be written") == 1
+
+
+def test_timer_is_set_once_a_second_however_short_steps_are(stacks: Stacks, clock: Clock, armed: list[float]) -> None:
+    for _ in range(100):
+        clock.now_s += ARM_EVERY_S / 20
+        stacks.expect(60.0)
+    assert 5 <= len(armed) <= 6
+
+
+@pytest.mark.processes
+def test_child_that_is_forked_ends_although_the_timer_runs(stacks: Stacks) -> None:
+    """A child has no such thread, and Python's own end would wait for it."""
+    stacks.expect(60.0)
+    child = os.fork()
+    if child == 0:
+        faulthandler.cancel_dump_traceback_later()  # as the interpreter does when it ends
+        os._exit(7)
+    try:
+        assert until(lambda: os.waitpid(child, os.WNOHANG)[0], what="the child's end") == child
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+
+
+def _limits(patience: Patience, clock: Clock, *phases: tuple[str, float]) -> list[float]:
+    """Of the phases, which begin so many seconds after each other."""
+    found = []
+    for phase, after_s in phases:
+        clock.now_s += after_s
+        patience.hear(phase)
+        found.append(patience.limit_s)
+    return found
+
+
+@pytest.fixture
+def patience(stacks: Stacks, clock: Clock, armed: list[float]) -> Patience:  # noqa: ARG001 -- no timer runs meanwhile
+    return Patience(stacks, ddp_timeout_s=LONG_S, hang_timeout_s=SHORT_S, clock_s=clock)
+
+
+def test_only_steps_after_the_first_have_to_be_quick(patience: Patience, clock: Clock) -> None:
+    phases = [("init", 0.0), ("init", 9.0), ("step", 50.0), ("step", 9.0), ("step", 1.0), ("eval", 1.0), ("save", 1.0)]
+    assert _limits(patience, clock, *phases) == [LONG_S] * 3 + [SHORT_S] * 2 + [LONG_S] * 2
+    assert _limits(patience, clock, ("step", 900.0), ("step", 1.0), ("saved", 1.0)) == [SHORT_S, SHORT_S, LONG_S]
+
+
+def test_going_back_to_a_checkpoint_takes_its_time_and_so_does_the_step_after_it(
+    patience: Patience, clock: Clock
+) -> None:
+    phases = [("step", 0.0), ("step", 1.0), ("init", 1.0), ("step", 600.0), ("step", 1.0)]
+    assert _limits(patience, clock, *phases) == [LONG_S, SHORT_S, LONG_S, LONG_S, SHORT_S]
+
+
+def test_step_may_be_slow_where_the_one_before_it_was(patience: Patience, clock: Clock) -> None:
+    phases = [("step", 0.0), ("step", 100.0), ("step", 1000.0), ("step", 1.0)]
+    assert _limits(patience, clock, *phases) == [LONG_S, SLOWER * 100.0, LONG_S, SHORT_S]
+
+
+def test_ddp_timeout_below_hang_timeout_holds_throughout(stacks: Stacks, clock: Clock, armed: list[float]) -> None:
+    patience = Patience(stacks, ddp_timeout_s=20.0, hang_timeout_s=SHORT_S, clock_s=clock)
+    assert _limits(patience, clock, ("init", 0.0), ("step", 1.0), ("step", 1.0), ("save", 1.0)) == [20.0] * 4
+    assert set(armed) == {DUMP_AT * 20.0}
+
+
+def test_collectives_are_told_when_the_limit_changes_and_the_stacks_come_before_it(
+    patience: Patience, clock: Clock, armed: list[float]
+) -> None:
+    told: list[float] = []
+    patience.set_timeout = told.append
+    _limits(patience, clock, ("init", 0.0), ("step", 1.0), ("step", 1.0), ("step", 1.0), ("save", 1.0), ("step", 1.0))
+    assert told == [SHORT_S, LONG_S, SHORT_S]
+    assert set(armed) == {DUMP_AT * LONG_S, DUMP_AT * SHORT_S}
+
+
+def test_ranks_know_before_they_wait_for_what_rank_0_does_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole training, with a save in the background that the last step has to wait for, and a loss that is no number."""
+    phases: list[str] = []
+    found: dict[str, str] = {}
+    for owner, name in ((Checkpoints, "go_back"), (Evaluation, "run"), (Saver, "finish"), (Checkpoints, "take")):
+        whole = getattr(owner, name)
+
+        def told(*args: Any, name: str = name, whole: Any = whole, **more: Any) -> Any:  # noqa: ANN401 -- whatever it is
+            found[name] = phases[-1]
+            return whole(*args, **more)
+
+        monkeypatch.setattr(owner, name, told)
+    Breaking(monkeypatch, 4)
+    (tmp_path / "text").write_text("to be or not to be " * 99)
+    paths = (f"data.paths={tmp_path / 'text'}", f"data.validation={tmp_path / 'text'}", f"out={tmp_path / 'out'}")
+    words = ("steps=6", "save_steps=2", "async_save=true", "roll_back=1", "eval_steps=5", "eval_batches=1")
+    config = load_config(words=[*TINY, *paths, *words])
+    group = initialise("cpu", 60.0, {})
+    trainer = Trainer(config, group, Progress(group.place, config.steps, heard=phases.append), NOT_WARNED)
+    assert trainer.run() is not None
+    trainer.measures.close(0)
+    assert found == {"go_back": "init", "run": "eval", "finish": "save", "take": "save"}
+
+
+def test_timeout_is_that_of_every_group_whose_backend_takes_one() -> None:
+    told: list[tuple[timedelta, Any]] = []
+    c10d = SimpleNamespace(
+        _world=SimpleNamespace(pg_map={"default": 1, "sharded": 2}),
+        _set_pg_timeout=lambda timeout, group: told.append((timeout, group)),
+    )
+    place = Place(0, 0, 2, launched=True, node="", run_dir=None, progress_dir=None, is_retry=False)
+    row = replace(choose("cpu", torch), distributed=SimpleNamespace(distributed_c10d=c10d))
+    Group(place, row, torch.device("cpu"), None, "").set_timeout(7.5)
+    assert told == [(timedelta(seconds=7.5), "default"), (timedelta(seconds=7.5), "sharded")]
+    Group(place, replace(row, backend="eccl"), torch.device("cpu"), None, "").set_timeout(7.5)
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation to complete",
+        "Application timeout caused pair closure",
+        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE) ran for 120621 milliseconds",
+    ],
+)
+def test_timeout_of_a_collective_is_a_hang(text: str) -> None:
+    assert kind_of(RuntimeError(text)) == "hang"
+    assert kind_of(torch.distributed.DistBackendError(text)) == "hang"
+
+
+def test_what_becomes_known_in_a_phase_does_not_change_it(tmp_path: Path) -> None:
+    heard: list[str] = []
+    progress = Progress(_place(tmp_path), 9, heard=heard.append)
+    progress.write("step", 4)
+    progress.add(saved=2)
+    record = json.loads((tmp_path / "attempt-1/n0/progress/1.json").read_text())
+    assert {**record, "time": 0} == {"step": 4, "steps": 9, "phase": "step", "time": 0, "saved": 2}
+    assert heard == ["step"]
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "size"),
+    [
+        ("1.10.0", {}, "2000"),
+        ("2.8.0+cu126", {}, "2000"),
+        ("2.9.1", {}, None),
+        ("2.13.0+cpu", {}, None),
+        ("2.8.0", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, "0"),
+    ],
+)
+def test_collectives_are_recorded_where_torch_would_not_by_itself(
+    version: str, given: dict[str, str], size: str | None
+) -> None:
+    env = dict(given)
+    record_collectives(version, env)
+    assert env.get("TORCH_NCCL_TRACE_BUFFER_SIZE") == size

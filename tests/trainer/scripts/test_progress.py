@@ -1,0 +1,217 @@
+"""The steps of a script's optimizers are its progress, and no reason to begin it anew."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.node.batch.history import Ending
+from tests.grounds.gcu import try_each
+from trainer.accelerators import Accelerator, choose
+from trainer.place import Place
+from trainer.scripts import devices, progress
+from trainer.scripts.progress import EVERY_S, StepCount, count_steps
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def _env(tmp_path: Path) -> dict[str, str]:
+    place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    return {**place, "ORCH_RUN_DIR": str(tmp_path), "ORCH_NODE": "n0", "ORCH_ATTEMPT": "1"}
+
+
+def _file(tmp_path: Path) -> Path:
+    return tmp_path / "attempt-1" / "n0" / "progress" / "1.json"
+
+
+def _read(tmp_path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_file(tmp_path).read_text())
+    return found
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def count(tmp_path: Path, clock: Clock) -> StepCount:
+    return StepCount(Place.from_env(_env(tmp_path)), _file(tmp_path), clock)
+
+
+def _optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+
+
+def test_steps_are_written_at_once_and_then_once_a_second(tmp_path: Path, count: StepCount, clock: Clock) -> None:
+    optimizer = _optimizer()
+    for _ in range(3):
+        count(optimizer, (), {})
+    assert _read(tmp_path).items() >= {"step": 1, "phase": "step"}.items()
+    clock.now_s += EVERY_S
+    count(optimizer, (), {})
+    assert _read(tmp_path)["step"] == 4
+
+
+def test_two_optimizers_that_take_turns_make_no_step_more_than_one(
+    tmp_path: Path, count: StepCount, clock: Clock
+) -> None:
+    generator, critic = _optimizer(), _optimizer()
+    for _ in range(5):
+        clock.now_s += EVERY_S
+        count(generator, (), {})
+        count(critic, (), {})
+    assert _read(tmp_path)["step"] == 5
+
+
+def test_steps_alone_are_not_taken_for_something_saved(tmp_path: Path, count: StepCount) -> None:
+    count(_optimizer(), (), {})
+    assert Ending(str(tmp_path / "attempt-1")).saved is None
+
+
+@pytest.mark.parametrize("theirs", ['{"step": 7, "saved": 5, "phase": "step", "time": 1.0}', "not JSON", "[]"])
+def test_progress_that_the_script_writes_itself_is_left_alone(
+    tmp_path: Path, count: StepCount, clock: Clock, theirs: str
+) -> None:
+    optimizer = _optimizer()
+    count(optimizer, (), {})
+    _file(tmp_path).write_text(theirs)
+    clock.now_s += EVERY_S
+    count(optimizer, (), {})
+    assert _file(tmp_path).read_text() == theirs
+
+
+def test_process_that_goes_on_after_another_one_counts_in_the_same_file(
+    tmp_path: Path, count: StepCount, clock: Clock
+) -> None:
+    count(_optimizer(), (), {})
+    second, optimizer = StepCount(count.progress.place, count.path, clock), _optimizer()
+    second(optimizer, (), {})
+    clock.now_s += EVERY_S
+    second(optimizer, (), {})
+    assert _read(tmp_path)["step"] == 2
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in _env(tmp_path).items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("places")
+def test_every_optimizer_of_torch_is_counted(tmp_path: Path) -> None:
+    handles: list[Any] = []
+    register = importlib.import_module("torch.optim.optimizer").register_optimizer_step_post_hook
+    count_steps(SimpleNamespace(register_optimizer_step_post_hook=lambda hook: handles.append(register(hook))))
+    try:
+        _optimizer().step()
+    finally:
+        handles[0].remove()
+    assert _read(tmp_path)["step"] == 1
+
+
+@pytest.mark.usefixtures("places")
+def test_steps_of_a_torch_without_hooks_are_counted_once_each_and_keep_their_results(tmp_path: Path) -> None:
+    class Optimizer:
+        param_groups: tuple[dict[str, Any], ...] = ()
+
+    class Plain(Optimizer):
+        def step(self, closure: Any = None) -> Any:  # noqa: ANN401
+            return closure
+
+    class Derived(Plain):
+        pass
+
+    count_steps(SimpleNamespace(Optimizer=Optimizer))
+    base, optimizer = Plain(), Derived()
+    assert [base.step(closure=3), optimizer.step(4)] == [3, 4]
+    hooks = [cell.cell_contents for cell in Plain.step.__closure__ or ()]
+    (counter,) = (hook for hook in hooks if isinstance(hook, StepCount))
+    assert sorted(counter.steps.values()) == [1, 1]
+    assert _read(tmp_path)["step"] == 1
+
+
+@pytest.mark.usefixtures("places")
+@pytest.mark.parametrize(("name", "value"), [("ORCH_RUN_DIR", ""), ("RANK", "x"), ("RANK", "9")])
+def test_process_without_a_place_in_the_run_counts_nothing(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    count_steps(SimpleNamespace(register_optimizer_step_post_hook=pytest.fail, Optimizer=object))
+
+
+ON_A_CARD = """
+os.environ.update(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1', ORCH_RUN_DIR={folder!r}, ORCH_NODE='n0', ORCH_ATTEMPT='1')
+gcu.set_device(0); join()
+import trainer.scripts.progress as progress, torch.optim.optimizer as module
+progress.count_steps(module)
+torch.optim.SGD(learnt(CARD).parameters(), lr=0.1).step()
+raise Warning(open({folder!r} + '/attempt-1/n0/progress/0.json').read())
+"""
+
+
+@pytest.mark.processes
+def test_group_of_a_card_is_told_of_in_its_own_words_whosever_it_is(tmp_path: Path) -> None:
+    """A T20's is not torch.distributed's."""
+    folders = {generation: str(tmp_path / generation) for generation in ("t20", "s60")}
+    answers = try_each([(generation, ON_A_CARD.format(folder=folder)) for generation, folder in folders.items()])
+    told = [json.loads(answer.removeprefix("Warning: "))["ready"] for answer in answers]
+    assert told == [f"1/1 ranks ready, backend eccl, device {device}" for device in ("xla", "gcu")]
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Accelerator:
+    """A card that the process sees; this is the first rank of its node."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    devices.warn.cache_clear()
+    found = replace(choose("cpu", torch), name="cuda", device="cuda:{n}", peak_memory=lambda: 0)
+    monkeypatch.setattr(progress, "accelerator_of_script", lambda: found)
+    return found
+
+
+@pytest.mark.usefixtures("card")
+def test_steps_on_the_cpu_beside_an_idle_card_are_warned_of_once(
+    count: StepCount, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for optimizer in (_optimizer(), _optimizer()):
+        count(optimizer, (), {})
+    said = capsys.readouterr().err
+    assert said.count("WARNING") == said.count("on the CPU although cuda:0 is here") == 1
+    assert "move the model to 'cuda:0'" in said
+
+
+def test_nothing_is_warned_of_where_the_card_is_used_or_another_rank_says_it(
+    monkeypatch: pytest.MonkeyPatch, card: Accelerator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With DeepSpeed's offload, what the optimizer has is on the CPU, and the model is not."""
+    here, there = _optimizer().param_groups[0]["params"], [torch.ones(1, device="meta")]
+    devices.warn_of_idle_cards(replace(card, peak_memory=lambda: 4096), here)
+    devices.warn_of_idle_cards(card, there)
+    devices.warn_of_idle_cards(choose("cpu", torch), here)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    devices.warn_of_idle_cards(card, here)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("rank", "warned"), [("0", True), ("1", False)])
+def test_card_that_the_script_has_not_asked_for_is_told_of_and_not_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], rank: str, warned: bool
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.setattr(devices, "GCU_FILES", f"{tmp_path}/gcu*")
+    (tmp_path / "gcu0").touch()
+    assert devices.accelerator_of_script().name == "cpu"
+    said = f"WARNING: this node has {tmp_path}/gcu0, but the script has not imported torch_gcu; training on the CPU"
+    assert (said in capsys.readouterr().err) is warned

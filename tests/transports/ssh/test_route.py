@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from orchestrator.inventory.model import Node
+from orchestrator.transports.ssh.route import Hop, RouteError, read_config, route
+from orchestrator.transports.ssh.transport import UserConfig, command_line
+
+
+def hops(config: str, node: Node, proxy_jump: str | None = None) -> list[Hop]:
+    return route(node, proxy_jump, UserConfig.from_file(io.StringIO(config)).lookup)
+
+
+def ways(found: list[Hop]) -> list[str]:
+    return [f"{hop.user}@{hop.host}:{hop.port}" for hop in found]
+
+
+ALIAS = "Host n0\n HostName 10.0.0.1\n Port 2200\n User train\n IdentityFile ~/k\n IdentitiesOnly yes\n"
+
+
+def test_an_alias_is_resolved_by_the_configuration() -> None:
+    (hop,) = hops(ALIAS + ' HostKeyAlias n0-key\n UserKnownHostsFile "/a b" /c\n', Node(name="n0"))
+    assert ways([hop]) == ["train@10.0.0.1:2200"]
+    assert (hop.identities, hop.identities_only, hop.key_name) == ((Path.home() / "k",), True, "n0-key")
+    assert hop.user_known_hosts == (Path("/a b"), Path("/c"))
+    assert hop.global_known_hosts == (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))
+
+
+def test_the_inventory_wins_over_the_configuration() -> None:
+    assert ways(hops(ALIAS, Node(name="x", address="n0", user="me", port=22))) == ["me@10.0.0.1:22"]
+
+
+@pytest.mark.parametrize(
+    ("jump", "expected"),
+    [
+        ("gate", ["train@gate:22"]),
+        ("me@gate:2222", ["me@gate:2222"]),
+        ("ssh://me@gate:2222/", ["me@gate:2222"]),
+        ("me@[fe80::1]:2222", ["me@fe80::1:2222"]),
+        ("fe80::1", ["train@fe80::1:22"]),
+        ("a@[::1]:22,b@c:2200,[fe80::1%eth0]", ["a@::1:22", "b@c:2200", "train@fe80::1%eth0:22"]),
+        ("a,b", ["train@a:22", "train@b:22"]),
+        ("alias", ["train@192.0.2.1:22"]),
+    ],
+)
+def test_jump_hosts_come_first_and_follow_the_configuration_themselves(jump: str, expected: list[str]) -> None:
+    config = "Host alias\n HostName 192.0.2.1\nHost *\n User train\n"
+    assert ways(hops(config, Node(name="n0"), jump)) == [*expected, "train@n0:22"]
+    assert ways(hops(f"Host n0\n ProxyJump {jump}\n{config}", Node(name="n0"))) == [*expected, "train@n0:22"]
+
+
+def test_a_jump_host_may_be_behind_another_and_is_not_its_own() -> None:
+    config = "Host inner\n ProxyJump outer\nHost n0\n ProxyJump inner\nHost *\n User u\n"
+    assert ways(hops(config, Node(name="n0"))) == ["u@outer:22", "u@inner:22", "u@n0:22"]
+    assert ways(hops("Host *\n User u\n", Node(name="gate"), "gate")) == ["u@gate:22"]
+    assert ways(hops("Host n0\n ProxyJump none\nHost *\n ProxyJump x\n User u\n", Node(name="n0"))) == ["u@n0:22"]
+
+
+def test_jump_hosts_in_a_circle_are_an_error() -> None:
+    with pytest.raises(RouteError, match="circle"):
+        hops("Host a\n ProxyJump b\nHost b\n ProxyJump a\n", Node(name="a"))
+
+
+def test_a_proxy_command_is_complete() -> None:
+    (hop,) = hops("Host n0\n ProxyCommand nc %h %p ~/%%h\n HostName h\n Port 99\n", Node(name="n0"))
+    assert hop.proxy_command == "nc h 99 ~/%h"
+
+
+def test_a_proxy_command_gets_what_the_inventory_says() -> None:
+    config = "Host n0\n ProxyCommand nc %n %h %p %r\n HostName h\n Port 99\n User other\n"
+    (hop,) = hops(config, Node(name="n0", user="train", port=2200))
+    assert hop.proxy_command == "nc n0 h 2200 train"
+
+
+def test_certificate_files_are_found_where_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/train")
+    (hop,) = hops("CertificateFile ~/.ssh/%r-%h-cert.pub\nUser u\n", Node(name="n0"))
+    assert hop.certificates == (Path("/home/train/.ssh/u-n0-cert.pub"),)
+
+
+def test_included_files_apply_where_they_are_included(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh/d").mkdir(parents=True)
+    (tmp_path / ".ssh/d/one").write_text("Host n1\n HostName 10.0.0.1\n")
+    (tmp_path / ".ssh/d/two").write_text("Host n2\n HostName 10.0.0.2\n")
+    (tmp_path / ".ssh/config").write_text("Include d/*\nUser everyone\nHost n1\n Include ~/.ssh/none\n Port 99\n")
+    text = read_config(None)
+    assert ways(hops(text, Node(name="n1"))) == ["everyone@10.0.0.1:99"]
+    assert ways(hops(text, Node(name="n2"))) == ["everyone@10.0.0.2:22"]
+
+
+def test_files_that_include_each_other_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(f"Include {tmp_path}/config\n")
+    with pytest.raises(RouteError, match="include each other"):
+        read_config(tmp_path / "config")
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["python3", "-c", "a;b"], "python3 -c 'a;b'"),
+        (["~/my env/python"], "~/'my env/python'"),
+        (["/x/$(id)", "~/y"], "'/x/$(id)' '~/y'"),
+        (["~root/x"], "'~root/x'"),
+    ],
+)
+def test_the_login_shell_expands_nothing_but_the_home_folder(argv: list[str], line: str) -> None:
+    assert command_line(argv) == line

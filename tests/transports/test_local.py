@@ -1,0 +1,180 @@
+"""The channel to this machine, and how an endpoint copes with whatever Python is or is not there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.endpoint.client import Endpoint, frame
+from orchestrator.endpoint.program import FLAGS, program
+from orchestrator.errors import NodeError
+from orchestrator.node.endpoint.report import live_fields
+from orchestrator.transports.base import ChannelClosed, Reader, Unreachable
+from orchestrator.transports.local import LocalChannel, LocalTransport
+from tests.until import until
+
+pytestmark = pytest.mark.processes
+
+
+def channel(script: str) -> LocalChannel:
+    return LocalTransport("n0").open(["sh", "-c", script])
+
+
+def python(path: Path, script: str) -> str:
+    """A program that stands in for a node's Python."""
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(0o700)
+    return str(path)
+
+
+def test_megabytes_go_both_ways_at_once_with_a_noisy_stderr() -> None:
+    opened = channel("head -c 3000000 /dev/zero >&2; exec cat")
+    content = bytes(range(256)) * 200
+    opened.write(content, timeout_s=10)
+    assert Reader(opened).read_exactly(len(content), timeout_s=10) == content
+    opened.close()
+
+
+def test_the_end_of_a_program_tells_its_status_and_the_end_of_stderr() -> None:
+    opened = channel("head -c 200000 /dev/zero >&2; echo last words >&2; exit 3")
+    with pytest.raises(ChannelClosed) as caught:
+        opened.read_some(timeout_s=10)
+    assert caught.value.exit_status == 3
+    assert caught.value.stderr.endswith("last words\n")
+    assert len(caught.value.stderr) <= 65536
+    opened.close()
+
+
+def test_silence_times_out() -> None:
+    opened = channel("exec cat")
+    with pytest.raises(TimeoutError):
+        opened.read_some(timeout_s=0.05)
+    opened.close()
+
+
+def test_a_program_that_reads_nothing_times_out_and_is_killed_on_closing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.transports.local.EXIT_WAIT_S", 0.1)
+    opened = channel("echo $$; exec sleep 1000")
+    pid = int(opened.read_some(timeout_s=10))
+    with pytest.raises(TimeoutError):
+        opened.write(b"x" * 10_000_000, timeout_s=0.05)
+    opened.close()
+    assert live_fields(pid) is None
+
+
+def test_no_program_ends_as_in_a_shell() -> None:
+    with pytest.raises(ChannelClosed) as caught:
+        LocalTransport("n0").open(["/nope/python3"])
+    assert caught.value.exit_status == 127
+
+
+def test_the_marker_is_found_wherever_the_pieces_break() -> None:
+    opened = channel("printf 'junk MAR'; sleep 0.05; printf 'KER 3.1'; sleep 0.05; printf '1\\nrest'")
+    reader = Reader(opened)
+    assert reader.skip_to(b"MARKER ", limit=100, timeout_s=10) == b"3.11"
+    assert reader.read_exactly(4, timeout_s=10) == b"rest"
+    opened.close()
+
+
+@pytest.mark.parametrize("path", ["/nope/python3", "~/nope/python3", "nope-python3"])
+def test_no_python_is_said_so(path: str) -> None:
+    with pytest.raises(NodeError, match=f"no Python: {path} not found") as caught:
+        Endpoint.connect(LocalTransport("n3"), path)
+    assert caught.value.node == "n3"
+    assert "python:" in caught.value.hint
+
+
+def test_a_file_that_cannot_be_run_is_no_python() -> None:
+    with pytest.raises(NodeError, match="no Python: /etc/passwd cannot be run"):
+        Endpoint.connect(LocalTransport("n0"), "/etc/passwd")
+
+
+def test_an_old_python_is_named_with_its_version(tmp_path: Path) -> None:
+    fake = f"exec {sys.executable} -c 'import sys; sys.version_info = (3, 6, 8); exec(sys.argv[1])' \"$5\""
+    with pytest.raises(NodeError, match=r"Python 3.6.8 is too old"):
+        Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", fake))
+
+
+def test_what_a_login_shell_prints_before_is_skipped(tmp_path: Path) -> None:
+    noise = f"echo Welcome; printf 'no newline'; echo oops >&2; exec {sys.executable} \"$@\""
+    with Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", noise)) as endpoint:
+        assert endpoint.facts.python
+
+
+def test_a_login_shell_that_never_stops_printing_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match="the login shell says 'y"):
+        Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", "exec yes"))
+
+
+def test_a_program_that_is_no_python_is_quoted(tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match="exit status 1: This account is currently not available"):
+        Endpoint.connect(
+            LocalTransport("n0"), python(tmp_path / "python", "echo This account is currently not available; exit 1")
+        )
+
+
+def test_a_home_folder_with_modules_of_standard_names_does_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit(9)")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
+        assert endpoint.facts.home == str(tmp_path)
+
+
+def test_what_else_prints_in_an_endpoint_goes_to_stderr() -> None:
+    with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
+        streams = [Path(f"/proc/{endpoint.facts.pid}/fd/{number}").readlink() for number in (1, 2)]
+    assert streams[0] == streams[1]
+
+
+def test_an_endpoint_ends_with_its_connection() -> None:
+    endpoint = Endpoint.connect(LocalTransport("n0"), sys.executable)
+    endpoint.close()
+    until(lambda: live_fields(endpoint.facts.pid) is None, what="the endpoint to end")
+    with pytest.raises(Unreachable, match="the connection is closed"):
+        endpoint.observe("/tmp", None)
+
+
+def test_an_endpoint_that_dies_is_unreachable_and_stays_so() -> None:
+    with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
+        os.kill(endpoint.facts.pid, signal.SIGKILL)
+        with pytest.raises(Unreachable, match="the endpoint ended, exit status -9"):
+            endpoint.observe("/tmp", None)
+        with pytest.raises(Unreachable, match="the connection is closed"):
+            endpoint.observe("/tmp", None)
+
+
+def test_a_node_that_stops_answering_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
+        monkeypatch.setattr("orchestrator.endpoint.client.ANSWER_S", 0.25)
+        monkeypatch.setattr("orchestrator.transports.local.EXIT_WAIT_S", 0.1)
+        os.kill(endpoint.facts.pid, signal.SIGSTOP)
+        with pytest.raises(Unreachable, match=r"no answer for 0\.5 s"):
+            endpoint.read("/nope", None, {}, wait_s=0.25)
+
+
+def test_a_strange_request_is_answered_and_the_next_one_served() -> None:
+    opened = LocalTransport("n0").open([sys.executable, *FLAGS])
+    requests: list[dict[str, object]] = [
+        {"op": "rm"},
+        {},
+        {"op": "read"},
+        {"op": "observe", "attempt_dir": "/nope", "nodes": None},
+    ]
+    opened.write(program() + b"".join(frame(request) for request in requests), timeout_s=10)
+    reader = Reader(opened)
+    reader.skip_to(b"orch-endpoint", limit=1000, timeout_s=10)
+    answers = []
+    for _ in requests:
+        size = int.from_bytes(reader.read_exactly(4, timeout_s=10), "big")
+        answers.append(reader.read_exactly(size, timeout_s=10).decode())
+    assert "no such request: 'rm'" in answers[0]
+    assert ["KeyError" in answer for answer in answers] == [False, False, True, False]
+    assert '"nodes": [], "ok": true' in answers[3]
+    opened.close()

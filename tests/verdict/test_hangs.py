@@ -1,0 +1,126 @@
+"""Who is named, and what is shown, when ranks have waited in vain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.node.events import failure_of
+from orchestrator.node.stacks import innermost, places
+from orchestrator.run import RankExit
+from orchestrator.verdict.hangs import explained
+
+WAITS, READS = "trainer/distributed.py:139 in end", "my/data.py:7 in __getitem__"
+TIMEOUT = RankExit("n0", 0, 1, None, "Timed out", kind="hang")
+
+
+def _node(name: str, steps: dict[int, tuple[int, str]], stacks: dict[int, str]) -> NodeObservation:
+    progress = {rank: {"step": step, "phase": phase} for rank, (step, phase) in steps.items()}
+    return NodeObservation(
+        name,
+        None,
+        alive=False,
+        same_boot=True,
+        finished=None,
+        first_failure=None,
+        ranks=dict.fromkeys(steps, "exited"),
+        progress=progress,
+        stacks=stacks,
+        folder=f"/w/runs/r/attempt-1/{name}",
+    )
+
+
+def _said(*nodes: NodeObservation) -> list[str]:
+    error = explained(TIMEOUT, nodes).error
+    assert error is not None
+    return error.split("; ")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((12, "step"), (11, "step")),
+        ((12, "save"), (12, "eval")),
+        ((12, "step"), (12, "save")),
+        ((0, "step"), (0, "init")),
+    ],
+)
+def test_rank_that_did_not_get_as_far_is_named(first: tuple[int, str], second: tuple[int, str]) -> None:
+    nodes = [_node("n0", {0: first, 1: first}, {0: WAITS, 1: WAITS}), _node("n1", {2: second, 3: first}, {2: WAITS})]
+    assert _said(*nodes)[1] == "rank 2 on n1 did not get as far as the others"
+
+
+def test_ranks_that_got_as_far_but_left_no_stacks_are_named() -> None:
+    at = (12, "step")
+    nodes = [_node("n0", {0: at, 1: at}, {0: WAITS, 1: WAITS}), _node("n1", {2: at, 3: at}, {})]
+    assert _said(*nodes)[1] == "rank [2-3] on n1 could not even leave its stacks: stopped, or its node stands still"
+
+
+def test_places_are_shown_where_all_left_stacks_the_rarest_first() -> None:
+    at = (12, "step")
+    nodes = [_node("n0", {0: at, 1: at}, {0: WAITS, 1: READS}), _node("n1", {2: at}, {2: WAITS})]
+    assert _said(*nodes)[1] == f"rank 1 stood at {READS}, rank [0,2] stood at {WAITS}"
+
+
+def test_folders_of_the_stacks_are_shown() -> None:
+    nodes = [_node(f"n{number}", {number: (1, "step")}, {number: WAITS}) for number in range(3)]
+    assert _said(*nodes)[0] == "Timed out"
+    assert _said(*nodes)[-1] == "stacks: /w/runs/r/attempt-1/n[0-2]/stacks"
+
+
+def test_other_failures_stay_as_they_are() -> None:
+    other = RankExit("n0", 0, 1, None, "disk full", kind="storage")
+    assert explained(other, [_node("n0", {0: (1, "step")}, {0: WAITS})]) == other
+
+
+MAIN = 'Timeout (0:00:07)!\nThread 0x1 (most recent call first):\n  File "/a/notice.py", line 34 in _wait\n\n'
+
+
+@pytest.mark.parametrize(
+    ("frames", "place"),
+    [
+        (['"/usr/lib/python3.11/site-packages/torch/autograd/graph.py", line 9 in run', '"/w/trainer/loop.py", line 85 in _step'], "trainer/loop.py:85 in _step"),
+        (['"/usr/lib/python3.11/threading.py", line 3 in wait'], "python3.11/threading.py:3 in wait"),
+        (['"/w/a, line 2/b", line "c.py", line 3 in <module>'], 'a, line 2/b", line "c.py:3 in <module>'),
+        ([], "an unknown place"),
+    ],
+)  # fmt: skip
+def test_place_of_a_rank_is_the_innermost_call_of_its_main_thread_outside_of_libraries(
+    frames: list[str], place: str
+) -> None:
+    lines = "".join(f"  File {frame}\n" for frame in frames)
+    assert innermost(f"{MAIN}Thread 0x2 (most recent call first):\n{lines}") == place
+
+
+def test_place_is_found_however_deep_the_calls_are(tmp_path: Path) -> None:
+    outer = "".join(f'  File "/w/{"deep/" * 50}{number}.py", line 1 in f\n' for number in range(99))
+    (tmp_path / "stacks").mkdir()
+    text = f'{MAIN}Thread 0x2 (most recent call first):\n  File "/w/trainer/loop.py", line 85 in _step\n{outer}'
+    (tmp_path / "stacks/3.txt").write_text(text)
+    assert places(str(tmp_path), [3]) == {3: "trainer/loop.py:85 in _step"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "signal", "stacks", "found"),
+    [
+        ("network", None, "x", "hang"),
+        ("network", None, "", "network"),
+        (None, "SIGABRT", "x", "hang"),
+        (None, "SIGABRT", "", None),
+        (None, "SIGKILL", "x", None),
+        (None, None, "x", None),
+        ("storage", None, "x", "storage"),
+    ],
+)
+def test_end_of_a_rank_that_had_stood_still_for_long_is_a_hang(
+    tmp_path: Path, kind: str | None, signal: str | None, stacks: str, found: str | None
+) -> None:
+    for name in ("error", "stacks"):
+        (tmp_path / name).mkdir()
+    if kind:
+        (tmp_path / "error/3.json").write_text(f'{{"message": {{"message": "m", "extraInfo": {{"kind": "{kind}"}}}}}}')
+    (tmp_path / "stacks/3.txt").write_text(stacks)
+    assert failure_of(str(tmp_path), 3, signal)[1] == found
+    assert set(places(str(tmp_path), [3, 4])) == ({3} if stacks else set())

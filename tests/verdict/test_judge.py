@@ -1,0 +1,221 @@
+"""What is concluded from what nodes and scheduler say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation, RankExit
+from orchestrator.inventory.model import Inventory, Node
+from orchestrator.launchers.base import Queue
+from orchestrator.plan import plan as plans
+from orchestrator.plan.plan import LaunchPlan
+from orchestrator.run import LauncherName, Program, Request, RunState
+from orchestrator.verdict.observe import Verdict, as_seen, judge
+
+OVER = Queue("COMPLETED", over=True)
+
+
+def _plan(launcher: LauncherName) -> LaunchPlan:
+    inventory = Inventory(name="demo", nodes=(Node(name="n0"), Node(name="n1")))
+    request = Request(launcher, Program("trainer", ()))
+    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b")
+
+
+def _node(
+    name: str, state: str | None = None, *, at: float = 1.0, alive: bool = True, same_boot: bool = True, code: int = 1
+) -> NodeObservation:
+    rank = int(name[1:])
+    agent = AgentRecord(1, 1, 1, "b", "h", name, "3.11.7", name, rank, (rank,), 2, "10.0.0.1 29500 h", 0.0)
+    exit_ = RankExit(rank, code, None, None) if state == "FAILED" else None
+    finished = Finished(state, at, exit_) if state else None
+    return NodeObservation(name, agent, alive, same_boot, finished, exit_)
+
+
+def _absent(name: str) -> NodeObservation:
+    return NodeObservation(name, None, alive=False, same_boot=False, finished=None, first_failure=None)
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "slurm"])
+def test_done_only_when_every_node_is_done(launcher: LauncherName) -> None:
+    plan = _plan(launcher)
+    assert judge(plan, [_node("n0", "DONE"), _node("n1", "DONE")], OVER).state is RunState.DONE
+    queue = Queue("RUNNING") if launcher == "slurm" else None
+    assert judge(plan, [_node("n0", "DONE"), _node("n1")], queue).state is RunState.RUNNING
+
+
+def test_first_failure_is_the_earliest_and_names_rank_and_node() -> None:
+    verdict = judge(_plan("ssh"), [_node("n0", "FAILED", at=9.0), _node("n1", "FAILED", at=3.0, code=7)], None)
+    assert verdict.state is RunState.FAILED
+    assert verdict.exit is not None
+    assert (verdict.exit.node, verdict.exit.rank, verdict.exit.code) == ("n1", 1, 7)
+    assert str(verdict.exit) == "rank 1 on n1 exited 7"
+
+
+def test_one_failed_node_fails_the_run_though_others_go_on() -> None:
+    assert judge(_plan("ssh"), [_node("n0", "FAILED"), _node("n1")], None).state is RunState.FAILED
+
+
+def test_agent_that_is_gone_without_an_end_is_a_failure_that_names_it() -> None:
+    verdict = judge(_plan("ssh"), [_node("n0"), _node("n1", alive=False)], None)
+    assert verdict.state is RunState.FAILED
+    assert "agent of n1 died" in str(verdict.message)
+
+
+def test_login_node_does_not_take_other_machines_processes_for_dead() -> None:
+    nodes = [_node("n0", alive=False, same_boot=False), _node("n1", alive=False, same_boot=False)]
+    assert judge(_plan("slurm"), nodes, Queue("RUNNING")).state is RunState.RUNNING
+
+
+@pytest.mark.parametrize("word", ["RUNNING", "COMPLETING", "UNKNOWN"])
+def test_failed_ranks_are_no_verdict_as_long_as_slurm_may_begin_the_job_anew(word: str) -> None:
+    nodes = [_node("n0", "FAILED"), _node("n1", "STOPPED", alive=False)]
+    assert judge(_plan("slurm"), nodes, Queue(word)).state is RunState.RUNNING
+    assert judge(_plan("slurm"), nodes, Queue("FAILED", over=True)).state is RunState.FAILED
+
+
+def test_ranks_that_want_another_attempt_are_no_failure_until_slurm_is_done_with_the_job() -> None:
+    plan, nodes = _plan("slurm"), [_node("n0", "REQUEUE"), _node("n1", "FAILED", at=2.0)]
+    assert judge(plan, nodes, Queue("RUNNING")).state is RunState.PENDING
+    assert judge(plan, nodes[:1], Queue("COMPLETING")).state is RunState.PENDING
+    asked = [_node("n0", "REQUEUE"), _node("n1", "REQUEUE")]
+    over = judge(plan, asked, OVER)
+    assert over.state is RunState.FAILED
+    assert "Slurm did not begin it" in str(over.message)
+    assert judge(plan, asked, Queue("CANCELLED", over=True)).state is RunState.STOPPED
+
+
+def test_job_that_slurm_ended_says_why_it_does_not_begin_anew() -> None:
+    last = replace(_node("n0"), finished=Finished("FAILED", 3.0, None, "no progress was saved"))
+    verdict = judge(_plan("slurm"), [last, _node("n1")], Queue("TIMEOUT", "TimeLimit", over=True))
+    assert verdict.message == "Slurm ended the job: TIMEOUT TimeLimit; no progress was saved"
+
+
+def test_ranks_that_fail_when_orch_stop_cancels_their_job_are_stopped() -> None:
+    nodes, cancelled = [_node("n0", "FAILED"), _node("n1", "STOPPED")], Queue("CANCELLED", over=True)
+    assert judge(_plan("slurm"), nodes, cancelled, stop_asked=True).state is RunState.STOPPED
+    assert judge(_plan("slurm"), nodes[:1], cancelled, stop_asked=True).state is RunState.STOPPED
+    assert judge(_plan("slurm"), nodes, cancelled).state is RunState.FAILED
+    killed = _node("n0", alive=False)
+    assert judge(_plan("slurm"), [killed], cancelled, stop_asked=True).state is RunState.STOPPED
+    assert judge(_plan("slurm"), [killed], Queue("FAILED", over=True), stop_asked=True).state is RunState.FAILED
+    assert judge(_plan("slurm"), nodes, Queue("FAILED", over=True), stop_asked=True).state is RunState.FAILED
+
+
+def test_job_that_waits_is_pending_though_it_has_run_before() -> None:
+    nodes = [_node("n0", "STOPPED"), _node("n1", alive=False)]
+    assert judge(_plan("slurm"), nodes, Queue("PENDING", "BeginTime")).state is RunState.PENDING
+
+
+def test_node_without_a_trace_makes_the_run_lost_never_done() -> None:
+    verdict = judge(_plan("ssh"), [_node("n0", "DONE"), _absent("n1")], None)
+    assert (verdict.state, verdict.message) == (
+        RunState.LOST,
+        "no trace of the run on n1: never started, or its folder is gone",
+    )
+
+
+@pytest.mark.parametrize(
+    ("queue", "state"),
+    [
+        (Queue("PENDING", "Resources"), "PENDING"),
+        (Queue("CONFIGURING"), "PENDING"),
+        (Queue("RUNNING"), "STARTING"),
+        (Queue("INVENTED_LATER"), "STARTING"),
+        (Queue("UNKNOWN", "squeue: no answer"), "PENDING"),
+        (Queue("CANCELLED", over=True), "STOPPED"),
+        (Queue("TIMEOUT", over=True), "FAILED"),
+        (Queue("NODE_FAIL", over=True), "FAILED"),
+        (Queue("GONE", over=True), "LOST"),
+        (Queue("COMPLETED", over=True), "LOST"),
+    ],
+)
+def test_job_without_agents_is_judged_by_the_queue(queue: Queue, state: str) -> None:
+    assert judge(_plan("slurm"), [], queue).state.value == state
+
+
+def test_run_folder_knows_better_than_a_queue_that_forgot_the_job() -> None:
+    nodes = [_node("n0", "DONE"), _node("n1", "DONE")]
+    assert judge(_plan("slurm"), nodes, Queue("GONE", over=True)).state is RunState.DONE
+
+
+def test_agents_that_orch_stop_ended_make_a_stopped_run() -> None:
+    nodes = [_node("n0", "STOPPED"), _node("n1", "DONE")]
+    assert judge(_plan("ssh"), nodes, None, stop_asked=True).state is RunState.STOPPED
+
+
+def test_agents_that_somebody_else_asked_to_stop_have_failed_and_the_first_is_named() -> None:
+    nodes = [_node("n0", "STOPPED", at=9.0), _node("n1", "STOPPED", at=3.0)]
+    verdict = judge(_plan("ssh"), nodes, None)
+    assert (verdict.state, verdict.message) == (
+        RunState.FAILED,
+        "n1 was asked to stop by a signal that orch did not send",
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "stop_asked", "state"),
+    [
+        ("CANCELLED", False, "STOPPED"),
+        ("GONE", False, "STOPPED"),
+        ("FAILED", True, "STOPPED"),
+        ("FAILED", False, "FAILED"),
+        ("TIMEOUT", True, "FAILED"),
+    ],
+)
+def test_scancel_stops_as_orch_stop_does_by_slurms_word(word: str, stop_asked: bool, state: str) -> None:
+    nodes = [_node("n0", "STOPPED"), _node("n1", "STOPPED")]
+    assert judge(_plan("slurm"), nodes, Queue(word, over=True), stop_asked=stop_asked).state.value == state
+
+
+@pytest.mark.parametrize("word", ["TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY"])
+def test_slurms_own_end_of_a_job_is_a_failure_though_the_agents_were_asked_to_stop(word: str) -> None:
+    verdict = judge(_plan("slurm"), [_node("n0", "STOPPED"), _node("n1", "STOPPED")], Queue(word, over=True))
+    assert (verdict.state, verdict.message) == (RunState.FAILED, f"Slurm ended the job: {word}")
+
+
+def test_job_that_is_still_ending_is_not_judged_yet() -> None:
+    """COMPLETING does not tell a time limit from a cancelled job; the next word does."""
+    nodes = [_node("n0", "STOPPED"), _node("n1")]
+    assert judge(_plan("slurm"), nodes, Queue("COMPLETING")).state is RunState.RUNNING
+
+
+def test_agent_that_failed_without_a_rank_to_blame_says_why() -> None:
+    finished = Finished("FAILED", 1.0, None, "the agent was ended by SIGKILL")
+    dead = NodeObservation("n1", _node("n1").agent, alive=False, same_boot=True, finished=finished, first_failure=None)
+    assert judge(_plan("ssh"), [_node("n0"), dead], None).message == "the agent was ended by SIGKILL"
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_scheduler_that_does_not_answer_makes_no_running_job_lost(absent: bool) -> None:
+    silent = Queue("UNKNOWN", "squeue: no answer", absent=absent)
+    for nodes in ([_node("n0"), _node("n1")], [_node("n0", "FAILED"), _node("n1")], [_node("n0", "STOPPED")]):
+        assert judge(_plan("slurm"), nodes, silent).state is RunState.RUNNING
+    assert judge(_plan("slurm"), [_node("n0", "DONE"), _node("n1", "DONE")], silent).state is RunState.DONE
+
+
+def test_where_there_is_no_slurm_to_ask_a_run_has_ended_once_all_its_nodes_have() -> None:
+    nodes = [_node("n0", "FAILED"), _node("n1", "STOPPED")]
+    assert judge(_plan("slurm"), nodes, Queue("UNKNOWN", absent=True)).state is RunState.FAILED
+    assert judge(_plan("slurm"), nodes, Queue("UNKNOWN")).state is RunState.RUNNING
+    stopped = [_node("n0", "STOPPED"), _node("n1", "STOPPED")]
+    assert judge(_plan("slurm"), stopped, Queue("UNKNOWN", absent=True)).state is RunState.RUNNING
+    assert judge(_plan("slurm"), stopped, Queue("UNKNOWN", absent=True), stop_asked=True).state is RunState.STOPPED
+
+
+def test_who_cancelled_a_job_is_told_where_accounting_knows() -> None:
+    cancelled = Queue("CANCELLED", "by user 1000", over=True)
+    assert judge(_plan("slurm"), [], cancelled).message == "the job was cancelled by user 1000"
+    nodes = [_node("n0", "STOPPED"), _node("n1", "STOPPED")]
+    assert judge(_plan("slurm"), nodes, cancelled).message == "the job was cancelled by user 1000"
+    assert judge(_plan("slurm"), [], Queue("CANCELLED", over=True)).message == "the job was cancelled"
+
+
+def test_failure_is_final_to_one_who_only_looks_once_every_node_is_known_to_have_ended() -> None:
+    failed, plan = Verdict(RunState.FAILED, message="rank 3 on n0 exited 1"), _plan("ssh")
+    seen = as_seen(plan, failed, [_node("n0", "FAILED"), _node("n1")])
+    assert (seen.state, seen.message) == (RunState.RUNNING, "rank 3 on n0 exited 1; n1 may still run")
+    assert as_seen(plan, failed, [_node("n0", "FAILED")]).state is RunState.RUNNING, "n1 was not reached"
+    assert as_seen(plan, failed, [_node("n0", "FAILED"), _node("n1", alive=False)]) == failed
+    assert as_seen(_plan("slurm"), failed, [_node("n0", "FAILED"), _node("n1")]) == failed, "Slurm ends it"
