@@ -10,8 +10,9 @@ from bench.place import Place
 from bench.processes import Job, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
 from orchestrator.inventory import model
-from orchestrator.plan import plan as plans
 from orchestrator.plan import transcript
+from orchestrator.plan.files import node_files
+from orchestrator.plan.make import make_plan
 from orchestrator.run import Program, Request
 
 NODES = 1024
@@ -63,8 +64,8 @@ def _plan(file: Path) -> Contestant:
 
     def run() -> Mapping[str, float]:
         begun = time.monotonic()
-        plan = plans.make_plan(loaded, request, run_id="thousand-20261120-101500-ab12", bundle="0" * 32)
-        files = plans.node_files(plan)
+        plan = make_plan(loaded, request, run_id="thousand-20261120-101500-ab12", bundle="0" * 32)
+        files = node_files(plan)
         text = transcript.of(plan)
         seconds = time.monotonic() - begun
         assert len(files) == NODES

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from orchestrator.errors import RunNotFound, UsageError
-from orchestrator.node.endpoint.push import make_own, working_folder
+from orchestrator.node.files import make_own, working_folder
 from orchestrator.plan import plan as plans
-from orchestrator.plan.plan import LaunchPlan
-from orchestrator.plan.sbatch import redacted
+from orchestrator.plan.files import node_files
+from orchestrator.plan.plan import LaunchPlan, redacted
 from orchestrator.run import RUN_ID, RunRecord
 
 LOCK_WAIT_S = 1.0
@@ -207,7 +207,7 @@ class RunFolder:
     def write_plan(self, plan: LaunchPlan) -> None:
         """Keep the plan and every file that it renders, without the values of secrets."""
         write_file(self.plan_folder / "plan.json", json.dumps(plans.to_json(plan), indent=1) + "\n")
-        for node, files in plans.node_files(redacted(plan)).items():
+        for node, files in node_files(redacted(plan)).items():
             for file in files:
                 write_file(self.plan_folder / node / Path(file.path).name, file.text)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from orchestrator.actions.request import Words, request_of
 from orchestrator.commands.inventory import load_inventory
 from orchestrator.launchers import launcher_for
-from orchestrator.plan import plan as plans
+from orchestrator.plan.make import make_plan
 from orchestrator.run import new_run_id
 
 path = sys.argv[1]
@@ -21,7 +21,7 @@ program = ("sleep", "1000")
 inventory = load_inventory(path, None)
 request, bundle = request_of(Words("ssh", path, None, None, None, (), program))
 run_id = new_run_id(inventory.name, datetime.now(timezone.utc), secrets.token_hex(2))
-launcher = launcher_for(plans.make_plan(inventory, request, run_id=run_id, bundle=bundle.digest))
+launcher = launcher_for(make_plan(inventory, request, run_id=run_id, bundle=bundle.digest))
 begun = time.monotonic()
 launcher.start(bundle)
 started = time.monotonic()

@@ -11,7 +11,8 @@ from orchestrator.console import LineWriter, say, say_error, say_summary
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import LaunchError, NodeError, NodesError
 from orchestrator.fanout import each
-from orchestrator.launchers.base import SILENT, Launcher
+from orchestrator.launchers.base import Launcher
+from orchestrator.launchers.slurm.job import SILENT
 from orchestrator.launchers.slurm.poll import Answer, Poll, news
 from orchestrator.logs.follow import Batch, Feed, history, live, merged
 from orchestrator.logs.lines import LogLines, last
@@ -19,7 +20,10 @@ from orchestrator.plan.plan import GRACE_S, LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import KeptRun, RunFolder
 from orchestrator.verdict import observe
-from orchestrator.verdict.observe import Status, Verdict
+from orchestrator.verdict.judge import Verdict, judge
+from orchestrator.verdict.launching import launch_goes_on
+from orchestrator.verdict.observe import Status
+from orchestrator.verdict.settle import settle
 
 Keep = Callable[[LogLines], LogLines | None]
 """Of some lines those that are wanted."""
@@ -98,7 +102,7 @@ class Watch:
             for trouble in self.launcher.stop(job, grace_s=GRACE_S):
                 say(trouble)
         self._rest()
-        return observe.settle(self.run, status.verdict, status.nodes, attempt=status.attempt)
+        return settle(self.run, status.verdict, status.nodes, attempt=status.attempt)
 
     def _last_status(self) -> Status | None:
         """Print what comes until the run is over; how it stands then, None where its supervisor has written that down."""
@@ -186,10 +190,10 @@ class Watch:
             if text := news(before, answer, heard=bool(self._nodes)):
                 say(text)
         asked, nodes = self.run.is_asked_to_stop(), list(self._nodes.values())
-        verdict = observe.judge(self._plan, nodes, queue, stop_asked=asked)
+        verdict = judge(self._plan, nodes, queue, stop_asked=asked)
         if self._is_guest:
             return self._is_quiet(verdict)
-        if verdict.state.final and observe.launch_goes_on(self.run.read()):
+        if verdict.state.final and launch_goes_on(self.run.read()):
             return False  # its nodes are still being started, perhaps again on another port
         supervisor = self.run.supervisor()
         if supervisor is not None or not self._ends_failed:
@@ -198,7 +202,7 @@ class Watch:
             return self._ended()  # who supervises sees to the end, and writes it down
         verdict = self._recordable(verdict, nodes)
         if not verdict.state.final and (queue is None or queue.word != SILENT):
-            observe.settle(self.run, verdict, attempt=self._attempt)
+            settle(self.run, verdict, attempt=self._attempt)
         return verdict.state.final
 
     def _recordable(self, verdict: Verdict, nodes: Sequence[NodeObservation]) -> Verdict:

@@ -12,6 +12,7 @@ from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder, Store, home
 from orchestrator.supervision.start import say_that_nodes_ask, start_and_wait
 from orchestrator.verdict import observe
+from orchestrator.verdict.launching import launch_goes_on
 
 
 def attach(run: str, *, follow: bool) -> int:
@@ -40,7 +41,7 @@ def attach(run: str, *, follow: bool) -> int:
 
 def _supervise(folder: RunFolder, record: RunRecord) -> None:
     _refuse_second(folder, record)
-    if observe.launch_goes_on(record):
+    if launch_goes_on(record):
         raise UsageError(f"run {record.id} is still being launched", hint=_hint(record))
     if why := start_and_wait(folder):
         _refuse_second(folder, record)  # another attach was quicker

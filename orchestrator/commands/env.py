@@ -12,9 +12,9 @@ from orchestrator.console import print_json, print_text, say
 from orchestrator.errors import UsageError
 from orchestrator.node.agent.environment import defaults, node_environment, own_environments
 from orchestrator.node.job import Job
-from orchestrator.plan import plan as plans
-from orchestrator.plan.plan import LaunchPlan, NodePlan
-from orchestrator.plan.sbatch import redacted
+from orchestrator.plan import files
+from orchestrator.plan.make import make_plan
+from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
 from orchestrator.run import Program, Request
 
 _LATER = "<known-at-the-launch>"  # one word, as in a rendezvous record
@@ -41,7 +41,7 @@ def env(inventory: str | None, nodes: str | None, node: str | None, *, as_json: 
     """Print what a launch on `nodes` gives to the ranks, on the nodes of the host list `node` only."""
     found = load_inventory(inventory, nodes)
     request = Request("ssh", Program("executable", ("true",)), nodes=nodes)
-    plan = redacted(plans.make_plan(found, request, run_id=_LATER, bundle=_LATER))
+    plan = redacted(make_plan(found, request, run_id=_LATER, bundle=_LATER))
     for warning in plan.warnings:
         say(f"warning: {warning}")
     wanted = {one.name for one in found.select(node)} if node is not None else {one.name for one in plan.nodes}
@@ -56,7 +56,7 @@ def env(inventory: str | None, nodes: str | None, node: str | None, *, as_json: 
 
 
 def _of_node(plan: LaunchPlan, node: NodePlan) -> NodeEnvironment:
-    fields = {name: value for name, value in plans.job(plan).items() if name != "version"}
+    fields = {name: value for name, value in files.job(plan).items() if name != "version"}
     job = Job(node=node.name, node_rank=node.node_rank, **fields)
     orch = _decoded(node_environment(job, f"{_LATER} {_LATER} -"))
     own = [_decoded(one) for one in own_environments(job, _LATER)]

@@ -23,15 +23,15 @@ from orchestrator.errors import LaunchError, OrchError
 from orchestrator.inventory.model import Inventory
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
-from orchestrator.launchers.probe import probed
+from orchestrator.launchers.discovery import probed
 from orchestrator.launchers.slurm.host import home_of_slurm
-from orchestrator.plan import plan as plans
 from orchestrator.plan import transcript
+from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Request, RunRecord, RunState, new_run_id
 from orchestrator.store import RunFolder, Store, home
 from orchestrator.transports.terminal import Terminal
-from orchestrator.verdict import observe
+from orchestrator.verdict.launching import this_process
 from orchestrator.version import __version__
 
 
@@ -71,7 +71,7 @@ def plan_of(words: Words) -> Planned:
     now = datetime.now(timezone.utc)
     run_id = new_run_id(inventory.name, now, secrets.token_hex(2))
     there = home_of_slurm(inventory) if words.launcher == "slurm" else None
-    plan = plans.make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=there)
+    plan = make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=there)
     for link in bundle.left_out:
         say(f"warning: the symbolic link {link} leads out of the code and does not travel")
     for warning in plan.warnings:
@@ -213,6 +213,6 @@ def _record(plan: LaunchPlan, request: Request, inventory: Inventory, now: datet
         request=asdict(request),
         inventory={"name": inventory.name, "file": inventory.file, "digest": inventory.digest},
         code={},
-        launching=observe.this_process(),
+        launching=this_process(),
         versions={"orch": __version__, "python": sys.version.split()[0]},
     )

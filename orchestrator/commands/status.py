@@ -14,8 +14,8 @@ from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError, NodesError, OrchError, RunNotFound
 from orchestrator.fanout import each
 from orchestrator.launchers import launcher_for
-from orchestrator.launchers.base import SILENT, Queue
 from orchestrator.launchers.slurm.host import slurm_host
+from orchestrator.launchers.slurm.job import SILENT, Queue
 from orchestrator.launchers.slurm.poll import described
 from orchestrator.launchers.slurm.queue import ask
 from orchestrator.plan.plan import LaunchPlan
@@ -23,7 +23,10 @@ from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder, Store, home
 from orchestrator.transports.terminal import Terminal
 from orchestrator.verdict import observe
-from orchestrator.verdict.observe import Status, Verdict
+from orchestrator.verdict.judge import Verdict
+from orchestrator.verdict.launching import launch_goes_on
+from orchestrator.verdict.observe import Status
+from orchestrator.verdict.settle import settle
 
 REFRESHED_AT_ONCE = 8
 
@@ -108,7 +111,7 @@ def _brought_up_to_date(
     if queue is None or not _tells_all(queue, record):
         refresh(folder, queue, terminal)
     elif queue.waits:
-        observe.settle(folder, Verdict(RunState.PENDING, message=queue.why or None), attempt=record.attempt)
+        settle(folder, Verdict(RunState.PENDING, message=queue.why or None), attempt=record.attempt)
 
 
 def _tells_all(queue: Queue, record: RunRecord) -> bool:
@@ -128,7 +131,7 @@ def refresh(
     """
     record = folder.read()
     failed_to_launch = record.state.final and record.state is not RunState.LOST and not record.started
-    if failed_to_launch or observe.launch_goes_on(record):
+    if failed_to_launch or launch_goes_on(record):
         return record, None
     plan = folder.read_plan()
     launcher = launcher_for(plan, terminal)
@@ -145,7 +148,7 @@ def refresh(
     finally:
         launcher.close()
     verdict = observe.as_seen(plan, found.verdict, found.nodes)
-    return observe.settle(folder, verdict, found.nodes, attempt=found.attempt), found
+    return settle(folder, verdict, found.nodes, attempt=found.attempt), found
 
 
 def _is_unsupervised(folder: RunFolder, record: RunRecord) -> bool:

@@ -15,7 +15,10 @@ from orchestrator.plan.plan import GRACE_S
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder, Store, home
 from orchestrator.verdict import observe
-from orchestrator.verdict.observe import Status, Verdict
+from orchestrator.verdict.judge import Verdict
+from orchestrator.verdict.launching import launch_goes_on, launched_elsewhere
+from orchestrator.verdict.observe import Status
+from orchestrator.verdict.settle import settle
 
 GIVE_UP_S = 90.0  # a launch waits for the nodes that it has just asked, then takes back what had started
 POLL_S = 0.05
@@ -32,7 +35,7 @@ def stop(run: str) -> int:
     folder = Store(home(os.environ)).find(run)
     record = _launch_ended(folder)
     plan = folder.read_plan()
-    elsewhere = observe.launched_elsewhere(record)
+    elsewhere = launched_elsewhere(record)
     over = record.state.final and record.state is not RunState.LOST
     if not over:
         folder.ask_to_stop()
@@ -51,7 +54,7 @@ def stop(run: str) -> int:
             )
         if not over:
             status = observe.observe(folder, plan, launcher, launcher.queue(record.slurm_job))
-            record = observe.settle(folder, _verdict(record, status), status.nodes, attempt=status.attempt)
+            record = settle(folder, _verdict(record, status), status.nodes, attempt=status.attempt)
     finally:
         launcher.close()
     say(f"run {record.id} is {record.state.value}")
@@ -66,7 +69,7 @@ def _launch_ended(folder: RunFolder) -> RunRecord:
         LaunchError: it cannot be told to, or goes on all the same.
     """
     record, deadline = folder.read(), time.monotonic() + GIVE_UP_S
-    if record.launching is None or not observe.launch_goes_on(record):
+    if record.launching is None or not launch_goes_on(record):
         return record
     pid = record.launching["pid"]
     try:
@@ -74,7 +77,7 @@ def _launch_ended(folder: RunFolder) -> RunRecord:
     except PermissionError as exc:
         raise LaunchError(f"run {record.id} is still being launched by pid {pid}, which is somebody else's") from exc
     say(f"run {record.id} is still being launched: pid {pid} was told to give up")
-    while observe.launch_goes_on(record):
+    while launch_goes_on(record):
         if time.monotonic() > deadline:
             raise LaunchError(
                 f"run {record.id} is still being launched: pid {pid} has not given up in {GIVE_UP_S:.0f} s",

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.endpoint.clocks import Window
 from orchestrator.endpoint.program import FLAGS, MARKER, OLDEST_PYTHON, program
 from orchestrator.endpoint.replies import (
     AgentRecord,
@@ -25,6 +24,7 @@ from orchestrator.endpoint.replies import (
     NodeObservation,
     StopResult,
     Trace,
+    Window,
 )
 from orchestrator.errors import NodeError
 from orchestrator.transports.base import Channel, ChannelClosed, Reader, Transport, Unreachable

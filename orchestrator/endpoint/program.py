@@ -6,15 +6,18 @@ import functools
 import importlib.util
 import json
 import marshal
+import pkgutil
+import re
 import threading
 import zlib
+from collections.abc import Sequence
 from importlib.abc import InspectLoader
 
 OLDEST_PYTHON = (3, 8)
-PACKAGES = ("orchestrator", "orchestrator.node")  # empty on a node
-# All that a connection may need; the node runs a module when it is first imported there.
-EVERY_TIME = ("machine", "receive", "contact", "watch", "endpoint")
-AT_TIMES = ("marks", "stop", "rendezvous", "strays", "leftovers", "records", "command", "file_system", "stacks")
+# What is sent: the modules of this folder, and what they import of node/. A node runs a module when it is first imported there.
+FOLDER = "orchestrator.node.endpoint"
+PACKAGES = ("orchestrator", "orchestrator.node", FOLDER)  # empty on a node
+ENTRY = f"{FOLDER}.serve"
 
 # The only program text on a command line, the same for every node: the shell of a node gets to see nothing that varies.
 # No ! and no newline, which some shells touch even within quotes. -S and -s: no site packages, which take long to scan.
@@ -49,7 +52,7 @@ if sys.version_info >= {OLDEST_PYTHON}:
             exec(compile(program, module.__name__, "exec") if isinstance(program, str) else program, module.__dict__)
 
     sys.meta_path.insert(0, Sent)
-    from orchestrator.node.endpoint.serve import serve
+    from {ENTRY} import serve
     serve(i)
 """
 
@@ -65,12 +68,33 @@ _making = threading.Lock()
 
 @functools.cache
 def _program() -> bytes:
-    every_time, at_times = ([f"orchestrator.node.{name}" for name in names] for names in (EVERY_TIME, AT_TIMES))
-    texts = {name: _loader(name).get_source(name) for name in (*every_time, *at_times)} | dict.fromkeys(PACKAGES, "")
-    code = zlib.compress(marshal.dumps({name: _loader(name).get_code(name) for name in every_time}))
-    text = zlib.compress(json.dumps(texts).encode())
+    spec = importlib.util.find_spec(FOLDER)
+    assert spec is not None
+    folder = [f"{FOLDER}.{module.name}" for module in pkgutil.iter_modules(spec.submodule_search_locations)]
+    texts = {name: _source(name) for name in _with_imports(folder, _IMPORT)} | dict.fromkeys(PACKAGES, "")
+    codes = {name: _loader(name).get_code(name) for name in _with_imports([ENTRY], _IMPORT_AT_START)}
+    code, text = zlib.compress(marshal.dumps(codes)), zlib.compress(json.dumps(texts).encode())
     bootstrap, magic = BOOTSTRAP.encode(), importlib.util.MAGIC_NUMBER.hex().encode()
     return b"%d\n%b%b %d %d\n%b%b" % (len(bootstrap), bootstrap, magic, len(code), len(text), code, text)
+
+
+_IMPORT = re.compile(rf"^ *from ({PACKAGES[1]}[.\w]+) import", re.MULTILINE)
+_IMPORT_AT_START = re.compile(rf"^from ({PACKAGES[1]}[.\w]+) import", re.MULTILINE)  # not within a function
+
+
+def _with_imports(modules: Sequence[str], pattern: re.Pattern[str]) -> set[str]:
+    """The modules and all that they import of node/, directly or through others."""
+    found: set[str] = set()
+    waiting = set(modules)
+    while waiting:
+        found |= waiting
+        waiting = {imported for name in waiting for imported in pattern.findall(_source(name))} - found
+    return found
+
+
+@functools.cache
+def _source(name: str) -> str:
+    return _loader(name).get_source(name) or ""
 
 
 def _loader(name: str) -> InspectLoader:

@@ -19,7 +19,7 @@ from orchestrator.errors import UsageError
 from orchestrator.inventory import fields
 from orchestrator.inventory.accelerators import default_ranks
 from orchestrator.inventory.document import Document, FieldPath, Problem, beside, did_you_mean, problem_of, read
-from orchestrator.inventory.names import expanded, name_problems, refuse_twice
+from orchestrator.inventory.node_names import expanded, name_problems, refuse_twice
 from orchestrator.inventory.redaction import REDACTED, is_secret
 from orchestrator.inventory.secrets import EnvFiles, Place, read_env_files
 from orchestrator.inventory.slurm import Container, SlurmOptions, template_problems

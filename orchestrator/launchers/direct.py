@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
 from orchestrator.bundle import Bundle
 from orchestrator.endpoint.client import Endpoint, PortTaken
-from orchestrator.errors import NodeError, NodesError
+from orchestrator.errors import LaunchError, NodeError, NodesError
 from orchestrator.fanout import each, successes
-from orchestrator.launchers import rendezvous
-from orchestrator.launchers.base import Place, Queue
-from orchestrator.plan import plan as plans
-from orchestrator.plan.plan import LaunchPlan, NodePlan, PlannedFile
+from orchestrator.launchers.base import Place
+from orchestrator.launchers.slurm.job import Queue
+from orchestrator.plan.files import PlannedFile, node_files, start_command
+from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.transports.base import Transport, Unreachable
 
 START_WAIT_S = 30.0
@@ -55,7 +56,7 @@ class DirectLauncher:
         """Push to all nodes; find the rendezvous on the head; start all agents with it."""
         plan = self._plan
         self.connect()
-        self.push(bundle, plans.node_files(plan))
+        self.push(bundle, node_files(plan))
         for tries_left in reversed(range(PORT_TRIES)):
             try:
                 self._start_agents()
@@ -168,17 +169,58 @@ class DirectLauncher:
     def _reserve(self) -> str:
         """The rendezvous, found and held on the head just before the start."""
         head = self._plan.head
-        interfaces = {name: head.env[name] for name in rendezvous.INTERFACES if name in head.env}
+        interfaces = {name: head.env[name] for name in INTERFACES if name in head.env}
         found = self._endpoints[head.name].reserve([head.address], interfaces)
         hosts = {node.name: self._endpoints[node.name].facts.host_id for node in self._plan.nodes}
-        rendezvous.check_reachable(rendezvous.parse(found), head.name, hosts)
+        check_reachable(parse_rendezvous(found), head.name, hosts)
         return found
 
     def _start_agent(self, node: NodePlan, found: str) -> None:
-        command = plans.start_command(self._plan, node, found)
+        command = start_command(self._plan, node, found)
         self._begun.add(node.name)
         self._endpoints[node.name].start(command, self._plan.node_dir(node), wait_s=START_WAIT_S)
 
     def _on_each(self, nodes: Sequence[NodePlan], work: Callable[[NodePlan], object]) -> None:
         """Do it on all nodes, and report every failure together."""
         successes(each(nodes, work, limit=self._fanout))
+
+
+INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+"""The variables that name the network cards of a training; the head's address is taken from there first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Address and port on the head node; `host_id` tells which machine (and network namespace) that is."""
+
+    address: str
+    port: int
+    host_id: str
+
+
+def parse_rendezvous(text: str) -> Rendezvous:
+    """Read what the head reports: "ADDRESS PORT HOST_ID"."""
+    address, port, host_id = text.split(maxsplit=2)
+    return Rendezvous(address, int(port), host_id)
+
+
+def check_reachable(rendezvous: Rendezvous, head: str, hosts: Mapping[str, str]) -> None:
+    """
+    Refuse a head address that means something else on another node.
+
+    Args:
+        hosts: node -> host id, equal for nodes that share a loopback.
+
+    Raises:
+        LaunchError: the address is loopback, and at least one node is on another machine.
+    """
+    if not ipaddress.ip_address(rendezvous.address).is_loopback:
+        return
+    remote = [node for node, host_id in hosts.items() if host_id != rendezvous.host_id]
+    if remote:
+        raise LaunchError(
+            f"the rendezvous address of {head} is {rendezvous.address}, a loopback address, "
+            f"but {', '.join(remote[:3])} {'is' if len(remote) == 1 else 'are'} on other machines",
+            hint=f"give {head} a routable address: in the inventory, or name its network card in env: NCCL_SOCKET_IFNAME "
+            "(GLOO_SOCKET_IFNAME on CPU); a 127.0.1.1 line in its /etc/hosts is the usual cause",
+        )

@@ -16,7 +16,7 @@ from orchestrator.launchers.slurm.host import login_node, slurm_host
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.names.hostlist import fold
 from orchestrator.node.endpoint import report
-from orchestrator.plan import plan as plans
+from orchestrator.plan.make import number
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.run import Program
 from orchestrator.transports import way_to
@@ -149,7 +149,7 @@ def _plan(inventory: Inventory, run_id: str, trace: Trace) -> LaunchPlan:
         launcher="slurm" if trace.by_slurm else "ssh",
         transport=inventory.transport,
         name=inventory.name,
-        nodes=plans.number(inventory, [known[name] for name in names], ranks_each),
+        nodes=number(inventory, [known[name] for name in names], ranks_each),
         node_count=len(trace.ranks),
         world_size=sum(trace.ranks),
         by_count=trace.nodes is None,
@@ -159,3 +159,28 @@ def _plan(inventory: Inventory, run_id: str, trace: Trace) -> LaunchPlan:
         ssh=inventory.ssh.model_dump(mode="json"),
         slurm={**inventory.slurm.model_dump(mode="json"), "shared": trace.shared},
     )
+
+
+def probed(inventory: Inventory, names: str | None) -> Inventory:
+    """
+    Fill in accelerator and devices of the nodes in the host list `names` (None: of all) from the cards they have.
+
+    Raises:
+        NodesError: some of them cannot be reached.
+    """
+    chosen = inventory.nodes if names is None else inventory.select(names)
+    found = dict(zip((node.name for node in chosen), _looked_at(inventory, chosen), strict=True))
+    return inventory.model_copy(update={"nodes": tuple(found.get(node.name, node) for node in inventory.nodes)})
+
+
+def _looked_at(inventory: Inventory, nodes: Sequence[Node]) -> list[Node]:
+    transport = way_to(inventory.transport, inventory.ssh)
+
+    def look(node: Node) -> Node:
+        with Endpoint.connect(transport(node), node.python) as endpoint:
+            cards = endpoint.facts.cards
+        kind = next((kind for kind, count in cards.items() if count), "cpu")
+        devices = node.devices if node.devices > 1 else cards.get(kind, 1)  # what somebody wrote down stands
+        return node.model_copy(update={"accelerator": kind, "devices": devices})
+
+    return successes(each(nodes, look, limit=inventory.ssh.fanout))

@@ -24,7 +24,7 @@ UMASK = os.umask(0o077)  # for what the agent writes, byte code included; the ra
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from orchestrator.node.agent.guard import Options, guard, run_agent  # noqa: E402
-from orchestrator.node.job import begin_attempt  # noqa: E402
+from orchestrator.node.batch.restart import begin_attempt  # noqa: E402
 from orchestrator.node.processes import CAUGHT, PR_SET_CHILD_SUBREAPER, Inherited, prctl  # noqa: E402
 from orchestrator.node.rendezvous import hold_rendezvous  # noqa: E402
 

@@ -7,62 +7,17 @@ import json
 import os
 import time
 
-from orchestrator.node.stacks import has_left_stacks
+from orchestrator.node.files import open_for_write, tail
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from typing import Any, Dict, List
+
+    Json = Dict[str, Any]
     from typing import Any
 
 
 LOOKS = 5  # at two clocks, of which the quickest counts: a process may lose the processor in between
-
-
-def open_for_write(path: str, flag: int) -> int:
-    """Open a file of one's own: a link planted there is refused."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flag, 0o600)
-
-
-def write_json(path: str, value: Mapping[str, Any]) -> None:
-    """Write a whole file or none: readers never see a part of it."""
-    with open(open_for_write(path + ".tmp", os.O_TRUNC), "w", encoding="utf-8") as file:
-        json.dump(value, file)
-    os.replace(path + ".tmp", path)
-
-
-def read_json(*path: str) -> dict[str, Any]:
-    """The object in a file that others write; empty when the file is missing, torn or holds something else."""
-    try:
-        with open(os.path.join(*path), encoding="utf-8") as file:
-            value = json.load(file)
-    except (FileNotFoundError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def error_of(*path: str) -> tuple[str | None, str | None]:
-    """
-    Message and kind in a TORCHELASTIC_ERROR_FILE: {"message": {"message": …, "extraInfo": …}} or {"message": …}.
-
-    The kind (storage, memory, …) is the trainer's addition to extraInfo.
-    """
-    message, kind = read_json(*path).get("message"), None
-    if isinstance(message, dict):
-        extra = message.get("extraInfo")
-        kind = extra.get("kind") if isinstance(extra, dict) else None
-        message = message.get("message")
-    return None if message is None else str(message), None if kind is None else str(kind)
-
-
-def failure_of(folder: str, rank: int, signal: str | None) -> tuple[str | None, str | None]:
-    """
-    Message and kind of a rank's failure, by what it left in the node's folder; `signal` ended it, if any did.
-
-    Where it had stood still for long, this is the kind of an end by NCCL's watchdog (SIGABRT), and of the loss of others.
-    """
-    error, kind = error_of(folder, "error", f"{rank}.json")
-    waited = kind == "network" or (kind is None and signal == "SIGABRT")
-    return error, "hang" if waited and has_left_stacks(folder, rank) else kind
 
 
 class Clock:
@@ -108,3 +63,30 @@ class Journal:
         fault = self.flush()
         if fault is not None:
             raise fault
+
+
+EVENTS_LIMIT_BYTES = 16 << 20
+
+
+def read_events(folder: str) -> List[Json]:
+    """The whole lines of events.jsonl that are objects; the end of it if it is huge."""
+    events = []
+    for line in tail(os.path.join(folder, "events.jsonl"), EVENTS_LIMIT_BYTES).splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # the last line may be half written, the first half cut off
+        if isinstance(event, dict):
+            events.append(event)
+    return events
+
+
+NO_RETRY = 93  # a rank that exits so says that a retry cannot help
+
+
+REQUEUE = 99  # a rank that exits so has saved, and asks to be started again
+
+
+def agent_failed(text: str) -> dict[str, Any]:
+    """The last event when no rank is to blame."""
+    return {"event": "agent-finished", "state": "FAILED", "exit": None, "text": text}

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import os
 
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every process some milliseconds
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
+
+    Json = Dict[str, Any]
+
 
 def boot_id() -> str:
     """Changes when the machine restarts."""
@@ -23,3 +29,17 @@ def stat_fields(pid: int) -> list[str] | None:
             return file.read().rpartition(")")[2].split()  # the name before it may hold anything
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def live_fields(pid: int) -> Optional[List[str]]:
+    """Fields of /proc/PID/stat; None when the live_pid is gone or only waits to be reaped."""
+    fields = stat_fields(pid)
+    return fields if fields and fields[0] not in "ZX" else None
+
+
+def live_pid(record: Json) -> Optional[int]:
+    """The pid in the record if that very live_pid still runs on this machine since this boot."""
+    fields = live_fields(record["pid"])
+    if fields is None or int(fields[19]) != record["start_time"]:
+        return None
+    return int(record["pid"]) if record.get("boot_id", boot_id()) == boot_id() else None

@@ -11,8 +11,7 @@ import errno
 import os
 import signal
 
-from orchestrator.node.endpoint.report import live_fields
-from orchestrator.node.machine import stat_fields
+from orchestrator.node.machine import live_fields, stat_fields
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
 if TYPE_CHECKING:

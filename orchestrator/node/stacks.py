@@ -27,7 +27,7 @@ def has_left_stacks(folder: str, rank: int) -> bool:
 
 def places(folder: str, ranks: Iterable[int]) -> Dict[int, str]:
     """Rank -> the innermost call of its main thread, for those that have left stacks."""
-    from orchestrator.node.endpoint.report import tail  # noqa: PLC0415  of no use to an agent
+    from orchestrator.node.files import tail  # noqa: PLC0415  of no use to an agent
 
     found = {rank: tail(path_of(folder, rank), LAST_BYTES) for rank in ranks}
     return {rank: innermost(text) for rank, text in found.items() if text}

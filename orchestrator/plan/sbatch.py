@@ -1,48 +1,24 @@
-"""From a LaunchPlan to text: the files of templates/, and the transcript that --dry-run prints. Pure."""
+"""From a LaunchPlan to the scripts of a Slurm job. Pure."""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from orchestrator.errors import UsageError
-from orchestrator.inventory.redaction import REDACTED
 from orchestrator.names.hostlist import expand, fold
 from orchestrator.names.slurm_options import OPTION_OF, setting
-from orchestrator.resources import template_folder
+from orchestrator.plan.shell import environment, refuse_control, render
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
-
-    from orchestrator.plan.plan import LaunchPlan, NodePlan
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-
-
-def node_script(plan: LaunchPlan, node: NodePlan) -> str:
-    """node.sh of one node that orch reaches itself."""
-    return _render(
-        "node.sh.j2",
-        run_id=plan.run_id,
-        attempt=plan.attempt,
-        node=node.name,
-        node_rank=node.node_rank,
-        env=node.env,
-        python=node.python,
-        agent=f"{plan.bundle_dir(node)}/orchestrator/node/__main__.py",
-        job=f"{plan.attempt_dir(node)}/job.json",
-    )
+    from orchestrator.plan.plan import LaunchPlan
 
 
 def slurm_scripts(plan: LaunchPlan) -> dict[str, str]:
     """The scripts of a Slurm job by their names; setup.sh of the first attempt serves the later ones as well."""
     lines = plan.slurm["setup"]
-    setup = {"setup.sh": _render("slurm_setup.sh.j2", run_id=plan.run_id, setup=lines)} if lines else {}
+    setup = {"setup.sh": render("slurm_setup.sh.j2", run_id=plan.run_id, setup=lines)} if lines else {}
     return {"node.sh": slurm_node_script(plan), **setup, "submit.sbatch": sbatch_script(plan)}
 
 
@@ -59,7 +35,7 @@ def slurm_node_script(plan: LaunchPlan) -> str:
         }
         for node in plan.nodes
     ]
-    return _render(
+    return render(
         "slurm_node.sh.j2",
         run_id=plan.run_id,
         common_env={name: value for name, value in head.env.items() if name in common},
@@ -90,10 +66,10 @@ def sbatch_script(plan: LaunchPlan) -> str:
         "spare_count": plan.spare_count,
     }
     if plan.slurm["template"] is None:
-        return _render("slurm.sbatch.j2", **values)
+        return render("slurm.sbatch.j2", **values)
     from orchestrator.plan import custom_template  # noqa: PLC0415  only for who has a template
 
-    return custom_template.render(Path(plan.slurm["template"]).expanduser(), _environment(), values)
+    return custom_template.render(Path(plan.slurm["template"]).expanduser(), environment(), values)
 
 
 def _srun_options(plan: LaunchPlan) -> list[str]:
@@ -150,69 +126,9 @@ def _told(plan: LaunchPlan, field: str) -> str | None:
     return fold(expand(value)) if field == "exclude" else str(value)
 
 
-def job_text(job: Mapping[str, Any]) -> str:
-    """job.json as text, a line a key."""
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in job.items()]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def redacted(plan: LaunchPlan) -> LaunchPlan:
-    """The same plan with the values of secret variables replaced, for showing and recording it."""
-    from dataclasses import replace  # noqa: PLC0415
-
-    def shown(node: NodePlan) -> NodePlan:
-        return replace(node, env={name: REDACTED if name in node.secrets else text for name, text in node.env.items()})
-
-    return replace(plan, nodes=tuple(shown(node) for node in plan.nodes))
-
-
-@cache
-def _environment() -> Environment:
-    from jinja2 import FileSystemLoader, StrictUndefined  # noqa: PLC0415
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
-
-    environment = ImmutableSandboxedEnvironment(
-        loader=FileSystemLoader(template_folder()),
-        undefined=StrictUndefined,
-        autoescape=False,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["sh"] = quoted
-    environment.filters["path"] = shell_path
-    return environment
-
-
-def _render(template: str, **values: object) -> str:
-    return _environment().get_template(template).render(**values)
-
-
-def quoted(value: str) -> str:
-    """The value as one shell word, always in quotes: `X==a` is a value of NCCL_IB_HCA and a puzzle for a reader."""
-    return "'" + value.replace("'", "'\"'\"'") + "'"
-
-
-def shell_path(path: str) -> str:
-    """The path as one shell word; a leading "~/" becomes the home of whoever runs the script."""
-    _refuse_control(path, "path")
-    if path.startswith("~/"):
-        return '"$HOME"/' + shlex.quote(path[2:])
-    return shlex.quote(path)
-
-
 def _sbatch_quoted(option: str) -> str:
     """One option of an #SBATCH line; a newline in it would smuggle in further directives."""
-    _refuse_control(option, "slurm option")
+    refuse_control(option, "slurm option")
     if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\[\]~-]+", option):
         return option
     return shlex.quote(option.replace("\\", "\\\\"))  # which sbatch takes for an escape within quotes as well
-
-
-def _refuse_control(text: str, what: str) -> None:
-    found = _CONTROL.search(text)
-    if found:
-        raise UsageError(
-            f"{what} {text!r} holds the control character {found.group()!r}",
-            hint="remove it; only environment values may hold newlines",
-        )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.plan import plan as plans
-from orchestrator.plan.plan import LaunchPlan, NodePlan, PlannedFile
-from orchestrator.plan.sbatch import redacted, shell_path
+from orchestrator.plan.files import PlannedFile, node_files, sbatch_path, start_command
+from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
+from orchestrator.plan.shell import shell_path
 
 
 def of(plan: LaunchPlan) -> str:
     """Every file and every command in order; values of secret variables are replaced, equal files are shown once."""
     plan = redacted(plan)
-    files = plans.node_files(plan)
+    files = node_files(plan)
     spares = f" and {plan.spare_count} spare" if plan.spare_count else ""
     what = f"{plan.node_count} nodes{spares}, {plan.world_size} ranks"
     head = f"#!/bin/bash\n# Run {plan.run_id}: {what}, bundle {plan.bundle}. Nothing was started.\nset -eu\numask 077\n"
@@ -31,7 +31,7 @@ def _slurm(plan: LaunchPlan, files: list[PlannedFile]) -> str:
         else "this machine"
     )
     title = f"# --- on {where}, whose {head.workdir} the nodes share; the bundle goes to {plan.bundle_dir(head)}\n"
-    script, folder = shell_path(plans.sbatch_path(plan)), shell_path(plan.attempt_dir(head))
+    script, folder = shell_path(sbatch_path(plan)), shell_path(plan.attempt_dir(head))
     return f"{title}{''.join(map(_file, files))}sbatch --chdir={folder} {script}\n"
 
 
@@ -43,7 +43,7 @@ def _direct(plan: LaunchPlan, node: NodePlan, files: list[PlannedFile], shown: d
         parts.append(_file(file) if first == node.name else f"# {file.path}: the same as on {first}\n")
     if node.node_rank == 0:
         parts.append("# this is the head: orch finds an address and a free port here first, and holds the port\n")
-    command = plans.start_command(plan, node, "ADDRESS PORT HOST_ID of the head")
+    command = start_command(plan, node, "ADDRESS PORT HOST_ID of the head")
     return "".join([*parts, " ".join(map(shell_path, command)), "\n"])
 
 

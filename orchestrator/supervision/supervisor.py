@@ -25,8 +25,9 @@ from orchestrator.run import RankExit, RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervision.listeners import Ear, Hearing
 from orchestrator.transports.base import LoginRefused, Unreachable
-from orchestrator.verdict import observe
-from orchestrator.verdict.observe import Verdict
+from orchestrator.verdict.judge import Verdict, judge
+from orchestrator.verdict.launching import launch_goes_on
+from orchestrator.verdict.settle import settle
 
 TICK_S = 0.5
 RETRY_S = 1.0
@@ -65,10 +66,10 @@ class Supervisor:
             if record.state.final and record.state is not RunState.LOST:
                 return Verdict(record.state, record.exit, record.message)
             verdict = self._judge()
-            if verdict is not None and verdict.state.final and not observe.launch_goes_on(record):
+            if verdict is not None and verdict.state.final and not launch_goes_on(record):
                 return verdict
             if verdict is not None and not verdict.state.final:
-                observe.settle(self._folder, verdict)
+                settle(self._folder, verdict)
             verdict = self._vanished()
             if verdict is not None:
                 return verdict
@@ -78,7 +79,7 @@ class Supervisor:
     def _judge(self) -> Verdict | None:
         """By all that was heard; None while that is too little."""
         nodes = [ear.seen for ear in self._ears.values() if ear.seen is not None]
-        verdict = observe.judge(self._plan, nodes, None, stop_asked=self._folder.is_asked_to_stop())
+        verdict = judge(self._plan, nodes, None, stop_asked=self._folder.is_asked_to_stop())
         if verdict.state is RunState.LOST and len(nodes) < len(self._ears):
             return None
         return verdict
@@ -143,7 +144,7 @@ class Supervisor:
         for node, outcome in zip(reached, outcomes, strict=True):
             if _may_pass(outcome):
                 silent.append(node)
-        last = observe.judge(self._plan, [ear.seen for ear in self._ears.values() if ear.seen], None)
+        last = judge(self._plan, [ear.seen for ear in self._ears.values() if ear.seen], None)
         if last.state is RunState.FAILED and last.exit is not None:
             verdict = last
         self._record(replace(verdict, exit=self._with_last_lines(verdict.exit)))
@@ -156,7 +157,7 @@ class Supervisor:
 
     def _record(self, verdict: Verdict) -> None:
         nodes = [ear.seen for ear in self._ears.values() if ear.seen]
-        record = observe.settle(self._folder, verdict, nodes)
+        record = settle(self._folder, verdict, nodes)
         self._folder.note("run-ended", f"{record.state.value}: {record.message or 'nothing is left running'}")
 
     def _with_last_lines(self, found: RankExit | None) -> RankExit | None:

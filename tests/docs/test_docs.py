@@ -16,9 +16,9 @@ from orchestrator.cli import app
 from orchestrator.inventory import model as inventory
 from orchestrator.inventory import slurm
 from tests.grounds.cli import Orch
+from tests.paths import ROOT
 from trainer.config import rules_by_key
 
-ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 COMMANDS = ("submit", "ssh-launch", "logs", "status", "list", "env", "attach", "stop", "gc", "inventory")
 PAGES = sorted(

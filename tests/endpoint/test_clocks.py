@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.endpoint.clocks import Window
-from orchestrator.endpoint.replies import Finished
+from orchestrator.endpoint.replies import Finished, Window
 
 
 @pytest.mark.parametrize(

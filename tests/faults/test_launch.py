@@ -24,7 +24,7 @@ from orchestrator.store import Store
 from orchestrator.transports.base import Unreachable
 from orchestrator.transports.local import LocalTransport
 from orchestrator.transports.terminal import Terminal
-from orchestrator.verdict import observe
+from orchestrator.verdict.launching import this_process
 from tests.grounds.cli import Orch
 from tests.until import until
 
@@ -160,7 +160,7 @@ def test_launch_under_nohup_watches_on_when_the_terminal_is_closed(orch: Orch) -
 
 def test_stop_of_a_launch_on_another_machine_ends_what_it_can_and_says_so(orch: Orch) -> None:
     run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
-    elsewhere = {**observe.this_process(), "host": "elsewhere", "boot_id": "another"}
+    elsewhere = {**this_process(), "host": "elsewhere", "boot_id": "another"}
     Store(orch.home).find(run).update(started=False, launching=elsewhere)
     done = orch("stop", code=4)
     assert f"run {run} may still be being launched on elsewhere" in done.stderr
@@ -170,7 +170,7 @@ def test_stop_of_a_launch_on_another_machine_ends_what_it_can_and_says_so(orch: 
 
 def test_launch_that_a_restart_of_this_machine_ended_is_stopped_like_any_run(orch: Orch) -> None:
     run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
-    before = {**observe.this_process(), "host": socket.gethostname(), "boot_id": "the one before"}
+    before = {**this_process(), "host": socket.gethostname(), "boot_id": "the one before"}
     Store(orch.home).find(run).update(started=False, launching=before)
     assert f"run {run} is STOPPED" in orch("stop").stderr
 
@@ -183,7 +183,7 @@ def test_launch_that_does_not_give_up_is_not_called_stopped(orch: Orch, monkeypa
     with _process("trap '' TERM; echo ready; exec sleep 1000") as stubborn:
         fields = stat_fields(stubborn.pid)
         assert fields is not None
-        mark = {**observe.this_process(), "pid": stubborn.pid, "start_time": int(fields[19])}
+        mark = {**this_process(), "pid": stubborn.pid, "start_time": int(fields[19])}
         folder.update(started=False, launching=mark)
         with pytest.raises(LaunchError, match=f"pid {stubborn.pid} has not given up"):
             stopping.stop(run)
@@ -193,7 +193,7 @@ def test_launch_that_does_not_give_up_is_not_called_stopped(orch: Orch, monkeypa
 def test_process_with_the_pid_of_a_launch_that_is_gone_is_left_alone(orch: Orch) -> None:
     run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
     with _process("echo ready; exec sleep 1000") as stranger:
-        mark = {**observe.this_process(), "pid": stranger.pid, "start_time": 1}
+        mark = {**this_process(), "pid": stranger.pid, "start_time": 1}
         Store(orch.home).find(run).update(started=False, launching=mark)
         orch("stop")
         assert stranger.poll() is None

@@ -16,8 +16,9 @@ import pytest
 
 from orchestrator.inventory import model as inventories
 from orchestrator.inventory.model import Inventory
-from orchestrator.plan import plan as plans
 from orchestrator.plan import transcript
+from orchestrator.plan.files import node_files
+from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.resources import inventory_folder
 from orchestrator.run import LauncherName, Program, Request
@@ -56,7 +57,7 @@ def _inventory(name: str, nodes: int) -> Inventory:
 def _plan(name: str, launcher: LauncherName, program: Program = PROGRAM, nodes: int = 0) -> LaunchPlan:
     run_id = f"{name}-20260102-030405-0abc"
     inventory = _inventory(name, nodes or SHIPPED.get(name, 2))
-    return plans.make_plan(inventory, Request(launcher, program), run_id=run_id, bundle="0" * 32, home="/home/train")
+    return make_plan(inventory, Request(launcher, program), run_id=run_id, bundle="0" * 32, home="/home/train")
 
 
 def _exports(plan: LaunchPlan) -> list[str]:
@@ -113,7 +114,7 @@ def test_rendered_scripts_pass_shellcheck(tmp_path: Path) -> None:
     for name, launcher in CASES:
         plan = _plan(name, launcher)
         scripts = {"transcript.sh": transcript.of(plan)}
-        for node, files in plans.node_files(plan).items():
+        for node, files in node_files(plan).items():
             scripts |= {f"{node}-{Path(file.path).name}": file.text for file in files if "job.json" not in file.path}
         for file_name, text in scripts.items():
             (tmp_path / f"{name}-{launcher}-{file_name}").write_text(text, "utf-8")

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.node.endpoint.report import live_fields
-from orchestrator.node.machine import boot_id
+from orchestrator.node.machine import boot_id, live_fields
 from tests.until import until
 
 # Writes agent.json as the real one does, then does what the test wants.

@@ -10,10 +10,9 @@ import pytest
 from orchestrator.errors import UsageError
 from orchestrator.inventory.importing import import_hostfile, import_scontrol, import_ssh_config
 from orchestrator.inventory.model import Inventory, load
+from tests.paths import CASES
 
-SCONTROL: dict[str, list[str]] = json.loads(
-    (Path(__file__).parent.parent / "cases" / "inventory_scontrol.json").read_text()
-)
+SCONTROL: dict[str, list[str]] = json.loads((CASES / "inventory_scontrol.json").read_text())
 
 
 def _loaded(folder: Path, text: str) -> Inventory:

@@ -14,8 +14,8 @@ from orchestrator.errors import InventoryError, UsageError
 from orchestrator.inventory.document import MAX_BYTES
 from orchestrator.inventory.model import Inventory, Node, describe, from_names, load
 from orchestrator.inventory.redaction import is_secret
+from tests.paths import CASES
 
-CASES = Path(__file__).parent.parent / "cases"
 ERRORS: list[dict[str, Any]] = json.loads((CASES / "inventory_errors.json").read_text())
 VALUES: list[dict[str, str]] = json.loads((CASES / "inventory_env.json").read_text())
 

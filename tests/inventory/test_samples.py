@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from orchestrator.inventory.model import Inventory, load
+from tests.paths import ROOT
 
-FOLDER = Path(__file__).parent.parent.parent / "inventories"
+FOLDER = ROOT / "inventories"
 NAMES = ("h800", "h800-roce", "t20", "local")
 
 # Wrong, useless or of no effect on the hardware the inventories are for; the files say why.

@@ -12,7 +12,8 @@ from orchestrator import bundle as bundles
 from orchestrator.errors import LaunchError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher
-from orchestrator.plan import plan as plans
+from orchestrator.plan.files import node_files
+from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request
 from orchestrator.transports.local import LocalTransport
@@ -47,7 +48,7 @@ def _launcher(
     inventory = Inventory(name="here", transport="local", nodes=nodes)
     bundle = bundles.build(trainer=False, code=code)
     request = Request("ssh", Program("executable", ("sh", "-c", "echo $MASTER_PORT")))
-    plan = plans.make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle=bundle.digest)
+    plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle=bundle.digest)
     launcher = Robbed(plan, lambda node: LocalTransport(node.name))
     launcher.thefts, launcher.found, launcher.thieves = thefts, [], []
     return launcher, plan, bundle
@@ -104,7 +105,7 @@ def test_code_that_is_saved_after_the_plan_is_not_stored_under_the_digest_of_the
     launcher, plan, bundle = _launcher(tmp_path, code=code)
     (code.root / "train.py").write_text("new")
     try:
-        launcher.push(bundle, plans.node_files(plan))
+        launcher.push(bundle, node_files(plan))
     finally:
         launcher.close()
     pushed = tmp_path / "work/bundles" / plan.bundle / "code"

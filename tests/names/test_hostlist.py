@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.names.hostlist import MAX_NAMES, expand, fold, repeated
+from tests import paths
 
-CASES: dict[str, Any] = json.loads((Path(__file__).parent.parent / "cases" / "inventory_hostlists.json").read_text())
+CASES: dict[str, Any] = json.loads((paths.CASES / "inventory_hostlists.json").read_text())
 
 
 @pytest.mark.parametrize("case", CASES["expand"], ids=lambda case: str(case["pattern"]))

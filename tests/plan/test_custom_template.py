@@ -11,8 +11,8 @@ import pytest
 from orchestrator.errors import InventoryError, UsageError
 from orchestrator.inventory.model import Inventory, Node, load
 from orchestrator.inventory.slurm import SlurmOptions
-from orchestrator.plan import plan as plans
 from orchestrator.plan import sbatch
+from orchestrator.plan.make import make_plan
 from orchestrator.resources import template_folder
 from orchestrator.run import Program, Request
 
@@ -27,7 +27,7 @@ def _rendered(folder: Path, text: str, slurm: dict[str, Any] | None = None) -> s
     options = SlurmOptions.model_validate({"template": str(file), "comment": "a b", **(slurm or {})})
     inventory = Inventory(name="demo", nodes=(Node(name="n0", workdir="/data/orch"),), slurm=options)
     request = Request("slurm", Program("executable", ("true",), ""))
-    return sbatch.sbatch_script(plans.make_plan(inventory, request, run_id="demo-1", bundle="b1", home="/home/u"))
+    return sbatch.sbatch_script(make_plan(inventory, request, run_id="demo-1", bundle="b1", home="/home/u"))
 
 
 def test_own_template_gets_the_values_that_orchs_own_gets(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_own_template_gets_the_values_that_orchs_own_gets(tmp_path: Path) -> Non
     file = str(tmp_path / "own.j2")
     options = SlurmOptions.model_validate({"comment": "a b", **PYXIS})
     inventory = Inventory(name="demo", nodes=(Node(name="n0", workdir="/data/orch"),), slurm=options)
-    plan = plans.make_plan(
+    plan = make_plan(
         inventory, Request("slurm", Program("executable", ("true",), "")), run_id="demo-1", bundle="b1", home="/home/u"
     )
     assert copied == sbatch.sbatch_script(plan)

@@ -13,6 +13,8 @@ from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import Container, SlurmOptions
 from orchestrator.plan import plan as plans
 from orchestrator.plan import sbatch
+from orchestrator.plan.files import job, node_files
+from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import LauncherName, Program, Request, Shape
 
@@ -25,7 +27,7 @@ def _plan(
     inventory: Inventory, launcher: LauncherName = "ssh", nodes: str | None = None, shape: Shape | None = None
 ) -> LaunchPlan:
     request = Request(launcher, Program("trainer", ("steps=3",)), nodes=nodes, shape=shape)
-    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1")
+    return make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1")
 
 
 THREE = _inventory(Node(name="n0", devices=2), Node(name="n1", devices=4), Node(name="s0", devices=2, tags=("spare",)))
@@ -86,10 +88,10 @@ def test_slurm_by_count_leaves_the_choice_of_nodes_to_slurm() -> None:
     same = _inventory(*(Node(name=f"n{k}", devices=2) for k in range(4)))
     plan = _plan(same, "slurm", shape=Shape(2, 2))
     assert (plan.by_count, plan.node_count, plan.world_size) == (True, 2, 4)
-    assert plans.job(plan)["nodes"] is None
-    assert plans.job(plan)["ranks"] == [2, 2]
+    assert job(plan)["nodes"] is None
+    assert job(plan)["ranks"] == [2, 2]
     named = _plan(same, "slurm", nodes="n1,n3")
-    assert (named.by_count, plans.job(named)["nodes"]) == (False, ["n1", "n3"])
+    assert (named.by_count, job(named)["nodes"]) == (False, ["n1", "n3"])
 
 
 def _with_spares(*names: str) -> Inventory:
@@ -101,15 +103,15 @@ def test_spares_are_asked_for_besides_and_have_no_ranks_yet() -> None:
     plan = _plan(_with_spares("s0", "s1"), "slurm", shape=Shape(2, 1))
     assert (plan.node_count, plan.spare_count, plan.world_size) == (2, 1, 2)
     assert {"--nodes=3", "--no-kill"} <= set(sbatch.sbatch_options(plan))
-    assert plans.job(plan)["slurm"]["spares"] == ["s0", "s1"]  # whichever Slurm gives stands by
-    assert plans.job(plan)["ranks"] == [1, 1]
+    assert job(plan)["slurm"]["spares"] == ["s0", "s1"]  # whichever Slurm gives stands by
+    assert job(plan)["ranks"] == [1, 1]
     assert "--no-kill" not in sbatch.sbatch_options(_plan(_inventory(Node(name="n0")), "slurm"))
 
 
 def test_spares_of_named_nodes_are_named_by_the_inventory() -> None:
     plan = _plan(_with_spares("s0", "s1"), "slurm", nodes="n0,n1")
     assert "--nodelist=n[0-1],s0" in sbatch.sbatch_options(plan)
-    assert (plans.job(plan)["nodes"], plans.job(plan)["slurm"]["spares"]) == (None, ["s0"])
+    assert (job(plan)["nodes"], job(plan)["slurm"]["spares"]) == (None, ["s0"])
     with pytest.raises(UsageError, match=r"1 are asked for beside n\[0-1\]; .* tags 0 more as spare"):
         _plan(_with_spares(), "slurm", nodes="n0,n1")
     assert _plan(_with_spares("s0"), nodes="n0,n1").spare_count == 0  # over SSH
@@ -132,10 +134,10 @@ def test_home_folder_is_written_out_where_it_is_known_and_has_to_be_in_a_contain
     image = Container(image="/images/torch.sif", runtime="apptainer")
     inventory = _inventory(Node(name="n0")).model_copy(update={"slurm": SlurmOptions(container=image, login="login0")})
     request = Request("slurm", Program("trainer", ()))
-    known = plans.make_plan(inventory, request, run_id="demo-1", bundle="b1", home="/home/u")
+    known = make_plan(inventory, request, run_id="demo-1", bundle="b1", home="/home/u")
     assert known.head.workdir == "/home/u/.orch"
     with pytest.raises(UsageError, match="may be another home than on login0"):
-        plans.make_plan(inventory, request, run_id="demo-1", bundle="b1")
+        make_plan(inventory, request, run_id="demo-1", bundle="b1")
 
 
 def test_stored_plan_reads_back_equal_but_for_environment_values() -> None:
@@ -149,7 +151,7 @@ def test_stored_plan_reads_back_equal_but_for_environment_values() -> None:
 
 
 def test_job_is_the_same_on_all_nodes_of_one_workdir() -> None:
-    files = plans.node_files(_plan(THREE))
+    files = node_files(_plan(THREE))
     assert files["n0"][0] == files["n1"][0]
     assert files["n0"][-1] != files["n1"][-1]
 
@@ -182,9 +184,9 @@ def test_shared_trainer_is_told_the_accelerator_of_the_inventory_unless_the_user
     launcher: LauncherName, nodes: list[str], program: Program, config: str | None, told: list[str]
 ) -> None:
     inventory, request = _inventory(*(CARDS[name] for name in nodes)), Request(launcher, program, config=config)
-    plan = plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1")
+    plan = make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1")
     for planned in (plan, plans.from_json(json.loads(json.dumps(plans.to_json(plan))))):
-        args = plans.job(planned)["program"]["args"]
+        args = job(planned)["program"]["args"]
         assert [word for word in args if word.startswith("device=")] == told
     assert plan.program == program  # what the user asked for stays as it was typed, for `orch rerun` and `orch diff`
 
@@ -195,7 +197,7 @@ def test_nodes_of_two_kinds_are_refused_for_one_training() -> None:
         _plan(mixed)
     assert _plan(mixed, nodes="n-gcu,n-auto").device == "gcu"
     program = Request("ssh", Program("executable", ("./run.sh",)))
-    assert plans.make_plan(mixed, program, run_id="demo-20260102-030405-0abc", bundle="b1").device is None
+    assert make_plan(mixed, program, run_id="demo-20260102-030405-0abc", bundle="b1").device is None
 
 
 def test_plan_stored_before_trainers_were_told_their_device_reads_back() -> None:

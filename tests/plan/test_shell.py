@@ -18,9 +18,11 @@ from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import SlurmOptions
 from orchestrator.names.slurm_options import OPTION_OF
-from orchestrator.plan import plan as plans
 from orchestrator.plan import sbatch, transcript
+from orchestrator.plan.files import node_script
+from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.plan.shell import render, shell_path
 from orchestrator.run import LauncherName, Program, Request
 
 PRINT_X = "import os, sys; sys.stdout.buffer.write(os.environb[b'X'])"
@@ -34,7 +36,7 @@ def _plan(
     nodes = (first, Node(name="n1", python="/usr/bin/python3", devices=devices))
     inventory = Inventory(name="demo", nodes=nodes, slurm=slurm or SlurmOptions())
     request = Request(launcher, Program("executable", ("true",), ""))
-    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1")
+    return make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1")
 
 
 def _value_of_x(script: str, **environ: str) -> bytes:
@@ -49,7 +51,7 @@ def _value_of_x(script: str, **environ: str) -> bytes:
 @given(values)
 def test_any_value_arrives_byte_for_byte(value: str) -> None:
     plan = _plan({"X": value})
-    assert _value_of_x(sbatch.node_script(plan, plan.head)) == value.encode()
+    assert _value_of_x(node_script(plan, plan.head)) == value.encode()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_newline_cannot_smuggle_a_directive_into_sbatch() -> None:
     ],
 )
 def test_path_is_one_word_whose_leading_tilde_is_home(path: str, shell: str) -> None:
-    assert sbatch.shell_path(path) == shell
+    assert shell_path(path) == shell
 
 
 def test_dry_run_hides_values_of_secret_variables() -> None:
@@ -160,4 +162,4 @@ def test_one_task_a_node_gets_a_core_for_every_rank() -> None:
 
 def test_unset_template_variable_is_an_error_not_an_empty_word() -> None:
     with pytest.raises(UndefinedError):
-        sbatch._render("node.sh.j2", run_id="x")  # noqa: SLF001
+        render("node.sh.j2", run_id="x")

@@ -11,7 +11,7 @@ from jinja2.exceptions import SecurityError
 
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import model as inventories
-from orchestrator.plan import sbatch
+from orchestrator.plan.shell import environment
 from tests.grounds.cli import Orch
 
 pytestmark = pytest.mark.processes
@@ -120,7 +120,7 @@ def test_template_in_the_place_of_a_name_is_refused(text: str, tmp_path: Path) -
 )
 def test_even_a_template_of_orchs_own_could_not(text: str, error: type[Exception]) -> None:
     with pytest.raises(error):
-        sbatch._environment().from_string(text).render()  # noqa: SLF001  (no template of a user's is ever rendered)
+        environment().from_string(text).render()
 
 
 def test_preloaded_library_is_warned_about(tmp_path: Path) -> None:

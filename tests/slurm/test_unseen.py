@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.inventory import model
-from orchestrator.launchers.base import Queue
 from orchestrator.launchers.slurm import launcher as slurm
 from orchestrator.launchers.slurm.host import ThisMachine
+from orchestrator.launchers.slurm.job import Queue
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.names.slurm_options import seconds
-from orchestrator.plan import plan
+from orchestrator.plan.files import node_files
+from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request
 from tests.grounds.slurm import Cluster
@@ -25,8 +26,8 @@ def planned(cluster: Cluster, tmp_path: Path) -> LaunchPlan:
     """A run whose first files are there."""
     request = Request("slurm", Program("executable", ("sleep", "1000")), nodes="n0")
     where = model.load(cluster.inventory(tmp_path))
-    planned = plan.make_plan(where, request, run_id="cluster-20260102-030405-0abc", bundle="b")
-    for file in plan.node_files(planned)[planned.head.name]:
+    planned = make_plan(where, request, run_id="cluster-20260102-030405-0abc", bundle="b")
+    for file in node_files(planned)[planned.head.name]:
         path = Path(file.path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(file.text, "utf-8")

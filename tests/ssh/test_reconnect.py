@@ -13,7 +13,7 @@ from orchestrator.endpoint import client
 from orchestrator.endpoint.client import Beat
 from orchestrator.inventory import model
 from orchestrator.launchers import direct_launcher
-from orchestrator.plan import plan as plans
+from orchestrator.plan.make import make_plan
 from orchestrator.run import Program, Request
 from orchestrator.transports.base import Unreachable
 from tests.grounds.sshd import Farm
@@ -36,7 +36,7 @@ def test_a_connection_that_was_given_up_is_closed_before_the_next(
 ) -> None:
     where = model.load(farm.inventory(tmp_path, nodes=1))
     request = Request("ssh", Program("executable", ("true",)))
-    plan = plans.make_plan(where, request, run_id="farm-20260102-030405-0abc", bundle="0" * 32)
+    plan = make_plan(where, request, run_id="farm-20260102-030405-0abc", bundle="0" * 32)
     monkeypatch.setattr(client, "BEAT_ANSWER_S", 0.1)
     farm.drop_connections()  # those of tests before, which may be closing still
     launcher = direct_launcher(plan)

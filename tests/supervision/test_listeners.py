@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import DirectLauncher
-from orchestrator.plan import plan as plans
+from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request
 from orchestrator.store import RunFolder
@@ -46,7 +46,7 @@ def _plan(nodes: int, fanout: int) -> LaunchPlan:
     names = [Node(name=f"n{index}") for index in range(nodes)]
     inventory = Inventory(name="here", nodes=tuple(names), ssh=SshOptions(fanout=fanout))
     request = Request("ssh", Program("executable", ("true",)))
-    return plans.make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+    return make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
 
 
 def _hearing(tmp_path: Path, logins: Logins, *, nodes: int, fanout: int) -> Hearing:

@@ -17,8 +17,8 @@ import pytest
 
 import trainer
 from tests.node.agent.test_agent_ground import PYTHONS
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 NAMES_FILE = ROOT / "tests" / "cases" / "torch_1_10_names.json"
 NAMES: dict[str, list[str]] = json.loads(NAMES_FILE.read_text("utf-8"))
 SOURCES = sorted(Path(trainer.__file__).parent.rglob("*.py"))

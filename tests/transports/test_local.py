@@ -12,7 +12,7 @@ import pytest
 from orchestrator.endpoint.client import Endpoint, frame
 from orchestrator.endpoint.program import FLAGS, program
 from orchestrator.errors import NodeError
-from orchestrator.node.endpoint.report import live_fields
+from orchestrator.node.machine import live_fields
 from orchestrator.transports.base import ChannelClosed, Reader, Unreachable
 from orchestrator.transports.local import LocalChannel, LocalTransport
 from tests.until import until

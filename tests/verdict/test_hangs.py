@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.endpoint.replies import NodeObservation
-from orchestrator.node.events import failure_of
+from orchestrator.node.failure import failure_of
 from orchestrator.node.stacks import innermost, places
 from orchestrator.run import RankExit
 from orchestrator.verdict.hangs import explained

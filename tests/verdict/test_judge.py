@@ -8,11 +8,12 @@ import pytest
 
 from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation, RankExit
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.launchers.base import Queue
-from orchestrator.plan import plan as plans
+from orchestrator.launchers.slurm.job import Queue
+from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import LauncherName, Program, Request, RunState
-from orchestrator.verdict.observe import Verdict, as_seen, judge
+from orchestrator.verdict.judge import Verdict, judge
+from orchestrator.verdict.observe import as_seen
 
 OVER = Queue("COMPLETED", over=True)
 
@@ -20,7 +21,7 @@ OVER = Queue("COMPLETED", over=True)
 def _plan(launcher: LauncherName) -> LaunchPlan:
     inventory = Inventory(name="demo", nodes=(Node(name="n0"), Node(name="n1")))
     request = Request(launcher, Program("trainer", ()))
-    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b")
+    return make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b")
 
 
 def _node(

@@ -18,7 +18,7 @@ from orchestrator.errors import LaunchError, NodeError
 from orchestrator.launchers.slurm import submit
 from orchestrator.launchers.slurm.queue import ASK_S, run_here
 from orchestrator.launchers.slurm.this_machine import is_loopback, is_own_name
-from orchestrator.plan import plan as plans
+from orchestrator.plan.files import sbatch_path, submission_path
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.transports import way_to
 from orchestrator.transports.base import Transport, Unreachable
@@ -279,7 +279,7 @@ class LoginNode:
             endpoint.close()
 
     def _submission(self, plan: LaunchPlan, *, begin: bool) -> Answer:
-        argv, mark = ["sbatch", "--parsable", plans.sbatch_path(plan)], plans.submission_path(plan)
+        argv, mark = ["sbatch", "--parsable", sbatch_path(plan)], submission_path(plan)
         patience_s = PATIENCE_S if begin else 0.0
         return self._ask(
             "commands", lambda one: one.command_once(argv, mark, timeout_s=SUBMIT_S, begin=begin), patience_s

@@ -9,15 +9,16 @@ from dataclasses import replace
 
 from orchestrator.bundle import Bundle
 from orchestrator.errors import LaunchError, NodeError, NodesError
-from orchestrator.launchers.base import GONE, Place, Queue
+from orchestrator.launchers.base import Place
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.slurm import unshared_workdir
 from orchestrator.launchers.slurm.host import SlurmHost
+from orchestrator.launchers.slurm.job import GONE, Queue
 from orchestrator.launchers.slurm.queue import array_of, ask, position
 from orchestrator.launchers.slurm.submit import NOT_REACHED
 from orchestrator.names.hostlist import expand
 from orchestrator.names.slurm_options import seconds
-from orchestrator.plan import plan as plans
+from orchestrator.plan.files import node_files
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.transports.terminal import Terminal
 
@@ -75,7 +76,7 @@ class SlurmLauncher:
             return plan
         plan = unshared_workdir.set_apart(plan)
         self._put(plan, bundle)
-        files = plans.node_files(plan)[plan.head.name]
+        files = node_files(plan)[plan.head.name]
         self._over_ssh().push(bundle, {node.name: files for node in plan.nodes})
         return plan
 
@@ -83,7 +84,7 @@ class SlurmLauncher:
         head, endpoint = plan.head, self._host.endpoint()
         if not endpoint.prepare(head.workdir, bundle.digest):
             endpoint.put_bundle(head.workdir, bundle.digest, bundle.archive, bundle.archive_sha256)
-        for file in plans.node_files(plan)[head.name]:
+        for file in node_files(plan)[head.name]:
             folder, _, name = file.path.rpartition("/")
             endpoint.put_files(folder, [(name, file.text, file.mode)])
 

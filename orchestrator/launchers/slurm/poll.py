@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import LaunchError
-from orchestrator.launchers.base import SILENT, Launcher, Queue
+from orchestrator.launchers.base import Launcher
+from orchestrator.launchers.slurm.job import SILENT, Queue
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing itself from Python 3.11 on

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import LaunchError
-from orchestrator.plan import plan as plans
+from orchestrator.plan.files import sbatch_path
 from orchestrator.plan.plan import LaunchPlan
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def submit(plan: LaunchPlan) -> str:
     from submitit.helpers import clean_env  # noqa: PLC0415
     from submitit.slurm.slurm import SlurmExecutor  # noqa: PLC0415
 
-    folder, script = (Path(path).expanduser() for path in (plan.attempt_dir(plan.head), plans.sbatch_path(plan)))
+    folder, script = (Path(path).expanduser() for path in (plan.attempt_dir(plan.head), sbatch_path(plan)))
 
     class OwnScript(SlurmExecutor):
         """submitit with the script that orch rendered in place of its own."""

@@ -7,14 +7,11 @@ import signal
 import subprocess
 import time
 
-from orchestrator.node.events import Journal, failure_of, open_for_write, read_json, write_json
+from orchestrator.node.events import NO_RETRY, REQUEUE, Journal
+from orchestrator.node.failure import failure_of
+from orchestrator.node.files import open_for_write, read_object, write_json
 from orchestrator.node.isolation import Contact
-from orchestrator.node.job import (
-    NO_RETRY,
-    REQUEUE,
-    Job,
-    Refused,
-)
+from orchestrator.node.job import Job, Refused
 from orchestrator.node.processes import (
     CAUGHT,
     PR_SET_PDEATHSIG,
@@ -136,7 +133,7 @@ class Agent:
         if by_term and not self.stopping:
             self.hear_of_a_stop()
         name = None if code is not None else signal_name(os.WTERMSIG(status))
-        phase = read_json(self.folder, "progress", f"{rank}.json").get("phase")
+        phase = read_object(self.folder, "progress", f"{rank}.json").get("phase")
         done = phase == "done" or (code == 0 and not self.stopping)
         error, kind = (None, None) if code == 0 else failure_of(self.folder, rank, name)
         text = f"rank {rank} (pid {pid}) " + (f"exited with code {code}" if name is None else f"was ended by {name}")

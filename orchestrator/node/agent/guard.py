@@ -17,18 +17,11 @@ import time
 
 from orchestrator.node.agent.agent import EXIT_CODES, Agent
 from orchestrator.node.agent.environment import inherited_environment, rank_environments, summary
-from orchestrator.node.events import Clock, Journal, read_json, write_json
+from orchestrator.node.agent.program import command_of, prepare_folder
+from orchestrator.node.events import Clock, Journal, agent_failed
+from orchestrator.node.files import read_object, write_json
 from orchestrator.node.isolation import Contact
-from orchestrator.node.job import (
-    AlreadyRunning,
-    Job,
-    PortTaken,
-    Refused,
-    agent_failed,
-    command_of,
-    load_job,
-    prepare_folder,
-)
+from orchestrator.node.job import AlreadyRunning, Job, PortTaken, Refused, load_job
 from orchestrator.node.machine import boot_id, host_id
 from orchestrator.node.processes import (
     CAUGHT,
@@ -78,7 +71,7 @@ def join_rendezvous(job: Job, record: str | None) -> tuple[str, socket.socket | 
 
 def refuse_second_agent(folder: str) -> None:
     """Refuse when the agent on record lives; a pid that was used again, or another boot's, does not count."""
-    record = read_json(folder, "agent.json")
+    record = read_object(folder, "agent.json")
     stat = stat_of(record["pid"]) if isinstance(record.get("pid"), int) else None
     if stat and stat[0] not in "ZX" and (stat[2], boot_id()) == (record.get("start_time"), record.get("boot_id")):
         raise AlreadyRunning(f"{folder}: the agent with pid {record['pid']} is alive; stop that run first")

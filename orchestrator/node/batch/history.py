@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 
-from orchestrator.node.endpoint.report import node_folders, read_events, read_json
-from orchestrator.node.job import NO_RETRY, REQUEUE
+from orchestrator.node.events import NO_RETRY, REQUEUE, read_events
+from orchestrator.node.files import read_json
+from orchestrator.node.run_folder import node_folders
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every batch script some milliseconds
 if TYPE_CHECKING:

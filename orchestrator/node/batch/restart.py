@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -9,8 +10,9 @@ import sys
 from orchestrator.node.batch.allocation import choose, expand
 from orchestrator.node.batch.history import Ending, barren, last_ending
 from orchestrator.node.batch.requeue import requeue
-from orchestrator.node.events import Clock, Journal
-from orchestrator.node.job import agent_failed, begin_attempt, load_job
+from orchestrator.node.events import Clock, Journal, agent_failed
+from orchestrator.node.files import write_json
+from orchestrator.node.job import load_job
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every batch script some milliseconds
 if TYPE_CHECKING:
@@ -139,3 +141,24 @@ def journal(folder: str) -> Journal:
     own = os.path.join(folder, os.environ["SLURMD_NODENAME"])
     os.makedirs(own, mode=0o700, exist_ok=True)
     return Journal(os.path.join(own, "events.jsonl"), Clock())
+
+
+def begin_attempt(path: str) -> str:
+    """Make the folder of the next attempt of the job, in one step: job.json with its number, and the first one's node.sh."""
+    import shutil  # noqa: PLC0415  milliseconds that a rendezvous need not wait for
+
+    from orchestrator.node.run_folder import ATTEMPT, newest_attempt  # noqa: PLC0415  as above
+
+    first = os.path.dirname(os.path.abspath(path))
+    run_dir = os.path.dirname(first)
+    number = 1 + (newest_attempt(run_dir) or 0)
+    folder = os.path.join(run_dir, f"{ATTEMPT}{number}")
+    with open(path, encoding="utf-8") as file:
+        job = json.load(file)
+    beginning = f"{folder}.{os.getpid()}"
+    os.mkdir(beginning)
+    job["slurm"]["requeues"] = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    write_json(os.path.join(beginning, "job.json"), {**job, "attempt": number})
+    shutil.copy(os.path.join(first, "node.sh"), beginning)
+    os.rename(beginning, folder)
+    return folder

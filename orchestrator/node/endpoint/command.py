@@ -12,9 +12,7 @@ import signal
 import subprocess
 import time
 
-from orchestrator.node.endpoint.push import check_own, expand
-from orchestrator.node.endpoint.report import read_json
-from orchestrator.node.events import write_json
+from orchestrator.node.files import check_own, expand, read_json, write_json
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.node.endpoint.push import expand
+from orchestrator.node.files import expand
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
 if TYPE_CHECKING:

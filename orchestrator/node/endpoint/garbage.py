@@ -12,10 +12,10 @@ import re
 import stat
 import time
 
-from orchestrator.node.endpoint.push import expand
-from orchestrator.node.endpoint.report import observe_one, process, read_json
+from orchestrator.node.endpoint.report import observe_one
 from orchestrator.node.endpoint.strays import RUN_ID
-from orchestrator.node.machine import boot_id
+from orchestrator.node.files import expand, read_json
+from orchestrator.node.machine import boot_id, live_pid
 from orchestrator.node.ownership import agent_mark, own_processes, rank_mark
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
@@ -175,7 +175,7 @@ def of_record(path: str) -> Tuple[str, bool]:
     if record.get("state") not in FINAL:
         return f"its record says {record.get('state')}", True
     launching = record.get("launching")
-    if launching is not None and process(launching) is not None:
+    if launching is not None and live_pid(launching) is not None:
         return f"it is being launched by pid {launching['pid']}", True
     return "", True
 
@@ -196,7 +196,7 @@ def agents_of(run: str) -> Iterator[Tuple[str, str, Json]]:
 
 def unfinished(node: str, folder: str, agent: Json) -> str:
     """Why an agent cannot be called over; empty when it is."""
-    if process(agent) is not None:
+    if live_pid(agent) is not None:
         return f"its agent of {node} is alive"
     if agent.get("boot_id") == boot_id() or agent.get("hostname") == os.uname().nodename:
         return ""  # dead, or this machine has been restarted since

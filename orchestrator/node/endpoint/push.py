@@ -4,71 +4,17 @@ What a controller pushes to a node: the working folder, bundles and a run's file
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
-import stat
+
+from orchestrator.node.files import check_own, expand, make_own, make_parents, relative, working_folder, write_new
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
 if TYPE_CHECKING:
-    from typing import IO, Any, Dict, Tuple
+    from typing import Any, Dict, Tuple
 
     Json = Dict[str, Any]
-
-
-def expand(path: str) -> str:
-    """An absolute path; `~/` is the home folder of whoever runs this."""
-    expanded = os.path.expanduser(path)
-    if not os.path.isabs(expanded) or "\0" in expanded:
-        raise ValueError(f"{path!r} is not an absolute path")
-    return os.path.normpath(expanded)
-
-
-def relative(path: str) -> str:
-    """The same path if it stays below the folder it is relative to; ValueError otherwise."""
-    parts = path.split("/")
-    if not path or path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
-        raise ValueError(f"{path!r} leads out of its folder")
-    return path
-
-
-def check_own(path: str) -> None:
-    """Raise unless path is a real folder of this user, closed to everyone else."""
-    state = os.lstat(path)
-    if stat.S_ISLNK(state.st_mode):
-        raise PermissionError(f"{path} is a symbolic link")
-    if not stat.S_ISDIR(state.st_mode):
-        raise NotADirectoryError(f"{path} is not a folder")
-    if state.st_uid != os.geteuid():
-        raise PermissionError(f"{path} belongs to user {state.st_uid}, not to {os.geteuid()}")
-    if state.st_mode & 0o077:
-        os.chmod(path, 0o700)
-
-
-def make_own(path: str) -> None:
-    """Make path a folder of this user, mode 0700, unless it is one."""
-    with contextlib.suppress(FileExistsError):  # check_own says what it is
-        os.mkdir(path, 0o700)
-    check_own(path)
-
-
-def working_folder(workdir: str) -> str:
-    """
-    The working folder, made if missing.
-
-    It may be a symbolic link of this user's own (or root's) and may be readable for a group; what is below it may not.
-    """
-    path = expand(workdir)
-    os.makedirs(path, 0o700, exist_ok=True)
-    link, state = os.lstat(path), os.stat(path)
-    if link.st_uid not in (0, os.geteuid()) or state.st_uid != os.geteuid():
-        raise PermissionError(f"{path} belongs to user {state.st_uid}, not to {os.geteuid()}")
-    if state.st_mode & stat.S_IWOTH:
-        raise PermissionError(f"{path} is writable for everyone")
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise PermissionError(f"{path} is not writable")
-    return path
 
 
 def bundle_folder(workdir: str, digest: str) -> str:
@@ -144,21 +90,6 @@ def unpack(payload: bytes, root: str) -> None:
         target = os.readlink(path)
         if os.path.isabs(target) or not (os.path.realpath(path) + os.sep).startswith(home):
             raise ValueError(f"{os.path.relpath(path, root)!r} links out of the bundle, to {target!r}")
-
-
-def make_parents(root: str, folder: str) -> None:
-    """Make every folder between root and folder; a link on the way is refused."""
-    if folder != root:
-        make_parents(root, os.path.dirname(folder))
-        make_own(folder)
-
-
-def write_new(path: str, content: IO[bytes], mode: int) -> None:
-    """Write a file that must not exist yet."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        while block := content.read(1 << 20):
-            file.write(block)
 
 
 def put_files(request: Json, payload: bytes) -> Tuple[Json, bytes]:

@@ -1,19 +1,19 @@
 """
 What a controller asks about the runs of a node: their files from an offset on and the state of their agents.
 
-A process is told apart by pid, start time and boot, as its agent wrote them down, so a number used again hits nobody else.
+A live_pid is told apart by pid, start time and boot, as its agent wrote them down, so a number used again hits nobody else.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import stat
 import time
 
-from orchestrator.node.endpoint.push import expand, relative
+from orchestrator.node.events import read_events
+from orchestrator.node.files import expand, read_at, read_json, relative, tail
 from orchestrator.node.isolation import beat, hosts_that_answer
-from orchestrator.node.machine import boot_id, stat_fields
+from orchestrator.node.machine import boot_id, live_pid
+from orchestrator.node.run_folder import ATTEMPT, newest_attempt, node_folders
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
 if TYPE_CHECKING:
@@ -22,26 +22,10 @@ if TYPE_CHECKING:
     Json = Dict[str, Any]
 
 LOG_TAIL_BYTES = 4096
-EVENTS_LIMIT_BYTES = 16 << 20
 POLL_S = 0.05
 LOOK_S = 0.2  # a node that trains has better things to do
 LEAST_SHARE_BYTES = 4096
 FIRST = ("events.jsonl", "offsets.jsonl")
-ATTEMPT = "attempt-"
-
-
-def live_fields(pid: int) -> Optional[List[str]]:
-    """Fields of /proc/PID/stat; None when the process is gone or only waits to be reaped."""
-    fields = stat_fields(pid)
-    return fields if fields and fields[0] not in "ZX" else None
-
-
-def process(record: Json) -> Optional[int]:
-    """The pid in the record if that very process still runs on this machine since this boot."""
-    fields = live_fields(record["pid"])
-    if fields is None or int(fields[19]) != record["start_time"]:
-        return None
-    return int(record["pid"]) if record.get("boot_id", boot_id()) == boot_id() else None
 
 
 def now_of(agent: Optional[Json]) -> Optional[float]:
@@ -49,72 +33,6 @@ def now_of(agent: Optional[Json]) -> Optional[float]:
     if agent is None or "clock_ahead_s" not in agent or agent.get("boot_id") != boot_id():
         return None
     return float(agent["clock_ahead_s"] + time.monotonic())
-
-
-def open_plain(path: str) -> int:
-    """A descriptor of a regular file; a link or a pipe is refused with an OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise PermissionError(f"{path} is not a regular file")
-    return descriptor
-
-
-def read_at(path: str, offset: int, size: int) -> bytes:
-    """Up to size bytes from the offset on; nothing when there is no such file."""
-    try:
-        descriptor = open_plain(path)
-    except FileNotFoundError:
-        return b""
-    try:
-        return os.pread(descriptor, size, offset)
-    finally:
-        os.close(descriptor)
-
-
-def tail(path: str, size: int) -> str:
-    try:
-        length = os.lstat(path).st_size
-    except FileNotFoundError:
-        return ""
-    return read_at(path, max(0, length - size), size).decode("utf-8", "replace")
-
-
-def read_json(path: str) -> Optional[Json]:
-    """A JSON object, or None when the file is missing or holds none."""
-    try:
-        value = json.loads(read_at(path, 0, 1 << 20) or b"null")
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def read_events(folder: str) -> List[Json]:
-    """The whole lines of events.jsonl that are objects; the end of it if it is huge."""
-    events = []
-    for line in tail(os.path.join(folder, "events.jsonl"), EVENTS_LIMIT_BYTES).splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue  # the last line may be half written, the first half cut off
-        if isinstance(event, dict):
-            events.append(event)
-    return events
-
-
-def node_folders(request: Json) -> List[Tuple[str, str]]:
-    """Node name and folder, of the nodes asked for or of all that are there, in that order."""
-    attempt, nodes = expand(request["attempt_dir"]), request["nodes"]
-    if nodes is None:
-        try:
-            with os.scandir(attempt) as entries:
-                nodes = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-        except FileNotFoundError:
-            nodes = []
-    for node in nodes:
-        if "/" in node or node in ("", ".", ".."):
-            raise ValueError(f"{node!r} is not a node name")
-    return [(node, os.path.join(attempt, node)) for node in nodes]
 
 
 class Reader:
@@ -218,7 +136,7 @@ def supervise(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
         for _, folder in node_folders(request):
             size = dict(streams(folder)).get("events.jsonl", 0)
             agent = read_json(os.path.join(folder, "agent.json"))
-            seen.append([size, agent is not None and process(agent) is not None])
+            seen.append([size, agent is not None and live_pid(agent) is not None])
         if seen != request["seen"] or time.monotonic() >= deadline:
             return {"seen": seen, **observe(request, b"")[0]}, b""
         time.sleep(LOOK_S)
@@ -247,15 +165,6 @@ def find(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
     return {"trace": {"attempt": newest, "job": job, "by_slurm": by_slurm, "has_log": has_log}}, b""
 
 
-def newest_attempt(run: str) -> Optional[int]:
-    """The number of the last attempt in a run's folder; None where there is none."""
-    try:
-        numbers = [name[len(ATTEMPT) :] for name in os.listdir(run) if name.startswith(ATTEMPT)]
-    except FileNotFoundError:
-        return None
-    return max((int(number) for number in numbers if number.isdigit()), default=None)
-
-
 def is_batch_log(name: str) -> bool:
     """What Slurm writes into the folder of the first attempt when it starts the job."""
     return name.startswith("slurm-") and name.endswith(".log")
@@ -265,7 +174,7 @@ def observe_one(node: str, folder: str) -> Json:
     from orchestrator.node.stacks import places  # noqa: PLC0415  of no use to most connections
 
     agent, events = read_json(os.path.join(folder, "agent.json")), read_events(folder)
-    alive = agent is not None and process(agent) is not None
+    alive = agent is not None and live_pid(agent) is not None
     finished, failure = None, None
     ranks: Dict[int, str] = {}
     for event in events:

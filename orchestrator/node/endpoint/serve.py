@@ -2,13 +2,12 @@
 The program that serves a controller on a node: framed requests on stdin, framed replies on stdout, gone when stdin ends.
 
 A frame is a 4-byte big-endian length, a JSON object and, where the object says "bytes": n, n raw bytes. What is pushed is
-in receive.py, what is watched in watch.py, what is stopped in stop.py; the controller sends them all when it connects, nothing is
+in push.py, what is reported in report.py, what is stopped in stop.py; the controller sends them all when it connects, nothing is
 installed. What most connections do without is imported by the request that wants it: that is milliseconds on every node.
 """
 
 from __future__ import annotations
 
-import errno
 import importlib
 import json
 import os
@@ -16,26 +15,15 @@ import signal
 import sys
 import time
 
-from orchestrator.node.endpoint.push import check_own, expand, prepare, put_bundle, put_files
-from orchestrator.node.endpoint.report import (
-    LOG_TAIL_BYTES,
-    Reader,
-    files,
-    find,
-    observe,
-    process,
-    reach,
-    read_json,
-    supervise,
-    tail,
-)
+from orchestrator.node.endpoint.push import prepare, put_bundle, put_files
+from orchestrator.node.endpoint.report import Reader, files, find, observe, reach, supervise
+from orchestrator.node.endpoint.start import Starter
 from orchestrator.node.machine import host_id
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
 if TYPE_CHECKING:
     import socket
-    import subprocess
-    from typing import Any, BinaryIO, Callable, Dict, List, Optional, Tuple
+    from typing import Any, BinaryIO, Callable, Dict, Optional, Tuple
 
     Json = Dict[str, Any]
     Op = Callable[[Json, bytes], Tuple[Json, bytes]]
@@ -43,7 +31,6 @@ if TYPE_CHECKING:
 HEADER_LIMIT = 16 << 20
 SIZE_BYTES = 4
 IDLE_S = 900
-START_POLL_S = 0.01
 SUPERVISOR_IDLE_S = 60  # its beats come every few seconds
 
 
@@ -122,77 +109,11 @@ class Reservation:
         return {"rendezvous": record}, b""
 
 
-class PortTaken(Exception):
-    """The agent of the head found somebody listening on the rendezvous port."""
-
-
-class Starter:
-    """Starts agents that outlive this program; reaps those that end before it does."""
-
-    def __init__(self, umask: int) -> None:
-        self.umask = umask
-        self.children: List[subprocess.Popen[bytes]] = []
-
-    def reap(self) -> None:
-        self.children = [child for child in self.children if child.poll() is None]
-
-    def start(self, request: Json, _payload: bytes) -> Tuple[Json, bytes]:
-        """Start argv detached in a node folder and wait until it has written agent.json about itself."""
-        folder = expand(request["folder"])
-        check_own(folder)
-        record = os.path.join(folder, "agent.json")
-        earlier = read_json(record)
-        if earlier is not None and process(earlier) is not None:
-            raise FileExistsError(f"an agent already runs in {folder}, pid {earlier['pid']}")
-        child = self._spawn([expand(arg) if arg.startswith("~/") else arg for arg in request["argv"]], folder)
-        deadline = time.monotonic() + request["wait_s"]
-        while True:
-            code = child.poll()
-            agent = read_json(record)
-            if agent is not None and agent != earlier:  # the agent may be a child of what was started
-                return {"agent": agent}, b""
-            if code is not None or time.monotonic() > deadline:
-                raise self._failure(child, request["wait_s"], tail(os.path.join(folder, "agent.log"), LOG_TAIL_BYTES))
-            time.sleep(START_POLL_S)
-
-    def _failure(self, child: subprocess.Popen[bytes], wait_s: float, log: str) -> Exception:
-        """Why there is no agent; one that only takes too long is killed."""
-        code = child.returncode
-        if code is None:
-            os.killpg(child.pid, signal.SIGKILL)  # not reaped yet, so the number is still this child's
-            child.wait()
-            return TimeoutError(f"no agent.json after {wait_s:g} s, the agent was killed\n{log}".rstrip())
-        if code == errno.EADDRINUSE:
-            return PortTaken(log.strip())
-        return ChildProcessError(f"the agent {outcome(code)} before it wrote agent.json\n{log}".rstrip())
-
-    def _spawn(self, argv: List[str], folder: str) -> subprocess.Popen[bytes]:
-        import subprocess  # noqa: PLC0415  10 ms, which a connection that only reads need not wait for
-
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        log = os.open(os.path.join(folder, "agent.log"), flags, 0o600)
-        private = os.umask(self.umask)  # what runs gets the user's own back; files here are private all the same
-        try:
-            child = subprocess.Popen(  # its own session, no pty: it outlives this program and the connection
-                argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        finally:
-            os.umask(private)
-            os.close(log)
-        self.children.append(child)
-        return child
-
-
-def outcome(code: int) -> str:
-    """How a process ended, in words; negative codes are signals as Popen gives them."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-
-
 def later(module: str, name: str, **fixed: object) -> Op:
     """A request whose module most connections do without; `fixed` is added to what is asked."""
 
     def op(request: Json, payload: bytes) -> Tuple[Json, bytes]:
-        handler: Op = getattr(importlib.import_module(f"orchestrator.node.{module}"), name)
+        handler: Op = getattr(importlib.import_module(f"orchestrator.node.endpoint.{module}"), name)
         return handler(dict(request, **fixed), payload)
 
     return op
@@ -230,7 +151,7 @@ def serve(stream: BinaryIO) -> None:
         "stop": later("stop", "stop"),
         "file_system": later("file_system", "file_system"),
         "strays": later("strays", "strays"),
-        "clear": later("leftovers", "clear"),
+        "clear": later("garbage", "clear"),
         "command": later("command", "command", umask=umask),
         "command_once": later("command", "command_once", umask=umask),
     }

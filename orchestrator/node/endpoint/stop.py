@@ -8,8 +8,9 @@ import os
 import signal
 import time
 
-from orchestrator.node.endpoint.report import node_folders, process, read_events, read_json
-from orchestrator.node.machine import boot_id
+from orchestrator.node.events import read_events
+from orchestrator.node.files import read_json
+from orchestrator.node.machine import boot_id, live_pid
 from orchestrator.node.ownership import (
     GROUP,
     START_TIME,
@@ -20,6 +21,7 @@ from orchestrator.node.ownership import (
     rank_mark,
     signal_exactly,
 )
+from orchestrator.node.run_folder import node_folders
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class Target:
         agent = read_json(os.path.join(self.folder, "agent.json"))
         if agent is not None and agent.get("boot_id") != boot_id():
             return {}
-        if agent is not None and process(agent) is not None:
+        if agent is not None and live_pid(agent) is not None:
             return {(agent["pid"], agent["start_time"]): "agent"}
         events = read_events(self.folder)
         ends = [event["event"] for event in events if event.get("event") in ("agent-started", "agent-finished")]
@@ -63,7 +65,7 @@ class Target:
         processes = own_processes()
         names = {}
         for event in events:
-            if event.get("event") == "rank-started" and event["pid"] in processes and process(event) is not None:
+            if event.get("event") == "rank-started" and event["pid"] in processes and live_pid(event) is not None:
                 names[event["pid"]] = f"rank {event['rank']}"
         leaders = dict(names)
         since = agent["start_time"] if agent else 0

@@ -10,7 +10,8 @@ import re
 import signal
 import time
 
-from orchestrator.node.endpoint.report import process, read_json
+from orchestrator.node.files import read_json
+from orchestrator.node.machine import live_pid
 from orchestrator.node.ownership import (
     PARENT,
     START_TIME,
@@ -84,7 +85,7 @@ def recorded_agent(mark: Mark) -> bool:
     _, _, node, folder = mark
     attempts = os.listdir(folder) if os.path.isdir(folder) else []
     records = [read_json(os.path.join(folder, attempt, node, "agent.json")) for attempt in attempts]
-    return any(record is not None and process(record) is not None for record in records)
+    return any(record is not None and live_pid(record) is not None for record in records)
 
 
 def describe(pid: int, family: Family, fields: List[str]) -> Json:

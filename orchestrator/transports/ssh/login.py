@@ -13,10 +13,9 @@ from collections.abc import Sequence
 import paramiko
 
 from orchestrator.transports.base import LoginRefused, Unreachable
-from orchestrator.transports.ssh.host_certificate import NotVouchedFor, check_certificate
-from orchestrator.transports.ssh.host_keys import KnownKey, host_name, known_keys, pin
+from orchestrator.transports.ssh.host_keys import _Transport
 from orchestrator.transports.ssh.route import Hop
-from orchestrator.transports.ssh.user_keys import CERTIFICATE, Keyring, UserKeys
+from orchestrator.transports.ssh.user_keys import Keyring, UserKeys
 from orchestrator.transports.terminal import TRIES, GivenUp, Terminal, printable
 
 ANSWER_S = 600.0  # for somebody to fetch a telephone; most nodes hang up earlier
@@ -26,111 +25,6 @@ ASKING = ("keyboard-interactive", "password")
 
 class TurnCameLate(EOFError):
     """The node hung up while others asked their questions: log in once more."""
-
-
-class HostKeys(paramiko.MissingHostKeyPolicy):
-    """
-    Accepts a host key that known_hosts has or an authority in it vouches for, pins a new one where that is asked for,
-    and refuses all others.
-
-    The client itself knows no keys, so that paramiko asks this policy about every one.
-    """
-
-    def __init__(self, node: str, hop: Hop, *, accept_new: bool) -> None:
-        self._node = node
-        self._hop = hop
-        self._accept_new = accept_new
-        self._name = hop.key_name or host_name(hop.host, hop.port)
-        entries = known_keys([*hop.user_known_hosts, *hop.global_known_hosts], self._name)
-        self._known = [entry for entry in entries if not entry.authority]
-        self._authorities = [entry for entry in entries if entry.authority]
-
-    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:  # noqa: ARG002
-        """
-        Return if the key may be trusted.
-
-        Raises:
-            LoginRefused: it may not.
-        """
-        known = self._known
-        if not known and not self._authorities and self._accept_new and self._hop.user_known_hosts:
-            known = pin(self._hop.user_known_hosts[0], self._name, key.get_name(), key.asbytes())
-        same = [entry for entry in known if entry.blob == key.asbytes() and not entry.authority]
-        if revoked := [entry for entry in same if entry.revoked]:
-            raise LoginRefused(self._node, f"the host key of {self._name} is revoked ({_where(revoked)})")
-        why_not = self._why_not_vouched_for(key)
-        if same or not why_not:
-            return
-        found = f"{key.get_name()} {key.fingerprint}"
-        if [entry for entry in known if not entry.revoked]:
-            raise LoginRefused(
-                self._node,
-                f"the host key of {self._name} has changed: it is {found}, but {_where(known)} says otherwise",
-                hint=f"somebody may be listening in; if the node was reinstalled, remove {_where(known)}",
-            )
-        if self._authorities:
-            raise LoginRefused(
-                self._node,
-                f"the host key of {self._name} is vouched for by no authority of {_where(self._authorities)}: {why_not}",
-                hint="have its certificate renewed (`ssh-keygen -L -f` shows it), or put its plain key into known_hosts",
-            )
-        raise LoginRefused(
-            self._node,
-            f"the host key of {self._name} is unknown: {found}",
-            hint=f"compare it and log in once with `ssh {self._hop.address} true`, or set ssh.host_keys: accept-new",
-        )
-
-    def _why_not_vouched_for(self, key: paramiko.PKey) -> str:
-        """Empty when a certificate that an authority has signed came with the key."""
-        if key.public_blob is None:
-            return "it shows no certificate"
-        revoked = {entry.blob for entry in self._known if entry.revoked}
-        authorities = {entry.blob for entry in self._authorities} - revoked
-        host = self._hop.key_name or self._hop.host.lower()
-        try:
-            check_certificate(key.public_blob.key_blob, host, authorities, now=time.time())
-        except NotVouchedFor as error:
-            return f"its certificate {error}"
-        return ""
-
-    def transport(self, sock: paramiko.transport._SocketLike, **options: object) -> paramiko.Transport:
-        """A transport that asks for a kind of key that is known, where the server has several."""
-        transport = _Transport(sock, **options)  # type: ignore[arg-type]  # passed on as they are
-        transport.wants_certificate = bool(self._authorities)
-        security = transport.get_security_options()
-        known = {entry.algorithm for entry in self._known}
-        if "ssh-rsa" in known:
-            known |= {"rsa-sha2-512", "rsa-sha2-256"}
-        security.key_types = sorted(security.key_types, key=lambda kind: kind not in known)
-        return transport
-
-
-def _where(keys: Sequence[KnownKey]) -> str:
-    return ", ".join(f"{key.file} line {key.line}" for key in keys)
-
-
-class _Transport(paramiko.Transport):
-    """Asks for certificates where they help, keeps the server's last word, and ends quietly."""
-
-    wants_certificate = False
-    farewell = ""
-    """Why the server ended the connection, if it said so."""
-
-    def run(self) -> None:
-        """Paramiko closes its socket at the end; a channel of a lost jump host cannot say farewell and raises."""
-        with contextlib.suppress(EOFError):
-            super().run()
-
-    @property
-    def preferred_keys(self) -> tuple[str, ...]:
-        """Paramiko puts certificates last, where a plain key always comes first."""
-        return tuple(
-            sorted(super().preferred_keys, key=lambda kind: kind.endswith(CERTIFICATE) != self.wants_certificate)
-        )
-
-    def _parse_disconnect(self, message: paramiko.Message) -> None:
-        message.get_int()
-        self.farewell = printable(message.get_text())
 
 
 class Login:

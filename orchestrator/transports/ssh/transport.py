@@ -25,7 +25,8 @@ from fabric import Config, Connection  # type: ignore[import-untyped]
 from orchestrator.errors import NodeError
 from orchestrator.transports.base import Refused, Unreachable
 from orchestrator.transports.ssh.channel import SshChannel, answered_within
-from orchestrator.transports.ssh.login import HostKeys, Login, TurnCameLate
+from orchestrator.transports.ssh.host_keys import HostKeys
+from orchestrator.transports.ssh.login import Login, TurnCameLate
 from orchestrator.transports.ssh.route import Hop, RouteError, SshSettings, Target, read_config, route
 from orchestrator.transports.ssh.user_keys import Keyring
 

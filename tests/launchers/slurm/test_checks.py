@@ -12,7 +12,7 @@ from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import SlurmOptions
 from orchestrator.launchers.slurm.checks import check
 from orchestrator.names.slurm_options import seconds
-from orchestrator.plan import plan as plans
+from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request
 
@@ -24,7 +24,7 @@ ACCOUNTS = {"account": "proj\nroot\n", "qos": "high\nnormal\n"}
 def _plan(slurm: SlurmOptions, names: Sequence[str] = ("n0", "n1"), chosen: str | None = None) -> LaunchPlan:
     inventory = Inventory(name="demo", nodes=tuple(Node(name=name) for name in names), slurm=slurm)
     request = Request("slurm", Program("executable", ("true",), ""), nodes=chosen)
-    return plans.make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1", home="/home/u")
+    return make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1", home="/home/u")
 
 
 class Site:

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.slurm import submit as slurm_submit
 from orchestrator.launchers.slurm.host import ThisMachine
-from orchestrator.plan import plan as plans
+from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request
 
@@ -35,7 +35,7 @@ def test_job_is_submitted_when_submitit_is_loaded_and_not_meanwhile(monkeypatch:
     monkeypatch.setattr(slurm_submit, "submit", submit)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     inventory = Inventory(name="demo", nodes=(Node(name="n0"),))
-    plan = plans.make_plan(
+    plan = make_plan(
         inventory, Request("slurm", Program("trainer", ())), run_id="demo-20260102-030405-0abc", bundle="b"
     )
     host = ThisMachine(plan.head)

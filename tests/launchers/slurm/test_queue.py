@@ -6,19 +6,17 @@ import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.launchers.base import GONE, SILENT, Queue
+from orchestrator.launchers.slurm.job import GONE, SILENT, Queue
 from orchestrator.launchers.slurm.pending_reasons import SENTENCES, explained
 from orchestrator.launchers.slurm.poll import Answer, news, next_pause_s
 from orchestrator.launchers.slurm.queue import OVER, ask, position
+from tests import paths
 
-CASES: list[dict[str, Any]] = json.loads(
-    (Path(__file__).parent.parent / "cases" / "slurm_states.json").read_text("utf-8")
-)
+CASES: list[dict[str, Any]] = json.loads((paths.CASES / "slurm_states.json").read_text("utf-8"))
 
 
 class Recorded:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.node.agent.environment import RECORD_NAMES
-from orchestrator.node.job import script_of
+from orchestrator.node.agent.program import script_of
 from orchestrator.node.rendezvous import matching_interfaces
 from tests.node.agent.test_agent_ground import Ground, ground
 

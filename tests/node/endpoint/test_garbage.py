@@ -16,8 +16,7 @@ import pytest
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import Leftover
 from orchestrator.node.endpoint import strays
-from orchestrator.node.endpoint.report import live_fields
-from orchestrator.node.machine import boot_id
+from orchestrator.node.machine import boot_id, live_fields
 from orchestrator.transports.local import LocalTransport
 from tests.grounds.components import unavailable
 from tests.node.agent.test_agent_ground import PYTHONS

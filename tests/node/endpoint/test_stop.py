@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import Signalled
-from orchestrator.node.endpoint.report import live_fields
+from orchestrator.node.machine import live_fields
 from orchestrator.node.ownership import START_TIME, signal_exactly
 from orchestrator.transports.local import LocalTransport
 from tests.grounds.stand_in import Ground, alive

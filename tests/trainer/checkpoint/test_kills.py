@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.processes
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.processes
 
 
 def _killed_writers(*words: object) -> dict[str, int]:

@@ -15,7 +15,8 @@ from orchestrator.actions.request import Words, request_of
 from orchestrator.errors import UsageError
 from orchestrator.inventory import model as inventories
 from orchestrator.plan import plan as plans
-from orchestrator.plan.plan import SITE
+from orchestrator.plan.files import SITE, job
+from orchestrator.plan.make import make_plan
 from orchestrator.resources import trainer_folder
 
 NODES = "name: here\naccelerator: cpu\ndevices: 1\ntransport: local\nnodes: [{name: n0}]\n"
@@ -174,8 +175,8 @@ def test_what_prepares_a_script_travels_with_python_programs_that_are_not_bare(
     (scripts.folder / "train.py").touch()
     (scripts.folder / "inventory.yaml").write_text(NODES)
     request, bundle = request_of(_words(*program, bare=bare))
-    plan = plans.make_plan(inventories.load(Path("inventory.yaml")), request, run_id="x", bundle=bundle.digest)
-    assert plans.job(plan)["program"]["pythonpath"] == path
+    plan = make_plan(inventories.load(Path("inventory.yaml")), request, run_id="x", bundle=bundle.digest)
+    assert job(plan)["program"]["pythonpath"] == path
     assert (f"{SITE}/sitecustomize.py" in dict(bundle.files)) is (path is not None)
     assert plans.from_json(plans.to_json(plan)).program == plan.program
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.paths import ROOT
 from trainer.config import TrainConfig, load_config
 from trainer.distributed import Group, initialise
 from trainer.errors import UserError
@@ -22,7 +23,6 @@ from trainer.tasks.base import loss_of
 from trainer.tasks.gpt import Gpt
 from trainer.tasks.load import load_task
 
-ROOT = Path(__file__).parents[2]
 SEGMENTATION = "task=examples.segmentation.unet:Segmentation options.width=4 options.size=16 micro_batch=2"
 
 GOOD = """

@@ -1,0 +1,63 @@
+"""The folder that a node's ranks run in, and the command line of a rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from orchestrator.node.job import Job, Refused
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every process some milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def prepare_folder(job: Job, folder: str) -> str:
+    """Clear what an earlier agent left, copy the code; the folder the ranks run in."""
+    import shutil  # noqa: PLC0415  milliseconds that a rendezvous need not wait for
+
+    for name in ("progress", "error", "stacks", "code", "DONE", "port-taken"):
+        path = os.path.join(folder, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        elif os.path.lexists(path):
+            os.unlink(path)
+    for name in ("progress", "error", "stacks"):
+        os.mkdir(os.path.join(folder, name))
+    if job.program["cwd"] is None:
+        return folder
+    code = os.path.join(folder, "code")
+    shutil.copytree(os.path.join(job.bundle_dir, "code"), code, symlinks=True)
+    cwd = os.path.normpath(os.path.join(code, job.program["cwd"]))
+    if os.path.commonpath((cwd, code)) != code:
+        raise Refused(f"{job.program['cwd']}: not a folder of the code that was sent to {job.node}")
+    os.makedirs(cwd, exist_ok=True)  # an empty one does not travel
+    return cwd
+
+
+def script_of(args: Sequence[str]) -> str | None:
+    """The script among a Python interpreter's arguments; None for -m, -c and standard input."""
+    rest = iter(args)
+    for arg in rest:
+        if not arg.startswith("-"):
+            return arg
+        if arg in ("-W", "-X", "--check-hash-based-pycs"):
+            next(rest, None)
+        elif not arg.startswith(("--", "-W", "-X")) and (arg == "-" or "m" in arg or "c" in arg):
+            return None  # -um pkg too
+    return None
+
+
+def command_of(job: Job, cwd: str) -> list[str]:
+    """Argv of a rank; Refused when there is no such program."""
+    import shutil  # noqa: PLC0415  as above
+
+    args = job.program["args"]
+    if job.program["python"]:
+        script = script_of(args)
+        if script is not None and not os.path.exists(os.path.join(cwd, script)):
+            raise Refused(f"{script}: no such script on {job.node}, looked for from {cwd}")
+        return [sys.executable, *args]
+    if shutil.which(os.path.join(cwd, args[0]) if "/" in args[0] else args[0]) is None:
+        raise Refused(f"{args[0]}: no such executable on {job.node}" + ("" if "/" in args[0] else ", not on its PATH"))
+    return list(args)

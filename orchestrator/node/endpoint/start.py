@@ -1,0 +1,88 @@
+"""Start agents that outlive the connection, and wait until each has written its agent.json."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+
+from orchestrator.node.endpoint.report import LOG_TAIL_BYTES
+from orchestrator.node.files import check_own, expand, read_json, tail
+from orchestrator.node.machine import live_pid
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every process some milliseconds
+if TYPE_CHECKING:
+    import subprocess
+    from typing import Any, Dict, List, Tuple
+
+    Json = Dict[str, Any]
+
+
+START_POLL_S = 0.01
+
+
+class PortTaken(Exception):
+    """The agent of the head found somebody listening on the rendezvous port."""
+
+
+class Starter:
+    """Starts agents that outlive this program; reaps those that end before it does."""
+
+    def __init__(self, umask: int) -> None:
+        self.umask = umask
+        self.children: List[subprocess.Popen[bytes]] = []
+
+    def reap(self) -> None:
+        self.children = [child for child in self.children if child.poll() is None]
+
+    def start(self, request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+        """Start argv detached in a node folder and wait until it has written agent.json about itself."""
+        folder = expand(request["folder"])
+        check_own(folder)
+        record = os.path.join(folder, "agent.json")
+        earlier = read_json(record)
+        if earlier is not None and live_pid(earlier) is not None:
+            raise FileExistsError(f"an agent already runs in {folder}, pid {earlier['pid']}")
+        child = self._spawn([expand(arg) if arg.startswith("~/") else arg for arg in request["argv"]], folder)
+        deadline = time.monotonic() + request["wait_s"]
+        while True:
+            code = child.poll()
+            agent = read_json(record)
+            if agent is not None and agent != earlier:  # the agent may be a child of what was started
+                return {"agent": agent}, b""
+            if code is not None or time.monotonic() > deadline:
+                raise self._failure(child, request["wait_s"], tail(os.path.join(folder, "agent.log"), LOG_TAIL_BYTES))
+            time.sleep(START_POLL_S)
+
+    def _failure(self, child: subprocess.Popen[bytes], wait_s: float, log: str) -> Exception:
+        """Why there is no agent; one that only takes too long is killed."""
+        code = child.returncode
+        if code is None:
+            os.killpg(child.pid, signal.SIGKILL)  # not reaped yet, so the number is still this child's
+            child.wait()
+            return TimeoutError(f"no agent.json after {wait_s:g} s, the agent was killed\n{log}".rstrip())
+        if code == errno.EADDRINUSE:
+            return PortTaken(log.strip())
+        return ChildProcessError(f"the agent {outcome(code)} before it wrote agent.json\n{log}".rstrip())
+
+    def _spawn(self, argv: List[str], folder: str) -> subprocess.Popen[bytes]:
+        import subprocess  # noqa: PLC0415  10 ms, which a connection that only reads need not wait for
+
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        log = os.open(os.path.join(folder, "agent.log"), flags, 0o600)
+        private = os.umask(self.umask)  # what runs gets the user's own back; files here are private all the same
+        try:
+            child = subprocess.Popen(  # its own session, no pty: it outlives this program and the connection
+                argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        finally:
+            os.umask(private)
+            os.close(log)
+        self.children.append(child)
+        return child
+
+
+def outcome(code: int) -> str:
+    """How a process ended, in words; negative codes are signals as Popen gives them."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

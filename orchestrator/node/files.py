@@ -1,0 +1,145 @@
+"""Files of a node: opened without following links, written whole or not at all, folders of this user alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every process some milliseconds
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional
+
+    Json = Dict[str, Any]
+    from collections.abc import Mapping
+    from typing import IO, Any
+
+
+def open_plain(path: str) -> int:
+    """A descriptor of a regular file; a link or a pipe is refused with an OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise PermissionError(f"{path} is not a regular file")
+    return descriptor
+
+
+def read_at(path: str, offset: int, size: int) -> bytes:
+    """Up to size bytes from the offset on; nothing when there is no such file."""
+    try:
+        descriptor = open_plain(path)
+    except FileNotFoundError:
+        return b""
+    try:
+        return os.pread(descriptor, size, offset)
+    finally:
+        os.close(descriptor)
+
+
+def tail(path: str, size: int) -> str:
+    try:
+        length = os.lstat(path).st_size
+    except FileNotFoundError:
+        return ""
+    return read_at(path, max(0, length - size), size).decode("utf-8", "replace")
+
+
+def read_json(path: str) -> Optional[Json]:
+    """A JSON object, or None when the file is missing or holds none."""
+    try:
+        value = json.loads(read_at(path, 0, 1 << 20) or b"null")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def expand(path: str) -> str:
+    """An absolute path; `~/` is the home folder of whoever runs this."""
+    expanded = os.path.expanduser(path)
+    if not os.path.isabs(expanded) or "\0" in expanded:
+        raise ValueError(f"{path!r} is not an absolute path")
+    return os.path.normpath(expanded)
+
+
+def relative(path: str) -> str:
+    """The same path if it stays below the folder it is relative to; ValueError otherwise."""
+    parts = path.split("/")
+    if not path or path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"{path!r} leads out of its folder")
+    return path
+
+
+def check_own(path: str) -> None:
+    """Raise unless path is a real folder of this user, closed to everyone else."""
+    state = os.lstat(path)
+    if stat.S_ISLNK(state.st_mode):
+        raise PermissionError(f"{path} is a symbolic link")
+    if not stat.S_ISDIR(state.st_mode):
+        raise NotADirectoryError(f"{path} is not a folder")
+    if state.st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to user {state.st_uid}, not to {os.geteuid()}")
+    if state.st_mode & 0o077:
+        os.chmod(path, 0o700)
+
+
+def make_own(path: str) -> None:
+    """Make path a folder of this user, mode 0700, unless it is one."""
+    with contextlib.suppress(FileExistsError):  # check_own says what it is
+        os.mkdir(path, 0o700)
+    check_own(path)
+
+
+def working_folder(workdir: str) -> str:
+    """
+    The working folder, made if missing.
+
+    It may be a symbolic link of this user's own (or root's) and may be readable for a group; what is below it may not.
+    """
+    path = expand(workdir)
+    os.makedirs(path, 0o700, exist_ok=True)
+    link, state = os.lstat(path), os.stat(path)
+    if link.st_uid not in (0, os.geteuid()) or state.st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to user {state.st_uid}, not to {os.geteuid()}")
+    if state.st_mode & stat.S_IWOTH:
+        raise PermissionError(f"{path} is writable for everyone")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} is not writable")
+    return path
+
+
+def make_parents(root: str, folder: str) -> None:
+    """Make every folder between root and folder; a link on the way is refused."""
+    if folder != root:
+        make_parents(root, os.path.dirname(folder))
+        make_own(folder)
+
+
+def write_new(path: str, content: IO[bytes], mode: int) -> None:
+    """Write a file that must not exist yet."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        while block := content.read(1 << 20):
+            file.write(block)
+
+
+def open_for_write(path: str, flag: int) -> int:
+    """Open a file of one's own: a link planted there is refused."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flag, 0o600)
+
+
+def write_json(path: str, value: Mapping[str, Any]) -> None:
+    """Write a whole file or none: readers never see a part of it."""
+    with open(open_for_write(path + ".tmp", os.O_TRUNC), "w", encoding="utf-8") as file:
+        json.dump(value, file)
+    os.replace(path + ".tmp", path)
+
+
+def read_object(*path: str) -> dict[str, Any]:
+    """The object in a file that others write; empty when the file is missing, torn or holds something else."""
+    try:
+        with open(os.path.join(*path), encoding="utf-8") as file:
+            value = json.load(file)
+    except (FileNotFoundError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

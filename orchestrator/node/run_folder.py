@@ -1,0 +1,40 @@
+"""The layout of a run's folder: one folder per attempt, one folder per node in it."""
+
+from __future__ import annotations
+
+import os
+
+from orchestrator.node.files import expand
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every process some milliseconds
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
+
+    Json = Dict[str, Any]
+
+
+ATTEMPT = "attempt-"
+
+
+def node_folders(request: Json) -> List[Tuple[str, str]]:
+    """Node name and folder, of the nodes asked for or of all that are there, in that order."""
+    attempt, nodes = expand(request["attempt_dir"]), request["nodes"]
+    if nodes is None:
+        try:
+            with os.scandir(attempt) as entries:
+                nodes = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except FileNotFoundError:
+            nodes = []
+    for node in nodes:
+        if "/" in node or node in ("", ".", ".."):
+            raise ValueError(f"{node!r} is not a node name")
+    return [(node, os.path.join(attempt, node)) for node in nodes]
+
+
+def newest_attempt(run: str) -> Optional[int]:
+    """The number of the last attempt in a run's folder; None where there is none."""
+    try:
+        numbers = [name[len(ATTEMPT) :] for name in os.listdir(run) if name.startswith(ATTEMPT)]
+    except FileNotFoundError:
+        return None
+    return max((int(number) for number in numbers if number.isdigit()), default=None)

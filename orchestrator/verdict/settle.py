@@ -1,0 +1,30 @@
+"""Write a verdict into the record of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.run import RunRecord, RunState
+from orchestrator.store import KeptRun
+from orchestrator.verdict.judge import Verdict
+from orchestrator.verdict.launching import launch_goes_on
+
+
+def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = (), *, attempt: int = 1) -> RunRecord:
+    """Write the verdict into the run's record. A final state stays, but LOST, which was only the lack of a better one."""
+    return run.change(lambda record: _settled(replace(record, attempt=max(record.attempt, attempt)), verdict, nodes))
+
+
+def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservation]) -> RunRecord:
+    settled = record.state.final and record.state is not RunState.LOST
+    same = verdict.state == record.state and (verdict.state.final or verdict.message == record.message)
+    if settled or same or (verdict.state.final and launch_goes_on(record)):
+        return record
+    summary = next((p["summary"] for node in nodes for p in node.progress.values() if "summary" in p), record.summary)
+    ended = datetime.now(timezone.utc).isoformat() if verdict.state.final else None
+    return replace(
+        record, state=verdict.state, exit=verdict.exit, message=verdict.message, ended=ended, summary=summary
+    )
