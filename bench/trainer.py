@@ -18,8 +18,8 @@ from pathlib import Path
 from bench.place import BIN, Place
 from bench.processes import CommandFailed, Job, Timing, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
-from trainer.config import load_config
-from trainer.flops import peak_flops
+from trainer.config.config import load_config
+from trainer.metrics.mfu import peak_flops
 
 _PROGRAMS = Path(__file__).parent / "programs"
 _REPOSITORY = Path(__file__).resolve().parents[1]

@@ -9,9 +9,9 @@ import os
 import sys
 from typing import NoReturn, Sequence
 
-from trainer.config import TrainConfig, load_config, rules_by_key
+from trainer.config.config import TrainConfig, load_config, rules_by_key
 from trainer.errors import UserError, report
-from trainer.notice import Notice
+from trainer.runtime.preemption import Notice
 
 
 class _Parser(argparse.ArgumentParser):
@@ -43,7 +43,7 @@ def _train(config: TrainConfig) -> int:
         )
     notice = Notice()
     # Only now: --print-config and configuration errors must work where torch is missing.
-    from trainer.session import train  # noqa: PLC0415
+    from trainer.runtime.session import train  # noqa: PLC0415
 
     return train(config, os.environ, notice)
 

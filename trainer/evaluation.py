@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any, Dict
 
-from trainer.config import TrainConfig
+from trainer.config.config import TrainConfig
 from trainer.data.batches import Batches
-from trainer.distributed import Group
 from trainer.errors import TrainerError
-from trainer.metrics import digits
-from trainer.place import say
-from trainer.strategies.base import Strategy
+from trainer.metrics.jsonl import digits
+from trainer.parallel.base import Strategy
+from trainer.runtime.group import Group
+from trainer.runtime.rank import say
 from trainer.tasks.base import Samples, Task, numbers
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.config import TrainConfig, load_config
-from trainer.model import GPT
+from trainer.config.config import TrainConfig, load_config
+from trainer.tasks.gpt_model import GPT
 
 LOG_STEPS = 10
 

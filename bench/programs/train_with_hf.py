@@ -14,8 +14,8 @@ import torch
 import transformers
 from torch import nn
 
-from trainer.config import TrainConfig, load_config
-from trainer.model import GPT
+from trainer.config.config import TrainConfig, load_config
+from trainer.tasks.gpt_model import GPT
 
 
 class Windows(torch.utils.data.Dataset[Mapping[str, torch.Tensor]]):

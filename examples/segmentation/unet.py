@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trainer.config import TrainConfig
+from trainer.config.config import TrainConfig
 from trainer.errors import UserError
 from trainer.tasks import Task
 

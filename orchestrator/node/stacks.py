@@ -1,4 +1,4 @@
-"""What a rank leaves that stands still: the stacks of its threads, in the words of Python's faulthandler (trainer/hang.py)."""
+"""What a rank leaves that stands still: the stacks of its threads, in the words of Python's faulthandler (trainer/runtime/watchdog.py)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def places(folder: str, ranks: Iterable[int]) -> Dict[int, str]:
 
 
 def innermost(text: str) -> str:
-    """Such as `trainer/distributed.py:139 in end`, of code that is no library; the main thread is the oldest, so the last."""
+    """Such as `trainer/runtime/group.py:139 in end`, of code that is no library; the main thread is the oldest, so the last."""
     frames = text.rpartition("(most recent call first):\n")[2].splitlines()
     calls = [_parts(frame.strip()) for frame in frames if frame.startswith('  File "')]
     own = [call for call in calls if not any(folder in call[0] for folder in LIBRARIES)]

@@ -17,7 +17,7 @@ from orchestrator.inventory import model as inventory
 from orchestrator.inventory import slurm
 from tests.grounds.cli import Orch
 from tests.paths import ROOT
-from trainer.config import rules_by_key
+from trainer.config.config import rules_by_key
 
 DOCS = ROOT / "docs"
 COMMANDS = ("submit", "ssh-launch", "logs", "status", "list", "env", "attach", "stop", "gc", "inventory")

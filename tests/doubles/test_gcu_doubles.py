@@ -146,9 +146,9 @@ OF_CPU = "of_cpu = lambda between: [torch.manual_seed(1), between(), torch.rand(
 DROPS = "drops = lambda: torch.nn.functional.dropout(torch.ones(64, device=CARD)).tolist()"
 TRAINER = """
 import json
-from trainer.accelerators import choose
+from trainer.runtime.accelerators import choose
 from trainer.checkpoint.random_state import random_state, restore_random_state
-from trainer.seeds import as_if_nothing_were_drawn, seed_everything
+from trainer.runtime.seeds import as_if_nothing_were_drawn, seed_everything
 row = choose('gcu', torch)
 row.set_device(1)
 place = row.device_string(1)

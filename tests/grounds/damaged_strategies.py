@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 
 from tests.grounds.checkpoints import DAMAGES, quiet
-from trainer.checkpoint.run import Checkpoints, TrainState
-from trainer.config import TrainConfig, load_config
-from trainer.distributed import Group, initialise
-from trainer.strategies import choose_strategy
-from trainer.strategies.base import Strategy
+from trainer.checkpoint.manager import Checkpoints, TrainState
+from trainer.config.config import TrainConfig, load_config
+from trainer.parallel import choose_strategy
+from trainer.parallel.base import Strategy
+from trainer.runtime.group import Group, initialise
 from trainer.tasks.gpt import Gpt
 
 WORDS = ("model.layers=1", "model.width=16", "model.heads=1", "model.context=8", "save_steps=1")

@@ -9,15 +9,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.paths import ROOT
+
 GENERATIONS = ("t20", "s60")
 
 
 def environment(generation: str, calls: Path | None = None) -> dict[str, str]:
     """PYTHONPATH with the double on it (generation "none": without), and where it writes its calls."""
-    folder = [] if generation == "none" else [str(REPOSITORY / "tests" / "doubles" / generation)]
+    folder = [] if generation == "none" else [str(ROOT / "tests" / "doubles" / generation)]
     noting = {"GCU_DOUBLE_CALLS": str(calls)} if calls else {}
-    return {"PYTHONPATH": os.pathsep.join([*folder, str(REPOSITORY)]), **noting}
+    return {"PYTHONPATH": os.pathsep.join([*folder, str(ROOT)]), **noting}
 
 
 def calls_of(calls: Path, rank: int) -> list[str]:

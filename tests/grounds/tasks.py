@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer.config import TrainConfig
-from trainer.place import say
+from trainer.config.config import TrainConfig
+from trainer.runtime.rank import say
 from trainer.tasks import Task
 
 COUNT = 64

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trainer.seeds import number_of
+from trainer.runtime.seeds import number_of
 from trainer.tasks import Samples, Task
 
 WORDS, WIDTH, LENGTH = 13, 8, 6

@@ -22,9 +22,9 @@ from tests.grounds.inventories import write_inventory
 from tests.grounds.marked import processes_of, still_alive
 from tests.grounds.sshd import Farm
 from tests.grounds.stand_in import alive
+from tests.paths import ROOT
 from tests.until import until
 
-ROOT = Path(__file__).parents[2]
 TRAIN = "import time; print('up', flush=True); time.sleep(1000)"
 
 

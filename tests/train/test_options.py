@@ -17,7 +17,7 @@ from tests.grounds.tasks import COUNT
 from tests.train.conftest import TINY, Rank, StartRanks, Warm, ranks_below
 from trainer.checkpoint import files
 from trainer.data.order import Order
-from trainer.finite import MOST_SKIPS
+from trainer.parallel.checks import MOST_SKIPS
 
 pytestmark = pytest.mark.train
 

@@ -15,8 +15,8 @@ import pytest
 
 from tests.train.conftest import DEADLINE_S, StartRanks, Torchrun
 from tests.until import until
-from trainer.checkpoint.tensors import load_state
-from trainer.loop import learning_rate
+from trainer.checkpoint.staging import load_state
+from trainer.train import learning_rate
 
 pytestmark = pytest.mark.train
 

@@ -20,7 +20,7 @@ from trainer.errors import (
     kind_of,
     report,
 )
-from trainer.metrics import Metrics
+from trainer.metrics.jsonl import Metrics
 
 
 class OutOfMemoryError(RuntimeError):

@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trainer.accelerators import choose
-from trainer.config import ModelConfig, OptimConfig, TrainConfig
-from trainer.distributed import CHUNK_BYTES, Group, Told, initialise, read_notes
+from trainer.config.config import ModelConfig, OptimConfig, TrainConfig
 from trainer.errors import NumbersError, TrainerError, UserError
-from trainer.finite import MOST_SKIPS, Skips, check_finite
-from trainer.loop import learning_rate
-from trainer.model import FUSED_ATTENTION, GPT, causal_attention, manual_causal_attention
-from trainer.strategies.building import build_whole, warn_if_on_cpu
-from trainer.strategies.optimizer import make_optimizer
+from trainer.optim.adamw import make_optimizer
+from trainer.parallel.building import build_whole, warn_if_on_cpu
+from trainer.parallel.checks import MOST_SKIPS, Skips, check_finite
+from trainer.runtime.accelerators import choose
+from trainer.runtime.group import CHUNK_BYTES, Group, Told, initialise, read_notes
 from trainer.tasks.gpt import Gpt
+from trainer.tasks.gpt_model import FUSED_ATTENTION, GPT, causal_attention, manual_causal_attention
+from trainer.train import learning_rate
 
 TINY = ModelConfig(layers=1, width=16, heads=2, context=8)
 
@@ -169,7 +169,7 @@ def test_backend_with_a_store_of_its_own_is_given_an_address(monkeypatch: pytest
     """The way of a T20, walked on gloo; the roll is called all the same."""
     env = _world_of_one()
     row = replace(choose("cpu", torch), own_rendezvous=True)
-    monkeypatch.setattr("trainer.distributed.choose", lambda *_: row)
+    monkeypatch.setattr("trainer.runtime.group.choose", lambda *_: row)
     group = initialise("gcu", 60.0, env)
     try:
         assert group.roll is not None
@@ -185,7 +185,7 @@ def test_backend_with_a_store_of_its_own_is_given_an_address(monkeypatch: pytest
 def test_group_that_cannot_be_joined_is_told_in_the_librarys_words(monkeypatch: pytest.MonkeyPatch) -> None:
     env = _world_of_one()
     row = replace(choose("cpu", torch), backend="nccl")
-    monkeypatch.setattr("trainer.distributed.choose", lambda *_: row)
+    monkeypatch.setattr("trainer.runtime.group.choose", lambda *_: row)
     with pytest.raises(TrainerError, match=r"^rank 0 cannot join the group \(nccl\): .*NCCL"):
         initialise("cpu", 60.0, env)
 
@@ -205,7 +205,7 @@ def test_device_that_is_not_there_or_fails_is_named(monkeypatch: pytest.MonkeyPa
         count=lambda: count,
         set_device=refuse,
     )
-    monkeypatch.setattr("trainer.distributed.choose", lambda *_: row)
+    monkeypatch.setattr("trainer.runtime.group.choose", lambda *_: row)
     with pytest.raises(UserError, match=r"^rank 0: ") as caught:
         initialise("cuda", 60.0, {**_world_of_one(), "LOCAL_RANK": "1"})
     assert part in str(caught.value)

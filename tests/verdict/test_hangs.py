@@ -12,7 +12,7 @@ from orchestrator.node.stacks import innermost, places
 from orchestrator.run import RankExit
 from orchestrator.verdict.hangs import explained
 
-WAITS, READS = "trainer/distributed.py:139 in end", "my/data.py:7 in __getitem__"
+WAITS, READS = "trainer/runtime/group.py:139 in end", "my/data.py:7 in __getitem__"
 TIMEOUT = RankExit("n0", 0, 1, None, "Timed out", kind="hang")
 
 
@@ -81,7 +81,7 @@ MAIN = 'Timeout (0:00:07)!\nThread 0x1 (most recent call first):\n  File "/a/not
 @pytest.mark.parametrize(
     ("frames", "place"),
     [
-        (['"/usr/lib/python3.11/site-packages/torch/autograd/graph.py", line 9 in run', '"/w/trainer/loop.py", line 85 in _step'], "trainer/loop.py:85 in _step"),
+        (['"/usr/lib/python3.11/site-packages/torch/autograd/graph.py", line 9 in run', '"/w/trainer/loop.py", line 85 in _step'], "trainer/train.py:85 in _step"),
         (['"/usr/lib/python3.11/threading.py", line 3 in wait'], "python3.11/threading.py:3 in wait"),
         (['"/w/a, line 2/b", line "c.py", line 3 in <module>'], 'a, line 2/b", line "c.py:3 in <module>'),
         ([], "an unknown place"),
@@ -99,7 +99,7 @@ def test_place_is_found_however_deep_the_calls_are(tmp_path: Path) -> None:
     (tmp_path / "stacks").mkdir()
     text = f'{MAIN}Thread 0x2 (most recent call first):\n  File "/w/trainer/loop.py", line 85 in _step\n{outer}'
     (tmp_path / "stacks/3.txt").write_text(text)
-    assert places(str(tmp_path), [3]) == {3: "trainer/loop.py:85 in _step"}
+    assert places(str(tmp_path), [3]) == {3: "trainer/train.py:85 in _step"}
 
 
 @pytest.mark.parametrize(

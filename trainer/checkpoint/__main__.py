@@ -13,7 +13,7 @@ from typing import Any, Iterator, Mapping, NoReturn, Sequence
 from trainer.checkpoint import files
 from trainer.checkpoint.files import DamagedError
 from trainer.errors import UserError
-from trainer.place import say
+from trainer.runtime.rank import say
 
 DAMAGED = 1  # exit code
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import List
 
 from trainer.checkpoint import files
+from trainer.checkpoint.compatibility import check_fits
 from trainer.checkpoint.files import Checkpoint, DamagedError
-from trainer.checkpoint.fit import check_fits
-from trainer.config import TrainConfig
+from trainer.config.config import TrainConfig
 from trainer.errors import UserError
-from trainer.place import Place, say
-from trainer.strategies.base import Strategy
+from trainer.parallel.base import Strategy
+from trainer.runtime.rank import Place, say
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Dict, Mapping
 
 import torch
 
-from trainer.accelerators import Accelerator
+from trainer.runtime.accelerators import Accelerator
 
 
 def random_state(accelerator: Accelerator) -> bytes:

@@ -7,11 +7,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Callable, List
 
-from trainer.checkpoint.run import Checkpoints, TrainState
-from trainer.distributed import Told
+from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.errors import StorageError
-from trainer.place import Progress, say
-from trainer.strategies.base import Strategy
+from trainer.parallel.base import Strategy
+from trainer.runtime.group import Told
+from trainer.runtime.rank import Progress, say
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from typing import Any, Dict, Iterator, List, Sequence
 import torch
 from torch.utils.data import DataLoader
 
-from trainer.config import TrainConfig
+from trainer.config.config import TrainConfig
 from trainer.data.order import Order
-from trainer.distributed import Group
 from trainer.errors import UserError
-from trainer.seeds import number_of
+from trainer.runtime.group import Group
+from trainer.runtime.seeds import number_of
 from trainer.tasks.base import Samples, Task
 
 # `Any` below stands for a batch: tensors in any nesting, as the task makes it.
@@ -140,7 +140,7 @@ def _why_not_sent(source: Source) -> str:
 
 
 def _start_tracker() -> None:
-    """With the signals as they are: before 3.13 Python lets a rank's SIGTERM (trainer/notice.py) through from then on."""
+    """With the signals as they are: before 3.13 Python lets a rank's SIGTERM (trainer/runtime/preemption.py) through from then on."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Dict, List, Tuple
 
-from trainer.distributed import Group
 from trainer.errors import UserError
-from trainer.place import say
-from trainer.roll_call import fold
+from trainer.runtime.group import Group
+from trainer.runtime.rank import say
+from trainer.runtime.rendezvous import fold
 from trainer.tasks.base import Samples, Task
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, Iterable
 
-from ..accelerators import GCU_FILES, NOT_INSTALLED, Accelerator, choose  # noqa: TID252 -- known under another name than `trainer`
+from ..runtime.accelerators import GCU_FILES, NOT_INSTALLED, Accelerator, choose
 
 # `Any` below stands for torch and its parameters, which is not imported here.
 

@@ -2,7 +2,7 @@
 MMEngine where there is no CUDA: what it takes for granted of CUDA is asked of the accelerator that is there.
 
 It knows some accelerators besides; with one of these all stays as it is, but for `launcher='slurm'`. The gcu paths
-follow the vendor's published sources (trainer/accelerators.py) and were not verified on hardware.
+follow the vendor's published sources (trainer/runtime/accelerators.py) and were not verified on hardware.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from ..accelerators import Accelerator, choose  # noqa: TID252 -- known under another name than `trainer`
-from ..errors import TrainerError, UserError, report  # noqa: TID252
+from ..errors import TrainerError, UserError, report
+from ..runtime.accelerators import Accelerator, choose
 from .devices import kinds_of, local_rank, model_is_left_on_the_cpu, there_is_only_the_cpu
 
 TIMEOUT = timedelta(minutes=30)  # torch's own for gloo
@@ -62,7 +62,7 @@ def join_ranks(module: Any) -> None:  # noqa: ANN401
 
 
 def _join(accelerator: Accelerator, *, init_backend: str = "torch", timeout: timedelta = TIMEOUT, **more: Any) -> None:  # noqa: ANN401
-    from ..distributed import initialise_on  # noqa: PLC0415, TID252 -- a torch without it imports MMEngine as well
+    from ..runtime.group import initialise_on  # noqa: PLC0415 -- a torch without it imports MMEngine as well
 
     for_torch = {name: value for name, value in more.items() if name not in PLACED} if init_backend == "torch" else {}
     try:

@@ -11,9 +11,9 @@ import weakref
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, MutableMapping
 
-from ..errors import UserError  # noqa: TID252 -- known under another name than `trainer`
-from ..hang import Stacks  # noqa: TID252
-from ..place import Place, Progress  # noqa: TID252
+from ..errors import UserError
+from ..runtime.rank import Place, Progress
+from ..runtime.watchdog import Stacks
 from .devices import accelerator_of_script, warn_of_idle_cards
 
 EVERY_S = 1.0

@@ -8,7 +8,7 @@ from typing import Any, Dict, Mapping, Protocol, Sequence
 import torch
 from torch.utils.data import dataloader
 
-from trainer.config import TrainConfig
+from trainer.config.config import TrainConfig
 from trainer.errors import UserError
 
 # `Any` below stands for a sample or a batch: tensors in any nesting of lists, tuples and dicts.

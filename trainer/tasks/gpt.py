@@ -7,12 +7,12 @@ from typing import Any, Mapping, Sequence
 
 import torch
 
-from trainer.config import TrainConfig
+from trainer.config.config import TrainConfig
 from trainer.data.windows import Windows
-from trainer.flops import flops_per_token
-from trainer.model import GPT
-from trainer.seeds import number_of
+from trainer.metrics.mfu import flops_per_token
+from trainer.runtime.seeds import number_of
 from trainer.tasks.base import Task
+from trainer.tasks.gpt_model import GPT
 
 RESIDUAL = ("gather.weight", "feed.2.weight")
 

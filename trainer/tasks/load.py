@@ -9,7 +9,7 @@ import sys
 import traceback
 from typing import Any, Type
 
-from trainer.config import OPTIONS, TrainConfig
+from trainer.config.config import OPTIONS, TrainConfig
 from trainer.errors import UserError
 from trainer.tasks.base import Task
 

@@ -13,10 +13,9 @@ import torch
 from safetensors.torch import load, load_file
 
 from tests.grounds.checkpoints import DAMAGES, Session, flip
+from tests.paths import ROOT
 from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.export import DTYPES, write_safetensors
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ def test_verify_finds_every_damage_and_moves_nothing(
 @pytest.mark.processes
 def test_list_and_verify_work_without_torch(out: Path) -> None:
     script = "import sys; sys.modules['torch'] = None; from trainer.checkpoint.__main__ import main; sys.exit(main())"
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     for command in ("list", "verify"):
         argv = [sys.executable, "-c", script, command, "."]
         done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=out, env=env)

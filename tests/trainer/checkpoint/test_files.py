@@ -20,11 +20,11 @@ import torch
 from tests.grounds.checkpoints import DAMAGES, TINY, Session, flip
 from trainer.checkpoint import files, lock
 from trainer.checkpoint.code import code_version
+from trainer.checkpoint.compatibility import differences
 from trainer.checkpoint.files import DamagedError
-from trainer.checkpoint.fit import differences
-from trainer.checkpoint.run import TrainState
-from trainer.checkpoint.tensors import large_ones, load_state, outline, with_room
-from trainer.config import DataConfig, load_config
+from trainer.checkpoint.manager import TrainState
+from trainer.checkpoint.staging import large_ones, load_state, outline, with_room
+from trainer.config.config import DataConfig, load_config
 from trainer.errors import TrainerError, UserError
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.grounds.checkpoints import Session
 from trainer.checkpoint import files
-from trainer.checkpoint.room import saves_after
-from trainer.config import load_config
+from trainer.checkpoint.space import saves_after
+from trainer.config.config import load_config
 from trainer.errors import TrainerError, UserError
 
 

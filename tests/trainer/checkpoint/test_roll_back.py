@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from trainer.checkpoint import files
-from trainer.config import load_config
-from trainer.distributed import initialise
+from trainer.config.config import load_config
 from trainer.errors import NumbersError
-from trainer.loop import Trainer
-from trainer.metrics import Summary
-from trainer.model import GPT
-from trainer.place import Progress
+from trainer.metrics.jsonl import Summary
+from trainer.runtime.group import initialise
+from trainer.runtime.rank import Progress
+from trainer.tasks.gpt_model import GPT
+from trainer.train import Trainer
 
 TINY = ("model.layers=1", "model.width=8", "model.heads=1", "model.context=8", "micro_batch=1", "device=cpu", "report=")
 NOT_WARNED: Any = SimpleNamespace(is_given=False)  # a Notice would take this process's signals

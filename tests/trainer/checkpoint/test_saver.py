@@ -12,11 +12,11 @@ import torch
 
 from tests.grounds.checkpoints import Session
 from trainer.checkpoint import files
-from trainer.checkpoint.run import Checkpoints, Snapshot, TrainState
+from trainer.checkpoint.manager import Checkpoints, Snapshot, TrainState
 from trainer.checkpoint.saver import Saver
-from trainer.distributed import Told
 from trainer.errors import StorageError, TrainerError
-from trainer.place import Progress
+from trainer.runtime.group import Told
+from trainer.runtime.rank import Progress
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.config import load_config
+from trainer.config.config import load_config
 from trainer.data.batches import Batches
 from trainer.data.files import LOOK_TOKENS, OPEN_AT_ONCE, find_tokens
 from trainer.data.order import Order
 from trainer.data.split import open_split
 from trainer.data.windows import Windows
-from trainer.distributed import Group, initialise
 from trainer.errors import UserError
+from trainer.runtime.group import Group, initialise
 from trainer.tasks.gpt import Gpt
 
 

@@ -18,17 +18,17 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.bar import Bar
-from trainer.config import ModelConfig, TrainConfig, load_config
-from trainer.distributed import Group, initialise
+from trainer.config.config import ModelConfig, TrainConfig, load_config
 from trainer.errors import StorageUserError, UserError
-from trainer.flops import flops_per_token, peak_flops
-from trainer.loop import Trainer
-from trainer.measures import Measures
-from trainer.metrics import StepResult, Summary, percentile
-from trainer.model import GPT, manual_causal_attention
-from trainer.place import Progress, say
-from trainer.reporters import ReportError
+from trainer.metrics.bar import Bar
+from trainer.metrics.hub import Measures
+from trainer.metrics.jsonl import StepResult, Summary, percentile
+from trainer.metrics.mfu import flops_per_token, peak_flops
+from trainer.metrics.reporters import ReportError
+from trainer.runtime.group import Group, initialise
+from trainer.runtime.rank import Progress, say
+from trainer.tasks.gpt_model import GPT, manual_causal_attention
+from trainer.train import Trainer
 
 TINY = ("model.layers=1", "model.width=8", "model.heads=1", "model.context=8", "micro_batch=1", "device=cpu")
 NOT_WARNED: Any = SimpleNamespace(is_given=False)  # a Notice would take this process's signals
@@ -50,7 +50,7 @@ def _records(out: Path) -> list[dict[str, Any]]:
 
 def test_flops_of_the_formula_are_those_that_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it counts is what runs; the formula adds biases and norms, a percent or two."""
-    monkeypatch.setattr("trainer.model.causal_attention", manual_causal_attention)
+    monkeypatch.setattr("trainer.tasks.gpt_model.causal_attention", manual_causal_attention)
     shape = ModelConfig(layers=2, width=64, heads=4, context=48)
     model = GPT(shape)
     tokens = torch.zeros(3, shape.context, dtype=torch.long)
@@ -197,7 +197,7 @@ def test_disk_that_refuses_the_measures_is_a_problem_all_ranks_agree_on(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/disk/events")
 
-    monkeypatch.setattr(f"trainer.measures.{broken}", refuse)
+    monkeypatch.setattr(f"trainer.metrics.hub.{broken}", refuse)
     measures = Measures(_alone(), load_config(words=["report="]), tmp_path, 128)
     with pytest.raises(StorageUserError, match=r"^/disk/events: No space left on device; ") as caught:
         measures.begin(0, None)
@@ -224,7 +224,7 @@ def test_reporter_that_fails_is_told_once_and_stops_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = _Broken()
-    monkeypatch.setattr("trainer.measures.open_reporters", lambda *_: [broken])
+    monkeypatch.setattr("trainer.metrics.hub.open_reporters", lambda *_: [broken])
     _measured(tmp_path, load_config(words=["report="]))
     assert broken.asked == 1
     assert capsys.readouterr().out.count("WARNING: no more is reported to somewhere: no room for step 1\n") == 1
@@ -240,7 +240,7 @@ def test_reporters_are_flushed_before_a_checkpoint_is_written(monkeypatch: pytes
         flush=lambda: seen.append(("flush", sorted(path.name for path in tmp_path.glob("step_*")))),
         close=lambda code: seen.append(("close", code)),
     )
-    monkeypatch.setattr("trainer.measures.open_reporters", lambda *_: [reporter])
+    monkeypatch.setattr("trainer.metrics.hub.open_reporters", lambda *_: [reporter])
     config = load_config(words=[*TINY, f"out={tmp_path}", "steps=3", "save_steps=2", "report="])
     group = _alone()
     trainer = Trainer(config, group, Progress(group.place, config.steps), NOT_WARNED)

@@ -13,11 +13,11 @@ from torch import nn
 
 from tests.grounds.checkpoints import quiet
 from tests.grounds.tied_task import Model, Sentences, Tied
-from trainer.config import load_config
-from trainer.distributed import Group, initialise
-from trainer.strategies.building import build_fillable, build_whole
-from trainer.strategies.ddp import Ddp
-from trainer.strategies.fsdp2 import Fsdp2, apart
+from trainer.config.config import load_config
+from trainer.parallel.building import build_fillable, build_whole
+from trainer.parallel.ddp import Ddp
+from trainer.parallel.fsdp import Fsdp2, apart
+from trainer.runtime.group import Group, initialise
 from trainer.tasks.gpt import Gpt
 
 CONFIG = load_config(words=["task=tests.grounds.tied_task:Tied", "device=cpu"])

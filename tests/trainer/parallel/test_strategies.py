@@ -13,18 +13,18 @@ import pytest
 import torch
 
 from tests.grounds.checkpoints import quiet
-from trainer.accelerators import NO_SCALER_T2X
-from trainer.config import TrainConfig, load_config
-from trainer.distributed import Group, initialise
+from trainer.config.config import TrainConfig, load_config
 from trainer.errors import UserError
-from trainer.loop import batch_arithmetic
-from trainer.place import Place
-from trainer.strategies import choose_strategy
-from trainer.strategies.cpu_adam import cpu_adam
-from trainer.strategies.ddp import Ddp
-from trainer.strategies.demands import unmet
-from trainer.strategies.optimizer import clip_gradients
+from trainer.optim.adamw import clip_gradients
+from trainer.parallel import choose_strategy
+from trainer.parallel.ddp import Ddp
+from trainer.parallel.deepspeed.cpu_adam import cpu_adam
+from trainer.parallel.requirements import unmet
+from trainer.runtime.accelerators import NO_SCALER_T2X
+from trainer.runtime.group import Group, initialise
+from trainer.runtime.rank import Place
 from trainer.tasks.gpt import Gpt
+from trainer.train import batch_arithmetic
 
 TINY = "model.layers=2 model.width=16 model.heads=2 model.context=8"
 TOKENS = torch.arange(18).view(2, 9)
@@ -67,7 +67,7 @@ def test_what_a_rank_lacks_is_named_before_anything_is_built(words: str, row: di
 
 
 def test_torch_without_fully_shard_has_no_fsdp2(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.strategies.demands.has_fully_shard", lambda: False)
+    monkeypatch.setattr("trainer.parallel.requirements.has_fully_shard", lambda: False)
     assert "strategy=fsdp2 needs torch >= 2.6" in unmet(_group(launched=True), _config("strategy=fsdp2"))
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.accelerators import NOT_INSTALLED, Accelerator, autocast, choose, load_torch_gcu
-from trainer.distributed import initialise
 from trainer.errors import UserError
+from trainer.runtime.accelerators import NOT_INSTALLED, Accelerator, autocast, choose, load_torch_gcu
+from trainer.runtime.group import initialise
 
 
 def _torch(*, cuda: int = 0, gcu: int | None = None) -> Any:  # noqa: ANN401 -- stands in for the torch module
@@ -163,8 +163,8 @@ def test_what_seems_to_be_here_is_told_with_a_remedy_when_the_cpu_is_taken(
     gcu: Callable[[], tuple[Any, str]],
     said: str,
 ) -> None:
-    monkeypatch.setattr("trainer.accelerators.CUDA_FILES", f"{tmp_path}/nvidia[0-9]*")
-    monkeypatch.setattr("trainer.accelerators.GCU_FILES", f"{tmp_path}/gcu*")
+    monkeypatch.setattr("trainer.runtime.accelerators.CUDA_FILES", f"{tmp_path}/nvidia[0-9]*")
+    monkeypatch.setattr("trainer.runtime.accelerators.GCU_FILES", f"{tmp_path}/gcu*")
     for name in files:
         (tmp_path / name).touch()
     fake = _torch()
@@ -181,7 +181,7 @@ def test_cpu_in_place_of_a_card_is_told_once_a_node(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], local_rank: str, lines: int
 ) -> None:
     here = replace(choose("cpu", torch), passed_over="this node has a card; repair it")
-    monkeypatch.setattr("trainer.distributed.choose", lambda *_: here)
+    monkeypatch.setattr("trainer.runtime.group.choose", lambda *_: here)
     initialise("auto", 60.0, {"LOCAL_RANK": local_rank})
     said = "WARNING: training on the CPU: this node has a card; repair it, or say device=cpu\n"
     assert capsys.readouterr().err == said * lines

@@ -18,12 +18,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from trainer import session
-from trainer.config import TrainConfig
-from trainer.ending import exit_on_unexpected_errors
+from trainer.config.config import TrainConfig
 from trainer.errors import StorageError, TrainerError, UserError, report, write_error_file
-from trainer.place import Place
-from trainer.roll_call import Failure, RollCall
+from trainer.runtime import session
+from trainer.runtime.exit import exit_on_unexpected_errors
+from trainer.runtime.rank import Place
+from trainer.runtime.rendezvous import Failure, RollCall
 
 GLOO = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242")
 
@@ -206,7 +206,7 @@ def test_lost_connection_is_told_as_what_ended_the_rank_at_its_other_end(
 def test_lost_connection_that_nobody_explains_keeps_its_traceback(
     rolls: list[RollCall], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("trainer.roll_call.CAUSE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("trainer.runtime.rendezvous.CAUSE_TIMEOUT_S", 0.1)
     exit_on_unexpected_errors(rolls[1])
     assert _raise_unexpected(1, GLOO, monkeypatch, tmp_path) == 1
     assert capsys.readouterr().err == f"RuntimeError: {GLOO}\n"

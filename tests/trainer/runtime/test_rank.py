@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import UserError
-from trainer.metrics import Metrics, StepLog, StepResult, Summary
-from trainer.place import Place, Progress
-from trainer.roll_call import fold, judge
+from trainer.metrics.jsonl import Metrics, StepLog, StepResult, Summary
+from trainer.runtime.rank import Place, Progress
+from trainer.runtime.rendezvous import fold, judge
 
 
 def _orch(run_dir: Path, **more: str) -> dict[str, str]:

@@ -21,16 +21,16 @@ import torch.distributed
 
 from tests.trainer.checkpoint.test_roll_back import NOT_WARNED, TINY, Breaking
 from tests.until import until
-from trainer.accelerators import choose
-from trainer.checkpoint.run import Checkpoints
+from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.saver import Saver
-from trainer.config import load_config
-from trainer.distributed import Group, initialise
+from trainer.config.config import load_config
 from trainer.errors import kind_of
 from trainer.evaluation import Evaluation
-from trainer.hang import ARM_EVERY_S, DUMP_AT, SLOWER, Patience, Stacks, record_collectives
-from trainer.loop import Trainer
-from trainer.place import Place, Progress
+from trainer.runtime.accelerators import choose
+from trainer.runtime.group import Group, initialise
+from trainer.runtime.rank import Place, Progress
+from trainer.runtime.watchdog import ARM_EVERY_S, DUMP_AT, SLOWER, Patience, Stacks, record_collectives
+from trainer.train import Trainer
 
 LONG_S, SHORT_S = 1800.0, 300.0
 

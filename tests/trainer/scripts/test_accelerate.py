@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from trainer.accelerators import choose
+from trainer.runtime.accelerators import choose
 from trainer.scripts import accelerate, devices
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.grounds.ports import free_ports
-from trainer.accelerators import Accelerator, choose
 from trainer.errors import UserError
+from trainer.runtime.accelerators import Accelerator, choose
 from trainer.scripts import deepspeed, devices, mmengine
 
 Calls = list[tuple[Any, ...]]

@@ -14,8 +14,8 @@ import torch
 
 from orchestrator.node.batch.history import Ending
 from tests.grounds.gcu import try_each
-from trainer.accelerators import Accelerator, choose
-from trainer.place import Place
+from trainer.runtime.accelerators import Accelerator, choose
+from trainer.runtime.rank import Place
 from trainer.scripts import devices, progress
 from trainer.scripts.progress import EVERY_S, StepCount, count_steps
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from tests.paths import ROOT
-from trainer.config import TrainConfig, load_config
-from trainer.distributed import Group, initialise
+from trainer.config.config import TrainConfig, load_config
+from trainer.config.presets import SIZES
 from trainer.errors import UserError
-from trainer.seeds import doubt, make_deterministic, what_is_not_deterministic_is_told
-from trainer.sizes import SIZES
-from trainer.strategies.building import build_empty, build_whole, sizes_of
-from trainer.strategies.ddp import Ddp
+from trainer.parallel.building import build_empty, build_whole, sizes_of
+from trainer.parallel.ddp import Ddp
+from trainer.runtime.group import Group, initialise
+from trainer.runtime.seeds import doubt, make_deterministic, what_is_not_deterministic_is_told
 from trainer.tasks import Task
 from trainer.tasks.base import loss_of
 from trainer.tasks.gpt import Gpt

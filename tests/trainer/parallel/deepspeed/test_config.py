@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from trainer.config import load_config
+from trainer.config.config import load_config
 from trainer.errors import UserError
-from trainer.place import Place
-from trainer.strategies.deepspeed_config import deepspeed_config, strict_json
-from trainer.strategies.deepspeed_package import package_problem, package_warning
-from trainer.strategies.relaxed_json import read_relaxed_json
+from trainer.parallel.deepspeed.config import deepspeed_config, strict_json
+from trainer.parallel.deepspeed.package import package_problem, package_warning
+from trainer.parallel.deepspeed.relaxed_json import read_relaxed_json
+from trainer.runtime.rank import Place
 
 FOUR = replace(Place.from_env({}), world_size=4, launched=True, nodes=2)
 # As in the field guide for two nodes of eight cards, with what people put around it.

@@ -1,0 +1,87 @@
+"""Whether a checkpoint belongs to the model, the data and the settings of the run that is to go on from it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, Mapping
+
+from trainer.config.config import TrainConfig
+from trainer.errors import UserError
+from trainer.parallel.base import Strategy
+from trainer.runtime.rank import say
+
+BINDING = ("model.", "strategy", "task", "options.")  # what makes another model of it
+# What may change between two parts of one training without changing its numbers.
+FREE_KEYS = frozenset(
+    [
+        *("out", "resume", "save_steps", "save_total_limit", "device", "ddp_timeout", "hang_timeout", "log_steps"),
+        *("data.workers", "data.prefetch", "data.pin_memory", "data.validation", "eval_steps", "eval_batches"),
+        *("save_minutes", "keep_best", "keep_every", "roll_back", "batch", "async_save", "report", "peak_tflops"),
+        *("activation_checkpointing", "find_unused_parameters", "gradient_as_bucket_view"),
+    ]
+)
+NAMED_AT_MOST = 3
+
+
+def check_fits(
+    about: Mapping[str, Any], config: TrainConfig, strategy: Strategy, *, world_size: int, data_digest: str
+) -> None:
+    """
+    See that training can go on from the checkpoint of which the manifest says `about`; warn of what will be different.
+
+    Raises:
+        UserError: it is of another model, number of ranks or other data.
+    """
+    _check_world_size(about, world_size, reshards=strategy.reshards)
+    step, changed = about["step"], differences(about["config"], config.as_dict())
+    binding = [text for key, text in changed.items() if key.startswith(BINDING)] or _other_parameters(about, strategy)
+    if binding:
+        raise UserError(f"the checkpoint at step {step} does not fit: {', '.join(binding)} (saved -> now)")
+    if changed:
+        say(f"WARNING: resuming with other settings (saved -> now): {', '.join(changed.values())}")
+    if about["data_sha256"] != data_digest:
+        raise UserError(
+            f"the checkpoint at step {step} was trained on other data, in which its place means nothing: give the "
+            "data of before, or resume=none and another out= (python -m trainer.checkpoint export keeps the weights)"
+        )
+
+
+def _check_world_size(about: Mapping[str, Any], world_size: int, *, reshards: bool) -> None:
+    if about["world_size"] != world_size and reshards:
+        say(
+            f"WARNING: the checkpoint was written by {about['world_size']} ranks and is split over {world_size} now: "
+            "other batches, so other losses than without the change"
+        )
+    elif about["world_size"] != world_size:
+        raise UserError(
+            f"the checkpoint at step {about['step']} was written by {about['world_size']} ranks, this run has "
+            f"{world_size}: start with {about['world_size']} ranks, or resume=none and another out="
+        )
+
+
+def _other_parameters(about: Mapping[str, Any], strategy: Strategy) -> List[str]:
+    """Of a model whose settings are the same and whose code is not; older manifests do not name them."""
+    saved, now = about.get("sizes", strategy.sizes), strategy.sizes
+    names = [name for name in sorted({*saved, *now}) if saved.get(name) != now.get(name)]
+    more = [f"and {len(names) - NAMED_AT_MOST} more parameters"] if len(names) > NAMED_AT_MOST else []
+    named = [f"{name} of {saved.get(name, 'no')} -> {now.get(name, 'no')} numbers" for name in names[:NAMED_AT_MOST]]
+    return [*named, *more]
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """Dotted key -> "key: saved -> now", for keys that bear on the numbers."""
+    before, after = _flat(saved), _flat(now)
+    keys = sorted((set(before) | set(after)) - FREE_KEYS)
+    return {
+        key: f"{key}: {json.dumps(before.get(key))} -> {json.dumps(after.get(key))}"
+        for key in keys
+        if before.get(key) != after.get(key)
+    }
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    flat: Dict[str, Any] = {}
+    for key, value in tree.items():
+        inside = {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
+        flat.update(inside)
+    return flat

@@ -1,0 +1,227 @@
+"""Saving and resuming as one act of all ranks: rank 0 alone touches the disk, the others send and get bytes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Callable, Dict, Mapping
+
+import torch
+
+from trainer.checkpoint import files, lock
+from trainer.checkpoint.files import Checkpoint
+from trainer.checkpoint.find import Finder
+from trainer.checkpoint.random_state import random_state, restore_random_state
+from trainer.checkpoint.space import room_needed
+from trainer.checkpoint.staging import copied, load_state, on_cpu, outline, with_room
+from trainer.config.config import TrainConfig
+from trainer.errors import StorageError, StorageUserError, UserError
+from trainer.parallel.base import Strategy
+from trainer.runtime.group import Group
+from trainer.runtime.rank import say
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """
+    How far the training is; losses are means over ranks, mean_loss one over the steps since the checkpoint before, too.
+
+    eval_loss: of an evaluation at this step, where there are some every so many steps.
+    position: how many samples of all ranks came before it, those included that were left out when the training went back.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    first_loss: float | None = None
+    last_loss: float | None = None
+    mean_loss: float | None = None
+    position: int = 0
+    eval_loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is to be written, in memory that nobody changes while that happens."""
+
+    step: int
+    about: Mapping[str, Any]
+    writers: Mapping[str, Callable[[BinaryIO], object]]
+    tensors: Any
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoint folder of one run."""
+
+    group: Group
+    config: TrainConfig
+    out: Path
+    data_digest: str
+    code: str | None = None
+
+    def prepare(self) -> None:
+        """
+        Make the folder, and clear what a killed writer left.
+
+        Raises:
+            UserError: on all ranks alike; it cannot be written.
+        """
+        problem = ""
+        if self.group.place.is_main:
+            try:
+                self.out.mkdir(mode=0o700, parents=True, exist_ok=True)
+                problem = files.distrust(self.out.stat())
+                if problem:
+                    raise UserError(f"out={self.out}: {problem}; checkpoints there could be anybody's")
+                if not os.access(str(self.out), os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                holder = lock.take(self.out, self._run_id)
+                if holder:
+                    raise UserError(f"out={self.out} is in use by {holder}: choose another out=, or stop that training")
+                for name in files.remove_stale(self.out):
+                    say(f"removed {name}, left by a save that did not finish")
+            except OSError as exc:
+                problem = f"out={self.out}: cannot be written: {exc.strerror}"
+            except UserError as exc:
+                problem = str(exc)
+        self.group.agree(problem, kind=StorageUserError)
+
+    def check_space(self, size: int, step: int) -> None:
+        """
+        See that the disk has room for what will be saved after `step`, at about `size` bytes each.
+
+        Raises:
+            UserError: on all ranks alike; it has not.
+        """
+        problem = ""
+        if self.group.place.is_main:
+            count = room_needed(step, self.config, files.newest_first(self.out))
+            free = shutil.disk_usage(str(self.out)).free
+            if free < count * size:
+                problem = (
+                    f"out={self.out}: {free / 1e9:.2f} GB free, {count * size / 1e9:.2f} GB needed for {count} checkpoints "
+                    f"of {size / 1e9:.2f} GB; free some, name another out=, or keep fewer (save_total_limit, keep_best, keep_every)"
+                )
+        self.group.agree(problem, kind=StorageUserError)
+
+    def save(self, state: TrainState, strategy: Strategy) -> Path:
+        """
+        Write step_<state.step>, then drop what need not be kept.
+
+        Raises:
+            StorageError: on all ranks alike; what was saved before is still there.
+        """
+        snapshot = self.take(state, strategy, lasting=False)
+        self.group.agree(self.write(snapshot) if snapshot else "", kind=StorageError)
+        return self.path(state.step)
+
+    @property
+    def _run_id(self) -> str | None:
+        return self.group.place.run_dir.name if self.group.place.run_dir else None
+
+    def path(self, step: int) -> Path:
+        return self.out / f"step_{step}"
+
+    def take(self, state: TrainState, strategy: Strategy, *, lasting: bool, room: Any = None) -> Snapshot | None:  # noqa: ANN401
+        """
+        What save() writes, on rank 0; all ranks must call.
+
+        Args:
+            state: goes into the manifest.
+            strategy: gives the rest.
+            lasting: training may go on before it is written.
+            room: tensors of a snapshot of before, which has been written, to be used again.
+        """
+        randomness = self.group.gather_bytes(random_state(self.group.accelerator))
+        whole = strategy.state()
+        if not self.group.place.is_main:
+            return None
+        tensors = copied(whole, room) if lasting and strategy.lends_state else on_cpu(whole)
+        writers: Dict[str, Callable[[BinaryIO], object]] = {
+            "state.pt": lambda file: torch.save(tensors, file),
+            "rng.json": lambda file: file.write(b"[" + b",\n".join(randomness) + b"]"),
+        }
+        about = {**self._about(state), "sizes": dict(strategy.sizes)}
+        return Snapshot(state.step, about, writers, tensors)
+
+    def write(self, snapshot: Snapshot) -> str:
+        """Rank 0: what went wrong, or ""."""
+        try:
+            files.write(self.out, snapshot.step, snapshot.about, snapshot.writers)
+            config = self.config
+            files.retain(self.out, config.save_total_limit, config.keep_best, every=config.keep_every)
+        except (OSError, RuntimeError) as exc:  # torch.save turns a full disk into RuntimeError
+            return f"cannot save {self.path(snapshot.step)}: {exc}"
+        return ""
+
+    def resume(self, strategy: Strategy) -> TrainState:
+        """
+        Load what `resume` asks for into strategy and the random generators; step 0 when there is nothing to.
+
+        Raises:
+            UserError: on all ranks alike; nothing loadable where something was asked for, or it belongs to another
+                world size or model.
+        """
+        return self._load(strategy, lambda: self._finder.find(strategy)) or TrainState()
+
+    def go_back(self, strategy: Strategy, last: int | None) -> TrainState | None:
+        """
+        Load the newest verified checkpoint of this training, in the midst of it; None when nothing was saved yet.
+
+        Later ones go to quarantine. `last` is the step to which the training went back the time before: where nothing was
+        saved since, an older checkpoint is taken, if there is one.
+        """
+        return self._load(strategy, lambda: self._finder.find_older(last))
+
+    @property
+    def _finder(self) -> Finder:
+        return Finder(self.out, self.config, self.group.place, self.data_digest)
+
+    def _load(self, strategy: Strategy, find: Callable[[], Checkpoint | None]) -> TrainState | None:
+        """What rank 0 finds, for all ranks; UserError on all of them where `find` raises it, or it cannot be loaded."""
+        header: Dict[str, Any] = {"problem": "", "about": None}
+        state, text, randomness = None, b"", b""
+        if self.group.place.is_main:
+            try:
+                found = find()
+                if found:
+                    # On a CPU an optimizer keeps the tensors that it is given, which must not be those of a file.
+                    mapped = self.group.device.type != "cpu"
+                    state = load_state(found.path / "state.pt", found.path.name, mapped=mapped)
+                    text, randomness = outline(state), (found.path / "rng.json").read_bytes()
+                    header["about"] = found.about
+            except (UserError, OSError) as exc:
+                header["problem"] = str(exc)
+        header = json.loads(self.group.broadcast_bytes(json.dumps(header).encode()))
+        if header["problem"]:
+            raise UserError.agreed(header["problem"])
+        about = header["about"]
+        if about is None:
+            return None
+        text = self.group.broadcast_bytes(text)
+        strategy.load(with_room(text, f"step_{about['step']}") if state is None else state)
+        self._restore_random_states(self.group.broadcast_bytes(randomness))
+        position = about["position"]
+        return TrainState(about["step"], about["tokens"], about["first_loss"], about["last_loss"], position=position)
+
+    def _restore_random_states(self, text: bytes) -> None:
+        """A rank that was not there before starts from the seed."""
+        states = json.loads(text)
+        if self.group.place.rank < len(states):
+            restore_random_state(states[self.group.place.rank], self.group.accelerator)
+
+    def _about(self, state: TrainState) -> Dict[str, Any]:
+        return {
+            "world_size": self.group.place.world_size,
+            **asdict(state),
+            "code": self.code,
+            "run": self._run_id,
+            "seed": self.config.seed,
+            "data_sha256": self.data_digest,
+            "torch": torch.__version__,
+            "config": self.config.as_dict(),
+        }

@@ -1,0 +1,52 @@
+"""Going back to the last good checkpoint, with other batches, where a loss or a gradient is no number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from trainer.checkpoint.manager import Checkpoints, TrainState
+from trainer.checkpoint.saver import Saver
+from trainer.errors import NumbersError
+from trainer.parallel.base import Strategy
+from trainer.runtime.rank import say
+
+
+@dataclass
+class RollBack:
+    """
+    Does it as often as config.roll_back says, on all ranks alike.
+
+    The batches since that checkpoint and the one that broke it are left out: the same ones would end in the same way.
+    Mutable: counts, and knows where it went last.
+    """
+
+    checkpoints: Checkpoints
+    saver: Saver
+    strategy: Strategy
+    count: int = 0
+    last: int | None = None
+
+    def after(self, error: NumbersError, state: TrainState, samples: int) -> TrainState:
+        """
+        Where to go on after the step that follows `state`, of so many samples, has failed.
+
+        Raises:
+            NumbersError: the one given; this was done often enough, or nothing was saved yet.
+        """
+        limit = self.checkpoints.config.roll_back
+        if self.count == limit:
+            raise error
+        self.saver.go_back()
+        self.strategy.drop()
+        found = self.checkpoints.go_back(self.strategy, self.last)
+        if found is None:
+            raise error
+        self.count, self.last = self.count + 1, found.step
+        position = state.position + samples
+        if self.checkpoints.group.place.is_main:
+            what, left_out = str(error).partition(";")[0], (position - found.position) // samples
+            say(
+                f"WARNING: {what}: back to {self.checkpoints.path(found.step)} (roll_back {self.count} of {limit}), "
+                f"without the batches of {left_out} steps"
+            )
+        return replace(found, position=position)

@@ -1,0 +1,168 @@
+"""Everything a rank tells about its steps, in one place: log, metrics.jsonl, reporters, bar, plot and summary."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping
+
+from trainer.config.config import TrainConfig
+from trainer.errors import StorageUserError, UserError
+from trainer.metrics.bar import Bar
+from trainer.metrics.jsonl import ALLOCATOR_COUNTS, Metrics, StepLog, StepResult, Summary, percentile, read_records
+from trainer.metrics.mfu import peak_flops
+from trainer.metrics.plot import plot_loss
+from trainer.metrics.reporters import Reporter, ReportError, missing_package, open_reporters
+from trainer.runtime.group import Group
+from trainer.runtime.rank import replace_text, say
+
+
+class Measures:
+    """
+    Of one attempt: begin, add every step, close. Nothing here waits for the device: a step is timed where it has anyway.
+
+    All but begin does nothing for others than rank 0, except for their own log lines.
+    """
+
+    def __init__(self, group: Group, config: TrainConfig, out: Path, tokens_per_sample: int | None) -> None:
+        """
+        With tokens_per_sample rates are in tokens, else in samples.
+
+        Raises:
+            UserError: on all ranks alike; rank 0 lacks a package that config.report asks for.
+        """
+        self.group, self.config, self.out = group, config, out
+        self.is_main = group.place.is_main
+        self.unit, self.per_sample = ("tokens", tokens_per_sample) if tokens_per_sample else ("samples", 1)
+        self.per_step = config.micro_batch * self.per_sample * config.accumulation * group.place.world_size
+        self._log = StepLog(config.log_steps, self.per_step, self.unit, rank=group.place.rank)
+        self._bar = Bar(sys.stderr, config.steps)
+        self._seconds: List[float] = []
+        self._waited_s = 0.0
+        self._share_per_rate: float | None = None
+        self._metrics: Metrics | None = None
+        self._reporters: List[Reporter] = []
+        group.agree(missing_package(config.report) if self.is_main else "")
+
+    def begin(self, last_step: int, flops_per_sample: int | None) -> None:
+        """
+        Steps follow, the first of them last_step + 1; what is on record of later ones is dropped. Also in the midst of it.
+
+        Raises:
+            UserError: on all ranks alike; a reporter cannot start, or the disk refuses what was or is to be told.
+        """
+        problem = refused = ""
+        if self.is_main:
+            peak = peak_flops(self.config, self.group.accelerator.device_name())
+            if peak and flops_per_sample:
+                self._share_per_rate = flops_per_sample / self.per_sample / (peak * self.group.place.world_size)
+            if self._metrics:
+                self._metrics.close()
+                self._each(lambda reporter: reporter.close(0))
+                self._metrics = None
+            try:
+                self._metrics = Metrics(self._path, last_step=last_step)
+                self._reporters = open_reporters(self.config, self.out, last_step, os.environ)
+            except UserError as exc:
+                problem = str(exc)
+            except OSError as exc:
+                refused = f"{exc.filename or self.out}: {exc.strerror}; measures are kept there: mend it, or name another out="
+        self.group.agree(problem)
+        self.group.agree(refused, kind=StorageUserError)
+
+    def add(self, step: int, result: StepResult, evaluated: Mapping[str, float], *, last: bool) -> None:
+        """Tell one step, and how the model did after it where that was looked at."""
+        self._seconds.append(result.seconds)
+        self._waited_s += result.data_wait_s
+        if self._metrics:
+            numbers = {**self._record(step, result), **evaluated}
+            record = {key: value if math.isfinite(value) else None for key, value in numbers.items()}  # JSON has no NaN
+            self._metrics.write(record)
+            self._each(lambda reporter: reporter.write(record))
+        self._log.add(step, result, last=last)
+        if self.is_main:
+            self._bar.show(step, result.loss, f"{self.per_step / result.seconds:.0f} {self.unit}/s")
+
+    def flush(self) -> None:
+        """Call it before a checkpoint is written: then no step that the checkpoint covers can be missing later."""
+        self._each(lambda reporter: reporter.flush())
+
+    def totals(self) -> Dict[str, Any]:
+        """For the summary: over the steps of this attempt."""
+        if not self._seconds:
+            return {f"{self.unit}_per_s": 0.0}
+        rate = self.per_step * len(self._seconds) / sum(self._seconds)
+        return {
+            f"{self.unit}_per_s": rate,
+            "step_time_p50_s": percentile(self._seconds, 50),
+            "step_time_p99_s": percentile(self._seconds, 99),
+            "data_wait_s": self._waited_s,
+            "mfu": self._mfu(rate),
+            "peak_memory_bytes": self.group.accelerator.peak_memory(),
+            **self._allocator_counts(),
+        }
+
+    def finish(self, summary: Summary) -> None:
+        """Tell what the training came to. All is saved by then, so a full disk costs the file alone."""
+        path = self.out / "summary.json"
+        if not self._metrics or (not self._seconds and path.exists()):  # an attempt without a step knows less
+            return
+        record = summary.record()
+        try:
+            replace_text(path, json.dumps(record, indent=1) + "\n")
+        except OSError as exc:
+            say(f"WARNING: {path} is not written: {exc.strerror}")
+        self._each(lambda reporter: reporter.summarise(record))
+
+    def close(self, code: int) -> None:
+        """After everything that matters: drawing and the last upload take their time."""
+        if not self._metrics:
+            return
+        self._bar.clear()
+        self._metrics.close()
+        if code == 0 and "plot" in self.config.report:
+            problem = plot_loss(read_records(self._path), self.out / "loss.png")
+            say(f"loss.png is left out: {problem}" if problem else f"plotted {self.out / 'loss.png'}")
+        self._each(lambda reporter: reporter.close(code))
+
+    @property
+    def _path(self) -> Path:
+        return self.out / "metrics.jsonl"
+
+    def _each(self, act: Callable[[Reporter], None]) -> None:
+        """A reporter that fails is told once and left out from then on."""
+        for reporter in list(self._reporters):
+            try:
+                act(reporter)
+            except ReportError as exc:
+                self._reporters.remove(reporter)
+                say(f"WARNING: no more is reported to {exc}")
+
+    def _mfu(self, rate: float) -> float | None:
+        return rate * self._share_per_rate if self._share_per_rate else None
+
+    def _allocator_counts(self) -> Dict[str, int]:
+        """Since the process began; nothing where nobody counts."""
+        counted = self.group.accelerator.memory_stats() or {}
+        return {key: counted[key] for key in ALLOCATOR_COUNTS if key in counted}
+
+    def _record(self, step: int, result: StepResult) -> Dict[str, Any]:
+        """What has no value at all here is left out; a null is a number that this step lacks."""
+        rate = self.per_step / result.seconds
+        memory = {"peak_memory_bytes": self.group.accelerator.peak_memory(), **self._allocator_counts()}
+        known = {"mfu": self._mfu(rate), **memory}
+        return {
+            "step": step,
+            "loss": result.loss,
+            "lr": result.lr,
+            "grad_norm": result.grad_norm,  # not finite where fp16 skipped the step
+            f"{self.unit}_per_s": rate,
+            "step_time_s": result.seconds,
+            "data_wait_s": result.data_wait_s,
+            **{key: value for key, value in known.items() if value is not None},
+            "time": time.time(),
+        }

@@ -1,0 +1,160 @@
+"""What a training tells about its steps: the log lines, metrics.jsonl and the summary."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence
+
+from trainer.errors import StorageError
+from trainer.runtime.rank import replace_text, say
+
+ALLOCATOR_COUNTS = ("num_alloc_retries", "num_ooms")  # as torch names them: memory freed to try again, and failures
+
+
+@dataclass(frozen=True)
+class Summary:
+    """
+    What a finished training comes to; losses are means over ranks, None when there was nothing left to train.
+
+    Times and rates are of the last attempt, waiting and memory those of rank 0; None where nobody knows. Of the two rates
+    there is one.
+    """
+
+    steps: int
+    first_loss: float | None
+    last_loss: float | None
+    wall_s: float
+    checkpoint: str
+    tokens_per_s: float | None = None
+    samples_per_s: float | None = None
+    step_time_p50_s: float | None = None
+    step_time_p99_s: float | None = None
+    data_wait_s: float | None = None
+    mfu: float | None = None
+    peak_memory_bytes: int | None = None
+    num_alloc_retries: int | None = None
+    num_ooms: int | None = None
+
+    def line(self) -> str:
+        """key=value, as all log lines."""
+        unit, rate = ("tokens", self.tokens_per_s) if self.samples_per_s is None else ("samples", self.samples_per_s)
+        known = {
+            "step_time_p50_s": digits(self.step_time_p50_s),
+            "step_time_p99_s": digits(self.step_time_p99_s),
+            "data_wait_s": digits(self.data_wait_s),
+            "mfu": digits(self.mfu),
+            **{key: str(getattr(self, key)) for key in ("peak_memory_bytes", *ALLOCATOR_COUNTS)},
+        }
+        measured = "".join(f"{key}={text} " for key, text in known.items() if getattr(self, key) is not None)
+        return (
+            f"summary steps={self.steps} first_loss={digits(self.first_loss)} last_loss={digits(self.last_loss)} "
+            f"{unit}/s={rate or 0:.0f} wall_s={self.wall_s:.1f} {measured}checkpoint={self.checkpoint}"
+        )
+
+    def record(self) -> Dict[str, Any]:
+        """What is known, for files and reporters."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One optimizer step; `losses` in rank order. `data_wait_s` is the part of `seconds` that went into getting batches."""
+
+    losses: Sequence[float]
+    lr: float
+    grad_norm: float
+    seconds: float
+    is_warned: bool
+    """Some rank was told that its time is nearly up: all of them save now, and end."""
+    data_wait_s: float = 0.0
+
+    @property
+    def loss(self) -> float:
+        """Mean over ranks."""
+        return sum(self.losses) / len(self.losses)
+
+
+def digits(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4f}"
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The smallest value that so many percent of all do not exceed; values must not be empty."""
+    return sorted(values)[-(-len(values) * percent // 100) - 1]
+
+
+class StepLog:
+    """
+    The `step=…` lines: rank 0 tells the mean over ranks, the others their own loss.
+
+    At step 1, every `every` steps and at the last one; rates and times are means over the steps since the line before.
+    """
+
+    def __init__(self, every: int, per_step: int, unit: str, *, rank: int) -> None:
+        self.every, self.per_step, self.unit, self.rank = every, per_step, unit, rank
+        self.steps, self.seconds, self.waited_s = 0, 0.0, 0.0
+
+    def add(self, step: int, result: StepResult, *, last: bool) -> None:
+        """Count the step, print when it is time."""
+        self.steps += 1
+        self.seconds += result.seconds
+        self.waited_s += result.data_wait_s
+        if not (step == 1 or last or step % self.every == 0):
+            return
+        if self.rank == 0:
+            rate = self.steps * self.per_step / self.seconds
+            say(
+                f"step={step} loss={result.loss:.4f} lr={result.lr:.3e} grad_norm={result.grad_norm:.4f} "
+                f"{self.unit}/s={rate:.0f} step_time_s={self.seconds / self.steps:.4f} "
+                f"data_wait_s={self.waited_s / self.steps:.4f}"
+            )
+        else:
+            say(f"step={step} loss={result.losses[self.rank]:.4f}")
+        self.steps, self.seconds, self.waited_s = 0, 0.0, 0.0
+
+
+class Metrics:
+    """metrics.jsonl of rank 0: a line a step, full precision; a resumed run continues it without doubles."""
+
+    def __init__(self, path: Path, *, last_step: int) -> None:
+        """Steps after `last_step` are dropped: they will be made again. Raises OSError."""
+        if path.exists():
+            lines = _lines(path)
+            replace_text(path, "".join(f"{line}\n" for line in lines if _step_of(line) <= last_step))
+        self._path = path
+        self._file = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """One line, readable at once; StorageError where the disk does not take it."""
+        line = json.dumps(record).encode() + b"\n"
+        try:
+            written = os.write(self._file, line)
+            if written < len(line):  # the disk is full within the line
+                os.write(self._file, line[written:])
+        except OSError as exc:
+            raise StorageError(f"cannot write {self._path}: {exc.strerror}; free some space, and start again") from exc
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def read_records(path: Path) -> List[Dict[str, Any]]:
+    """The steps on record, in order; a line that a crash has cut short is left out. Raises OSError."""
+    lines = _lines(path) if path.exists() else []
+    return [json.loads(line) for line in lines if _step_of(line) < float("inf")]
+
+
+def _lines(path: Path) -> List[str]:
+    """A byte that a disk gives back wrong costs its line alone."""
+    return path.read_text(encoding="utf-8", errors="replace").split("\n")
+
+
+def _step_of(line: str) -> float:
+    """Infinity for a line cut short by a crash."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

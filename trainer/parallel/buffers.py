@@ -1,0 +1,44 @@
+"""Buffers such as the running means of a BatchNorm, under strategies that leave them to each rank."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+import torch
+
+from trainer.config.config import TrainConfig
+from trainer.errors import UserError
+from trainer.runtime.group import Group
+
+
+class Buffers:
+    """Those of a model that belong to its state. Made before the model is split."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        kept = set(model.state_dict())
+        self.names = [name for name, _ in model.named_buffers() if name in kept]
+
+    def share(self, model: torch.nn.Module, group: Group) -> None:
+        """Rank 0's, which are those that are saved, on all ranks, as DistributedDataParallel has it."""
+        if not self.names:
+            return
+        found: Dict[str, Any] = dict(model.named_buffers())
+        same: Dict[torch.dtype, List[torch.Tensor]] = {}
+        for name in self.names:
+            same.setdefault(found[name].dtype, []).append(found[name])
+        for some in same.values():
+            flat = torch.cat([one.flatten() for one in some])
+            group.accelerator.distributed.broadcast(flat, 0)
+            parts: Any = flat.split([one.numel() for one in some])  # type: ignore[no-untyped-call]  # torch leaves it so
+            for one, part in zip(some, parts):
+                one.copy_(part.view_as(one))
+
+
+def refuse_batch_norm(model: torch.nn.Module, config: TrainConfig) -> None:
+    """Raises UserError: its running means are fp32, and its weights would be of another precision."""
+    kind = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 -- what all of them are
+    if config.precision != "fp32" and any(isinstance(one, kind) for one in model.modules()):
+        raise UserError.agreed(
+            f"precision={config.precision} with strategy={config.strategy} has the whole model compute in it, which "
+            "BatchNorm does not: use strategy=ddp, or GroupNorm in the model"
+        )

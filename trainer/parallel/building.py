@@ -1,0 +1,112 @@
+"""The model of a task, built and filled for the strategy that is to hold it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import Counter
+from typing import Any, Callable, Dict
+
+import torch
+
+from trainer.config.config import TrainConfig
+from trainer.errors import UserError
+from trainer.parallel.activation_checkpoint import recompute
+from trainer.runtime.accelerators import Accelerator
+from trainer.runtime.group import Group
+from trainer.runtime.seeds import seed_everything
+from trainer.tasks.base import Task, fills
+
+
+def build_whole(group: Group, config: TrainConfig, task: Task) -> torch.nn.Module:
+    """
+    The whole model on this rank's device, the same on all ranks.
+
+    Raises:
+        UserError: on all ranks alike; activation_checkpointing needs blocks, and the task names none.
+    """
+    seed_everything(config.seed % 2**63, group.accelerator)
+    empty = build_fillable(task, config)
+    if empty is not None:
+        model = empty.to_empty(device=group.device)
+        fill(task, model, lambda weight, whole: weight.copy_(whole()))
+    else:
+        model = build_plain(task, config).to(group.device)  # before it is wrapped: DDP looks at where it is
+        if fills(task):
+            fill(task, model, lambda weight, whole: weight.copy_(whole()))
+    warn_if_on_cpu(model, group.accelerator, group.place.rank)
+    return model
+
+
+def build_fillable(task: Task, config: TrainConfig) -> torch.nn.Module | None:
+    """
+    Of shapes alone, all of which `fill` can give values later; None where there is more to the model, or no `initialise`.
+
+    Giving it memory makes two of a parameter that stands in two places, and leaves in buffers whatever was there; and what
+    DeepSpeed splits as it is built has buffers computed in the precision of the weights.
+    """
+    if not fills(task) or not hasattr(torch.device, "__enter__"):  # torch >= 2.0
+        return None
+    model = build_empty(task, config)
+    return None if _has_other_tensors(model) or any(count > 1 for count in places(model).values()) else model
+
+
+def places(model: torch.nn.Module) -> Counter[torch.nn.Parameter]:
+    """In how many places of the model each parameter stands; torch >= 2.0."""
+    return Counter(one for _, one in model.named_parameters(remove_duplicate=False))
+
+
+def _has_other_tensors(model: torch.nn.Module) -> bool:
+    """Buffers, such as masks and running means, or plain attributes."""
+    attributes = (one for module in model.modules() for one in vars(module).values())
+    return any(True for _ in model.buffers()) or any(isinstance(one, torch.Tensor) for one in attributes)
+
+
+def build_empty(task: Task, config: TrainConfig) -> torch.nn.Module:
+    """Of shapes alone."""
+    with torch.device("meta"):
+        return build_plain(task, config)
+
+
+def build_plain(task: Task, config: TrainConfig) -> torch.nn.Module:
+    """As the task builds it, where the settings ask for it with its blocks recomputed."""
+    model = task.build_model()
+    blocks = task.blocks(model)
+    if config.activation_checkpointing and not blocks:
+        raise UserError.agreed(f"activation_checkpointing=true: task={config.task} names no blocks(); leave it out")
+    recompute(config, blocks)
+    return model
+
+
+def fill(task: Task, model: torch.nn.Module, put: Callable[[Any, Callable[[], torch.Tensor]], object]) -> None:
+    """Call `put` for each parameter, with a function that makes its first values, whole and on the CPU."""
+    for name, parameter in model.named_parameters():
+        with torch.no_grad():
+            put(parameter, functools.partial(_first_values, task, name, shape_of(parameter)))
+
+
+def _first_values(task: Task, name: str, shape: torch.Size) -> torch.Tensor:
+    weight = torch.empty(shape)
+    task.initialise(name, weight)
+    return weight
+
+
+def sizes_of(model: torch.nn.Module) -> Dict[str, int]:
+    """Numbers in each parameter, by name."""
+    return {name: shape_of(one).numel() for name, one in model.named_parameters()}
+
+
+def shape_of(parameter: torch.Tensor) -> torch.Size:
+    """Of the whole, where ZeRO-3 has left a part."""
+    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+    return shape
+
+
+def warn_if_on_cpu(model: torch.nn.Module, accelerator: Accelerator, rank: int) -> None:
+    """Training would go on, slowly and in part on the wrong device, so say it loudly."""
+    left = [name for name, one in model.named_parameters() if one.device.type == "cpu"]
+    if accelerator.name != "cpu" and left:
+        sys.stderr.write(
+            f"WARNING: rank {rank}: {len(left)} parameters are on the CPU although {accelerator.name} was asked for "
+            f"(first: {left[0]}): make all of them in build_model(), and leave them where the trainer moves them\n"
+        )

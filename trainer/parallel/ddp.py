@@ -1,0 +1,92 @@
+"""DistributedDataParallel, of torch or of the accelerator's vendor: the model whole on every rank."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, ContextManager, Dict, List, Mapping
+
+import torch
+
+from trainer.checkpoint.staging import large_ones
+from trainer.config.config import TrainConfig
+from trainer.data.batches import drawing_from
+from trainer.optim.adamw import clip_gradients, make_optimizer
+from trainer.parallel.base import TorchStrategy
+from trainer.parallel.building import build_whole, sizes_of, warn_if_on_cpu
+from trainer.parallel.mail import Mail
+from trainer.runtime.accelerators import autocast
+from trainer.runtime.group import STOCK_BACKENDS, Group, Told
+from trainer.runtime.seeds import as_if_nothing_were_drawn
+from trainer.tasks.base import Task, loss_of
+
+
+class Ddp(TorchStrategy):
+    """One process alone trains the bare model."""
+
+    def __init__(self, group: Group, config: TrainConfig, task: Task) -> None:
+        super().__init__(group, config, task)
+        self.bare = model = build_whole(group, config, task)
+        self.sizes = sizes_of(model)
+        if config.compile:
+            model.compile()
+        # An unused parameter cannot be told from one that forward() does not lead to.
+        can_carry = group.accelerator.backend == "gloo" and not config.find_unused_parameters
+        self.mail = Mail(model, group) if group.place.launched and can_carry else None
+        self.model = self._wrap(self.mail or model) if group.place.launched else model
+        self.optimizer = make_optimizer(model, config.lr, config.optim)
+        self.parameters = list(model.parameters())
+
+    def settle(self, batch: Any) -> None:  # noqa: ANN401
+        """
+        One pass without an update, so that a resumed run repeats a straight one bit for bit.
+
+        DDP orders its buckets anew after the first backward pass, and the order decides how gloo and NCCL round a sum
+        over three or more ranks. This way every counted step has the final order.
+        """
+        if not self.group.place.launched:
+            return
+        buffers = [(one, one.clone()) for one in self.bare.buffers()]
+        # A task may draw from any of the generators, whose state a resume has restored by now.
+        with as_if_nothing_were_drawn(self.group.accelerator), drawing_from(self.config.seed):
+            with self.computing():
+                loss = loss_of(self.task, self.model, batch)
+            self.sent(self.group.note(loss, Told.NOTHING), loss)()
+        warn_if_on_cpu(self.bare, self.group.accelerator, self.group.place.rank)  # a forward pass can make some, too
+        self.optimizer.zero_grad(set_to_none=True)
+        for one, before in buffers:  # such as the running means of a BatchNorm
+            one.copy_(before)
+
+    def state(self) -> Dict[str, Any]:
+        state: Dict[str, Any] = {"model": self.bare.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {**state, "scaler": self.scaler.state_dict()} if self.scaler else state
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        for one in large_ones(state):
+            self.group.share(one)
+        self.bare.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scaler and "scaler" in state:
+            self.scaler.load_state_dict(state["scaler"])
+
+    def accumulating(self, *, last: bool) -> ContextManager[Any]:
+        wrapped = self.group.place.launched
+        return self.model.no_sync() if wrapped and not last else contextlib.nullcontext()
+
+    def computing(self) -> ContextManager[Any]:
+        return autocast(self.group.accelerator, self.config.precision)
+
+    def sent(self, note: torch.Tensor, loss: torch.Tensor) -> Callable[[], List[torch.Tensor]]:
+        return self.mail.sent(note, loss) if self.mail else super().sent(note, loss)
+
+    def clip(self, limit: float) -> float:
+        return clip_gradients(self.parameters, limit)
+
+    def _wrap(self, model: torch.nn.Module) -> Any:  # noqa: ANN401 -- stock or vendor's class
+        accelerator, config = self.group.accelerator, self.config
+        views = config.gradient_as_bucket_view
+        if views is None:
+            views = accelerator.backend in STOCK_BACKENDS
+        flags = {"find_unused_parameters": config.find_unused_parameters, "gradient_as_bucket_view": views}
+        asked = {key: True for key, value in flags.items() if value}  # the vendor's fork has not all of them
+        device_ids = accelerator.device_ids(self.group.place.local_rank)
+        return accelerator.data_parallel(model, device_ids=device_ids, **asked)

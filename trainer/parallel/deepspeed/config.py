@@ -1,0 +1,210 @@
+"""DeepSpeed's configuration: made from the trainer's settings, or the user's file completed with them. No torch here."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import Any, Dict, Iterable, Mapping
+
+from trainer.config.config import ZERO_STAGES, TrainConfig
+from trainer.errors import UserError
+from trainer.runtime.rank import Place
+
+AUTO = "auto"
+# DeepSpeed passes over a top-level key that it does not know, so a misspelt one would go unnoticed.
+KNOWN = frozenset(
+    "activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comms_logger compile "  # noqa: SIM905
+    "communication_data_type "
+    "compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last "
+    "disable_allgather dump_state eigenvalue elasticity flops_profiler fp16 fp32_allreduce gradient_accumulation_steps "
+    "gradient_clipping gradient_predivide_factor graph_harvesting hybrid_engine memory_breakdown monitor_config nebula "
+    "optimizer pipeline pld prescale_gradients progressive_layer_drop quantize_training scheduler sparse_attention "
+    "sparse_gradients steps_per_print tensor_parallel tensorboard timers torch_autocast train_batch_size "
+    "train_micro_batch_size_per_gpu use_data_before_expert_parallelism wall_clock_breakdown wandb weight_quantization "
+    "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization zenflow".split()
+)
+# Those of which the trainer or DeepSpeed reads keys, by their dotted names: a plain value there is none of these keys.
+GROUPS = frozenset(
+    "aio autotuning bf16 bfloat16 checkpoint comms_logger compile csv_monitor data_efficiency data_types "  # noqa: SIM905
+    "flops_profiler fp16 hybrid_engine optimizer optimizer.params pipeline tensor_parallel tensorboard torch_autocast "
+    "wandb weight_quantization zero_optimization zero_optimization.offload_optimizer "
+    "zero_optimization.offload_param".split()
+)
+NULLABLE = ("zero_optimization.offload_optimizer", "zero_optimization.offload_param")
+REFUSED = {
+    "scheduler": "the trainer sets the learning rate (lr, optim.warmup_steps, then a cosine)",
+    "elasticity": "the trainer's batch does not follow the number of ranks",
+    "curriculum_learning": "the trainer draws its own batches",
+    "amp": "use precision=fp16 or bf16",
+    "activation_checkpointing": "use activation_checkpointing=true of the trainer",
+}
+
+
+def deepspeed_config(config: TrainConfig, place: Place, theirs: Mapping[str, Any]) -> Dict[str, Any]:
+    """
+    What DeepSpeed gets.
+
+    Args:
+        config: the trainer's settings; what both name has to be equal.
+        place: for the world size.
+        theirs: the user's file, empty where there is none; "auto" takes the trainer's value, or DeepSpeed's default.
+
+    Raises:
+        UserError: names every contradiction, with both sides.
+    """
+    path = config.deepspeed or ""
+    _check_keys(theirs, path)
+    flat = _flat({key: value for key, value in theirs.items() if not (key in REFUSED and _all_auto(value))})
+    flat = {key: value for key, value in flat.items() if value is not None or key not in NULLABLE}
+    _check_groups(flat, _origins(config, place), path)
+    _check_agreement(flat, config, place, path)
+    kept = {key: value for key, value in flat.items() if value != AUTO and not key.startswith("optimizer.")}
+    return _nested({**_defaults(config, flat), **kept, **_ours(config, place)})
+
+
+def strict_json(settings: Mapping[str, Any]) -> str:
+    return json.dumps(settings, indent=2, allow_nan=False) + "\n"
+
+
+def _ours(config: TrainConfig, place: Place) -> Dict[str, Any]:
+    """Dotted key -> value, wherever a setting of the trainer decides."""
+    stage = ZERO_STAGES[config.strategy]
+    ours: Dict[str, Any] = {
+        "train_batch_size": config.micro_batch * config.accumulation * place.world_size,
+        "train_micro_batch_size_per_gpu": config.micro_batch,
+        "gradient_accumulation_steps": config.accumulation,
+        "gradient_clipping": config.optim.grad_clip,
+        "zero_optimization.stage": stage,
+        "bf16.enabled": config.precision == "bf16" and stage > 0,
+        "fp16.enabled": config.precision == "fp16",
+    }
+    for key, asked in (("offload_optimizer", config.offload_optimizer), ("offload_param", config.offload_param)):
+        ours[f"zero_optimization.{key}.device"] = "cpu" if asked else "none"
+    return ours
+
+
+def _origins(config: TrainConfig, place: Place) -> Dict[str, str]:
+    """Dotted key -> the trainer's setting as the user writes it, for messages."""
+    settings = ("micro_batch", "accumulation", "strategy", "precision", "offload_optimizer", "offload_param", "lr")
+    said = {key: f"{key}={_shown(getattr(config, key))}" for key in settings}
+    product = f"{said['micro_batch']} x {place.world_size} ranks x {said['accumulation']}"
+    return {
+        "train_batch_size": f"{product} = {config.micro_batch * place.world_size * config.accumulation}",
+        "train_micro_batch_size_per_gpu": said["micro_batch"],
+        "gradient_accumulation_steps": said["accumulation"],
+        "gradient_clipping": f"optim.grad_clip={config.optim.grad_clip:g}",
+        "zero_optimization.stage": said["strategy"],
+        "bf16.enabled": said["precision"],
+        "fp16.enabled": said["precision"],
+        "zero_optimization.offload_optimizer.device": said["offload_optimizer"],
+        "zero_optimization.offload_param.device": said["offload_param"],
+        "optimizer.type": "AdamW, the trainer's optimizer",
+        "optimizer.params.lr": said["lr"],
+        "optimizer.params.betas": f"optim.betas={_shown(list(config.optim.betas))}",
+        "optimizer.params.weight_decay": f"optim.weight_decay={config.optim.weight_decay:g}",
+    }
+
+
+def _check_agreement(flat: Mapping[str, Any], config: TrainConfig, place: Place, path: str) -> None:
+    expected = {
+        **_ours(config, place),
+        "optimizer.type": "AdamW",
+        "optimizer.params.lr": config.lr,
+        "optimizer.params.betas": list(config.optim.betas),
+        "optimizer.params.weight_decay": config.optim.weight_decay,
+        "optimizer.params.eps": 1e-8,  # torch's default, which the trainer takes
+    }
+    origins = {**_origins(config, place), "optimizer.params.eps": "eps=1e-8, the trainer's"}
+    if config.strategy == "zero0" and config.precision == "bf16":
+        expected["bf16.enabled"] = True  # it is done by torch_autocast, which says the same to the user
+    wrong = [
+        f"{key}={_shown(value)}, but {origins[key]}"
+        for key, value in flat.items()
+        if key in expected and value not in (AUTO, expected[key])
+    ]
+    strange = [key for key in flat if key.startswith("optimizer.") and key not in expected and flat[key] != AUTO]
+    wrong += [f"{key}={_shown(flat[key])}, but the trainer's optimizer has no such setting" for key in strange]
+    if wrong:
+        raise UserError(f'{path}: {"; ".join(wrong)}: make both the same, or write "auto" there')
+
+
+def _check_groups(flat: Mapping[str, Any], ours: Iterable[str], path: str) -> None:
+    """
+    Groups are groups, and values values.
+
+    Args:
+        flat: the user's file, by dotted keys.
+        ours: the dotted keys of which the trainer knows that they are values.
+        path: of the file.
+    """
+    plain = next((key for key, value in flat.items() if key in GROUPS and value != AUTO), None)
+    if plain:
+        inner = next((key[len(plain) + 1 :] for key in ours if key.startswith(f"{plain}.")), "")
+        example = f', such as {{"{inner}": "auto"}}' if inner and "." not in inner else ""
+        raise UserError(
+            f'{path}: {plain}={_shown(flat[plain])}: allowed: a group of keys in braces{example}, or "auto"'
+        )
+    group = next((one for one in ours if any(key.startswith(f"{one}.") for key in flat)), None)
+    if group:
+        raise UserError(f'{path}: {group} is a group of keys there: allowed: one value, or "auto"')
+
+
+def _check_keys(theirs: Mapping[str, Any], path: str) -> None:
+    for key, value in theirs.items():
+        if key not in KNOWN:
+            near = difflib.get_close_matches(key, KNOWN, n=1)
+            guess = f"; did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"{path}: unknown key {key!r}, which DeepSpeed would pass over in silence{guess}")
+        if key in REFUSED and not _all_auto(value):
+            raise UserError(f"{path}: {key}: {REFUSED[key]}; leave it out of the file")
+
+
+def _defaults(config: TrainConfig, flat: Mapping[str, Any]) -> Dict[str, Any]:
+    """What the user's own values win over."""
+    width = config.model.width
+    found: Dict[str, Any] = {"steps_per_print": 1_000_000_000}  # the trainer logs its steps itself
+    if config.precision == "bf16":
+        if config.strategy == "zero0":
+            found.update({"torch_autocast.enabled": True, "torch_autocast.dtype": "bfloat16"})
+        else:
+            found["bf16.check_grad_overflow"] = True  # a gradient that is not finite leaves the weights as they are
+    sizes = {
+        "zero_optimization.reduce_bucket_size": width * width,
+        "zero_optimization.stage3_prefetch_bucket_size": width * width * 9 // 10,
+        "zero_optimization.stage3_param_persistence_threshold": 10 * width,
+    }
+    # As the Hugging Face Trainer fills them, for whose files "auto" was made.
+    found.update({key: value for key, value in sizes.items() if flat.get(key) == AUTO})
+    return found
+
+
+def _all_auto(value: Any) -> bool:  # noqa: ANN401 -- any JSON
+    """Nothing in it but "auto" and the name of a type: what a ready-made file leaves to the trainer."""
+    if isinstance(value, dict):
+        return all(key == "type" or _all_auto(inner) for key, inner in value.items())
+    return bool(value == AUTO)
+
+
+def _flat(tree: Mapping[str, Any], start: str = "") -> Dict[str, Any]:
+    flat: Dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat.update(_flat(value, f"{start}{key}."))
+        else:
+            flat[f"{start}{key}"] = value
+    return flat
+
+
+def _nested(flat: Mapping[str, Any]) -> Dict[str, Any]:
+    tree: Dict[str, Any] = {}
+    for dotted, value in flat.items():
+        *groups, name = dotted.split(".")
+        inner = tree
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[name] = value
+    return tree
+
+
+def _shown(value: Any) -> str:  # noqa: ANN401 -- any JSON
+    return value if isinstance(value, str) else json.dumps(value)

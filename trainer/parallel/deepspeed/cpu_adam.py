@@ -1,0 +1,54 @@
+"""DeepSpeed's Adam for state that lies on the CPU; compiled at the first start on a node."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any, List
+
+import torch
+
+from trainer.config.config import TrainConfig
+from trainer.optim.adamw import decay_groups
+from trainer.parallel.deepspeed.package import search_path
+from trainer.runtime.group import Group
+from trainer.runtime.rank import say
+
+
+def cpu_adam(group: Group, config: TrainConfig, model: torch.nn.Module) -> Any:  # noqa: ANN401 -- DeepSpeed's class
+    """Raises UserError: on all ranks alike; it cannot be compiled on some node."""
+    os.environ["PATH"] = search_path()
+    _warn_of_locks(group)
+    adam, problem = None, ""
+    try:
+        adam = importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam(
+            decay_groups(model, config.optim.weight_decay), lr=config.lr, betas=config.optim.betas, adamw_mode=True
+        )
+    except (RuntimeError, OSError, ImportError) as exc:
+        problem = (
+            f"offload_optimizer=true: DeepSpeed cannot build its Adam for CPUs (g++ >= 9 and ninja): {_cause(exc)}"
+        )
+    group.agree(problem)
+    return adam
+
+
+def _warn_of_locks(group: Group) -> None:
+    """torch waits for whoever else compiles it: without a word, and for ever where that one was killed."""
+    extensions = importlib.import_module("torch.utils.cpp_extension")
+    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or extensions.get_default_build_root())
+    for lock in folder.glob("**/cpu_adam/lock") if group.place.local_rank == 0 else ():
+        say(
+            f"WARNING: rank {group.place.rank}: {lock}: DeepSpeed's Adam is being compiled by another program, or was when "
+            "that was killed: this one waits until the file is gone, so remove it if nothing is compiling"
+        )
+    group.agree("")  # none of these ranks compiles before all have looked
+
+
+def _cause(error: BaseException | None) -> str:
+    """In one line: DeepSpeed itself only says that it failed, and what it began with may be all that a compiler said."""
+    lines: List[str] = []
+    while error is not None:
+        lines += str(error).splitlines()
+        error = error.__cause__
+    return next((line for line in lines if "error: " in line), lines[-1])

@@ -1,0 +1,142 @@
+"""
+A ZeRO engine's state as one whole, so that checkpoints are as those of the other strategies.
+
+Each rank keeps flat slices of the fp32 weights and of Adam's state. They are put together a parameter at a time, so no
+rank but 0 ever holds more than one whole tensor. docs/decisions/010 says why DeepSpeed's own files are not used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Dict, List, Mapping
+
+import torch
+
+from trainer.runtime.group import Group
+
+# `Any` below stands for DeepSpeed's engine and optimizers, which have no types.
+MOMENTS = ("exp_avg", "exp_avg_sq")
+SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+
+def collect(engine: Any, *, keep: bool) -> Dict[str, Any]:  # noqa: ANN401
+    """
+    Weights in fp32, Adam's moments and step, the loss scale.
+
+    Args:
+        engine: of stage 1, 2 or 3.
+        keep: whether this rank gets the tensors, on the CPU; all ranks must call.
+    """
+    tools = importlib.import_module("deepspeed.utils")
+    sharded, parameters, model, moments = engine.optimizer, dict(engine.module.named_parameters()), {}, {}
+    started = next((values for values in sharded.optimizer.state.values() if values), None)
+    if started:
+        _link(sharded, parameters)
+    for name, parameter in parameters.items():
+        whole = {"weights": tools.safe_get_full_fp32_param(parameter)}
+        for key in MOMENTS if started else ():
+            whole[key] = tools.safe_get_full_optimizer_state(parameter, key)
+        if keep:
+            on_cpu = {key: value.detach().cpu().clone() for key, value in whole.items()}
+            model[name] = on_cpu.pop("weights")
+            moments[name] = on_cpu
+    for name, buffer in _buffers(engine).items() if keep else ():
+        model[name] = buffer.detach().cpu().clone()
+    first = {one: name for name, one in parameters.items()}
+    for name, one in engine.module.state_dict(keep_vars=True).items() if keep else ():
+        if name not in model and one in first:  # in two places, so under two names, as in other strategies' states
+            model[name] = model[first[one]]
+    scaler = getattr(sharded, "loss_scaler", None)
+    scale = {key: getattr(scaler, key) for key in SCALER if hasattr(scaler, key)}
+    optimizer = {"step": started["step"] if started else None, "moments": moments}
+    return {"model": model, "optimizer": optimizer, "scaler": scale}
+
+
+def restore(engine: Any, state: Mapping[str, Any], group: Group) -> None:  # noqa: ANN401
+    """Take this rank's slices out of the whole; the number of ranks may be another than when it was collected."""
+    sharded, optimizer = engine.optimizer, state["optimizer"]
+    parameters = dict(engine.module.named_parameters())
+    if optimizer["step"] is not None:
+        _make_moments(sharded, parameters, optimizer["step"])
+    put = _put_stage_3 if hasattr(sharded, "fp32_partitioned_groups_flat") else _put
+    for name, parameter in parameters.items():
+        # Taken out: what has found its place need not stay in memory.
+        weights = state["model"].pop(name)
+        moments = optimizer["moments"].pop(name) if optimizer["step"] is not None else {}
+        for whole in (weights, *moments.values()):
+            group.share(whole)
+        put(parameter, weights, moments, group)
+    for name, buffer in _buffers(engine).items():
+        group.share(state["model"][name])
+        buffer.copy_(state["model"][name])
+    for key, value in state["scaler"].items():
+        setattr(sharded.loss_scaler, key, value)
+
+
+def _buffers(engine: Any) -> Dict[str, torch.Tensor]:  # noqa: ANN401
+    """Those that belong to the state, such as running means; every rank has them whole."""
+    kept = engine.module.state_dict().keys()
+    return {name: one for name, one in engine.module.named_buffers() if name in kept}
+
+
+def _flat_slices(sharded: Any) -> List[torch.Tensor]:  # noqa: ANN401
+    """This rank's fp32 weights, a tensor a group of parameters; each class of DeepSpeed names them its own way."""
+    names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
+    flat: List[torch.Tensor] = next(getattr(sharded, name) for name in names if hasattr(sharded, name))
+    return flat
+
+
+def _make_moments(sharded: Any, parameters: Mapping[str, Any], step: Any) -> None:  # noqa: ANN401
+    """Adam makes its state in its first step, which has not been yet: make it here, to be filled."""
+    inner, flat = sharded.optimizer, _flat_slices(sharded)
+    for one in flat:
+        # A fused Adam counts on the device.
+        mine = step.to(one.device, copy=True) if inner.defaults.get("fused") else _copied(step)
+        inner.state[one] = {"step": mine, **{key: torch.zeros_like(one) for key in MOMENTS}}
+    _link(sharded, parameters)
+
+
+def _link(sharded: Any, parameters: Mapping[str, Any]) -> None:  # noqa: ANN401
+    """
+    Tell every parameter of stage 1 and 2 where its part of the moments is.
+
+    DeepSpeed does it in the first step of the first group of parameters, when those of the second have none yet.
+    """
+    flat = _flat_slices(sharded)
+    for parameter in parameters.values():
+        mapping = getattr(parameter, "_hp_mapping", None)  # None where this rank has no part of it
+        if mapping is not None:
+            mine = flat[mapping.param_group_index]
+            mapping.set_optim_state_fragment(mine, sharded.optimizer.state[mine])
+
+
+def _copied(step: Any) -> Any:  # noqa: ANN401 -- a tensor, or a plain number in DeepSpeed's and in old Adams
+    return step.clone() if isinstance(step, torch.Tensor) else step
+
+
+def _put(parameter: Any, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:  # noqa: ANN401
+    """Stage 1 and 2: the low-precision weights are whole on every rank, fp32 ones and moments are slices."""
+    tools = importlib.import_module("deepspeed.utils")
+    parameter.data.copy_(weights)
+    tools.safe_set_full_fp32_param(parameter, weights.to(group.device))
+    for key, value in moments.items():
+        tools.safe_set_full_optimizer_state(parameter, value.to(group.device), key)
+
+
+def _put_stage_3(parameter: Any, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:  # noqa: ANN401
+    tools = importlib.import_module("deepspeed.utils")
+    gathered = importlib.import_module("deepspeed").zero.GatheredParameters
+    with gathered([parameter], modifier_rank=0):
+        if group.place.is_main:
+            parameter.data.copy_(weights)
+    # By slices: DeepSpeed's function for the whole tensor fails where its size is no multiple of the world size.
+    count = parameter.ds_tensor.numel()
+
+    def mine(whole: torch.Tensor) -> torch.Tensor:
+        padded = torch.zeros(count * group.place.world_size, dtype=whole.dtype)
+        padded[: whole.numel()] = whole.flatten()
+        return padded[count * group.place.rank :][:count].to(group.device)
+
+    tools.safe_set_local_fp32_param(parameter, mine(weights))
+    for key, value in moments.items():
+        tools.safe_set_local_optimizer_state(parameter, mine(value), key)

@@ -1,0 +1,196 @@
+"""DeepSpeed's ZeRO 0 to 3. Its engine steps; configuration, learning rate, checkpoints and messages are the trainer's."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
+
+import torch
+
+from trainer.checkpoint.staging import large_ones
+from trainer.config.config import ZERO_STAGES, TrainConfig
+from trainer.errors import UserError
+from trainer.optim.adamw import make_optimizer
+from trainer.parallel.base import Note
+from trainer.parallel.buffers import Buffers, refuse_batch_norm
+from trainer.parallel.building import build_fillable, build_plain, build_whole, fill, sizes_of
+from trainer.parallel.deepspeed import state as zero_state
+from trainer.parallel.deepspeed.config import deepspeed_config, strict_json
+from trainer.parallel.deepspeed.cpu_adam import cpu_adam
+from trainer.parallel.deepspeed.package import package_warning
+from trainer.parallel.deepspeed.relaxed_json import read_relaxed_json
+from trainer.runtime.group import Group
+from trainer.runtime.rank import replace_text, say
+from trainer.tasks.base import Task, loss_of
+
+SPLIT_STAGE = 3  # where weights are split, too
+
+
+class Zero:
+    """The engine holds what this rank keeps of model and optimizer."""
+
+    notes: Callable[[], List[torch.Tensor]]
+
+    def __init__(self, group: Group, config: TrainConfig, task: Task, out: Path) -> None:
+        self.group, self.config, self.task, self.stage = group, config, task, ZERO_STAGES[config.strategy]
+        self.reshards = self.stage > 0
+        self.lends_state = self.stage == 0
+        self._is_amid_step = False
+        warning = package_warning(group.accelerator.name, config.strategy)
+        if warning and group.place.is_main:
+            say(warning)
+        settings = agreed_settings(group, config, out)
+        deepspeed = load_deepspeed(group)
+        _check(group, deepspeed, settings, config.deepspeed or "its configuration")
+        split = self.stage == SPLIT_STAGE and build_fillable(task, config) is not None
+        model = _build_split(group, config, task, settings) if split else build_whole(group, config, task)
+        self.sizes: Mapping[str, int] = sizes_of(model)
+        if config.compile:
+            model.compile()
+        self.buffers = Buffers(model)
+        if self.stage > 0 and config.precision != "fp32":
+            refuse_batch_norm(model, config)
+            model.register_forward_pre_hook(_cast_inputs)
+        optimizer = cpu_adam(group, config, model) if config.offload_optimizer else None
+        optimizer = optimizer or make_optimizer(model, config.lr, config.optim)
+        self.engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
+        scaler: Any = getattr(self.engine.optimizer, "loss_scaler", None)
+        if hasattr(scaler, "raise_error_at_min_scale"):
+            scaler.raise_error_at_min_scale = False  # a plain Exception; the trainer counts skipped steps itself
+
+    def settle(self, batch: Any) -> None:  # noqa: ANN401
+        """Nothing to do: the order of its buckets is fixed by the model."""
+
+    def backward(self, batch: Any, *, note: Note | None = None) -> torch.Tensor:  # noqa: ANN401
+        self._is_amid_step = True
+        self.engine.set_gradient_accumulation_boundary(note is not None)
+        loss = loss_of(self.task, self.engine, batch)
+        share: torch.Tensor = loss.detach() / self.config.accumulation
+        if note:
+            self.notes = self.group.begin_all_gather(note(share))
+        self.engine.backward(loss)  # divides by the accumulation itself
+        return share
+
+    def update(self, lr: float, loss: torch.Tensor) -> float:  # noqa: ARG002 -- the lazy row of DDP needs it
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = lr
+        norm = self._plain_norm() if self.stage == 0 else None
+        if norm is None:
+            self._step()
+            norm = float(self.engine.get_global_grad_norm())  # if not finite, the engine has not changed the weights
+        elif math.isfinite(norm):
+            self._step()
+        else:
+            self.engine.zero_grad()
+            self._is_amid_step = False
+        self.buffers.share(self.engine.module, self.group)
+        return norm
+
+    def drop(self) -> None:
+        """Gradients lie in buffers of the engine, which only its step empties; load() undoes what it does else."""
+        if self._is_amid_step:
+            self._step()
+
+    def _step(self) -> None:
+        self.engine.step()
+        self._is_amid_step = False
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[Any]:
+        self.engine.eval()
+        try:
+            with torch.no_grad():
+                yield self.engine
+        finally:
+            self.engine.train()
+
+    def state(self) -> Dict[str, Any]:
+        if self.stage == 0:
+            return {"model": self.engine.module.state_dict(), "optimizer": self.engine.optimizer.state_dict()}
+        return zero_state.collect(self.engine, keep=self.group.place.is_main)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        if self.stage == 0:
+            for one in large_ones(state):
+                self.group.share(one)
+            self.engine.module.load_state_dict(state["model"])
+            self.engine.optimizer.load_state_dict(state["optimizer"])
+        else:
+            zero_state.restore(self.engine, state, self.group)
+
+    def _plain_norm(self) -> float:
+        """Stage 0 in fp32 is the one for which the engine tells none; it clips with torch's function all the same."""
+        return float(torch.nn.utils.clip_grad_norm_(self.engine.module.parameters(), float("inf")))
+
+
+def _build_split(group: Group, config: TrainConfig, task: Task, settings: Mapping[str, Any]) -> torch.nn.Module:
+    """Each parameter is split over the ranks as soon as it is there, and gets its values one at a time."""
+    zero = importlib.import_module("deepspeed").zero
+
+    def put(weight: Any, whole: Callable[[], torch.Tensor]) -> None:  # noqa: ANN401 -- a parameter with DeepSpeed's fields
+        with zero.GatheredParameters([weight], modifier_rank=0):
+            if group.place.is_main:
+                weight.copy_(whole())
+
+    with zero.Init(config_dict_or_path=dict(settings)):
+        model = build_plain(task, config)
+    fill(task, model, put)
+    return model
+
+
+def _cast_inputs(model: torch.nn.Module, inputs: Tuple[Any, ...]) -> Tuple[Any, ...]:
+    """To the weights' precision: DeepSpeed casts the model alone, and images, say, are fp32."""
+    dtype = next(one.dtype for one in model.parameters() if one.is_floating_point())
+    return tuple(one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one for one in inputs)
+
+
+def load_deepspeed(group: Group) -> Any:  # noqa: ANN401 -- a module without types
+    """deepspeed, for the device that the trainer has taken."""
+    device = group.accelerator.name
+    if not device.startswith("gcu"):  # the vendor's fork knows its own
+        os.environ["DS_ACCELERATOR"] = device
+    deepspeed: Any = importlib.import_module("deepspeed")
+    # A collective over shared memory, compiled at the first start: the trainer's ranks may be on several nodes, and
+    # training has no use for it.
+    getattr(deepspeed.ops, "__compatible_ops__", {})["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed()  # finds the trainer's group
+    return deepspeed
+
+
+def agreed_settings(group: Group, config: TrainConfig, out: Path) -> Dict[str, Any]:
+    """Rank 0's reading of the user's file is everybody's; what DeepSpeed gets is kept in <out>/deepspeed.json."""
+    text, problem = "", ""
+    if group.place.is_main:
+        try:
+            theirs = read_relaxed_json(config.deepspeed) if config.deepspeed else {}
+            text = strict_json(deepspeed_config(config, group.place, theirs))
+            replace_text(out / "deepspeed.json", text)
+            say(f"DeepSpeed's configuration: {out / 'deepspeed.json'}")
+        except UserError as exc:
+            problem = str(exc)
+        except OSError as exc:
+            problem = f"out={out}: cannot be written: {exc.strerror}"
+    answer = json.loads(group.broadcast_bytes(json.dumps({"text": text, "problem": problem}).encode()))
+    if answer["problem"]:
+        raise UserError.agreed(answer["problem"])
+    settings: Dict[str, Any] = json.loads(answer["text"])
+    return settings
+
+
+def _check(group: Group, deepspeed: Any, settings: Mapping[str, Any], name: str) -> None:  # noqa: ANN401 -- as above
+    """Whatever DeepSpeed refuses by itself, as one message."""
+    problem = ""
+    device = importlib.import_module("deepspeed.accelerator").get_accelerator()
+    for precision, supported in (("bf16", device.is_bf16_supported), ("fp16", device.is_fp16_supported)):
+        if settings[precision]["enabled"] and not supported():
+            problem = f"precision={precision}: DeepSpeed says that this device ({device.device_name()}) lacks it"
+    try:
+        deepspeed.DeepSpeedConfig(dict(settings))
+    except (ValueError, TypeError, KeyError, AssertionError) as exc:
+        problem = f"DeepSpeed refuses {name}: {exc}"
+    group.agree(problem)

@@ -1,0 +1,103 @@
+"""FSDP2, torch's fully_shard: parameters, gradients and optimizer state split over all ranks, a block at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, Sequence
+
+import torch
+
+from trainer.config.config import TrainConfig
+from trainer.optim.adamw import make_optimizer
+from trainer.parallel.base import TorchStrategy
+from trainer.parallel.buffers import Buffers, refuse_batch_norm
+from trainer.parallel.building import build_fillable, build_whole, fill, places, sizes_of
+from trainer.runtime.group import Group
+from trainer.tasks.base import Task
+
+
+class Fsdp2(TorchStrategy):
+    """Weights stay fp32 in their shards; with bf16 or fp16 they are gathered and computed in that."""
+
+    reshards = True
+
+    def __init__(self, group: Group, config: TrainConfig, task: Task) -> None:
+        super().__init__(group, config, task)
+        empty = build_fillable(task, config)
+        model = build_whole(group, config, task) if empty is None else empty
+        self.sizes, self.buffers = sizes_of(model), Buffers(model)
+        refuse_batch_norm(model, config)
+        blocks = task.blocks(model)
+        if config.compile:
+            for block in blocks or (model,):
+                block.compile()  # alone: what gathers and frees the shards stays outside
+        self.model = shard(model, apart(model, blocks), group, precision=config.precision)
+        if empty is not None:
+            self.model.to_empty(device=group.device)
+            fill(task, self.model, self._put)
+        self.optimizer = make_optimizer(self.model, config.lr, config.optim)
+
+    def update(self, lr: float, loss: torch.Tensor) -> float:
+        norm = super().update(lr, loss)
+        self.buffers.share(self.model, self.group)
+        return norm
+
+    def state(self) -> Dict[str, Any]:
+        api = importlib.import_module("torch.distributed.checkpoint.state_dict")
+        options = api.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        model, optimizer = api.get_state_dict(self.model, self.optimizer, options=options)
+        state: Dict[str, Any] = {"model": model, "optimizer": optimizer}
+        return {**state, "scaler": self.scaler.state_dict()} if self.scaler else state
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        for name, one in state["model"].items():
+            if name not in self.sizes:  # a buffer; of the others rank 0 hands out the shards
+                self.group.share(one)
+        api = importlib.import_module("torch.distributed.checkpoint.state_dict")
+        api.set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=api.StateDictOptions(full_state_dict=True),
+        )
+        for group in self.optimizer.param_groups:
+            group["betas"] = tuple(group["betas"])  # set_state_dict makes lists of tuples
+        if self.scaler and "scaler" in state:
+            self.scaler.load_state_dict(state["scaler"])
+
+    def accumulating(self, *, last: bool) -> ContextManager[Any]:
+        self.model.set_requires_gradient_sync(last)
+        return contextlib.nullcontext()
+
+    def computing(self) -> ContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def _put(self, shards: Any, whole: Callable[[], torch.Tensor]) -> None:  # noqa: ANN401 -- a DTensor
+        """Rank 0 makes the values, and each rank gets its part of them."""
+        distribute = importlib.import_module("torch.distributed.tensor").distribute_tensor
+        mine = whole() if self.group.place.is_main else torch.empty(shards.shape)
+        shards.copy_(distribute(mine.to(self.group.device), shards.device_mesh, shards.placements))
+
+    def clip(self, limit: float) -> float:
+        norm: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        return float(norm.full_tensor())  # a DTensor: each rank holds its part of the sum
+
+
+def apart(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> List[torch.nn.Module]:
+    """Those that share no parameter with another part of the model: split by itself, each part would get one of its own."""
+    everywhere = places(model)
+    return [block for block in blocks if all(everywhere[one] == count for one, count in places(block).items())]
+
+
+def shard(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], group: Group, *, precision: str) -> Any:  # noqa: ANN401 -- a class made by fully_shard
+    """Each block by itself, then the rest; `model` itself, changed in place."""
+    api = importlib.import_module("torch.distributed.fsdp")
+    meshes = importlib.import_module("torch.distributed.device_mesh")
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    policy = api.MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    mesh = meshes.init_device_mesh(group.device.type, (group.place.world_size,))
+    for part in (*blocks, model):
+        api.fully_shard(part, mesh=mesh, mp_policy=policy)
+    return model

@@ -1,0 +1,70 @@
+"""What the settings need of this rank's device, torch and packages; looked at before anything is built."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import shutil
+
+import torch
+import torch.utils.checkpoint
+
+from trainer.config.config import ZERO_STAGES, TrainConfig
+from trainer.parallel.deepspeed.package import package_problem
+from trainer.runtime.accelerators import Accelerator
+from trainer.runtime.group import Group
+
+
+def unmet(group: Group, config: TrainConfig) -> str:
+    """The first thing that is missing on this rank, with its remedy; "" where all is there."""
+    accelerator = group.accelerator
+    if config.precision not in accelerator.precisions():
+        return f"precision={config.precision}: {_why_not(accelerator, config.precision)}"
+    if config.strategy != "ddp" and not group.place.launched:
+        return f"strategy={config.strategy} needs a process group: start through orch, or torchrun --nproc-per-node=1"
+    if config.strategy in ZERO_STAGES:
+        problem = package_problem(accelerator.name, config)
+        if problem:
+            return problem
+    if config.strategy == "fsdp2" and not has_fully_shard():
+        return f"strategy=fsdp2 needs torch >= 2.6, here is {torch.__version__}: use strategy=ddp or zero3"
+    if config.gradient_as_bucket_view and accelerator.name == "gcu-t2x":
+        return "gradient_as_bucket_view=true: torch_gcu's DistributedDataParallel refuses it on this card; leave it out"
+    return _recomputing_problem(config) or _compiling_problem(group, config)
+
+
+def _why_not(accelerator: Accelerator, precision: str) -> str:
+    if precision == "fp16" and accelerator.no_fp16:
+        return accelerator.no_fp16
+    return f"{accelerator.name} with torch {torch.__version__} has {', '.join(accelerator.precisions())}"
+
+
+def has_fully_shard() -> bool:
+    """FSDP2 under its public name."""
+    found = importlib.util.find_spec("torch.distributed.fsdp")
+    return found is not None and hasattr(importlib.import_module("torch.distributed.fsdp"), "fully_shard")
+
+
+def can_recompute_without_reentry() -> bool:
+    """Not before torch 1.11."""
+    return "use_reentrant" in inspect.signature(torch.utils.checkpoint.checkpoint).parameters
+
+
+def _recomputing_problem(config: TrainConfig) -> str:
+    if config.activation_checkpointing and config.find_unused_parameters and not can_recompute_without_reentry():
+        return f"activation_checkpointing and find_unused_parameters exclude each other in torch {torch.__version__}"
+    return ""
+
+
+def _compiling_problem(group: Group, config: TrainConfig) -> str:
+    if not config.compile:
+        return ""
+    if not hasattr(torch.nn.Module, "compile"):
+        return f"compile=true needs torch >= 2.2, here is {torch.__version__}"
+    if group.accelerator.name == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
+        return "compile=true on a CPU needs a C++ compiler: install g++, or name one in CXX"
+    if group.accelerator.name == "cuda" and not importlib.util.find_spec("triton"):
+        return "compile=true on CUDA needs triton, which is not installed for this Python"
+    return ""

@@ -1,0 +1,75 @@
+"""The GPT: pre-norm blocks, causal attention, learned positions. No dropout, no buffers."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from trainer.config.config import ModelConfig
+
+FUSED_ATTENTION = getattr(functional, "scaled_dot_product_attention", None)  # torch >= 2.0
+
+
+def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Attention over earlier positions and its own; all [batch, heads, length, head width]."""
+    if FUSED_ATTENTION is not None:
+        fused: torch.Tensor = FUSED_ATTENTION(query, key, value, is_causal=True)
+        return fused
+    return manual_causal_attention(query, key, value)
+
+
+def manual_causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """The same written out, for torch before 2.0."""
+    length = query.shape[-2]
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ value
+
+
+class Block(nn.Module):
+    """Attention, then a feed-forward of four times the width, each normalised before and added after."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.norm_attention = nn.LayerNorm(config.width)
+        self.mix = nn.Linear(config.width, 3 * config.width)
+        self.gather = nn.Linear(config.width, config.width)
+        self.norm_feed = nn.LayerNorm(config.width)
+        self.feed = nn.Sequential(
+            nn.Linear(config.width, 4 * config.width), nn.GELU(), nn.Linear(4 * config.width, config.width)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, length, width] -> the same shape."""
+        batch, length, width = x.shape
+        mixed = self.mix(self.norm_attention(x)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = mixed.permute(2, 0, 3, 1, 4).unbind(0)
+        attended = causal_attention(query, key, value).transpose(1, 2).reshape(batch, length, width)
+        x = x + self.gather(attended)
+        fed: torch.Tensor = x + self.feed(self.norm_feed(x))
+        return fed
+
+
+class GPT(nn.Module):
+    """Tokens in, next-token loss out. Its weights are those of torch: trainer/tasks/gpt.py gives them better ones."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.token = nn.Embedding(config.vocabulary, config.width)
+        self.position = nn.Embedding(config.context, config.width)
+        self.blocks = nn.ModuleList([Block(config) for _ in range(config.layers)])
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+
+    def forward(self, tokens: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Mean cross entropy in nats over all positions; scalar, fp32. Both int64 [batch, length]."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.token(tokens) + self.position(positions)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        return functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), target.reshape(-1))
