@@ -76,14 +76,36 @@ def test_stuck_reader_blocks_no_rank_and_loses_nothing(orch: Orch) -> None:
 
 
 def test_flood_of_one_node_does_not_starve_the_other(orch: Orch) -> None:
+    """Counted in what is printed meanwhile, which no load changes: the queue between reading and printing holds 16 MiB."""
     script = 'if [ "$RANK" = 0 ]; then exec yes flood; fi; for i in 1 2 3 4 5; do echo "drop $i"; sleep 0.2; done; sleep 1000'
+    printed = 0
     with orch.start("ssh-launch", "--", "sh", "-c", script) as watcher:
         assert watcher.stdout is not None
         while "drop 5" not in (line := watcher.stdout.readline()):
             assert line, "the log ended"
+            printed += "flood" in line
         orch("stop")
         os.killpg(watcher.pid, signal.SIGKILL)
         watcher.communicate()
+    assert printed * len("flood\n") < 32 << 20
+
+
+def test_log_that_became_shorter_is_a_gap_and_goes_on_from_its_new_end(orch: Orch) -> None:
+    script = 'echo "written before"; until [ -e "$ORCH_RUN_DIR/go" ]; do sleep 0.1; done; echo "written after"'
+    with orch.start("ssh-launch", "--nodes", "n0", "--", "sh", "-c", script) as watcher:
+        assert watcher.stdout is not None
+        while "written before" not in (line := watcher.stdout.readline()):
+            assert line, "the log ended"
+        [record] = orch.records()
+        folder = orch.node_folder(record["id"], "n0")
+        os.truncate(folder / "rank-0.out", len("writ"))
+        while "shorter" not in (line := watcher.stdout.readline()):
+            assert line, "the log ended"
+        assert line == "[n0:-] rank-0.out became 11 bytes shorter; what stood there is not in this log\n"
+        (folder.parents[1] / "go").touch()
+        rest, said = watcher.communicate(timeout=60)
+    assert watcher.returncode == 0, said
+    assert _lines_of(rest, "n0", 0) == ["written after"]
 
 
 def test_flood_leaves_memory_bounded_whether_or_not_anybody_reads(orch: Orch) -> None:

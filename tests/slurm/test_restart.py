@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,13 +143,30 @@ def test_training_whose_rank_is_killed_goes_on_elsewhere_as_if_nothing_had_been(
     until(lambda: len(_steps(orch, run)) > 12, deadline_s=90, what="the first steps")
     events = (orch.node_folder(run, "n1") / "events.jsonl").read_text("utf-8").splitlines()
     [pid] = [event["pid"] for event in map(json.loads, events) if event["event"] == "rank-started"]
+    killed = time.time()
     os.kill(pid, signal.SIGKILL)
     assert _until(orch, run, "DONE")["attempt"] == 2
+    started = _next_start(orch, run)
+    assert started - killed < 20  # orch's part and Slurm's: under 2 s on an idle machine
+    assert _first_step_after(orch, run, started) - killed < 60
     assert len(_steps(orch, run)) == 60
     assert _steps(orch, run) == _steps(orch, straight)
     said = orch("logs", run).stdout
     assert "without n1" in said
     assert said.count("resuming from") == 1
+
+
+def _next_start(orch: Orch, run: str) -> float:
+    """When the first rank of attempt 2 was started."""
+    files = _run_dir(orch, run).glob("attempt-2/*/events.jsonl")
+    events = [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
+    return float(min(event["time"] for event in events if event["event"] == "rank-started"))
+
+
+def _first_step_after(orch: Orch, run: str, moment: float) -> float:
+    """When the first step after that moment was made."""
+    lines = (_run_dir(orch, run) / "checkpoints" / "metrics.jsonl").read_text("utf-8").splitlines()
+    return float(min(made for made in (json.loads(line)["time"] for line in lines) if made > moment))
 
 
 def _steps(orch: Orch, run: str) -> list[tuple[int, float, float, float]]:
