@@ -1,7 +1,8 @@
 # make demo: train on this machine · make check: read the code, < 60 s
+# make docs: the documentation as a site, in site/ · make picture: record the picture of the README anew
 # make test-quick: lint, types and the tests without processes, < 2 min · make test: check, then every test
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-quick dev format clean
+.PHONY: help demo docs picture check test test-quick dev format clean
 SHELL := /bin/bash
 # many images set it; then every orch that a test starts, and pytest itself, compiles the same files again
 unexport PYTHONDONTWRITEBYTECODE
@@ -27,13 +28,19 @@ help:
 	touch $@
 
 .venv/.dev: .venv/.created setup.cfg pyproject.toml constraints.txt
-	$(PIP) --no-build-isolation --editable '.[dev,trainer]'
+	$(PIP) --no-build-isolation --editable '.[dev,docs,trainer]'
 	$(PIP) --no-deps mmengine  # it asks for an OpenCV that needs a display's libraries
 	DS_BUILD_OPS=0 $(PIP) --no-build-isolation --editable '.[deepspeed]'  # to build itself, deepspeed imports torch
 	touch $@ .venv/.trainer
 
 demo: .venv/.trainer
 	$(BIN)/orch ssh-launch --inventory inventories/local.yaml --follow
+
+docs: .venv/.dev
+	$(BIN)/zensical build --clean --strict
+
+picture: .venv/.trainer
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/record_terminal.py docs/images/first-run.svg "orch ssh-launch -i local steps=20"
 
 dev: .venv/.dev
 
@@ -80,4 +87,4 @@ bench: .venv-bench/.ready
 	.venv-bench/bin/python -m bench $(BENCH)
 
 clean:
-	rm -rf .venv .venv-bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-bench build dist site .cache *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

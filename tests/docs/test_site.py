@@ -1,0 +1,40 @@
+"""The site of docs/ builds without a warning, as `make docs` builds it: no dead link or anchor, no page that is left out."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT
+from tests.grounds.components import missing
+
+SOURCES = ("mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+
+
+@pytest.mark.processes
+def test_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    zensical = shutil.which("zensical", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if zensical is None:
+        missing("zensical")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for name in SOURCES:
+        shutil.copy(ROOT / name, tmp_path)
+
+    built = subprocess.run(
+        [zensical, "build", "--clean", "--strict"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = {path.parent.relative_to(tmp_path / "site").as_posix() for path in tmp_path.glob("site/**/index.html")}
+    sources = {path.relative_to(tmp_path / "docs").with_suffix("") for path in tmp_path.glob("docs/**/*.md")}
+    assert pages == {(path.parent if path.name == "index" else path).as_posix() for path in sources}
+    for path in tmp_path.glob("site/**/index.html"):
+        html = path.read_text("utf-8")
+        assert not re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"?https?://[^>]*>", html), path
+        assert "--8&lt;--" not in html, path
