@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.grounds.ports import free_ports
 from tests.grounds.warm_trainer import NEEDED, OF_DEEPSPEED, WarmProcess, WarmTrainer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -29,13 +29,6 @@ def clean_environment() -> dict[str, str]:
     plain = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
     kept = {key: value for key, value in os.environ.items() if key not in plain and not key.startswith(launcher)}
     return {**kept, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 @dataclass
@@ -97,7 +90,7 @@ def ranks_below(tmp_path: Path, warm: Warm) -> Iterator[StartRanks]:
         env: dict[str, str] | None = None,
         base: Sequence[str] = TINY,
     ) -> list[Rank]:
-        port = free_port()
+        (port,) = free_ports(1)
         folder = tmp_path / f"logs-{len(started)}"
         folder.mkdir()
         ranks = []

@@ -13,7 +13,8 @@ import pytest
 
 from tests.grounds import components
 from tests.grounds.damaged_strategies import CHOSEN, damages_of
-from tests.train.conftest import DEADLINE_S, REPOSITORY, StartRanks, clean_environment, free_port
+from tests.grounds.ports import free_ports
+from tests.train.conftest import DEADLINE_S, REPOSITORY, StartRanks, clean_environment
 from tests.until import until
 
 pytestmark = pytest.mark.train
@@ -27,7 +28,7 @@ def test_damage_under_every_strategy_takes_all_ranks_to_the_older_checkpoint_and
     tmp_path: Path,
 ) -> None:
     components.module("deepspeed")
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
     argv = [sys.executable, "-m", "tests.grounds.damaged_strategies", str(tmp_path), *STRATEGIES]
     ranks = []
     for number in ("0", "1"):

@@ -14,7 +14,8 @@ import pytest
 
 from tests.grounds.cli import Orch
 from tests.grounds.gcu import calls_of, environment
-from tests.train.conftest import DEADLINE_S, StartRanks, clean_environment, free_port
+from tests.grounds.ports import free_ports
+from tests.train.conftest import DEADLINE_S, StartRanks, clean_environment
 from tests.until import until
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
@@ -213,7 +214,7 @@ def test_t20_trains_on_its_own_python_and_torch(tmp_path: Path) -> None:
         pytest.skip("ORCH_TORCH_1_10 names no Python 3.8 with torch 1.10")
     calls = tmp_path / "calls"
     calls.mkdir()
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
     env = {**clean_environment(), **place, **environment("t20", calls)}
     words = [*WORDS, "model.layers=1", "model.width=32", "report=", "ddp_timeout=60", "activation_checkpointing=true"]
     ranks = [

@@ -6,11 +6,13 @@ import json
 import random
 import signal
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.train.conftest import DEADLINE_S, StartRanks
+from tests.train.conftest import DEADLINE_S, Rank, StartRanks
 from tests.until import until
 from trainer.checkpoint import files
 
@@ -37,6 +39,12 @@ def _newest(out: Path) -> int:
     return next((files.step_of(path) or 0 for path in files.newest_first(out)), 0)
 
 
+def _saved_since(out: Path, step: int, ranks: Sequence[Rank]) -> bool:
+    ended = [rank for rank in ranks if rank.process.poll() is not None]
+    assert not ended, "".join(f"rank {rank.number} ended before the first save: {rank.err}" for rank in ended)
+    return _newest(out) > step
+
+
 def _await_save(out: Path, size: float) -> None:
     """Until so many bytes of a checkpoint are written, or another has got its name. A moment is short: no pauses."""
     end, saved = time.monotonic() + DEADLINE_S, _newest(out)
@@ -55,7 +63,7 @@ def test_training_killed_with_9_at_random_moments_of_saving_loses_no_batch_and_r
     for _ in range(KILLS):
         before = _newest(killed)
         ranks = start_ranks(*WORDS, "save_steps=1", f"async_save={async_save}", f"out={killed}")
-        until(lambda: _newest(killed) > before, deadline_s=DEADLINE_S, what="a checkpoint of this attempt")  # noqa: B023 -- runs before the next turn
+        until(partial(_saved_since, killed, before, ranks), deadline_s=DEADLINE_S, what="a checkpoint of this attempt")
         saved = _newest(killed)
         _await_save(killed, draw.uniform(0, 1.2) * size)
         for rank in draw.sample(ranks, 2):
