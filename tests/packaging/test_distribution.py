@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.conftest import ROOT, Built
+from tests.packaging.conftest import Built
 from tests.packaging.environments import install, make_environment, packages_of
+from tests.paths import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
 _ASK = """

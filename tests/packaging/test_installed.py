@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.conftest import ROOT, Built
+from tests.packaging.conftest import Built
 from tests.packaging.environments import (
     foreign_trainer,
     install,
@@ -20,6 +20,7 @@ from tests.packaging.environments import (
     pip,
     requirements_of,
 )
+from tests.paths import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
 SMALL = ("-j", "1x1", "steps=2", "model.layers=1", "model.width=32", "model.heads=2", "model.context=16")
