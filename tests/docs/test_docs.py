@@ -190,3 +190,23 @@ def test_launches_in_guides_plan_as_written(tmp_path: Path) -> None:
         if "--sweep" not in words:
             extra = [] if "--dry-run" in words else ["--dry-run"]
             Orch(tmp_path)(words[0], *extra, *words[1:])
+
+
+def test_security_promises_name_tests_and_rows_that_exist() -> None:
+    text = _text("SECURITY.md")
+    for name in re.findall(r"`((?:tests/)?[\w/]*test_\w+\.py|tests/\w[\w/]*)`", text):
+        assert (ROOT / name).exists() or (ROOT / "tests" / "security" / name).is_file(), name
+    rows = set(re.findall(r"^\| (S\d+) \|", _text("docs/faults.md"), re.MULTILINE))
+    promised = set(re.findall(r"\bS\d+\b", text))
+    assert len(promised) > 10
+    assert promised - rows <= {"S7", "S17"}
+
+
+@pytest.mark.parametrize("page", [page for page in GUIDES if page not in {"docs/benchmarks.md", "docs/faults.md"}])
+def test_pages_are_readable(page: str) -> None:
+    """As text, too: no wall of words in a line or in the cell of a table."""
+    for line in re.sub(r"^```.*?^```", "", _text(page), flags=re.MULTILINE | re.DOTALL).splitlines():
+        cells = line.strip("|").split(" | ") if line.startswith("|") else []
+        assert len(line) <= 170 or cells, line
+        for cell in cells:
+            assert len(re.sub(r"\]\([^)]*\)", "", cell)) <= 200, cell
