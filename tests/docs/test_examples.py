@@ -1,0 +1,59 @@
+"""The examples of the pages that are no commands: inventories load, Python compiles, the progress file is understood."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.inventory.model import load
+from tests.docs.blocks import ROOT, bare
+from tests.grounds.cli import Orch
+
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md")))
+
+
+def _blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page, "yaml")])
+def test_inventories_of_a_page_load(page: str, tmp_path: Path) -> None:
+    file = tmp_path / "inventory.yaml"
+    (tmp_path / "team.env").write_text("HF_TOKEN=x\n")
+    (tmp_path / "team.env").chmod(0o600)
+    for text in _blocks(page, "yaml"):
+        whole = text if "nodes:" in text else f"{text}nodes: [{{name: n0}}]\n"
+        file.write_text(whole)
+        assert load(file).nodes
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page, "python")])
+def test_python_of_a_page_compiles(page: str) -> None:
+    for text in _blocks(page, "python"):
+        compile(text, page, "exec")
+
+
+@pytest.mark.processes
+def test_status_shows_what_the_example_of_a_progress_file_reports(tmp_path: Path) -> None:
+    example = next(text for text in _blocks("docs/programs.md", "python") if "def report(" in text)
+    (tmp_path / "train.py").write_text(f'{example}\n\nreport(120, 1000, "step", saved=100)\n')
+    orch = Orch(tmp_path, env={"HOME": str(tmp_path)})
+    orch("ssh-launch", "-i", "local", "-j", "2x1", "--", "train.py")
+
+    status = orch.status()
+    assert [node["progress"][str(rank)]["saved"] for rank, node in enumerate(status["nodes"])] == [100, 100]
+    assert orch("status").stdout.count("120/1000") == 2
+
+
+@pytest.mark.processes
+def test_completion_is_switched_on_as_documented(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    [line] = re.findall(r"^    (eval .*bash_source.*?)\s+#", page, re.MULTILINE)
+    script = f"{line}\nCOMP_WORDS=(orch ssh-l) COMP_CWORD=1\n_orch_completion orch\necho ${{COMPREPLY[0]}}"
+    env = bare(tmp_path, Path(sys.executable).parent)
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "ssh-launch"), done.stderr
