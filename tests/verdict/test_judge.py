@@ -1,4 +1,4 @@
-"""What is concluded from what nodes and scheduler say."""
+"""The verdict on a run, by the reports of its nodes and of the scheduler."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_ranks_that_want_another_attempt_are_no_failure_until_slurm_is_done_with
     asked = [_node("n0", "REQUEUE"), _node("n1", "REQUEUE")]
     over = judge(plan, asked, OVER)
     assert over.state is RunState.FAILED
-    assert "Slurm did not begin it" in str(over.message)
+    assert "Slurm did not start it" in str(over.message)
     assert judge(plan, asked, Queue("CANCELLED", over=True)).state is RunState.STOPPED
 
 
@@ -139,6 +139,55 @@ def test_job_without_agents_is_judged_by_the_queue(queue: Queue, state: str) -> 
 def test_run_folder_knows_better_than_a_queue_that_forgot_the_job() -> None:
     nodes = [_node("n0", "DONE"), _node("n1", "DONE")]
     assert judge(_plan("slurm"), nodes, Queue("GONE", over=True)).state is RunState.DONE
+
+
+def _died(name: str) -> NodeObservation:
+    return replace(_node(name, alive=False), log="out of memory\n")
+
+
+def _setup_failed(name: str) -> NodeObservation:
+    return replace(_absent(name), log="module: not found\n")
+
+
+def test_failure_stays_one_though_orch_stop_ended_the_others() -> None:
+    verdict = judge(_plan("ssh"), [_node("n0", "FAILED"), _node("n1", "STOPPED")], None, stop_asked=True)
+    assert (verdict.state, verdict.message) == (RunState.FAILED, "rank 0 on n0 exited 1")
+
+
+def test_agent_that_died_is_reported_unless_another_was_stopped() -> None:
+    died = "the agent of n1 died without a last event; its log ends: out of memory"
+    stopped = "n0 was asked to stop by a signal that orch did not send"
+    assert judge(_plan("ssh"), [_died("n1")], None).message == died, "though nothing is known of n0"
+    assert judge(_plan("ssh"), [_node("n0", "STOPPED"), _died("n1")], None).message == stopped
+    assert judge(_plan("slurm"), [_died("n1")], OVER).message == died
+    assert judge(_plan("slurm"), [_node("n0", "STOPPED"), _died("n1")], OVER).message == stopped
+
+
+def test_job_whose_nodes_are_all_done_is_done_though_slurm_ended_it() -> None:
+    nodes = [_node("n0", "DONE"), _node("n1", "DONE")]
+    assert judge(_plan("slurm"), nodes, Queue("TIMEOUT", over=True)).state is RunState.DONE
+
+
+@pytest.mark.parametrize(
+    ("word", "state", "message"),
+    [
+        ("RUNNING", RunState.STARTING, None),
+        ("FAILED", RunState.FAILED, "module: not found"),
+        ("GONE", RunState.FAILED, "module: not found"),
+        ("COMPLETED", RunState.FAILED, "module: not found"),
+        ("CANCELLED", RunState.STOPPED, "the job was cancelled"),
+    ],
+)
+def test_output_of_a_node_without_an_agent_explains_a_job_that_ended(
+    word: str, state: RunState, message: str | None
+) -> None:
+    verdict = judge(_plan("slurm"), [_setup_failed("n0")], Queue(word, over=word != "RUNNING"))
+    assert (verdict.state, verdict.message) == (state, message)
+
+
+def test_job_that_was_never_submitted_is_lost_unless_a_node_knows_better() -> None:
+    assert judge(_plan("slurm"), [], None) == Verdict(RunState.LOST, message="the job was never submitted")
+    assert judge(_plan("slurm"), [_node("n0", "FAILED")], None).state is RunState.FAILED
 
 
 def test_agents_that_orch_stop_ended_make_a_stopped_run() -> None:
