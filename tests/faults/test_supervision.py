@@ -72,6 +72,7 @@ def test_killed_rank_ends_all_ranks_and_is_named(orch: Orch, number: signal.Sign
     assert record["state"] == "FAILED"
     assert (record["exit"]["node"], record["exit"]["rank"], record["exit"]["signal"]) == ("n1", 3, number.name)
     assert record["exit"]["lines"] == ["last words of 3"]
+    orch("status", run, code=1)
     until(lambda: _gone(orch, run), what="every process of the run to be gone")
 
 

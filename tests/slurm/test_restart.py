@@ -127,6 +127,13 @@ def test_failures_without_progress_come_to_an_end(orch: Orch) -> None:
     )
 
 
+def test_crash_after_finished_work_is_a_warning_and_no_reason_to_restart(orch: Orch) -> None:
+    progress = '"$ORCH_RUN_DIR/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$RANK.json"'
+    run, _ = _submit(orch, f'echo \'{{"step": 3, "phase": "done"}}\' >{progress}; kill -ABRT $$')
+    assert _until(orch, run, "DONE")["attempt"] == 1
+    assert orch("logs", run).stdout.count("warning: ") == 2  # one for each rank
+
+
 def test_job_that_is_cancelled_while_it_fails_again_and_again_is_stopped(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, 'save "$ORCH_ATTEMPT"; exit 7')
     until(lambda: orch.status(run)["attempt"] > 2, deadline_s=60, what="the third attempt")
