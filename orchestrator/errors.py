@@ -5,7 +5,6 @@ Every error a user can meet, with its exit code and the next step to take.
      +- UsageError (2)        what was typed or written is wrong; nothing was started
      |   +- InventoryError    the inventory file, with file, line and field
      |   +- RunNotFound       no run of that name on this machine
-     +- PreflightRefused (3)  the nodes were looked at and are not fit
      +- LaunchError (4)       the launch failed; what had started was stopped again, or is named
      |   +- NodeError         one node: unreachable, no Python, unwritable folder, key refused
      |   +- NodesError        several nodes, every one of them named
@@ -39,12 +38,6 @@ class InventoryError(UsageError):
 
 class RunNotFound(UsageError):
     """No run, or more than one, goes by the given name."""
-
-
-class PreflightRefused(OrchError):
-    """A check before the launch found nodes that are not fit."""
-
-    exit_code = 3
 
 
 class LaunchError(OrchError):
