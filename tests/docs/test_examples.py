@@ -40,8 +40,10 @@ def test_python_of_a_page_compiles(page: str) -> None:
 @pytest.mark.processes
 def test_status_shows_what_the_example_of_a_progress_file_reports(tmp_path: Path) -> None:
     example = next(text for text in _blocks("docs/programs.md", "python") if "def report(" in text)
-    (tmp_path / "train.py").write_text(f'{example}\n\nreport(120, 1000, "step", saved=100)\n')
-    orch = Orch(tmp_path, env={"HOME": str(tmp_path)})
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "train.py").write_text(f'{example}\n\nreport(120, 1000, "step", saved=100)\n')
+    orch = Orch(folder, env={"HOME": str(tmp_path)})
     orch("ssh-launch", "-i", "local", "-j", "2x1", "--", "train.py")
 
     status = orch.status()
