@@ -1,4 +1,4 @@
-# make demo: train on this machine · make check: read the code, < 60 s
+# make demo: train on this machine · make check: read the code, about a minute
 # make docs: the documentation as a site, in site/ · make picture: record the picture of the README anew
 # make test-quick: lint, types and the tests without processes, < 2 min · make test: check, then every test
 .DEFAULT_GOAL := help
