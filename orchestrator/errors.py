@@ -15,6 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orchestrator.names.hostlist import fold
+
+MOST_REASONS = 20  # lines of a NodesError; nodes that fail for different reasons need no more for a first look
+
 
 class OrchError(Exception):
     """What went wrong in one sentence; `hint` is the next step, or empty."""
@@ -47,21 +51,63 @@ class LaunchError(OrchError):
 
 
 class NodeError(LaunchError):
-    """One node failed; `node` is its inventory name."""
+    """
+    One node failed; the message names it.
 
-    def __init__(self, node: str, message: str, *, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
+    Args:
+        node: its inventory name.
+        reason: the cause, worded alike for every node that fails alike: a NodesError folds equal reasons.
+        at: the address that failed, if there is one; it may differ between nodes that fail alike.
+    """
+
+    def __init__(self, node: str, reason: str, *, at: str = "", hint: str = "") -> None:
+        message = f"{at}: {reason}" if at else reason
+        is_named = at.partition(" ")[0] == node
+        super().__init__(message if is_named else f"{node}: {message}", hint=hint)
         self.node = node
+        self.reason = reason
+        self.at = at
 
 
 class NodesError(LaunchError):
-    """Some of many nodes failed; every failure is kept, in node order."""
+    """Some of many nodes failed; every failure is kept, in node order. Equal reasons are one line with one hint."""
 
     def __init__(self, failures: Sequence[NodeError], total: int) -> None:
-        lines = [f"{len(failures)} of {total} nodes failed"]
-        lines += [f"  {f.node}: {f}" + (f"  ({f.hint})" if f.hint else "") for f in failures]
-        super().__init__("\n".join(lines))
         self.failures = tuple(failures)
+        reasons = folded(failures, total)
+        if len(reasons) == 1:
+            [(line, hint)] = reasons
+            super().__init__(line, hint=hint)
+            return
+        lines = [f"{len(failures)} of {total} nodes failed"]
+        for line, hint in reasons:
+            lines += [f"  {line}", f"    next: {hint}"] if hint else [f"  {line}"]
+        super().__init__("\n".join(lines))
+
+
+def folded(failures: Sequence[NodeError], total: int) -> list[tuple[str, str]]:
+    """One line and one hint for each reason, in the order of the failures, such as `n[3,7-9]: no route to host (4 of 16)`."""
+    by_reason: dict[str, list[NodeError]] = {}
+    for failure in failures:
+        by_reason.setdefault(failure.reason, []).append(failure)
+    groups = list(by_reason.values())
+    lines = [(_line(group, total), group[0].hint) for group in groups[:MOST_REASONS]]
+    if others := groups[MOST_REASONS:]:
+        names = fold(failure.node for group in others for failure in group)
+        lines.append((f"{names}: {len(others)} other reasons", ""))
+    return lines
+
+
+def _line(group: Sequence[NodeError], total: int) -> str:
+    first = group[0]
+    if len(group) == 1:
+        text = str(first)
+    else:
+        is_shared = all(failure.at == first.at for failure in group)
+        at = f"{first.at}: " if first.at and is_shared else ""
+        text = f"{fold(failure.node for failure in group)}: {at}{first.reason}"
+    headline, newline, rest = text.partition("\n")
+    return f"{headline} ({len(group)} of {total}){newline}{rest}" if total > 1 else text
 
 
 class RunLost(OrchError):

@@ -69,7 +69,7 @@ def test_failures_of_several_nodes_are_raised_together() -> None:
 
 
 def test_the_only_nodes_failure_names_its_node_too() -> None:
-    with pytest.raises(NodesError, match=r"1 of 1 nodes failed\n  a: x"):
+    with pytest.raises(NodesError, match=r"^a: x$"):
         successes([NodeError("a", "x")])
 
 

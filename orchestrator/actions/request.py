@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import bundle as bundles
+from orchestrator.actions.durations import seconds
 from orchestrator.errors import UsageError
-from orchestrator.names.durations import seconds
 from orchestrator.resources import trainer_folder
 from orchestrator.run import LauncherName, Program, Request, Shape
 

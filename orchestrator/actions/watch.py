@@ -90,8 +90,8 @@ class Watch:
             NodesError: the run looks over, but nodes that cannot be reached leave open how it ended.
         """
         self._ends_failed = stop_failed
-        for name, error in self.lost.items():
-            _say_lost(name, error)
+        for error in self.lost.values():
+            _say_lost(error)
         job = self.run.read().slurm_job
         self._poll = Poll(self.launcher, job, self._newest) if self._plan.launcher == "slurm" else None
         with self._poll or nullcontext():
@@ -169,7 +169,7 @@ class Watch:
         name = batch.feed.place.name
         if batch.error is not None:
             if name not in self.lost:
-                _say_lost(name, batch.error)
+                _say_lost(batch.error)
             self.lost[name] = batch.error
             return
         if self.lost.pop(name, None) is not None:
@@ -240,8 +240,8 @@ class Watch:
         return (kept for kept in map(self._keep, shown) if kept is not None)
 
 
-def _say_lost(name: str, error: NodeError) -> None:
-    say(f"warning: {name}: {error}; trying again, the others go on")
+def _say_lost(error: NodeError) -> None:
+    say(f"warning: {error}; trying again, the others go on")
 
 
 def watch(folder: RunFolder, launcher: Launcher) -> int:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
+from orchestrator.actions.durations import seconds, worded
 from orchestrator.commands.inventory import load_inventory
 from orchestrator.console import print_json, print_table, say
 from orchestrator.endpoint.client import Endpoint
@@ -16,7 +17,6 @@ from orchestrator.fanout import each
 from orchestrator.inventory.model import Node
 from orchestrator.launchers.slurm import unshared_workdir
 from orchestrator.launchers.slurm.host import login_node, slurm_host
-from orchestrator.names.durations import seconds, worded
 from orchestrator.node.endpoint.garbage import Clearing
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.store import RunFolder, Store, home

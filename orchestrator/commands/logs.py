@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestrator.actions.durations import seconds
 from orchestrator.actions.watch import WATCH_STOPPED, Keep, Watch
 from orchestrator.console import LineWriter, say, say_error
 from orchestrator.errors import NodeError, NodesError, RunNotFound, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
 from orchestrator.logs.lines import LogLines
-from orchestrator.names.durations import seconds
 from orchestrator.names.hostlist import expand
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RUN_ID, RunRecord, RunState

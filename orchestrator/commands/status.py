@@ -99,7 +99,7 @@ def _said_by_slurm(runs: Sequence[tuple[RunFolder, RunRecord]], terminal: Termin
             try:
                 said |= ask(host.run, jobs)
             except NodeError as exc:
-                say(f"warning: {exc.node}: {exc}")
+                say(f"warning: {exc}")
                 said |= dict.fromkeys(jobs, Queue(SILENT, str(exc)))
     return said
 

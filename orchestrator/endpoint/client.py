@@ -27,7 +27,7 @@ from orchestrator.endpoint.replies import (
     Window,
 )
 from orchestrator.errors import NodeError
-from orchestrator.transports.base import Channel, ChannelClosed, Reader, Transport, Unreachable
+from orchestrator.transports.base import Channel, ChannelClosed, NoMarker, Reader, Transport, Unreachable
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing itself from Python 3.11 on
@@ -280,11 +280,10 @@ class Endpoint:
             raise self._no_python(closed) from closed
         except TimeoutError as error:
             raise Unreachable(self.node, f"no answer for {ANSWER_S:g} s") from error
-        except ValueError as error:
-            message = f"{self._python} did not start: the login shell says {str(error)!r}"
-            raise NodeError(
-                self.node, message, hint="its start-up files should be silent without a terminal"
-            ) from error
+        except NoMarker as error:
+            reason = f"{self._python} did not start: the login shell says {str(error)!r}"
+            hint = "its start-up files should be silent without a terminal"
+            raise NodeError(self.node, reason, hint=hint) from error
         self.facts = Facts(**reply["facts"])
 
     def _no_python(self, closed: ChannelClosed) -> NodeError:
@@ -330,7 +329,10 @@ class Endpoint:
         length = int.from_bytes(self._reader.read_exactly(4, timeout_s=timeout_s), "big")
         if length > HEADER_LIMIT:
             raise ChannelClosed(None, f"a frame header of {length} bytes")
-        reply: dict[str, Any] = json.loads(self._reader.read_exactly(length, timeout_s=timeout_s))
+        try:
+            reply: dict[str, Any] = json.loads(self._reader.read_exactly(length, timeout_s=timeout_s))
+        except ValueError as error:
+            raise ChannelClosed(None, "a frame header that is not JSON") from error
         return reply, self._reader.read_exactly(reply.get("bytes", 0), timeout_s=timeout_s)
 
     def _lost(self, error: Exception, answer_s: float) -> NodeError:

@@ -13,7 +13,16 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
-from orchestrator.names.addresses import check_address, check_port, check_user, jump_host, matching, number, shown
+from orchestrator.names.addresses import (
+    check_address,
+    check_labels,
+    check_port,
+    check_user,
+    jump_host,
+    matching,
+    number,
+    shown,
+)
 from orchestrator.names.hostlist import expand
 
 STRICT = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -131,6 +140,11 @@ def each(check: Callable[[str], str]) -> Callable[[str], str]:
 _name = matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name", "letters, digits, . _ - (a letter or digit first)")
 
 
+def _node_name(value: str) -> str:
+    """Check a name that is the address too where none is given."""
+    return check_labels(_name(value))
+
+
 def _jumps(text: str) -> str:
     for one in _jump(text).split(","):
         try:
@@ -150,7 +164,7 @@ _jump = matching(
 )
 
 Name: TypeAlias = Annotated[str, AfterValidator(_name)]
-NamePattern: TypeAlias = Annotated[str, AfterValidator(each(_name))]
+NamePattern: TypeAlias = Annotated[str, AfterValidator(each(_node_name))]
 Address: TypeAlias = Annotated[str, AfterValidator(check_address)]
 AddressPattern: TypeAlias = Annotated[str, AfterValidator(each(check_address))]
 User: TypeAlias = Annotated[str, AfterValidator(check_user)]

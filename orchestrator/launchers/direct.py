@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from orchestrator.bundle import Bundle
 from orchestrator.endpoint.client import Endpoint, PortTaken
-from orchestrator.errors import LaunchError, NodeError, NodesError
+from orchestrator.errors import LaunchError, NodeError, NodesError, folded
 from orchestrator.fanout import each, successes
 from orchestrator.launchers.base import Place
 from orchestrator.launchers.slurm.job import Queue
@@ -121,9 +121,13 @@ class DirectLauncher:
             return [f"{node.name}: still running: {pid}" for result in results for pid in result.remaining]
 
         results = each(nodes, stop_node, limit=self._fanout)
-        left: list[str] = []
-        for node, result in zip(nodes, results, strict=True):
-            left += [f"{node.name}: {result}"] if isinstance(result, Exception) else result
+        failures = [result for result in results if isinstance(result, NodeError)]
+        left = [line for line, _ in folded(failures, len(nodes))]
+        for result in results:
+            if isinstance(result, list):
+                left += result
+            elif not isinstance(result, NodeError):
+                left.append(str(result))
         return left
 
     def close(self) -> None:

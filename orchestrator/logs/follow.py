@@ -78,7 +78,8 @@ class Feed:
         for name in self.place.nodes or sorted(self.nodes):
             missing = self._lines_of(name).known_missing
             size = f"at least {missing} bytes" if missing else "how much is not known"
-            text = f"gap: {name} cannot be read ({error}); what its ranks wrote since is not in this log, {size}"
+            reason = error.reason if error.node == name else str(error)
+            text = f"gap: {name} cannot be read ({reason}); what its ranks wrote since is not in this log, {size}"
             lines.append(LogLines(now, name, None, "event", text))
         return lines
 

@@ -47,16 +47,25 @@ def number(what: str, low: int, high: int) -> Callable[[object], int]:
     return check
 
 
+_LONGEST_LABEL = 63  # RFC 1035
 _host = matching(
     r"[A-Za-z0-9:._%][A-Za-z0-9._:%-]*", "a host name or address", "letters, digits, . _ : % - (- not first)"
 )
+
+
+def check_labels(value: str) -> str:
+    """Give a host name back if the resolver takes its parts: ValueError where one is empty or longer than 63 characters."""
+    if all(1 <= len(label) <= _LONGEST_LABEL for label in value.removesuffix(".").split(".")):
+        return value
+    allowed = f"1 to {_LONGEST_LABEL} characters between dots"
+    raise ValueError(f"{shown(value)} is not a host name or address; allowed: {allowed}")
 
 
 def check_address(value: str) -> str:
     """Give it back if it is a host name or an IP address; no value that passes means anything to a shell or to ssh."""
     host, _, zone = _host(value).partition("%")
     if ":" not in value and "%" not in value:
-        return value
+        return check_labels(value)
     try:
         ipaddress.IPv6Address(host)
     except ValueError as error:

@@ -133,7 +133,7 @@ class Hearing:
         ear.refused_s = (ear.refused_s or time.monotonic()) if isinstance(failure, Refused) else None
         ear.is_deaf = isinstance(failure, LoginRefused)  # nobody is there to help with it
         if is_first:
-            self._folder.note("node-missed", f"{ear.node.name}: {failure}")
+            self._folder.note("node-missed", f"{failure}")
         if ear.is_deaf:
             self._folder.note("node-unsupervised", f"{ear.node.name} goes on without supervision")
 

@@ -168,7 +168,7 @@ class Supervisor:
         try:
             lines = _last_lines(self._launcher.reach(node), self._plan.attempt_dir(node), found)
         except NodeError as failure:
-            self._folder.note("node-missed", f"{node.name}: its last lines cannot be had: {failure}")
+            self._folder.note("node-missed", f"{failure}; its last lines are not in the record")
             return found
         return replace(found, lines=tuple(lines))
 

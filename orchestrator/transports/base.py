@@ -33,6 +33,10 @@ class LoginRefused(NodeError):
     """The node lets us not in, or is not the one that is known: who asks again gets the same answer."""
 
 
+class NoMarker(Exception):
+    """The program printed something else; the message is its beginning."""
+
+
 class Channel(Protocol):
     """
     The stdin and stdout of a program on the node, and the tail of its stderr.
@@ -90,7 +94,7 @@ class Reader:
         Skip everything up to the marker and return the rest of its line, without the newline.
 
         Raises:
-            ValueError: no such line within limit bytes.
+            NoMarker: no such line within limit bytes.
         """
         searched = 0
         while True:
@@ -100,7 +104,7 @@ class Reader:
                 self._take(start + len(marker))
                 return self._take(end + 1 - start - len(marker))[:-1]
             if len(self._pending) > limit:
-                raise ValueError(self.peek())
+                raise NoMarker(self.peek())
             searched = start if start >= 0 else max(0, len(self._pending) - len(marker))
             self._pending += self._channel.read_some(timeout_s=timeout_s)
 

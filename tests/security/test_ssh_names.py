@@ -123,6 +123,12 @@ def test_the_ssh_configuration_names_no_command(tmp_path: Path, keyword: str, te
     assert f"{keyword} of n0: " in message
 
 
+@pytest.mark.parametrize("name", ["gpu0..cluster", ".cluster", "x" * 64])
+def test_a_host_name_that_no_resolver_takes_is_refused_by_its_keyword(tmp_path: Path, name: str) -> None:
+    """The resolver's idna codec raises a UnicodeError, which once was taken for noise of a login shell."""
+    assert "HostName of n0: " in _refused(tmp_path, f"HostName {name}")
+
+
 @pytest.mark.parametrize("port", ["0", "65536", "22 -oProxyCommand=x", "22;id", "\u0662\u0662"])
 def test_a_port_of_the_ssh_configuration_is_checked(tmp_path: Path, port: str) -> None:
     assert "Port of n0: " in _refused(tmp_path, f"Port {port}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -107,8 +108,7 @@ def test_unreachable_node_is_named_with_code_4_and_the_rest_is_done(orch: Orch) 
     text = (orch.cwd / "inventory.yaml").read_text("utf-8").replace("name: n1", "name: n1\n  port: 1")
     (orch.cwd / "inventory.yaml").write_text(text, "utf-8")
     done = orch("gc", "-i", "inventory.yaml", code=4)
-    assert "1 of 2 nodes failed" in done.stderr
-    assert "n1: " in done.stderr
+    assert re.search(r"n1: .*\(1 of 2\)$", done.stderr, re.MULTILINE)
     assert [path.parent.parent.name for path in _runs(orch)] == ["n1"]
     assert "n1 was not asked" in done.stdout, "a record is the way to what is left on its nodes"
 

@@ -192,9 +192,9 @@ def test_unreachable_node_without_the_run_is_no_trouble_and_one_with_it_is_missi
     assert _printed(elsewhere("logs", on_one, "-i", "inventory.yaml").stdout) == {"n0": ["out of 0"]}
     done = elsewhere("logs", everywhere, "-i", "inventory.yaml", code=4)
     assert _printed(done.stdout) == {"n0": ["out of 0"], "n1": ["out of 1"]}
-    assert "1 of 3 nodes failed\n  n2: " in done.stderr
+    assert re.search(r"n2: .*\(1 of 3\)$", done.stderr, re.MULTILINE)
     done = elsewhere("logs", NOWHERE, "-i", "inventory.yaml", code=4)
-    assert "1 of 3 nodes failed\n  n2: " in done.stderr
+    assert re.search(r"n2: .*\(1 of 3\)$", done.stderr, re.MULTILINE)
     assert f"no other node of inventory.yaml has the run {NOWHERE}" in done.stderr
 
 
@@ -210,7 +210,7 @@ def test_finished_run_is_followed_past_a_node_that_is_gone(here: Orch, elsewhere
 def test_no_node_can_be_reached(here: Orch, elsewhere: Orch, farm: Farm) -> None:
     run = _done(here)
     with farm.down():
-        assert "3 of 3 nodes failed" in elsewhere("logs", run, "-i", "inventory.yaml", code=4).stderr
+        assert "(3 of 3)" in elsewhere("logs", run, "-i", "inventory.yaml", code=4).stderr
 
 
 def test_damaged_job_is_named(here: Orch, elsewhere: Orch) -> None:

@@ -122,7 +122,8 @@ def test_without_a_terminal_nobody_is_asked_and_the_message_says_what_the_node_w
     with farm.restarted(**options):
         done = orch(*LAUNCH, code=4)
         assert f"the node wants {wanted}" in done.stderr
-        assert "2 of 2 nodes failed" in done.stderr
+        assert "n[0-1]: no key was accepted" in done.stderr
+        assert "(2 of 2)" in done.stderr
         script = ["sh", "-c", 'exec "$@" </dev/null', "sh", *orch.argv(LAUNCH)]
         with Screen(script, cwd=orch.cwd, env=orch.environ()) as screen:
             assert screen.ended() == 4
@@ -151,8 +152,7 @@ def test_ctrl_d_at_a_question_gives_up(orch: Orch, farm: Farm) -> None:
         screen.until("password: ")
         screen.type("\x04")
         assert screen.ended() == 4
-        assert "2 of 2 nodes failed" in screen.text
-        assert "given up at the question" in screen.text
+        assert "n[0-1]: given up at the question for a login (2 of 2)" in screen.text
 
 
 def test_a_node_that_hung_up_before_its_turn_is_connected_again(orch: Orch, farm: Farm) -> None:

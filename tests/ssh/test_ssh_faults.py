@@ -285,3 +285,17 @@ def test_a_refusal_by_the_node_is_told_from_one_by_its_jump_host(farm: Farm) -> 
             with pytest.raises(Unreachable) as caught:
                 login(node, config=str(farm.ssh_config), proxy_jump=jump)
             assert not isinstance(caught.value, Refused)
+
+
+def test_a_jump_host_that_cannot_connect_is_worded(farm: Farm) -> None:
+    with refusing_port() as port, pytest.raises(Unreachable) as caught:
+        login(Node(name="node", address="n0", port=port), config=str(farm.ssh_config), proxy_jump="n1")
+    assert str(caught.value) == f"node: 127.0.0.10 port {port}: the jump host cannot connect to it (connect failed)"
+
+
+def test_a_name_that_is_not_resolved_is_said_once(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("")
+    with pytest.raises(Unreachable) as caught:
+        login(Node(name="nope1.invalid"), config=str(config))
+    assert str(caught.value) == "nope1.invalid: name not resolved"

@@ -122,7 +122,7 @@ class SlurmLauncher:
             return self._cancelled(job or self._host.withdraw(self._plan), time.monotonic() + grace_s + KILL_WAIT_S)
         except NodeError as exc:
             which = f"job {job}" if job else f"a job named {self._plan.run_id}, should there be one,"
-            return [f"{exc.node}: {exc}; {which} was not cancelled"]
+            return [f"{exc}; {which} was not cancelled"]
 
     def _cancelled(self, job: str | None, deadline: float) -> list[str]:
         """Cancel the job until Slurm reports it over; a job of another name is not the run's, whatever id was recorded."""

@@ -55,7 +55,7 @@ class Login:
             if wanted and terminal is not None and any(proof in ASKING for proof in wanted):
                 wanted = self._answer(transport, terminal, wanted)
         except GivenUp:
-            raise LoginRefused(self._node, f"{self._where}: given up at the question for a login") from None
+            raise LoginRefused(self._node, "given up at the question for a login", at=self._where) from None
         if wanted:
             raise self._refusal()
 
@@ -113,7 +113,7 @@ class Login:
             return transport.auth_interactive(self._hop.user, answers)  # type: ignore[arg-type]  # bytes will do
         password = ask("password:")
         if not transport.is_active():
-            raise Unreachable(self._node, f"{self._where}: hung up before the answer")
+            raise Unreachable(self._node, "hung up before the answer", at=self._where)
         transport.auth_timeout = self._timeout_s
         return transport.auth_password(self._hop.user, password, fallback=False)  # type: ignore[arg-type]  # bytes will do
 
@@ -128,19 +128,18 @@ class Login:
         if transport.is_active():
             if time.monotonic() - since >= (transport.auth_timeout or 0):
                 reason = f"no answer to the login for {transport.auth_timeout:g} s"
-                raise Unreachable(self._node, f"{self._where}: {reason}") from error
+                raise Unreachable(self._node, reason, at=self._where) from error
             return
         if transport.farewell:
             self._notes.append(f"the node says: {transport.farewell}")
             raise self._refusal() from error
-        raise Unreachable(self._node, f"{self._where}: hung up during the login") from error
+        raise Unreachable(self._node, "hung up during the login", at=self._where) from error
 
     def _refusal(self) -> LoginRefused:
         tried = f"{self._refused} refused" if self._refused else "there is none"
         notes = "; ".join([tried, *self._keys.troubles, *self._notes])
-        return LoginRefused(
-            self._node, f"{self._where}: no key was accepted ({notes})", hint=f"ssh {self._hop.address} true"
-        )
+        reason, hint = f"no key was accepted ({notes})", f"ssh {self._hop.address} true"
+        return LoginRefused(self._node, reason, at=self._where, hint=hint)
 
 
 def _listed(proofs: Sequence[str]) -> str:

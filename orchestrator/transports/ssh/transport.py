@@ -36,13 +36,14 @@ FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0
 LOGIN_FACTOR = 3  # a busy node, or one that looks its users up elsewhere, connects sooner than it lets in
 PROXY_END_S = 2.0
+HUNG_UP = "hung up before the login"
 
 # Failures reach the user as NodeErrors. Without a handler logging would print paramiko's tracebacks besides.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 class _Dropped(Exception):
-    """The server hung up before the login, as sshd does when too many come at once (MaxStartups)."""
+    """The server hung up before the login, as sshd does when too many connect at once (MaxStartups). The message is its address."""
 
 
 def command_line(argv: Sequence[str]) -> str:
@@ -91,7 +92,7 @@ class SshTransport:
             with answered_within(self._login_timeout_s, channel):
                 channel.exec_command(command_line(argv))
         except (paramiko.SSHException, OSError, EOFError) as error:
-            raise Unreachable(self.node, f"the node starts no program: {error}", hint=self._hint()) from error
+            raise Unreachable(self.node, f"the node starts no program: {_words(error)}", hint=self._hint()) from error
         return SshChannel(self.node, channel)
 
     def close(self) -> None:
@@ -122,7 +123,7 @@ class SshTransport:
                 wait = pause * random.uniform(0.5, 1.5)  # noqa: S311  it spreads many nodes' retries, it is no secret
                 if time.monotonic() + wait > deadline:
                     hint = f"lower ssh.fanout if it is busy with other logins, or try {self._hint()}"
-                    raise Unreachable(self.node, f"{error}", hint=hint) from error
+                    raise Unreachable(self.node, HUNG_UP, at=str(error), hint=hint) from error
                 time.sleep(wait)
                 pause = min(pause * 2, LAST_RETRY_S)
             except BaseException:
@@ -190,19 +191,21 @@ class SshTransport:
         try:
             yield
         except (EOFError, ConnectionResetError, BrokenPipeError) as error:
-            raise _Dropped(f"{where}: hung up before the login") from error
+            raise _Dropped(where) from error
         except socket.gaierror as error:
-            raise Unreachable(self.node, f"{hop.host}: name not resolved", hint=self._hint()) from error
+            raise Unreachable(self.node, "name not resolved", at=hop.host, hint=self._hint()) from error
         except (OSError, paramiko.SSHException) as error:
             if isinstance(error, TimeoutError) or time.monotonic() - begun >= self._ssh.connect_timeout_s:
                 reason = f"timed out after {self._ssh.connect_timeout_s:g} s"
             elif isinstance(error.__context__, (EOFError, ConnectionResetError)):  # the banner was not read to its end
-                raise _Dropped(f"{where}: hung up before the login") from error
+                raise _Dropped(where) from error
+            elif isinstance(error, paramiko.ChannelException):  # only a jump host opens channels before the login
+                reason = f"the jump host cannot connect to it ({_words(error)})"
             else:
-                reason = (getattr(error, "strerror", None) or str(error)).lower()
+                reason = _words(error)
             # behind a jump host it is the jump host that is refused, or that tells in its own words
             kind = Refused if direct and isinstance(error, ConnectionRefusedError) else Unreachable
-            raise kind(self.node, f"{where}: {reason}", hint=self._hint()) from error
+            raise kind(self.node, reason, at=where, hint=self._hint()) from error
 
     def _hint(self) -> str:
         """The same connection by hand."""
@@ -211,6 +214,12 @@ class SshTransport:
         argv += ["-p", str(self._target.port)] if self._target.port else []
         address = f"{self._target.user}@{self._target.address}" if self._target.user else self._target.address
         return f"`{shlex.join([*argv, address, 'true'])}`"
+
+
+def _words(error: Exception) -> str:
+    """The text of an error of paramiko or of the system, without codes and class names."""
+    text = getattr(error, "strerror", None) or getattr(error, "text", None) or str(error)
+    return str(text).lower()
 
 
 def _config(file: str | None) -> paramiko.SSHConfig:
