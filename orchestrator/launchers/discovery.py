@@ -133,7 +133,7 @@ def _without_trace(node: Node, run_id: str, found: Visit | OrchError) -> str:
     if isinstance(found, Visit):
         where = f"{node.workdir}/runs/{run_id}"
         return "" if found.trace else f"{node.name} has no {where}, though the run is on it: its lines are missing"
-    return "" if isinstance(found, Unreachable) else f"{node.name}: {found}"
+    return "" if isinstance(found, Unreachable) else str(found)
 
 
 def _plan(inventory: Inventory, run_id: str, trace: Trace) -> LaunchPlan:

@@ -20,7 +20,7 @@ SLEEPERS = ("sh", "-c", "echo up; exec sleep 1000")
 PUSH = """
 import sys
 from orchestrator.inventory.model import Node, SshOptions
-from orchestrator.transports import ssh
+from orchestrator.transports.ssh import transport as ssh
 from orchestrator.transports.base import Unreachable
 ssh.LOST_AFTER_S = 3.0
 transport = ssh.SshTransport(Node(name="h1"), SshOptions(config=sys.argv[1]))

@@ -202,8 +202,8 @@ def test_process_with_the_pid_of_a_launch_that_is_gone_is_left_alone(orch: Orch)
 WITHOUT_SUPERVISOR = """
 import sys
 from orchestrator.cli import main
-from orchestrator.commands import supervision
-supervision.START_WAIT_S = 1.0
+from orchestrator.supervision import start
+start.START_WAIT_S = 1.0
 sys.executable = sys.argv.pop(1)
 sys.exit(main())
 """
