@@ -31,12 +31,16 @@ help:
 	$(PIP) --no-build-isolation --editable '.[dev,docs,trainer]'
 	$(PIP) --no-deps mmengine  # it asks for an OpenCV that needs a display's libraries
 	DS_BUILD_OPS=0 $(PIP) --no-build-isolation --editable '.[deepspeed]'  # to build itself, deepspeed imports torch
-	touch $@ .venv/.trainer
+	touch $@ .venv/.trainer .venv/.docs
+
+.venv/.docs: .venv/.created setup.cfg constraints.txt
+	$(PIP) --no-build-isolation --editable '.[docs]'
+	touch $@
 
 demo: .venv/.trainer
 	$(BIN)/orch ssh-launch --inventory inventories/local.yaml --follow
 
-docs: .venv/.dev
+docs: .venv/.docs
 	$(BIN)/zensical build --clean --strict
 
 picture: .venv/.trainer
