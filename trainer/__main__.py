@@ -11,7 +11,7 @@ from typing import NoReturn, Sequence
 
 from trainer.config.config import TrainConfig, load_config, rules_by_key
 from trainer.errors import UserError, report
-from trainer.runtime.preemption import Notice
+from trainer.runtime.preemption import PreemptionSignal
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,11 +41,11 @@ def _train(config: TrainConfig) -> int:
         raise UserError(
             f"torch is not installed for {sys.executable}; install it, or name another Python for this node"
         )
-    notice = Notice()
-    # Only now: --print-config and configuration errors must work where torch is missing.
-    from trainer.runtime.session import train  # noqa: PLC0415
+    preemption = PreemptionSignal()  # before torch is imported
+    # Imported here: --print-config and configuration errors must work without torch.
+    from trainer.runtime.main import run_rank  # noqa: PLC0415
 
-    return train(config, os.environ, notice)
+    return run_rank(config, os.environ, preemption)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,12 +6,12 @@ import json
 from typing import Any, Dict
 
 from trainer.config.config import TrainConfig
+from trainer.console import say
 from trainer.data.batches import Batches
 from trainer.errors import TrainerError
 from trainer.metrics.jsonl import digits
 from trainer.parallel.base import Strategy
 from trainer.runtime.group import Group
-from trainer.runtime.rank import say
 from trainer.tasks.base import Samples, Task, numbers
 
 
@@ -41,6 +41,6 @@ class Evaluation:
         if any(set(one) != set(means) for one in found):
             raise TrainerError.agreed(f"task={self.config.task}: evaluate() gave other names on other ranks: {found}")
         means = {name: sum(one[name] for one in found) / len(found) for name in means}
-        if self.group.place.is_main:
+        if self.group.rank.is_main:
             say(f"evaluated step={step} {' '.join(f'{name}={digits(value)}' for name, value in means.items())}")
         return means

@@ -15,6 +15,7 @@ from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.checkpoint.roll_back import RollBack
 from trainer.checkpoint.saver import Saver
 from trainer.config.config import TrainConfig
+from trainer.console import say
 from trainer.data.batches import Batches
 from trainer.data.split import open_split
 from trainer.errors import REQUEUE, NumbersError, UserError
@@ -24,9 +25,10 @@ from trainer.metrics.jsonl import StepResult, Summary
 from trainer.parallel import choose_strategy
 from trainer.parallel.checks import Skips, check_finite
 from trainer.runtime.group import Group, Told, any_of, read_notes
-from trainer.runtime.preemption import Notice
-from trainer.runtime.rank import Place, Progress, say
-from trainer.runtime.seeds import doubt, number_of, seed_everything
+from trainer.runtime.preemption import PreemptionSignal
+from trainer.runtime.progress import Progress
+from trainer.runtime.rank import Rank
+from trainer.runtime.seeds import derive_seed, determinism_warning, seed_everything
 from trainer.tasks import Task
 from trainer.tasks.load import load_task
 
@@ -36,22 +38,22 @@ FLOOR = 0.1  # of lr, where the cosine ends
 class Trainer:
     """Training of one task on one group of ranks."""
 
-    def __init__(self, config: TrainConfig, group: Group, progress: Progress, notice: Notice) -> None:
-        self.config, self.group, self.progress, self.notice = config, group, progress, notice
-        self.rank = group.place.rank
+    def __init__(self, config: TrainConfig, group: Group, progress: Progress, preemption: PreemptionSignal) -> None:
+        self.config, self.group, self.progress, self.preemption = config, group, progress, preemption
+        self.rank = group.rank.global_rank
         self.task = self._task()
         samples, digest, self.about_data = open_split(self.task, "train", group)
         self.batches = Batches(samples, self.task, config, group, split="train")
         self.evaluation = Evaluation(self.task, open_split(self.task, "validation", group)[0], config, group)
-        run_dir = group.place.run_dir
+        run_dir = group.rank.run_dir
         out = Path(config.out).expanduser() if config.out else (run_dir / "checkpoints" if run_dir else Path("out"))
-        code = code_version(Path(__file__).parent, Path.cwd()) if self.group.place.is_main else None
+        code = code_version(Path(__file__).parent, Path.cwd()) if self.group.rank.is_main else None
         self.checkpoints = Checkpoints(group, config, out.absolute(), digest, code=code)
         self.checkpoints.prepare()
         self.measures = Measures(group, config, self.checkpoints.out, self.task.tokens_per_sample)
-        self.samples_per_step = config.micro_batch * config.accumulation * group.place.world_size
+        self.samples_per_step = config.micro_batch * config.accumulation * group.rank.world_size
         self.strategy = choose_strategy(group, config, self.task, self.checkpoints.out)
-        seed_everything(number_of(config.seed, "rank", self.rank), group.accelerator)
+        seed_everything(derive_seed(config.seed, "rank", self.rank), group.accelerator)
         self.saver = Saver(self.checkpoints, self.strategy, progress, self.measures.flush)
         self.roll_back = RollBack(self.checkpoints, self.saver, self.strategy)
         self.skips = Skips(scales_loss=config.precision == "fp16")
@@ -124,7 +126,7 @@ class Trainer:
     @property
     def _checkpoint_bytes(self) -> int:
         """About: weights and Adam's two moments in fp32; the state of a rank's random generators as text."""
-        return 12 * sum(self.strategy.sizes.values()) + 32_000 * self.group.place.world_size + 1_000_000
+        return 12 * sum(self.strategy.sizes.values()) + 32_000 * self.group.rank.world_size + 1_000_000
 
     def _task(self) -> Task:
         """A problem on any rank is an error on all of them."""
@@ -152,8 +154,8 @@ class Trainer:
         return self.evaluation.run(step, self.strategy)
 
     def _announce(self) -> None:
-        place, config = self.group.place, self.config
-        if not place.is_main:
+        rank, config = self.group.rank, self.config
+        if not rank.is_main:
             self.progress.write("init", 0)
             say(self.group.greeting)
             return
@@ -163,9 +165,9 @@ class Trainer:
             f"model {sum(self.strategy.sizes.values())} parameters, {self.about_data}, {self.measures.per_step} "
             f"{self.measures.unit} a step, {config.steps} steps, {config.precision}, {config.strategy}"
         )
-        if doubt(config, self.group.accelerator.name):
-            say(doubt(config, self.group.accelerator.name))
-        say(batch_arithmetic(config, place))
+        if determinism_warning(config, self.group.accelerator.name):
+            say(determinism_warning(config, self.group.accelerator.name))
+        say(batch_arithmetic(config, rank))
 
     def _step(self, step: int) -> Tuple[StepResult, Told]:
         started, waited_s, config = time.perf_counter(), 0.0, self.config
@@ -174,7 +176,7 @@ class Trainer:
 
         def note(share: torch.Tensor) -> torch.Tensor:
             """Of the last micro batch: while its gradient is computed, the ranks hear of each other's loss."""
-            mine = self.saver.tell(step) | (Told.WARNED if self.notice.is_given else Told.NOTHING)
+            mine = self.saver.tell(step) | (Told.WARNED if self.preemption.is_received else Told.NOTHING)
             return self.group.note(total + share, mine | self.skips.flag())
 
         for micro in range(config.accumulation):
@@ -198,17 +200,17 @@ class Trainer:
     def _check_update(self, loss: torch.Tensor, *, final: bool) -> None:
         """Judge the step that was just made now, and not by the notes of the next one."""
         mine = self.group.note(loss, self.skips.flag())
-        self.skips.check(read_notes(self.group.begin_all_gather(mine)())[1], final=final)
+        self.skips.check(read_notes(self.group.start_all_gather(mine)())[1], final=final)
 
     def _leave(self, step: int) -> None:
         """End before the last step, with all saved."""
-        if self.group.place.is_main:
+        if self.group.rank.is_main:
             say(f"told that the time is nearly up: saved at step {step}, to be started again (exit code {REQUEUE})")
         self.progress.write("saved", step)
 
     def _finish(self, summary: Summary) -> None:
         """Mark the work as done before anything is torn down: a crash on exit is then no failed run."""
-        if self.group.place.is_main:
+        if self.group.rank.is_main:
             say(summary.line())
             self.progress.write("done", summary.steps, summary=summary.record())
             self.measures.finish(summary)
@@ -216,11 +218,11 @@ class Trainer:
             self.progress.write("done", summary.steps)
 
 
-def batch_arithmetic(config: TrainConfig, place: Place) -> str:
+def batch_arithmetic(config: TrainConfig, rank: Rank) -> str:
     """The effective batch, and what it is the product of."""
-    per_node, rest = divmod(place.world_size, place.nodes)
-    ranks = f"ranks {place.world_size}" if rest else f"devices {per_node} x nodes {place.nodes}"
-    effective = config.micro_batch * place.world_size * config.accumulation
+    per_node, rest = divmod(rank.world_size, rank.nodes)
+    ranks = f"ranks {rank.world_size}" if rest else f"devices {per_node} x nodes {rank.nodes}"
+    effective = config.micro_batch * rank.world_size * config.accumulation
     return f"batch {effective} = micro_batch {config.micro_batch} x {ranks} x accumulation {config.accumulation}"
 
 

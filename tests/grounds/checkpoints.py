@@ -13,7 +13,7 @@ from trainer.checkpoint.files import MANIFEST_BYTES
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.config.config import ModelConfig, TrainConfig
 from trainer.parallel.ddp import Ddp
-from trainer.runtime.group import initialise
+from trainer.runtime.init import initialise
 from trainer.tasks.gpt import Gpt
 
 TINY = ModelConfig(layers=1, width=8, heads=1, context=4)

@@ -23,7 +23,8 @@ from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.config.config import TrainConfig, load_config
 from trainer.parallel import choose_strategy
 from trainer.parallel.base import Strategy
-from trainer.runtime.group import Group, initialise
+from trainer.runtime.group import Group
+from trainer.runtime.init import initialise
 from trainer.tasks.gpt import Gpt
 
 WORDS = ("model.layers=1", "model.width=16", "model.heads=1", "model.context=8", "save_steps=1")
@@ -55,7 +56,7 @@ class OneStrategy:
 
     def damage(self, damage: str) -> tuple[str, str, int, bool]:
         out = self.folder.with_name(f"{self.config.strategy}-{damage}".replace(" ", "-"))
-        if self.group.place.is_main:
+        if self.group.rank.is_main:
             shutil.copytree(self.folder, out)
             shutil.copytree(out / "step_2", out / "step_3.tmp-4711")  # half-written, beside each of the others
             (out / "step_3.tmp-4711" / "manifest.json").unlink()
@@ -86,7 +87,7 @@ class OneStrategy:
     def _sum(self) -> float:
         """On rank 0, of all weights; nothing elsewhere."""
         model = self.strategy.state()["model"]
-        return sum(float(one.double().sum()) for one in model.values()) if self.group.place.is_main else 0.0
+        return sum(float(one.double().sum()) for one in model.values()) if self.group.rank.is_main else 0.0
 
 
 def main(folder: Path, *strategies: str) -> None:
@@ -97,7 +98,7 @@ def main(folder: Path, *strategies: str) -> None:
         mine = OneStrategy(folder, group, config)
         found += [mine.damage(damage) for damage in damages_of(name)]
         went_back.append(mine.go_back())
-    (folder / f"rank-{group.place.rank}.json").write_text(json.dumps({"damaged": found, "went back": went_back}))
+    (folder / f"rank-{group.rank.global_rank}.json").write_text(json.dumps({"damaged": found, "went back": went_back}))
     group.close(0)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trainer.config.config import TrainConfig
-from trainer.runtime.rank import say
+from trainer.console import say
 from trainer.tasks import Task
 
 COUNT = 64

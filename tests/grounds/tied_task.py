@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trainer.runtime.seeds import number_of
+from trainer.runtime.seeds import derive_seed
 from trainer.tasks import Samples, Task
 
 WORDS, WIDTH, LENGTH = 13, 8, 6
@@ -86,4 +86,4 @@ class Tied(Task):
         return list(model.blocks)
 
     def initialise(self, name: str, weight: torch.Tensor) -> None:
-        weight.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(number_of(self.config.seed, name)))
+        weight.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(derive_seed(self.config.seed, name)))

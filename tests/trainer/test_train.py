@@ -15,7 +15,8 @@ from trainer.optim.adamw import make_optimizer
 from trainer.parallel.building import build_whole, warn_if_on_cpu
 from trainer.parallel.checks import MOST_SKIPS, Skips, check_finite
 from trainer.runtime.accelerators import choose
-from trainer.runtime.group import CHUNK_BYTES, Group, Told, initialise, read_notes
+from trainer.runtime.group import CHUNK_BYTES, Group, Told, read_notes
+from trainer.runtime.init import initialise
 from trainer.tasks.gpt import Gpt
 from trainer.tasks.gpt_model import FUSED_ATTENTION, GPT, causal_attention, manual_causal_attention
 from trainer.train import learning_rate
@@ -142,7 +143,7 @@ def test_one_process_forms_a_group_without_a_rendezvous() -> None:
     group = _alone()
     assert group.ready == "1/1 ranks ready, backend none, device cpu"
     for told in (Told.NOTHING, Told.WARNED | Told.SAVE):
-        assert read_notes(group.begin_all_gather(group.note(torch.tensor(2.5), told))()) == ([2.5], [told])
+        assert read_notes(group.start_all_gather(group.note(torch.tensor(2.5), told))()) == ([2.5], [told])
     assert group.gather_bytes(b"abc") == [b"abc"]
     assert group.gather_bytes(b"") == [b""]
     assert group.broadcast_bytes(b"x" * 10) == b"x" * 10
@@ -166,15 +167,18 @@ def _world_of_one() -> dict[str, str]:
 
 
 def test_backend_with_a_store_of_its_own_is_given_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way of a T20, walked on gloo; the roll is called all the same."""
+    """The way of a T20, walked on gloo; the ranks are counted all the same."""
     env = _world_of_one()
     row = replace(choose("cpu", torch), own_rendezvous=True)
-    monkeypatch.setattr("trainer.runtime.group.choose", lambda *_: row)
+    monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: row)
     group = initialise("gcu", 60.0, env)
     try:
-        assert group.roll is not None
-        assert group.roll.address_for_others() not in ("127.0.0.1:0", group.roll.address)
-        assert replace(group.roll, agent_hosts=True).address_for_others() == f"127.0.0.1:{env['MASTER_PORT']}"
+        assert group.rendezvous is not None
+        assert group.rendezvous.vendor_store_address() not in ("127.0.0.1:0", group.rendezvous.address)
+        assert (
+            replace(group.rendezvous, agent_hosts_store=True).vendor_store_address()
+            == f"127.0.0.1:{env['MASTER_PORT']}"
+        )
         assert group.ready == "1/1 ranks ready, backend gloo, device cpu"
         assert group.gather_bytes(b"abc") == [b"abc"]
         assert group.broadcast_bytes(b"x" * 10) == b"x" * 10
@@ -185,7 +189,7 @@ def test_backend_with_a_store_of_its_own_is_given_an_address(monkeypatch: pytest
 def test_group_that_cannot_be_joined_is_told_in_the_librarys_words(monkeypatch: pytest.MonkeyPatch) -> None:
     env = _world_of_one()
     row = replace(choose("cpu", torch), backend="nccl")
-    monkeypatch.setattr("trainer.runtime.group.choose", lambda *_: row)
+    monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: row)
     with pytest.raises(TrainerError, match=r"^rank 0 cannot join the group \(nccl\): .*NCCL"):
         initialise("cpu", 60.0, env)
 
@@ -205,7 +209,7 @@ def test_device_that_is_not_there_or_fails_is_named(monkeypatch: pytest.MonkeyPa
         count=lambda: count,
         set_device=refuse,
     )
-    monkeypatch.setattr("trainer.runtime.group.choose", lambda *_: row)
+    monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: row)
     with pytest.raises(UserError, match=r"^rank 0: ") as caught:
         initialise("cuda", 60.0, {**_world_of_one(), "LOCAL_RANK": "1"})
     assert part in str(caught.value)

@@ -12,8 +12,8 @@ from typing import Any, Iterator, Mapping, NoReturn, Sequence
 
 from trainer.checkpoint import files
 from trainer.checkpoint.files import DamagedError
+from trainer.console import say
 from trainer.errors import UserError
-from trainer.runtime.rank import say
 
 DAMAGED = 1  # exit code
 

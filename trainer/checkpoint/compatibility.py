@@ -6,9 +6,9 @@ import json
 from typing import Any, Dict, List, Mapping
 
 from trainer.config.config import TrainConfig
+from trainer.console import say
 from trainer.errors import UserError
 from trainer.parallel.base import Strategy
-from trainer.runtime.rank import say
 
 BINDING = ("model.", "strategy", "task", "options.")  # what makes another model of it
 # What may change between two parts of one training without changing its numbers.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
-from trainer.runtime.rank import replace_text
+from trainer.io import replace_text
 
 MANIFEST = "manifest.json"
 VERSION = 1

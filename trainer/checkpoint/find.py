@@ -10,9 +10,10 @@ from trainer.checkpoint import files
 from trainer.checkpoint.compatibility import check_fits
 from trainer.checkpoint.files import Checkpoint, DamagedError
 from trainer.config.config import TrainConfig
+from trainer.console import say
 from trainer.errors import UserError
 from trainer.parallel.base import Strategy
-from trainer.runtime.rank import Place, say
+from trainer.runtime.rank import Rank
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,13 @@ class Finder:
 
     out: Path
     config: TrainConfig
-    place: Place
+    rank: Rank
     data_digest: str
 
     def find(self, strategy: Strategy) -> Checkpoint | None:
         """The verified checkpoint to go on from, of this model and data; None for a fresh start. Raises UserError."""
         asked, present = self.config.resume, files.newest_first(self.out)
-        if self.place.is_retry and present:
+        if self.rank.is_retry and present:
             asked = "auto"  # this run's own later checkpoints win over where its first attempt started
         found = self._newest_here(present) if asked == "auto" else None
         if asked not in ("auto", "none"):
@@ -39,7 +40,7 @@ class Finder:
             )
         if found is None:
             return None
-        world_size, data_digest = self.place.world_size, self.data_digest
+        world_size, data_digest = self.rank.world_size, self.data_digest
         check_fits(found.about, self.config, strategy, world_size=world_size, data_digest=data_digest)
         self._set_aside_later(found)
         say(f"resuming from {found.path}, step {found.about['step']}")

@@ -19,10 +19,10 @@ from trainer.checkpoint.random_state import random_state, restore_random_state
 from trainer.checkpoint.space import room_needed
 from trainer.checkpoint.staging import copied, load_state, on_cpu, outline, with_room
 from trainer.config.config import TrainConfig
+from trainer.console import say
 from trainer.errors import StorageError, StorageUserError, UserError
 from trainer.parallel.base import Strategy
 from trainer.runtime.group import Group
-from trainer.runtime.rank import say
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Checkpoints:
             UserError: on all ranks alike; it cannot be written.
         """
         problem = ""
-        if self.group.place.is_main:
+        if self.group.rank.is_main:
             try:
                 self.out.mkdir(mode=0o700, parents=True, exist_ok=True)
                 problem = files.distrust(self.out.stat())
@@ -98,7 +98,7 @@ class Checkpoints:
             UserError: on all ranks alike; it has not.
         """
         problem = ""
-        if self.group.place.is_main:
+        if self.group.rank.is_main:
             count = room_needed(step, self.config, files.newest_first(self.out))
             free = shutil.disk_usage(str(self.out)).free
             if free < count * size:
@@ -121,7 +121,7 @@ class Checkpoints:
 
     @property
     def _run_id(self) -> str | None:
-        return self.group.place.run_dir.name if self.group.place.run_dir else None
+        return self.group.rank.run_dir.name if self.group.rank.run_dir else None
 
     def path(self, step: int) -> Path:
         return self.out / f"step_{step}"
@@ -138,7 +138,7 @@ class Checkpoints:
         """
         randomness = self.group.gather_bytes(random_state(self.group.accelerator))
         whole = strategy.state()
-        if not self.group.place.is_main:
+        if not self.group.rank.is_main:
             return None
         tensors = copied(whole, room) if lasting and strategy.lends_state else on_cpu(whole)
         writers: Dict[str, Callable[[BinaryIO], object]] = {
@@ -179,13 +179,13 @@ class Checkpoints:
 
     @property
     def _finder(self) -> Finder:
-        return Finder(self.out, self.config, self.group.place, self.data_digest)
+        return Finder(self.out, self.config, self.group.rank, self.data_digest)
 
     def _load(self, strategy: Strategy, find: Callable[[], Checkpoint | None]) -> TrainState | None:
         """What rank 0 finds, for all ranks; UserError on all of them where `find` raises it, or it cannot be loaded."""
         header: Dict[str, Any] = {"problem": "", "about": None}
         state, text, randomness = None, b"", b""
-        if self.group.place.is_main:
+        if self.group.rank.is_main:
             try:
                 found = find()
                 if found:
@@ -211,12 +211,12 @@ class Checkpoints:
     def _restore_random_states(self, text: bytes) -> None:
         """A rank that was not there before starts from the seed."""
         states = json.loads(text)
-        if self.group.place.rank < len(states):
-            restore_random_state(states[self.group.place.rank], self.group.accelerator)
+        if self.group.rank.global_rank < len(states):
+            restore_random_state(states[self.group.rank.global_rank], self.group.accelerator)
 
     def _about(self, state: TrainState) -> Dict[str, Any]:
         return {
-            "world_size": self.group.place.world_size,
+            "world_size": self.group.rank.world_size,
             **asdict(state),
             "code": self.code,
             "run": self._run_id,

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.checkpoint.saver import Saver
+from trainer.console import say
 from trainer.errors import NumbersError
 from trainer.parallel.base import Strategy
-from trainer.runtime.rank import say
 
 
 @dataclass
@@ -43,7 +43,7 @@ class RollBack:
             raise error
         self.count, self.last = self.count + 1, found.step
         position = state.position + samples
-        if self.checkpoints.group.place.is_main:
+        if self.checkpoints.group.rank.is_main:
             what, left_out = str(error).partition(";")[0], (position - found.position) // samples
             say(
                 f"WARNING: {what}: back to {self.checkpoints.path(found.step)} (roll_back {self.count} of {limit}), "

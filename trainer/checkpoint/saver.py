@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, List
 
 from trainer.checkpoint.manager import Checkpoints, TrainState
+from trainer.console import say
 from trainer.errors import StorageError
 from trainer.parallel.base import Strategy
 from trainer.runtime.group import Told
-from trainer.runtime.rank import Progress, say
+from trainer.runtime.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Saver:
     ) -> None:
         """Calls `flush` before each save."""
         self.checkpoints, self.strategy, self.progress, self.flush = checkpoints, strategy, progress, flush
-        self.config, self.is_main = checkpoints.config, checkpoints.group.place.is_main
+        self.config, self.is_main = checkpoints.config, checkpoints.group.rank.is_main
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._writing: _Writing | None = None
         self._problem = ""

@@ -25,7 +25,7 @@ from trainer.config.config import TrainConfig
 from trainer.data.order import Order
 from trainer.errors import UserError
 from trainer.runtime.group import Group
-from trainer.runtime.seeds import number_of
+from trainer.runtime.seeds import derive_seed
 from trainer.tasks.base import Samples, Task
 
 # `Any` below stands for a batch: tensors in any nesting, as the task makes it.
@@ -49,7 +49,7 @@ class Source:
 
     def __getitem__(self, first: int) -> Any:  # noqa: ANN401
         chosen = [self.order.sample(position) for position in range(first, first + self.count)]
-        with drawing_from(number_of(self.seed, self.split, first)) if self.is_random else contextlib.nullcontext():
+        with drawing_from(derive_seed(self.seed, self.split, first)) if self.is_random else contextlib.nullcontext():
             try:
                 return self.collate([self.samples[index] for index in chosen])
             except UserError as exc:
@@ -61,8 +61,8 @@ class Batches:
 
     def __init__(self, samples: Samples, task: Task, config: TrainConfig, group: Group, *, split: str) -> None:
         self.source, self.config, self.device = Source(samples, task, config, split), config, group.device
-        self.first = group.place.rank * config.micro_batch
-        self.stride = group.place.world_size * config.micro_batch
+        self.first = group.rank.global_rank * config.micro_batch
+        self.stride = group.rank.world_size * config.micro_batch
         self.pinned = config.data.pin_memory and group.device.type == "cuda"
         self.worker_start = group.accelerator.worker_start if config.data.workers else None
         if self.worker_start == "spawn":

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Dict, List, Tuple
 
+from trainer.console import say
 from trainer.errors import UserError
 from trainer.runtime.group import Group
-from trainer.runtime.rank import say
-from trainer.runtime.rendezvous import fold
 from trainer.tasks.base import Samples, Task
+from trainer.text import fold
 
 
 def open_split(task: Task, split: str, group: Group) -> Tuple[Any, str, str]:
@@ -52,6 +52,6 @@ def _compare(digest: str, name: str, group: Group) -> None:
     found: Dict[str, List[int]] = {}
     for rank, one in enumerate(group.gather_bytes(digest.encode())):
         found.setdefault(one.decode(), []).append(rank)
-    if len(found) > 1 and group.place.is_main:
+    if len(found) > 1 and group.rank.is_main:
         groups = "; ".join(f"{one[:12]} on rank {fold(ranks)}" for one, ranks in found.items())
         say(f"WARNING: the {name} are not the same on all ranks ({groups}); losses will not repeat on other nodes")

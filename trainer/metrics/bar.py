@@ -7,7 +7,7 @@ import time
 from datetime import timedelta
 from typing import Callable, TextIO
 
-from trainer.runtime.rank import ERASE_LINE, is_terminal
+from trainer.console import ERASE_LINE, is_terminal
 
 CELLS = 20
 PAUSE_S = 0.1

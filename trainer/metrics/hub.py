@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping
 
 from trainer.config.config import TrainConfig
+from trainer.console import say
 from trainer.errors import StorageUserError, UserError
+from trainer.io import replace_text
 from trainer.metrics.bar import Bar
 from trainer.metrics.jsonl import ALLOCATOR_COUNTS, Metrics, StepLog, StepResult, Summary, percentile, read_records
 from trainer.metrics.mfu import peak_flops
 from trainer.metrics.plot import plot_loss
 from trainer.metrics.reporters import Reporter, ReportError, missing_package, open_reporters
 from trainer.runtime.group import Group
-from trainer.runtime.rank import replace_text, say
 
 
 class Measures:
@@ -36,10 +37,10 @@ class Measures:
             UserError: on all ranks alike; rank 0 lacks a package that config.report asks for.
         """
         self.group, self.config, self.out = group, config, out
-        self.is_main = group.place.is_main
+        self.is_main = group.rank.is_main
         self.unit, self.per_sample = ("tokens", tokens_per_sample) if tokens_per_sample else ("samples", 1)
-        self.per_step = config.micro_batch * self.per_sample * config.accumulation * group.place.world_size
-        self._log = StepLog(config.log_steps, self.per_step, self.unit, rank=group.place.rank)
+        self.per_step = config.micro_batch * self.per_sample * config.accumulation * group.rank.world_size
+        self._log = StepLog(config.log_steps, self.per_step, self.unit, rank=group.rank.global_rank)
         self._bar = Bar(sys.stderr, config.steps)
         self._seconds: List[float] = []
         self._waited_s = 0.0
@@ -59,7 +60,7 @@ class Measures:
         if self.is_main:
             peak = peak_flops(self.config, self.group.accelerator.device_name())
             if peak and flops_per_sample:
-                self._share_per_rate = flops_per_sample / self.per_sample / (peak * self.group.place.world_size)
+                self._share_per_rate = flops_per_sample / self.per_sample / (peak * self.group.rank.world_size)
             if self._metrics:
                 self._metrics.close()
                 self._each(lambda reporter: reporter.close(0))

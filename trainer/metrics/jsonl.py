@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
 
+from trainer.console import say
 from trainer.errors import StorageError
-from trainer.runtime.rank import replace_text, say
+from trainer.io import replace_text
 
 ALLOCATOR_COUNTS = ("num_alloc_retries", "num_ooms")  # as torch names them: memory freed to try again, and failures
 

@@ -66,7 +66,7 @@ class Strategy(Protocol):
         """
         Take over what state() gave.
 
-        It is whole on rank 0. Elsewhere its large tensors are room, which Group.share() fills: one at a time where it can
+        It is whole on rank 0. Elsewhere its large tensors are room, which Group.broadcast() fills: one at a time where it can
         be, so that a rank need not hold what is not its own.
         """
 
@@ -102,7 +102,7 @@ class TorchStrategy(abc.ABC):
 
     def sent(self, note: torch.Tensor, loss: torch.Tensor) -> Callable[[], List[torch.Tensor]]:
         """Compute the gradient of `loss`; meanwhile the ranks hear of each other's notes, which this gives."""
-        gathered = self.group.begin_all_gather(note)
+        gathered = self.group.start_all_gather(note)
         loss.backward()  # type: ignore[no-untyped-call]  # as above
         return gathered
 

@@ -34,7 +34,7 @@ def build_whole(group: Group, config: TrainConfig, task: Task) -> torch.nn.Modul
         model = build_plain(task, config).to(group.device)  # before it is wrapped: DDP looks at where it is
         if fills(task):
             fill(task, model, lambda weight, whole: weight.copy_(whole()))
-    warn_if_on_cpu(model, group.accelerator, group.place.rank)
+    warn_if_on_cpu(model, group.accelerator, group.rank.global_rank)
     return model
 
 

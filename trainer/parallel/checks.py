@@ -7,7 +7,7 @@ from typing import Sequence
 
 from trainer.errors import NumbersError
 from trainer.runtime.group import Told
-from trainer.runtime.rendezvous import fold
+from trainer.text import fold
 
 # In a row, under fp16. A loss scale begins at 2**16, or at 2**32 in old DeepSpeed files: halved as often, it is far below 1.
 MOST_SKIPS = 40

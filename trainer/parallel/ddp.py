@@ -16,7 +16,7 @@ from trainer.parallel.building import build_whole, sizes_of, warn_if_on_cpu
 from trainer.parallel.mail import Mail
 from trainer.runtime.accelerators import autocast
 from trainer.runtime.group import STOCK_BACKENDS, Group, Told
-from trainer.runtime.seeds import as_if_nothing_were_drawn
+from trainer.runtime.seeds import preserve_rng
 from trainer.tasks.base import Task, loss_of
 
 
@@ -31,8 +31,8 @@ class Ddp(TorchStrategy):
             model.compile()
         # An unused parameter cannot be told from one that forward() does not lead to.
         can_carry = group.accelerator.backend == "gloo" and not config.find_unused_parameters
-        self.mail = Mail(model, group) if group.place.launched and can_carry else None
-        self.model = self._wrap(self.mail or model) if group.place.launched else model
+        self.mail = Mail(model, group) if group.rank.launched and can_carry else None
+        self.model = self._wrap(self.mail or model) if group.rank.launched else model
         self.optimizer = make_optimizer(model, config.lr, config.optim)
         self.parameters = list(model.parameters())
 
@@ -43,15 +43,17 @@ class Ddp(TorchStrategy):
         DDP orders its buckets anew after the first backward pass, and the order decides how gloo and NCCL round a sum
         over three or more ranks. This way every counted step has the final order.
         """
-        if not self.group.place.launched:
+        if not self.group.rank.launched:
             return
         buffers = [(one, one.clone()) for one in self.bare.buffers()]
         # A task may draw from any of the generators, whose state a resume has restored by now.
-        with as_if_nothing_were_drawn(self.group.accelerator), drawing_from(self.config.seed):
+        with preserve_rng(self.group.accelerator), drawing_from(self.config.seed):
             with self.computing():
                 loss = loss_of(self.task, self.model, batch)
             self.sent(self.group.note(loss, Told.NOTHING), loss)()
-        warn_if_on_cpu(self.bare, self.group.accelerator, self.group.place.rank)  # a forward pass can make some, too
+        warn_if_on_cpu(
+            self.bare, self.group.accelerator, self.group.rank.global_rank
+        )  # a forward pass can make some, too
         self.optimizer.zero_grad(set_to_none=True)
         for one, before in buffers:  # such as the running means of a BatchNorm
             one.copy_(before)
@@ -62,14 +64,14 @@ class Ddp(TorchStrategy):
 
     def load(self, state: Mapping[str, Any]) -> None:
         for one in large_ones(state):
-            self.group.share(one)
+            self.group.broadcast(one)
         self.bare.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scaler and "scaler" in state:
             self.scaler.load_state_dict(state["scaler"])
 
     def accumulating(self, *, last: bool) -> ContextManager[Any]:
-        wrapped = self.group.place.launched
+        wrapped = self.group.rank.launched
         return self.model.no_sync() if wrapped and not last else contextlib.nullcontext()
 
     def computing(self) -> ContextManager[Any]:
@@ -88,5 +90,5 @@ class Ddp(TorchStrategy):
             views = accelerator.backend in STOCK_BACKENDS
         flags = {"find_unused_parameters": config.find_unused_parameters, "gradient_as_bucket_view": views}
         asked = {key: True for key, value in flags.items() if value}  # the vendor's fork has not all of them
-        device_ids = accelerator.device_ids(self.group.place.local_rank)
+        device_ids = accelerator.device_ids(self.group.rank.local_rank)
         return accelerator.data_parallel(model, device_ids=device_ids, **asked)

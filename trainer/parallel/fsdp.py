@@ -53,7 +53,7 @@ class Fsdp2(TorchStrategy):
     def load(self, state: Mapping[str, Any]) -> None:
         for name, one in state["model"].items():
             if name not in self.sizes:  # a buffer; of the others rank 0 hands out the shards
-                self.group.share(one)
+                self.group.broadcast(one)
         api = importlib.import_module("torch.distributed.checkpoint.state_dict")
         api.set_state_dict(
             self.model,
@@ -77,7 +77,7 @@ class Fsdp2(TorchStrategy):
     def _put(self, shards: Any, whole: Callable[[], torch.Tensor]) -> None:  # noqa: ANN401 -- a DTensor
         """Rank 0 makes the values, and each rank gets its part of them."""
         distribute = importlib.import_module("torch.distributed.tensor").distribute_tensor
-        mine = whole() if self.group.place.is_main else torch.empty(shards.shape)
+        mine = whole() if self.group.rank.is_main else torch.empty(shards.shape)
         shards.copy_(distribute(mine.to(self.group.device), shards.device_mesh, shards.placements))
 
     def clip(self, limit: float) -> float:
@@ -97,7 +97,7 @@ def shard(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], group: Grou
     meshes = importlib.import_module("torch.distributed.device_mesh")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     policy = api.MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
-    mesh = meshes.init_device_mesh(group.device.type, (group.place.world_size,))
+    mesh = meshes.init_device_mesh(group.device.type, (group.rank.world_size,))
     for part in (*blocks, model):
         api.fully_shard(part, mesh=mesh, mp_policy=policy)
     return model

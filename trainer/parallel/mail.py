@@ -18,7 +18,7 @@ class Mail(torch.nn.Module):
 
     def __init__(self, model: torch.nn.Module, group: Group) -> None:
         super().__init__()
-        self.model, self.rank, self.world_size = model, group.place.rank, group.place.world_size
+        self.model, self.rank, self.world_size = model, group.rank.global_rank, group.rank.world_size
         self.slots = torch.nn.Parameter(torch.zeros(self.world_size, NOTE_SIZE, device=group.device))
 
     def forward(self, *args: Any, **named: Any) -> Any:  # noqa: ANN401 -- as the task calls it

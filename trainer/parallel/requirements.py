@@ -22,7 +22,7 @@ def unmet(group: Group, config: TrainConfig) -> str:
     accelerator = group.accelerator
     if config.precision not in accelerator.precisions():
         return f"precision={config.precision}: {_why_not(accelerator, config.precision)}"
-    if config.strategy != "ddp" and not group.place.launched:
+    if config.strategy != "ddp" and not group.rank.launched:
         return f"strategy={config.strategy} needs a process group: start through orch, or torchrun --nproc-per-node=1"
     if config.strategy in ZERO_STAGES:
         problem = package_problem(accelerator.name, config)

@@ -1,4 +1,4 @@
-"""How a rank ends that has failed: whom it tells, in which order, and what it still waits for."""
+"""The exit of a rank that has failed: error file, report to the other ranks, exit code."""
 
 from __future__ import annotations
 
@@ -9,51 +9,51 @@ import traceback
 from typing import TYPE_CHECKING, Callable, NoReturn
 
 from ..errors import NO_RETRY, SMALLER, as_printed, kind_of, write_error_file
-from .rendezvous import Failure, RollCall
+from .rendezvous import Failure, Rendezvous
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 
-def exit_on_unexpected_errors(roll: RollCall | None = None) -> None:
+def exit_on_unexpected_errors(rendezvous: Rendezvous | None = None) -> None:
     """
-    From here on an exception nobody foresaw prints its traceback, fills the error file and ends the process at once.
+    Install an excepthook that prints the traceback, fills the error file and ends the process at once.
 
-    With `roll`, the other ranks are told; and a lost connection is reported as what ended the rank at its other end, where
-    that left word. Without os._exit the interpreter would tear down a live process group, which can abort or hang. What
-    does not fit into memory will not fit the next time: that ends with NO_RETRY, and says what to change.
+    With a rendezvous, the failure is reported to the other ranks; a lost connection is reported as the failure that ended
+    the rank at its other end, if that rank published it. os._exit, because the interpreter would tear down a live process
+    group, which can abort or hang. Out of memory ends with NO_RETRY and advice: a retry would fail again.
     """
     stderr = sys.stderr
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sys.stderr = stderr  # init_process_group wraps the hook, and holds back what it writes until it returns
-        failure = told = _failure(error)
+        sys.stderr = stderr  # init_process_group wraps the hook, and holds back stderr until it returns
+        failure = reported = _failure_of(error)
         try:
             callstack = "".join(traceback.format_exception(kind, error, trace))
-            lost = roll if failure.kind == "network" else None
-            cause = lost.cause(failure) if lost else None
-            told = cause or failure
-            write_error_file(os.environ, told.message, kind=told.kind, callstack=callstack)
-            if roll and not lost:
-                roll.tell(failure)
-            sys.stderr.write(_line(cause.message) if cause else _printed(error, callstack, failure))
+            lost = rendezvous if failure.kind == "network" else None
+            cause = lost.find_cause(failure) if lost else None
+            reported = cause or failure
+            write_error_file(os.environ, reported.message, kind=reported.kind, callstack=callstack)
+            if rendezvous and not lost:
+                rendezvous.report_failure(failure)
+            sys.stderr.write(_line(cause.message) if cause else _text_of(error, callstack, failure))
             if lost and cause:
-                lost.leave()  # rank 0 keeps its store for those who look there now
-        finally:  # whatever of it fails, as writing does where the disk of the log is full
-            end(told.code)
+                lost.leave()  # rank 0 keeps its store for the ranks that look for a cause now
+        finally:  # also if a step above fails, as writing does when the disk of the log is full
+            exit_now(reported.code)
 
     sys.excepthook = hook
 
 
-def within(limit_s: float, act: Callable[[], object]) -> None:
-    """Wait for it so long; after that it goes on as long as the process does."""
+def wait_at_most(limit_s: float, act: Callable[[], object]) -> None:
+    """Run `act` in a daemon thread and wait for it up to `limit_s`."""
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
     thread.join(limit_s)
 
 
-def end(code: int) -> NoReturn:
-    """At once: a normal exit after gloo can abort in its threads although all the work is done."""
+def exit_now(code: int) -> NoReturn:
+    """End the process without teardown: gloo's threads can abort a normal exit although all the work is done."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -61,7 +61,7 @@ def end(code: int) -> NoReturn:
         os._exit(code)
 
 
-def _failure(error: BaseException) -> Failure:
+def _failure_of(error: BaseException) -> Failure:
     kind = kind_of(error)
     if kind == "memory":
         return Failure(f"out of memory: {error}; {SMALLER}", kind, NO_RETRY)
@@ -69,7 +69,7 @@ def _failure(error: BaseException) -> Failure:
     return Failure(f"{type(error).__name__}: {error}", kind, code)
 
 
-def _printed(error: BaseException, callstack: str, failure: Failure) -> str:
+def _text_of(error: BaseException, callstack: str, failure: Failure) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted\n"
     return callstack + (_line(failure.message) if failure.kind == "memory" else "")

@@ -1,4 +1,4 @@
-"""Whether this rank was told that its time is nearly up: SIGUSR2, and a SIGTERM that is not from its launcher. No torch here."""
+"""The preemption signal: SIGUSR2, or a SIGTERM that the launcher did not send. No torch here."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ import os
 import signal
 import threading
 
-WARNINGS = (signal.SIGUSR2, signal.SIGTERM)
+SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 
 
-class Notice:
+class PreemptionSignal:
     """
-    Set once a warning has come. A thread waits for the signals, so they are noticed in the midst of a collective too.
+    Received once a signal announces that time is nearly up. A thread waits for it, so a collective cannot delay it.
 
-    Make it before torch is imported: threads that are there by then would take the signals instead.
+    Create it before torch is imported: threads that exist by then would take the signals.
     """
 
     def __init__(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
-        for number in WARNINGS:  # a launcher may have passed on "ignore"
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        for number in SIGNALS:  # a launcher may have passed on SIG_IGN
             signal.signal(number, signal.SIG_DFL)
-        self._given = threading.Event()
+        self._received = threading.Event()
         threading.Thread(target=self._wait, daemon=True).start()
 
     @property
-    def is_given(self) -> bool:
+    def is_received(self) -> bool:
         """Stays true."""
-        return self._given.is_set()
+        return self._received.is_set()
 
     def _wait(self) -> None:
         launcher = os.getppid()
         while True:
-            told = signal.sigwaitinfo(WARNINGS)
-            if told.si_signo == signal.SIGTERM and told.si_pid == launcher:
-                end_at_once()
-            self._given.set()  # Slurm sends TERM to every process of a job that it preempts, some time before it kills
+            info = signal.sigwaitinfo(SIGNALS)
+            if info.si_signo == signal.SIGTERM and info.si_pid == launcher:
+                terminate_self()
+            self._received.set()  # Slurm sends SIGTERM to every process of a job it preempts, some time before SIGKILL
 
 
-def end_at_once() -> None:
-    """By the default action of SIGTERM: a rank that waits for one that has failed must not wait on."""
+def terminate_self() -> None:
+    """End by the default action of SIGTERM: a rank blocked in a collective with a failed rank must not wait longer."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     os.kill(os.getpid(), signal.SIGTERM)

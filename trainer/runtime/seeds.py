@@ -1,4 +1,4 @@
-"""Where random numbers begin, and the switch that has torch compute the same bits each time."""
+"""Seeds, and deterministic algorithms."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from trainer.config.config import TrainConfig
 from trainer.errors import UserError
 from trainer.runtime.accelerators import Accelerator
 
-WORKSPACES = (":4096:8", ":16:8")  # with any other, cuBLAS may give other bits
+WORKSPACES = (":4096:8", ":16:8")  # with other values, cuBLAS results may vary
 
 
-def number_of(*parts: object) -> int:
-    """A seed of 63 bits that follows from the parts; the same on every machine and Python."""
+def derive_seed(*parts: object) -> int:
+    """Hash the parts to a 63-bit seed; the same on every machine and Python."""
     name = "/".join(str(part) for part in parts).encode()
     return int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1
 
 
 def seed_everything(seed: int, accelerator: Accelerator) -> None:
-    """Python's generator, torch's on the CPU and on devices, and numpy's where that is loaded."""
+    """Seed Python's generator, torch's on the CPU and on the device, and numpy's if it is loaded."""
     random.seed(seed)
     torch.manual_seed(seed)
     accelerator.seed(seed)
@@ -34,8 +34,8 @@ def seed_everything(seed: int, accelerator: Accelerator) -> None:
 
 
 @contextlib.contextmanager
-def as_if_nothing_were_drawn(accelerator: Accelerator) -> Iterator[None]:
-    """What is drawn here from torch's generators, on the CPU and on this rank's device, is drawn again after it."""
+def preserve_rng(accelerator: Accelerator) -> Iterator[None]:
+    """Restore torch's generators, on the CPU and on this rank's device, after the block."""
     before = accelerator.rng_state()
     with torch.random.fork_rng(devices=[]):
         yield
@@ -44,10 +44,10 @@ def as_if_nothing_were_drawn(accelerator: Accelerator) -> Iterator[None]:
 
 def make_deterministic(config: TrainConfig, env: MutableMapping[str, str]) -> None:
     """
-    Have torch use deterministic algorithms alone. Call it before anything is computed on a device.
+    Restrict torch to deterministic algorithms, if configured. Call it before the first computation on a device.
 
     Raises:
-        UserError: the environment says otherwise.
+        UserError: an environment variable contradicts it.
     """
     if not config.deterministic:
         return
@@ -62,8 +62,8 @@ def make_deterministic(config: TrainConfig, env: MutableMapping[str, str]) -> No
 
 
 @contextlib.contextmanager
-def what_is_not_deterministic_is_told(config: TrainConfig) -> Iterator[None]:
-    """torch refuses an operation of which it has no deterministic kind: a UserError with its words and the way out."""
+def report_nondeterminism(config: TrainConfig) -> Iterator[None]:
+    """Turn torch's error about an operation without a deterministic variant into a UserError with a remedy."""
     try:
         yield
     except RuntimeError as exc:
@@ -73,8 +73,8 @@ def what_is_not_deterministic_is_told(config: TrainConfig) -> Iterator[None]:
         raise
 
 
-def doubt(config: TrainConfig, accelerator: str) -> str:
-    """What deterministic=true cannot promise here, or ""."""
+def determinism_warning(config: TrainConfig, accelerator: str) -> str:
+    """Return a warning if deterministic=true is not guaranteed on this accelerator, else ""."""
     if config.deterministic and accelerator.startswith("gcu"):
-        return f"WARNING: deterministic=true: torch does not know which operations of {accelerator} are; results may differ"
+        return f"WARNING: deterministic=true: torch does not know which operations of {accelerator} are deterministic; results may differ"
     return ""

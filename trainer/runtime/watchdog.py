@@ -1,4 +1,4 @@
-"""A rank that makes no progress: how long that may last in which phase, and the stacks that it leaves. No torch here."""
+"""The watchdog for a rank without progress: a time limit per phase, and a dump of its stacks. No torch here."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ import time
 from pathlib import Path
 from typing import Callable, MutableMapping, Optional
 
-from .rank import Place  # relative: scripts get this under another name (trainer/scripts)
+from .rank import Rank  # relative: scripts import this package under another name (trainer/scripts)
 
 STACKS = "stacks"
-DUMP_AT = 0.9  # of the time after which the others give a rank up: by then its stacks are written
+DUMP_AT = 0.9  # share of the collective timeout: the stacks are written before the other ranks fail
 ARM_EVERY_S = 1.0
-SLOWER = 5.0  # times as long as the step before: this one may be slow, and none of its ranks has hung
+SLOWER = 5.0  # a step may take this many times as long as the one before it
 STDERR = 2
 
 
-class Stacks:
+class StackDump:
     """
-    The stacks of all threads of this process, written when it made no progress for a time.
+    The stacks of all threads of this process, written if it makes no progress for a time.
 
-    They go to attempt-N/NODE/stacks/RANK.txt, or to standard error outside orch. If there is progress after that, what
-    was written moves to RANK.went-on.txt: who finds something in RANK.txt knows that the rank has stood still since.
-    By faulthandler's timer, a thread of C: it needs no turn of Python's, which a call that is stuck may never give.
+    The file is attempt-N/NODE/stacks/RANK.txt, or standard error outside orch. If there is progress afterwards, the dump
+    moves to RANK.went-on.txt: a non-empty RANK.txt means that the rank has not moved since. faulthandler's timer is a C
+    thread, so it also fires while a call holds the interpreter lock.
     """
 
-    def __init__(self, place: Place, clock_s: Callable[[], float] = time.monotonic) -> None:
-        folder = place.progress_dir and place.progress_dir.parent / STACKS
-        self.path: Optional[Path] = folder and folder / f"{place.rank}.txt"
+    def __init__(self, rank: Rank, clock_s: Callable[[], float] = time.monotonic) -> None:
+        folder = rank.progress_dir and rank.progress_dir.parent / STACKS
+        self.path: Optional[Path] = folder and folder / f"{rank.global_rank}.txt"
         self.clock_s = clock_s
         self.limit_s = 0.0
-        self.again_s = 0.0  # before, the timer is left alone: what it costs must not depend on how short steps are
+        self.next_arm_s = 0.0  # not earlier: the cost of arming the timer must not grow with the number of steps
         self._file = -1 if self.path else STDERR
-        # A child that is forked while the timer runs would wait at its end for a thread that only its parent has.
+        # A child forked while the timer runs would wait at its exit for a thread that only the parent has.
         os.register_at_fork(before=faulthandler.cancel_dump_traceback_later, after_in_parent=self._arm)
 
     def expect(self, within_s: float) -> None:
-        """There is progress now; write the stacks unless this is called again within that time."""
+        """Record progress; write the stacks unless this is called again within that time."""
         now_s = self.clock_s()
-        if within_s == self.limit_s and now_s < self.again_s:
+        if within_s == self.limit_s and now_s < self.next_arm_s:
             return
-        self.limit_s, self.again_s = within_s, now_s + ARM_EVERY_S
+        self.limit_s, self.next_arm_s = within_s, now_s + ARM_EVERY_S
         try:
             self._prepare()
         except OSError as exc:
-            self.again_s = float("inf")
+            self.next_arm_s = float("inf")
             sys.stderr.write(f"WARNING: no stacks will be written if this rank hangs: {exc}\n")
             self.path, self._file = None, STDERR
         self._arm()
 
     def stop(self) -> None:
-        """Nothing more is expected."""
+        """Expect no more progress."""
         self.limit_s = 0.0
         faulthandler.cancel_dump_traceback_later()
 
@@ -61,6 +61,7 @@ class Stacks:
             faulthandler.dump_traceback_later(self.limit_s, file=self._file)
 
     def _prepare(self) -> None:
+        """Open an empty file; move one that holds a dump out of the way."""
         if self.path is None or (self._file != -1 and os.fstat(self._file).st_size == 0):
             return
         faulthandler.cancel_dump_traceback_later()
@@ -73,27 +74,27 @@ class Stacks:
 
 
 def record_collectives(torch_version: str, env: MutableMapping[str, str]) -> None:
-    """Of the last collectives, for NCCL's watchdog to write down when one takes too long: before torch 2.9 there is none."""
+    """Have NCCL's watchdog log the last collectives when one times out; before torch 2.9 it does not by default."""
     major, minor = torch_version.split(".")[:2]
     if (int(major), int(minor)) < (2, 9):
         env.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
 
 
-def ignored(_: float) -> None:
-    """Of a time that nobody has to keep yet."""
+def ignore_timeout(_: float) -> None:
+    """Set no timeout: there is no process group yet."""
 
 
-class Patience:
+class Watchdog:
     """
-    How long ranks wait for each other: ddp_timeout, but hang_timeout once the first step is done.
+    The time limit that ranks wait for each other: ddp_timeout, and hang_timeout from the second step on.
 
-    What rank 0 does alone takes its time: saving, evaluating, going back. A step may, too, if the one before it did.
-    Hears every phase of this rank. The stacks come a little before the end.
+    Saving, evaluating and rolling back keep the long limit, since rank 0 works alone. A step may take SLOWER times as long
+    as the one before it. The stacks are dumped shortly before the limit.
     """
 
     def __init__(
         self,
-        stacks: Stacks,
+        stacks: StackDump,
         *,
         ddp_timeout_s: float,
         hang_timeout_s: float,
@@ -102,19 +103,20 @@ class Patience:
         self.stacks, self.clock_s = stacks, clock_s
         self.long_s, self.short_s = ddp_timeout_s, min(ddp_timeout_s, hang_timeout_s)
         self.limit_s = self.long_s
-        self.set_timeout: Callable[[float], object] = ignored
-        """Of the collectives that begin from then on."""
-        self._is_settled = False  # the first step since `init` has begun: what compiles and loads does so in that
-        self._began_s: Optional[float] = None  # when the step under way did
+        self.set_timeout: Callable[[float], object] = ignore_timeout
+        """Sets the timeout of collectives started afterwards."""
+        self._is_warm = False  # the first step since `init` has begun, in which torch compiles and loads
+        self._step_began_s: Optional[float] = None
 
-    def hear(self, phase: str) -> None:
+    def begin_phase(self, phase: str) -> None:
+        """Apply the limit of a phase of this rank."""
         now_s, limit_s = self.clock_s(), self.long_s
         is_step = phase == "step"
-        if is_step and self._is_settled:
-            took_s = 0.0 if self._began_s is None else now_s - self._began_s
-            limit_s = min(self.long_s, max(self.short_s, SLOWER * took_s))
-        self._is_settled = is_step or (self._is_settled and phase != "init")
-        self._began_s = now_s if is_step else None
+        if is_step and self._is_warm:
+            last_step_s = 0.0 if self._step_began_s is None else now_s - self._step_began_s
+            limit_s = min(self.long_s, max(self.short_s, SLOWER * last_step_s))
+        self._is_warm = is_step or (self._is_warm and phase != "init")
+        self._step_began_s = now_s if is_step else None
         if limit_s != self.limit_s:
             self.limit_s = limit_s
             self.set_timeout(limit_s)

@@ -40,7 +40,7 @@ def find_device(module: Any) -> None:  # noqa: ANN401
 
 
 def join_ranks(module: Any) -> None:  # noqa: ANN401
-    """init_dist goes the way of the shared trainer: device, roll call, group, self-test; as orch has placed the rank."""
+    """init_dist goes the way of the shared trainer: device, rendezvous, group, self-test; as orch has placed the rank."""
     known, accelerator = module._init_dist_pytorch, unknown_to_mmengine()  # noqa: SLF001 -- there is no other name
 
     def init(backend: str, port: object = None, **kwargs: Any) -> None:  # noqa: ARG001, ANN401 -- orch has chosen the port
@@ -62,7 +62,7 @@ def join_ranks(module: Any) -> None:  # noqa: ANN401
 
 
 def _join(accelerator: Accelerator, *, init_backend: str = "torch", timeout: timedelta = TIMEOUT, **more: Any) -> None:  # noqa: ANN401
-    from ..runtime.group import initialise_on  # noqa: PLC0415 -- a torch without it imports MMEngine as well
+    from ..runtime.init import initialise_on  # noqa: PLC0415 -- a torch without it imports MMEngine as well
 
     for_torch = {name: value for name, value in more.items() if name not in PLACED} if init_backend == "torch" else {}
     try:

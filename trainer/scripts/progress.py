@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, MutableMapping
 
 from ..errors import UserError
-from ..runtime.rank import Place, Progress
-from ..runtime.watchdog import Stacks
+from ..runtime.progress import Progress
+from ..runtime.rank import Rank
+from ..runtime.watchdog import StackDump
 from .devices import accelerator_of_script, warn_of_idle_cards
 
 EVERY_S = 1.0
@@ -31,10 +32,10 @@ class StepCount:
     Says explicitly that nothing is known to be saved: a step that is merely done is nothing to go on from.
     """
 
-    def __init__(self, place: Place, path: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
-        stacks = Stacks(place)
+    def __init__(self, rank: Rank, path: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
+        stacks = StackDump(rank)
         self.progress = Progress(
-            place, None, {"saved": None, "source": SOURCE}, heard=lambda _: stacks.expect(DUMP_AFTER_S)
+            rank, None, {"saved": None, "source": SOURCE}, on_phase=lambda _: stacks.expect(DUMP_AFTER_S)
         )
         self.path = path
         self.clock_s = clock_s
@@ -63,12 +64,12 @@ class StepCount:
 def count_steps(module: Any) -> None:  # noqa: ANN401
     """Count from now on, with the module that all optimizers come from."""
     try:
-        place = Place.from_env(os.environ)
+        rank = Rank.from_env(os.environ)
     except UserError:  # a process that the script started, with a place of its own making
         return
-    if place.progress_dir is None:
+    if rank.progress_dir is None:
         return
-    count = StepCount(place, place.progress_dir / f"{place.rank}.json")
+    count = StepCount(rank, rank.progress_dir / f"{rank.global_rank}.json")
     if hasattr(module, "register_optimizer_step_post_hook"):
         # as torch does with parts of its optimizers: what torch.compile cannot trace it warns of
         untraced = getattr(sys.modules["torch"], "_disable_dynamo", lambda function: function)

@@ -10,7 +10,7 @@ import torch
 from trainer.config.config import TrainConfig
 from trainer.data.windows import Windows
 from trainer.metrics.mfu import flops_per_token
-from trainer.runtime.seeds import number_of
+from trainer.runtime.seeds import derive_seed
 from trainer.tasks.base import Task
 from trainer.tasks.gpt_model import GPT
 
@@ -48,7 +48,7 @@ class Gpt(Task):
             weight.fill_(0.0 if name.endswith("bias") else 1.0)
             return
         std = 0.02 / math.sqrt(2 * self.config.model.layers) if name.endswith(RESIDUAL) else 0.02
-        weight.normal_(0.0, std, generator=torch.Generator().manual_seed(number_of(self.config.seed, name)))
+        weight.normal_(0.0, std, generator=torch.Generator().manual_seed(derive_seed(self.config.seed, name)))
 
     def flops_per_sample(self, sizes: Mapping[str, int]) -> int:
         return flops_per_token(sizes.items(), self.config.model) * self.config.model.context

@@ -295,7 +295,7 @@ def test_retry_goes_on_from_its_own_checkpoints_whatever_the_first_attempt_asked
     Session.start(tmp_path).train_and_save(1)
     session = Session.start(tmp_path, resume=asked)
     group = session.checkpoints.group
-    retry = replace(session.checkpoints, group=replace(group, place=replace(group.place, is_retry=True)))
+    retry = replace(session.checkpoints, group=replace(group, rank=replace(group.rank, is_retry=True)))
     assert retry.resume(session.strategy).step == 1
 
 
@@ -303,7 +303,7 @@ def test_other_world_size_is_refused(tmp_path: Path) -> None:
     Session.start(tmp_path).train_and_save(1)
     session = Session.start(tmp_path)
     group = session.checkpoints.group
-    larger = replace(session.checkpoints, group=replace(group, place=replace(group.place, world_size=4)))
+    larger = replace(session.checkpoints, group=replace(group, rank=replace(group.rank, world_size=4)))
     with pytest.raises(UserError, match="written by 1 ranks, this run has 4"):
         larger.resume(session.strategy)
 
@@ -369,7 +369,7 @@ def test_strategy_that_can_reshard_takes_another_world_size_with_a_warning(
     Session.start(tmp_path).train_and_save(1)
     session = Session.start(tmp_path)
     group, session.strategy.reshards = session.checkpoints.group, True
-    second = replace(session.checkpoints, group=replace(group, place=replace(group.place, world_size=4)))
+    second = replace(session.checkpoints, group=replace(group, rank=replace(group.rank, world_size=4)))
     assert second.resume(session.strategy).step == 1
     assert "WARNING: the checkpoint was written by 1 ranks and is split over 4 now" in capsys.readouterr().out
 

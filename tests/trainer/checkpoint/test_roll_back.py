@@ -15,13 +15,13 @@ from trainer.checkpoint import files
 from trainer.config.config import load_config
 from trainer.errors import NumbersError
 from trainer.metrics.jsonl import Summary
-from trainer.runtime.group import initialise
-from trainer.runtime.rank import Progress
+from trainer.runtime.init import initialise
+from trainer.runtime.progress import Progress
 from trainer.tasks.gpt_model import GPT
 from trainer.train import Trainer
 
 TINY = ("model.layers=1", "model.width=8", "model.heads=1", "model.context=8", "micro_batch=1", "device=cpu", "report=")
-NOT_WARNED: Any = SimpleNamespace(is_given=False)  # a Notice would take this process's signals
+NOT_WARNED: Any = SimpleNamespace(is_received=False)  # a PreemptionSignal would take this process's signals
 
 
 class Breaking:
@@ -41,7 +41,7 @@ class Breaking:
 def _train(out: Path, *words: str) -> tuple[Summary | None, list[dict[str, Any]]]:
     config = load_config(words=[*TINY, f"out={out}", "steps=8", "save_steps=2", *words])
     group = initialise("cpu", 60.0, {})
-    trainer = Trainer(config, group, Progress(group.place, config.steps), NOT_WARNED)
+    trainer = Trainer(config, group, Progress(group.rank, config.steps), NOT_WARNED)
     try:
         summary = trainer.run()
     finally:

@@ -16,7 +16,7 @@ from trainer.checkpoint.manager import Checkpoints, Snapshot, TrainState
 from trainer.checkpoint.saver import Saver
 from trainer.errors import StorageError, TrainerError
 from trainer.runtime.group import Told
-from trainer.runtime.rank import Progress
+from trainer.runtime.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Loop:
         self.session = Session.start(out, **{"save_steps": 2, "steps": 100, **config})
         mine = self.session.checkpoints
         self.checkpoints = Gated(mine.group, mine.config, mine.out, mine.data_digest)
-        self.progress = Progress(mine.group.place, 100)
+        self.progress = Progress(mine.group.rank, 100)
         self.saver = Saver(self.checkpoints, self.session.strategy, self.progress, lambda: None)
         self.step = 0
 
@@ -183,7 +183,7 @@ def test_loss_of_a_checkpoint_is_the_mean_since_the_one_before(tmp_path: Path) -
 def test_ranks_but_the_first_neither_decide_nor_write(tmp_path: Path) -> None:
     loop = _open(tmp_path, async_save=True)
     group = loop.checkpoints.group
-    second = replace(loop.checkpoints, group=replace(group, place=replace(group.place, rank=1, world_size=2)))
+    second = replace(loop.checkpoints, group=replace(group, rank=replace(group.rank, global_rank=1, world_size=2)))
     saver = Saver(second, loop.session.strategy, loop.progress, lambda: None)
     assert saver.tell(2) == Told.NOTHING
     saver.after(TrainState(2, 0, 1.0, 1.0), Told.SAVE, last=False)

@@ -22,7 +22,8 @@ from trainer.data.order import Order
 from trainer.data.split import open_split
 from trainer.data.windows import Windows
 from trainer.errors import UserError
-from trainer.runtime.group import Group, initialise
+from trainer.runtime.group import Group
+from trainer.runtime.init import initialise
 from trainer.tasks.gpt import Gpt
 
 
@@ -229,7 +230,7 @@ def test_file_that_shrinks_meanwhile_is_named(tmp_path: Path) -> None:
 
 def _group(rank: int = 0, world_size: int = 1) -> Group:
     alone = initialise("cpu", 60.0, {})
-    return replace(alone, place=replace(alone.place, rank=rank, world_size=world_size))
+    return replace(alone, rank=replace(alone.rank, global_rank=rank, world_size=world_size))
 
 
 class _Numbers(Sequence[int]):

@@ -19,19 +19,21 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.config.config import ModelConfig, TrainConfig, load_config
+from trainer.console import say
 from trainer.errors import StorageUserError, UserError
 from trainer.metrics.bar import Bar
 from trainer.metrics.hub import Measures
 from trainer.metrics.jsonl import StepResult, Summary, percentile
 from trainer.metrics.mfu import flops_per_token, peak_flops
 from trainer.metrics.reporters import ReportError
-from trainer.runtime.group import Group, initialise
-from trainer.runtime.rank import Progress, say
+from trainer.runtime.group import Group
+from trainer.runtime.init import initialise
+from trainer.runtime.progress import Progress
 from trainer.tasks.gpt_model import GPT, manual_causal_attention
 from trainer.train import Trainer
 
 TINY = ("model.layers=1", "model.width=8", "model.heads=1", "model.context=8", "micro_batch=1", "device=cpu")
-NOT_WARNED: Any = SimpleNamespace(is_given=False)  # a Notice would take this process's signals
+NOT_WARNED: Any = SimpleNamespace(is_received=False)  # a PreemptionSignal would take this process's signals
 BF16 = load_config(words=["precision=bf16"])
 
 
@@ -243,7 +245,7 @@ def test_reporters_are_flushed_before_a_checkpoint_is_written(monkeypatch: pytes
     monkeypatch.setattr("trainer.metrics.hub.open_reporters", lambda *_: [reporter])
     config = load_config(words=[*TINY, f"out={tmp_path}", "steps=3", "save_steps=2", "report="])
     group = _alone()
-    trainer = Trainer(config, group, Progress(group.place, config.steps), NOT_WARNED)
+    trainer = Trainer(config, group, Progress(group.rank, config.steps), NOT_WARNED)
     assert trainer.run() is not None
     trainer.measures.close(0)
     assert seen == [

@@ -17,7 +17,8 @@ from trainer.config.config import load_config
 from trainer.parallel.building import build_fillable, build_whole
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.fsdp import Fsdp2, apart
-from trainer.runtime.group import Group, initialise
+from trainer.runtime.group import Group
+from trainer.runtime.init import initialise
 from trainer.tasks.gpt import Gpt
 
 CONFIG = load_config(words=["task=tests.grounds.tied_task:Tied", "device=cpu"])

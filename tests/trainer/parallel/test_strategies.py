@@ -21,8 +21,9 @@ from trainer.parallel.ddp import Ddp
 from trainer.parallel.deepspeed.cpu_adam import cpu_adam
 from trainer.parallel.requirements import unmet
 from trainer.runtime.accelerators import NO_SCALER_T2X
-from trainer.runtime.group import Group, initialise
-from trainer.runtime.rank import Place
+from trainer.runtime.group import Group
+from trainer.runtime.init import initialise
+from trainer.runtime.rank import Rank
 from trainer.tasks.gpt import Gpt
 from trainer.train import batch_arithmetic
 
@@ -36,8 +37,8 @@ def _config(words: str = "") -> TrainConfig:
 
 def _group(**row: object) -> Group:
     group = initialise("cpu", 60.0, {})
-    launched = replace(group.place, launched=bool(row.pop("launched", False)))
-    return replace(group, place=launched, accelerator=replace(group.accelerator, **row))  # type: ignore[arg-type]  # a test's own fields
+    launched = replace(group.rank, launched=bool(row.pop("launched", False)))
+    return replace(group, rank=launched, accelerator=replace(group.accelerator, **row))  # type: ignore[arg-type]  # a test's own fields
 
 
 def _ddp(words: str = "") -> Ddp:
@@ -176,9 +177,9 @@ def test_fp32_that_overflows_makes_no_update() -> None:
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(2, "devices 8 x nodes 2"), (3, "ranks 16")])
 def test_batch_is_told_as_a_product(nodes: int, ranks: str) -> None:
-    place = replace(Place.from_env({}), world_size=16, nodes=nodes)
+    rank = replace(Rank.from_env({}), world_size=16, nodes=nodes)
     config = _config("micro_batch=1 accumulation=8")
-    assert batch_arithmetic(config, place) == f"batch 128 = micro_batch 1 x {ranks} x accumulation 8"
+    assert batch_arithmetic(config, rank) == f"batch 128 = micro_batch 1 x {ranks} x accumulation 8"
 
 
 @pytest.mark.parametrize("limit", [1e-3, 0.5, 1e3, math.inf])

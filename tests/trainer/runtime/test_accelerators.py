@@ -14,7 +14,7 @@ import torch
 
 from trainer.errors import UserError
 from trainer.runtime.accelerators import NOT_INSTALLED, Accelerator, autocast, choose, load_torch_gcu
-from trainer.runtime.group import initialise
+from trainer.runtime.init import initialise
 
 
 def _torch(*, cuda: int = 0, gcu: int | None = None) -> Any:  # noqa: ANN401 -- stands in for the torch module
@@ -181,7 +181,7 @@ def test_cpu_in_place_of_a_card_is_told_once_a_node(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], local_rank: str, lines: int
 ) -> None:
     here = replace(choose("cpu", torch), passed_over="this node has a card; repair it")
-    monkeypatch.setattr("trainer.runtime.group.choose", lambda *_: here)
+    monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: here)
     initialise("auto", 60.0, {"LOCAL_RANK": local_rank})
     said = "WARNING: training on the CPU: this node has a card; repair it, or say device=cpu\n"
     assert capsys.readouterr().err == said * lines

@@ -20,10 +20,10 @@ import pytest
 
 from trainer.config.config import TrainConfig
 from trainer.errors import StorageError, TrainerError, UserError, report, write_error_file
-from trainer.runtime import session
+from trainer.runtime import main
 from trainer.runtime.exit import exit_on_unexpected_errors
-from trainer.runtime.rank import Place
-from trainer.runtime.rendezvous import Failure, RollCall
+from trainer.runtime.rank import Rank
+from trainer.runtime.rendezvous import Failure, Rendezvous
 
 GLOO = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242")
 
@@ -57,11 +57,11 @@ def _unused_port() -> int:
 
 
 @pytest.fixture
-def rolls(tmp_path: Path) -> list[RollCall]:
+def rendezvous(tmp_path: Path) -> list[Rendezvous]:
     """Of two ranks in this process; the first hosts the store."""
     port = _unused_port()
     envs = [_env(rank, port, tmp_path) for rank in (0, 1)]
-    return [RollCall.open(Place.from_env(env), env, 30.0) for env in envs]
+    return [Rendezvous.open(Rank.from_env(env), env, 30.0) for env in envs]
 
 
 def _recorded(folder: Path, rank: int) -> tuple[str, str]:
@@ -80,15 +80,15 @@ class Session:
             saver=SimpleNamespace(finish=lambda: self.seen.append("save")),
             measures=SimpleNamespace(close=self._report),
         )
-        roll = SimpleNamespace(tell=lambda failure: self.seen.append((failure, *_recorded(folder, 1))))
+        rendezvous = SimpleNamespace(report_failure=lambda failure: self.seen.append((failure, *_recorded(folder, 1))))
         group = SimpleNamespace(close=self._leave, set_timeout=None)
-        monkeypatch.setattr(session, "Trainer", lambda *_: fails)
-        monkeypatch.setattr(session, "initialise", lambda *_, **__: group)
-        monkeypatch.setattr(RollCall, "open", lambda *_: roll)
-        monkeypatch.setattr(session, "CLOSE_S", 0.2)
+        monkeypatch.setattr(main, "Trainer", lambda *_: fails)
+        monkeypatch.setattr(main, "initialise", lambda *_, **__: group)
+        monkeypatch.setattr(Rendezvous, "open", lambda *_: rendezvous)
+        monkeypatch.setattr(main, "CLOSE_S", 0.2)
 
     def run(self) -> None:
-        session.train(TrainConfig(), _env(1, 1, self.folder), SimpleNamespace())  # type: ignore[arg-type]
+        main.run_rank(TrainConfig(), _env(1, 1, self.folder), SimpleNamespace())  # type: ignore[arg-type]
 
     def _fail(self, error: TrainerError) -> NoReturn:
         raise error
@@ -157,22 +157,24 @@ def _in_thread(act: Any) -> Iterator[threading.Thread]:  # noqa: ANN401 -- any f
     assert not thread.is_alive()
 
 
-def test_problem_of_one_rank_is_agreed_on_by_all_and_the_others_leave_after_rank_0(rolls: list[RollCall]) -> None:
+def test_problem_of_one_rank_is_agreed_on_by_all_and_the_others_leave_after_rank_0(
+    rendezvous: list[Rendezvous],
+) -> None:
     caught: list[TrainerError] = []
 
     def rank_1() -> None:
         try:
-            rolls[1].check_all("device", "no card", "")
+            rendezvous[1].check_all("device", "no card", "")
         except UserError as exc:
             caught.append(exc)
-        rolls[1].leave(together=True)
+        rendezvous[1].leave(after_rank_0=True)
 
     with _in_thread(rank_1) as thread:
         with pytest.raises(UserError, match=r"^rank 1: no card$") as mine:
-            rolls[0].check_all("device", "", "cpu")
+            rendezvous[0].check_all("device", "", "cpu")
         thread.join(0.2)
         assert thread.is_alive()  # rank 0 may have to write yet
-        rolls[0].leave()
+        rendezvous[0].leave()
     assert [(str(one), one.is_agreed) for one in (mine.value, *caught)] == [("rank 1: no card", True)] * 2
 
 
@@ -186,40 +188,40 @@ def _raise_unexpected(rank: int, error: Exception, monkeypatch: pytest.MonkeyPat
 
 
 def test_lost_connection_is_told_as_what_ended_the_rank_at_its_other_end(
-    rolls: list[RollCall], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    rendezvous: list[Rendezvous], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rolls[0].store.set("present", "[0, 1]")
-    exit_on_unexpected_errors(rolls[1])
+    rendezvous[0].store.set("present", "[0, 1]")
+    exit_on_unexpected_errors(rendezvous[1])
     assert _raise_unexpected(1, ZeroDivisionError("by zero"), monkeypatch, tmp_path) == 1
     assert capsys.readouterr().err == "ZeroDivisionError: by zero\n"
-    exit_on_unexpected_errors(rolls[0])
+    exit_on_unexpected_errors(rendezvous[0])
     assert _raise_unexpected(0, GLOO, monkeypatch, tmp_path) == 1
     assert capsys.readouterr().err == "error: rank 1: ZeroDivisionError: by zero\n"
     assert _recorded(tmp_path, 0) == ("rank 1: ZeroDivisionError: by zero", "code")
     assert "Connection closed by peer" in (tmp_path / "0.json").read_text()
 
-    rolls[1].tell(Failure("token 4711", "config", 2))
+    rendezvous[1].report_failure(Failure("token 4711", "config", 2))
     assert _raise_unexpected(0, GLOO, monkeypatch, tmp_path) == 2
     assert capsys.readouterr().err == "error: rank 1: token 4711\n"
 
 
 def test_lost_connection_that_nobody_explains_keeps_its_traceback(
-    rolls: list[RollCall], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    rendezvous: list[Rendezvous], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("trainer.runtime.rendezvous.CAUSE_TIMEOUT_S", 0.1)
-    exit_on_unexpected_errors(rolls[1])
+    exit_on_unexpected_errors(rendezvous[1])
     assert _raise_unexpected(1, GLOO, monkeypatch, tmp_path) == 1
     assert capsys.readouterr().err == f"RuntimeError: {GLOO}\n"
     assert _recorded(tmp_path, 1) == (f"RuntimeError: {GLOO}", "network")
 
 
 def test_rank_whose_store_has_gone_with_rank_0_points_to_it_in_one_line(
-    rolls: list[RollCall], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    rendezvous: list[Rendezvous], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Nor does torch tell where in its C++ it has noticed."""
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)  # torch writes to the descriptor
-    exit_on_unexpected_errors(replace(rolls[1], address=f"127.0.0.1:{_unused_port()}"))
+    exit_on_unexpected_errors(replace(rendezvous[1], address=f"127.0.0.1:{_unused_port()}"))
     assert _raise_unexpected(1, GLOO, monkeypatch, tmp_path) == 1
-    message = f"rank 0 has ended or is out of reach, its last lines tell why: RuntimeError: {GLOO}"
+    message = f"rank 0 has ended or is unreachable, see its last lines for the reason: RuntimeError: {GLOO}"
     assert _recorded(tmp_path, 1) == (message, "network")
     assert capfd.readouterr().err == f"rank 1: error: {message}\n"

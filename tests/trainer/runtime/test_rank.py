@@ -1,4 +1,4 @@
-"""Where a rank stands, its progress file, the counting of ranks, and the metrics file."""
+"""The rank's variables, its progress file, the verdict on the ranks, and the metrics file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 
 from trainer.errors import UserError
 from trainer.metrics.jsonl import Metrics, StepLog, StepResult, Summary
-from trainer.runtime.rank import Place, Progress
-from trainer.runtime.rendezvous import fold, judge
+from trainer.runtime.progress import Progress
+from trainer.runtime.rank import Rank
+from trainer.runtime.rendezvous import verdict_of
+from trainer.text import fold
 
 
 def _orch(run_dir: Path, **more: str) -> dict[str, str]:
@@ -19,9 +21,9 @@ def _orch(run_dir: Path, **more: str) -> dict[str, str]:
     return {**base, "ORCH_NODE": "n1", "ORCH_ATTEMPT": "1", **more}
 
 
-def test_one_process_alone_needs_no_variables() -> None:
-    place = Place.from_env({})
-    assert (place.rank, place.world_size, place.launched, place.run_dir, place.progress_dir) == (
+def test_process_without_a_launcher_needs_no_variables() -> None:
+    rank = Rank.from_env({})
+    assert (rank.global_rank, rank.world_size, rank.launched, rank.run_dir, rank.progress_dir) == (
         0,
         1,
         False,
@@ -36,7 +38,7 @@ def test_one_process_alone_needs_no_variables() -> None:
 )
 def test_wrong_launch_variables_are_named(tmp_path: Path, changed: dict[str, str], part: str) -> None:
     with pytest.raises(UserError, match="WORLD_SIZE") as caught:
-        Place.from_env({**_orch(tmp_path), **changed})
+        Rank.from_env({**_orch(tmp_path), **changed})
     assert part in str(caught.value)
 
 
@@ -44,12 +46,12 @@ def test_wrong_launch_variables_are_named(tmp_path: Path, changed: dict[str, str
     ("more", "is_retry"),
     [({}, False), ({"ORCH_ATTEMPT": "2"}, True), ({"TORCHELASTIC_RESTART_COUNT": "1"}, True)],
 )
-def test_later_attempts_know_that_they_are(tmp_path: Path, more: dict[str, str], is_retry: bool) -> None:
-    assert Place.from_env(_orch(tmp_path, **more)).is_retry is is_retry
+def test_later_attempts_are_retries(tmp_path: Path, more: dict[str, str], is_retry: bool) -> None:
+    assert Rank.from_env(_orch(tmp_path, **more)).is_retry is is_retry
 
 
-def test_progress_goes_where_the_agent_looks_and_keeps_known_facts(tmp_path: Path) -> None:
-    progress = Progress(Place.from_env(_orch(tmp_path)), steps=9)
+def test_progress_file_is_where_the_agent_reads_it_and_keeps_extra_values(tmp_path: Path) -> None:
+    progress = Progress(Rank.from_env(_orch(tmp_path)), steps=9)
     progress.write("init", 0, ready="2/2 ranks ready")
     progress.write("step", 4)
     path = tmp_path / "attempt-1" / "n1" / "progress" / "1.json"
@@ -62,7 +64,7 @@ def test_progress_goes_where_the_agent_looks_and_keeps_known_facts(tmp_path: Pat
 
 def test_progress_that_cannot_be_written_warns_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "attempt-1").write_text("a file where a folder must be")
-    progress = Progress(Place.from_env(_orch(tmp_path)), steps=9)
+    progress = Progress(Rank.from_env(_orch(tmp_path)), steps=9)
     progress.write("init", 0)
     progress.write("step", 1)
     assert capsys.readouterr().err.count("WARNING: rank 1: no more progress is written") == 1
@@ -70,28 +72,30 @@ def test_progress_that_cannot_be_written_warns_once(tmp_path: Path, capsys: pyte
 
 def test_outside_orch_no_progress_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Progress(Place.from_env({}), steps=9).write("init", 0)
+    Progress(Rank.from_env({}), steps=9).write("init", 0)
     assert list(tmp_path.iterdir()) == []
 
 
-def _answer(problem: str = "", word: str = "cpu", node: str = "") -> dict[str, str]:
-    return {"problem": problem, "word": word, "node": node}
+def _report(problem: str = "", value: str = "cpu", node: str = "") -> dict[str, str]:
+    return {"problem": problem, "value": value, "node": node}
 
 
 @pytest.mark.parametrize(
-    ("answers", "missing", "problem"),
+    ("reports", "missing", "problem"),
     [
-        ([_answer(), _answer(), _answer()], "", ""),
-        ([_answer(), None, _answer()], "2/3 ranks ready after 5 s; missing: rank 1", ""),
-        ([_answer(), None, None], "1/3 ranks ready after 5 s; missing: rank 1-2", ""),
-        ([_answer(), _answer("no card", "", "n7"), _answer()], "", "rank 1: no card (on n7)"),
-        ([_answer(), _answer("no card"), None], "", "rank 1: no card"),
-        ([_answer(word="cuda"), _answer(), _answer()], "", "cuda on rank 0; cpu on rank 1-2"),
+        ([_report(), _report(), _report()], "", ""),
+        ([_report(), None, _report()], "2/3 ranks ready after 5 s; missing: rank 1", ""),
+        ([_report(), None, None], "1/3 ranks ready after 5 s; missing: rank 1-2", ""),
+        ([_report(), _report("no card", "", "n7"), _report()], "", "rank 1: no card (on n7)"),
+        ([_report(), _report("no card"), None], "", "rank 1: no card"),
+        ([_report(value="cuda"), _report(), _report()], "", "cuda on rank 0; cpu on rank 1-2"),
     ],
 )
-def test_head_count(answers: list[dict[str, str] | None], missing: str, problem: str) -> None:
-    present = {rank: answer for rank, answer in enumerate(answers) if answer is not None}
-    verdict = judge(present, len(answers), 5.0)
+def test_missing_failed_and_differing_ranks_are_named(
+    reports: list[dict[str, str] | None], missing: str, problem: str
+) -> None:
+    present = {rank: report for rank, report in enumerate(reports) if report is not None}
+    verdict = verdict_of(present, len(reports), 5.0)
     assert missing in verdict["missing"]
     assert problem in verdict["problem"]
     assert bool(verdict["missing"]) == bool(missing)
@@ -99,7 +103,7 @@ def test_head_count(answers: list[dict[str, str] | None], missing: str, problem:
 
 
 @pytest.mark.parametrize(("ranks", "text"), [([0], "0"), ([0, 1, 2], "0-2"), ([0, 2, 3, 7], "0,2-3,7"), ([], "")])
-def test_ranks_fold(ranks: list[int], text: str) -> None:
+def test_fold(ranks: list[int], text: str) -> None:
     assert fold(ranks) == text
 
 

@@ -27,9 +27,11 @@ from trainer.config.config import load_config
 from trainer.errors import kind_of
 from trainer.evaluation import Evaluation
 from trainer.runtime.accelerators import choose
-from trainer.runtime.group import Group, initialise
-from trainer.runtime.rank import Place, Progress
-from trainer.runtime.watchdog import ARM_EVERY_S, DUMP_AT, SLOWER, Patience, Stacks, record_collectives
+from trainer.runtime.group import Group
+from trainer.runtime.init import initialise
+from trainer.runtime.progress import Progress
+from trainer.runtime.rank import Rank
+from trainer.runtime.watchdog import ARM_EVERY_S, DUMP_AT, SLOWER, StackDump, Watchdog, record_collectives
 from trainer.train import Trainer
 
 LONG_S, SHORT_S = 1800.0, 300.0
@@ -53,14 +55,14 @@ def _no_timer_is_left() -> Iterator[None]:
     faulthandler.cancel_dump_traceback_later()
 
 
-def _place(tmp_path: Path) -> Place:
+def _place(tmp_path: Path) -> Rank:
     names = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "ORCH_NODE": "n0", "ORCH_ATTEMPT": "1"}
-    return Place.from_env({**names, "ORCH_RUN_DIR": str(tmp_path)})
+    return Rank.from_env({**names, "ORCH_RUN_DIR": str(tmp_path)})
 
 
 @pytest.fixture
-def stacks(tmp_path: Path, clock: Clock) -> Iterator[Stacks]:
-    stacks = Stacks(_place(tmp_path), clock)
+def stacks(tmp_path: Path, clock: Clock) -> Iterator[StackDump]:
+    stacks = StackDump(_place(tmp_path), clock)
     yield stacks
     stacks.stop()
 
@@ -73,7 +75,7 @@ def armed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return times
 
 
-def _stands_still(stacks: Stacks) -> Path:
+def _stands_still(stacks: StackDump) -> Path:
     assert stacks.path is not None
     stacks.expect(0.01)
     path = stacks.path
@@ -81,7 +83,7 @@ def _stands_still(stacks: Stacks) -> Path:
     return path
 
 
-def test_stacks_of_all_threads_are_in_the_runs_folder(stacks: Stacks, tmp_path: Path) -> None:
+def test_stacks_of_all_threads_are_in_the_runs_folder(stacks: StackDump, tmp_path: Path) -> None:
     over = threading.Event()
     other = threading.Thread(target=over.wait)
     other.start()
@@ -94,7 +96,7 @@ def test_stacks_of_all_threads_are_in_the_runs_folder(stacks: Stacks, tmp_path: 
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_rank_that_goes_on_leaves_an_empty_file_and_keeps_what_was_written(stacks: Stacks, clock: Clock) -> None:
+def test_rank_that_goes_on_leaves_an_empty_file_and_keeps_what_was_written(stacks: StackDump, clock: Clock) -> None:
     path = _stands_still(stacks)
     clock.now_s += ARM_EVERY_S
     stacks.expect(60.0)
@@ -104,7 +106,7 @@ def test_rank_that_goes_on_leaves_an_empty_file_and_keeps_what_was_written(stack
 
 
 def test_outside_orch_stacks_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
-    stacks = Stacks(Place.from_env({}))
+    stacks = StackDump(Rank.from_env({}))
     stacks.expect(0.01)
     seen = ""
 
@@ -121,7 +123,7 @@ def test_stacks_that_cannot_be_written_warn_once(
     tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "attempt-1").write_text("a file where a folder must be")
-    stacks = Stacks(_place(tmp_path), clock)
+    stacks = StackDump(_place(tmp_path), clock)
     for _ in range(2):
         clock.now_s += ARM_EVERY_S
         stacks.expect(60.0)
@@ -129,7 +131,9 @@ def test_stacks_that_cannot_be_written_warn_once(
     assert capsys.readouterr().err.count("WARNING: no stacks will be written") == 1
 
 
-def test_timer_is_set_once_a_second_however_short_steps_are(stacks: Stacks, clock: Clock, armed: list[float]) -> None:
+def test_timer_is_set_once_a_second_however_short_steps_are(
+    stacks: StackDump, clock: Clock, armed: list[float]
+) -> None:
     for _ in range(100):
         clock.now_s += ARM_EVERY_S / 20
         stacks.expect(60.0)
@@ -137,7 +141,7 @@ def test_timer_is_set_once_a_second_however_short_steps_are(stacks: Stacks, cloc
 
 
 @pytest.mark.processes
-def test_child_that_is_forked_ends_although_the_timer_runs(stacks: Stacks) -> None:
+def test_child_that_is_forked_ends_although_the_timer_runs(stacks: StackDump) -> None:
     """A child has no such thread, and Python's own end would wait for it."""
     stacks.expect(60.0)
     child = os.fork()
@@ -151,51 +155,51 @@ def test_child_that_is_forked_ends_although_the_timer_runs(stacks: Stacks) -> No
         raise
 
 
-def _limits(patience: Patience, clock: Clock, *phases: tuple[str, float]) -> list[float]:
+def _limits(watchdog: Watchdog, clock: Clock, *phases: tuple[str, float]) -> list[float]:
     """Of the phases, which begin so many seconds after each other."""
     found = []
     for phase, after_s in phases:
         clock.now_s += after_s
-        patience.hear(phase)
-        found.append(patience.limit_s)
+        watchdog.begin_phase(phase)
+        found.append(watchdog.limit_s)
     return found
 
 
 @pytest.fixture
-def patience(stacks: Stacks, clock: Clock, armed: list[float]) -> Patience:  # noqa: ARG001 -- no timer runs meanwhile
-    return Patience(stacks, ddp_timeout_s=LONG_S, hang_timeout_s=SHORT_S, clock_s=clock)
+def watchdog(stacks: StackDump, clock: Clock, armed: list[float]) -> Watchdog:  # noqa: ARG001 -- no timer runs meanwhile
+    return Watchdog(stacks, ddp_timeout_s=LONG_S, hang_timeout_s=SHORT_S, clock_s=clock)
 
 
-def test_only_steps_after_the_first_have_to_be_quick(patience: Patience, clock: Clock) -> None:
+def test_only_steps_after_the_first_have_to_be_quick(watchdog: Watchdog, clock: Clock) -> None:
     phases = [("init", 0.0), ("init", 9.0), ("step", 50.0), ("step", 9.0), ("step", 1.0), ("eval", 1.0), ("save", 1.0)]
-    assert _limits(patience, clock, *phases) == [LONG_S] * 3 + [SHORT_S] * 2 + [LONG_S] * 2
-    assert _limits(patience, clock, ("step", 900.0), ("step", 1.0), ("saved", 1.0)) == [SHORT_S, SHORT_S, LONG_S]
+    assert _limits(watchdog, clock, *phases) == [LONG_S] * 3 + [SHORT_S] * 2 + [LONG_S] * 2
+    assert _limits(watchdog, clock, ("step", 900.0), ("step", 1.0), ("saved", 1.0)) == [SHORT_S, SHORT_S, LONG_S]
 
 
 def test_going_back_to_a_checkpoint_takes_its_time_and_so_does_the_step_after_it(
-    patience: Patience, clock: Clock
+    watchdog: Watchdog, clock: Clock
 ) -> None:
     phases = [("step", 0.0), ("step", 1.0), ("init", 1.0), ("step", 600.0), ("step", 1.0)]
-    assert _limits(patience, clock, *phases) == [LONG_S, SHORT_S, LONG_S, LONG_S, SHORT_S]
+    assert _limits(watchdog, clock, *phases) == [LONG_S, SHORT_S, LONG_S, LONG_S, SHORT_S]
 
 
-def test_step_may_be_slow_where_the_one_before_it_was(patience: Patience, clock: Clock) -> None:
+def test_step_may_be_slow_where_the_one_before_it_was(watchdog: Watchdog, clock: Clock) -> None:
     phases = [("step", 0.0), ("step", 100.0), ("step", 1000.0), ("step", 1.0)]
-    assert _limits(patience, clock, *phases) == [LONG_S, SLOWER * 100.0, LONG_S, SHORT_S]
+    assert _limits(watchdog, clock, *phases) == [LONG_S, SLOWER * 100.0, LONG_S, SHORT_S]
 
 
-def test_ddp_timeout_below_hang_timeout_holds_throughout(stacks: Stacks, clock: Clock, armed: list[float]) -> None:
-    patience = Patience(stacks, ddp_timeout_s=20.0, hang_timeout_s=SHORT_S, clock_s=clock)
-    assert _limits(patience, clock, ("init", 0.0), ("step", 1.0), ("step", 1.0), ("save", 1.0)) == [20.0] * 4
+def test_ddp_timeout_below_hang_timeout_holds_throughout(stacks: StackDump, clock: Clock, armed: list[float]) -> None:
+    watchdog = Watchdog(stacks, ddp_timeout_s=20.0, hang_timeout_s=SHORT_S, clock_s=clock)
+    assert _limits(watchdog, clock, ("init", 0.0), ("step", 1.0), ("step", 1.0), ("save", 1.0)) == [20.0] * 4
     assert set(armed) == {DUMP_AT * 20.0}
 
 
 def test_collectives_are_told_when_the_limit_changes_and_the_stacks_come_before_it(
-    patience: Patience, clock: Clock, armed: list[float]
+    watchdog: Watchdog, clock: Clock, armed: list[float]
 ) -> None:
     told: list[float] = []
-    patience.set_timeout = told.append
-    _limits(patience, clock, ("init", 0.0), ("step", 1.0), ("step", 1.0), ("step", 1.0), ("save", 1.0), ("step", 1.0))
+    watchdog.set_timeout = told.append
+    _limits(watchdog, clock, ("init", 0.0), ("step", 1.0), ("step", 1.0), ("step", 1.0), ("save", 1.0), ("step", 1.0))
     assert told == [SHORT_S, LONG_S, SHORT_S]
     assert set(armed) == {DUMP_AT * LONG_S, DUMP_AT * SHORT_S}
 
@@ -220,7 +224,7 @@ def test_ranks_know_before_they_wait_for_what_rank_0_does_alone(
     words = ("steps=6", "save_steps=2", "async_save=true", "roll_back=1", "eval_steps=5", "eval_batches=1")
     config = load_config(words=[*TINY, *paths, *words])
     group = initialise("cpu", 60.0, {})
-    trainer = Trainer(config, group, Progress(group.place, config.steps, heard=phases.append), NOT_WARNED)
+    trainer = Trainer(config, group, Progress(group.rank, config.steps, on_phase=phases.append), NOT_WARNED)
     assert trainer.run() is not None
     trainer.measures.close(0)
     assert found == {"go_back": "init", "run": "eval", "finish": "save", "take": "save"}
@@ -232,11 +236,11 @@ def test_timeout_is_that_of_every_group_whose_backend_takes_one() -> None:
         _world=SimpleNamespace(pg_map={"default": 1, "sharded": 2}),
         _set_pg_timeout=lambda timeout, group: told.append((timeout, group)),
     )
-    place = Place(0, 0, 2, launched=True, node="", run_dir=None, progress_dir=None, is_retry=False)
+    rank = Rank(0, 0, 2, launched=True, node="", run_dir=None, progress_dir=None, is_retry=False)
     row = replace(choose("cpu", torch), distributed=SimpleNamespace(distributed_c10d=c10d))
-    Group(place, row, torch.device("cpu"), None, "").set_timeout(7.5)
+    Group(rank, row, torch.device("cpu"), None, "").set_timeout(7.5)
     assert told == [(timedelta(seconds=7.5), "default"), (timedelta(seconds=7.5), "sharded")]
-    Group(place, replace(row, backend="eccl"), torch.device("cpu"), None, "").set_timeout(7.5)
+    Group(rank, replace(row, backend="eccl"), torch.device("cpu"), None, "").set_timeout(7.5)
     assert len(told) == 2
 
 
@@ -255,7 +259,7 @@ def test_timeout_of_a_collective_is_a_hang(text: str) -> None:
 
 def test_what_becomes_known_in_a_phase_does_not_change_it(tmp_path: Path) -> None:
     heard: list[str] = []
-    progress = Progress(_place(tmp_path), 9, heard=heard.append)
+    progress = Progress(_place(tmp_path), 9, on_phase=heard.append)
     progress.write("step", 4)
     progress.add(saved=2)
     record = json.loads((tmp_path / "attempt-1/n0/progress/1.json").read_text())

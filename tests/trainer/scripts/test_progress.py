@@ -15,7 +15,7 @@ import torch
 from orchestrator.node.batch.history import Ending
 from tests.grounds.gcu import try_each
 from trainer.runtime.accelerators import Accelerator, choose
-from trainer.runtime.rank import Place
+from trainer.runtime.rank import Rank
 from trainer.scripts import devices, progress
 from trainer.scripts.progress import EVERY_S, StepCount, count_steps
 
@@ -48,7 +48,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def count(tmp_path: Path, clock: Clock) -> StepCount:
-    return StepCount(Place.from_env(_env(tmp_path)), _file(tmp_path), clock)
+    return StepCount(Rank.from_env(_env(tmp_path)), _file(tmp_path), clock)
 
 
 def _optimizer() -> torch.optim.Optimizer:
@@ -97,7 +97,7 @@ def test_process_that_goes_on_after_another_one_counts_in_the_same_file(
     tmp_path: Path, count: StepCount, clock: Clock
 ) -> None:
     count(_optimizer(), (), {})
-    second, optimizer = StepCount(count.progress.place, count.path, clock), _optimizer()
+    second, optimizer = StepCount(count.progress.rank, count.path, clock), _optimizer()
     second(optimizer, (), {})
     clock.now_s += EVERY_S
     second(optimizer, (), {})

@@ -16,8 +16,9 @@ from trainer.config.presets import SIZES
 from trainer.errors import UserError
 from trainer.parallel.building import build_empty, build_whole, sizes_of
 from trainer.parallel.ddp import Ddp
-from trainer.runtime.group import Group, initialise
-from trainer.runtime.seeds import doubt, make_deterministic, what_is_not_deterministic_is_told
+from trainer.runtime.group import Group
+from trainer.runtime.init import initialise
+from trainer.runtime.seeds import determinism_warning, make_deterministic, report_nondeterminism
 from trainer.tasks import Task
 from trainer.tasks.base import loss_of
 from trainer.tasks.gpt import Gpt
@@ -191,7 +192,7 @@ def test_deterministic_run_refuses_what_torch_cannot_do_so() -> None:
             pytest.raises(
                 UserError, match=r"^deterministic=true: .*does not have a deterministic implementation.*leave"
             ),
-            what_is_not_deterministic_is_told(config),
+            report_nondeterminism(config),
         ):
             found.put_(torch.tensor([0, 0]), torch.ones(2), accumulate=False)
         with pytest.raises(
@@ -201,8 +202,8 @@ def test_deterministic_run_refuses_what_torch_cannot_do_so() -> None:
     finally:
         torch.use_deterministic_algorithms(False)  # noqa: FBT003 -- torch's
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
-    assert doubt(config, "cuda") == ""
-    assert doubt(config, "gcu-t2x").startswith("WARNING: deterministic=true")
+    assert determinism_warning(config, "cuda") == ""
+    assert determinism_warning(config, "gcu-t2x").startswith("WARNING: deterministic=true")
 
 
 def test_settling_changes_neither_buffers_nor_random_numbers() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterable, Mapping
 
 from trainer.config.config import ZERO_STAGES, TrainConfig
 from trainer.errors import UserError
-from trainer.runtime.rank import Place
+from trainer.runtime.rank import Rank
 
 AUTO = "auto"
 # DeepSpeed passes over a top-level key that it does not know, so a misspelt one would go unnoticed.
@@ -40,7 +40,7 @@ REFUSED = {
 }
 
 
-def deepspeed_config(config: TrainConfig, place: Place, theirs: Mapping[str, Any]) -> Dict[str, Any]:
+def deepspeed_config(config: TrainConfig, rank: Rank, theirs: Mapping[str, Any]) -> Dict[str, Any]:
     """
     What DeepSpeed gets.
 
@@ -56,21 +56,21 @@ def deepspeed_config(config: TrainConfig, place: Place, theirs: Mapping[str, Any
     _check_keys(theirs, path)
     flat = _flat({key: value for key, value in theirs.items() if not (key in REFUSED and _all_auto(value))})
     flat = {key: value for key, value in flat.items() if value is not None or key not in NULLABLE}
-    _check_groups(flat, _origins(config, place), path)
-    _check_agreement(flat, config, place, path)
+    _check_groups(flat, _origins(config, rank), path)
+    _check_agreement(flat, config, rank, path)
     kept = {key: value for key, value in flat.items() if value != AUTO and not key.startswith("optimizer.")}
-    return _nested({**_defaults(config, flat), **kept, **_ours(config, place)})
+    return _nested({**_defaults(config, flat), **kept, **_ours(config, rank)})
 
 
 def strict_json(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, indent=2, allow_nan=False) + "\n"
 
 
-def _ours(config: TrainConfig, place: Place) -> Dict[str, Any]:
+def _ours(config: TrainConfig, rank: Rank) -> Dict[str, Any]:
     """Dotted key -> value, wherever a setting of the trainer decides."""
     stage = ZERO_STAGES[config.strategy]
     ours: Dict[str, Any] = {
-        "train_batch_size": config.micro_batch * config.accumulation * place.world_size,
+        "train_batch_size": config.micro_batch * config.accumulation * rank.world_size,
         "train_micro_batch_size_per_gpu": config.micro_batch,
         "gradient_accumulation_steps": config.accumulation,
         "gradient_clipping": config.optim.grad_clip,
@@ -83,13 +83,13 @@ def _ours(config: TrainConfig, place: Place) -> Dict[str, Any]:
     return ours
 
 
-def _origins(config: TrainConfig, place: Place) -> Dict[str, str]:
+def _origins(config: TrainConfig, rank: Rank) -> Dict[str, str]:
     """Dotted key -> the trainer's setting as the user writes it, for messages."""
     settings = ("micro_batch", "accumulation", "strategy", "precision", "offload_optimizer", "offload_param", "lr")
     said = {key: f"{key}={_shown(getattr(config, key))}" for key in settings}
-    product = f"{said['micro_batch']} x {place.world_size} ranks x {said['accumulation']}"
+    product = f"{said['micro_batch']} x {rank.world_size} ranks x {said['accumulation']}"
     return {
-        "train_batch_size": f"{product} = {config.micro_batch * place.world_size * config.accumulation}",
+        "train_batch_size": f"{product} = {config.micro_batch * rank.world_size * config.accumulation}",
         "train_micro_batch_size_per_gpu": said["micro_batch"],
         "gradient_accumulation_steps": said["accumulation"],
         "gradient_clipping": f"optim.grad_clip={config.optim.grad_clip:g}",
@@ -105,16 +105,16 @@ def _origins(config: TrainConfig, place: Place) -> Dict[str, str]:
     }
 
 
-def _check_agreement(flat: Mapping[str, Any], config: TrainConfig, place: Place, path: str) -> None:
+def _check_agreement(flat: Mapping[str, Any], config: TrainConfig, rank: Rank, path: str) -> None:
     expected = {
-        **_ours(config, place),
+        **_ours(config, rank),
         "optimizer.type": "AdamW",
         "optimizer.params.lr": config.lr,
         "optimizer.params.betas": list(config.optim.betas),
         "optimizer.params.weight_decay": config.optim.weight_decay,
         "optimizer.params.eps": 1e-8,  # torch's default, which the trainer takes
     }
-    origins = {**_origins(config, place), "optimizer.params.eps": "eps=1e-8, the trainer's"}
+    origins = {**_origins(config, rank), "optimizer.params.eps": "eps=1e-8, the trainer's"}
     if config.strategy == "zero0" and config.precision == "bf16":
         expected["bf16.enabled"] = True  # it is done by torch_autocast, which says the same to the user
     wrong = [

@@ -10,10 +10,10 @@ from typing import Any, List
 import torch
 
 from trainer.config.config import TrainConfig
+from trainer.console import say
 from trainer.optim.adamw import decay_groups
 from trainer.parallel.deepspeed.package import search_path
 from trainer.runtime.group import Group
-from trainer.runtime.rank import say
 
 
 def cpu_adam(group: Group, config: TrainConfig, model: torch.nn.Module) -> Any:  # noqa: ANN401 -- DeepSpeed's class
@@ -37,9 +37,9 @@ def _warn_of_locks(group: Group) -> None:
     """torch waits for whoever else compiles it: without a word, and for ever where that one was killed."""
     extensions = importlib.import_module("torch.utils.cpp_extension")
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or extensions.get_default_build_root())
-    for lock in folder.glob("**/cpu_adam/lock") if group.place.local_rank == 0 else ():
+    for lock in folder.glob("**/cpu_adam/lock") if group.rank.local_rank == 0 else ():
         say(
-            f"WARNING: rank {group.place.rank}: {lock}: DeepSpeed's Adam is being compiled by another program, or was when "
+            f"WARNING: rank {group.rank.global_rank}: {lock}: DeepSpeed's Adam is being compiled by another program, or was when "
             "that was killed: this one waits until the file is gone, so remove it if nothing is compiling"
         )
     group.agree("")  # none of these ranks compiles before all have looked

@@ -64,10 +64,10 @@ def restore(engine: Any, state: Mapping[str, Any], group: Group) -> None:  # noq
         weights = state["model"].pop(name)
         moments = optimizer["moments"].pop(name) if optimizer["step"] is not None else {}
         for whole in (weights, *moments.values()):
-            group.share(whole)
+            group.broadcast(whole)
         put(parameter, weights, moments, group)
     for name, buffer in _buffers(engine).items():
-        group.share(state["model"][name])
+        group.broadcast(state["model"][name])
         buffer.copy_(state["model"][name])
     for key, value in state["scaler"].items():
         setattr(sharded.loss_scaler, key, value)
@@ -127,15 +127,15 @@ def _put_stage_3(parameter: Any, weights: torch.Tensor, moments: Mapping[str, to
     tools = importlib.import_module("deepspeed.utils")
     gathered = importlib.import_module("deepspeed").zero.GatheredParameters
     with gathered([parameter], modifier_rank=0):
-        if group.place.is_main:
+        if group.rank.is_main:
             parameter.data.copy_(weights)
     # By slices: DeepSpeed's function for the whole tensor fails where its size is no multiple of the world size.
     count = parameter.ds_tensor.numel()
 
     def mine(whole: torch.Tensor) -> torch.Tensor:
-        padded = torch.zeros(count * group.place.world_size, dtype=whole.dtype)
+        padded = torch.zeros(count * group.rank.world_size, dtype=whole.dtype)
         padded[: whole.numel()] = whole.flatten()
-        return padded[count * group.place.rank :][:count].to(group.device)
+        return padded[count * group.rank.global_rank :][:count].to(group.device)
 
     tools.safe_set_local_fp32_param(parameter, mine(weights))
     for key, value in moments.items():

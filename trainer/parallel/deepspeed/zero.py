@@ -14,7 +14,9 @@ import torch
 
 from trainer.checkpoint.staging import large_ones
 from trainer.config.config import ZERO_STAGES, TrainConfig
+from trainer.console import say
 from trainer.errors import UserError
+from trainer.io import replace_text
 from trainer.optim.adamw import make_optimizer
 from trainer.parallel.base import Note
 from trainer.parallel.buffers import Buffers, refuse_batch_norm
@@ -25,7 +27,6 @@ from trainer.parallel.deepspeed.cpu_adam import cpu_adam
 from trainer.parallel.deepspeed.package import package_warning
 from trainer.parallel.deepspeed.relaxed_json import read_relaxed_json
 from trainer.runtime.group import Group
-from trainer.runtime.rank import replace_text, say
 from trainer.tasks.base import Task, loss_of
 
 SPLIT_STAGE = 3  # where weights are split, too
@@ -42,7 +43,7 @@ class Zero:
         self.lends_state = self.stage == 0
         self._is_amid_step = False
         warning = package_warning(group.accelerator.name, config.strategy)
-        if warning and group.place.is_main:
+        if warning and group.rank.is_main:
             say(warning)
         settings = agreed_settings(group, config, out)
         deepspeed = load_deepspeed(group)
@@ -72,7 +73,7 @@ class Zero:
         loss = loss_of(self.task, self.engine, batch)
         share: torch.Tensor = loss.detach() / self.config.accumulation
         if note:
-            self.notes = self.group.begin_all_gather(note(share))
+            self.notes = self.group.start_all_gather(note(share))
         self.engine.backward(loss)  # divides by the accumulation itself
         return share
 
@@ -112,12 +113,12 @@ class Zero:
     def state(self) -> Dict[str, Any]:
         if self.stage == 0:
             return {"model": self.engine.module.state_dict(), "optimizer": self.engine.optimizer.state_dict()}
-        return zero_state.collect(self.engine, keep=self.group.place.is_main)
+        return zero_state.collect(self.engine, keep=self.group.rank.is_main)
 
     def load(self, state: Mapping[str, Any]) -> None:
         if self.stage == 0:
             for one in large_ones(state):
-                self.group.share(one)
+                self.group.broadcast(one)
             self.engine.module.load_state_dict(state["model"])
             self.engine.optimizer.load_state_dict(state["optimizer"])
         else:
@@ -134,7 +135,7 @@ def _build_split(group: Group, config: TrainConfig, task: Task, settings: Mappin
 
     def put(weight: Any, whole: Callable[[], torch.Tensor]) -> None:  # noqa: ANN401 -- a parameter with DeepSpeed's fields
         with zero.GatheredParameters([weight], modifier_rank=0):
-            if group.place.is_main:
+            if group.rank.is_main:
                 weight.copy_(whole())
 
     with zero.Init(config_dict_or_path=dict(settings)):
@@ -165,10 +166,10 @@ def load_deepspeed(group: Group) -> Any:  # noqa: ANN401 -- a module without typ
 def agreed_settings(group: Group, config: TrainConfig, out: Path) -> Dict[str, Any]:
     """Rank 0's reading of the user's file is everybody's; what DeepSpeed gets is kept in <out>/deepspeed.json."""
     text, problem = "", ""
-    if group.place.is_main:
+    if group.rank.is_main:
         try:
             theirs = read_relaxed_json(config.deepspeed) if config.deepspeed else {}
-            text = strict_json(deepspeed_config(config, group.place, theirs))
+            text = strict_json(deepspeed_config(config, group.rank, theirs))
             replace_text(out / "deepspeed.json", text)
             say(f"DeepSpeed's configuration: {out / 'deepspeed.json'}")
         except UserError as exc:

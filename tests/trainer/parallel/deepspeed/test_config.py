@@ -19,9 +19,9 @@ from trainer.errors import UserError
 from trainer.parallel.deepspeed.config import deepspeed_config, strict_json
 from trainer.parallel.deepspeed.package import package_problem, package_warning
 from trainer.parallel.deepspeed.relaxed_json import read_relaxed_json
-from trainer.runtime.rank import Place
+from trainer.runtime.rank import Rank
 
-FOUR = replace(Place.from_env({}), world_size=4, launched=True, nodes=2)
+FOUR = replace(Rank.from_env({}), world_size=4, launched=True, nodes=2)
 # As in the field guide for two nodes of eight cards, with what people put around it.
 WRITTEN_BY_HAND = """
 {

@@ -1,0 +1,130 @@
+"""
+Joining the process group: device, rendezvous, group, self-test. Every way of starting the trainer comes through here.
+
+A rank first takes its device, then reports to the rendezvous. So a rank that is missing or has no device is named by all
+the others before any of them waits in a collective.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import Any, Callable, Mapping
+
+import torch
+
+from ..errors import (  # relative: scripts import this package under another name (trainer/scripts)
+    NetworkError,
+    UserError,
+)
+from .accelerators import Accelerator, choose
+from .group import Group
+from .rank import Rank
+from .rendezvous import Rendezvous
+
+
+def initialise(asked: str, timeout_s: float, env: Mapping[str, str], *, rendezvous: Rendezvous | None = None) -> Group:
+    """
+    Take the device, meet the other ranks, join the group, and test both.
+
+    Args:
+        asked: auto, cuda, gcu or cpu.
+        timeout_s: limit of a collective.
+        env: MASTER_ADDR, MASTER_PORT and the variables that Rank reads.
+        rendezvous: if the caller has opened it already.
+
+    Raises:
+        UserError: a rank has no usable device; on all ranks if their store is reachable.
+        TrainerError: a rank is missing, or the test all-reduce gave a wrong sum.
+    """
+
+    def find() -> Accelerator:
+        accelerator = choose(asked, torch)
+        if accelerator.passed_over and env.get("LOCAL_RANK", "0") == "0":  # once per node
+            sys.stderr.write(f"WARNING: training on the CPU: {accelerator.passed_over}, or say device=cpu\n")
+        return accelerator
+
+    return initialise_on(find, timeout_s, env, rendezvous=rendezvous)
+
+
+def initialise_on(
+    find: Callable[[], Accelerator],
+    timeout_s: float,
+    env: Mapping[str, str],
+    *,
+    rendezvous: Rendezvous | None = None,
+    **more: Any,  # noqa: ANN401 -- other arguments of init_process_group
+) -> Group:
+    """Like `initialise`, on the accelerator that `find` returns; a UserError it raises is this rank's problem."""
+    rank = Rank.from_env(env)
+    accelerator, device, problem = _prepare(find, rank)
+    if not rank.launched:
+        if accelerator is None or problem:
+            raise UserError(problem)
+        return Group(rank, accelerator, device, None, f"1/1 ranks ready, backend none, device {device.type}")
+    rendezvous = rendezvous or Rendezvous.open(rank, env, timeout_s)
+    rendezvous.check_all("device", problem, accelerator.name if accelerator else "")
+    assert accelerator is not None  # a rank with a problem does not pass check_all
+    _join(accelerator, rendezvous, timeout=timedelta(seconds=timeout_s), **more)
+    rendezvous.check_all("all-reduce", _test_all_reduce(accelerator, rank, device), device.type, kind=NetworkError)
+    count = rank.world_size
+    ready = f"{count}/{count} ranks ready, backend {accelerator.backend}, device {device.type}"
+    return Group(rank, accelerator, device, rendezvous, ready)
+
+
+def _prepare(find: Callable[[], Accelerator], rank: Rank) -> tuple[Accelerator | None, torch.device, str]:
+    """(accelerator, device, ""), or the part found so far and the reason why this rank cannot continue."""
+    accelerator, device = None, torch.device("cpu")
+    try:
+        accelerator = find()
+        device = _take_device(accelerator, rank)
+    except UserError as exc:
+        return accelerator, device, str(exc)
+    return accelerator, device, ""
+
+
+def _join(accelerator: Accelerator, rendezvous: Rendezvous, **more: Any) -> None:  # noqa: ANN401 -- as above
+    """Make the process group; raises NetworkError with the library's message."""
+    rank, dist = rendezvous.rank, accelerator.distributed
+    if accelerator.own_rendezvous:
+        address = {"init_method": f"tcp://{rendezvous.vendor_store_address()}"}
+    else:
+        address = {"store": rendezvous.store_for("group")}
+    try:
+        dist.init_process_group(
+            accelerator.backend, rank=rank.global_rank, world_size=rank.world_size, **address, **more
+        )
+    except (RuntimeError, ValueError) as exc:
+        raise NetworkError(f"rank {rank.global_rank} cannot join the group ({accelerator.backend}): {exc}") from exc
+
+
+def _take_device(accelerator: Accelerator, rank: Rank) -> torch.device:
+    """Make the rank's device current and compute on it. Raises UserError with device and cause."""
+    name = accelerator.device_string(rank.local_rank)
+    if rank.local_rank >= accelerator.count():
+        raise UserError(
+            f"local rank {rank.local_rank} has no device: this node shows {accelerator.count()} ({accelerator.name}); "
+            "start fewer ranks per node, or widen the *_VISIBLE_DEVICES variable"
+        )
+    try:
+        accelerator.set_device(rank.local_rank)
+        device = torch.device(name)
+        total = float(torch.arange(4, dtype=torch.float32).to(device).sum().item())
+        accelerator.synchronize()
+    except (RuntimeError, IndexError, AssertionError) as exc:
+        raise UserError(f"device {name} cannot be used: {exc}") from exc
+    if total != 6.0:  # noqa: PLR2004 -- 0+1+2+3
+        raise UserError(f"device {name} computes wrongly: 0+1+2+3 gave {total}")
+    return device
+
+
+def _test_all_reduce(accelerator: Accelerator, rank: Rank, device: torch.device) -> str:
+    """Sum 1..world_size over the group, exact in fp32; returns the problem, or ""."""
+    probe = torch.tensor([float(rank.global_rank + 1)], dtype=torch.float32).to(device)
+    try:
+        accelerator.distributed.all_reduce(probe)
+        total = float(probe.item())
+    except RuntimeError as exc:
+        return f"the test all-reduce failed: {exc}"
+    expected = rank.world_size * (rank.world_size + 1) / 2
+    return "" if total == expected else f"the test all-reduce gave {total:g}, expected {expected:g}"

@@ -1,0 +1,93 @@
+"""The life of one rank: signals, group, training, exit code."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+from typing import MutableMapping, NoReturn
+
+import torch
+
+from trainer.config.config import TrainConfig, with_ranks
+from trainer.console import say
+from trainer.errors import REQUEUE, TrainerError, report
+from trainer.runtime.exit import exit_now, exit_on_unexpected_errors, wait_at_most
+from trainer.runtime.group import Group
+from trainer.runtime.init import initialise
+from trainer.runtime.preemption import PreemptionSignal
+from trainer.runtime.progress import Progress
+from trainer.runtime.rank import Rank
+from trainer.runtime.rendezvous import Failure, Rendezvous
+from trainer.runtime.seeds import make_deterministic, report_nondeterminism
+from trainer.runtime.watchdog import StackDump, Watchdog, record_collectives
+from trainer.train import Trainer
+
+CLOSE_S = (
+    5.0  # limit for reporters, while the other ranks are blocked: files are flushed by then, an upload may be cut short
+)
+
+
+def run_rank(config: TrainConfig, env: MutableMapping[str, str], preemption: PreemptionSignal) -> NoReturn:
+    """
+    Train as one rank, and end the process.
+
+    Raises:
+        UserError: wrong variables of the launcher or for deterministic=true; or `batch` does not divide.
+    """
+    rank = Rank.from_env(env)
+    config = with_ranks(config, rank.world_size)
+    make_deterministic(config, env)
+    faulthandler.enable()
+    exit_on_unexpected_errors()
+    record_collectives(torch.__version__, env)
+    watchdog = Watchdog(StackDump(rank), ddp_timeout_s=config.ddp_timeout, hang_timeout_s=config.hang_timeout)
+    progress = Progress(rank, config.steps, on_phase=watchdog.begin_phase)
+    progress.write("init", 0)
+    rendezvous = group = trainer = None
+    try:
+        if rank.launched:
+            rendezvous = Rendezvous.open(rank, env, config.ddp_timeout)
+            exit_on_unexpected_errors(rendezvous)
+        group = initialise(config.device, config.ddp_timeout, env, rendezvous=rendezvous)
+        watchdog.set_timeout = group.set_timeout
+        trainer = Trainer(config, group, progress, preemption)
+        with report_nondeterminism(config):
+            code = 0 if trainer.run() else REQUEUE
+    except TrainerError as exc:
+        code = report(exc, env)
+        if not exc.is_agreed and rank.world_size > 1:
+            if rendezvous:
+                rendezvous.report_failure(Failure(str(exc), exc.kind, code))
+            _end_alone(code, trainer, config.ddp_timeout)
+    _end_together(code, trainer, group, rendezvous)
+
+
+def _end_alone(code: int, trainer: Trainer | None, timeout_s: float) -> NoReturn:
+    """
+    Exit without leaving the group: the other ranks are in a collective, and destroying the group could block for ever.
+
+    A checkpoint that rank 0 is writing may take as long as the others would wait in that collective.
+    """
+    if trainer:
+        wait_at_most(timeout_s, functools.partial(_finish_save, trainer))
+        wait_at_most(CLOSE_S, functools.partial(trainer.measures.close, code))
+    exit_now(code)
+
+
+def _end_together(code: int, trainer: Trainer | None, group: Group | None, rendezvous: Rendezvous | None) -> NoReturn:
+    """All ranks take this path."""
+    if trainer:
+        trainer.batches.close()
+        _finish_save(trainer)
+        trainer.measures.close(code)  # after the error is reported: it may take a while
+    if group:
+        group.close(code)
+    if rendezvous:
+        rendezvous.leave(after_rank_0=True)
+    exit_now(code)
+
+
+def _finish_save(trainer: Trainer) -> None:
+    problem = trainer.saver.finish()
+    if problem:
+        say(f"WARNING: {problem}")

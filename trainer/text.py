@@ -1,0 +1,24 @@
+"""Rank numbers in messages. No torch here."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Sequence
+
+
+def fold(ranks: Sequence[int]) -> str:
+    """[0, 1, 2, 5] -> "0-2,5"; `ranks` ascending."""
+    spans: List[List[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def by_rank(problems: Mapping[int, str]) -> str:
+    """One line per distinct problem, with the ranks that have it."""
+    ranks: Dict[str, List[int]] = {}
+    for rank, text in problems.items():
+        ranks.setdefault(text, []).append(rank)
+    return "\n".join(f"rank {fold(some)}: {text}" for text, some in ranks.items())
