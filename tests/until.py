@@ -33,4 +33,4 @@ def until(
             awaited = what if isinstance(what, str) else what()
             pytest.fail(f"waited {deadline_s:g} s for {awaited}; last seen: {value!r}")
         # what takes long to ask is not asked all the time: others need the processor to make it true
-        pause.wait(max(_PAUSE_S, min(1.0, 3 * (time.monotonic() - start))))
+        pause.wait(max(_PAUSE_S, min(1.0, 10 * (time.monotonic() - start))))

@@ -12,8 +12,10 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tests.grounds.accounting import start_accounting
+from tests.grounds.cli import Orch
 from tests.grounds.components import PROGRAMS, program
 from tests.grounds.inventories import write_inventory
 from tests.grounds.keeper import Keeper, kill, kill_each
@@ -99,6 +101,28 @@ class Cluster:
         """Job id -> state of every job that is not over."""
         lines = self._run("squeue", "--noheader", "--format=%i %T").splitlines()
         return dict(line.split() for line in lines)
+
+    def wait_for(self, orch: Orch, run: str, state: str, *, deadline_s: float = 90.0) -> dict[str, Any]:
+        """
+        The status of a run once it is in that state; one that has ended otherwise fails the test.
+
+        squeue costs a tenth of what orch costs, so orch is asked only when the job's state makes the run's likely.
+        """
+        before_the_end = {"PENDING", "RUNNING"}
+
+        def status() -> dict[str, Any] | None:
+            job = self.jobs().get(orch.slurm_job(run))
+            if job != state and (job in before_the_end or state in before_the_end):
+                return None
+            found = orch.status(run)
+            return found if found["state"] in {state, "DONE", "FAILED", "STOPPED", "LOST"} else None
+
+        def evidence() -> str:
+            return f"{run} to be {state}: {orch.status(run)['message']}\n{orch.printed(run)[-6000:]}"
+
+        found = until(status, what=evidence, deadline_s=deadline_s)
+        assert found["state"] == state, evidence()
+        return found
 
     def signal(self, job: str, name: str) -> None:
         """Signal all steps of a job, as Slurm itself does with USR2 before a time limit."""

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -53,28 +52,14 @@ def start(orch: Orch, cluster: Cluster) -> Start:
         cluster.inventory(orch.cwd, slurm=slurm)
         submitting = Orch(orch.cwd, env={**orch.env, **(env or {})})
         run = submitting("submit", "--detach", "-j", "2x1", "--", "program.py").stdout.strip()
-        until(lambda: not awaited or _said(orch, run).count(awaited) == 2, what=awaited, deadline_s=60)
-        return run, str(orch.status(run)["slurm_job"])
+        until(lambda: not awaited or orch.printed(run).count(awaited) == 2, what=awaited, deadline_s=60)
+        return run, orch.slurm_job(run)
 
     return start
 
 
 def _said(orch: Orch, run: str) -> str:
     return orch("logs", run).stdout
-
-
-def _until(orch: Orch, run: str, state: str) -> dict[str, Any]:
-    """The status, once the run is in that state."""
-    folder = _run_dir(orch, run)
-
-    def evidence() -> str:
-        logs = [path.read_text("utf-8") for path in folder.glob("attempt-*/slurm-*.log")]
-        return "\n".join([f"{run} to be {state}: {orch.status(run)['message']}", _said(orch, run)[-3000:], *logs])
-
-    until(lambda: orch.status(run)["state"] in (state, "FAILED", "LOST"), what=evidence, deadline_s=90)
-    status = orch.status(run)
-    assert status["state"] == state, evidence()
-    return status
 
 
 def _run_dir(orch: Orch, run: str) -> Path:
@@ -89,28 +74,28 @@ def _steps(folder: Path) -> list[tuple[int, float, float, float]]:
 
 
 @pytest.mark.train
-@pytest.mark.parametrize("how", ["warned", "preempted"])
-def test_training_saves_and_goes_on_in_another_attempt_as_if_nothing_had_been(
-    orch: Orch, cluster: Cluster, how: str
-) -> None:
+@pytest.mark.timeout(300)
+def test_training_saves_and_goes_on_in_another_attempt_as_if_nothing_had_been(orch: Orch, cluster: Cluster) -> None:
+    """Warned, and preempted; the straight run beside them is the same for both."""
     straight = orch("submit", "--detach", "--nodes", "n2,n3", *TRAINING).stdout.strip()
-    run = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING).stdout.strip()
-    folder, job = _run_dir(orch, run), orch.status(run)["slurm_job"]
-    until(lambda: len(_steps(folder)) > 1, what="the first steps", deadline_s=90)
-    if how == "warned":
-        cluster.signal(job, "USR2")
-    else:
-        cluster.preempt("n0", "n1")
-    cluster.begin_soon(job)
-    assert _until(orch, run, "DONE")["attempt"] == 2
-    _until(orch, straight, "DONE")
-    assert len(_steps(folder)) == 80
-    assert _steps(folder) == _steps(_run_dir(orch, straight))
-    said = _said(orch, run)
-    assert said.count("Slurm will end the job") == (2 if how == "warned" else 0)  # once a node
-    assert said.count("told that the time is nearly up: saved at step") == 1
-    assert said.count("the job is in the queue again, for attempt 2") == 1
-    assert said.count("resuming from") == 1
+    for how in ("warned", "preempted"):
+        run = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING).stdout.strip()
+        folder, job = _run_dir(orch, run), orch.slurm_job(run)
+        until(lambda folder=folder: len(_steps(folder)) > 1, what="the first steps", deadline_s=90)  # type: ignore[misc]
+        if how == "warned":
+            cluster.signal(job, "USR2")
+        else:
+            cluster.preempt("n0", "n1")
+        cluster.begin_soon(job)
+        assert cluster.wait_for(orch, run, "DONE")["attempt"] == 2
+        cluster.wait_for(orch, straight, "DONE")
+        assert len(_steps(folder)) == 80
+        assert _steps(folder) == _steps(_run_dir(orch, straight))
+        said = _said(orch, run)
+        assert said.count("Slurm will end the job") == (2 if how == "warned" else 0)  # once a node
+        assert said.count("told that the time is nearly up: saved at step") == 1
+        assert said.count("the job is in the queue again, for attempt 2") == 1
+        assert said.count("resuming from") == 1
 
 
 def test_run_that_waits_for_its_next_attempt_is_pending(start: Start, orch: Orch, cluster: Cluster) -> None:
@@ -125,12 +110,12 @@ def test_run_that_waits_for_its_next_attempt_is_pending(start: Start, orch: Orch
 
 def test_program_that_does_not_listen_to_the_warning_goes_on(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("while not os.path.exists('../enough'): print('here', flush=True); signal.sigtimedwait((), 0.2)")
-    until(lambda: "here" in _said(orch, run), what="the ranks", deadline_s=60)
+    until(lambda: "here" in orch.printed(run), what="the ranks", deadline_s=60)
     cluster.signal(job, "USR2")
-    until(lambda: _said(orch, run).count("Slurm will end the job") == 2, what="the warning", deadline_s=60)
+    until(lambda: orch.printed(run).count("Slurm will end the job") == 2, what="the warning", deadline_s=60)
     for node in ("n0", "n1"):
         (orch.node_folder(run, node) / "enough").touch()
-    assert _until(orch, run, "DONE")["attempt"] == 1
+    assert cluster.wait_for(orch, run, "DONE")["attempt"] == 1
 
 
 def test_job_requeues_itself_where_nodes_have_no_scontrol(
@@ -145,7 +130,7 @@ def test_job_requeues_itself_where_nodes_have_no_scontrol(
     run, job = start(lines, "in attempt 1", env={"PATH": str(tmp_path / "bin")})
     cluster.signal(job, "USR2")
     cluster.begin_soon(job)
-    assert _until(orch, run, "DONE")["attempt"] == 2
+    assert cluster.wait_for(orch, run, "DONE")["attempt"] == 2
 
 
 def test_cancelled_job_does_not_come_again_though_its_ranks_ask_for_it(
@@ -161,9 +146,9 @@ def test_cancelled_job_does_not_come_again_though_its_ranks_ask_for_it(
 def test_three_attempts_without_progress_are_enough(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("save(7); sys.exit(99)")
     for attempt in (2, 3, 4):
-        until(lambda: f"for attempt {attempt}" in _said(orch, run), what="the next attempt", deadline_s=60)  # noqa: B023
+        until(lambda: f"for attempt {attempt}" in orch.printed(run), what="the next attempt", deadline_s=60)  # noqa: B023
         cluster.begin_soon(job)
-    status = _until(orch, run, "FAILED")
+    status = cluster.wait_for(orch, run, "FAILED")
     assert status["attempt"] == 4  # the first one made some
     assert "3 attempts in a row made no progress" in status["message"]
     assert "the newest saved step is 7" in status["message"]
@@ -172,7 +157,7 @@ def test_three_attempts_without_progress_are_enough(start: Start, orch: Orch, cl
 def test_retries_are_bounded_though_each_makes_progress(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("save(attempt); sys.exit(99)", max_retries=1)
     cluster.begin_soon(job)
-    status = _until(orch, run, "FAILED")
+    status = cluster.wait_for(orch, run, "FAILED")
     assert status["attempt"] == 2
     assert "attempt 2 was the last: slurm.max_retries is 1" in status["message"]
 
@@ -190,7 +175,7 @@ def test_what_is_not_begun_anew(
     start: Start, orch: Orch, cluster: Cluster, *, lines: str, slurm: dict[str, object], message: str
 ) -> None:
     run, job = start(lines, **slurm)
-    status = _until(orch, run, "FAILED")
+    status = cluster.wait_for(orch, run, "FAILED")
     assert status["attempt"] == 1
     assert message in status["message"]
     assert job not in cluster.jobs()
@@ -201,7 +186,7 @@ def test_time_limit_that_nobody_minded_is_continued_as_progress_was_made(
 ) -> None:
     """A minute and a half: Slurm looks at limits twice a minute."""
     run, job = start("save(5 * attempt)\nif attempt == 1: waits()", "in attempt 1", time="00:01:00", warn_s=5)
-    until(lambda: "Slurm will end the job" in _said(orch, run), what="the warning", deadline_s=100)
+    until(lambda: "Slurm will end the job" in orch.printed(run), what="the warning", deadline_s=100)
     until(lambda: cluster.jobs().get(job) == "PENDING", what="the job to be in the queue again", deadline_s=150)
     cluster.begin_soon(job)
-    assert _until(orch, run, "DONE")["attempt"] == 2
+    assert cluster.wait_for(orch, run, "DONE")["attempt"] == 2

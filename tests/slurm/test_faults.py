@@ -33,7 +33,7 @@ def _texts(orch: Orch, run: str) -> list[str]:
 def _counting(orch: Orch) -> tuple[str, Path]:
     enough = orch.cwd / "enough"
     run = orch("submit", "--detach", "-j", "1x1", "--", "sh", "-c", COUNT, str(enough)).stdout.strip()
-    until(lambda: "line 3" in _texts(orch, run), deadline_s=60, what="a few lines")
+    until(lambda: "line 3" in orch.printed(run), deadline_s=60, what="a few lines")
     return run, enough
 
 
@@ -49,8 +49,8 @@ def test_run_that_ends_while_slurmctld_is_down_is_done_and_its_log_is_whole(orch
         while "Slurm does not answer" not in said:  # by then squeue has been asked, and lines went on meanwhile
             said = following.stderr.readline()
             assert said, "the follow ended"
-        before = len(_texts(orch, run))
-        until(lambda: len(_texts(orch, run)) > before + 3, deadline_s=60, what="more lines")
+        before = orch.printed(run).count("line")
+        until(lambda: orch.printed(run).count("line") > before + 3, deadline_s=60, what="more lines")
         enough.touch()
         text = following.stdout.read()
         assert following.wait() == 0
@@ -108,8 +108,7 @@ def test_job_that_slurm_took_although_sbatch_timed_out_is_the_runs_and_the_only_
         out, said = submitting.communicate()
         assert submitting.returncode == 0, said
     run = out.strip()
-    until(lambda: orch.status(run)["state"] == "RUNNING", deadline_s=60, what="the job to run")
-    assert list(cluster.jobs()) == [orch.status(run)["slurm_job"]]
+    assert list(cluster.jobs()) == [cluster.wait_for(orch, run, "RUNNING")["slurm_job"]]
 
 
 def _slurm(cluster: Cluster, *argv: str) -> str:
@@ -155,7 +154,7 @@ def test_stop_never_cancels_a_job_of_another_name(orch: Orch, cluster: Cluster) 
 @pytest.mark.timeout(300)
 def test_held_job_says_who_holds_it_and_is_followed_when_it_is_released(orch: Orch, cluster: Cluster) -> None:
     blocker = orch("submit", "--detach", "-j", "4x1", "--", "sleep", "1000").stdout.strip()
-    until(lambda: orch.status(blocker)["state"] == "RUNNING", deadline_s=60, what="a job that takes all nodes")
+    cluster.wait_for(orch, blocker, "RUNNING")
     text = (orch.cwd / "inventory.yaml").read_text("utf-8")
     (orch.cwd / "inventory.yaml").write_text(text.replace("slurm:", "slurm:\n  options: ['--hold', '--exclusive']"))
     with orch.start("submit", "--follow", "-j", "1x1", "--", "echo", "let", "go") as following:
@@ -184,7 +183,7 @@ def test_place_in_the_queue_and_expected_start_are_told(orch: Orch, cluster: Clu
     text = (orch.cwd / "inventory.yaml").read_text("utf-8")
     (orch.cwd / "inventory.yaml").write_text(text.replace("slurm:", "slurm:\n  options: ['--exclusive']"))
     runs = [orch("submit", "--detach", "-j", "4x1", "--", "sleep", "1000").stdout.strip() for _ in range(3)]
-    until(lambda: orch.status(runs[0])["state"] == "RUNNING", deadline_s=60, what="the first to run")
+    cluster.wait_for(orch, runs[0], "RUNNING")
     until(lambda: "2 of 2" in (orch.status(runs[2])["queue"]["position"]), deadline_s=30, what="two to wait")
     said = until(
         lambda: (text := orch("status", runs[1]).stdout) and "expected to start" in text and text,
@@ -204,7 +203,7 @@ def test_run_goes_on_and_is_done_though_a_slurmd_was_killed(orch: Orch, cluster:
     [node] = orch.status(run)["nodes"]
     cluster.kill_slurmd(node["node"])
     enough.touch()
-    until(lambda: orch.status(run)["state"] == "DONE", deadline_s=60, what="the run to be done")
+    cluster.wait_for(orch, run, "DONE")
     assert _texts(orch, run)[-1] == "last line"
 
 
@@ -212,12 +211,12 @@ def test_run_goes_on_and_is_done_though_a_slurmd_was_killed(orch: Orch, cluster:
 def test_job_of_a_lost_node_waits_and_goes_on_in_its_next_attempt(orch: Orch, cluster: Cluster) -> None:
     program = 'echo "attempt $ORCH_ATTEMPT"; [ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000'
     run = orch("submit", "--detach", "-j", "2x1", "--", "sh", "-c", program).stdout.strip()
-    until(lambda: _texts(orch, run) == ["attempt 1"] * 2, deadline_s=60, what="the first attempt")
+    until(lambda: orch.printed(run).splitlines()[:2] == ["attempt 1"] * 2, deadline_s=60, what="the first attempt")
     status = orch.status(run)
     cluster.lose_node(status["nodes"][1]["node"])
-    until(lambda: orch.status(run)["state"] == "PENDING", deadline_s=60, what="the job to be in the queue again")
+    cluster.wait_for(orch, run, "PENDING")
     cluster.begin(status["slurm_job"])
-    until(lambda: orch.status(run)["state"] == "DONE", deadline_s=120, what="the second attempt")
+    cluster.wait_for(orch, run, "DONE", deadline_s=120)
     assert _texts(orch, run) == ["attempt 1"] * 2 + ["attempt 2"] * 2
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from orchestrator.inventory.model import load
 from tests.grounds.cli import Orch
 from tests.grounds.slurm import Cluster
-from tests.until import until
 
 
 def test_gc_takes_a_slurm_run_that_is_over_and_leaves_one_that_runs(cluster: Cluster, tmp_path: Path) -> None:
@@ -19,7 +18,7 @@ def test_gc_takes_a_slurm_run_that_is_over_and_leaves_one_that_runs(cluster: Clu
     orch("submit", "-j", "1x1", "--", "true")
     over = orch.status()["id"]
     running = orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
-    until(lambda: orch.status(running)["state"] == "RUNNING", deadline_s=60, what="the second run")
+    cluster.wait_for(orch, running, "RUNNING")
     then = time.time() - 8 * 86400
     for root in (Path(load(tmp_path / "inventory.yaml").nodes[0].workdir), orch.home):
         for path in root.rglob("*"):

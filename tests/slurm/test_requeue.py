@@ -30,8 +30,8 @@ def _out(text: str) -> list[str]:
 def _submitted(orch: Orch) -> tuple[str, str]:
     """Run and job, with both ranks asleep in the first attempt."""
     run = orch("submit", "--detach", "-j", "2x1", "--", "sh", "-c", PROGRAM).stdout.strip()
-    until(lambda: _out(orch("logs", run).stdout) == SAID[:2], what="the first attempt", deadline_s=60)
-    return run, str(orch.status(run)["slurm_job"])
+    until(lambda: set(SAID[:2]) <= set(orch.printed(run).splitlines()), what="the first attempt", deadline_s=60)
+    return run, orch.slurm_job(run)
 
 
 def test_requeued_job_is_followed_into_its_next_attempt(orch: Orch, cluster: Cluster) -> None:
@@ -57,8 +57,7 @@ def test_run_that_nobody_watched_while_it_was_requeued_is_judged_by_its_last_att
 ) -> None:
     run, job = _submitted(orch)
     cluster.requeue(job)
-    until(lambda: orch.status(run)["state"] == "DONE", what="the second attempt to be done", deadline_s=60)
-    status = orch.status(run)
+    status = cluster.wait_for(orch, run, "DONE")
     assert status["attempt"] == 2
     assert {node["agent"]["rendezvous"] for node in status["nodes"]} == {status["nodes"][0]["agent"]["rendezvous"]}
     assert _out(orch("logs", run).stdout) == SAID

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,21 +43,7 @@ def orch(cluster: Cluster, tmp_path: Path) -> Iterator[Orch]:
 def _submit(orch: Orch, lines: str) -> tuple[str, str]:
     """Two ranks, on n0 and n1 as long as these do."""
     run = orch("submit", "--detach", "--nodes", "n0,n1", "--", "sh", "-c", SAVE + lines).stdout.strip()
-    return run, str(orch.status(run)["slurm_job"])
-
-
-def _until(orch: Orch, run: str, state: str) -> dict[str, Any]:
-    """The status, once the run is in that state."""
-
-    def evidence() -> str:
-        logs = [path.read_text("utf-8") for path in _run_dir(orch, run).glob("attempt-*/slurm-*.log")]
-        said = orch("logs", run).stdout[-3000:]
-        return "\n".join([f"{run} to be {state}: {orch.status(run)['message']}", said, *logs])
-
-    until(lambda: orch.status(run)["state"] in (state, "DONE", "FAILED", "LOST"), what=evidence, deadline_s=90)
-    status = orch.status(run)
-    assert status["state"] == state, evidence()
-    return status
+    return run, orch.slurm_job(run)
 
 
 def _run_dir(orch: Orch, run: str) -> Path:
@@ -66,11 +52,11 @@ def _run_dir(orch: Orch, run: str) -> Path:
 
 def _ranks(orch: Orch, run: str) -> list[str]:
     """`rank 0 on n0 in attempt 1, head 127.0.0.10`, by attempt and rank."""
-    said = [line["text"] for line in orch.lines(run) if line["text"].startswith("rank ") and ", head " in line["text"]]
+    said = re.findall(r"^rank .*, head .*$", orch.printed(run), re.MULTILINE)
     return sorted(said, key=lambda text: (text.split()[6], text.split()[1]))
 
 
-def test_node_whose_rank_failed_is_replaced_and_the_head_moves_with_it(orch: Orch) -> None:
+def test_node_whose_rank_failed_is_replaced_and_the_head_moves_with_it(orch: Orch, cluster: Cluster) -> None:
     lines = """
         save "$ORCH_ATTEMPT"
         [ "$ORCH_ATTEMPT" = 2 ] && exit
@@ -79,7 +65,7 @@ def test_node_whose_rank_failed_is_replaced_and_the_head_moves_with_it(orch: Orc
         exit 7
     """
     run, job = _submit(orch, lines)
-    status = _until(orch, run, "DONE")
+    status = cluster.wait_for(orch, run, "DONE")
     assert (status["attempt"], status["slurm_job"]) == (2, job)
     assert _ranks(orch, run) == [
         "rank 0 on n0 in attempt 1, head 127.0.0.10",
@@ -96,7 +82,7 @@ def test_node_that_is_lost_is_replaced_though_nothing_was_saved(orch: Orch, clus
     run, job = _submit(orch, '[ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000')
     until(lambda: len(_ranks(orch, run)) == 2, deadline_s=60, what="the first attempt")
     cluster.lose_node("n1")
-    status = _until(orch, run, "DONE")
+    status = cluster.wait_for(orch, run, "DONE")
     assert (status["attempt"], status["slurm_job"]) == (2, job)
     assert [text.split()[3] for text in _ranks(orch, run)[2:]] == ["n0", "n2"]
 
@@ -109,15 +95,15 @@ def test_job_of_which_too_few_nodes_are_left_waits_for_others_in_the_queue(orch:
         cluster.lose_node(node)
     cluster.mend()
     cluster.begin_soon(job)
-    assert _until(orch, run, "DONE")["attempt"] == 3
+    assert cluster.wait_for(orch, run, "DONE")["attempt"] == 3
     said = orch("logs", run).stdout
     assert said.count("the job goes on in the same allocation, as attempt 2, without n1") == 1
     assert said.count("the job is in the queue again, for attempt 3") == 1
 
 
-def test_failures_without_progress_come_to_an_end(orch: Orch) -> None:
+def test_failures_without_progress_come_to_an_end(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, "save 3; exit 7")
-    status = _until(orch, run, "FAILED")
+    status = cluster.wait_for(orch, run, "FAILED")
     assert (status["attempt"], status["slurm_job"]) == (4, job)  # the first one made some
     assert "exited 7" in status["message"]
     said = orch("logs", run).stdout
@@ -127,32 +113,32 @@ def test_failures_without_progress_come_to_an_end(orch: Orch) -> None:
     )
 
 
-def test_crash_after_finished_work_is_a_warning_and_no_reason_to_restart(orch: Orch) -> None:
+def test_crash_after_finished_work_is_a_warning_and_no_reason_to_restart(orch: Orch, cluster: Cluster) -> None:
     progress = '"$ORCH_RUN_DIR/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$RANK.json"'
     run, _ = _submit(orch, f'echo \'{{"step": 3, "phase": "done"}}\' >{progress}; kill -ABRT $$')
-    assert _until(orch, run, "DONE")["attempt"] == 1
+    assert cluster.wait_for(orch, run, "DONE")["attempt"] == 1
     assert orch("logs", run).stdout.count("warning: ") == 2  # one for each rank
 
 
 def test_job_that_is_cancelled_while_it_fails_again_and_again_is_stopped(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, 'save "$ORCH_ATTEMPT"; exit 7')
-    until(lambda: orch.status(run)["attempt"] > 2, deadline_s=60, what="the third attempt")
+    until(lambda: "in attempt 3" in orch.printed(run), deadline_s=60, what="the third attempt")
     orch("stop", run)
     assert orch.status(run)["state"] == "STOPPED"
     assert job not in cluster.jobs()
 
 
 @pytest.mark.train
-def test_training_whose_rank_is_killed_goes_on_elsewhere_as_if_nothing_had_been(orch: Orch) -> None:
+def test_training_whose_rank_is_killed_goes_on_elsewhere_as_if_nothing_had_been(orch: Orch, cluster: Cluster) -> None:
     straight = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING).stdout.strip()
-    _until(orch, straight, "DONE")
+    cluster.wait_for(orch, straight, "DONE")
     run = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING).stdout.strip()
     until(lambda: len(_steps(orch, run)) > 12, deadline_s=90, what="the first steps")
     events = (orch.node_folder(run, "n1") / "events.jsonl").read_text("utf-8").splitlines()
     [pid] = [event["pid"] for event in map(json.loads, events) if event["event"] == "rank-started"]
     killed = time.time()
     os.kill(pid, signal.SIGKILL)
-    assert _until(orch, run, "DONE")["attempt"] == 2
+    assert cluster.wait_for(orch, run, "DONE")["attempt"] == 2
     started = _next_start(orch, run)
     assert started - killed < 20  # orch's part and Slurm's: under 2 s on an idle machine
     assert _first_step_after(orch, run, started) - killed < 60

@@ -89,12 +89,7 @@ def test_failing_rank_fails_the_run_and_ends_the_other_nodes(orch: Orch, cluster
 
 def test_detached_job_is_followed_by_logs_and_stopped_by_stop(orch: Orch, cluster: Cluster) -> None:
     run_id = orch("submit", "--detach", "-j", "2x1", "--", "sh", "-c", "echo up; exec sleep 1000").stdout.strip()
-    until(
-        lambda: orch.status(run_id)["state"] == "RUNNING",
-        deadline_s=40,
-        what=lambda: f"the job to run: {orch.status(run_id)}",
-    )
-    assert orch.status(run_id)["slurm_job"] in cluster.jobs()
+    assert cluster.wait_for(orch, run_id, "RUNNING")["slurm_job"] in cluster.jobs()
     orch("stop", run_id)
     assert orch.status(run_id)["state"] == "STOPPED"
     assert not cluster.jobs()
@@ -108,8 +103,8 @@ def test_job_that_the_user_cancelled_is_stopped_and_one_that_somebody_ended_has_
     states = []
     for command in (["scancel"], ["scancel", "--signal=TERM"]):  # the second only passes a signal on to the agents
         run_id = orch("submit", "--detach", "-j", "2x1", "--", "sleep", "1000").stdout.strip()
-        until(lambda run=run_id: orch.status(run)["state"] == "RUNNING", deadline_s=40, what="the job to run")  # type: ignore[misc]
-        subprocess.run([*command, orch.status(run_id)["slurm_job"]], check=True, timeout=30)
+        job = cluster.wait_for(orch, run_id, "RUNNING")["slurm_job"]
+        subprocess.run([*command, job], check=True, timeout=30)
         until(lambda: not cluster.jobs(), deadline_s=40, what="the job to be over")
         states.append((orch.status(run_id)["state"], orch.status(run_id)["message"] or ""))
     assert states[0] == ("STOPPED", "")

@@ -51,7 +51,7 @@ def test_every_combination_is_a_run_of_its_own_and_they_are_compared(orch: Orch,
 def test_one_run_of_a_sweep_is_stopped_and_the_others_go_on(orch: Orch, cluster: Cluster) -> None:
     sweep = orch("submit", "-j", "1x1", "--sweep", "seed=1,2", "steps=1000000", *_settings(cluster)[1:]).stdout.strip()
     first, second = (one["id"] for one in json.loads(orch("list", "--sweep", sweep, "--json").stdout))
-    until(lambda: orch.status(second)["state"] == "RUNNING", what="the second run", deadline_s=60)
+    cluster.wait_for(orch, second, "RUNNING")
     orch("stop", first)
     assert [orch.status(run)["state"] for run in (first, second)] == ["STOPPED", "RUNNING"]
     orch("stop", second)
@@ -65,12 +65,12 @@ def test_of_an_array_the_task_that_was_warned_goes_on_in_another_attempt_and_no_
 ) -> None:
     sweep = orch("submit", "-j", "1x1", "--sweep", "steps=3,1000000", *_settings(cluster)[1:]).stdout.strip()
     short, long = (one["id"] for one in json.loads(orch("list", "--sweep", sweep, "--json").stdout))
-    until(lambda: "step=" in orch("logs", long).stdout, what="the first steps", deadline_s=90)
-    until(lambda: orch.status(short)["state"] == "DONE", what="the short run to be done", deadline_s=90)
-    job = orch.status(long)["slurm_job"]
+    until(lambda: "step=" in orch.printed(long), what="the first steps", deadline_s=90)
+    cluster.wait_for(orch, short, "DONE")
+    job = orch.slurm_job(long)
     cluster.signal(job, "USR2")
     cluster.begin_soon(job)
-    until(lambda: "resuming from" in orch("logs", long).stdout, what="the second attempt", deadline_s=90)
+    until(lambda: "resuming from" in orch.printed(long), what="the second attempt", deadline_s=90)
     assert (orch.status(long)["state"], orch.status(long)["attempt"]) == ("RUNNING", 2)
     assert (orch.status(short)["state"], orch.status(short)["attempt"]) == ("DONE", 1)
     orch("stop", long)

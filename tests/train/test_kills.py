@@ -18,7 +18,7 @@ from trainer.checkpoint import files
 
 pytestmark = [pytest.mark.train, pytest.mark.slow]
 
-KILLS = 8
+KILLS = 5
 # Checkpoints of megabytes: they take longer to write than steps to make.
 WORDS = ("steps=100", "micro_batch=1", "model.vocabulary=4000", "model.width=64")
 
