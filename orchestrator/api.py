@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from orchestrator.actions import stop
+from orchestrator.actions.launch import plan_of, started
+from orchestrator.actions.refresh import refresh
 from orchestrator.actions.request import Words
-from orchestrator.commands.launch import plan_of, started
-from orchestrator.commands.status import not_being_ended, refresh
-from orchestrator.commands.stop import stop
 from orchestrator.errors import LaunchError, UsageError
 from orchestrator.run import LauncherName, RunRecord
 from orchestrator.store import RunFolder, Store, home
@@ -39,30 +39,33 @@ class Run:
     """A run that was launched from this machine."""
 
     id: str
+    warnings: tuple[str, ...] = ()
+    """Warnings of the launch, one sentence each."""
 
     @property
     def record(self) -> RunRecord:
-        """What was last known of it; nobody is asked."""
+        """The record on this machine; nothing is queried."""
         return self._folder.read()
 
     def status(self) -> RunRecord:
-        """How it stands now: nodes and scheduler are asked."""
-        return refresh(self._folder)[0]
+        """Query nodes and scheduler; returns the updated record."""
+        return refresh(self._folder).record
 
     def wait(self, timeout_s: float | None = None) -> RunRecord:
         """
-        Wait until it is over; the record says how it ended.
+        Wait until the run is over; returns its record.
 
         Raises:
-            TimeoutError: it is not, after so long.
+            TimeoutError: it is not over after `timeout_s`.
             LaunchError: it has failed on one node, and nobody ends it on the others.
         """
         deadline, pause_s = None if timeout_s is None else time.monotonic() + timeout_s, FIRST_LOOK_S
         while True:
-            record, found = refresh(self._folder)
+            found = refresh(self._folder)
+            record = found.record
             if record.state.final:
                 return record
-            if warning := not_being_ended(self._folder, record, found):
+            if warning := found.not_being_ended():
                 raise LaunchError(f"{record.message}: {warning}")
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"run {self.id} is {record.state.value} after {timeout_s:g} s")
@@ -70,9 +73,8 @@ class Run:
             pause_s = min(2 * pause_s, LAST_LOOK_S)
 
     def stop(self) -> RunRecord:
-        """End it on every node."""
-        stop(self.id)
-        return self.record
+        """End the run on every node; returns its record."""
+        return stop.stop(self._folder, lambda _notice: None)
 
     @property
     def _folder(self) -> RunFolder:
@@ -80,14 +82,14 @@ class Run:
 
 
 class Options(TypedDict, total=False):
-    """What may be said besides."""
+    """Optional arguments of submit and ssh_launch."""
 
     args: Sequence[Any]
-    """Of a function, as JSON can say them."""
+    """Arguments of a function: values that JSON can hold."""
     kwargs: Mapping[str, Any]
-    """Of a function, as JSON can say them."""
+    """Keyword arguments of a function: values that JSON can hold."""
     settings: Mapping[str, object]
-    """Of the shared trainer, as in `{"optim.lr": 1e-3}`."""
+    """Settings of the shared trainer, such as `{"optim.lr": 1e-3}`."""
     nodes: str
     """As after --nodes."""
     shape: str
@@ -122,8 +124,11 @@ def _launched(launcher: LauncherName, program: Program, inventory: str | Path | 
         program=_words_of(program, options.get("args", ()), options.get("kwargs", {})),
         bare=options.get("bare", False),
     )
-    with started(plan_of(words)) as (folder, _, _):
-        return Run(folder.path.name)
+    planned = plan_of(words)
+    warnings = list(planned.warnings)
+    with started(planned, warnings.append):
+        pass
+    return Run(planned.plan.run_id, tuple(warnings))
 
 
 def _words_of(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...] | None:

@@ -141,7 +141,8 @@ def logs(
     **wanted: str | None,
 ) -> int:
     """Print the merged log of all nodes and ranks."""
-    from orchestrator.commands.logs import Filter, logs  # noqa: PLC0415
+    from orchestrator.actions.logs import Filter  # noqa: PLC0415
+    from orchestrator.commands.logs import logs  # noqa: PLC0415
 
     return logs(run, inventory, Filter(**wanted), follow=follow, tail=tail, as_json=as_json)
 

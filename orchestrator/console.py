@@ -27,6 +27,11 @@ def say(text: str) -> None:
     print(f"orch: {harmless(text)}", file=sys.stderr, flush=True)
 
 
+def warn(text: str) -> None:
+    """A warning, on stderr."""
+    say(f"warning: {text}")
+
+
 def say_error(error: OrchError) -> None:
     """An error and its next step."""
     print(f"orch: error: {harmless(str(error))}", file=sys.stderr)
@@ -45,15 +50,23 @@ def print_json(value: object) -> None:
     print_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
-class LineWriter:
-    """Prints log lines, each node's prefix in a colour of its own that stays the same."""
+class LogView:
+    """Prints the lines and the messages of a watched run; every node's prefix has its own colour."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
         self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
+    def say(self, text: str) -> None:
+        """Print a message."""
+        say(text)
+
+    def warn(self, text: str) -> None:
+        """Print a warning."""
+        warn(text)
+
     def write(self, lines: Iterable[LogLines]) -> None:
-        """Print and flush; no more than a piece of it is held, however much it is."""
+        """Print and flush piece by piece, so that the memory stays bounded."""
         texts, size = [], 0
         for some in lines:
             texts.append(self._text(some) + "\n")

@@ -32,11 +32,11 @@ def home(environ: Mapping[str, str]) -> Path:
 
 
 class KeptRun(Protocol):
-    """What is known of a run, wherever that is kept."""
+    """The record of a run, on disk or in memory."""
 
     @property
-    def launched_here(self) -> bool:
-        """Whether its supervisor, if it has one, is on this machine."""
+    def is_recorded(self) -> bool:
+        """The run was launched on this machine, so its record, and its supervisor if any, are here."""
         ...
 
     def read(self) -> RunRecord: ...
@@ -51,32 +51,32 @@ class KeptRun(Protocol):
 
 
 @dataclass(slots=True)
-class PassingRun:
-    """A run that was launched elsewhere: what is known of it is kept for as long as somebody looks at it."""
+class UnrecordedRun:
+    """A run that another machine launched, found on its nodes; its record is kept in memory."""
 
     record: RunRecord
     plan: LaunchPlan
-    launched_here: bool = False
+    is_recorded: bool = False
 
     def read(self) -> RunRecord:
-        """What is known by now."""
+        """The record so far."""
         return self.record
 
     def read_plan(self) -> LaunchPlan:
-        """The plan, as far as the nodes tell it."""
+        """The plan, as far as the nodes report it."""
         return self.plan
 
     def change(self, change: Callable[[RunRecord], RunRecord]) -> RunRecord:
-        """Know better."""
+        """Replace the record."""
         self.record = change(self.record)
         return self.record
 
     def supervisor(self) -> str | None:
-        """None on this machine."""
+        """None: a supervisor on another machine cannot be seen from here."""
         return None
 
     def is_asked_to_stop(self) -> bool:
-        """Nobody here can tell; that orch sent the signal by which its agents ended is the likelier case."""
+        """Unknown here; if signals ended its agents, assume that orch sent them."""
         return True
 
 
@@ -87,8 +87,8 @@ class RunFolder:
     path: Path
 
     @property
-    def launched_here(self) -> bool:
-        """It was, or there would be no record here."""
+    def is_recorded(self) -> bool:
+        """Always: this is the record."""
         return True
 
     @property

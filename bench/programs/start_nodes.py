@@ -10,8 +10,8 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
+from orchestrator.actions.inventory import load_inventory
 from orchestrator.actions.request import Words, request_of
-from orchestrator.commands.inventory import load_inventory
 from orchestrator.launchers import launcher_for
 from orchestrator.plan.make import make_plan
 from orchestrator.run import new_run_id

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from typing import Protocol
 
-from orchestrator.console import LineWriter, say, say_error, say_summary
 from orchestrator.endpoint.replies import NodeObservation
-from orchestrator.errors import LaunchError, NodeError, NodesError
+from orchestrator.errors import NodeError, NodesError
 from orchestrator.fanout import each
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.slurm.job import SILENT
@@ -18,7 +17,7 @@ from orchestrator.logs.follow import Batch, Feed, history, live, merged
 from orchestrator.logs.lines import LogLines, last
 from orchestrator.plan.plan import GRACE_S, LaunchPlan
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import KeptRun, RunFolder
+from orchestrator.store import KeptRun
 from orchestrator.verdict import observe
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.launching import launch_goes_on
@@ -27,19 +26,28 @@ from orchestrator.verdict.settle import settle
 
 Keep = Callable[[LogLines], LogLines | None]
 """Of some lines those that are wanted."""
-WATCH_STOPPED = 130  # what a shell reports for a command ended by Ctrl-C
+
+
+class Viewer(Protocol):
+    """Shows the lines of a watched run, and what happens to it."""
+
+    def write(self, lines: Iterable[LogLines]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def warn(self, text: str) -> None: ...
 
 
 class Watch:
     """One run being watched from here."""
 
-    def __init__(self, run: KeptRun, launcher: Launcher, writer: LineWriter, keep: Keep) -> None:
+    def __init__(self, run: KeptRun, launcher: Launcher, viewer: Viewer, keep: Keep) -> None:
         self.run = run
         self.launcher = launcher
         self._plan: LaunchPlan = run.read_plan()
-        self._is_guest = self._plan.launcher == "ssh" and not run.launched_here
+        self._is_guest = self._plan.launcher == "ssh" and not run.is_recorded
         self._quiet_since: float | None = None
-        self._writer = writer
+        self._viewer = viewer
         self._keep = keep
         self._poll: Poll | None = None
         self._told = Answer(None, 1)
@@ -63,7 +71,7 @@ class Watch:
         if tail is not None:
             lines = last(lines, tail)
             self._shown_from = dict.fromkeys(self.lost, time.time())  # what is to be left out comes with them, later
-        self._writer.write(lines)
+        self._viewer.write(lines)
         for feed in self._feeds:
             if feed.failure is not None and feed.place.name not in self.lost:  # it was lost in the midst
                 self.lost[feed.place.name] = feed.failure
@@ -91,7 +99,7 @@ class Watch:
         """
         self._ends_failed = stop_failed
         for error in self.lost.values():
-            _say_lost(error)
+            self._warn_lost(error)
         job = self.run.read().slurm_job
         self._poll = Poll(self.launcher, job, self._newest) if self._plan.launcher == "slurm" else None
         with self._poll or nullcontext():
@@ -100,7 +108,7 @@ class Watch:
             return self.run.read()
         if stop_failed and status.verdict.state is RunState.FAILED and any(n.finished is None for n in status.nodes):
             for trouble in self.launcher.stop(job, grace_s=GRACE_S):
-                say(trouble)
+                self._viewer.say(trouble)
         self._rest()
         return settle(self.run, status.verdict, status.nodes, attempt=status.attempt)
 
@@ -112,7 +120,7 @@ class Watch:
             if self._attempt < self._newest:
                 self._rest()
                 self._begin(self._attempt + 1)
-                say(f"run {self._plan.run_id} goes on in attempt {self._attempt}")
+                self._viewer.say(f"run {self._plan.run_id} goes on in attempt {self._attempt}")
                 continue
             if self._ended():  # by the supervisor's word
                 self._rest()
@@ -169,11 +177,11 @@ class Watch:
         name = batch.feed.place.name
         if batch.error is not None:
             if name not in self.lost:
-                _say_lost(batch.error)
+                self._warn_lost(batch.error)
             self.lost[name] = batch.error
             return
         if self.lost.pop(name, None) is not None:
-            say(f"{name} is heard again, and read on where it was lost")
+            self._viewer.say(f"{name} is heard again, and read on where it was lost")
         self._nodes |= {node.node: node for node in batch.nodes}
         if not batch.lines or batch.nodes:
             unheard.discard(name)
@@ -188,7 +196,7 @@ class Watch:
                 return True
             before, self._told = self._told, answer
             if text := news(before, answer, heard=bool(self._nodes)):
-                say(text)
+                self._viewer.say(text)
         asked, nodes = self.run.is_asked_to_stop(), list(self._nodes.values())
         verdict = judge(self._plan, nodes, queue, stop_asked=asked)
         if self._is_guest:
@@ -215,7 +223,7 @@ class Watch:
         """Say, once, that nobody ends what is left of a run that has failed."""
         text = "" if self._has_warned else observe.not_being_ended(self.run, self._plan.run_id, left)
         if text and not self._ended():
-            say(f"warning: {text}")
+            self._viewer.warn(text)
             self._has_warned = True
 
     def _is_quiet(self, verdict: Verdict) -> bool:
@@ -233,36 +241,11 @@ class Watch:
         return ends == self._plan.node_count or time.monotonic() - self._quiet_since > observe.PATIENCE_S
 
     def _write(self, lines: Iterable[LogLines]) -> None:
-        self._writer.write(self._kept(lines))
+        self._viewer.write(self._kept(lines))
 
     def _kept(self, lines: Iterable[LogLines]) -> Iterator[LogLines]:
         shown = (some for some in lines if some.time >= self._shown_from.get(some.node, 0.0))
         return (kept for kept in map(self._keep, shown) if kept is not None)
 
-
-def _say_lost(error: NodeError) -> None:
-    say(f"warning: {error}; trying again, the others go on")
-
-
-def watch(folder: RunFolder, launcher: Launcher) -> int:
-    """Follow a run that was started or taken up again here, and say how it ended; its exit code."""
-    run_id = folder.path.name
-    say(f"run {run_id} started; Ctrl-C stops watching, the run goes on")
-    try:
-        record = Watch(folder, launcher, LineWriter(as_json=False), lambda lines: lines).to_end(stop_failed=True)
-    except KeyboardInterrupt:
-        say(f"stopped watching; the run goes on. `orch logs -f {run_id}` watches again, `orch stop {run_id}` ends it")
-        return WATCH_STOPPED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads on; what is still buffered goes nowhere
-        say(f"nobody reads on; the run goes on: `orch logs -f {run_id}`")
-        return WATCH_STOPPED
-    except LaunchError as exc:
-        say_error(exc)
-        say(
-            f"stopped watching; the run goes on. `orch logs -f {run_id}` watches again, `orch status {run_id}` asks after it"
-        )
-        return exc.exit_code
-    say(f"run {run_id} is {record.state.value}" + (f": {record.message}" if record.message else ""))
-    say_summary(record.summary)
-    return record.exit_code
+    def _warn_lost(self, error: NodeError) -> None:
+        self._viewer.warn(f"{error}; trying again, the others go on")

@@ -1,13 +1,12 @@
-"""Giving a run its supervisor, and saying so where it has none or one that cannot do its work."""
+"""Start the supervisor of a run, and report why a run has none or one that cannot supervise."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from orchestrator.console import say
 from orchestrator.store import RunFolder
 from orchestrator.supervision import supervisor
 
@@ -16,14 +15,14 @@ POLL_S = 0.02
 
 
 @contextlib.contextmanager
-def supervised(folder: RunFolder) -> Iterator[None]:
-    """Start the run's supervisor beside the block, which does not wait for it; where it does not come up, say so."""
+def supervised(folder: RunFolder, on_warning: Callable[[str], None]) -> Iterator[None]:
+    """Start the run's supervisor while the block runs, which does not wait for it; warn if it does not come up."""
 
     def start() -> None:
         if why := start_and_wait(folder):
             run = folder.path.name
-            say(
-                f"warning: run {run} has no supervisor: {why}. If a rank or a node dies while nobody watches, "
+            on_warning(
+                f"run {run} has no supervisor: {why}. If a rank or a node dies while nobody watches, "
                 f"the others go on until `orch stop {run}`; `orch attach {run}` tries again"
             )
 
@@ -36,7 +35,7 @@ def supervised(folder: RunFolder) -> Iterator[None]:
 
 
 def start_and_wait(folder: RunFolder) -> str:
-    """Start the run's supervisor and wait until it is at work; why it is not, or nothing."""
+    """Start the run's supervisor and wait until it supervises; return why it does not, or nothing."""
     try:
         process = supervisor.start(folder)
     except OSError as exc:
@@ -53,10 +52,10 @@ def start_and_wait(folder: RunFolder) -> str:
     return f"it has not begun in {START_WAIT_S:.0f} s, see {folder.path}/supervisor.log"
 
 
-def say_that_nodes_ask(folder: RunFolder) -> None:
-    """What it means that somebody had to answer for the logins of a run."""
+def logins_need_answers(folder: RunFolder) -> str:
+    """The warning about a run whose logins a person had to answer."""
     run = folder.path.name
-    say(
-        f"warning: nodes of run {run} ask for a password, a code or a passphrase, and its supervisor has no terminal: "
+    return (
+        f"nodes of run {run} ask for a password, a code or a passphrase, and its supervisor has no terminal: "
         f"they are not supervised. If a rank or a node dies while nobody watches, the others go on until `orch stop {run}`"
     )

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.actions import launch as action
 from orchestrator.actions.request import Words
 from orchestrator.bundle import Bundle
-from orchestrator.commands import launch as command
+from orchestrator.commands.launch import launch
 from orchestrator.errors import LaunchError
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan
@@ -50,12 +51,12 @@ def _launched(
         f"name: here\naccelerator: cpu\ndevices: 1\ntransport: local\n"
         f"defaults: {{workdir: {tmp_path}/work}}\nnodes: [{node}]\n"
     )
-    monkeypatch.setattr(command, "launcher_for", launcher_for)
+    monkeypatch.setattr(action, "launcher_for", launcher_for)
     monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     words = Words("ssh", str(inventory), None, None, None, (), ("sleep", "1000"))
     with pytest.raises(LaunchError) as caught:
-        command.launch(words, dry_run=False, follow=False)
+        launch(words, dry_run=False, follow=False)
     [folder] = Store(tmp_path / "home").all()
     return caught.value, folder.read()
 

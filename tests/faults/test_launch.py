@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.actions import launch as launching
+from orchestrator.actions import stop as stopping
 from orchestrator.actions.request import Words
-from orchestrator.commands import launch as command
-from orchestrator.commands import stop as stopping
+from orchestrator.commands.launch import launch
 from orchestrator.errors import LaunchError
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.machine import stat_fields
@@ -58,11 +59,11 @@ def _launched(orch: Orch, monkeypatch: pytest.MonkeyPatch) -> LaunchError:
     def launcher_for(plan: LaunchPlan, _terminal: Terminal) -> DirectLauncher:
         return Loses(plan, lambda node: LocalTransport(node.name))
 
-    monkeypatch.setattr(command, "launcher_for", launcher_for)
+    monkeypatch.setattr(launching, "launcher_for", launcher_for)
     monkeypatch.setenv("ORCH_HOME", str(orch.home))
     monkeypatch.chdir(orch.cwd)
     with pytest.raises(LaunchError) as caught:
-        command.launch(Words("ssh", None, None, None, None, (), SLEEPERS), dry_run=False, follow=False)
+        launch(Words("ssh", None, None, None, None, (), SLEEPERS), dry_run=False, follow=False)
     return caught.value
 
 
@@ -134,7 +135,7 @@ def test_stop_during_a_launch_ends_the_launch_first(prefix: tuple[str, ...], orc
         until((orch.cwd / "asked").exists, what="n1 to be asked for its agent")
         with orch.start("stop") as stop:
             assert stop.stderr is not None
-            assert f"still being launched: pid {launch.pid} was told to give up" in stop.stderr.readline()
+            assert f"still being launched: pid {launch.pid} was asked to give up" in stop.stderr.readline()
             (orch.cwd / "gate").touch()
             assert stop.wait(60) == 0
         assert launch.wait(60) == 4
@@ -186,7 +187,7 @@ def test_launch_that_does_not_give_up_is_not_called_stopped(orch: Orch, monkeypa
         mark = {**this_process(), "pid": stubborn.pid, "start_time": int(fields[19])}
         folder.update(started=False, launching=mark)
         with pytest.raises(LaunchError, match=f"pid {stubborn.pid} has not given up"):
-            stopping.stop(run)
+            stopping.stop(folder, print)
         assert stubborn.poll() is None
 
 

@@ -110,7 +110,7 @@ def test_unreachable_node_is_named_with_code_4_and_the_rest_is_done(orch: Orch) 
     done = orch("gc", "-i", "inventory.yaml", code=4)
     assert re.search(r"n1: .*\(1 of 2\)$", done.stderr, re.MULTILINE)
     assert [path.parent.parent.name for path in _runs(orch)] == ["n1"]
-    assert "n1 was not asked" in done.stdout, "a record is the way to what is left on its nodes"
+    assert "n1 was not searched" in done.stdout, "a record is the way to what is left on its nodes"
 
 
 def test_stray_of_a_killed_agent_is_ended_and_listed(orch: Orch) -> None:

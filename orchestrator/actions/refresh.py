@@ -1,0 +1,167 @@
+"""Query the nodes and the scheduler for the state of runs, and write it into their records."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+
+from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.errors import NodeError, NodesError, RunNotFound
+from orchestrator.fanout import each
+from orchestrator.launchers import launcher_for
+from orchestrator.launchers.slurm.host import slurm_host
+from orchestrator.launchers.slurm.job import SILENT, Queue
+from orchestrator.launchers.slurm.poll import described
+from orchestrator.launchers.slurm.queue import ask
+from orchestrator.plan.plan import LaunchPlan
+from orchestrator.run import RunRecord, RunState
+from orchestrator.store import RunFolder, Store, home
+from orchestrator.transports.terminal import Terminal
+from orchestrator.verdict import observe
+from orchestrator.verdict.judge import Verdict
+from orchestrator.verdict.launching import launch_goes_on
+from orchestrator.verdict.observe import Status
+from orchestrator.verdict.settle import settle
+
+__all__ = ["NodeObservation", "Refreshed", "bring_up_to_date", "readable", "refresh"]
+
+REFRESHED_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Refreshed:
+    """A run's record after a refresh, and the answers that it rests on."""
+
+    folder: RunFolder
+    record: RunRecord
+    status: Status | None = None
+    """None if nobody was queried: the launch is still going on, or it failed."""
+    missing: str = ""
+    """The run has ended, but details of it could not be had from these nodes."""
+
+    @property
+    def nodes(self) -> Sequence[NodeObservation]:
+        """One observation per node that answered."""
+        return self.status.nodes if self.status else ()
+
+    @property
+    def queue(self) -> Queue | None:
+        """The scheduler's answer."""
+        return self.status.queue if self.status else None
+
+    @property
+    def job(self) -> str:
+        """The state of the Slurm job in one sentence; empty without one."""
+        if self.status is None or self.queue is None or not self.queue.job:
+            return ""
+        return described(self.queue, self.status.position)
+
+    def not_being_ended(self) -> str:
+        """The warning that the run has failed and nobody ends what is left of it, or nothing."""
+        if self.status is None or self.record.state.final:
+            return ""
+        left = observe.may_still_run(self.folder.read_plan(), self.status.verdict, self.nodes)
+        return observe.not_being_ended(self.folder, self.record.id, left)
+
+    def unsupervised(self) -> str:
+        """The warning that a running run over SSH has no supervisor, or nothing; Slurm supervises its jobs itself."""
+        running = self.record.started and not self.record.state.final
+        if not running or self.record.launcher != "ssh" or self.folder.supervisor() is not None:
+            return ""
+        return f"nobody supervises this run, and it goes on; `orch attach {self.record.id}` takes it up again"
+
+
+def refresh(folder: RunFolder, queue: Queue | None = None, terminal: Terminal | None = None) -> Refreshed:
+    """
+    Query the state of a run and bring its record up to date; for a launch that is going on or failed, only read it.
+
+    Args:
+        queue: the scheduler's answer, if it was queried already.
+        terminal: where a login asks its questions.
+
+    Raises:
+        NodesError: nodes cannot be reached, and the run is not known to be over.
+    """
+    record = folder.read()
+    failed_to_launch = record.state.final and record.state is not RunState.LOST and not record.started
+    if failed_to_launch or launch_goes_on(record):
+        return Refreshed(folder, record)
+    plan = folder.read_plan()
+    launcher = launcher_for(plan, terminal)
+    try:
+        queue = queue or launcher.queue(record.slurm_job)
+        status = observe.observe(folder, plan, launcher, queue)
+        if queue is not None and queue.waits:
+            status = replace(status, position=launcher.position(queue))
+    except NodesError as exc:
+        if not record.state.final:
+            raise
+        return Refreshed(folder, record, missing=str(exc))
+    finally:
+        launcher.close()
+    verdict = observe.as_seen(plan, status.verdict, status.nodes)
+    return Refreshed(folder, settle(folder, verdict, status.nodes, attempt=status.attempt), status)
+
+
+def readable() -> tuple[list[tuple[RunFolder, RunRecord]], list[str]]:
+    """Read all records, oldest first; the second list names the damaged ones."""
+    runs, damaged = [], []
+    for folder in Store(home(os.environ)).all():
+        try:
+            runs.append((folder, folder.read()))
+        except RunNotFound as exc:
+            damaged.append(str(exc))
+    return runs, damaged
+
+
+def bring_up_to_date() -> list[str]:
+    """Refresh all runs that have not ended, with one query per Slurm; returns warnings."""
+    runs, _ = readable()
+    unended = [(folder, record) for folder, record in runs if not record.state.final]
+    terminal = Terminal()
+    queues, warnings = _queues([(folder, record) for folder, record in unended if record.launcher == "slurm"], terminal)
+
+    def work(run: tuple[RunFolder, RunRecord]) -> str:
+        folder, record = run
+        queue = queues.get(record.id)
+        if queue is None or not _settles(queue, record):
+            return refresh(folder, queue, terminal).missing
+        if queue.waits:
+            settle(folder, Verdict(RunState.PENDING, message=queue.why or None), attempt=record.attempt)
+        return ""
+
+    outcomes = each(unended, work, limit=REFRESHED_AT_ONCE)
+    pairs = zip(unended, outcomes, strict=True)
+    return warnings + [f"{record.id}: {outcome}" for (_, record), outcome in pairs if str(outcome)]
+
+
+def _queues(
+    runs: Sequence[tuple[RunFolder, RunRecord]], terminal: Terminal
+) -> tuple[Mapping[str, Queue | None], list[str]]:
+    """Query every Slurm once: its answer for each run, and warnings about login nodes that cannot be reached."""
+    plans: dict[str, LaunchPlan] = {}
+    for folder, record in runs:
+        with suppress(RunNotFound):  # refresh() reports it
+            plans[record.id] = folder.read_plan()
+    queues: dict[str, Queue | None] = {}
+    warnings = []
+    for login in {plan.slurm["login"] for plan in plans.values()}:
+        jobs = {
+            record.id: record.slurm_job
+            for _, record in runs
+            if record.id in plans and plans[record.id].slurm["login"] == login
+        }
+        with closing(slurm_host(plans[next(iter(jobs))], terminal)) as host:
+            try:
+                queues |= ask(host.run, jobs)
+            except NodeError as exc:
+                warnings.append(str(exc))
+                queues |= dict.fromkeys(jobs, Queue(SILENT, str(exc)))
+    return queues, warnings
+
+
+def _settles(queue: Queue, record: RunRecord) -> bool:
+    """The run's folder need not be read: the job is pending, its state is unchanged, or Slurm does not answer."""
+    return queue.waits or queue.word in {SILENT, record.state.value}
