@@ -11,13 +11,13 @@ import sys
 import time
 from typing import Mapping, Type, TypeVar
 
-REQUEUE = 99  # the exit code that asks to be started again: all is saved, and there is more to do
-NO_RETRY = 93  # the exit code that says that another attempt with these settings would fail, too
+REQUEUE = 99  # exit code that requests another attempt: everything is saved, and steps are left
+NO_RETRY = 93  # exit code of a failure that a retry with the same settings would repeat
 SMALLER = "take a smaller micro_batch with more accumulation, activation_checkpointing=true, or strategy=fsdp2 or zero3"
-# Of gloo, to the collective that comes first and to others; of NCCL, with TORCH_NCCL_BLOCKING_WAIT.
+# gloo's words, for the first collective and for later ones, and NCCL's with TORCH_NCCL_BLOCKING_WAIT.
 TIMED_OUT = ("Timed out waiting", "Application timeout caused pair closure", "collective operation timeout")
 STORAGE_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG))
-# What is said where no class tells: torch < 1.13 and cuBLAS of CUDA, the vendor's runtime of GCUs.
+# Out-of-memory messages without a class of their own: torch < 1.13, cuBLAS, the GCU runtime.
 NO_MEMORY = re.compile(
     r"DefaultCPUAllocator: can't allocate|out of memory|topsMalloc.*failed|CU(BLAS|DNN)_STATUS_ALLOC_FAILED",
     re.IGNORECASE,
@@ -29,10 +29,10 @@ Error = TypeVar("Error", bound="TrainerError")
 
 class TrainerError(Exception):
     """
-    The training cannot go on; the message says what happened and what to do next.
+    The training cannot continue; the message names the cause and the next step.
 
-    `kind` is for who looks after many runs: config, storage, memory, network, numbers, hang or code. `is_agreed`: every
-    rank raises this same error at this same point, so that rank 0 can tell it for all, and none waits in a collective.
+    `kind` classifies the failure: config, storage, memory, network, numbers, hang or code. `is_agreed`: every rank raises
+    this error at the same point, so rank 0 reports it for all, and none waits in a collective.
     """
 
     exit_code = 1
@@ -41,33 +41,33 @@ class TrainerError(Exception):
 
     @classmethod
     def agreed(cls: Type[Error], message: str) -> Error:
-        """For who knows that all ranks raise it."""
+        """The error, if all ranks raise it."""
         error = cls(message)
         error.is_agreed = True
         return error
 
 
 class UserError(TrainerError):
-    """What was asked for is wrong: configuration, data, device, checkpoint."""
+    """A mistake in the request: configuration, data, device, checkpoint."""
 
     exit_code = 2
     kind = "config"
 
 
 class StorageError(TrainerError):
-    """A disk is full, cannot be written, or gives back something else."""
+    """A disk is full, cannot be written, or returns other data than were written."""
 
     kind = "storage"
 
 
 class StorageUserError(UserError):
-    """A disk that cannot hold what was asked for, found out before training."""
+    """A disk too small for the requested checkpoints, detected before training."""
 
     kind = "storage"
 
 
 class NetworkError(TrainerError):
-    """Ranks do not reach each other."""
+    """Ranks cannot reach each other."""
 
     kind = "network"
 
@@ -80,7 +80,7 @@ class NumbersError(TrainerError):
 
 
 def kind_of(error: BaseException) -> str:
-    """The kind of an exception that nobody foresaw. torch's own classes by name: its old versions lack them."""
+    """The kind of an unexpected exception. torch's classes are compared by name: old versions lack them."""
     name, text = type(error).__name__, str(error)
     if isinstance(error, MemoryError) or name == "OutOfMemoryError" or NO_MEMORY.search(text):
         return "memory"
@@ -92,7 +92,7 @@ def kind_of(error: BaseException) -> str:
 
 
 def write_error_file(env: Mapping[str, str], message: str, *, kind: str, callstack: str = "") -> None:
-    """Leave `message` where the launcher reads it, in the format of torch.distributed.elastic's `record`."""
+    """Write `message` to the launcher's error file, in the format of torch.distributed.elastic's `record`."""
     path = env.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
@@ -101,7 +101,7 @@ def write_error_file(env: Mapping[str, str], message: str, *, kind: str, callsta
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
-    except OSError as exc:  # a full disk is often what there is to tell
+    except OSError as exc:  # a full disk is often the very error to report
         sys.stderr.write(f"WARNING: rank {env.get('RANK', '0')}: cannot write {path}: {exc.strerror}\n")
 
 
@@ -115,13 +115,13 @@ def report(error: TrainerError, env: Mapping[str, str]) -> int:
     message, rank = str(error), env.get("RANK", "0")
     write_error_file(env, message, kind=error.kind)
     if rank == "0" or not error.is_agreed:
-        with contextlib.suppress(OSError):  # the disk of the log may be full: what counts is in the error file
+        with contextlib.suppress(OSError):  # the disk of the log may be full: the error file has the message
             sys.stderr.write(as_printed(message, rank))
             sys.stderr.flush()
     return error.exit_code
 
 
 def as_printed(message: str, rank: str) -> str:
-    """Whole by rank 0, its first line by the others."""
+    """All of it on rank 0, only the first line on the others."""
     first = message.partition("\n")[0]
     return f"error: {message}\n" if rank == "0" else f"rank {rank}: error: {first}\n"

@@ -1,4 +1,4 @@
-"""How the model does on the samples that it is not trained on."""
+"""Evaluation on the samples of "validation"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.tasks.base import Samples, Task, numbers
 
 
 class Evaluation:
-    """On "validation", on every rank; every eval_steps steps and at the end."""
+    """Runs on every rank, every eval_steps steps and at the end."""
 
     def __init__(self, task: Task, samples: Samples | None, config: TrainConfig, group: Group) -> None:
         self.task, self.config, self.group = task, config, group
@@ -27,7 +27,7 @@ class Evaluation:
         return self.batches is not None and (last or (every is not None and step % every == 0))
 
     def run(self, step: int, strategy: Strategy) -> Dict[str, float]:
-        """Means over batches and ranks by name, which begins with eval_; rank 0 tells them in a line."""
+        """Means over batches and ranks by name, each with the prefix eval_; rank 0 logs them."""
         assert self.batches is not None
         sums: Dict[str, float] = {}
         count = 0

@@ -1,4 +1,4 @@
-"""`python -m trainer.checkpoint`: look at checkpoints, check them, take the weights out. Only export needs torch."""
+"""`python -m trainer.checkpoint`: list checkpoints, verify them, export the weights. Only export needs torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DAMAGED = 1  # exit code
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; python -m trainer.checkpoint --help tells more")
+        raise UserError(f"{message}; python -m trainer.checkpoint --help explains more")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _found(folder: Path) -> list[Path]:
-    """The step folders that are meant, newest first; at least one."""
+    """The step folders in `folder`, or itself if it is one, newest first; at least one."""
     with _reading(folder):
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder")
@@ -116,7 +116,7 @@ def _export(folder: Path, target: Path | None) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, 1 where something is damaged, 2 for what the user can put right."""
+    """Returns the exit code: 0, 1 if a checkpoint is damaged, 2 for a mistake of the user."""
     try:
         request = _parser().parse_args(argv)
         if request.command == "export":

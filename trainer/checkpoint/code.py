@@ -1,4 +1,4 @@
-"""Which code a training ran, for its checkpoints. No torch here."""
+"""The version of the code that trains, recorded in its checkpoints. No torch here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint belongs to the model, the data and the settings of the run that is to go on from it."""
+"""Check that a checkpoint has the model, data and settings of the run that resumes from it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from trainer.console import say
 from trainer.errors import UserError
 from trainer.parallel.base import Strategy
 
-BINDING = ("model.", "strategy", "task", "options.")  # what makes another model of it
-# What may change between two parts of one training without changing its numbers.
+BINDING = ("model.", "strategy", "task", "options.")  # a change of these makes it another model
+# Settings that may change between two attempts without changing the losses.
 FREE_KEYS = frozenset(
     [
         *("out", "resume", "save_steps", "save_total_limit", "device", "ddp_timeout", "hang_timeout", "log_steps"),
@@ -27,10 +27,10 @@ def check_fits(
     about: Mapping[str, Any], config: TrainConfig, strategy: Strategy, *, world_size: int, data_digest: str
 ) -> None:
     """
-    See that training can go on from the checkpoint of which the manifest says `about`; warn of what will be different.
+    Check that training can resume from the checkpoint with the manifest `about`; warn about what will differ.
 
     Raises:
-        UserError: it is of another model, number of ranks or other data.
+        UserError: it has another model, number of ranks or data.
     """
     _check_world_size(about, world_size, reshards=strategy.reshards)
     step, changed = about["step"], differences(about["config"], config.as_dict())
@@ -41,8 +41,8 @@ def check_fits(
         say(f"WARNING: resuming with other settings (saved -> now): {', '.join(changed.values())}")
     if about["data_sha256"] != data_digest:
         raise UserError(
-            f"the checkpoint at step {step} was trained on other data, in which its place means nothing: give the "
-            "data of before, or resume=none and another out= (python -m trainer.checkpoint export keeps the weights)"
+            f"the checkpoint at step {step} was trained on other data, so its position in them is meaningless: use the "
+            "earlier data, or resume=none and another out= (python -m trainer.checkpoint export keeps the weights)"
         )
 
 
@@ -60,7 +60,7 @@ def _check_world_size(about: Mapping[str, Any], world_size: int, *, reshards: bo
 
 
 def _other_parameters(about: Mapping[str, Any], strategy: Strategy) -> List[str]:
-    """Of a model whose settings are the same and whose code is not; older manifests do not name them."""
+    """Parameters that differ although the settings are equal, since the model's code changed; older manifests do not list them."""
     saved, now = about.get("sizes", strategy.sizes), strategy.sizes
     names = [name for name in sorted({*saved, *now}) if saved.get(name) != now.get(name)]
     more = [f"and {len(names) - NAMED_AT_MOST} more parameters"] if len(names) > NAMED_AT_MOST else []
@@ -69,7 +69,7 @@ def _other_parameters(about: Mapping[str, Any], strategy: Strategy) -> List[str]
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Dotted key -> "key: saved -> now", for keys that bear on the numbers."""
+    """Dotted key -> "key: saved -> now", for keys that affect the losses."""
     before, after = _flat(saved), _flat(now)
     keys = sorted((set(before) | set(after)) - FREE_KEYS)
     return {

@@ -36,7 +36,7 @@ def export(path: Path, target: Path) -> int:
 
     Raises:
         DamagedError: it does not verify.
-        UserError: it verifies, and is no state all the same, or one with numbers of other kinds.
+        UserError: it verifies, but is not a training state, or holds tensors of unsupported types.
         OSError: `target` is there already, or cannot be written.
     """
     if target.exists():
@@ -44,16 +44,16 @@ def export(path: Path, target: Path) -> int:
     about = files.verify(path, files.step_of(path))
     with (path / "state.pt").open("rb") as file:
         weights = load_state(file, path.name)["model"]
-    strange = {name: getattr(one, "dtype", type(one).__name__) for name, one in weights.items()}
-    strange = {name: kind for name, kind in strange.items() if kind not in DTYPES}
-    if strange:
-        told = ", ".join(f"{name} ({kind})" for name, kind in strange.items())
-        raise UserError(f"{path}: export writes tensors of {_kinds()}, not {told}")
-    notes = {"format": "pt", "step": str(about["step"]), "config": json.dumps(about["config"])}
+    unsupported = {name: getattr(one, "dtype", type(one).__name__) for name, one in weights.items()}
+    unsupported = {name: kind for name, kind in unsupported.items() if kind not in DTYPES}
+    if unsupported:
+        listed = ", ".join(f"{name} ({kind})" for name, kind in unsupported.items())
+        raise UserError(f"{path}: export writes tensors of {_kinds()}, not {listed}")
+    metadata = {"format": "pt", "step": str(about["step"]), "config": json.dumps(about["config"])}
     aside = target.with_name(f"{target.name}.tmp-{os.getpid()}")
     try:
         with files.create(aside) as file:
-            write_safetensors(file, weights, notes)
+            write_safetensors(file, weights, metadata)
             files.flush_to_disk(file)
         aside.replace(target)
     except OSError:
@@ -67,8 +67,8 @@ def _kinds() -> str:
     return ", ".join(str(dtype).rpartition(".")[2] for dtype in DTYPES)
 
 
-def write_safetensors(file: BinaryIO, tensors: Mapping[str, torch.Tensor], notes: Mapping[str, str]) -> None:
-    header: Dict[str, Any] = {"__metadata__": dict(notes)}
+def write_safetensors(file: BinaryIO, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+    header: Dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name, tensor in tensors.items():
         start, end = end, end + tensor.numel() * tensor.element_size()

@@ -1,5 +1,5 @@
 """
-Checkpoints on disk: one folder a step, complete or not there at all, checked by size and hash. No torch, one process.
+Checkpoints on disk: one folder per step, complete or absent, verified by size and hash. No torch, one process.
 
     <out>/step_20/{state.pt, rng.json, manifest.json}   <out>/latest   <out>/quarantine/   <out>/step_40.tmp-<pid>/
 """
@@ -26,7 +26,7 @@ STALE = re.compile(r"(step_\d+|latest|metrics\.jsonl|summary\.json|deepspeed\.js
 ASIDE = "quarantined-"
 FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)*\Z")
 READ_BYTES = 4 << 20
-MANIFEST_BYTES = 16 << 20  # what is larger was not written here
+MANIFEST_BYTES = 16 << 20  # a larger one was not written by this module
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -36,7 +36,7 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint; `about` is what the writer noted: step, world size, configuration."""
+    """A verified checkpoint; `about` is its manifest: step, world size, configuration."""
 
     path: Path
     about: Mapping[str, Any]
@@ -60,7 +60,7 @@ class _HashedFile:
 
 def write(out: Path, step: int, about: Mapping[str, Any], writers: Mapping[str, Callable[[Any], object]]) -> Path:
     """
-    Write aside, flush to disk, read back, and only then give it its name.
+    Write to a temporary folder, flush to disk, read back, and only then rename it.
 
     Args:
         out: exists.
@@ -72,7 +72,7 @@ def write(out: Path, step: int, about: Mapping[str, Any], writers: Mapping[str, 
         <out>/step_<step>, verified.
 
     Raises:
-        OSError: no space, no permission, or what was read back is not what was written.
+        OSError: no space, no permission, or the data read back differ from the data written.
     """
     aside = out / f"step_{step}.tmp-{os.getpid()}"
     aside.mkdir(mode=0o700)
@@ -99,7 +99,7 @@ def write(out: Path, step: int, about: Mapping[str, Any], writers: Mapping[str, 
 
 
 def verify(path: Path, step: int | None) -> dict[str, Any]:
-    """The manifest of a whole checkpoint; raises DamagedError otherwise. Reads every byte, keeps none."""
+    """The manifest of a complete checkpoint; raises DamagedError otherwise. Reads every byte, keeps none."""
     manifest = read_manifest(path, step)
     for name, expected in manifest["files"].items():
         sha256, size = hashlib.sha256(), 0
@@ -111,7 +111,7 @@ def verify(path: Path, step: int | None) -> dict[str, Any]:
 
 
 def check_sizes(path: Path, manifest: Mapping[str, Any]) -> None:
-    """The quick look: raises DamagedError where a file is missing or not as long as it was."""
+    """A check without hashes: raises DamagedError if a file is missing or has another size."""
     for name, expected in manifest["files"].items():
         try:
             size = (path / name).stat().st_size
@@ -132,7 +132,7 @@ def step_of(path: Path) -> int | None:
 
 
 def newest_first(out: Path) -> list[Path]:
-    """Every step folder by its number; `latest` is for people, and not asked."""
+    """All step folders by their number; the file `latest` is for people and not read."""
     return sorted((path for path in _entries(out) if step_of(path) is not None), key=lambda path: -(step_of(path) or 0))
 
 
@@ -168,7 +168,7 @@ def quarantine(out: Path, path: Path) -> Path:
 
 
 def quarantined(out: Path) -> int:
-    """How many checkpoints were ever moved out of the way here."""
+    """The number of checkpoints in quarantine."""
     return len(_entries(out / "quarantine")) + sum(path.name.startswith(ASIDE) for path in _entries(out))
 
 
@@ -192,7 +192,7 @@ def milestones(present: Sequence[Path], every: int | None) -> List[Path]:
 
 
 def remove_stale(out: Path) -> list[str]:
-    """Remove what writers that died left aside; returns the names."""
+    """Remove the temporary files of writers that died; returns their names."""
     stale = [path for path in _entries(out) if STALE.match(path.name)]
     for path in stale:
         if path.is_dir():
@@ -213,7 +213,7 @@ def _seal(manifest: Mapping[str, Any]) -> str:
 
 
 def read_manifest(path: Path, step: int | None) -> dict[str, Any]:
-    """What the writer noted, of `step` where that is given; raises DamagedError. The files beside it are not read."""
+    """The manifest, of `step` if that is given; raises DamagedError. Reads no other file."""
     _check_folder(path)
     try:
         text = b"".join(_parts(path / MANIFEST, limit=MANIFEST_BYTES)).decode()
@@ -233,7 +233,7 @@ def read_manifest(path: Path, step: int | None) -> dict[str, Any]:
 
 
 def _goodness(path: Path) -> Tuple[bool, float]:
-    """The best come first: those that were evaluated, by that loss, then the others by their loss in training."""
+    """Sort key, best first: evaluated checkpoints by their eval loss, then the others by their training loss."""
     try:
         about = read_manifest(path, step_of(path))
     except DamagedError:
@@ -262,7 +262,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _parts(path: Path, limit: int | None = None) -> Iterator[bytes]:
-    """A plain file's bytes; raises DamagedError, also where others may have written them."""
+    """The bytes of a regular file; raises DamagedError, also if other users may have written it."""
     try:
         # Not through a link, and not waiting for the other end of a pipe.
         with os.fdopen(os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
@@ -290,7 +290,7 @@ def flush_to_disk(file: BinaryIO) -> None:
 
 
 def _flush_folder(path: Path) -> None:
-    """Makes the names in it survive a power cut, as fsync of a file does its bytes."""
+    """Flush the folder's entries, so that the names survive a power cut."""
     folder = os.open(str(path), os.O_RDONLY)
     try:
         os.fsync(folder)

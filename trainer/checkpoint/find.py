@@ -1,4 +1,4 @@
-"""Which checkpoint to go on from: rank 0 looks, and moves out of the way what must not be used."""
+"""Find the checkpoint to resume from, on rank 0; unusable ones are moved to quarantine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.runtime.rank import Rank
 
 @dataclass(frozen=True)
 class Finder:
-    """Looks in `out`, the checkpoint folder of one run, and where resume= says."""
+    """Looks in `out`, the checkpoint folder of one run, and at the path in resume=."""
 
     out: Path
     config: TrainConfig
@@ -26,17 +26,17 @@ class Finder:
     data_digest: str
 
     def find(self, strategy: Strategy) -> Checkpoint | None:
-        """The verified checkpoint to go on from, of this model and data; None for a fresh start. Raises UserError."""
-        asked, present = self.config.resume, files.newest_first(self.out)
+        """The verified checkpoint of this model and data to resume from; None for a fresh start. Raises UserError."""
+        resume, present = self.config.resume, files.newest_first(self.out)
         if self.rank.is_retry and present:
-            asked = "auto"  # this run's own later checkpoints win over where its first attempt started
-        found = self._newest_here(present) if asked == "auto" else None
-        if asked not in ("auto", "none"):
-            found = _named(Path(asked).expanduser())
+            resume = "auto"  # a retry prefers this run's own checkpoints over the one its first attempt started from
+        found = self._newest_here(present) if resume == "auto" else None
+        if resume not in ("auto", "none"):
+            found = _named(Path(resume).expanduser())
         if present and (found is None or found.path.parent.resolve() != self.out.resolve()):
             raise UserError(
-                f"resume={asked}, but {self.out} holds {present[0].name} of an earlier training; "
-                "choose another out=, or resume=auto to go on from it"
+                f"resume={resume}, but {self.out} holds {present[0].name} of an earlier training; "
+                "choose another out=, or resume=auto to continue it"
             )
         if found is None:
             return None
@@ -47,7 +47,7 @@ class Finder:
         return found
 
     def find_older(self, last: int | None) -> Checkpoint | None:
-        """The newest verified one of this run; where that is of step `last`, the one before it, if there is one."""
+        """The newest verified checkpoint of this run; if that is step `last`, the one before it, if any."""
         present = files.newest_first(self.out)
         stuck = bool(present) and files.step_of(present[0]) == last
         found = self._newest_whole((present[1:] or present) if stuck else present)
@@ -79,7 +79,7 @@ class Finder:
 
 
 def _named(path: Path) -> Checkpoint:
-    """resume=PATH: one step folder, or the newest whole one in a folder of them; nothing is moved there."""
+    """resume=PATH: one step folder, or the newest verified one in a folder of them; nothing is moved there."""
     candidates = files.newest_first(path) or [path]
     problems = []
     for candidate in candidates:

@@ -16,8 +16,8 @@ from trainer.checkpoint import files, lock
 from trainer.checkpoint.files import Checkpoint
 from trainer.checkpoint.find import Finder
 from trainer.checkpoint.random_state import random_state, restore_random_state
-from trainer.checkpoint.space import room_needed
-from trainer.checkpoint.staging import copied, load_state, on_cpu, outline, with_room
+from trainer.checkpoint.space import checkpoints_to_hold
+from trainer.checkpoint.staging import allocated, copied, load_state, on_cpu, outline
 from trainer.config.config import TrainConfig
 from trainer.console import say
 from trainer.errors import StorageError, StorageUserError, UserError
@@ -28,10 +28,10 @@ from trainer.runtime.group import Group
 @dataclass(frozen=True)
 class TrainState:
     """
-    How far the training is; losses are means over ranks, mean_loss one over the steps since the checkpoint before, too.
+    Progress of the training; losses are means over ranks, and mean_loss is over the steps since the previous checkpoint.
 
-    eval_loss: of an evaluation at this step, where there are some every so many steps.
-    position: how many samples of all ranks came before it, those included that were left out when the training went back.
+    eval_loss: of an evaluation at this step, if eval_steps is set.
+    position: number of samples of all ranks before this state, including those skipped by roll_back.
     """
 
     step: int = 0
@@ -45,7 +45,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is to be written, in memory that nobody changes while that happens."""
+    """The data of one save, in memory that stays unchanged until it is written."""
 
     step: int
     about: Mapping[str, Any]
@@ -99,7 +99,7 @@ class Checkpoints:
         """
         problem = ""
         if self.group.rank.is_main:
-            count = room_needed(step, self.config, files.newest_first(self.out))
+            count = checkpoints_to_hold(step, self.config, files.newest_first(self.out))
             free = shutil.disk_usage(str(self.out)).free
             if free < count * size:
                 problem = (
@@ -128,13 +128,13 @@ class Checkpoints:
 
     def take(self, state: TrainState, strategy: Strategy, *, lasting: bool, room: Any = None) -> Snapshot | None:  # noqa: ANN401
         """
-        What save() writes, on rank 0; all ranks must call.
+        Collect the data that save() writes, on rank 0; a collective.
 
         Args:
             state: goes into the manifest.
             strategy: gives the rest.
-            lasting: training may go on before it is written.
-            room: tensors of a snapshot of before, which has been written, to be used again.
+            lasting: training continues before it is written.
+            room: tensors of an earlier, written snapshot, whose memory is reused.
         """
         randomness = self.group.gather_bytes(random_state(self.group.accelerator))
         whole = strategy.state()
@@ -149,7 +149,7 @@ class Checkpoints:
         return Snapshot(state.step, about, writers, tensors)
 
     def write(self, snapshot: Snapshot) -> str:
-        """Rank 0: what went wrong, or ""."""
+        """On rank 0; returns the error message, or ""."""
         try:
             files.write(self.out, snapshot.step, snapshot.about, snapshot.writers)
             config = self.config
@@ -160,20 +160,20 @@ class Checkpoints:
 
     def resume(self, strategy: Strategy) -> TrainState:
         """
-        Load what `resume` asks for into strategy and the random generators; step 0 when there is nothing to.
+        Load the checkpoint that `resume` selects into strategy and random generators; step 0 if there is none.
 
         Raises:
-            UserError: on all ranks alike; nothing loadable where something was asked for, or it belongs to another
-                world size or model.
+            UserError: on all ranks alike; the selected checkpoint cannot be loaded, or has another world size
+                or model.
         """
         return self._load(strategy, lambda: self._finder.find(strategy)) or TrainState()
 
     def go_back(self, strategy: Strategy, last: int | None) -> TrainState | None:
         """
-        Load the newest verified checkpoint of this training, in the midst of it; None when nothing was saved yet.
+        Load the newest verified checkpoint of this run, during training; None if nothing was saved yet.
 
-        Later ones go to quarantine. `last` is the step to which the training went back the time before: where nothing was
-        saved since, an older checkpoint is taken, if there is one.
+        Later ones go to quarantine. `last` is the step of the previous roll-back: if nothing was saved since, an older
+        checkpoint is used, if there is one.
         """
         return self._load(strategy, lambda: self._finder.find_older(last))
 
@@ -182,14 +182,14 @@ class Checkpoints:
         return Finder(self.out, self.config, self.group.rank, self.data_digest)
 
     def _load(self, strategy: Strategy, find: Callable[[], Checkpoint | None]) -> TrainState | None:
-        """What rank 0 finds, for all ranks; UserError on all of them where `find` raises it, or it cannot be loaded."""
+        """Send the checkpoint that rank 0 finds to all ranks; UserError on all if `find` or loading fails."""
         header: Dict[str, Any] = {"problem": "", "about": None}
         state, text, randomness = None, b"", b""
         if self.group.rank.is_main:
             try:
                 found = find()
                 if found:
-                    # On a CPU an optimizer keeps the tensors that it is given, which must not be those of a file.
+                    # On a CPU an optimizer keeps the tensors it is given, so they must not be mapped from a file.
                     mapped = self.group.device.type != "cpu"
                     state = load_state(found.path / "state.pt", found.path.name, mapped=mapped)
                     text, randomness = outline(state), (found.path / "rng.json").read_bytes()
@@ -203,13 +203,13 @@ class Checkpoints:
         if about is None:
             return None
         text = self.group.broadcast_bytes(text)
-        strategy.load(with_room(text, f"step_{about['step']}") if state is None else state)
+        strategy.load(allocated(text, f"step_{about['step']}") if state is None else state)
         self._restore_random_states(self.group.broadcast_bytes(randomness))
         position = about["position"]
         return TrainState(about["step"], about["tokens"], about["first_loss"], about["last_loss"], position=position)
 
     def _restore_random_states(self, text: bytes) -> None:
-        """A rank that was not there before starts from the seed."""
+        """A rank beyond the saved world size starts from the seed."""
         states = json.loads(text)
         if self.group.rank.global_rank < len(states):
             restore_random_state(states[self.group.rank.global_rank], self.group.accelerator)

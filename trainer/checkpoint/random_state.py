@@ -1,4 +1,4 @@
-"""The random generators of one rank as JSON: Python's, torch's, numpy's where it is in use, and the device's."""
+"""The random generators of one rank as JSON: Python's, torch's, numpy's if it is loaded, and the device's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.runtime.accelerators import Accelerator
 
 
 def random_state(accelerator: Accelerator) -> bytes:
-    """Where only its seed is known of a device's generator, that begins anew here, from a number of the CPU's."""
+    """If a device's generator exposes only its seed, it is reseeded here from the CPU generator."""
     if accelerator.tells_seed_only:
         accelerator.seed(int(torch.randint(2**32, ())))
     on_device = accelerator.rng_state()
@@ -42,7 +42,7 @@ def _key(accelerator: Accelerator) -> str:
 
 
 def _numpy() -> Any:  # noqa: ANN401 -- a module that a node may lack
-    """Where it is loaded: torch does that itself where numpy is installed."""
+    """The module, if it is loaded; torch loads it if it is installed."""
     return sys.modules.get("numpy")
 
 

@@ -1,4 +1,4 @@
-"""Going back to the last good checkpoint, with other batches, where a loss or a gradient is no number."""
+"""Roll back to the last good checkpoint, and skip batches, when a loss or a gradient is not finite."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from trainer.parallel.base import Strategy
 @dataclass
 class RollBack:
     """
-    Does it as often as config.roll_back says, on all ranks alike.
+    At most config.roll_back times, on all ranks alike.
 
-    The batches since that checkpoint and the one that broke it are left out: the same ones would end in the same way.
-    Mutable: counts, and knows where it went last.
+    The batches since that checkpoint, the failing one included, are skipped: they would fail again.
+    Mutable: counts, and remembers the last checkpoint it returned to.
     """
 
     checkpoints: Checkpoints
@@ -28,10 +28,10 @@ class RollBack:
 
     def after(self, error: NumbersError, state: TrainState, samples: int) -> TrainState:
         """
-        Where to go on after the step that follows `state`, of so many samples, has failed.
+        The state to continue from after a failed step of `samples` samples that followed `state`.
 
         Raises:
-            NumbersError: the one given; this was done often enough, or nothing was saved yet.
+            NumbersError: the given error, if the limit is reached or nothing was saved yet.
         """
         limit = self.checkpoints.config.roll_back
         if self.count == limit:

@@ -1,4 +1,4 @@
-"""How many checkpoints are to be written, and how many of them at a time a disk has to hold. No torch here."""
+"""The number of checkpoints still to be written, and how many of them the disk must hold at once. No torch here."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from trainer.checkpoint.files import milestones
 from trainer.config.config import TrainConfig
 
 
-def room_needed(step: int, config: TrainConfig, present: Sequence[Path]) -> int:
-    """How many more checkpoints than those `present`, newest first, have to fit on the disk after `step`."""
-    passing = len(present) - len(milestones(present, config.keep_every))
-    # One more than is kept: the oldest goes after the newest is verified.
-    room = max(1, config.save_total_limit + config.keep_best + 1 - passing)
-    return min(saves_after(step, config), room + _multiples_after(step, config.steps, config.keep_every))
+def checkpoints_to_hold(step: int, config: TrainConfig, present: Sequence[Path]) -> int:
+    """The number of checkpoints, besides those `present` (newest first), that must fit on the disk after `step`."""
+    removable = len(present) - len(milestones(present, config.keep_every))
+    # One more than is kept: the oldest is removed after the newest is verified.
+    recent = max(1, config.save_total_limit + config.keep_best + 1 - removable)
+    return min(saves_after(step, config), recent + _multiples_after(step, config.steps, config.keep_every))
 
 
 def saves_after(step: int, config: TrainConfig) -> int:
-    """How many checkpoints are still to be written; with save_minutes nobody knows, so as many as there are steps."""
+    """The number of checkpoints still to be written; unknown with save_minutes, so the number of steps left."""
     left = config.steps - step
     if config.save_minutes is not None or left <= 0:
         return max(0, left)

@@ -1,4 +1,4 @@
-"""State in memory: read from a file, copied onto the CPU, and sent in outline before the tensors come one by one."""
+"""Training state in memory: read from a file, copied to the CPU, and sent as an outline followed by its large tensors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LARGE_BYTES = 4096
 
 def load_state(file: Path | BinaryIO, name: str, *, mapped: bool = False) -> Any:  # noqa: ANN401
     """
-    What was saved, on the CPU.
+    The saved state, on the CPU.
 
     Args:
-        file: torch 1.10 has no weights_only; what it reads was hashed when this trainer wrote it.
+        file: torch 1.10 has no weights_only; its hash was verified before.
         name: of the checkpoint, for messages.
-        mapped: leave a file's tensors on the disk until they are looked at, where torch can (>= 2.1).
+        mapped: map the tensors from the file, if torch can (>= 2.1).
     """
     known = inspect.signature(torch.load).parameters
     more = {"weights_only": True} if "weights_only" in known else {}
@@ -42,20 +42,20 @@ def outline(tree: Any) -> bytes:  # noqa: ANN401
     return written.getvalue()
 
 
-def with_room(text: bytes, name: str) -> Any:  # noqa: ANN401
-    """The state of which `text` is the outline, with memory for large tensors that nobody has touched yet."""
+def allocated(text: bytes, name: str) -> Any:  # noqa: ANN401
+    """The state with this outline; its large tensors are allocated and uninitialised."""
     tree = load_state(io.BytesIO(text), name)
     return changed(tree, lambda one: torch.empty(one.shape, dtype=one.dtype) if _is_large(one) else one)
 
 
-def large_ones(tree: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
-    """Those whose values an outline lacks, in an order that follows from it."""
+def large_tensors(tree: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
+    """The tensors whose values an outline lacks, in the outline's order."""
     if isinstance(tree, torch.Tensor):
         if _is_large(tree):
             yield tree
     elif isinstance(tree, (dict, list)):
         for value in tree.values() if isinstance(tree, dict) else tree:
-            yield from large_ones(value)
+            yield from large_tensors(value)
 
 
 def changed(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:  # noqa: ANN401
@@ -68,15 +68,15 @@ def changed(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:  
 
 
 def on_cpu(tree: Any) -> Any:  # noqa: ANN401
-    """What is on the CPU already is lent, not copied."""
+    """The same on the CPU; tensors that are already there are not copied."""
     return changed(tree, lambda one: one.detach().to("cpu"))
 
 
 def copied(tree: Any, into: Any) -> Any:  # noqa: ANN401
     """
-    A copy on the CPU, in the tensors of `into` where they fit: a copy of before, or None.
+    A copy on the CPU, in the tensors of `into`, an earlier copy or None, if they match.
 
-    Memory that is there already takes a fraction of the time that fresh memory does.
+    Reused memory takes a fraction of the time of newly allocated memory.
     """
     if isinstance(tree, torch.Tensor):
         fits = isinstance(into, torch.Tensor) and (into.shape, into.dtype) == (tree.shape, tree.dtype)

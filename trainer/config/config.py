@@ -18,7 +18,7 @@ REPORTS = ("plot", "tensorboard", "wandb")
 GPT_TASK = "trainer.tasks.gpt:Gpt"
 FORMATS = ("auto", "bytes", "uint16", "uint32")
 OPTIONS = "options."
-BY_BATCH = 0  # an accumulation that is known as soon as the number of ranks is
+BY_BATCH = 0  # accumulation is derived from batch once the world size is known
 
 
 def _count(default: int | None, *, low: int = 1) -> Any:  # noqa: ANN401 -- dataclasses.field has no nameable type
@@ -79,9 +79,9 @@ class OptimConfig:
 @dataclass(frozen=True)
 class TrainConfig:
     """
-    Everything a training depends on; with_ranks() completes it. `out` None: $ORCH_RUN_DIR/checkpoints under orch, ./out elsewhere.
+    Every setting of a training run; with_ranks() completes it. `out` None: $ORCH_RUN_DIR/checkpoints under orch, ./out elsewhere.
 
-    options: what the class that `task` names gets as keyword arguments.
+    options: keyword arguments of the class that `task` names.
     """
 
     steps: int = _count(100)
@@ -133,7 +133,7 @@ class TrainConfig:
         return plain
 
 
-# Which strategies take a setting that not all take.
+# The strategies that accept a setting which the others refuse.
 BELONGS_TO = {
     "deepspeed": tuple(ZERO_STAGES),
     "offload_optimizer": ("zero1", "zero2", "zero3"),
@@ -166,10 +166,10 @@ def load_config(path: str | None = None, words: Sequence[str] = ()) -> TrainConf
 
 def with_ranks(config: TrainConfig, world_size: int) -> TrainConfig:
     """
-    With the accumulation that `batch` comes to on so many ranks, where it is given.
+    Derive the accumulation from `batch` and the world size, if `batch` is given.
 
     Raises:
-        UserError: there is none, or it is not the one that was asked for.
+        UserError: `batch` is no multiple of micro_batch x world size, or contradicts the given accumulation.
     """
     if config.batch is None:
         return config
@@ -188,7 +188,7 @@ def with_ranks(config: TrainConfig, world_size: int) -> TrainConfig:
 
 
 def rule_of(key: str, *, where: str) -> Rule:
-    """The rule of a dotted key; a UserError names the nearest key when there is no such one."""
+    """The rule of a dotted key; for an unknown key, a UserError names the nearest one."""
     rules = rules_by_key()
     if key in rules:
         return rules[key]
@@ -251,7 +251,7 @@ def _build(values: Mapping[str, Any]) -> TrainConfig:
 
 
 def _whole(config: TrainConfig) -> TrainConfig:
-    """The limits that need two keys at once, and the form of a task."""
+    """Check the limits that involve two keys, and the form of `task`."""
     module, _, name = config.task.partition(":")
     if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         raise UserError(f"task={config.task}: allowed: package.module:Class, such as mypackage.tasks:Segmentation")

@@ -1,4 +1,4 @@
-"""Reads a --config file, JSON or YAML, into plain values; says what is wrong with it in the user's words."""
+"""Read a --config file, JSON or YAML, into plain values; every mistake in it is a UserError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes of the GPT by name: about so many parameters with the bytes for a vocabulary. No torch here."""
+"""Shapes of the GPT, named by their approximate number of parameters with a vocabulary of 256 bytes. No torch here."""
 
 from __future__ import annotations
 

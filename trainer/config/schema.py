@@ -1,4 +1,4 @@
-"""What one key may hold: reads the text of a shell, checks the value of a file, and says what is allowed."""
+"""The rule of one key: parse the text of a shell word, check the value from a file, describe the allowed values."""
 
 from __future__ import annotations
 

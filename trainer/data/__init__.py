@@ -1,1 +1,1 @@
-"""What is trained on: files of tokens read in place, the order of the samples, and batches by their position in it."""
+"""Training data: files of tokens read in place, the order of samples, and batches by their position in that order."""

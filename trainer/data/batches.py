@@ -1,8 +1,8 @@
 """
-Batches of one rank, by position: what a step gets follows from how many samples came before it, and from the rank.
+Batches of one rank, by position: the number of samples before a step and the rank determine its batch.
 
-Step by step, all ranks together take the next `micro_batch` samples each, in the order of the epochs. Whatever a data
-set draws at random for a batch follows from the seed and the batch's position, in whichever process it is made.
+In each step, every rank takes the next `micro_batch` samples in the order of the epochs. Random numbers that a data set
+draws for a batch are derived from the seed and the position of the batch, whichever process makes it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from trainer.tasks.base import Samples, Task
 
 @dataclass(frozen=True)
 class _Problem:
-    """A UserError on its way from a worker, where an exception would bring its traceback along."""
+    """Carries a UserError from a worker; an exception would carry a traceback."""
 
     message: str
 
 
 class Source:
-    """What DataLoader takes for a data set: an index is the position of a batch's first sample."""
+    """The data set for DataLoader: an index is the position of a batch's first sample."""
 
     def __init__(self, samples: Samples, task: Task, config: TrainConfig, split: str) -> None:
         self.samples, self.collate, self.count = samples, task.collate, config.micro_batch
@@ -57,7 +57,7 @@ class Source:
 
 
 class Batches:
-    """Of one split; they come on the rank's device."""
+    """The batches of one split, on the rank's device."""
 
     def __init__(self, samples: Samples, task: Task, config: TrainConfig, group: Group, *, split: str) -> None:
         self.source, self.config, self.device = Source(samples, task, config, split), config, group.device
@@ -70,19 +70,19 @@ class Batches:
         self._coming: Iterator[Any] = iter(())
 
     def one(self) -> Any:  # noqa: ANN401
-        """Some batch; the next one stays the next."""
+        """A batch to look at; it does not advance the order."""
         return self._arrived(self.source[self.first])
 
     def begin(self, position: int) -> None:
-        """Have the batches after so many samples of all ranks together come next, without end."""
+        """Continue after this number of samples of all ranks, without end."""
         self._coming = iter(self._loader(range(position + self.first, sys.maxsize, self.stride)))
 
     def next(self) -> Any:  # noqa: ANN401
-        """Raises UserError: a sample is not what it should be."""
+        """The next batch. Raises UserError for an invalid sample."""
         return self._arrived(next(self._coming))
 
     def some(self, limit: int) -> Iterator[Any]:
-        """The first batches of the order, as many on every rank, at most `limit`; where there are too few, samples come twice."""
+        """The first batches of the order, equally many on every rank, at most `limit`; if there are too few, samples repeat."""
         count = min(limit, max(1, len(self.source.samples) // self.stride))
         for batch in self._loader(range(self.first, self.first + count * self.stride, self.stride)):
             yield self._arrived(batch)
@@ -94,7 +94,7 @@ class Batches:
     def _loader(self, firsts: Sequence[int]) -> DataLoader[Any]:
         data, workers = self.config.data, self.config.data.workers
         more: Dict[str, Any] = {"prefetch_factor": data.prefetch} if workers else {}
-        generator = torch.Generator()  # else it would draw from the one whose state is in checkpoints
+        generator = torch.Generator()  # otherwise it would draw from the generator whose state is in checkpoints
         source: Any = self.source
         if self.worker_start == "spawn":
             more["multiprocessing_context"] = "spawn"
@@ -116,7 +116,7 @@ class Batches:
 
 
 def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:  # noqa: ANN401
-    """The same nesting with all tensors there."""
+    """The same nesting with all tensors on the device."""
     move = functools.partial(moved, device=device, non_blocking=non_blocking)
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=non_blocking)
@@ -128,10 +128,10 @@ def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:  # no
 
 
 def _why_not_sent(source: Source) -> str:
-    """A process that is started anew gets samples and task as pickle writes them."""
+    """A spawned worker receives samples and task by pickle."""
     try:
         ForkingPickler.dumps(source)
-    except (PicklingError, AttributeError, TypeError) as exc:  # as pickle says it
+    except (PicklingError, AttributeError, TypeError) as exc:  # the errors that pickle raises
         return (
             f"data.workers: with this device they are new processes, to which samples and task cannot be sent ({exc}): "
             "keep lambdas, open files and the like out of both, or set data.workers=0"
@@ -140,7 +140,7 @@ def _why_not_sent(source: Source) -> str:
 
 
 def _start_tracker() -> None:
-    """With the signals as they are: before 3.13 Python lets a rank's SIGTERM (trainer/runtime/preemption.py) through from then on."""
+    """Keep blocked signals blocked: before Python 3.13 this start unblocks SIGTERM (trainer/runtime/preemption.py)."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -148,7 +148,7 @@ def _start_tracker() -> None:
 
 @contextlib.contextmanager
 def drawing_from(seed: int) -> Iterator[None]:
-    """Python's, torch's and numpy's numbers on the CPU follow from `seed` here, and go on after it as if nothing had been."""
+    """Seed Python's, torch's and numpy's CPU generators within the block; restore their states afterwards."""
     numpy: Any = sys.modules.get("numpy")
     before: List[Any] = [random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None]
     random.seed(seed)

@@ -68,7 +68,7 @@ class OpenFiles:
         except OSError as exc:
             raise UserError(f"data: {path}: {exc.strerror}") from exc
         if len(data) < size:
-            raise UserError(f"data: {path}: {there} bytes, {start + size} expected: cut short meanwhile?")
+            raise UserError(f"data: {path}: {there} bytes, {start + size} expected: was it cut short during training?")
         return data
 
 
@@ -88,8 +88,8 @@ class Tokens:
         parts = [_numbers(data, kind) for data, kind in self._pieces(start, count)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def place(self, token: int) -> str:
-        """Where in which file a token of the sequence stands."""
+    def position_of(self, token: int) -> str:
+        """File and position of a token, for messages."""
         index = bisect.bisect_right(self._ends, token)
         file = self.files[index]
         return f"{file.path}, token {token - (self._ends[index] - file.count)}"
@@ -100,7 +100,7 @@ class Tokens:
         return all(file.kind == "u1" for file in self.files)
 
     def digest(self) -> str:
-        """Of the sizes and of places all over the tokens: equal where the data are, at no more than a MiB or so of reading."""
+        """Hash of the sizes and of samples spread over all tokens; equal data have equal digests. Reads about a MiB at most."""
         total = hashlib.sha256(",".join(f"{file.kind}{file.count}" for file in self.files).encode())
         last = max(0, len(self) - LOOK_TOKENS)
         for start in sorted({last * place // LOOKED_AT for place in range(LOOKED_AT + 1)}):
@@ -109,7 +109,7 @@ class Tokens:
         return total.hexdigest()
 
     def _pieces(self, start: int, count: int) -> Iterator[Tuple[bytes, str]]:
-        """The bytes of so many tokens and their kind, a piece a file."""
+        """The bytes of `count` tokens and their kind, one piece per file."""
         index = bisect.bisect_right(self._ends, start)
         while count > 0:
             file = self.files[index]
@@ -152,10 +152,10 @@ def _look_at(path: Path, form: str, key: str) -> TokenFile:
         size = path.stat().st_size
         if form == "auto" and path.suffix == ".npy":
             with path.open("rb") as file:
-                kind, start, said = _npy_header(file)
-            if size - start != said:
+                kind, start, declared_bytes = _npy_header(file)
+            if size - start != declared_bytes:
                 raise ValueError(
-                    f"{size - start} bytes of tokens, its header says {said}: cut short, or still written?"
+                    f"{size - start} bytes of tokens, its header says {declared_bytes}: cut short, or still being written?"
                 )
         else:
             kind, start = KINDS[form] if form != "auto" else "u2" if path.suffix == ".bin" else "u1", 0
@@ -172,7 +172,7 @@ def _look_at(path: Path, form: str, key: str) -> TokenFile:
 
 
 def _npy_header(file: BinaryIO) -> Tuple[str, int, int]:
-    """Kind, first byte and bytes in all of the numbers. Written out, for a node may have no numpy; a ValueError says what is wrong."""
+    """Kind, offset and size of the numbers in bytes. Parsed here because a node may have no numpy; a ValueError names the fault."""
     magic = file.read(8)
     if magic[:6] != b"\x93NUMPY" or len(magic) < 8:  # noqa: PLR2004 -- as read above
         raise ValueError("no .npy file")
@@ -200,7 +200,7 @@ def _literal(text: bytes) -> Dict[str, Any]:
 
 
 def _matching(name: str, key: str) -> List[Path]:
-    """The files that one entry stands for, in an order that does not depend on where they lie."""
+    """The files of one entry, in an order that does not depend on the folder's own order."""
     path = Path(os.path.expanduser(name))
     if path.is_dir():
         inside = [file for file in path.rglob("*") if file.is_file()]

@@ -1,8 +1,8 @@
 """
-Which sample comes when: a shuffle that is computed, not stored, so that any size and any place in it cost nothing.
+The order of samples: a shuffle that is computed, not stored, so that neither its size nor a start in the middle costs anything.
 
-Samples have positions, 0, 1, 2 … over all epochs. Position p is in epoch p // count, and every epoch goes over all
-samples once, in an order of its own. So a training goes on by its position alone, whatever the number of ranks.
+Samples have positions, 0, 1, 2 … over all epochs. Position p is in epoch p // count, and every epoch visits each
+sample once, in its own order. So training resumes by its position alone, with any number of ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Order:
     """The samples 0 … count - 1 in an order that follows from seed and epoch; the same on every machine."""
 
     def __init__(self, count: int, seed: int, name: str = "train") -> None:
-        """`name` tells apart orders of one seed; count must be at least 1."""
+        """`name` distinguishes orders of the same seed; `count` is at least 1."""
         self.count, self.seed, self.name = count, seed, name
         bits = (count - 1).bit_length()
         self._low_bits = bits // 2
@@ -27,16 +27,16 @@ class Order:
 
     def sample(self, position: int) -> int:
         """The sample at a position."""
-        epoch, place = divmod(position, self.count)
+        epoch, index = divmod(position, self.count)
         keys = _keys(self.seed, self.name, epoch)
-        # The scrambled numbers are fewer than twice the count; those that are no sample are passed over, as on a cycle.
-        place = self._scramble(place, keys)
-        while place >= self.count:
-            place = self._scramble(place, keys)
-        return place
+        # Scrambled numbers may be up to twice the count; numbers that are no sample are skipped (cycle walking).
+        index = self._scramble(index, keys)
+        while index >= self.count:
+            index = self._scramble(index, keys)
+        return index
 
     def _scramble(self, number: int, keys: Tuple[int, ...]) -> int:
-        """A one-to-one map of the numbers of so many bits: a Feistel network, whose halves may differ in size."""
+        """A bijection on numbers of this many bits: a Feistel network whose halves may differ in size."""
         high, low = number >> self._low_bits, number & ((1 << self._low_bits) - 1)
         high_bits, low_bits = self._high_bits, self._low_bits
         for key in keys:

@@ -14,10 +14,10 @@ from trainer.text import fold
 
 def open_split(task: Task, split: str, group: Group) -> Tuple[Any, str, str]:
     """
-    The samples (None where the task has none to evaluate on), what tells them from others, and what to say of them.
+    The samples (None if the task has none for evaluation), their digest, and their description for the log.
 
     Raises:
-        UserError: on all ranks alike, before anybody waits for a batch; some rank cannot have them.
+        UserError: on all ranks alike, before any waits for a batch; some rank cannot open them.
     """
     samples, problem = None, ""
     try:

@@ -11,13 +11,13 @@ from trainer.errors import UserError
 
 
 class Windows:
-    """Sample i: int64 [context + 1] from token i * context on, so that every token is predicted once, less a rest."""
+    """Sample i: int64 [context + 1] from token i * context on; every token is predicted once, but for an incomplete last window."""
 
     is_random = False
 
     def __init__(self, paths: Sequence[str], form: str, *, key: str, context: int, vocabulary: int) -> None:
         """
-        Args are those of find_tokens, and the sizes of the model.
+        Args: those of find_tokens, and the sizes of the model.
 
         Raises:
             UserError: also where there are fewer tokens than one sample needs, or bytes are too many for the vocabulary.
@@ -46,11 +46,11 @@ class Windows:
         return self.tokens.digest()
 
     def _check(self, row: torch.Tensor, start: int) -> None:
-        """An index beyond the embedding would end a GPU's process without a word on why."""
+        """An index beyond the embedding would end a GPU process without naming the cause."""
         wrong = ((row < 0) | (row >= self.vocabulary)).nonzero()
         if len(wrong):
             place = int(wrong[0])
             raise UserError(
-                f"{self.key}: {self.tokens.place(start + place)}: {int(row[place])} is no token of "
+                f"{self.key}: {self.tokens.position_of(start + place)}: {int(row[place])} is no token of "
                 f"model.vocabulary={self.vocabulary}: set it to the size of the tokenizer's, or correct data.format"
             )

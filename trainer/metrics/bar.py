@@ -1,4 +1,4 @@
-"""How far the training is, on the last line of a terminal; nothing where there is no terminal."""
+"""A progress bar on the last line of a terminal; nothing without a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAUSE_S = 0.1
 
 
 class Bar:
-    """Leaves the cursor at the start of its line, so that whatever is said next takes its place."""
+    """Leaves the cursor at the start of its line, so that the next output overwrites it."""
 
     def __init__(self, stream: TextIO, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream if is_terminal(stream) else None
@@ -37,7 +37,7 @@ class Bar:
         self._write(f"{ERASE_LINE}{text[: columns - 1]}\r")
 
     def clear(self) -> None:
-        """Leave the line to others."""
+        """Clear the line."""
         self._write(ERASE_LINE)
 
     def _write(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Everything a rank tells about its steps, in one place: log, metrics.jsonl, reporters, bar, plot and summary."""
+"""All reports of a rank about its steps: log, metrics.jsonl, reporters, bar, plot and summary."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from trainer.runtime.group import Group
 
 class Measures:
     """
-    Of one attempt: begin, add every step, close. Nothing here waits for the device: a step is timed where it has anyway.
+    For one attempt: begin, add every step, close.
 
-    All but begin does nothing for others than rank 0, except for their own log lines.
+    Ranks other than 0 only write their own log lines; begin() is a collective.
     """
 
     def __init__(self, group: Group, config: TrainConfig, out: Path, tokens_per_sample: int | None) -> None:
         """
-        With tokens_per_sample rates are in tokens, else in samples.
+        Rates are in tokens if tokens_per_sample is given, else in samples.
 
         Raises:
             UserError: on all ranks alike; rank 0 lacks a package that config.report asks for.
@@ -51,10 +51,10 @@ class Measures:
 
     def begin(self, last_step: int, flops_per_sample: int | None) -> None:
         """
-        Steps follow, the first of them last_step + 1; what is on record of later ones is dropped. Also in the midst of it.
+        Prepare for steps from last_step + 1 on; records of later steps are dropped. Called again after a roll-back.
 
         Raises:
-            UserError: on all ranks alike; a reporter cannot start, or the disk refuses what was or is to be told.
+            UserError: on all ranks alike; a reporter cannot start, or metrics.jsonl cannot be read or written.
         """
         problem = refused = ""
         if self.is_main:
@@ -76,7 +76,7 @@ class Measures:
         self.group.agree(refused, kind=StorageUserError)
 
     def add(self, step: int, result: StepResult, evaluated: Mapping[str, float], *, last: bool) -> None:
-        """Tell one step, and how the model did after it where that was looked at."""
+        """Record one step and its evaluation, if any."""
         self._seconds.append(result.seconds)
         self._waited_s += result.data_wait_s
         if self._metrics:
@@ -89,11 +89,11 @@ class Measures:
             self._bar.show(step, result.loss, f"{self.per_step / result.seconds:.0f} {self.unit}/s")
 
     def flush(self) -> None:
-        """Call it before a checkpoint is written: then no step that the checkpoint covers can be missing later."""
+        """Call before a checkpoint is written, so that no step it covers can be missing later."""
         self._each(lambda reporter: reporter.flush())
 
     def totals(self) -> Dict[str, Any]:
-        """For the summary: over the steps of this attempt."""
+        """Totals over the steps of this attempt, for the summary."""
         if not self._seconds:
             return {f"{self.unit}_per_s": 0.0}
         rate = self.per_step * len(self._seconds) / sum(self._seconds)
@@ -108,9 +108,9 @@ class Measures:
         }
 
     def finish(self, summary: Summary) -> None:
-        """Tell what the training came to. All is saved by then, so a full disk costs the file alone."""
+        """Report the result of the training. Everything is saved by then, so a full disk costs only the file."""
         path = self.out / "summary.json"
-        if not self._metrics or (not self._seconds and path.exists()):  # an attempt without a step knows less
+        if not self._metrics or (not self._seconds and path.exists()):  # an attempt without a step has less to report
             return
         record = summary.record()
         try:
@@ -120,7 +120,7 @@ class Measures:
         self._each(lambda reporter: reporter.summarise(record))
 
     def close(self, code: int) -> None:
-        """After everything that matters: drawing and the last upload take their time."""
+        """Call last: drawing the plot and the final upload take time."""
         if not self._metrics:
             return
         self._bar.clear()
@@ -135,7 +135,7 @@ class Measures:
         return self.out / "metrics.jsonl"
 
     def _each(self, act: Callable[[Reporter], None]) -> None:
-        """A reporter that fails is told once and left out from then on."""
+        """A failing reporter is reported once and not used again."""
         for reporter in list(self._reporters):
             try:
                 act(reporter)
@@ -147,12 +147,12 @@ class Measures:
         return rate * self._share_per_rate if self._share_per_rate else None
 
     def _allocator_counts(self) -> Dict[str, int]:
-        """Since the process began; nothing where nobody counts."""
+        """Counts since the process started; empty if the device has none."""
         counted = self.group.accelerator.memory_stats() or {}
         return {key: counted[key] for key in ALLOCATOR_COUNTS if key in counted}
 
     def _record(self, step: int, result: StepResult) -> Dict[str, Any]:
-        """What has no value at all here is left out; a null is a number that this step lacks."""
+        """Values that do not exist here are left out; null means that this step has no such number."""
         rate = self.per_step / result.seconds
         memory = {"peak_memory_bytes": self.group.accelerator.peak_memory(), **self._allocator_counts()}
         known = {"mfu": self._mfu(rate), **memory}
@@ -160,7 +160,7 @@ class Measures:
             "step": step,
             "loss": result.loss,
             "lr": result.lr,
-            "grad_norm": result.grad_norm,  # not finite where fp16 skipped the step
+            "grad_norm": result.grad_norm,  # not finite if fp16 skipped the step
             f"{self.unit}_per_s": rate,
             "step_time_s": result.seconds,
             "data_wait_s": result.data_wait_s,

@@ -1,4 +1,4 @@
-"""What a training tells about its steps: the log lines, metrics.jsonl and the summary."""
+"""The log lines of steps, metrics.jsonl and the summary."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from trainer.console import say
 from trainer.errors import StorageError
 from trainer.io import replace_text
 
-ALLOCATOR_COUNTS = ("num_alloc_retries", "num_ooms")  # as torch names them: memory freed to try again, and failures
+ALLOCATOR_COUNTS = (
+    "num_alloc_retries",
+    "num_ooms",
+)  # torch's names: allocations retried after freeing cached memory, and out-of-memory errors
 
 
 @dataclass(frozen=True)
 class Summary:
     """
-    What a finished training comes to; losses are means over ranks, None when there was nothing left to train.
+    The result of a finished training; losses are means over ranks, None if there was nothing left to train.
 
-    Times and rates are of the last attempt, waiting and memory those of rank 0; None where nobody knows. Of the two rates
-    there is one.
+    Times and rates are of the last attempt, waiting and memory of rank 0; None if unknown. Only one of the two rates is
+    set.
     """
 
     steps: int
@@ -56,20 +59,20 @@ class Summary:
         )
 
     def record(self) -> Dict[str, Any]:
-        """What is known, for files and reporters."""
+        """The values that are known, for files and reporters."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """One optimizer step; `losses` in rank order. `data_wait_s` is the part of `seconds` that went into getting batches."""
+    """One optimizer step; `losses` in rank order. `data_wait_s` is the part of `seconds` spent waiting for batches."""
 
     losses: Sequence[float]
     lr: float
     grad_norm: float
     seconds: float
     is_warned: bool
-    """Some rank was told that its time is nearly up: all of them save now, and end."""
+    """Some rank received a preemption signal: all ranks save now and end."""
     data_wait_s: float = 0.0
 
     @property
@@ -83,15 +86,15 @@ def digits(value: float | None) -> str:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The smallest value that so many percent of all do not exceed; values must not be empty."""
+    """The smallest value that `percent` per cent of all values do not exceed; values must not be empty."""
     return sorted(values)[-(-len(values) * percent // 100) - 1]
 
 
 class StepLog:
     """
-    The `step=…` lines: rank 0 tells the mean over ranks, the others their own loss.
+    The `step=…` lines: rank 0 logs the mean over ranks, the others their own loss.
 
-    At step 1, every `every` steps and at the last one; rates and times are means over the steps since the line before.
+    At step 1, every `every` steps and at the last one; rates and times are means since the previous line.
     """
 
     def __init__(self, every: int, per_step: int, unit: str, *, rank: int) -> None:
@@ -118,10 +121,10 @@ class StepLog:
 
 
 class Metrics:
-    """metrics.jsonl of rank 0: a line a step, full precision; a resumed run continues it without doubles."""
+    """metrics.jsonl of rank 0: one line per step, full precision; a resumed run continues it without duplicates."""
 
     def __init__(self, path: Path, *, last_step: int) -> None:
-        """Steps after `last_step` are dropped: they will be made again. Raises OSError."""
+        """Records after `last_step` are dropped: these steps will be repeated. Raises OSError."""
         if path.exists():
             lines = _lines(path)
             replace_text(path, "".join(f"{line}\n" for line in lines if _step_of(line) <= last_step))
@@ -129,11 +132,11 @@ class Metrics:
         self._file = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """One line, readable at once; StorageError where the disk does not take it."""
+        """Write one line, readable at once; StorageError if the disk refuses it."""
         line = json.dumps(record).encode() + b"\n"
         try:
             written = os.write(self._file, line)
-            if written < len(line):  # the disk is full within the line
+            if written < len(line):  # the disk became full within the line
                 os.write(self._file, line[written:])
         except OSError as exc:
             raise StorageError(f"cannot write {self._path}: {exc.strerror}; free some space, and start again") from exc
@@ -143,13 +146,13 @@ class Metrics:
 
 
 def read_records(path: Path) -> List[Dict[str, Any]]:
-    """The steps on record, in order; a line that a crash has cut short is left out. Raises OSError."""
+    """The recorded steps, in order; a line that a crash cut short is left out. Raises OSError."""
     lines = _lines(path) if path.exists() else []
     return [json.loads(line) for line in lines if _step_of(line) < float("inf")]
 
 
 def _lines(path: Path) -> List[str]:
-    """A byte that a disk gives back wrong costs its line alone."""
+    """A damaged byte costs only its line."""
     return path.read_text(encoding="utf-8", errors="replace").split("\n")
 
 

@@ -14,7 +14,7 @@ from typing import Iterable, Tuple
 from trainer.config.config import ModelConfig, TrainConfig
 
 # Peak of one device in TFLOP/s: dense, bf16 or fp16 with fp32 accumulation, from NVIDIA's data sheets, which often print
-# twice as much, for sparse matrices. By words of the name that the driver gives; the first row that fits.
+# twice as much, for sparse matrices. By words in the driver's name of the device; the first matching row counts.
 PEAK_TFLOPS = (
     ("H200 NVL", 835.0),
     ("H200", 989.0),
@@ -35,14 +35,14 @@ PEAK_TFLOPS = (
 
 
 def flops_per_token(parameters: Iterable[Tuple[str, int]], config: ModelConfig) -> int:
-    """Of a training step; from name and size of all parameters."""
+    """FLOP per sample of a training step, from names and sizes of all parameters."""
     embeddings = ("token.weight", "position.weight")
     matrices = sum(size for name, size in parameters if name not in embeddings)
     return 6 * matrices + 12 * config.layers * config.width * config.context
 
 
 def peak_flops(config: TrainConfig, device_name: str) -> float | None:
-    """FLOP/s of one device; None where it is not known: another device, a part of one (MIG), or fp32, which may be TF32."""
+    """FLOP/s of one device; None if unknown: another device, a MIG slice, or fp32, which may be TF32."""
     if config.peak_tflops is not None:
         return config.peak_tflops * 1e12
     words = set(device_name.replace("-", " ").split())

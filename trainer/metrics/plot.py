@@ -1,4 +1,4 @@
-"""The curve of the loss as a picture."""
+"""The loss curve as a picture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Mapping, Sequence
 
 
 def plot_loss(records: Sequence[Mapping[str, Any]], path: Path) -> str:
-    """Write `path`, replacing it as a whole; returns why there is none, "" when there is."""
+    """Write `path`, replacing it as a whole; returns the reason if there is none, else ""."""
     if importlib.util.find_spec("matplotlib") is None:
         return "matplotlib is not installed"
     try:

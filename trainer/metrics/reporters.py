@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases, told by rank 0 what stands in metrics.jsonl; both libraries load only when asked for."""
+"""TensorBoard and Weights & Biases: rank 0 sends them the records of metrics.jsonl; both load only if requested."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from trainer.errors import UserError
 from trainer.metrics.jsonl import read_records
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
-FINISH_TIMEOUT_S = 300.0  # what a network that is down may cost at the end; the data stays on disk for `wandb sync`
+FINISH_TIMEOUT_S = 300.0  # limit for the final upload if the network is down; the data stay on disk for `wandb sync`
 
 
 class ReportError(Exception):
-    """A reporter cannot go on; the training can."""
+    """A reporter failed; the training continues."""
 
 
 class Reporter(Protocol):
-    """Gets every record of metrics.jsonl once, in order. All raise ReportError."""
+    """Receives every record of metrics.jsonl once, in order. All methods raise ReportError."""
 
     def write(self, record: Mapping[str, Any]) -> None:
         """One step."""
 
     def summarise(self, summary: Mapping[str, Any]) -> None:
-        """What the training came to, after its last step."""
+        """Report the result of the training, after its last step."""
 
     def flush(self) -> None:
-        """Put on disk what was written, as far as that is needed for a later attempt to miss no step."""
+        """Flush to disk as far as a later attempt needs it to miss no step."""
 
     def close(self, code: int) -> None:
-        """With the exit code of the training; may take a while."""
+        """End with the exit code of the training; may take a while."""
 
 
 def missing_package(report: Sequence[str]) -> str:
-    """What of `report` cannot be had on this node, with the remedy; "" where all can."""
+    """The packages that `report` needs and this node lacks, with the remedy; "" if none."""
     absent = [name for name in report if name in PACKAGES and importlib.util.find_spec(PACKAGES[name]) is None]
     return (
         f"report={','.join(report)}: {' and '.join(absent)} not installed on the node of rank 0: "
@@ -49,10 +49,10 @@ def missing_package(report: Sequence[str]) -> str:
 
 def open_reporters(config: TrainConfig, out: Path, last_step: int, env: Mapping[str, str]) -> List[Reporter]:
     """
-    Those that config.report names; they go on after `last_step`.
+    The reporters that config.report names, continuing after `last_step`.
 
     Raises:
-        UserError: a package is broken, or W&B wants no run: no key, no network, a name that it refuses.
+        UserError: a package is broken, or W&B refuses the run: no key, no network, an invalid name.
     """
     found: List[Reporter] = []
     try:
@@ -68,12 +68,12 @@ def open_reporters(config: TrainConfig, out: Path, last_step: int, env: Mapping[
 
 
 class TensorBoard:
-    """One scalar a number, at its step and time; TensorBoard keeps 32 bits of it."""
+    """One scalar per number, at its step and time; TensorBoard keeps 32 bits of it."""
 
     def __init__(self, folder: Path, last_step: int) -> None:
         writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         self._summary = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary
-        # From there on, what an earlier attempt has written is not shown.
+        # TensorBoard hides what an earlier attempt wrote from this step on.
         self._writer = writer(log_dir=str(folder), purge_step=last_step + 1)
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -84,7 +84,7 @@ class TensorBoard:
         self._add(numbers, summary["steps"], time.time())
 
     def _add(self, numbers: Mapping[str, float], step: int, at: float) -> None:
-        # One event for all numbers: add_scalar takes seven times as long.
+        # One event for all numbers: add_scalar for each takes seven times as long.
         values = [self._summary.Value(tag=key, simple_value=value) for key, value in numbers.items()]
         try:
             self._writer.file_writer.add_summary(self._summary(value=values), step, at)
@@ -108,9 +108,8 @@ class WandB:
     """
     A run named as orch's, WANDB_* as the user has set them; online, or in <out>/wandb when WANDB_MODE=offline.
 
-    What W&B does not have yet of metrics.jsonl it gets at the start: the end of what an attempt told before it was
-    killed, and offline, where nothing is known about earlier attempts, all of it. So no step is missing, and the
-    newest offline folder holds the whole run. Steps that W&B has keep their first numbers: it never takes one twice.
+    At the start it sends the records of metrics.jsonl that W&B lacks: the last ones of a killed attempt or, offline, all of
+    them. So no step is missing, and the newest offline folder holds the whole run. W&B never accepts a step twice.
     """
 
     def __init__(self, config: TrainConfig, out: Path, env: Mapping[str, str]) -> None:
@@ -147,13 +146,13 @@ class WandB:
 
     def summarise(self, summary: Mapping[str, Any]) -> None:
         try:
-            # Under names of its own: W&B itself notes the last number of every curve there.
+            # Under separate names: W&B itself stores the last value of every curve there.
             self._run.summary.update({f"summary/{key}": value for key, value in summary.items()})
         except (self._wandb.Error, OSError) as exc:
             raise ReportError(f"wandb: {exc}") from exc
 
     def flush(self) -> None:
-        """Nothing to do: the next attempt tells again what is missing."""
+        """Nothing to do: the next attempt sends what is missing."""
 
     def close(self, code: int) -> None:
         try:
@@ -163,5 +162,5 @@ class WandB:
 
 
 def _numbers(record: Mapping[str, Any]) -> Dict[str, float]:
-    """Without the two that say where the others belong, and without what is null."""
+    """Without step and time, which locate the others, and without null values."""
     return {key: value for key, value in record.items() if key not in ("step", "time") and value is not None}

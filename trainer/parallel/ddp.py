@@ -7,7 +7,7 @@ from typing import Any, Callable, ContextManager, Dict, List, Mapping
 
 import torch
 
-from trainer.checkpoint.staging import large_ones
+from trainer.checkpoint.staging import large_tensors
 from trainer.config.config import TrainConfig
 from trainer.data.batches import drawing_from
 from trainer.optim.adamw import clip_gradients, make_optimizer
@@ -63,7 +63,7 @@ class Ddp(TorchStrategy):
         return {**state, "scaler": self.scaler.state_dict()} if self.scaler else state
 
     def load(self, state: Mapping[str, Any]) -> None:
-        for one in large_ones(state):
+        for one in large_tensors(state):
             self.group.broadcast(one)
         self.bare.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -1,8 +1,8 @@
 """
-What a script of the user's gets besides plain Python: changes to other packages' modules, made as these are imported.
+Changes to other packages' modules, made when a user's script imports them, so that it trains without CUDA too.
 
-`site` lets Python load this at its start, under another name than `trainer`, which may be a module of the user's. Here
-is only what waits for an import; what is done then, each in a module of its own, is loaded when it comes to that.
+`site` makes Python load this package at its start, under another name than `trainer`, which may be a module of the user.
+This module only waits for imports; the changes are in one module per package and loaded when needed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ AFTER = {
     "mmengine.model.wrappers.distributed": "mmengine.take_device_ids",
     "mmengine.optim.optimizer.optimizer_wrapper": "mmengine.take_steps",
 }
-"""Module -> the function here that gets it once it has been imported."""
+"""Imported module -> the function of this package that is called with it."""
 
 
 class AfterImport:
-    """A finder that has other finders find a module, and calls a function once that has been executed."""
+    """A finder that delegates to the other finders and calls a function after the module was executed."""
 
     def __init__(self, functions: Mapping[str, str]) -> None:
         self.functions = functions
@@ -55,7 +55,7 @@ class AfterImport:
         return spec
 
     def call_after(self, spec: ModuleSpec) -> None:
-        """Have the module's own loader do it, so that whoever asks for the loader gets the one he expects."""
+        """Wrap exec_module of the module's own loader, so that `__loader__` stays the expected one."""
         assert spec.loader is not None, "no namespace package"
         execute = spec.loader.exec_module
         where, name = self.functions[spec.name].split(".")
@@ -68,5 +68,5 @@ class AfterImport:
 
 
 def install() -> None:
-    """Wait for the modules; imports none of them."""
+    """Install the finder; imports none of the modules."""
     sys.meta_path.insert(0, AfterImport(AFTER))

@@ -1,4 +1,4 @@
-"""accelerate, and with it Hugging Face's Trainer, where there is no device that it knows."""
+"""accelerate, and with it Hugging Face's Trainer, on a node without a device that it knows."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import functools
 import os
 from typing import Any
 
-from .devices import accelerator_of_script, there_is_only_the_cpu
+from .devices import accelerator_of_script, warn_cpu_only
 
 
 def share_the_cpu(module: Any) -> None:  # noqa: ANN401 -- accelerate.state
     """
     Ranks train together on the CPU, as with Accelerator(cpu=True) or --use_cpu.
 
-    Without, every one would take itself for the only one, and train all by itself.
+    Otherwise every rank would train alone.
     """
     state = module.PartialState
     construct = state.__init__
 
     @functools.wraps(construct)
     def construct_where_it_is(self: Any, cpu: bool = False, **kwargs: Any) -> None:  # noqa: ANN401, FBT001, FBT002 -- theirs
-        is_first = not state._shared_state  # noqa: SLF001 -- all later ones only look at that
+        is_first = not state._shared_state  # noqa: SLF001 -- later instances only share it
         if is_first and not cpu and "LOCAL_RANK" in os.environ and str(getattr(self, "default_device", "")) == "cpu":
             cpu = True
             accelerator = accelerator_of_script()
-            if accelerator.name == "cpu":  # a card that accelerate does not know is told of at the first step
-                there_is_only_the_cpu("accelerate", accelerator)
+            if accelerator.name == "cpu":  # a card unknown to accelerate is reported at the first step
+                warn_cpu_only("accelerate", accelerator)
         construct(self, cpu, **kwargs)
 
     state.__init__ = construct_where_it_is

@@ -1,4 +1,4 @@
-"""DeepSpeed on the CPU, where it would compile at its first start what is of no use then."""
+"""DeepSpeed on the CPU: keep it from compiling an extension that it would not use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from typing import Any
 
 
 def need_no_compiler(module: Any) -> None:  # noqa: ANN401 -- deepspeed.ops
-    """Do without its collectives over shared memory: it uses them by LOCAL_SIZE, which only its own launcher sets."""
+    """Disable its shared-memory collectives, which need LOCAL_SIZE, a variable that only its own launcher sets."""
     if "LOCAL_SIZE" not in os.environ:
         getattr(module, "__compatible_ops__", {})["deepspeed_shm_comm"] = False

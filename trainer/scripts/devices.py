@@ -1,4 +1,4 @@
-"""What a script can train on, as far as it has asked for it; and the word to its user, a line a node, where that is the CPU."""
+"""The accelerator of a script, and one warning per node if that is the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def local_rank() -> int:
 
 
 def accelerator_of_script() -> Accelerator:
-    """The accelerator that is there; torch_gcu is not imported for a script that has not done so itself."""
+    """The accelerator of this rank; torch_gcu counts only if the script has imported it."""
     gcu, cards = sys.modules.get("torch_gcu"), sorted(glob.glob(GCU_FILES))
     found = choose("auto", sys.modules["torch"], lambda: (gcu, NOT_INSTALLED))
     if found.name == "cpu" and gcu is None and cards:
@@ -27,19 +27,19 @@ def accelerator_of_script() -> Accelerator:
 
 
 def kinds_of(parameters: Iterable[Any]) -> set[str]:
-    """Such as cuda, xla, gcu, cpu."""
+    """The device types: cuda, xla, gcu, cpu."""
     return {parameter.device.type for parameter in parameters}
 
 
 def warn_of_idle_cards(accelerator: Accelerator, parameters: Iterable[Any]) -> None:
-    """Parameters may be on the CPU by intent, as DeepSpeed's are with offload: then the card holds something else."""
+    """Warn if a card is unused. With DeepSpeed's offload, parameters are on the CPU by intent, and the card holds other tensors."""
     if accelerator.passed_over:
-        there_is_only_the_cpu("the script", accelerator)
+        warn_cpu_only("the script", accelerator)
     if accelerator.name != "cpu" and kinds_of(parameters) == {"cpu"} and not accelerator.peak_memory():
-        model_is_left_on_the_cpu(accelerator)
+        warn_model_on_cpu(accelerator)
 
 
-def model_is_left_on_the_cpu(accelerator: Accelerator) -> None:
+def warn_model_on_cpu(accelerator: Accelerator) -> None:
     device = accelerator.device_string(local_rank())
     warn(
         f"the model's parameters are on the CPU although {device} is here: the script trains on the CPU; move the model to "
@@ -47,13 +47,13 @@ def model_is_left_on_the_cpu(accelerator: Accelerator) -> None:
     )
 
 
-def there_is_only_the_cpu(library: str, accelerator: Accelerator) -> None:
+def warn_cpu_only(library: str, accelerator: Accelerator) -> None:
     why = accelerator.passed_over or "there is no CUDA device here that torch can use, and no GCU"
     warn(f"{why}: {library} trains on the CPU")
 
 
 @functools.lru_cache(maxsize=None)
 def warn(text: str) -> None:
-    """Once, from the first rank of a node."""
+    """Print a warning once, on local rank 0."""
     if local_rank() == 0:
         sys.stderr.write(f"WARNING: {text}\n")

@@ -1,7 +1,7 @@
 """
-MMEngine where there is no CUDA: what it takes for granted of CUDA is asked of the accelerator that is there.
+MMEngine without CUDA: its calls of torch.cuda go to the accelerator of the node.
 
-It knows some accelerators besides; with one of these all stays as it is, but for `launcher='slurm'`. The gcu paths
+With an accelerator that MMEngine knows, only `launcher='slurm'` is changed. The gcu paths
 follow the vendor's published sources (trainer/runtime/accelerators.py) and were not verified on hardware.
 """
 
@@ -17,10 +17,10 @@ from typing import Any
 
 from ..errors import TrainerError, UserError, report
 from ..runtime.accelerators import Accelerator, choose
-from .devices import kinds_of, local_rank, model_is_left_on_the_cpu, there_is_only_the_cpu
+from .devices import kinds_of, local_rank, warn_cpu_only, warn_model_on_cpu
 
 TIMEOUT = timedelta(minutes=30)  # torch's own for gloo
-PLACED = ("rank", "world_size", "init_method", "store")  # what init_process_group is told of the rank's place: orch's
+PLACED = ("rank", "world_size", "init_method", "store")  # arguments of init_process_group that orch decides
 
 # `Any` below stands for MMEngine's and torch's classes, which are not imported here.
 
@@ -33,14 +33,14 @@ def unknown_to_mmengine() -> Accelerator | None:
 
 
 def find_device(module: Any) -> None:  # noqa: ANN401
-    """get_device() names the device that models are moved to."""
+    """Make get_device() return the device that models are moved to."""
     accelerator = unknown_to_mmengine()
     if accelerator is not None and accelerator.name != "cpu":
         module.DEVICE = accelerator.device_string(local_rank())
 
 
 def join_ranks(module: Any) -> None:  # noqa: ANN401
-    """init_dist goes the way of the shared trainer: device, rendezvous, group, self-test; as orch has placed the rank."""
+    """Make init_dist do what the shared trainer does: device, rendezvous, group, self-test, with orch's ranks."""
     known, accelerator = module._init_dist_pytorch, unknown_to_mmengine()  # noqa: SLF001 -- there is no other name
 
     def init(backend: str, port: object = None, **kwargs: Any) -> None:  # noqa: ARG001, ANN401 -- orch has chosen the port
@@ -48,12 +48,12 @@ def join_ranks(module: Any) -> None:  # noqa: ANN401
             known(backend, **kwargs)
             return
         if accelerator.name == "cpu":
-            there_is_only_the_cpu("MMEngine", accelerator)
-        if "nccl" in backend or backend == "gloo":  # mpi and what people bring along stay
+            warn_cpu_only("MMEngine", accelerator)
+        if "nccl" in backend or backend == "gloo":  # mpi and custom backends stay
             backend = accelerator.backend
         _join(replace(accelerator, backend=backend), **kwargs)
 
-    # That for Slurm asks scontrol and SLURM_* for what RANK, LOCAL_RANK, WORLD_SIZE and MASTER_* say already.
+    # The one for Slurm would ask scontrol and SLURM_* for values that RANK, LOCAL_RANK, WORLD_SIZE and MASTER_* have.
     module._init_dist_slurm = init  # noqa: SLF001
     if accelerator is not None:
         module._init_dist_pytorch = init  # noqa: SLF001
@@ -70,12 +70,12 @@ def _join(accelerator: Accelerator, *, init_backend: str = "torch", timeout: tim
     except TrainerError as exc:
         raise SystemExit(report(exc, os.environ)) from exc
     sys.stderr.write(f"{group.greeting}\n")
-    if init_backend == "deepspeed":  # it takes the group that is there
+    if init_backend == "deepspeed":  # it uses the existing group
         importlib.import_module("deepspeed").init_distributed(accelerator.backend, timeout=timeout, **more)
 
 
 def take_collectives(module: Any) -> None:  # noqa: ANN401
-    """A T20 has a torch.distributed of its own."""
+    """Use the T20's own torch.distributed."""
     accelerator = unknown_to_mmengine()
     if accelerator is not None:
         module.torch_dist = accelerator.distributed
@@ -93,7 +93,7 @@ def _communicate_on_the_device(module: Any, accelerator: Accelerator) -> None:  
 
 
 def take_device_ids(module: Any) -> None:  # noqa: ANN401
-    """Wrappers are given device_ids=[LOCAL_RANK]; a module on the CPU goes without, one on a T20 never does."""
+    """MMEngine passes device_ids=[LOCAL_RANK] to wrappers; drop it for a module on the CPU, require it on a T20."""
     accelerator = unknown_to_mmengine()
     if accelerator is None:
         return
@@ -105,10 +105,10 @@ def take_device_ids(module: Any) -> None:  # noqa: ANN401
         kinds = kinds_of(module.parameters())
         if kinds <= {"cpu"}:
             if accelerator.name != "cpu":
-                model_is_left_on_the_cpu(accelerator)
+                warn_model_on_cpu(accelerator)
             kwargs.update({name: None for name in ("device_ids", "output_device") if name in kwargs})
         elif kinds == {"xla"}:
-            kwargs["device_ids"] = [local_rank()]  # without, there would be a replica on every card of the node
+            kwargs["device_ids"] = [local_rank()]  # otherwise there would be a replica on every card of the node
         construct(self, module, *args, **kwargs)
 
     wrapper.__init__ = construct_where_it_is
@@ -117,7 +117,7 @@ def take_device_ids(module: Any) -> None:  # noqa: ANN401
 
 
 def take_steps(module: Any) -> None:  # noqa: ANN401
-    """A T20 computes when its own step is made, for which it has to know the loss and the model."""
+    """A T20 computes in its own optimizer step, which needs the loss and the model."""
     accelerator = unknown_to_mmengine()
     if accelerator is None or accelerator.name != "gcu-t2x":
         return

@@ -1,4 +1,4 @@
-"""Progress of a script that says nothing of it: every optimizer's steps are counted, and written now and then."""
+"""Progress of a script that writes none: count the steps of every optimizer, and write them once a second."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .devices import accelerator_of_script, warn_of_idle_cards
 EVERY_S = 1.0
 DUMP_AFTER_S = 540.0  # before NCCL itself gives up, after 600 s; how long a script's steps may take is not known
 SOURCE = "optimizer"
-COUNTS = "orch_counts"  # marks a step that does
+COUNTS = "orch_counts"  # marks a wrapped step
 
 # `Any` below stands for torch, which is not imported here.
 
 
 class StepCount:
     """
-    A hook for all optimizers of the process. The step is that of the optimizer that has made the most of them.
+    A hook for all optimizers of the process; the step is that of the optimizer with the most steps.
 
-    Says explicitly that nothing is known to be saved: a step that is merely done is nothing to go on from.
+    `saved` is written as null: a step that was made, but not saved, is nothing to resume from.
     """
 
     def __init__(self, rank: Rank, path: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -43,7 +43,7 @@ class StepCount:
         self.step = 0
         self.due_s = clock_s()
         self.accelerator: Any = None
-        """Known from the first step on: a script may still choose what it sees before."""
+        """Set at the first step: until then a script may still change which devices it sees."""
 
     def __call__(self, optimizer: Any, *_: object) -> None:  # noqa: ANN401
         if self.step == 0:
@@ -62,16 +62,16 @@ class StepCount:
 
 
 def count_steps(module: Any) -> None:  # noqa: ANN401
-    """Count from now on, with the module that all optimizers come from."""
+    """Count from now on; `module` is torch.optim.optimizer."""
     try:
         rank = Rank.from_env(os.environ)
-    except UserError:  # a process that the script started, with a place of its own making
+    except UserError:  # a process of the script with rank variables of its own
         return
     if rank.progress_dir is None:
         return
     count = StepCount(rank, rank.progress_dir / f"{rank.global_rank}.json")
     if hasattr(module, "register_optimizer_step_post_hook"):
-        # as torch does with parts of its optimizers: what torch.compile cannot trace it warns of
+        # as torch does for parts of its optimizers: torch.compile warns of code that it cannot trace
         untraced = getattr(sys.modules["torch"], "_disable_dynamo", lambda function: function)
         module.register_optimizer_step_post_hook(untraced(count))
     else:
@@ -79,7 +79,7 @@ def count_steps(module: Any) -> None:  # noqa: ANN401
 
 
 def _wrap_steps(optimizer: Any, count: StepCount) -> None:  # noqa: ANN401
-    """torch < 2: the step of every class of which there is an optimizer; that of the base is called by nobody."""
+    """torch < 2: wrap step() of every optimizer class in use; nobody calls that of the base class."""
     construct = optimizer.__init__
 
     @functools.wraps(construct)
@@ -102,7 +102,7 @@ def _wrap_steps(optimizer: Any, count: StepCount) -> None:  # noqa: ANN401
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether no script writes its own progress there; what a process before this one counted is ours too."""
+    """The file is absent or was written by this counter, also in an earlier process; not by the script itself."""
     try:
         return bool(json.loads(path.read_text(encoding="utf-8"))["source"] == SOURCE)
     except FileNotFoundError:
@@ -112,7 +112,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _ready(group: Any, optimizer: Any) -> Dict[str, str]:  # noqa: ANN401
-    """What `orch status` says of the group, in the words of the shared trainer."""
+    """The line about the group that `orch status` shows, in the words of the shared trainer."""
     if not group.is_available() or not group.is_initialized():
         return {}
     ranks, backend = group.get_world_size(), group.get_backend()

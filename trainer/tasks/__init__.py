@@ -1,4 +1,4 @@
-"""What is trained, as a class: `from trainer.tasks import Task`. The GPT is one, in gpt.py; yours is another."""
+"""A task is one class with model, data and loss: `from trainer.tasks import Task`. gpt.py is one; add your own."""
 
 from trainer.tasks.base import Samples, Task
 

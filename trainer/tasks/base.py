@@ -1,4 +1,4 @@
-"""The one interface between the trainer and what it trains."""
+"""The interface between the trainer and a task."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from trainer.errors import UserError
 
 class Samples(Protocol):
     """
-    What torch calls a map-style data set. A sample may be random: the trainer seeds what it draws from.
+    A map-style data set of torch. Samples may be random: the trainer seeds the generators.
 
-    Optional: `description`, text for the log; `digest()`, text that tells other data from these; and `is_random = False`,
+    Optional: `description`, text for the log; `digest()`, text that differs for other data; and `is_random = False`,
     which saves the seeding.
     """
 
@@ -26,20 +26,20 @@ class Samples(Protocol):
         """At least 1."""
 
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401
-        """Sample of that index; raises UserError where it is not what it should be."""
+        """The sample with this index; raises UserError if it is invalid."""
 
 
 class Task(abc.ABC):
     """
-    Model, data and loss of one training. All ranks make one, as `Class(config, **options)`, and call it alike.
+    Model, data and loss of one training run. Every rank makes one, as `Class(config, **options)`, and calls it alike.
 
-    tokens_per_sample: for rates in tokens/s; None has them in samples/s.
+    tokens_per_sample: for rates in tokens/s; None means samples/s.
     """
 
     tokens_per_sample: int | None = None
 
     def __init__(self, config: TrainConfig) -> None:
-        """Override it with keyword arguments for `options.NAME=VALUE`. Raises UserError for what is wrong with them."""
+        """Override it with keyword arguments for `options.NAME=VALUE`. Raises UserError if they are invalid."""
         self.config = config
 
     @abc.abstractmethod
@@ -49,15 +49,15 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def build_data(self, split: str) -> Samples | None:
         """
-        The samples of "train", or of "validation", where None means that there are none.
+        The samples of "train" or "validation"; None for no validation samples.
 
         Raises:
-            UserError: the data are missing or wrong; so does an OSError end all ranks with one message.
+            UserError: the data are missing or invalid. It ends all ranks with one message, as an OSError does.
         """
 
     @abc.abstractmethod
     def loss(self, model: Any, batch: Any) -> torch.Tensor:  # noqa: ANN401
-        """One number, the mean over a batch; `model` is to be called as it is, for it is wrapped."""
+        """One number, the mean over a batch. Call `model` itself: it is wrapped."""
 
     def evaluate(self, model: Any, batch: Any) -> Mapping[str, Any]:  # noqa: ANN401
         """Means over a batch of "validation", by name; called without gradients, the model in evaluation mode."""
@@ -67,32 +67,32 @@ class Task(abc.ABC):
         """A batch of samples."""
         return dataloader.default_collate(list(samples))
 
-    def blocks(self, model: torch.nn.Module) -> Sequence[torch.nn.Module]:  # noqa: ARG002 -- for who overrides it
+    def blocks(self, model: torch.nn.Module) -> Sequence[torch.nn.Module]:  # noqa: ARG002 -- for overriding methods
         """
-        The parts that fsdp2 gathers and that activation_checkpointing recomputes one at a time; modules called as they are.
+        The modules that fsdp2 gathers, and that activation_checkpointing recomputes, one at a time.
 
-        Without any, fsdp2 gathers the whole model at once, and activation_checkpointing=true is an error.
+        Without blocks, fsdp2 gathers the whole model at once, and activation_checkpointing=true is an error.
         """
         return ()
 
     def initialise(self, name: str, weight: torch.Tensor) -> None:
         """
-        Give a parameter, whole and on the CPU, its first values, by its name and the seed alone.
+        Initialise a parameter, whole and on the CPU, from its name and the seed alone.
 
-        A task that has this gets its model built without memory, and filled a parameter at a time: under fsdp2 and zero3 no
-        rank then holds the whole model. A model with buffers, other plain tensors or a parameter in two places is built whole
-        on every rank all the same, and its parameters filled. Without it, the values are those of build_model.
+        With this method the model is built on `meta` and filled one parameter at a time, so under fsdp2 and zero3 no rank
+        holds the whole model. A model with buffers, other plain tensors or tied parameters is still built whole on every
+        rank, then its parameters are filled. Without this method, parameters keep the values of build_model.
         """
         raise NotImplementedError
 
     def flops_per_sample(self, sizes: Mapping[str, int]) -> int | None:  # noqa: ARG002 -- as above
-        """FLOPs of a training step, for MFU; `sizes` are the parameters' by name. None: there is no MFU."""
+        """FLOP of a training step per sample, for MFU; `sizes`: parameter name -> numbers. None: no MFU."""
         return None
 
 
 def loss_of(task: Task, model: Any, batch: Any) -> torch.Tensor:  # noqa: ANN401
     """
-    The loss of a batch, which a strategy may take the gradient of.
+    The loss of a batch.
 
     Raises:
         UserError: it is not one number.
@@ -107,10 +107,10 @@ def loss_of(task: Task, model: Any, batch: Any) -> torch.Tensor:  # noqa: ANN401
 
 
 def fills(task: Task) -> bool:
-    """Whether it has `initialise`."""
+    """The task overrides `initialise`."""
     return type(task).initialise is not Task.initialise
 
 
 def numbers(found: Mapping[str, Any]) -> Dict[str, float]:
-    """What evaluate() gave, as plain numbers."""
+    """The result of evaluate() as plain numbers."""
     return {str(name): float(value) for name, value in found.items()}

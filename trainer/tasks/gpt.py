@@ -1,4 +1,4 @@
-"""The GPT on text or tokens: the task that runs where no other is named."""
+"""The GPT on text or tokens: the default task."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Gpt(Task):
         return list(model.blocks)
 
     def initialise(self, name: str, weight: torch.Tensor) -> None:
-        """GPT-2's: normal(0, 0.02), smaller for what adds to the residual stream, zero biases, norms at one."""
+        """GPT-2's: normal(0, 0.02), smaller for projections into the residual stream, zero biases, norms at one."""
         if weight.dim() == 1:
             weight.fill_(0.0 if name.endswith("bias") else 1.0)
             return

@@ -1,4 +1,4 @@
-"""From `task=package.module:Class` to the task; whatever is wrong with it is one message."""
+"""From `task=package.module:Class` to the task; every mistake in it is one message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.tasks.base import Task
 
 def load_task(config: TrainConfig) -> Task:
     """
-    Import the module, from the working folder too, and make the task.
+    Import the module, also from the working folder, and make the task.
 
     Raises:
         UserError: there is no such module or class, it fails when it is imported or made, it lacks methods, or it does
@@ -46,7 +46,7 @@ def _made(kind: Type[Any], config: TrainConfig) -> Task:
     except UserError:
         raise
     except Exception as exc:
-        raise UserError(f"task={config.task}: cannot be made: {_told(exc)}") from exc
+        raise UserError(f"task={config.task}: cannot be made: {_one_line(exc)}") from exc
     if not isinstance(getattr(task, "config", None), TrainConfig):
         raise UserError(f"task={config.task}: its __init__ has to call super().__init__(config)")
     return task
@@ -59,16 +59,16 @@ def _imported(module: str, task: str) -> Any:  # noqa: ANN401 -- a module
         return importlib.import_module(module)
     except ModuleNotFoundError as exc:
         if exc.name is None or not f"{module}.".startswith(f"{exc.name}."):
-            raise UserError(f"task={task}: module {module} cannot be imported: {_told(exc)}") from exc
+            raise UserError(f"task={task}: module {module} cannot be imported: {_one_line(exc)}") from exc
         raise UserError(
             f"task={task}: there is no module {exc.name}, looked for from {os.getcwd()} and where Python is installed"
         ) from exc
     except Exception as exc:
-        raise UserError(f"task={task}: module {module} cannot be imported: {_told(exc)}") from exc
+        raise UserError(f"task={task}: module {module} cannot be imported: {_one_line(exc)}") from exc
 
 
-def _told(error: BaseException) -> str:
-    """An exception of the user's code in one line, with the place where it was raised."""
+def _one_line(error: BaseException) -> str:
+    """An exception of the task's code in one line, with file and line where it was raised."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1]
     frames = traceback.extract_tb(error.__traceback__)
     return f"{text} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else text

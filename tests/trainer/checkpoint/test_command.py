@@ -153,7 +153,7 @@ def test_export_overwrites_nothing_and_says_where_it_cannot_write(
     [
         (["list", "no-such"], "error: no-such: no such folder\n"),
         (["verify", "."], "holds no step_N folder; name the folder that the trainer was given as out="),
-        ([], "list|verify|export; python -m trainer.checkpoint --help tells more"),
+        ([], "list|verify|export; python -m trainer.checkpoint --help explains more"),
         (["list", ".", "--all"], "unrecognized arguments: --all"),
     ],
 )

@@ -23,7 +23,7 @@ from trainer.checkpoint.code import code_version
 from trainer.checkpoint.compatibility import differences
 from trainer.checkpoint.files import DamagedError
 from trainer.checkpoint.manager import TrainState
-from trainer.checkpoint.staging import large_ones, load_state, outline, with_room
+from trainer.checkpoint.staging import allocated, large_tensors, load_state, outline
 from trainer.config.config import DataConfig, load_config
 from trainer.errors import TrainerError, UserError
 
@@ -382,8 +382,8 @@ def test_outline_has_everything_but_the_values_of_large_tensors() -> None:
     }
     text = outline(state)
     assert len(text) < large.numel()
-    back = with_room(text, "step_1")
-    assert [one.shape for one in large_ones(back)] == [large.shape]
+    back = allocated(text, "step_1")
+    assert [one.shape for one in large_tensors(back)] == [large.shape]
     assert back["model"]["a"].is_contiguous()
     assert torch.equal(back["model"]["b"], small)
     assert (back["optimizer"]["state"][0]["step"], back["optimizer"]["betas"]) == (4.0, (0.9, 1))

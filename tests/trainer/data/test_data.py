@@ -170,7 +170,7 @@ def test_digest_covers_every_token_of_a_small_text_and_both_ends_of_a_large_one(
         ("text.npy", "data.paths: {}: no .npy file"),
         ("cut.npy", "data.paths: {}: no .npy file: its header cannot be read"),
         ("magic.npy", "data.paths: {}: no .npy file"),
-        ("half.npy", "data.paths: {}: 800 bytes of tokens, its header says 1600: cut short, or still written?"),
+        ("half.npy", "data.paths: {}: 800 bytes of tokens, its header says 1600: cut short, or still being written?"),
         ("code.npy", "data.paths: {}: no .npy file: its header cannot be read"),
         ("table.npy", "data.paths: {}: an array of shape (40, 2): tokens are one row of numbers"),
         ("float.npy", "data.paths: {}: numbers of kind '<f8': uint8, uint16, uint32, int32 and int64 can be read"),
@@ -224,7 +224,7 @@ def test_file_that_shrinks_meanwhile_is_named(tmp_path: Path) -> None:
     path.write_bytes(bytes(100))
     windows = _windows(path)
     os.truncate(path, 50)
-    with pytest.raises(UserError, match=r"a\.txt: 50 bytes, \d+ expected: cut short meanwhile"):
+    with pytest.raises(UserError, match=r"a\.txt: 50 bytes, \d+ expected: was it cut short during training"):
         windows[20]
 
 

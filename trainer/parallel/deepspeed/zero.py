@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
 
 import torch
 
-from trainer.checkpoint.staging import large_ones
+from trainer.checkpoint.staging import large_tensors
 from trainer.config.config import ZERO_STAGES, TrainConfig
 from trainer.console import say
 from trainer.errors import UserError
@@ -117,7 +117,7 @@ class Zero:
 
     def load(self, state: Mapping[str, Any]) -> None:
         if self.stage == 0:
-            for one in large_ones(state):
+            for one in large_tensors(state):
                 self.group.broadcast(one)
             self.engine.module.load_state_dict(state["model"])
             self.engine.optimizer.load_state_dict(state["optimizer"])

@@ -1,8 +1,8 @@
 """
 Python imports this at its start, before the script, as this folder is on PYTHONPATH (docs/decisions/012).
 
-Leaves sys.path as if it had never been there, and lets a sitecustomize of the node's own have its turn. Children of the
-script read it too, of whatever Python they are: so nothing here may fail on an old one.
+Removes itself from sys.path and runs a sitecustomize of the node, if there is one. Child processes of the script import
+it too, with any Python, so nothing here may fail on an old one.
 """
 
 import os
@@ -26,7 +26,7 @@ if sys.version_info >= (3, 8) and _NAME not in sys.modules:
 
 _own = sys.modules.pop(__name__)
 try:
-    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 -- the node's own, further down sys.path
+    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 -- the node's own, later on sys.path
 except ImportError as _error:
     if getattr(_error, "name", __name__) != __name__:
         raise
