@@ -1,12 +1,14 @@
 """
-Every error a user can meet, with its exit code and the next step to take.
+Every error that a user can meet, with its exit code. Codes 1 (the training failed) and 6 (stopped) are of runs; 3 is reserved.
 
     OrchError
      +- UsageError (2)        what was typed or written is wrong; nothing was started
      |   +- InventoryError    the inventory file, with file, line and field
      |   +- RunNotFound       no run of that name on this machine
      +- LaunchError (4)       the launch failed; what had started was stopped again, or is named
-     |   +- NodeError         one node: unreachable, no Python, unwritable folder, key refused
+     |   +- NodeError         one node: no Python, unwritable folder
+     |   |   +- Unreachable   no connection; NotListening where the node answers that the port is closed
+     |   |   +- LoginRefused  retrying cannot help
      |   +- NodesError        several nodes, every one of them named
      +- RunLost (5)           the state of a run cannot be known
 """
@@ -21,7 +23,7 @@ MOST_REASONS = 20  # lines of a NodesError; nodes that fail for different reason
 
 
 class OrchError(Exception):
-    """What went wrong in one sentence; `hint` is the next step, or empty."""
+    """The message is the cause in one sentence; `hint` is the next step, or empty."""
 
     exit_code = 1
 
@@ -41,7 +43,7 @@ class InventoryError(UsageError):
 
 
 class RunNotFound(UsageError):
-    """No run, or more than one, goes by the given name."""
+    """No run, or more than one, has the given name."""
 
 
 class LaunchError(OrchError):
@@ -67,6 +69,18 @@ class NodeError(LaunchError):
         self.node = node
         self.reason = reason
         self.at = at
+
+
+class Unreachable(NodeError):
+    """There is no connection to the node, or it was lost. Its ranks may still be running."""
+
+
+class NotListening(Unreachable):
+    """The node's own host, not a jump host, answers that the port is closed."""
+
+
+class LoginRefused(NodeError):
+    """The node refused the login, or its host key is not the known one. Retrying cannot help."""
 
 
 class NodesError(LaunchError):
@@ -99,6 +113,7 @@ def folded(failures: Sequence[NodeError], total: int) -> list[tuple[str, str]]:
 
 
 def _line(group: Sequence[NodeError], total: int) -> str:
+    """The nodes of one reason; an address that they do not share is left out."""
     first = group[0]
     if len(group) == 1:
         text = str(first)
@@ -111,6 +126,6 @@ def _line(group: Sequence[NodeError], total: int) -> str:
 
 
 class RunLost(OrchError):
-    """Nobody knows what became of the run."""
+    """The state of the run cannot be known."""
 
     exit_code = 5

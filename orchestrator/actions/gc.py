@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.actions.inventory import load_inventory
+from orchestrator.endpoint.access import PlannedSsh, SshSettings, Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import Hunted, Leftover
 from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, RunNotFound
@@ -18,10 +19,6 @@ from orchestrator.launchers.slurm.host import login_node, slurm_host
 from orchestrator.node.endpoint.garbage import Clearing
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.store import RunFolder, Store, home
-from orchestrator.transports import way_to
-from orchestrator.transports.base import Transport
-from orchestrator.transports.ssh.route import PlannedSsh, SshSettings
-from orchestrator.transports.terminal import Terminal
 
 __all__ = ["Garbage", "Leftover", "Limits", "Visit", "collect"]
 
@@ -55,8 +52,8 @@ class Site:
 
     def connect(self, terminal: Terminal) -> Endpoint:
         """Reach it; `terminal` is where a login asks its questions."""
-        way: Callable[[Node | NodePlan], Transport] = way_to(self.transport, self.ssh, terminal)
-        return Endpoint.connect(way(self.node), self.node.python)
+        transport = transport_factory(self.transport, self.ssh, terminal)(self.node)
+        return Endpoint.connect(transport, self.node.python)
 
 
 @dataclass(slots=True)

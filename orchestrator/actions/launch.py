@@ -17,6 +17,7 @@ from pathlib import Path
 from orchestrator import bundle as bundles
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.actions.request import Words, request_of
+from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, OrchError
 from orchestrator.inventory.model import Inventory
 from orchestrator.launchers import launcher_for
@@ -27,7 +28,6 @@ from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Request, RunRecord, RunState, new_run_id
 from orchestrator.store import RunFolder, Store, home
-from orchestrator.transports.terminal import Terminal
 from orchestrator.verdict.launching import this_process
 from orchestrator.version import __version__
 

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
+from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError, NodesError, RunNotFound
 from orchestrator.fanout import each
 from orchestrator.launchers import launcher_for
+from orchestrator.launchers.job import SILENT, Queue
 from orchestrator.launchers.slurm.host import slurm_host
-from orchestrator.launchers.slurm.job import SILENT, Queue
 from orchestrator.launchers.slurm.poll import described
 from orchestrator.launchers.slurm.queue import ask
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder, Store, home
-from orchestrator.transports.terminal import Terminal
 from orchestrator.verdict import observe
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import launch_goes_on

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 
 from orchestrator.actions.launch import Planned, complete, give_up, keep_as_carried_out, plan_of, sigterm_interrupts
 from orchestrator.actions.request import Words, trainer_config
+from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, OrchError, RunNotFound, UsageError
 from orchestrator.fanout import each
 from orchestrator.launchers.slurm.host import slurm_host
@@ -21,7 +22,6 @@ from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.plan.plan import Sweep
 from orchestrator.run import RunRecord, RunState, new_run_id
 from orchestrator.store import RunFolder, Store, home
-from orchestrator.transports.terminal import Terminal
 
 MOST_RUNS = 1000  # Slurm's MaxArraySize is 1001 by default
 CHECKED_AT_ONCE = 8

@@ -11,7 +11,7 @@ from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError, NodesError
 from orchestrator.fanout import each
 from orchestrator.launchers.base import Launcher
-from orchestrator.launchers.slurm.job import SILENT
+from orchestrator.launchers.job import SILENT
 from orchestrator.launchers.slurm.poll import Answer, Poll, news
 from orchestrator.logs.follow import Batch, Feed, history, live, merged
 from orchestrator.logs.lines import LogLines, last

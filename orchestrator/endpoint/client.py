@@ -26,8 +26,8 @@ from orchestrator.endpoint.replies import (
     Trace,
     Window,
 )
-from orchestrator.errors import NodeError
-from orchestrator.transports.base import Channel, ChannelClosed, NoMarker, Reader, Transport, Unreachable
+from orchestrator.errors import NodeError, Unreachable
+from orchestrator.transports.base import Channel, ChannelClosed, NoMarker, Reader, Transport
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing itself from Python 3.11 on

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from orchestrator.endpoint.access import Terminal, transport_factory
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.transports import way_to
-from orchestrator.transports.terminal import Terminal
 
 
 def launcher_for(plan: LaunchPlan, terminal: Terminal | None = None) -> Launcher:
@@ -20,4 +19,4 @@ def launcher_for(plan: LaunchPlan, terminal: Terminal | None = None) -> Launcher
 
 def direct_launcher(plan: LaunchPlan, terminal: Terminal | None = None) -> DirectLauncher:
     """The launcher of a plan whose nodes orch reaches itself."""
-    return DirectLauncher(plan, way_to(plan.transport, plan.ssh, terminal))
+    return DirectLauncher(plan, transport_factory(plan.transport, plan.ssh, terminal))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.bundle import Bundle
-from orchestrator.launchers.slurm.job import Queue
+from orchestrator.launchers.job import Queue
 
 if TYPE_CHECKING:
     from orchestrator.endpoint.client import Endpoint

@@ -11,14 +11,14 @@ from functools import partial
 from types import MappingProxyType
 
 from orchestrator.bundle import Bundle
+from orchestrator.endpoint.access import TransportFactory
 from orchestrator.endpoint.client import Endpoint, PortTaken
-from orchestrator.errors import LaunchError, NodeError, NodesError, folded
+from orchestrator.errors import LaunchError, NodeError, NodesError, Unreachable, folded
 from orchestrator.fanout import each, successes
 from orchestrator.launchers.base import Place
-from orchestrator.launchers.slurm.job import Queue
+from orchestrator.launchers.job import Queue
 from orchestrator.plan.files import PlannedFile, node_files, start_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan
-from orchestrator.transports.base import Transport, Unreachable
 
 START_WAIT_S = 30.0
 PORT_TRIES = 3
@@ -30,7 +30,7 @@ class DirectLauncher:
     def __init__(
         self,
         plan: LaunchPlan,
-        transport: Callable[[NodePlan], Transport],
+        transport: TransportFactory,
         connected: Mapping[str, Endpoint] = MappingProxyType({}),
     ) -> None:
         self._plan = plan

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from orchestrator.endpoint.access import TransportFactory, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import Trace
-from orchestrator.errors import NodeError, NodesError, OrchError, RunNotFound, UsageError
+from orchestrator.errors import NodeError, NodesError, OrchError, RunNotFound, Unreachable, UsageError
 from orchestrator.fanout import each, successes
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.base import Launcher
@@ -17,10 +18,8 @@ from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.names.hostlist import fold
 from orchestrator.node.endpoint import report
 from orchestrator.plan.make import number
-from orchestrator.plan.plan import LaunchPlan, NodePlan
+from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program
-from orchestrator.transports import way_to
-from orchestrator.transports.base import Transport, Unreachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ def find_run(inventory: Inventory, run_id: str) -> tuple[LaunchPlan, Launcher]:
     if isinstance(at_login, Trace) and at_login.by_slurm:
         plan = _plan(inventory, run_id, at_login)
         return plan, SlurmLauncher(plan, slurm_host(plan))
-    transport = way_to(inventory.transport, inventory.ssh)
+    transport = transport_factory(inventory.transport, inventory.ssh)
     found = each(inventory.nodes, lambda node: _visit(node, transport, run_id), limit=inventory.ssh.fanout)
     visits = [visit for visit in found if isinstance(visit, Visit)]
     members: set[str] = set()
@@ -88,13 +87,13 @@ def _asked_at_login(inventory: Inventory, run_id: str) -> Trace | OrchError | No
     if login is None:
         return None
     try:
-        with Endpoint.connect(way_to("ssh", inventory.ssh)(login), login.python) as endpoint:
+        with Endpoint.connect(transport_factory("ssh", inventory.ssh)(login), login.python) as endpoint:
             return endpoint.find(login.workdir, run_id)
     except NodeError as exc:
         return exc
 
 
-def _visit(node: Node, transport: Callable[[Node | NodePlan], Transport], run_id: str) -> Visit:
+def _visit(node: Node, transport: TransportFactory, run_id: str) -> Visit:
     endpoint = Endpoint.connect(transport(node), node.python)
     try:
         return Visit(node, endpoint, endpoint.find(node.workdir, run_id))
@@ -174,7 +173,7 @@ def probed(inventory: Inventory, names: str | None) -> Inventory:
 
 
 def _looked_at(inventory: Inventory, nodes: Sequence[Node]) -> list[Node]:
-    transport = way_to(inventory.transport, inventory.ssh)
+    transport = transport_factory(inventory.transport, inventory.ssh)
 
     def look(node: Node) -> Node:
         with Endpoint.connect(transport(node), node.python) as endpoint:

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 
 from orchestrator.endpoint.client import BEAT_ANSWER_S, Beat, Endpoint
 from orchestrator.endpoint.replies import NodeObservation
-from orchestrator.errors import NodeError, OrchError
+from orchestrator.errors import LoginRefused, NodeError, NotListening, OrchError, Unreachable
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.store import RunFolder
-from orchestrator.transports.base import LoginRefused, Refused, Unreachable
 
 NODES_A_BEAT_S = 200  # so many nodes are heard a second; fewer nodes are asked more often than once a second
 QUICKEST_BEAT_S, SLOWEST_BEAT_S = 1.0, 3.0  # news does not wait for the beat
@@ -130,7 +129,7 @@ class Hearing:
         is_first, ear.failure = ear.failure is None, failure
         if not isinstance(failure, Unreachable):  # its host answers, if only that its disk is full
             ear.heard_s = time.monotonic()
-        ear.refused_s = (ear.refused_s or time.monotonic()) if isinstance(failure, Refused) else None
+        ear.refused_s = (ear.refused_s or time.monotonic()) if isinstance(failure, NotListening) else None
         ear.is_deaf = isinstance(failure, LoginRefused)  # nobody is there to help with it
         if is_first:
             self._folder.note("node-missed", f"{failure}")

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.errors import NodeError, OrchError
+from orchestrator.errors import LoginRefused, NodeError, OrchError, Unreachable
 from orchestrator.fanout import each
 from orchestrator.launchers import direct_launcher
 from orchestrator.launchers.direct import DirectLauncher
@@ -24,7 +24,6 @@ from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.run import RankExit, RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervision.listeners import Ear, Hearing
-from orchestrator.transports.base import LoginRefused, Unreachable
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.launching import launch_goes_on
 from orchestrator.verdict.settle import settle

@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from orchestrator.errors import NodeError
-
 STDERR_TAIL_BYTES = 64 << 10
 
 
@@ -19,18 +17,6 @@ class ChannelClosed(Exception):
         super().__init__(f"exit status {exit_status}: {stderr.strip()}")
         self.exit_status = exit_status
         self.stderr = stderr
-
-
-class Unreachable(NodeError):
-    """The node, or the connection to it, is gone; what runs there may well go on."""
-
-
-class Refused(Unreachable):
-    """The node's own host, and none on the way there, answers that nobody listens."""
-
-
-class LoginRefused(NodeError):
-    """The node lets us not in, or is not the one that is known: who asks again gets the same answer."""
 
 
 class NoMarker(Exception):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from orchestrator.endpoint import replies
 from orchestrator.endpoint.replies import Finished, NodeObservation
-from orchestrator.launchers.slurm.job import GONE, SILENT, Queue
+from orchestrator.launchers.job import GONE, SILENT, Queue
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RankExit, RunState

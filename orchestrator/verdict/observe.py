@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError
 from orchestrator.launchers.base import Launcher
-from orchestrator.launchers.slurm.job import Queue
+from orchestrator.launchers.job import Queue
 from orchestrator.names.hostlist import fold
 from orchestrator.node.machine import stat_fields
 from orchestrator.plan.plan import LaunchPlan

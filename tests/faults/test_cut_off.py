@@ -21,7 +21,7 @@ PUSH = """
 import sys
 from orchestrator.inventory.model import Node, SshOptions
 from orchestrator.transports.ssh import transport as ssh
-from orchestrator.transports.base import Unreachable
+from orchestrator.errors import Unreachable
 ssh.LOST_AFTER_S = 3.0
 transport = ssh.SshTransport(Node(name="h1"), SshOptions(config=sys.argv[1]))
 channel = transport.open(["sh", "-c", "cat > /dev/null"])

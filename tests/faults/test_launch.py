@@ -17,12 +17,11 @@ from orchestrator.actions import launch as launching
 from orchestrator.actions import stop as stopping
 from orchestrator.actions.request import Words
 from orchestrator.commands.launch import launch
-from orchestrator.errors import LaunchError
+from orchestrator.errors import LaunchError, Unreachable
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.machine import stat_fields
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.store import Store
-from orchestrator.transports.base import Unreachable
 from orchestrator.transports.local import LocalTransport
 from orchestrator.transports.terminal import Terminal
 from orchestrator.verdict.launching import this_process

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.inventory import model
+from orchestrator.launchers.job import Queue
 from orchestrator.launchers.slurm import launcher as slurm
 from orchestrator.launchers.slurm.host import ThisMachine
-from orchestrator.launchers.slurm.job import Queue
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.names.slurm_options import seconds
 from orchestrator.plan.files import node_files

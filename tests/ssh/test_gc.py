@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.endpoint.access import transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.inventory.model import load
-from orchestrator.transports import way_to
 from tests.grounds.cli import Orch
 from tests.grounds.marked import guards_of, processes_of, still_alive
 from tests.grounds.sshd import Farm
@@ -127,8 +127,8 @@ def test_stray_of_a_killed_agent_is_ended_and_listed(orch: Orch) -> None:
     until(lambda: len(processes_of(run)) == 2, what="the strays alone")
     assert json.loads(orch("gc", "--json").stdout)["strays"] == []
     inventory = load(orch.cwd / "inventory.yaml")
-    way = way_to("ssh", inventory.ssh)
-    with Endpoint.connect(way(inventory.nodes[1]), inventory.nodes[1].python) as endpoint:
+    transport = transport_factory("ssh", inventory.ssh)
+    with Endpoint.connect(transport(inventory.nodes[1]), inventory.nodes[1].python) as endpoint:
         told = endpoint.strays(young_s=0, grace_s=0.2, dry_run=True)
         assert (len(told.strays), len(processes_of(run))) == (2, 2)
         ended = endpoint.strays(young_s=0, grace_s=0.2, dry_run=False)

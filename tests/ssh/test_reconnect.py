@@ -11,11 +11,11 @@ import pytest
 
 from orchestrator.endpoint import client
 from orchestrator.endpoint.client import Beat
+from orchestrator.errors import Unreachable
 from orchestrator.inventory import model
 from orchestrator.launchers import direct_launcher
 from orchestrator.plan.make import make_plan
 from orchestrator.run import Program, Request
-from orchestrator.transports.base import Unreachable
 from tests.grounds.sshd import Farm
 from tests.until import until
 

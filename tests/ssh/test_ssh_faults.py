@@ -15,10 +15,9 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from orchestrator.errors import NodeError
+from orchestrator.errors import NodeError, NotListening, Unreachable
 from orchestrator.fanout import each
 from orchestrator.inventory.model import Node, SshOptions
-from orchestrator.transports.base import Refused, Unreachable
 from orchestrator.transports.ssh import transport as ssh
 from orchestrator.transports.ssh.transport import SshTransport
 from tests.grounds.ports import refusing_port, silent_port
@@ -279,12 +278,12 @@ def test_keepalives_go_out_on_every_connection_of_the_way(
 
 def test_a_refusal_by_the_node_is_told_from_one_by_its_jump_host(farm: Farm) -> None:
     with refusing_port() as port:
-        with pytest.raises(Refused):
+        with pytest.raises(NotListening):
             login(Node(name="n0", port=port), config=str(farm.ssh_config))
         for jump, node in ((f"127.0.0.11:{port}", Node(name="n0")), ("n1", Node(name="n0", port=port))):
             with pytest.raises(Unreachable) as caught:
                 login(node, config=str(farm.ssh_config), proxy_jump=jump)
-            assert not isinstance(caught.value, Refused)
+            assert not isinstance(caught.value, NotListening)
 
 
 def test_a_jump_host_that_cannot_connect_is_worded(farm: Farm) -> None:

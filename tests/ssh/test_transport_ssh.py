@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.errors import NodeError
+from orchestrator.errors import NodeError, Unreachable
 from orchestrator.fanout import each, successes
 from orchestrator.inventory.model import Node, SshOptions
-from orchestrator.transports.base import Reader, Unreachable
+from orchestrator.transports.base import Reader
 from orchestrator.transports.ssh.transport import SshTransport, _fabric_config
 from tests.grounds.components import unavailable
 from tests.grounds.ports import refusing_port, silent_port
@@ -193,7 +193,7 @@ def test_a_refused_port_a_silent_one_and_an_unknown_name_are_told_apart(farm: Fa
         assert str(error).endswith(f"port {port}: timed out after 1 s")
         assert 1 <= time.monotonic() - begun < 5
     error = complaint(lambda: connect(farm, "no-such-host.invalid"))
-    assert str(error) == "no-such-host.invalid: name not resolved"
+    assert str(error) == "node: no-such-host.invalid: name not resolved"
     assert isinstance(error, Unreachable)
 
 
@@ -207,7 +207,7 @@ def test_a_black_hole_behind_a_jump_host_times_out_too(farm: Farm) -> None:
 
 def test_a_node_without_python_says_so(farm: Farm) -> None:
     error = complaint(lambda: connect(farm, python="/opt/conda/bin/python3"))
-    assert str(error) == "no Python: /opt/conda/bin/python3 not found"
+    assert error.reason == "no Python: /opt/conda/bin/python3 not found"
     assert "python:" in error.hint
 
 

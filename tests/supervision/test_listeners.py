@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from orchestrator.errors import Unreachable
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
@@ -16,7 +17,6 @@ from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request
 from orchestrator.store import RunFolder
 from orchestrator.supervision.listeners import Hearing
-from orchestrator.transports.base import Unreachable
 from orchestrator.transports.local import LocalChannel, LocalTransport
 from tests.until import until
 

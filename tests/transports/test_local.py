@@ -11,9 +11,9 @@ import pytest
 
 from orchestrator.endpoint.client import Endpoint, frame
 from orchestrator.endpoint.program import FLAGS, program
-from orchestrator.errors import NodeError
+from orchestrator.errors import NodeError, Unreachable
 from orchestrator.node.machine import live_fields
-from orchestrator.transports.base import ChannelClosed, Reader, Unreachable
+from orchestrator.transports.base import ChannelClosed, Reader
 from orchestrator.transports.local import LocalChannel, LocalTransport
 from tests.until import until
 

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation, RankExit
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.launchers.slurm.job import Queue
+from orchestrator.launchers.job import Queue
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import LauncherName, Program, Request, RunState

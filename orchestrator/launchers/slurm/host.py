@@ -12,18 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from orchestrator.endpoint.access import PlannedSsh, SshSettings, Terminal, TransportFactory, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import Answer, Trace
-from orchestrator.errors import LaunchError, NodeError
+from orchestrator.endpoint.this_machine import is_loopback, is_own_name
+from orchestrator.errors import LaunchError, NodeError, Unreachable
 from orchestrator.launchers.slurm import submit
 from orchestrator.launchers.slurm.queue import ASK_S, run_here
-from orchestrator.launchers.slurm.this_machine import is_loopback, is_own_name
 from orchestrator.plan.files import sbatch_path, submission_path
 from orchestrator.plan.plan import LaunchPlan, NodePlan
-from orchestrator.transports import way_to
-from orchestrator.transports.base import Transport, Unreachable
-from orchestrator.transports.ssh.route import PlannedSsh, SshSettings
-from orchestrator.transports.terminal import Terminal
 
 if TYPE_CHECKING:
     from orchestrator.inventory.model import Inventory, Node
@@ -104,7 +101,7 @@ def slurm_host(plan: LaunchPlan, terminal: Terminal | None = None) -> SlurmHost:
     if plan.slurm["login"] is None:
         return ThisMachine(plan.head)
     login = login_node(plan.slurm["login"], plan.head, PlannedSsh(**plan.ssh))
-    return ThisMachine(plan.head) if login is None else LoginNode(login, way_to("ssh", plan.ssh, terminal))
+    return ThisMachine(plan.head) if login is None else LoginNode(login, transport_factory("ssh", plan.ssh, terminal))
 
 
 N = TypeVar("N", "Node", NodePlan)
@@ -119,7 +116,7 @@ def login_node(login: str | None, node: N, ssh: SshSettings) -> N | None:
     """
     if login is None:
         return None
-    from orchestrator.launchers.slurm.this_machine import is_here  # noqa: PLC0415  reads ssh_config, as only this case needs
+    from orchestrator.endpoint.this_machine import is_here  # noqa: PLC0415  reads ssh_config, as only this case needs
 
     target = _renamed(node, login)
     return None if shutil.which("sbatch") is not None and is_here(target, ssh) else target
@@ -174,7 +171,7 @@ class ThisMachine:
         """A process here."""
         with self._connecting:
             if self._connection is None or not self._connection.connected:
-                transport = way_to("local", {})(self._head)
+                transport = transport_factory("local", {})(self._head)
                 self._connection = Endpoint.connect(transport, self._head.python)
             return self._connection
 
@@ -210,7 +207,7 @@ class LoginNode:
     One SSH connection, with a program for files and another one for commands: a scheduler that lets us wait holds up no log.
     """
 
-    def __init__(self, node: NodePlan, transport: Callable[[NodePlan], Transport]) -> None:
+    def __init__(self, node: NodePlan, transport: TransportFactory) -> None:
         self._node = node
         self._transport = transport(node)
         self._lock = threading.Lock()

@@ -8,19 +8,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from orchestrator.bundle import Bundle
+from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, NodeError, NodesError
 from orchestrator.launchers.base import Place
 from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.launchers.job import GONE, Queue
 from orchestrator.launchers.slurm import unshared_workdir
 from orchestrator.launchers.slurm.host import SlurmHost
-from orchestrator.launchers.slurm.job import GONE, Queue
 from orchestrator.launchers.slurm.queue import array_of, ask, position
 from orchestrator.launchers.slurm.submit import NOT_REACHED
 from orchestrator.names.hostlist import expand
 from orchestrator.names.slurm_options import seconds
 from orchestrator.plan.files import node_files
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.transports.terminal import Terminal
 
 KILL_WAIT_S = 60.0  # Slurm's KillWait is 30 s by default, between TERM and KILL
 POLL_S = 0.5

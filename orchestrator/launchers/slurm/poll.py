@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import LaunchError
 from orchestrator.launchers.base import Launcher
-from orchestrator.launchers.slurm.job import SILENT, Queue
+from orchestrator.launchers.job import SILENT, Queue
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing itself from Python 3.11 on

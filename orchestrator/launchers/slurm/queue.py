@@ -6,7 +6,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from orchestrator.launchers.slurm.job import GONE, SILENT, Queue
+from orchestrator.launchers.job import GONE, SILENT, Queue
 from orchestrator.launchers.slurm.pending_reasons import explained
 
 Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from orchestrator.endpoint.access import Terminal, transport_factory
 from orchestrator.fanout import each
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.transports import way_to
-from orchestrator.transports.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,7 +63,7 @@ def lack_files(plan: LaunchPlan, host: SlurmHost) -> bool:
 
 def nodes_behind(plan: LaunchPlan, host: SlurmHost, terminal: Terminal | None) -> DirectLauncher:
     """The plan's nodes over SSH."""
-    return DirectLauncher(plan, way_to("ssh", ssh_to_nodes(plan, host), terminal))
+    return DirectLauncher(plan, transport_factory("ssh", ssh_to_nodes(plan, host), terminal))
 
 
 def ssh_to_nodes(plan: LaunchPlan, host: SlurmHost) -> Mapping[str, Any]:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import paramiko
 
-from orchestrator.transports.base import ChannelClosed, Tail, Unreachable
+from orchestrator.errors import Unreachable
+from orchestrator.transports.base import ChannelClosed, Tail
 
 EXIT_WAIT_S = 5.0
 BLOCK_BYTES = 1 << 18

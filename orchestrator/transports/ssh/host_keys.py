@@ -21,7 +21,7 @@ from pathlib import Path
 
 import paramiko
 
-from orchestrator.transports.base import LoginRefused
+from orchestrator.errors import LoginRefused
 from orchestrator.transports.ssh.host_certificate import NotVouchedFor, check_certificate
 from orchestrator.transports.ssh.route import Hop
 from orchestrator.transports.ssh.user_keys import CERTIFICATE

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import paramiko
 
-from orchestrator.transports.base import LoginRefused, Unreachable
+from orchestrator.errors import LoginRefused, Unreachable
 from orchestrator.transports.ssh.host_keys import _Transport
 from orchestrator.transports.ssh.route import Hop
 from orchestrator.transports.ssh.user_keys import Keyring, UserKeys

@@ -27,7 +27,7 @@ Lookup: TypeAlias = Callable[[str], Settings]
 T = TypeVar("T")
 
 
-class Target(Protocol):
+class Destination(Protocol):
     """What a transport wants to know of a node; a Node of the inventory or of a plan."""
 
     @property
@@ -129,7 +129,7 @@ def _expanded(file: Path, depth: int) -> str:
     return "\n".join(lines)
 
 
-def route(target: Target, proxy_jump: str | None, lookup: Lookup) -> list[Hop]:
+def route(target: Destination, proxy_jump: str | None, lookup: Lookup) -> list[Hop]:
     """
     The hops from here to the target, which is the last one.
 

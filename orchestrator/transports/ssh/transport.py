@@ -22,12 +22,11 @@ from pathlib import Path
 import paramiko
 from fabric import Config, Connection  # type: ignore[import-untyped]
 
-from orchestrator.errors import NodeError
-from orchestrator.transports.base import Refused, Unreachable
+from orchestrator.errors import NodeError, NotListening, Unreachable
 from orchestrator.transports.ssh.channel import SshChannel, answered_within
 from orchestrator.transports.ssh.host_keys import HostKeys
 from orchestrator.transports.ssh.login import Login, TurnCameLate
-from orchestrator.transports.ssh.route import Hop, RouteError, SshSettings, Target, read_config, route
+from orchestrator.transports.ssh.route import Destination, Hop, RouteError, SshSettings, read_config, route
 from orchestrator.transports.ssh.user_keys import Keyring
 
 KEEPALIVE_S = 15
@@ -53,7 +52,7 @@ def command_line(argv: Sequence[str]) -> str:
     return " ".join([home + shlex.quote(path), shlex.join(arguments)]).strip()
 
 
-def route_to(target: Target, ssh: SshSettings) -> list[Hop]:
+def route_to(target: Destination, ssh: SshSettings) -> list[Hop]:
     """
     The logins that lead to a target, by the inventory and the ssh configuration.
 
@@ -69,7 +68,7 @@ def route_to(target: Target, ssh: SshSettings) -> list[Hop]:
 class SshTransport:
     """One connection to a node, through jump hosts where the configuration says so; host keys are always verified."""
 
-    def __init__(self, node: Target, ssh: SshSettings, keyring: Keyring | None = None) -> None:
+    def __init__(self, node: Destination, ssh: SshSettings, keyring: Keyring | None = None) -> None:
         self._target = node
         self._ssh = ssh
         self._keyring = keyring or Keyring()
@@ -204,7 +203,7 @@ class SshTransport:
             else:
                 reason = _words(error)
             # behind a jump host it is the jump host that is refused, or that tells in its own words
-            kind = Refused if direct and isinstance(error, ConnectionRefusedError) else Unreachable
+            kind = NotListening if direct and isinstance(error, ConnectionRefusedError) else Unreachable
             raise kind(self.node, reason, at=where, hint=self._hint()) from error
 
     def _hint(self) -> str:

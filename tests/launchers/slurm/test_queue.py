@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.launchers.slurm.job import GONE, SILENT, Queue
+from orchestrator.launchers.job import GONE, SILENT, Queue
 from orchestrator.launchers.slurm.pending_reasons import SENTENCES, explained
 from orchestrator.launchers.slurm.poll import Answer, news, next_pause_s
 from orchestrator.launchers.slurm.queue import OVER, ask, position

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from orchestrator.transports.ssh.route import DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from orchestrator.transports.ssh.route import Hop, SshSettings, Target
+    from orchestrator.transports.ssh.route import Destination, Hop, SshSettings
 
 
-def is_here(target: Target, ssh: SshSettings) -> bool:
+def is_here(target: Destination, ssh: SshSettings) -> bool:
     """
     By its name, or by an address of this machine's that no jump host stands before: behind one, addresses are another network's.
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.endpoint.this_machine import is_here, is_own_name
 from orchestrator.errors import NodeError
 from orchestrator.inventory.model import Node, SshOptions
-from orchestrator.launchers.slurm.this_machine import is_here, is_own_name
 
 
 def _is_here(tmp_path: Path, address: str, *lines: str, jump: str | None = None) -> bool:

@@ -1,0 +1,52 @@
+"""
+How a node is reached: by which transport, with which settings, and at whose terminal a login asks.
+
+The rest of orch takes these from here: endpoint/ alone imports transports/. A new transport is a line of `transport_factory`.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from orchestrator.transports.base import Transport
+from orchestrator.transports.ssh.route import Destination, PlannedSsh, SshSettings
+from orchestrator.transports.terminal import Terminal
+
+__all__ = ["Destination", "PlannedSsh", "SshSettings", "Terminal", "TransportFactory", "transport_factory"]
+
+OPEN_FILES = 1 << 16
+
+TransportFactory: TypeAlias = Callable[[Destination], Transport]
+
+
+def transport_factory(
+    kind: str, ssh: Mapping[str, Any] | SshSettings, terminal: Terminal | None = None
+) -> TransportFactory:
+    """
+    Make the function that gives a node its transport. Fabric is imported here, if it is needed at all.
+
+    Args:
+        kind: local or ssh.
+        ssh: the options of an inventory, or of a plan; unused if `kind` is local.
+        terminal: where a login may ask for passwords; by default the terminal of this process.
+    """
+    if kind == "local":
+        from orchestrator.transports.local import LocalTransport  # noqa: PLC0415
+
+        return lambda node: LocalTransport(node.name)
+    from orchestrator.transports.ssh.transport import SshTransport  # noqa: PLC0415
+    from orchestrator.transports.ssh.user_keys import Keyring  # noqa: PLC0415
+
+    _raise_file_limit()
+    keyring, settings = Keyring(terminal or Terminal()), PlannedSsh(**ssh) if isinstance(ssh, Mapping) else ssh
+    return lambda node: SshTransport(node, settings, keyring)
+
+
+def _raise_file_limit() -> None:
+    """Raise the soft limit of open files: each connection is one, and 1,024 nodes need more than the usual 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
