@@ -1,5 +1,5 @@
 # make demo: train on this machine · make check: read the code, about a minute
-# make docs: the documentation as a site, in site/ · make picture: record the picture of the README anew
+# make docs: the documentation as a site, in site/ · make picture: record the picture of the README again
 # make test-quick: lint, types and the tests without processes, < 2 min · make test: check, then every test
 .DEFAULT_GOAL := help
 .PHONY: help demo docs picture check test test-quick dev format clean
