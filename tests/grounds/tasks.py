@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import math
 import os
@@ -69,28 +68,14 @@ class Ranked(Points):
         return {"loss": float(os.environ["RANK"])}
 
 
-class Elsewhere(Points):
-    """
-    The same on a machine where C++ is compiled in no time, for torch.compile and for DeepSpeed's Adam, and CPUs know fp16.
-
-    What would be compiled has doubles; all around it is torch's and DeepSpeed's own.
-    """
+class Fp16OnCpu(Points):
+    """The same where CPUs know fp16 in DeepSpeed's eyes: it refuses there what torch can compute."""
 
     def __init__(self, config: TrainConfig, *, steep: bool = False) -> None:
         super().__init__(config, steep=steep)
-        module: Any = nn.Module
-        if config.compile:
-            module.compile = functools.partialmethod(module.compile, backend=_as_it_is)
         if config.strategy.startswith("zero"):
-            self._prepare_deepspeed()
-
-    def _prepare_deepspeed(self) -> None:
-        builders = importlib.import_module("deepspeed.ops.op_builder")
-        builders.CPUAdamBuilder._loaded_ops["cpu_adam"] = AdamOfDeepSpeed()  # noqa: SLF001 -- as if it had been loaded
-        cpu: Any = importlib.import_module("deepspeed.accelerator.cpu_accelerator").CPU_Accelerator
-        cpu.is_fp16_supported = lambda _: True
-        maker: Any = importlib.import_module("cpuinfo")
-        maker.get_cpu_info = dict  # DeepSpeed asks who made the CPU, which takes a second
+            cpu: Any = importlib.import_module("deepspeed.accelerator.cpu_accelerator").CPU_Accelerator
+            cpu.is_fp16_supported = lambda _: True
 
 
 class Miscomputing(Points):
@@ -128,28 +113,6 @@ class Counted(Points):
         counters = importlib.import_module("torch._dynamo.utils").counters
         say(f"graphs={counters['stats']['unique_graphs']}")
         return super().loss(model, batch)
-
-
-def _as_it_is(graph: Any, _: Any) -> Any:  # noqa: ANN401 -- what torch._dynamo calls
-    say(f"compiled {len(graph.graph.nodes)} operations")
-    return graph.forward
-
-
-class AdamOfDeepSpeed:
-    """What its cpu_adam.cpp computes, in adamw_mode."""
-
-    def create_adam(self, *_: object) -> None:
-        """State is the caller's."""
-
-    def destroy_adam(self, _: int) -> None:
-        """As above."""
-
-    def adam_update(self, *values: Any) -> None:  # noqa: ANN401 -- in the order of the original
-        _, step, lr, beta1, beta2, eps, decay, _, weights, gradient, mean, square = values
-        mean.lerp_(gradient.float(), 1 - beta1)
-        square.mul_(beta2).addcmul_(gradient.float(), gradient.float(), value=1 - beta2)
-        weights.mul_(1 - lr * decay)
-        weights.addcdiv_(mean / (1 - beta1**step), (square / (1 - beta2**step)).sqrt() + eps, value=-lr)
 
 
 class Halves(nn.Module):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,22 +15,21 @@ import pytest
 
 from tests.grounds import components
 from tests.grounds.tasks import COUNT
-from tests.train.conftest import TINY, Rank, StartRanks, Warm, ranks_below
+from tests.train.conftest import TINY, Rank, StartRanks, Warm, clean_environment, ranks_below
 from trainer.checkpoint import files
 from trainer.data.order import Order
 from trainer.parallel.checks import MOST_SKIPS
+from trainer.parallel.deepspeed.package import search_path
 
 pytestmark = pytest.mark.train
 
 POINTS = ("task=tests.grounds.tasks:Points", "micro_batch=2", "device=cpu", "report=", "log_steps=1", "ddp_timeout=60")
 GPT = (*TINY, "save_steps=1", "steps=3", "accumulation=2", "optim.grad_clip=0.5")
-# With what this machine need not have: tests/grounds/tasks.py.
-ELSEWHERE = ("task=tests.grounds.tasks:Elsewhere", *POINTS[1:], "save_steps=1", "steps=3", "accumulation=2")
+SMALL = ("save_steps=1", "steps=3", "accumulation=2")
+FP16_ON_CPU = ("task=tests.grounds.tasks:Fp16OnCpu", *POINTS[1:], *SMALL)
+COUNTED = ("task=tests.grounds.tasks:Counted", *POINTS[1:], *SMALL)
 OPTIONS = (
-    (ELSEWHERE, "strategy=zero1 precision=bf16 offload_optimizer=true"),
-    (ELSEWHERE, "strategy=zero3 offload_optimizer=true offload_param=true"),
-    (ELSEWHERE, "strategy=zero2 precision=fp16"),
-    (ELSEWHERE, "compile=true find_unused_parameters=true"),
+    (FP16_ON_CPU, "strategy=zero2 precision=fp16"),
     (GPT, "strategy=zero3 offload_param=true activation_checkpointing=true"),
     (GPT, "strategy=fsdp2 precision=bf16 activation_checkpointing=true"),
     (GPT, "strategy=fsdp2 precision=fp16"),
@@ -80,48 +80,87 @@ def plain(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Plain:
     return numbers
 
 
-@pytest.fixture
-def with_tools(tmp_path: Path) -> dict[str, str]:
-    """A PATH on which there is what compiles C++."""
-    for name in ("g++", "ninja"):
-        program = tmp_path / "bin" / name
-        program.parent.mkdir(exist_ok=True)
-        program.touch(mode=0o700)
-    return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("base", "words"), OPTIONS, ids=[words for _, words in OPTIONS])
-def test_options_change_no_number_much_and_a_resumed_run_repeats_a_straight_one_bit_for_bit(
-    start_ranks: StartRanks, tmp_path: Path, base: tuple[str, ...], words: str, plain: Plain, with_tools: dict[str, str]
-) -> None:
+def _check_option(start: StartRanks, folder: Path, base: tuple[str, ...], words: str, plain: Plain) -> None:
     """In fp16 the first step overflows until the scale has come down, and is skipped: so nothing is like DDP's in fp32."""
-    if "zero" in words:
-        components.module("deepspeed")
-    mine = _check_resumed(functools.partial(start_ranks, env=with_tools), tmp_path, base, *words.split())
+    mine = _check_resumed(start, folder, base, *words.split())
     if "fp16" not in words:
         for one, other in zip(mine, plain(base), strict=True):
             assert one == pytest.approx(other, rel=2e-2 if "bf16" in words else 1e-5)
-    assert ("compiled" in (tmp_path / "logs-0/1.out").read_text()) == ("compile" in words)
-    drawn = json.loads((tmp_path / "straight/step_3/rng.json").read_text())
+    drawn = json.loads((folder / "straight/step_3/rng.json").read_text())
     assert len(drawn) == 2
     assert all(drawn[0][generator] != drawn[1][generator] for generator in ("python", "torch", "numpy"))
 
 
 @pytest.mark.slow
-def test_compiling_recomputed_blocks_compiles_them_and_keeps_the_losses(
-    start_ranks: StartRanks, tmp_path: Path
+@pytest.mark.parametrize(("base", "words"), OPTIONS, ids=[words for _, words in OPTIONS])
+def test_options_change_no_number_much_and_a_resumed_run_repeats_a_straight_one_bit_for_bit(
+    start_ranks: StartRanks, tmp_path: Path, base: tuple[str, ...], words: str, plain: Plain
 ) -> None:
-    """With inductor and g++, not a double."""
+    if "zero" in words:
+        components.module("deepspeed")
+    _check_option(start_ranks, tmp_path, base, words, plain)
+
+
+@pytest.fixture(scope="module")
+def cpu_adam() -> None:
+    """DeepSpeed's Adam for CPUs, compiled where torch keeps such things: minutes, but once on a machine."""
+    components.module("deepspeed")
+    components.module("ninja")
     components.program("g++")
-    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    quick = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}  # more than they save for a few small kernels
+    build = "import torch; from deepspeed.ops.adam import DeepSpeedCPUAdam as A; A([torch.nn.Parameter(torch.ones(1))])"
+    env = {**clean_environment(), "PATH": search_path()}
+    done = subprocess.run([sys.executable, "-c", build], env=env, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("cpu_adam")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "strategy=zero1 precision=bf16 offload_optimizer=true",
+        "strategy=zero3 offload_optimizer=true offload_param=true",
+    ],
+)
+def test_deepspeeds_adam_on_the_cpu_trains_as_torchs_and_resumes_bit_for_bit(
+    start_ranks: StartRanks, tmp_path: Path, words: str, plain: Plain
+) -> None:
+    _check_option(start_ranks, tmp_path, (*POINTS, *SMALL), words, plain)
+
+
+@pytest.fixture(scope="module")
+def inductor(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of ranks that compile: with a cache of the tests' own, and without what takes longer than it saves."""
+    components.program("g++")
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor")),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+    }
+
+
+@pytest.mark.slow
+def test_compiled_training_on_two_ranks_keeps_the_losses_and_resumes_bit_for_bit(
+    start_ranks: StartRanks, tmp_path: Path, plain: Plain, inductor: dict[str, str]
+) -> None:
+    words = "compile=true find_unused_parameters=true"
+    _check_option(functools.partial(start_ranks, env=inductor), tmp_path, COUNTED, words, plain)
+    for number in (0, 1):
+        said = (tmp_path / f"logs-0/{number}.out").read_text()
+        assert int(re.findall(r"^graphs=(\d+)$", said, re.MULTILINE)[-1]) > 0
+
+
+@pytest.mark.slow
+def test_compiling_recomputed_blocks_compiles_them_and_keeps_the_losses(
+    start_ranks: StartRanks, tmp_path: Path, inductor: dict[str, str]
+) -> None:
     base = ("task=tests.grounds.tasks:Counted", *POINTS[1:], "activation_checkpointing=true", "steps=3")
 
     def train(strategy: str, *words: str) -> tuple[int, list[tuple[int, float, float]]]:
         out = tmp_path / "-".join((strategy, *words))
         words = (f"strategy={strategy}", f"out={out}", *words)
-        (rank,) = start_ranks(*words, world_size=1, env={**cache, **quick}, base=base)
+        (rank,) = start_ranks(*words, world_size=1, env=inductor, base=base)
         assert rank.wait() == 0, rank.err
         return int(re.findall(r"^graphs=(\d+)$", rank.out, re.MULTILINE)[-1]), _numbers(out)
 
@@ -220,7 +259,7 @@ def test_fp16_that_skips_every_step_is_a_failure_and_not_a_training_that_is_done
         f"steps={steps}",
         f"out={tmp_path / 'out'}",
     )
-    ranks = start_ranks(*words, base=(ELSEWHERE[0], *POINTS[1:]))
+    ranks = start_ranks(*words, base=(FP16_ON_CPU[0], *POINTS[1:]))
     assert _codes(ranks) == [1, 1], ranks[0].out
     line = next(one for one in ranks[0].err.splitlines() if one.startswith("error"))
     assert line.startswith(
