@@ -133,10 +133,20 @@ def test_decisions_are_all_listed() -> None:
 
 
 def test_how_it_works_names_files_that_exist() -> None:
-    for name in re.findall(
-        r"`((?:orchestrator|trainer|commands|launchers|logs|node)/[\w./-]+)`", _text("docs/how-it-works.md")
-    ):
-        assert (ROOT / name).exists() or (ROOT / "orchestrator" / name).exists(), name
+    for name in re.findall(r"`((?:orchestrator|trainer|templates)/[\w./-]*)`", _text("docs/how-it-works.md")):
+        assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize(
+    "row", re.findall(r"^\| ((?:a|an|the|support) .*) \|$", _text("docs/how-it-works.md"), re.MULTILINE)
+)
+def test_each_row_of_where_things_are_names_what_is_there(row: str) -> None:
+    _, places, names = row.split("|")
+    files = [ROOT / place for place in re.findall(r"`([^`]+)`", places)]
+    assert files
+    texts = [path.read_text("utf-8") for path in files if path.is_file()]
+    for name in re.findall(r"`([^`]+)`", names):
+        assert any(re.search(rf"^(?:class |def |){name}\b", text, re.MULTILINE) for text in texts), name
 
 
 def _code(page: str) -> Iterator[str]:
