@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bench.place import BIN, Place, installed
+from bench.place import BIN, UNBUFFERED, Place, installed
 from bench.processes import Job, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
 from tests.grounds.ports import free_ports
@@ -34,7 +34,7 @@ the first of them stands on the command's standard output. The others run in the
 `--no_ssh_check` and `--master_addr`, which save it two connections, and reaches the hosts through `PDSH_SSH_ARGS`.
 torchrunx takes loopback addresses for this machine: its agents are started by a shell, not over ssh, and it makes no process
 group. The two `torchrun` (static rendezvous) are started at the same moment, on this machine. clush and pdsh run a command
-and know nothing of ranks. On never used hosts, orch also pushes its bundle; elsewhere it is there from the warm-up."""
+and know nothing of ranks; clush writes unbuffered. On never used hosts, orch also pushes its bundle; elsewhere it is there from the warm-up."""
 
 
 def measure(place: Place, *, repetitions: int) -> Measure:
@@ -44,7 +44,7 @@ def measure(place: Place, *, repetitions: int) -> Measure:
     others = (DEEPSPEED, TORCHRUNX, TORCHRUN)
     targets = (
         *(Target(ORCH_SCRIPT, FIRST, 1.0, other=other) for other in others),
-        Target(ORCH_ECHO, FIRST, 2.0, other=CLUSH),
+        *(Target(ORCH_ECHO, FIRST, 2.0, other=other) for other in (CLUSH, PDSH)),
     )
     return Measure("Launch", NOTE, CLUSH, (FIRST, ALL, END), targets, series)
 
@@ -79,7 +79,7 @@ class _Ground:
         """In the order in which they take turns."""
         return [
             self._contestant(ORCH_ECHO, lambda: self._orch_launch("echo", SAID), self._code),
-            self._contestant(CLUSH, self._clush),
+            self._contestant(CLUSH, self._clush, env=UNBUFFERED),
             self._contestant(PDSH, self._pdsh),
             self._contestant(ORCH_SCRIPT, lambda: self._orch_launch("hello.py"), self._code),
             self._contestant(DEEPSPEED, self._deepspeed),
@@ -89,10 +89,15 @@ class _Ground:
         ]
 
     def _contestant(
-        self, name: str, commands: Callable[[], Sequence[Sequence[str]]], cwd: Path | None = None
+        self,
+        name: str,
+        commands: Callable[[], Sequence[Sequence[str]]],
+        cwd: Path | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
     ) -> Contestant:
         def run() -> Mapping[str, float]:
-            job = Job(commands(), cwd=cwd or self._site, env=self._env)
+            job = Job(commands(), cwd=cwd or self._site, env={**self._env, **(env or {})})
             timing = time_job(job, marker=SAID.encode(), lines=HOSTS)
             # what the last one still does on the nodes' side is not the next one's to bear
             until(lambda: not self._farm.processes(), deadline_s=30, what=f"the processes of {name} to end")

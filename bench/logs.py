@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bench.place import Place, installed
+from bench.place import UNBUFFERED, Place, installed
 from bench.processes import CommandFailed, Job, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
 from tests.grounds.sshd import Farm, open_farm
@@ -26,7 +26,7 @@ in their order: all are compared. *{RATE.capitalize()}* are all of them by the t
 and merges the files of the run before it. Everybody's output goes into a pipe that is read at once."""
 DELAY_NOTE = f"""\
 {HOSTS} nodes write 10 lines a second each, for 5 s. *Delay*: from the moment that the program wrote a line down to its arrival on the
-command's standard output; median and longest of a run."""
+command's standard output; median and longest of a run. clush writes unbuffered here; at full speed, above, buffered is quicker."""
 FOLLOW_NOTE = f"""\
 {MANY} nodes write 500 lines a second each, for 10 s; memory is the resident set of the command at its largest."""
 
@@ -123,7 +123,8 @@ class _Ground:
     def _delay_of(self, words: Sequence[str]) -> Callable[[], Mapping[str, float]]:
         def run() -> Mapping[str, float]:
             marker = b" written="
-            timing = time_job(Job([words], cwd=self._code, env=self._env), marker=marker, lines=50 * HOSTS)
+            env = {**self._env, **UNBUFFERED}
+            timing = time_job(Job([words], cwd=self._code, env=env), marker=marker, lines=50 * HOSTS)
             written = [float(moment) for moment in re.findall(rb" written=(\S+)", timing.output)]
             delays = sorted(timing.begun + seen - then for seen, then in zip(timing.lines, written, strict=True))
             return {DELAY: delays[len(delays) // 2], LONGEST: delays[-1]}

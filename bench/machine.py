@@ -11,13 +11,26 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("typer", "fabric", "paramiko", "torch", "deepspeed", "transformers", "torchrunx")
+_ROOT = Path(__file__).parents[1]
+PACKAGES = (
+    "click",
+    "fabric",
+    "paramiko",
+    "submitit",
+    "torch",
+    "deepspeed",
+    "transformers",
+    "accelerate",
+    "torchrunx",
+    "torchx",
+)
 
 
 def describe() -> dict[str, str]:
     """Facts by name, in the order in which they are printed."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
+        "commit": _commit(),
         "processor": f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB",
         "system": f"{platform.freedesktop_os_release()['PRETTY_NAME']}, Linux {platform.release()}",
         "Python": platform.python_version(),
@@ -25,6 +38,16 @@ def describe() -> dict[str, str]:
         "programs": ", ".join([_first(["ssh", "-V"]), _first(["clush", "--version"]), _first(["pdsh", "-V"])]),
         "load before": f"{os.getloadavg()[0]:.1f} processes over the last minute",
     }
+
+
+def _commit() -> str:
+    """The commit that is measured; figures of a work tree with changes say so."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=_ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    changed = " with uncommitted changes" if git("status", "--porcelain") else ""
+    return f"{git('rev-parse', '--short=12', 'HEAD')} of {git('log', '-1', '--format=%cs')}{changed}"
 
 
 def _processor() -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 from bench.processes import CommandFailed
 
 BIN = Path(sys.executable).parent
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
+"""For clush, which is a program of Python: in a pipe it would keep its lines in a buffer of 8 KiB."""
 _KEPT = ("HOME", "LANG", "LC_ALL", "PATH", "TMPDIR", "USER")
 
 

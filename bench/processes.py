@@ -89,6 +89,15 @@ def time_job(job: Job, *, marker: bytes = b"", lines: int = 0, limit_s: float = 
     return Timing(begun, tuple(moment - begun for moment in seen), end - begun, bytes(text))
 
 
+@contextmanager
+def running(job: Job) -> Iterator[None]:
+    """Run the job for as long as the block lasts; its output goes nowhere."""
+    with Path(os.devnull).open("r+b") as nowhere, _cleared():
+        for command in job.commands:
+            _start(command, job, nowhere.fileno(), nowhere)
+        yield
+
+
 def _start(command: Sequence[str], job: Job, output: int, errors: BinaryIO) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(

@@ -30,7 +30,7 @@ def main() -> None:
     optimizer = _optimizer(model, config)
     if config.compile:
         model.compile()
-    wrapped = DistributedDataParallel(model, device_ids=[rank] if on_cuda else None)
+    wrapped = DistributedDataParallel(model, device_ids=[rank] if on_cuda else None, gradient_as_bucket_view=True)
     text = torch.frombuffer(bytearray(Path(config.data.paths[0]).read_bytes()), dtype=torch.uint8)
     torch.manual_seed(config.seed + rank)
     length, moments = config.model.context, []

@@ -84,6 +84,7 @@ def main() -> None:
     )
     dataset = Windows(Path(config.data.paths[0]).read_bytes(), config.model.context)
     trainer = transformers.Trainer(Model(config), settings, train_dataset=dataset, callbacks=[moments])
+    trainer.accelerator.ddp_handler.gradient_as_bucket_view = True  # TrainingArguments has no word for it
     trainer.train()
     if trainer.is_world_process_zero():
         sys.stdout.write(f"figures {json.dumps({'moments': moments.moments})}\n")
