@@ -20,6 +20,7 @@ from orchestrator.actions import stop
 from orchestrator.actions.launch import plan_of, started
 from orchestrator.actions.refresh import refresh
 from orchestrator.actions.request import Words
+from orchestrator.backoff import backoff
 from orchestrator.errors import LaunchError, UsageError
 from orchestrator.run import LauncherName, RunRecord
 from orchestrator.store import RunFolder, Store, home
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 Program = Sequence[str] | Callable[..., object] | None
 """Words as after `--`; or a function of a file that travels; None: the shared trainer."""
-FIRST_LOOK_S, LAST_LOOK_S = 0.2, 5.0
+LAST_LOOK_S = 5.0
 # The file is run under another name, so what stands below `if __name__ == "__main__":` does not run on the nodes.
 CALL = "import json, runpy, sys; file, name, args, kwargs = sys.argv[1:]; runpy.run_path(file, run_name='orch')[name](*json.loads(args), **json.loads(kwargs))"
 
@@ -59,7 +60,8 @@ class Run:
             TimeoutError: it is not over after `timeout_s`.
             LaunchError: it has failed on one node, and nobody ends it on the others.
         """
-        deadline, pause_s = None if timeout_s is None else time.monotonic() + timeout_s, FIRST_LOOK_S
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pauses = backoff(LAST_LOOK_S)
         while True:
             found = refresh(self._folder)
             record = found.record
@@ -69,8 +71,7 @@ class Run:
                 raise LaunchError(f"{record.message}: {warning}")
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"run {self.id} is {record.state.value} after {timeout_s:g} s")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LAST_LOOK_S)
+            time.sleep(next(pauses))
 
     def stop(self) -> RunRecord:
         """End the run on every node; returns its record."""

@@ -1,40 +1,43 @@
 """
-The same work on many nodes at once: bounded, failures kept as values, results in the order of the nodes.
+Many threads: the same work on many nodes at once, and values that all of them need but one makes.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from orchestrator.errors import NodeError, NodesError, OrchError
 
 T = TypeVar("T")
 R = TypeVar("R")
+P = ParamSpec("P")
+MOST_KEPT = 16
 
 
 def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | OrchError]:
     """
-    Do the work on every item, at most `limit` at a time; one that takes long delays nobody else.
+    Do the work on every item, at most `limit` at a time; a slow item delays no other one.
 
     Returns:
         Result or failure of each item, in their order.
 
     Raises:
-        Exception: whatever is no OrchError, after the others have ended; what had not begun then never does.
-        KeyboardInterrupt: at once. Work that waits for a node then ends with its connection, or with the process.
+        Exception: anything but an OrchError, once the running items have ended; no further item is started.
+        KeyboardInterrupt: at once. Work that waits for a node ends with its connection, or with the process.
     """
     results: dict[int, R | OrchError] = {}
     errors: list[Exception] = []
     waiting = deque(enumerate(items))
 
-    def work_off() -> None:
+    def run() -> None:
         while waiting and not errors:
             try:
                 index, item = waiting.popleft()
-            except IndexError:  # another thread was quicker
+            except IndexError:  # another thread took the last item
                 return
             try:
                 results[index] = work(item)
@@ -43,8 +46,8 @@ def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | 
             except Exception as error:  # noqa: BLE001  raised again below
                 errors.append(error)
 
-    # daemons: a pool's threads would keep an interrupted orch from ending
-    threads = [threading.Thread(target=work_off, name="node", daemon=True) for _ in range(min(limit, len(items)))]
+    # daemons: the threads of a pool would keep an interrupted orch from exiting
+    threads = [threading.Thread(target=run, name="node", daemon=True) for _ in range(min(limit, len(items)))]
     for thread in threads:
         thread.start()
     try:
@@ -59,11 +62,11 @@ def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | 
 
 def successes(results: Sequence[R | OrchError]) -> list[R]:
     """
-    Give the results, if all of them are.
+    Return the results if there is no failure among them.
 
     Raises:
-        NodesError: nodes failed; all their failures are in it.
-        OrchError: a failure that is not about a node.
+        NodesError: nodes failed; it holds all their failures.
+        OrchError: a failure that is not a node's, before those of nodes.
     """
     failures = [result for result in results if isinstance(result, OrchError)]
     of_nodes = [failure for failure in failures if isinstance(failure, NodeError)]
@@ -72,3 +75,19 @@ def successes(results: Sequence[R | OrchError]) -> list[R]:
     if of_nodes:
         raise NodesError(of_nodes, len(results))
     return [result for result in results if not isinstance(result, OrchError)]
+
+
+def once(function: Callable[P, R]) -> Callable[P, R]:
+    """
+    Cache the results of a function by its arguments, and let one thread make them while the others wait.
+
+    functools.lru_cache and cached_property have no lock: 64 threads that need a value together would make it 64 times.
+    """
+    lock, cached = threading.Lock(), functools.lru_cache(maxsize=MOST_KEPT)(function)
+
+    @functools.wraps(function)
+    def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+        with lock:
+            return cached(*args, **kwargs)  # type: ignore[arg-type]  # typeshed knows hashable arguments alone
+
+    return locked

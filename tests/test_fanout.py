@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from orchestrator.errors import LaunchError, NodeError, NodesError, UsageError
-from orchestrator.fanout import each, successes
+from orchestrator.fanout import each, once, successes
 
 
 def test_results_and_failures_come_in_the_order_of_the_items() -> None:
@@ -78,3 +78,35 @@ def test_a_failure_that_is_about_no_node_goes_first() -> None:
         successes([NodeError("a", "x"), LaunchError("of no node")])
     with pytest.raises(UsageError):
         successes([UsageError("u")])
+
+
+def test_a_value_that_many_threads_need_is_made_by_one_of_them() -> None:
+    second = threading.Event()
+    made: list[str] = []
+
+    @once
+    def slow(name: str) -> list[str]:
+        made.append(name)
+        if len(made) > 1:
+            second.set()
+        second.wait(0.3)  # time for another thread to make it too
+        return [name]
+
+    results = each(range(16), lambda _: slow("a"), limit=16)
+    assert made == ["a"]
+    assert all(result is results[0] for result in results)
+    assert slow("b") == ["b"]
+
+
+def test_a_value_that_could_not_be_made_is_tried_again() -> None:
+    tries = iter([OSError("busy"), None])
+
+    @once
+    def flaky() -> str:
+        if error := next(tries):
+            raise error
+        return "made"
+
+    with pytest.raises(OSError, match="busy"):
+        flaky()
+    assert flaky() == "made"

@@ -8,10 +8,11 @@ import json
 import marshal
 import pkgutil
 import re
-import threading
 import zlib
 from collections.abc import Sequence
 from importlib.abc import InspectLoader
+
+from orchestrator.fanout import once
 
 OLDEST_PYTHON = (3, 8)
 # What is sent: the modules of this folder, and what they import of node/. A node runs a module when it is first imported there.
@@ -57,17 +58,9 @@ if sys.version_info >= {OLDEST_PYTHON}:
 """
 
 
+@once
 def program() -> bytes:
-    """What the loader reads: the bootstrap behind its length, then the modules, as byte code and as text."""
-    with _making:  # a thousand threads want it at the same moment
-        return _program()
-
-
-_making = threading.Lock()
-
-
-@functools.cache
-def _program() -> bytes:
+    """The loader's input: the bootstrap behind its length, then the modules, as byte code and as text."""
     spec = importlib.util.find_spec(FOLDER)
     assert spec is not None
     folder = [f"{FOLDER}.{module.name}" for module in pkgutil.iter_modules(spec.submodule_search_locations)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from orchestrator.backoff import backoff
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError
 from orchestrator.launchers.base import Place
@@ -25,7 +25,7 @@ LEAST_CHUNK_BYTES = 1 << 16
 INDEX_BYTES = 1 << 18
 POLL_S = 1.0
 WAITING_BATCHES = 16
-FIRST_RETRY_S, LAST_RETRY_S = 0.2, 5.0
+LAST_RETRY_S = 5.0
 
 
 @dataclass(slots=True)
@@ -219,17 +219,16 @@ def _pump(feed: Feed, exchange: _Exchange, chunk: int) -> None:
 
 
 def _read_on(feed: Feed, exchange: _Exchange, chunk: int) -> None:
-    pause_s = FIRST_RETRY_S
+    pauses = backoff(LAST_RETRY_S)
     while not exchange.enough.is_set():
         ended = _ended(feed)  # then nothing more is written, and nothing is waited for
         try:
             batch = _next(feed, chunk, wait_s=0 if ended else POLL_S)
         except NodeError as exc:
             exchange.offer(Batch(feed, error=exc))
-            exchange.enough.wait(pause_s * random.uniform(0.5, 1.5))  # noqa: S311  it spreads many readers' retries, it is no secret
-            pause_s = min(2 * pause_s, LAST_RETRY_S)
+            exchange.enough.wait(next(pauses))
             continue
-        pause_s = FIRST_RETRY_S
+        pauses = backoff(LAST_RETRY_S)
         exchange.offer(batch)
         if ended and not batch.lines:
             return

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from orchestrator.backoff import backoff
 from orchestrator.endpoint.client import BEAT_ANSWER_S, Beat, Endpoint
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import LoginRefused, NodeError, NotListening, OrchError, Unreachable
@@ -19,7 +19,7 @@ from orchestrator.store import RunFolder
 
 NODES_A_BEAT_S = 200  # so many nodes are heard a second; fewer nodes are asked more often than once a second
 QUICKEST_BEAT_S, SLOWEST_BEAT_S = 1.0, 3.0  # news does not wait for the beat
-FIRST_RETRY_S, LAST_RETRY_S = 0.2, 2.0  # well within the silence that makes a node suspect
+LAST_RETRY_S = 2.0  # well within the silence that makes a node suspect
 PEERS = 3
 
 
@@ -93,7 +93,7 @@ class Hearing:
         """Beat after beat; a lost connection is made anew."""
         endpoint: Endpoint | None = None
         seen: object = None
-        pause_s = FIRST_RETRY_S
+        pauses = backoff(LAST_RETRY_S)
         while not self._over.is_set() and not ear.is_deaf:
             try:
                 if endpoint is None or not endpoint.connected:
@@ -104,10 +104,9 @@ class Hearing:
             except NodeError as failure:
                 self._miss(ear, failure)
                 seen = None
-                self._over.wait(pause_s * random.uniform(0.5, 1.5))  # noqa: S311  it spreads many nodes' retries, it is no secret
-                pause_s = min(2 * pause_s, LAST_RETRY_S)
+                self._over.wait(next(pauses))
             else:
-                pause_s = FIRST_RETRY_S
+                pauses = backoff(LAST_RETRY_S)
                 self._take_in(ear)
             self.news.set()
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from orchestrator.backoff import backoff
 from orchestrator.endpoint.access import PlannedSsh, SshSettings, Terminal, TransportFactory, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import Answer, Trace
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from orchestrator.inventory.model import Inventory, Node
 
 PATIENCE_S = 60.0  # a submission whose answer was lost is worth some waiting for the connection
-FIRST_RETRY_S, LAST_RETRY_S = 0.2, 5.0
+LAST_RETRY_S = 5.0
 SUBMIT_S = 120.0  # a controller that is busy or just starting is waited for by sbatch itself
 
 
@@ -287,7 +288,7 @@ class LoginNode:
 
     def _ask(self, use: str, ask: Callable[[Endpoint], T], patience_s: float = 0.0) -> T:
         """Where the connection is lost, once more over a new one, and again for as long as there is patience."""
-        deadline, pause_s, losses = time.monotonic() + patience_s, FIRST_RETRY_S, 0
+        deadline, pauses, losses = time.monotonic() + patience_s, backoff(LAST_RETRY_S), 0
         while True:
             endpoint = None
             try:
@@ -297,8 +298,7 @@ class LoginNode:
                 losses += endpoint is not None
                 if time.monotonic() >= deadline and (endpoint is None or losses > 1):
                     raise
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LAST_RETRY_S)
+            time.sleep(next(pauses))
 
     def _endpoint(self, use: str) -> Endpoint:
         with self._lock:

@@ -8,7 +8,6 @@ import base64
 import binascii
 import contextlib
 import fcntl
-import functools
 import hashlib
 import hmac
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 import paramiko
 
 from orchestrator.errors import LoginRefused
+from orchestrator.fanout import once
 from orchestrator.transports.ssh.host_certificate import NotVouchedFor, check_certificate
 from orchestrator.transports.ssh.route import Hop
 from orchestrator.transports.ssh.user_keys import CERTIFICATE
@@ -95,9 +95,9 @@ def pin(file: Path, name: str, algorithm: str, blob: bytes) -> list[KnownKey]:
     return [KnownKey(file, line, algorithm, blob, revoked=False)]
 
 
-@functools.lru_cache(maxsize=16)
+@once
 def _index(file: Path, _mtime_ns: int, _size: int) -> _Index:
-    """Read once for a thousand nodes, and again when the file has changed."""
+    """Read it once for all nodes, and once more when it has changed."""
     try:
         return _read_index(file, file.read_bytes())
     except OSError:

@@ -5,10 +5,8 @@ The transport over ssh. What Fabric and paramiko raise is mapped here, in ssh_lo
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
-import random
 import shlex
 import signal
 import socket
@@ -22,7 +20,9 @@ from pathlib import Path
 import paramiko
 from fabric import Config, Connection  # type: ignore[import-untyped]
 
+from orchestrator.backoff import backoff
 from orchestrator.errors import NodeError, NotListening, Unreachable
+from orchestrator.fanout import once
 from orchestrator.transports.ssh.channel import SshChannel, answered_within
 from orchestrator.transports.ssh.host_keys import HostKeys
 from orchestrator.transports.ssh.login import Login, TurnCameLate
@@ -31,7 +31,6 @@ from orchestrator.transports.ssh.user_keys import Keyring
 
 KEEPALIVE_S = 15
 LOST_AFTER_S = 30.0
-FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0
 LOGIN_FACTOR = 3  # a busy node, or one that looks its users up elsewhere, connects sooner than it lets in
 PROXY_END_S = 2.0
@@ -109,25 +108,25 @@ class SshTransport:
                 proxy.wait()
 
     def _connect(self) -> None:
-        """Connect; again and again while the server hangs up at once and there is time."""
+        """Connect; if the server hangs up at once, retry until the connect timeout."""
         hops = route_to(self._target, self._ssh)
-        deadline, pause = time.monotonic() + self._ssh.connect_timeout_s, FIRST_RETRY_S
-        while True:
+        deadline = time.monotonic() + self._ssh.connect_timeout_s
+        for pause_s in backoff(LAST_RETRY_S):
             try:
-                return self._dial(hops)
+                self._dial(hops)
             except _Dropped as error:
                 self.close()
                 if isinstance(error.__cause__, TurnCameLate):
                     deadline = time.monotonic() + self._ssh.connect_timeout_s
-                wait = pause * random.uniform(0.5, 1.5)  # noqa: S311  it spreads many nodes' retries, it is no secret
-                if time.monotonic() + wait > deadline:
+                if time.monotonic() + pause_s > deadline:
                     hint = f"lower ssh.fanout if it is busy with other logins, or try {self._hint()}"
                     raise Unreachable(self.node, HUNG_UP, at=str(error), hint=hint) from error
-                time.sleep(wait)
-                pause = min(pause * 2, LAST_RETRY_S)
+                time.sleep(pause_s)
             except BaseException:
                 self.close()
                 raise
+            else:
+                return
 
     def _dial(self, hops: Sequence[Hop]) -> None:
         for hop in hops:
@@ -226,9 +225,9 @@ def _config(file: str | None) -> paramiko.SSHConfig:
     return _parsed_config(path, path.stat().st_mtime_ns if path else 0)
 
 
-@functools.lru_cache(maxsize=4)
+@once
 def _parsed_config(file: Path | None, _mtime_ns: int) -> paramiko.SSHConfig:
-    """Read once for a thousand nodes."""
+    """Read it once for all nodes."""
     return UserConfig.from_file(StringIO(read_config(file)))
 
 

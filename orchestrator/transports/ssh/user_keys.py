@@ -7,13 +7,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import copy
-import functools
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import paramiko
 
+from orchestrator.fanout import once
 from orchestrator.transports.ssh.route import Hop
 from orchestrator.transports.terminal import TRIES, Terminal
 
@@ -152,9 +152,9 @@ def _behind(blob: bytes, fields: int) -> bytes:
     return message.get_remainder()
 
 
-@functools.lru_cache(maxsize=16)
+@once
 def _private_key(file: Path, _mtime_ns: int) -> paramiko.PKey:
-    """Read once for a thousand nodes."""
+    """Read it once for all nodes."""
     return _loaded(file, None)
 
 
