@@ -8,6 +8,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Literal
 
+from orchestrator.node.events import NO_RETRY
+
 LauncherName = Literal["ssh", "slurm"]
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-\d{8}-\d{6}-[0-9a-f]{4}")
 
@@ -38,7 +40,6 @@ class RunState(str, Enum):
 
 
 _EXIT_CODES = {RunState.DONE: 0, RunState.FAILED: 1, RunState.LOST: 5, RunState.STOPPED: 6}
-NO_RETRY = 93  # a rank that exits so says that a retry cannot help (the convention of nvidia-resiliency-ext)
 
 
 @dataclass(frozen=True, slots=True)

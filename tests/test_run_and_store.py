@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import RunNotFound
-from orchestrator.run import NO_RETRY, RUN_ID, RankExit, RunRecord, RunState, new_run_id
+from orchestrator.node.events import NO_RETRY
+from orchestrator.run import RUN_ID, RankExit, RunRecord, RunState, new_run_id
 from orchestrator.store import Store, home
 
 

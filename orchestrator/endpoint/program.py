@@ -65,7 +65,8 @@ def program() -> bytes:
     assert spec is not None
     folder = [f"{FOLDER}.{module.name}" for module in pkgutil.iter_modules(spec.submodule_search_locations)]
     texts = {name: _source(name) for name in _with_imports(folder, _IMPORT)} | dict.fromkeys(PACKAGES, "")
-    codes = {name: _loader(name).get_code(name) for name in _with_imports([ENTRY], _IMPORT_AT_START)}
+    at_start = _with_imports([ENTRY], _IMPORT_AT_START)
+    codes = {name: compile(texts[name], name, "exec", dont_inherit=True, optimize=2) for name in at_start}
     code, text = zlib.compress(marshal.dumps(codes)), zlib.compress(json.dumps(texts).encode())
     bootstrap, magic = BOOTSTRAP.encode(), importlib.util.MAGIC_NUMBER.hex().encode()
     return b"%d\n%b%b %d %d\n%b%b" % (len(bootstrap), bootstrap, magic, len(code), len(text), code, text)
@@ -85,14 +86,13 @@ def _with_imports(modules: Sequence[str], pattern: re.Pattern[str]) -> set[str]:
     return found
 
 
+_FOR_TYPE_CHECKERS = re.compile(r"^TYPE_CHECKING = False\nif TYPE_CHECKING:\n(?:    .*\n|\n)*", re.MULTILINE)
+
+
 @functools.cache
 def _source(name: str) -> str:
-    return _loader(name).get_source(name) or ""
-
-
-def _loader(name: str) -> InspectLoader:
-    """Finds a module's text, and its byte code where Python has kept it."""
+    """The text of a module, without what only a type checker reads."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert isinstance(spec.loader, InspectLoader)
-    return spec.loader
+    return _FOR_TYPE_CHECKERS.sub("\n", spec.loader.get_source(name) or "")

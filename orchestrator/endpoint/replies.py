@@ -6,7 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.node.events import cause_s
+
+if TYPE_CHECKING:
+    from orchestrator.node.events import Event, RankResult
 
 Json = Mapping[str, Any]
 
@@ -128,7 +133,7 @@ class RankExit:
     kind: str | None = None
 
     @classmethod
-    def of(cls, event: Json) -> RankExit:
+    def of(cls, event: RankResult) -> RankExit:
         """From a rank-exited event or the exit of an agent-finished event."""
         return cls(event["rank"], event.get("code"), event.get("signal"), event.get("error"), event.get("kind"))
 
@@ -136,9 +141,9 @@ class RankExit:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """
-    An agent's last word: DONE, FAILED, STOPPED or, under Slurm, REQUEUE, and the first rank that failed.
+    An agent's end: DONE, FAILED, STOPPED or, under Slurm, REQUEUE, and the first rank that failed.
 
-    `time` is when that rank failed, or else of the word itself, by this machine's clock.
+    `time` is that of its cause (events.cause_s), by this machine's clock.
     """
 
     state: str
@@ -147,11 +152,12 @@ class Finished:
     text: str = ""
 
     @classmethod
-    def of(cls, event: Json, shift_s: float) -> Finished:
+    def of(cls, event: Event, shift_s: float) -> Finished:
         """From an agent-finished event."""
         exit_ = event.get("exit")
-        time = (exit_ or event).get("time", event["time"]) + shift_s
-        return cls(event["state"], time, RankExit.of(exit_) if exit_ else None, event.get("text", ""))
+        return cls(
+            event["state"], cause_s(event) + shift_s, RankExit.of(exit_) if exit_ else None, event.get("text", "")
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError
 from orchestrator.launchers.base import Place
 from orchestrator.logs.lines import LogLines, NodeLines, in_order
+from orchestrator.node.events import EVENTS, OFFSETS, Kind
 
 T = TypeVar("T")
 CHUNK_BYTES = 1 << 20
@@ -61,7 +62,7 @@ class Feed:
     def read_index(self, file: str, until: int) -> None:
         """Read on in the agent's index of times, as far as it covers so many bytes of the file."""
         node, _, name = file.partition("/")
-        index, before = f"{node}/offsets.jsonl", -1
+        index, before = f"{node}/{OFFSETS}", -1
         while self._lines_of(node).marked(name) < until and self.offsets.get(index, 0) > before:
             before = self.offsets.get(index, 0)
             self.read(wait_s=0, only=[index], max_bytes=INDEX_BYTES)
@@ -98,7 +99,7 @@ def history(feeds: Sequence[Feed]) -> Iterator[LogLines]:
     sizes_of = [_twice(feed, partial(_sizes, feed)) or {} for feed in feeds]
     chunk = _chunk_bytes(sum(map(len, sizes_of)))
     for feed, sizes in zip(feeds, sizes_of, strict=True):
-        files = {file: size for file, size in sizes.items() if not file.endswith("/offsets.jsonl")}
+        files = {file: size for file, size in sizes.items() if not file.endswith(f"/{OFFSETS}")}
         streams += [_file_history(feed, file, size, chunk) for file, size in files.items()]
     return in_order(streams)
 
@@ -120,7 +121,7 @@ def _sizes(feed: Feed) -> dict[str, int]:
 
 
 def _read_chunk(feed: Feed, file: str, until: int) -> list[LogLines]:
-    if not file.endswith("/events.jsonl"):
+    if not file.endswith(f"/{EVENTS}"):
         feed.read_index(file, until)
     return feed.read(wait_s=0, only=[file], max_bytes=until - feed.offsets.get(file, 0))
 
@@ -242,5 +243,5 @@ def _next(feed: Feed, chunk: int, *, wait_s: float) -> Batch:
 
 def _ended(feed: Feed) -> bool:
     """Whether the agents of all nodes of the place have said their last word."""
-    ends = [node for node in feed.nodes.values() if node.events and node.events[-1]["event"] == "agent-finished"]
+    ends = [node for node in feed.nodes.values() if node.events and node.events[-1]["event"] == Kind.AGENT_FINISHED]
     return feed.place.nodes is not None and len(ends) == len(feed.place.nodes)

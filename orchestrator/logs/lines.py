@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from orchestrator.logs.printable import is_printable, printable
+from orchestrator.node.events import EVENTS, OFFSETS
 
 Stream = Literal["out", "err", "event"]
 MAX_LINE_BYTES = 1 << 20
@@ -205,12 +206,12 @@ class NodeLines:
 
     def feed(self, name: str, offset: int, data: bytes, arrival: float, *, shift_s: float = 0.0) -> list[LogLines]:
         """Take a chunk of the folder's file `name`, to whose times shift_s is added; return the lines it completes."""
-        if name == "offsets.jsonl":
+        if name == OFFSETS:
             for mark in self._records(name, data, {"time", "size"}):
                 for file, size in mark["size"].items():
                     self._file(file).marks.add(size, mark["time"] + shift_s)
             return []
-        if name == "events.jsonl":
+        if name == EVENTS:
             events = self._records(name, data, {"time", "event", "text"})
             self.events += events
             return [LogLines(event["time"] + shift_s, self.node, None, "event", event["text"]) for event in events]

@@ -1,1 +1,6 @@
-"""What runs on the nodes: single files of the standard library, Python >= 3.8, no import from the rest of orch."""
+"""
+The programs that run on nodes: standard library only, Python >= 3.8, no import from the rest of orch.
+
+Types are imported under `TYPE_CHECKING = False`, which type checkers take for typing.TYPE_CHECKING: importing typing would
+cost every connection and every agent some milliseconds. So would modules that few need; functions import those themselves.
+"""

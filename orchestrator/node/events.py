@@ -1,4 +1,8 @@
-"""The agent's files: its records as whole JSON files, its events as JSON lines that a full disk only delays."""
+"""
+events.jsonl of a node folder: the kinds and keys of its events, their writer, their reader, and the state they add up to.
+
+The agent writes it, its guard, and after an attempt the batch script of a Slurm job.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +13,77 @@ import time
 
 from orchestrator.node.files import open_for_write, tail
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List
+    from collections.abc import Iterable
+    from typing import Dict, List, Optional, TypedDict
 
-    Json = Dict[str, Any]
-    from typing import Any
+    from typing_extensions import Unpack
+
+    class RankResult(TypedDict, total=False):
+        """How a rank ended: its code or the name of a signal; message and kind of its error, if it left them."""
+
+        rank: int
+        code: Optional[int]
+        signal: Optional[str]
+        error: Optional[str]
+        kind: Optional[str]
+        time: float
+
+    class Keys(RankResult, total=False):
+        """The keys of all kinds of events but `event` and `text`."""
+
+        pid: int
+        start_time: Optional[int]
+        done: bool
+        state: str
+        exit: Optional[RankResult]
+        reason: str
+        dropped: List[str]
+
+    class Event(Keys, total=False):
+        """A line of events.jsonl; `time` is in seconds since the epoch by the node's clock."""
+
+        event: str
+        text: str
 
 
-LOOKS = 5  # at two clocks, of which the quickest counts: a process may lose the processor in between
+EVENTS, OFFSETS = "events.jsonl", "offsets.jsonl"
+EVENTS_LIMIT_BYTES = 16 << 20
+CLOCK_READINGS = 5  # the quickest counts: a process may lose the processor between two readings
+NO_RETRY = 93  # a rank that exits so reports that a retry cannot help (the convention of nvidia-resiliency-ext)
+REQUEUE = 99  # a rank that exits so has saved, and asks for another attempt
+
+
+class Kind:
+    """The values of an event's key `event`."""
+
+    AGENT_STARTED = "agent-started"
+    AGENT_FINISHED = "agent-finished"  # written when nothing below the agent is alive
+    RANK_STARTED = "rank-started"
+    RANK_EXITED = "rank-exited"
+    STOPPING = "stopping"  # the agent begins to end its ranks
+    WARNED = "warned"  # by Slurm, which is about to end the job
+    NOTE = "note"
+    RESTARTING = "restarting"  # in the same allocation
+    REQUEUED = "requeued"
+
+
+class State:
+    """The values of the key `state` of agent-finished."""
+
+    DONE = "DONE"
+    FAILED = "FAILED"
+    STOPPED = "STOPPED"
+    REQUEUE = "REQUEUE"
 
 
 class Clock:
-    """Seconds since the epoch, counted on from one look at the wall clock: who sets that one later moves no record."""
+    """Seconds since the epoch, counted from one reading of the wall clock: setting that one later shifts no record."""
 
     def __init__(self) -> None:
-        looks = [(time.monotonic(), time.time(), time.monotonic()) for _ in range(LOOKS)]
-        before, now, after = min(looks, key=lambda look: look[2] - look[0])
+        readings = [(time.monotonic(), time.time(), time.monotonic()) for _ in range(CLOCK_READINGS)]
+        before, now, after = min(readings, key=lambda reading: reading[2] - reading[0])
         self.ahead_s = now - (before + after) / 2
 
     def now(self) -> float:
@@ -46,7 +104,7 @@ class Journal:
         self.flush()
 
     def flush(self) -> OSError | None:
-        """None when every line is in the file, else why not."""
+        """Write what waits; the error that prevents it."""
         while self.waiting:
             size = os.fstat(self._descriptor).st_size
             try:
@@ -60,33 +118,103 @@ class Journal:
         return None
 
     def require_written(self) -> None:
-        fault = self.flush()
-        if fault is not None:
-            raise fault
+        error = self.flush()
+        if error is not None:
+            raise error
 
 
-EVENTS_LIMIT_BYTES = 16 << 20
+class EventLog(Journal):
+    """Appends to events.jsonl of a node folder."""
+
+    def __init__(self, folder: str, clock: Clock) -> None:
+        super().__init__(os.path.join(folder, EVENTS), clock)
+
+    def write(self, event: str, text: str, /, **keys: Unpack[Keys]) -> None:
+        """Append an event; `text` is for a person."""
+        self.add(event=event, **keys, text=text)
+
+    def note(self, text: str) -> None:
+        self.write(Kind.NOTE, text)
+
+    def agent_failed(self, text: str) -> None:
+        """Append the last event of an agent that failed for a reason other than a rank's exit."""
+        self.write(Kind.AGENT_FINISHED, text, state=State.FAILED, exit=None)
 
 
-def read_events(folder: str) -> List[Json]:
-    """The whole lines of events.jsonl that are objects; the end of it if it is huge."""
-    events = []
-    for line in tail(os.path.join(folder, "events.jsonl"), EVENTS_LIMIT_BYTES).splitlines():
+def read_events(folder: str) -> List[Event]:
+    """The whole lines of events.jsonl that are objects; only the end of a huge file."""
+    events: List[Event] = []
+    for line in tail(os.path.join(folder, EVENTS), EVENTS_LIMIT_BYTES).splitlines():
         try:
             event = json.loads(line)
         except ValueError:
-            continue  # the last line may be half written, the first half cut off
+            continue  # the last line may be half written, the first one cut
         if isinstance(event, dict):
-            events.append(event)
+            events.append(event)  # type: ignore[arg-type]  # any object may be in the file
     return events
 
 
-NO_RETRY = 93  # a rank that exits so says that a retry cannot help
+class NodeHistory:
+    """
+    The state that the events of one node folder add up to.
+
+    A later agent (on another rendezvous port) makes void what an earlier one left, but for `rank_starts` and the warning.
+    """
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.rank_starts: List[Event] = []
+        self.warned_s: Optional[float] = None
+        self.has_started = False
+        self._forget()
+        for event in events:
+            self._add(event)
+
+    def _forget(self) -> None:
+        self.finished: Optional[Event] = None  # the agent's last event
+        self.first_failure: Optional[Event] = None  # the exit of the first rank that failed
+        self.ranks: Dict[int, str] = {}  # rank -> running or exited
+        self.stops_s: List[float] = []  # when the agent began to end its ranks
+        self.requeues_s: List[float] = []  # when ranks exited that asked for another attempt
+        self.no_retry = False  # a rank reported that a retry cannot help
+
+    def _add(self, event: Event) -> None:
+        kind = event.get("event")
+        if kind == Kind.AGENT_STARTED:
+            self._forget()
+            self.has_started = True
+        elif kind == Kind.AGENT_FINISHED:
+            self.finished = event
+        elif kind == Kind.RANK_STARTED:
+            self.rank_starts.append(event)
+            self.ranks[event["rank"]] = "running"
+        elif kind == Kind.RANK_EXITED:
+            self._add_exit(event)
+        elif kind == Kind.STOPPING:
+            self.stops_s.append(event["time"])
+        elif kind == Kind.WARNED:
+            self.warned_s = event["time"]
+
+    def _add_exit(self, event: Event) -> None:
+        self.ranks[event["rank"]] = "exited"
+        code = event.get("code")
+        if event.get("done"):
+            return
+        if code != 0 and self.first_failure is None:
+            self.first_failure = event
+        self.no_retry |= code == NO_RETRY
+        if code == REQUEUE:
+            self.requeues_s.append(event["time"])
 
 
-REQUEUE = 99  # a rank that exits so has saved, and asks to be started again
+def read_history(folder: str) -> NodeHistory:
+    """The state of a node folder, by its events."""
+    return NodeHistory(read_events(folder))
 
 
-def agent_failed(text: str) -> dict[str, Any]:
-    """The last event when no rank is to blame."""
-    return {"event": "agent-finished", "state": "FAILED", "exit": None, "text": text}
+def cause_s(finished: Event) -> float:
+    """
+    When what ended this agent happened: the exit of its first failed rank, else its own end.
+
+    Of several agents that failed, the one with the earliest cause is to blame.
+    """
+    return (finished.get("exit") or finished).get("time", finished["time"])

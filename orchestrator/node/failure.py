@@ -1,18 +1,20 @@
-"""How a rank failed, by what it left in its node folder: its error file and its stacks."""
+"""Why a rank failed, by what it left in its node folder: its error file and its stacks."""
 
 from __future__ import annotations
 
-from orchestrator.node.files import read_object
+import os
+
+from orchestrator.node.files import read_json
 from orchestrator.node.stacks import has_left_stacks
 
 
-def error_of(*path: str) -> tuple[str | None, str | None]:
+def error_of(path: str) -> tuple[str | None, str | None]:
     """
     Message and kind in a TORCHELASTIC_ERROR_FILE: {"message": {"message": …, "extraInfo": …}} or {"message": …}.
 
     The kind (storage, memory, …) is the trainer's addition to extraInfo.
     """
-    message, kind = read_object(*path).get("message"), None
+    message, kind = (read_json(path) or {}).get("message"), None
     if isinstance(message, dict):
         extra = message.get("extraInfo")
         kind = extra.get("kind") if isinstance(extra, dict) else None
@@ -22,10 +24,10 @@ def error_of(*path: str) -> tuple[str | None, str | None]:
 
 def failure_of(folder: str, rank: int, signal: str | None) -> tuple[str | None, str | None]:
     """
-    Message and kind of a rank's failure, by what it left in the node's folder; `signal` ended it, if any did.
+    Message and kind of a rank's failure, by its files in the node folder; `signal` is the name of the one that ended it.
 
-    Where it had stood still for long, this is the kind of an end by NCCL's watchdog (SIGABRT), and of the loss of others.
+    A rank that left stacks was hanging: its kind is "hang" after an abort by NCCL's watchdog (SIGABRT) or a lost connection.
     """
-    error, kind = error_of(folder, "error", f"{rank}.json")
+    error, kind = error_of(os.path.join(folder, "error", f"{rank}.json"))
     waited = kind == "network" or (kind is None and signal == "SIGABRT")
     return error, "hang" if waited and has_left_stacks(folder, rank) else kind

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every process some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
+    from collections.abc import Mapping
+    from typing import IO, Any, Dict, Optional
 
     Json = Dict[str, Any]
-    from collections.abc import Mapping
-    from typing import IO, Any
+
+JSON_LIMIT_BYTES = 16 << 20
+
+
+class NotPlainFile(PermissionError):
+    """A link, a folder or a pipe where a regular file is expected."""
 
 
 def open_plain(path: str) -> int:
-    """A descriptor of a regular file; a link or a pipe is refused with an OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    """A descriptor of a regular file; NotPlainFile for anything else."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotPlainFile(f"{path} is a symbolic link") from error
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise PermissionError(f"{path} is not a regular file")
+        raise NotPlainFile(f"{path} is not a regular file")
     return descriptor
 
 
 def read_at(path: str, offset: int, size: int) -> bytes:
-    """Up to size bytes from the offset on; nothing when there is no such file."""
+    """Up to size bytes from the offset on; empty if there is no such file."""
     try:
         descriptor = open_plain(path)
     except FileNotFoundError:
@@ -38,6 +49,7 @@ def read_at(path: str, offset: int, size: int) -> bytes:
 
 
 def tail(path: str, size: int) -> str:
+    """The last bytes of a file; empty if there is none."""
     try:
         length = os.lstat(path).st_size
     except FileNotFoundError:
@@ -46,16 +58,17 @@ def tail(path: str, size: int) -> str:
 
 
 def read_json(path: str) -> Optional[Json]:
-    """A JSON object, or None when the file is missing or holds none."""
+    """The JSON object in a file that others may write; None if the file is missing, torn or holds something else."""
     try:
-        value = json.loads(read_at(path, 0, 1 << 20) or b"null")
-    except ValueError:
+        with open(open_plain(path), "rb") as file:
+            value = json.loads(file.read(JSON_LIMIT_BYTES))
+    except (FileNotFoundError, NotPlainFile, ValueError):
         return None
     return value if isinstance(value, dict) else None
 
 
 def expand(path: str) -> str:
-    """An absolute path; `~/` is the home folder of whoever runs this."""
+    """An absolute path; `~/` is the home folder of this user."""
     expanded = os.path.expanduser(path)
     if not os.path.isabs(expanded) or "\0" in expanded:
         raise ValueError(f"{path!r} is not an absolute path")
@@ -85,7 +98,7 @@ def check_own(path: str) -> None:
 
 def make_own(path: str) -> None:
     """Make path a folder of this user, mode 0700, unless it is one."""
-    with contextlib.suppress(FileExistsError):  # check_own says what it is
+    with contextlib.suppress(FileExistsError):  # check_own decides whether it will do
         os.mkdir(path, 0o700)
     check_own(path)
 
@@ -124,22 +137,12 @@ def write_new(path: str, content: IO[bytes], mode: int) -> None:
 
 
 def open_for_write(path: str, flag: int) -> int:
-    """Open a file of one's own: a link planted there is refused."""
+    """Open a file of this user: a link planted there is refused."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flag, 0o600)
 
 
 def write_json(path: str, value: Mapping[str, Any]) -> None:
-    """Write a whole file or none: readers never see a part of it."""
+    """Write a file as a whole: readers never see a part of it."""
     with open(open_for_write(path + ".tmp", os.O_TRUNC), "w", encoding="utf-8") as file:
         json.dump(value, file)
     os.replace(path + ".tmp", path)
-
-
-def read_object(*path: str) -> dict[str, Any]:
-    """The object in a file that others write; empty when the file is missing, torn or holds something else."""
-    try:
-        with open(os.path.join(*path), encoding="utf-8") as file:
-            value = json.load(file)
-    except (FileNotFoundError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -10,7 +10,7 @@ import errno
 import os
 import time
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import List, Optional
 

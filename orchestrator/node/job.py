@@ -1,40 +1,35 @@
-"""job.json and this node's place in it: read, checked, and turned into a folder and a command."""
+"""job.json as one node reads it: checked, with the node's name and rank."""
 
 from __future__ import annotations
 
 import json
 import os
 
-from orchestrator.node.events import agent_failed
-
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 
 class Refused(Exception):
-    """The agent does not start the ranks; the message says why, and what to change."""
+    """The agent does not start the ranks; the message is the reason, and what to change."""
 
-    def event(self) -> dict[str, Any]:
-        return agent_failed(str(self))
+    ends_run = True
 
 
 class AlreadyRunning(Refused):
-    """Another agent owns the node folder, so its state must not be written."""
+    """Another agent owns the node folder, whose state must not be written."""
 
-    def event(self) -> dict[str, Any]:
-        return {"event": "note", "text": str(self)}
+    ends_run = False
 
 
 class PortTaken(Refused):
-    """Somebody listens on the rendezvous port; who launches tries again on another one, so this is no end of the run."""
+    """Another program listens on the rendezvous port; the launcher retries on another one, so the run has not ended."""
 
-    def event(self) -> dict[str, Any]:
-        return {"event": "note", "text": str(self)}
+    ends_run = False
 
 
 class Job:
-    """job.json and this node's place in it. A plain class: importing dataclasses takes longer than all the rest of an agent."""
+    """job.json for one node. A plain class: importing dataclasses takes longer than all the rest of an agent."""
 
     node: str
     node_rank: int
@@ -49,15 +44,13 @@ class Job:
     grace_s: float
     orphan_timeout_s: float | None = None
     isolation_timeout_s: float | None = None
-    slurm: dict[str, Any] | None = (
-        None  # requeue, max_retries, warn_s, spares, requeues and shared, where Slurm runs the job
-    )
+    slurm: dict[str, Any] | None = None  # of a Slurm job: requeue, max_retries, warn_s, spares, requeues and shared
 
     def __init__(self, **fields: object) -> None:
-        strange = [name for name in fields if name not in Job.__annotations__]
+        unknown = [name for name in fields if name not in Job.__annotations__]
         missing = [name for name in Job.__annotations__ if name not in fields and not hasattr(Job, name)]
-        if strange or missing:
-            raise TypeError(f"unknown: {strange}, missing: {missing}")
+        if unknown or missing:
+            raise TypeError(f"unknown: {unknown}, missing: {missing}")
         vars(self).update(fields)
 
     @property
@@ -67,7 +60,7 @@ class Job:
 
 
 def load_job(path: str, node: str, node_rank: int) -> Job:
-    """Read job.json for one node; Refused when it is no job, or not this node's."""
+    """Read job.json for one node; Refused if it is no job, or not this node's."""
     try:
         with open(path, encoding="utf-8") as file:
             raw = json.load(file)
@@ -86,7 +79,7 @@ def load_job(path: str, node: str, node_rank: int) -> Job:
 
 
 def fault_of(job: Job, folder: str) -> str:
-    """What is wrong with a job that was found in the folder; empty when nothing is."""
+    """The fault of a job.json in this folder; empty if there is none."""
     if not job.program["args"] or not {"python", "pythonpath", "cwd"} <= set(job.program):
         return "program: expected args, python, pythonpath and cwd"
     if job.node_rank not in range(len(job.ranks)) or (job.nodes and job.nodes[job.node_rank] != job.node):

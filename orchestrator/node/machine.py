@@ -1,14 +1,17 @@
-"""What tells one machine and one process from another: boot id, network namespace, and the kernel's own record of a process."""
+"""The identity of a machine and of a process: boot id, network namespace, and the kernel's record of a process."""
 
 from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every process some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any, Dict, List, Optional
 
     Json = Dict[str, Any]
+
+STATE, PARENT, GROUP, SESSION, START_TIME = 0, 1, 2, 3, 19  # indices of stat_fields
 
 
 def boot_id() -> str:
@@ -23,7 +26,7 @@ def host_id() -> str:
 
 
 def stat_fields(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state (field 3) on, a zombie's too; None for a process that is gone."""
+    """Fields of /proc/PID/stat from the state (field 3) on, a zombie's too; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as file:
             return file.read().rpartition(")")[2].split()  # the name before it may hold anything
@@ -32,14 +35,24 @@ def stat_fields(pid: int) -> list[str] | None:
 
 
 def live_fields(pid: int) -> Optional[List[str]]:
-    """Fields of /proc/PID/stat; None when the live_pid is gone or only waits to be reaped."""
+    """Fields of /proc/PID/stat; None if the process is gone or a zombie."""
     fields = stat_fields(pid)
-    return fields if fields and fields[0] not in "ZX" else None
+    return fields if fields and fields[STATE] not in "ZX" else None
 
 
-def live_pid(record: Json) -> Optional[int]:
-    """The pid in the record if that very live_pid still runs on this machine since this boot."""
+def own_record() -> Json:
+    """This process, as `is_alive` knows it later: pid, start time and boot id are never used twice."""
+    fields = stat_fields(os.getpid())
+    assert fields is not None, "a process finds itself in /proc"
+    return {"pid": os.getpid(), "start_time": int(fields[START_TIME]), "boot_id": boot_id()}
+
+
+def is_alive(record: Optional[Mapping[str, Any]]) -> bool:
+    """Report whether the process of a record runs on this machine; a record without a boot id is of this boot."""
+    if record is None or not isinstance(record.get("pid"), int):
+        return False
     fields = live_fields(record["pid"])
-    if fields is None or int(fields[19]) != record["start_time"]:
-        return None
-    return int(record["pid"]) if record.get("boot_id", boot_id()) == boot_id() else None
+    if fields is None or int(fields[START_TIME]) != record.get("start_time"):
+        return False
+    here = boot_id()
+    return bool(record.get("boot_id", here) == here)

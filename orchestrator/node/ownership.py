@@ -11,16 +11,15 @@ import errno
 import os
 import signal
 
-from orchestrator.node.machine import live_fields, stat_fields
+from orchestrator.node.machine import PARENT, SESSION, START_TIME, live_fields, stat_fields
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, List, Optional, Set, Tuple
 
     Key = Tuple[int, int]  # pid and start time: one process for good
     Mark = Tuple[str, str, str, str]  # run id, attempt, node, run folder
 
-PARENT, GROUP, SESSION, START_TIME = 1, 2, 3, 19  # places among the fields of /proc/PID/stat
 AGENT = "/orchestrator/node/__main__.py"
 MARKS = ("ORCH_RUN_ID", "ORCH_ATTEMPT", "ORCH_NODE", "ORCH_RUN_DIR")
 

@@ -7,9 +7,9 @@ import os
 import signal
 import sys
 
-from orchestrator.node.machine import stat_fields
+from orchestrator.node.machine import PARENT, START_TIME, STATE, stat_fields
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -53,7 +53,7 @@ def await_signal(numbers: Iterable[int], wait_s: float) -> int | None:
 def stat_of(pid: int) -> tuple[str, int, int] | None:
     """State letter, parent's pid and start time in clock ticks since boot; None for a process that is gone."""
     fields = stat_fields(pid)
-    return (fields[0], int(fields[1]), int(fields[19])) if fields else None
+    return (fields[STATE], int(fields[PARENT]), int(fields[START_TIME])) if fields else None
 
 
 def descendants() -> dict[int, tuple[str, int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Iterable, Tuple
 

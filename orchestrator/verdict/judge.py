@@ -112,11 +112,15 @@ def every_node_done(evidence: Evidence) -> Verdict | None:
 
 
 def a_node_failed(evidence: Evidence) -> Verdict | None:
+    """The earliest failure is the cause, be it of a rank or of an agent; the others are consequences."""
     failed = evidence.ends_in("FAILED")
     if not failed:
         return None
-    first = evidence.first_exit
-    return Verdict(RunState.FAILED, first, str(first or failed[0][1].text))
+    node, end = failed[0]
+    if end.exit is None:
+        return Verdict(RunState.FAILED, message=end.text)
+    first = explained(_exit_of(node, end.exit), evidence.nodes)
+    return Verdict(RunState.FAILED, first, str(first))
 
 
 def stopped_by_orch(evidence: Evidence) -> Verdict | None:

@@ -1,34 +1,26 @@
-"""Whether the process that launches a run is still running, here or on another machine."""
+"""The process that launches a run: its record, and whether it is alive."""
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import Any
 
-from orchestrator.node.machine import boot_id, stat_fields
+from orchestrator.node.machine import is_alive, own_record
 from orchestrator.run import RunRecord
 
 
 def this_process() -> dict[str, Any]:
-    """What tells this process from all others, now and later."""
-    fields = stat_fields(os.getpid())
-    assert fields is not None, "a process finds itself in /proc"
-    here = {"host": socket.gethostname(), "boot_id": boot_id()}
-    return {"pid": os.getpid(), "start_time": int(fields[19]), **here}
+    """This process as the record of a run keeps it."""
+    return {**own_record(), "host": socket.gethostname()}
 
 
 def launch_goes_on(record: RunRecord) -> bool:
-    """Whether the process that launches the run is still at it; only the machine that launches can tell."""
-    mark = record.launching
-    if mark is None or record.started or mark["boot_id"] != boot_id():
-        return False
-    fields = stat_fields(mark["pid"])
-    return fields is not None and fields[0] not in "ZX" and int(fields[19]) == mark["start_time"]
+    """Report whether the process that launches the run is alive on this machine."""
+    return record.launching is not None and not record.started and is_alive(record.launching)
 
 
 def launched_elsewhere(record: RunRecord) -> str | None:
-    """The other machine where the run may still be being launched: whether it is cannot be told from here."""
+    """The other machine that may still be launching the run, which only that machine knows."""
     if record.launching is None or record.started or launch_goes_on(record):
         return None
     host = str(record.launching.get("host", socket.gethostname()))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from orchestrator.endpoint.replies import Finished, Window
+
+if TYPE_CHECKING:
+    from orchestrator.node.events import Event, RankResult
 
 
 @pytest.mark.parametrize(
@@ -23,7 +28,7 @@ def test_nothing_is_concluded_from_a_clock_here_that_was_set_meanwhile() -> None
 
 def test_failed_node_counts_from_the_failure_of_its_rank_not_from_the_end_of_the_others() -> None:
     """A sibling that ignores SIGTERM holds the agent up, while ranks elsewhere fail of the first failure's consequences."""
-    exit_ = {"rank": 3, "code": 1, "signal": None, "error": None, "time": 5.0}
-    event = {"event": "agent-finished", "time": 15.0, "state": "FAILED", "exit": exit_, "text": ""}
+    exit_: RankResult = {"rank": 3, "code": 1, "signal": None, "error": None, "time": 5.0}
+    event: Event = {"event": "agent-finished", "time": 15.0, "state": "FAILED", "exit": exit_, "text": ""}
     assert Finished.of(event, -1.0).time == 4.0
     assert Finished.of({**event, "exit": None}, -1.0).time == 14.0

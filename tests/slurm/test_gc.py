@@ -26,6 +26,6 @@ def test_gc_takes_a_slurm_run_that_is_over_and_leaves_one_that_runs(cluster: Clu
     said = json.loads(orch("gc", "--dry-run", "--json").stdout)
     folders = {(entry["kind"], entry["name"]): (entry["action"], entry["why"]) for entry in said["folders"]}
     assert folders["run", over] == folders["record", over] == ("remove", "")
-    assert folders["run", running] == ("keep", "processes of it are alive")
+    assert folders["run", running] == ("keep", "its processes are alive")
     assert folders["record", running][0] == "keep"
     assert running not in {stray["run"] for stray in said["strays"]}

@@ -74,7 +74,7 @@ def test_node_whose_rank_failed_is_replaced_and_the_head_moves_with_it(orch: Orc
         "rank 1 on n2 in attempt 2, head 127.0.0.11",
     ]
     said = orch("logs", run).stdout
-    assert "the job goes on in the same allocation, as attempt 2, without n0" in said
+    assert "the job restarts in the same allocation, as attempt 2, without n0" in said
 
 
 @pytest.mark.timeout(300)
@@ -97,7 +97,7 @@ def test_job_of_which_too_few_nodes_are_left_waits_for_others_in_the_queue(orch:
     cluster.begin_soon(job)
     assert cluster.wait_for(orch, run, "DONE")["attempt"] == 3
     said = orch("logs", run).stdout
-    assert said.count("the job goes on in the same allocation, as attempt 2, without n1") == 1
+    assert said.count("the job restarts in the same allocation, as attempt 2, without n1") == 1
     assert said.count("the job is in the queue again, for attempt 3") == 1
 
 
@@ -108,8 +108,7 @@ def test_failures_without_progress_come_to_an_end(orch: Orch, cluster: Cluster) 
     assert "exited 7" in status["message"]
     said = orch("logs", run).stdout
     assert (
-        said.count("3 attempts in a row made no progress, so the job does not begin anew: the newest saved step is 3")
-        == 1
+        said.count("3 attempts in a row made no progress, so the job is not restarted: the newest saved step is 3") == 1
     )
 
 

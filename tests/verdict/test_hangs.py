@@ -81,7 +81,7 @@ MAIN = 'Timeout (0:00:07)!\nThread 0x1 (most recent call first):\n  File "/a/not
 @pytest.mark.parametrize(
     ("frames", "place"),
     [
-        (['"/usr/lib/python3.11/site-packages/torch/autograd/graph.py", line 9 in run', '"/w/trainer/loop.py", line 85 in _step'], "trainer/train.py:85 in _step"),
+        (['"/usr/lib/python3.11/site-packages/torch/autograd/graph.py", line 9 in run', '"/w/trainer/train.py", line 85 in _step'], "trainer/train.py:85 in _step"),
         (['"/usr/lib/python3.11/threading.py", line 3 in wait'], "python3.11/threading.py:3 in wait"),
         (['"/w/a, line 2/b", line "c.py", line 3 in <module>'], 'a, line 2/b", line "c.py:3 in <module>'),
         ([], "an unknown place"),
@@ -97,7 +97,7 @@ def test_place_of_a_rank_is_the_innermost_call_of_its_main_thread_outside_of_lib
 def test_place_is_found_however_deep_the_calls_are(tmp_path: Path) -> None:
     outer = "".join(f'  File "/w/{"deep/" * 50}{number}.py", line 1 in f\n' for number in range(99))
     (tmp_path / "stacks").mkdir()
-    text = f'{MAIN}Thread 0x2 (most recent call first):\n  File "/w/trainer/loop.py", line 85 in _step\n{outer}'
+    text = f'{MAIN}Thread 0x2 (most recent call first):\n  File "/w/trainer/train.py", line 85 in _step\n{outer}'
     (tmp_path / "stacks/3.txt").write_text(text)
     assert places(str(tmp_path), [3]) == {3: "trainer/train.py:85 in _step"}
 

@@ -237,6 +237,13 @@ def test_agent_that_failed_without_a_rank_to_blame_says_why() -> None:
     assert judge(_plan("ssh"), [_node("n0"), dead], None).message == "the agent was ended by SIGKILL"
 
 
+def test_rank_that_failed_after_another_agent_was_killed_is_no_cause() -> None:
+    killed = replace(_node("n1"), finished=Finished("FAILED", 1.0, None, "the agent was ended by SIGKILL"))
+    for failed_s, message in [(2.0, "the agent was ended by SIGKILL"), (0.5, "rank 0 on n0 exited 1")]:
+        verdict = judge(_plan("ssh"), [_node("n0", "FAILED", at=failed_s), killed], None)
+        assert verdict.message == message
+
+
 @pytest.mark.parametrize("absent", [False, True])
 def test_scheduler_that_does_not_answer_makes_no_running_job_lost(absent: bool) -> None:
     silent = Queue("UNKNOWN", "squeue: no answer", absent=absent)

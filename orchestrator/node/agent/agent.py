@@ -7,9 +7,9 @@ import signal
 import subprocess
 import time
 
-from orchestrator.node.events import NO_RETRY, REQUEUE, Journal
+from orchestrator.node.events import NO_RETRY, OFFSETS, REQUEUE, EventLog, Journal, Kind
 from orchestrator.node.failure import failure_of
-from orchestrator.node.files import open_for_write, read_object, write_json
+from orchestrator.node.files import open_for_write, read_json, write_json
 from orchestrator.node.isolation import Contact
 from orchestrator.node.job import Job, Refused
 from orchestrator.node.processes import (
@@ -27,10 +27,11 @@ from orchestrator.node.processes import (
     stat_of,
 )
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
+
+    from orchestrator.node.events import RankResult
 
 # On any other code than 0, srun would kill the ranks of the other nodes, which may still be saving.
 EXIT_CODES = {"DONE": 0, "FAILED": 1, "STOPPED": 6, "REQUEUE": 0}
@@ -43,17 +44,17 @@ AFTER_STOP_S = 1.0  # for what the ranks leave behind, when they were stopped
 class Agent:
     """Starts the ranks, watches them, and is done only when nothing below it is alive."""
 
-    def __init__(self, job: Job, folder: str, events: Journal, contact: Contact) -> None:
+    def __init__(self, job: Job, folder: str, events: EventLog, contact: Contact) -> None:
         self.job, self.folder, self.events, self.contact = job, folder, events, contact
         self.guard_pid = os.getppid()
         self.cut_off: str | None = None  # why the ranks are ended without anybody's word
-        self.offsets = Journal(os.path.join(folder, "offsets.jsonl"), events.clock)
+        self.offsets = Journal(os.path.join(folder, OFFSETS), events.clock)
         self.logs: dict[str, int] = {}  # file name -> descriptor
         self.marked: dict[str, int] = {}  # file name -> size at the last mark
         self.next_mark_s = 0.0
         self.running: dict[int, int] = {}  # pid -> rank
         self.done: list[int] = []
-        self.failure: dict[str, Any] | None = None
+        self.failure: RankResult | None = None
         self.stopping = self.forced = self.sweeping = self.survivors_told = False
         self.warned = False
         self.is_early = False  # the word to stop came before all ranks were there to hear it
@@ -98,7 +99,7 @@ class Agent:
             stat = stat_of(process.pid)  # a zombie still has one
             text = f"rank {rank} started as pid {process.pid}"
             start_time = stat[2] if stat else None
-            self.events.add(event="rank-started", rank=rank, pid=process.pid, start_time=start_time, text=text)
+            self.events.write(Kind.RANK_STARTED, text, rank=rank, pid=process.pid, start_time=start_time)
         self.is_early = signal.SIGTERM in signal.sigpending()
 
     def watch(self) -> int:
@@ -133,7 +134,7 @@ class Agent:
         if by_term and not self.stopping:
             self.hear_of_a_stop()
         name = None if code is not None else signal_name(os.WTERMSIG(status))
-        phase = read_object(self.folder, "progress", f"{rank}.json").get("phase")
+        phase = (read_json(os.path.join(self.folder, "progress", f"{rank}.json")) or {}).get("phase")
         done = phase == "done" or (code == 0 and not self.stopping)
         error, kind = (None, None) if code == 0 else failure_of(self.folder, rank, name)
         text = f"rank {rank} (pid {pid}) " + (f"exited with code {code}" if name is None else f"was ended by {name}")
@@ -142,8 +143,8 @@ class Agent:
             note = "; warning: its work was finished before, so it counts as done"
         else:
             note = ", after the stop" if self.stopping and not done else ""
-        result = {"rank": rank, "code": code, "signal": name, "error": error, "kind": kind}
-        self.events.add(event="rank-exited", time=ended, pid=pid, done=done, text=text + note, **result)
+        result: RankResult = {"time": ended, "rank": rank, "code": code, "signal": name, "error": error, "kind": kind}
+        self.events.write(Kind.RANK_EXITED, text + note, pid=pid, done=done, **result)
         if done:
             self.done.append(rank)
         elif code == REQUEUE and self.job.slurm and not self.failure:
@@ -151,7 +152,7 @@ class Agent:
             if not self.stopping:
                 self.let_them_save(f"{text}, which asks for another attempt")
         elif not self.stopping:  # what fails after a stop is a consequence, not the cause
-            self.failure = {**result, "time": ended}
+            self.failure = result
             self.stop(text)
 
     def hear_of_a_stop(self) -> None:
@@ -168,7 +169,7 @@ class Agent:
     def note_stop(self, reason: str, within_s: float) -> None:
         self.stopping = True
         text = f"stopping the ranks: {reason}; what is alive in {within_s:g} s is killed"
-        self.events.add(event="stopping", reason=reason, text=text)
+        self.events.write(Kind.STOPPING, text, reason=reason)
 
     def let_them_save(self, reason: str) -> None:
         """Stop as Slurm does: it has sent its own TERM to all that runs here, and kills when its time is over."""
@@ -184,7 +185,7 @@ class Agent:
             self.warned = True
             assert self.job.slurm is not None, "only Slurm warns"
             text = f"Slurm will end the job (at its time limit, in {self.job.slurm['warn_s']} s or a little more)"
-            self.events.add(event="warned", text=f"{text}: the ranks are asked to save and end")
+            self.events.write(Kind.WARNED, f"{text}: the ranks are asked to save and end")
 
     def terminate(self, grace_s: float) -> None:
         self.deadline_s = max(self.deadline_s or 0.0, time.monotonic() + grace_s)
@@ -207,7 +208,7 @@ class Agent:
         if time.monotonic() > self.deadline_s + SURVIVOR_S and not self.survivors_told:
             self.survivors_told = True
             left = ", ".join(f"{pid} (state {stat[0]})" for pid, stat in descendants().items())
-            self.events.add(event="note", text=f"killed, but still there, and waited for: pid {left}")
+            self.events.note(f"killed, but still alive, and waited for: pid {left}")
 
     def on_signal(self, number: int) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
@@ -258,7 +259,7 @@ class Agent:
             record = {"time": self.events.clock.now(), "ranks": sorted(self.done)}
             write_json(os.path.join(self.folder, "DONE"), record)
         text = f"{self.job.node}: {self.cut_off or state.lower()}, nothing is left running"
-        self.events.add(event="agent-finished", state=state, exit=self.failure, text=text)
+        self.events.write(Kind.AGENT_FINISHED, text, state=state, exit=self.failure)
         self.events.require_written()
         self.offsets.require_written()
         return NO_RETRY if self.failure and self.failure["code"] == NO_RETRY else EXIT_CODES[state]

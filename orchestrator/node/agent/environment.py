@@ -7,7 +7,7 @@ import os
 from orchestrator.node.job import Job
 from orchestrator.node.stacks import STACKS
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 

@@ -18,11 +18,11 @@ import time
 from orchestrator.node.agent.agent import EXIT_CODES, Agent
 from orchestrator.node.agent.environment import inherited_environment, rank_environments, summary
 from orchestrator.node.agent.program import command_of, prepare_folder
-from orchestrator.node.events import Clock, Journal, agent_failed
-from orchestrator.node.files import read_object, write_json
+from orchestrator.node.events import Clock, EventLog, Kind
+from orchestrator.node.files import read_json, write_json
 from orchestrator.node.isolation import Contact
 from orchestrator.node.job import AlreadyRunning, Job, PortTaken, Refused, load_job
-from orchestrator.node.machine import boot_id, host_id
+from orchestrator.node.machine import host_id, is_alive, own_record
 from orchestrator.node.processes import (
     CAUGHT,
     PR_SET_CHILD_SUBREAPER,
@@ -31,11 +31,10 @@ from orchestrator.node.processes import (
     end_descendants,
     prctl,
     signal_name,
-    stat_of,
 )
 from orchestrator.node.rendezvous import address_towards, hold_port, is_loopback, reserve
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every agent some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
@@ -70,30 +69,23 @@ def join_rendezvous(job: Job, record: str | None) -> tuple[str, socket.socket | 
 
 
 def refuse_second_agent(folder: str) -> None:
-    """Refuse when the agent on record lives; a pid that was used again, or another boot's, does not count."""
-    record = read_object(folder, "agent.json")
-    stat = stat_of(record["pid"]) if isinstance(record.get("pid"), int) else None
-    if stat and stat[0] not in "ZX" and (stat[2], boot_id()) == (record.get("start_time"), record.get("boot_id")):
+    """Refuse while the agent of agent.json is alive."""
+    record = read_json(os.path.join(folder, "agent.json"))
+    if record is not None and is_alive(record):
         raise AlreadyRunning(f"{folder}: the agent with pid {record['pid']} is alive; stop that run first")
 
 
 def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> None:
-    """Say who owns the node folder, before any rank starts."""
-    stat = stat_of(os.getpid())
-    record: dict[str, Any] = {"pid": os.getpid(), "start_time": stat and stat[2], "pgid": os.getpgrp()}
-    record.update(
-        boot_id=boot_id(),
-        host_id=host_id(),
-        hostname=socket.gethostname(),
-        python="{}.{}.{}".format(*sys.version_info[:3]),
-    )
+    """Record the owner of the node folder, before any rank starts."""
+    record: dict[str, Any] = {**own_record(), "pgid": os.getpgrp(), "host_id": host_id()}
+    record.update(hostname=socket.gethostname(), python="{}.{}.{}".format(*sys.version_info[:3]))
     record.update(node=job.node, node_rank=job.node_rank, ranks=list(job.rank_numbers), world_size=sum(job.ranks))
     record.update(rendezvous=rendezvous, address=address_towards(rendezvous.split(maxsplit=1)[0]))
     record.update(started=clock.now(), clock_ahead_s=clock.ahead_s)
     write_json(os.path.join(folder, "agent.json"), record)
 
 
-def supervise(options: Options, folder: str, events: Journal, inherited: Inherited) -> int:
+def supervise(options: Options, folder: str, events: EventLog, inherited: Inherited) -> int:
     """Everything between the start and the end of the agent; the port is held all the while."""
     refuse_second_agent(folder)
     job = load_job(options.job, options.node, options.node_rank)
@@ -103,11 +95,11 @@ def supervise(options: Options, folder: str, events: Journal, inherited: Inherit
     write_agent_record(job, folder, rendezvous, events.clock)
     text = f"agent of {job.node} started as pid {os.getpid()} with {len(job.rank_numbers)} of {sum(job.ranks)} ranks"
     text += f", attempt {job.attempt}" if job.attempt > 1 else ""
-    events.add(event="agent-started", pid=os.getpid(), text=text)
+    events.write(Kind.AGENT_STARTED, text, pid=os.getpid())
     kept, stale = inherited_environment()
     if stale:
         text = f"left out variables that another launcher had set: {summary(stale)}"
-        events.add(event="note", dropped=stale, text=text)
+        events.write(Kind.NOTE, text, dropped=stale)
     agent = Agent(
         job,
         folder,
@@ -127,17 +119,18 @@ def run_agent(options: Options, folder: str, inherited: Inherited) -> int:
     os.setsid()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # should the guard die, this is a stop
-    events: Journal | None = None
+    events: EventLog | None = None
     try:
         if not os.path.isdir(folder):
             os.mkdir(folder)
-        events = Journal(os.path.join(folder, "events.jsonl"), Clock())
+        events = EventLog(folder, Clock())
         return supervise(options, folder, events, inherited)
     except (Refused, OSError) as error:
         end_descendants()
         print(f"orch agent: {error}", file=sys.stderr, flush=True)
         if events is not None:
-            events.add(**(error.event() if isinstance(error, Refused) else agent_failed(str(error))))
+            write = events.note if isinstance(error, Refused) and not error.ends_run else events.agent_failed
+            write(str(error))
         if not isinstance(error, PortTaken):
             return REFUSED
         write_json(os.path.join(folder, "port-taken"), {"time": time.time()})  # for a batch script: srun hides the code
@@ -158,5 +151,5 @@ def guard(agent_pid: int, folder: str) -> int:
     if os.WIFEXITED(status):
         return os.WEXITSTATUS(status)
     text = f"{os.path.basename(folder)}: the agent (pid {agent_pid}) was ended by {signal_name(os.WTERMSIG(status))}; nothing is left running"
-    Journal(os.path.join(folder, "events.jsonl"), clock).add(**agent_failed(text))
+    EventLog(folder, clock).agent_failed(text)
     return EXIT_CODES["FAILED"]

@@ -7,7 +7,7 @@ import sys
 
 from orchestrator.node.job import Job, Refused
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every process some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

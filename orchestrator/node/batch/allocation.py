@@ -1,15 +1,15 @@
-"""Which nodes of a Slurm allocation an attempt runs on: those that failed are left out, as long as there are others."""
+"""The nodes of a Slurm allocation that an attempt runs on: those that failed are left out while there are others."""
 
 from __future__ import annotations
 
 import itertools
 import re
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every batch script some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
-    from orchestrator.node.batch.history import Ending
+    from orchestrator.node.batch.history import Attempt
 
 
 def expand(nodelist: str) -> list[str]:
@@ -29,17 +29,18 @@ def numbers(span: str) -> list[str]:
     return [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
 
 
-def choose(names: Sequence[str], wanted: int, endings: Sequence[Ending], spares: Container[str]) -> list[str]:
+def choose(names: Sequence[str], count: int, attempts: Sequence[Attempt], spares: Container[str]) -> list[str]:
     """
-    The nodes of the next attempt, in the order of the allocation; fewer than wanted where too few are left.
+    The nodes of the next attempt, in the order of the allocation; fewer than count if too few are left.
 
     Args:
         names: the allocation.
-        endings: of all attempts. A node that was lost in this allocation is not asked again; one that failed, only for want of others.
-        spares: the nodes that are to stand by as long as no other one fails.
+        attempts: all so far. A node that was lost in this allocation is not used again; one that failed, only for lack of others.
+        spares: the nodes that stand by until another one fails.
     """
-    here = [ending for ending in endings if ending.requeues == endings[-1].requeues] if endings else []
-    lost = {name for ending in here for name in ending.lost}
-    blamed = [ending.culprit for ending in endings]
-    fit = sorted((name for name in names if name not in lost), key=lambda name: (blamed.count(name), name in spares))
-    return [name for name in names if name in fit[:wanted]]
+    in_allocation = [attempt for attempt in attempts if attempt.requeues == attempts[-1].requeues]
+    lost = {name for attempt in in_allocation for name in attempt.lost}
+    culprits = [attempt.culprit for attempt in attempts]
+    usable = [name for name in names if name not in lost]
+    best = sorted(usable, key=lambda name: (culprits.count(name), name in spares))[:count]
+    return [name for name in names if name in best]

@@ -1,124 +1,147 @@
-"""How the attempts of a Slurm job came to their ends, by what their agents left in the run's folder."""
+"""The attempts of a Slurm job so far, by what their agents left in the run's folder."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
 
-from orchestrator.node.events import NO_RETRY, REQUEUE, read_events
+from orchestrator.node.events import NodeHistory, State, cause_s, read_history
 from orchestrator.node.files import read_json
 from orchestrator.node.run_folder import node_folders
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every batch script some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
+
+    from orchestrator.node.events import Event
 
 POLL_S = 0.2
-EARLY_S = 5.0  # Slurm's clock is not this one's
+EARLY_S = 5.0  # Slurm's clock may differ from this node's
 
 
-class Ending:
-    """How an attempt came to its end. Times are seconds since the epoch."""
+class Attempt:
+    """
+    One attempt, which has ended or is ending. Times are seconds since the epoch.
+
+    A time is as its own node's clock gave it. Within a node times compare exactly; between nodes as well as the cluster's
+    clocks agree, for on a shared file system nothing shows by how much one is off: `orch status` on a login node, which reads
+    the same files, cannot correct them either.
+    """
 
     def __init__(self, folder: str) -> None:
         job = read_json(os.path.join(folder, "job.json")) or {}
         self.requeues: int = (job.get("slurm") or {}).get("requeues", 0)  # each had other nodes to choose from
-        self.started: list[str] = []  # the nodes whose agents began
-        self.training: set[str] = set()  # those whose ranks did
-        self.told: set[str] = set()  # those that were there when the others' failure had ended them
-        self.words: dict[str, dict[str, Any]] = {}  # node -> its agent's last word, for those that had one
-        self.stops_s: list[float] = []  # when agents were told to stop, or stopped their ranks themselves
-        self.asked_s: list[float] = []  # when ranks left that want another attempt
-        self.warned_s: float | None = None
-        self.no_retry = False
-        self.saved: int | None = None
-        for node, path in node_folders({"attempt_dir": folder, "nodes": None}):
-            for event in read_events(path):
-                self.take_in(node, event)
-            self.take_in_progress(os.path.join(path, "progress"))
+        folders = node_folders({"attempt_dir": folder, "nodes": None})
+        self.nodes: dict[str, NodeHistory] = {node: read_history(path) for node, path in folders}
+        steps = [newest_step(os.path.join(path, "progress")) for _, path in folders]
+        self.saved = max((step for step in steps if step is not None), default=None)
 
-    def take_in(self, node: str, event: dict[str, Any]) -> None:
-        if event["event"] == "agent-started":
-            self.started.append(node)
-            self.words.pop(node, None)
-        elif event["event"] == "agent-finished":
-            self.words[node] = event
-        elif event["event"] == "warned":
-            self.warned_s = event["time"]
-        elif event["event"] == "rank-started":
-            self.training.add(node)
-        elif event["event"] == "stopping":
-            self.told.add(node)
-            self.stops_s.append(event["time"])
-        elif event["event"] == "rank-exited" and not event["done"]:
-            self.no_retry |= event["code"] == NO_RETRY
-            if event["code"] == REQUEUE:
-                self.asked_s.append(event["time"])
+    @property
+    def started(self) -> set[str]:
+        """The nodes whose agents have started."""
+        return {name for name, node in self.nodes.items() if node.has_started}
 
-    def take_in_progress(self, folder: str) -> None:
-        """The newest step that is saved; of programs that do not tell about saving, the newest step."""
-        for name in os.listdir(folder) if os.path.isdir(folder) else []:
-            found = read_json(os.path.join(folder, name)) or {}
-            step = found.get("saved", found.get("step"))
-            if name.endswith(".json") and isinstance(step, int):
-                self.saved = max(step, self.saved or 0)
+    @property
+    def ends(self) -> dict[str, Event]:
+        """Node -> its agent's last event, if its agent has ended."""
+        return {name: node.finished for name, node in self.nodes.items() if node.finished is not None}
 
     @property
     def failures(self) -> list[tuple[float, str]]:
-        """When and where it failed, the cause first: the rest are its consequences."""
-        failed = [(node, word) for node, word in self.words.items() if word["state"] == "FAILED"]
-        return sorted(((word["exit"] or word)["time"], node) for node, word in failed)
+        """Time and node of each failure, the cause first: the rest are its consequences."""
+        return sorted((cause_s(end), node) for node, end in self.ends.items() if end["state"] == State.FAILED)
 
     @property
     def culprit(self) -> str | None:
-        """The node whose failure ended the attempt; None where no rank failed first."""
-        return self.failures[0][1] if self.failures and not self.lost and not self.asks_for_more() else None
+        """The node whose failure ended the attempt; None if no rank failed first."""
+        return self.failures[0][1] if self.failures and not self.lost and not self.asks_for_restart else None
 
     @property
     def lost(self) -> set[str]:
-        """The nodes that fell silent, and not at the others' end: killed with all that ran there, or cut off."""
-        silent = set(self.started) - set(self.words) - self.told
-        return silent if silent != set(self.started) else set()
+        """The nodes that left no end: killed with all that ran there, or cut off. None if that is true of all."""
+        stopped = {
+            name for name, node in self.nodes.items() if node.stops_s
+        }  # Slurm may kill what the others' failure ended
+        silent = self.started - set(self.ends) - stopped
+        return silent if silent != self.started else set()
 
     @property
     def broken(self) -> set[str]:
         """The nodes that failed under their ranks: lost, or their agent was killed."""
-        alone = {node for node, word in self.words.items() if word["state"] == "FAILED" and word["exit"] is None}
-        return self.lost | (alone & self.training)
+        without_exit = {name for name, end in self.ends.items() if end["state"] == State.FAILED and end["exit"] is None}
+        return self.lost | {name for name in without_exit if self.nodes[name].ranks}
 
     @property
-    def told_to_stop(self) -> bool:
-        """Whether somebody wanted an end before a rank had failed, or had asked for another attempt."""
-        own = min([*self.asked_s, *(failed_s for failed_s, _ in self.failures)], default=time.time())
-        return min(self.stops_s, default=own) < own
+    def first_failure_s(self) -> float:
+        return self.failures[0][0] if self.failures else math.inf
+
+    @property
+    def first_request_s(self) -> float:
+        """When the first rank exited that asked for another attempt."""
+        return min((time_s for node in self.nodes.values() for time_s in node.requeues_s), default=math.inf)
+
+    @property
+    def no_retry(self) -> bool:
+        """A rank reported that a retry cannot help."""
+        return any(node.no_retry for node in self.nodes.values())
+
+    @property
+    def asks_for_restart(self) -> bool:
+        """A rank asked for another attempt before any had failed: what fails after that is a consequence."""
+        return not self.no_retry and self.first_request_s < math.inf and self.first_request_s <= self.first_failure_s
+
+    @property
+    def was_asked_to_stop(self) -> bool:
+        """Agents were asked to stop before a rank had failed, or had asked for another attempt."""
+        first_stop_s = min((time_s for node in self.nodes.values() for time_s in node.stops_s), default=math.inf)
+        return first_stop_s < min(self.first_failure_s, self.first_request_s)
+
+    @property
+    def was_warned(self) -> bool:
+        """Slurm announced the end of the job."""
+        return any(node.warned_s is not None for node in self.nodes.values())
 
     def is_done(self, nodes: int) -> bool:
-        return len(self.words) == nodes and {word["state"] for word in self.words.values()} == {"DONE"}
+        return len(self.ends) == nodes and all(end["state"] == State.DONE for end in self.ends.values())
 
-    def asks_for_more(self) -> bool:
-        """Whether a rank asked for another attempt before any had failed: what fails after that is a consequence."""
-        first_failed_s = min((failed_s for failed_s, _ in self.failures), default=time.time())
-        return bool(self.asked_s) and not self.no_retry and min(self.asked_s) <= first_failed_s
+    def reached_time_limit(self, warn_s: int, here: str) -> bool:
+        """
+        The job that Slurm has ended was at its time limit, and not cancelled: the warning was due.
 
-    def reached_time_limit(self, warn_s: int) -> bool:
-        """Whether a job that Slurm has ended was at its time limit, and not cancelled: after a warning in due time."""
-        return self.warned_s is not None and time.time() >= self.warned_s + warn_s - EARLY_S
+        The warning counts that came by the clock of this node (`here`), if it had a part in the attempt.
+        """
+        warnings = {name: node.warned_s for name, node in self.nodes.items() if node.warned_s is not None}
+        if not warnings:
+            return False
+        return time.time() >= warnings.get(here, max(warnings.values())) + warn_s - EARLY_S
 
 
-def last_ending(folder: str, nodes: int, patience_s: float) -> Ending:
-    """The ending with the last words of all nodes, or without those that are still missing after a while."""
+def newest_step(folder: str) -> int | None:
+    """The newest step that ranks of a node have saved; of programs that do not report saving, the newest step."""
+    steps = []
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:
+        progress = (read_json(os.path.join(folder, name)) or {}) if name.endswith(".json") else {}
+        step = progress.get("saved", progress.get("step"))
+        steps += [step] if isinstance(step, int) else []
+    return max(steps, default=None)
+
+
+def wait_for_ends(folder: str, nodes: int, patience_s: float) -> Attempt:
+    """The attempt once all nodes have ended, or as it is after patience_s."""
     deadline = time.monotonic() + patience_s
-    while len((ending := Ending(folder)).words) < nodes and time.monotonic() < deadline:
+    while True:
+        attempt = Attempt(folder)
+        if len(attempt.ends) >= nodes or time.monotonic() >= deadline:
+            return attempt
         time.sleep(POLL_S)
-    return ending
 
 
-def barren(endings: Sequence[Ending]) -> int:
-    """How many of the last attempts, in order, made no progress: saved nothing new, or say nothing and were not even warned."""
+def attempts_without_progress(attempts: Sequence[Attempt]) -> int:
+    """How many of the last attempts in a row saved no new step, or report none and were not even warned."""
     best, count = 0, 0
-    for ending in endings:
-        progress = ending.warned_s is not None if ending.saved is None else ending.saved > best
-        count = 0 if progress else count + 1
-        best = max(best, ending.saved or 0)
+    for attempt in attempts:
+        has_progress = attempt.was_warned if attempt.saved is None else attempt.saved > best
+        count = 0 if has_progress else count + 1
+        best = max(best, attempt.saved or 0)
     return count

@@ -1,4 +1,4 @@
-"""Putting one's own job back into Slurm's queue: by scontrol, or by Slurm's library where a compute node has no scontrol."""
+"""Put this job back into Slurm's queue: by scontrol, or by Slurm's library on a compute node without scontrol."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import shutil
 import subprocess
 import time
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every batch script some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ANSWER_S = 60.0
-PAUSES_S = (0.0, 5.0, 15.0, 40.0)  # a controller that is being restarted is back by then
+PAUSES_S = (0.0, 5.0, 15.0, 40.0)  # a restart of the controller takes less
 
 
 class ArrayAnswer(ctypes.Structure):
-    """job_array_resp_msg_t of slurm.h, as far as all versions agree on it."""
+    """job_array_resp_msg_t of slurm.h, the part that all versions have in common."""
 
     _fields_ = (
         ("count", ctypes.c_uint32),
@@ -28,7 +28,7 @@ class ArrayAnswer(ctypes.Structure):
 
 
 def requeue(env: Mapping[str, str]) -> str:
-    """Requeue the job of this environment; why Slurm did not, or nothing."""
+    """Requeue the job of this environment; Slurm's reason if it refuses, else empty."""
     job = env["SLURM_JOB_ID"]
     if "SLURM_ARRAY_TASK_ID" in env:  # by its plain id, the last task would stand for the whole array
         job = f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
@@ -39,11 +39,11 @@ def requeue(env: Mapping[str, str]) -> str:
         refusal = by_command(scontrol, job) if scontrol else by_library(job)
         if not refusal:
             return ""
-    return f"Slurm did not take job {job} into the queue again: {refusal}"
+    return f"Slurm did not requeue job {job}: {refusal}"
 
 
 def by_command(scontrol: str, job: str) -> str:
-    """What scontrol says against it."""
+    """The error of scontrol, or empty."""
     try:
         done = subprocess.run(
             [scontrol, "requeue", job],
@@ -55,17 +55,17 @@ def by_command(scontrol: str, job: str) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"scontrol gave no answer in {ANSWER_S:.0f} s"
-    said = done.stdout.decode("utf-8", "replace").strip()
-    return "" if done.returncode == 0 else said or f"scontrol exited {done.returncode}"
+    output = done.stdout.decode("utf-8", "replace").strip()
+    return "" if done.returncode == 0 else output or f"scontrol exited {done.returncode}"
 
 
 def by_library(job: str) -> str:
-    """What libslurm says against it, which is there wherever srun is."""
+    """The error of libslurm, or empty; every machine with srun has the library."""
     path = library_of(shutil.which("srun"))
     if path is None:
-        return "there is no scontrol here, and no libslurm beside srun"
+        return "this node has no scontrol, and no libslurm near srun"
     slurm = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL, use_errno=True)  # its plugins look for its names
-    if hasattr(slurm, "slurm_init"):  # since 22.05, which want it first
+    if hasattr(slurm, "slurm_init"):  # since 22.05, to be called first
         slurm.slurm_init(None)
     slurm.slurm_strerror.restype = ctypes.c_char_p
     answer = ctypes.POINTER(ArrayAnswer)()

@@ -14,7 +14,7 @@ import time
 
 from orchestrator.node.files import check_own, expand, read_json, write_json
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Tuple
 

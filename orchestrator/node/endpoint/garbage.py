@@ -1,5 +1,5 @@
 """
-Run folders and bundles that nobody needs any more: found by age and by what they hold, and removed.
+Garbage: run folders and bundles that nothing needs any more, found by age and content, and removed.
 
 Only folders of this user, with the name of a run or a bundle, and never through a symbolic link. In doubt a folder stays.
 """
@@ -12,28 +12,28 @@ import re
 import stat
 import time
 
-from orchestrator.node.endpoint.report import observe_one
 from orchestrator.node.endpoint.strays import RUN_ID
+from orchestrator.node.events import read_history
 from orchestrator.node.files import expand, read_json
-from orchestrator.node.machine import boot_id, live_pid
+from orchestrator.node.machine import boot_id, is_alive
 from orchestrator.node.ownership import agent_mark, own_processes, rank_mark
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
     Json = Dict[str, Any]
 
-BUNDLE = re.compile(r"[0-9a-f]{32}\Z|\.new-")  # what an unfinished push leaves has an end of its own choosing
-REMOVING = ".removing-"  # a name that nobody looks for: half a bundle must not be taken for one
+BUNDLE = re.compile(r"[0-9a-f]{32}\Z|\.new-")  # `.new-…` is left by an unfinished push
+REMOVING = ".removing-"  # renamed first: half a bundle must not be taken for one
 CHECKPOINT = re.compile(r"(step_|checkpoint-|global_step)\d+\Z|.+\.(pt|pth|ckpt|safetensors|distcp)\Z")
 CHECKPOINTS = "checkpoints"  # the trainer's `out` in the run's own folder
 FINAL = ("DONE", "FAILED", "STOPPED")  # LOST may turn out to be alive
-NEVER_STARTED_S = 3600.0  # a launch that still pushes its bundle is younger
+NEVER_STARTED_S = 3600.0  # a launch takes less to push its bundle
 
 
 class Size:
-    """What a folder holds: bytes, those of checkpoints among them, and when anything in it was written last."""
+    """The content of a folder: bytes, bytes of checkpoints, and the time of the newest write."""
 
     def __init__(self, path: str) -> None:
         self.bytes = self.checkpoint_bytes = 0
@@ -56,7 +56,7 @@ class Size:
 
 
 def give_up(error: OSError) -> None:
-    """A folder that cannot be looked into is no folder to remove."""
+    """Fail: a folder that cannot be read is not removed."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
@@ -70,7 +70,7 @@ def is_own(path: str) -> bool:
 
 
 def clear(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
-    """Remove what is over and older than older_than_s from a working folder, or only tell (dry_run)."""
+    """Remove what has ended and is older than older_than_s from a working folder, or only list it (dry_run)."""
     workdir = expand(request["workdir"])
     clearing = Clearing(request["older_than_s"], checkpoints=request["checkpoints"], dry_run=request["dry_run"])
     runs = clearing.runs(os.path.join(workdir, "runs"))
@@ -80,7 +80,7 @@ def clear(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
 
 class Clearing:
     """
-    Removes folders, or only tells (dry_run), and gives an entry for each.
+    Removes folders, or only lists them (dry_run), and returns an entry for each.
 
     Its action is "remove", "keep" with the reason, "young" for what is not old enough, or "fail" with the error.
     """
@@ -89,7 +89,7 @@ class Clearing:
         self.older_than_s, self.checkpoints, self.dry_run = older_than_s, checkpoints, dry_run
 
     def runs(self, folder: str, only: Optional[Dict[str, str]] = None) -> List[Json]:
-        """Remove run folders; `only` names those to look at and, where one has to stay, why."""
+        """Remove run folders; `only`: name -> the reason to keep it, or empty; others are not considered."""
         active = active_runs()
 
         def reason(path: str, size: Size) -> str:
@@ -100,7 +100,7 @@ class Clearing:
         return [self._entry("run", path, reason) for path in paths]
 
     def bundles(self, workdir: str, gone: Set[str]) -> List[Json]:
-        """Remove bundles that no run folder, but those just removed, refers to."""
+        """Remove the bundles that no run folder refers to, those in `gone` not counted."""
         needed, doubt = needed_bundles(os.path.join(workdir, "runs"), gone)
 
         def reason(path: str, _size: Size) -> str:
@@ -141,7 +141,7 @@ class Clearing:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder; another who removes it at the same time, on a shared file system, is no trouble."""
+    """Remove a folder, also while another machine removes it on a shared file system."""
     import shutil  # noqa: PLC0415  slow to import, and most connections remove nothing
 
     while os.path.lexists(path):
@@ -152,9 +152,9 @@ def remove_tree(path: str) -> None:
 
 
 def reason_to_keep(path: str, active: Set[str], age_s: float) -> str:
-    """Why a run cannot be called over; empty when it is."""
+    """The reason to keep a run, which may not have ended; empty if there is none."""
     if os.path.basename(path) in active:
-        return "processes of it are alive"
+        return "its processes are alive"
     reason, has_record = of_record(path)
     agents = list(agents_of(path))
     if reason or agents or has_record:
@@ -166,16 +166,16 @@ def reason_to_keep(path: str, active: Set[str], age_s: float) -> str:
 
 
 def of_record(path: str) -> Tuple[str, bool]:
-    """What the run's record has against a removal, where the working folder is home of the records too; and if there is one."""
+    """The reason in the run's record to keep it, and whether there is a record: a working folder may hold the records too."""
     file = os.path.join(path, "run.json")
     record = read_json(file)
     if record is None:
         there = os.path.lexists(file)
         return ("its record cannot be read" if there else ""), there
     if record.get("state") not in FINAL:
-        return f"its record says {record.get('state')}", True
+        return f"its record is {record.get('state')}", True
     launching = record.get("launching")
-    if launching is not None and live_pid(launching) is not None:
+    if launching is not None and is_alive(launching):
         return f"it is being launched by pid {launching['pid']}", True
     return "", True
 
@@ -195,24 +195,24 @@ def agents_of(run: str) -> Iterator[Tuple[str, str, Json]]:
 
 
 def unfinished(node: str, folder: str, agent: Json) -> str:
-    """Why an agent cannot be called over; empty when it is."""
-    if live_pid(agent) is not None:
+    """The reason to assume that an agent is alive; empty if there is none."""
+    if is_alive(agent):
         return f"its agent of {node} is alive"
     if agent.get("boot_id") == boot_id() or agent.get("hostname") == os.uname().nodename:
-        return ""  # dead, or this machine has been restarted since
-    if observe_one(node, folder)["finished"] is not None:
+        return ""  # dead, or this machine has rebooted
+    if read_history(folder).finished is not None:
         return ""
-    return f"its agent of {node} left no end, and whether it lives can be seen on {agent.get('hostname')} only"
+    return f"its agent of {node} left no end, and only {agent.get('hostname')} knows whether it is alive"
 
 
 def active_runs() -> Set[str]:
-    """The runs of which any process is alive here."""
+    """The runs with a living process on this machine."""
     pids = list(own_processes())
     return {mark[0] for mark in (rank_mark(pid) or agent_mark(pid) for pid in pids) if mark is not None}
 
 
 def needed_bundles(runs: str, gone: Set[str]) -> Tuple[Set[str], str]:
-    """Names of the bundles that the run folders refer to; and why none may be removed, if that is not known."""
+    """Names of the bundles that the run folders refer to; and the reason to keep all bundles, if that is not known."""
     needed: Set[str] = set()
     names = sorted(set(os.listdir(runs)) - gone) if os.path.isdir(runs) else []
     for run in names:

@@ -10,7 +10,7 @@ import os
 
 from orchestrator.node.files import check_own, expand, make_own, make_parents, relative, working_folder, write_new
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Tuple
 

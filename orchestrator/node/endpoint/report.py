@@ -1,21 +1,17 @@
-"""
-What a controller asks about the runs of a node: their files from an offset on and the state of their agents.
-
-A live_pid is told apart by pid, start time and boot, as its agent wrote them down, so a number used again hits nobody else.
-"""
+"""Report the runs of a node: their files from an offset on, and the state of their agents."""
 
 from __future__ import annotations
 
 import os
 import time
 
-from orchestrator.node.events import read_events
+from orchestrator.node.events import EVENTS, OFFSETS, read_history
 from orchestrator.node.files import expand, read_at, read_json, relative, tail
 from orchestrator.node.isolation import beat, hosts_that_answer
-from orchestrator.node.machine import boot_id, live_pid
+from orchestrator.node.machine import boot_id, is_alive
 from orchestrator.node.run_folder import ATTEMPT, newest_attempt, node_folders
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Tuple
 
@@ -23,20 +19,20 @@ if TYPE_CHECKING:
 
 LOG_TAIL_BYTES = 4096
 POLL_S = 0.05
-LOOK_S = 0.2  # a node that trains has better things to do
+NEWS_POLL_S = 0.2  # polling more often would take time from the training
 LEAST_SHARE_BYTES = 4096
-FIRST = ("events.jsonl", "offsets.jsonl")
+FIRST = (EVENTS, OFFSETS)
 
 
 def now_of(agent: Optional[Json]) -> Optional[float]:
-    """What the clock shows by which an agent of this boot writes its times; None where that cannot be told."""
+    """The present time by the clock that an agent of this boot writes its times with; None if that is not known."""
     if agent is None or "clock_ahead_s" not in agent or agent.get("boot_id") != boot_id():
         return None
     return float(agent["clock_ahead_s"] + time.monotonic())
 
 
 class Reader:
-    """Reads what has grown, every file in its turn."""
+    """Reads the files that have grown, each in its turn."""
 
     def __init__(self) -> None:
         self.last = ""
@@ -54,10 +50,10 @@ class Reader:
                 nodes = {chunk["file"].partition("/")[0] for chunk in chunks}
                 clocks = {node: now_of(read_json(os.path.join(attempt, node, "agent.json"))) for node in nodes}
                 return {"chunks": gaps + chunks, "clocks": clocks}, payload
-            time.sleep(min(deadline - now, max(POLL_S, now - begun)))  # a slow file system is not asked all the time
+            time.sleep(min(deadline - now, max(POLL_S, now - begun)))  # a slow file system is not polled all the time
 
     def _collect(self, attempt: str, grown: Dict[str, Tuple[int, int]], budget: int) -> Tuple[List[Json], bytes]:
-        """First an equal share of every file, beginning after the one served last; then what is left to who has more."""
+        """Read an equal share of every file, beginning after the one read last; then distribute what is left of the budget."""
         firsts = [name for name in sorted(grown) if name.endswith(FIRST)]
         others = [name for name in sorted(grown) if not name.endswith(FIRST)]
         later = [name for name in others if name > self.last]
@@ -81,7 +77,7 @@ class Reader:
 
 
 def changes(request: Json) -> Tuple[Dict[str, Tuple[int, int]], List[Json]]:
-    """Files that have grown: name -> offset, bytes beyond it; and gaps: where a file is shorter than what was read of it."""
+    """Files that have grown: name -> offset, bytes beyond it; and gaps: files that are shorter than what was read of them."""
     grown: Dict[str, Tuple[int, int]] = {}
     gaps: List[Json] = []
     if not os.path.isdir(expand(request["attempt_dir"])):
@@ -134,12 +130,11 @@ def supervise(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
     while True:
         seen = []
         for _, folder in node_folders(request):
-            size = dict(streams(folder)).get("events.jsonl", 0)
-            agent = read_json(os.path.join(folder, "agent.json"))
-            seen.append([size, agent is not None and live_pid(agent) is not None])
+            size = dict(streams(folder)).get(EVENTS, 0)
+            seen.append([size, is_alive(read_json(os.path.join(folder, "agent.json")))])
         if seen != request["seen"] or time.monotonic() >= deadline:
             return {"seen": seen, **observe(request, b"")[0]}, b""
-        time.sleep(LOOK_S)
+        time.sleep(NEWS_POLL_S)
 
 
 def reach(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
@@ -166,43 +161,29 @@ def find(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
 
 
 def is_batch_log(name: str) -> bool:
-    """What Slurm writes into the folder of the first attempt when it starts the job."""
+    """Slurm writes it into the folder of the first attempt when it starts the job."""
     return name.startswith("slurm-") and name.endswith(".log")
 
 
 def observe_one(node: str, folder: str) -> Json:
-    from orchestrator.node.stacks import places  # noqa: PLC0415  of no use to most connections
+    """The state of one node folder."""
+    from orchestrator.node.stacks import places  # noqa: PLC0415  most connections do without
 
-    agent, events = read_json(os.path.join(folder, "agent.json")), read_events(folder)
-    alive = agent is not None and live_pid(agent) is not None
-    finished, failure = None, None
-    ranks: Dict[int, str] = {}
-    for event in events:
-        kind = event.get("event")
-        if kind == "agent-started":  # a second one, on another port: what the first one left is no end
-            finished, failure = None, None
-            ranks.clear()
-        elif kind == "agent-finished":
-            finished = event
-        elif kind == "rank-started":
-            ranks[event["rank"]] = "running"
-        elif kind == "rank-exited":
-            ranks[event["rank"]] = "exited"
-            if failure is None and not event.get("done") and event.get("code") != 0:
-                failure = event
-    progress = {rank: read_json(os.path.join(folder, "progress", f"{rank}.json")) for rank in ranks}
-    dead = agent is not None and not alive and finished is None
+    agent, history = read_json(os.path.join(folder, "agent.json")), read_history(folder)
+    alive = is_alive(agent)
+    progress = {rank: read_json(os.path.join(folder, "progress", f"{rank}.json")) for rank in history.ranks}
+    needs_log = agent is None or (not alive and history.finished is None)
     return {
         "node": node,
         "agent": agent,
         "alive": alive,
         "same_boot": agent is not None and agent.get("boot_id") == boot_id(),
         "clock": now_of(agent),
-        "finished": finished,
-        "ranks": ranks,
-        "first_failure": failure,
+        "finished": history.finished,
+        "ranks": history.ranks,
+        "first_failure": history.first_failure,
         "progress": {rank: value for rank, value in progress.items() if value is not None},
-        "stacks": places(folder, ranks),
+        "stacks": places(folder, history.ranks),
         "folder": folder,
-        "log": tail(os.path.join(folder, "agent.log"), LOG_TAIL_BYTES) if dead or agent is None else "",
+        "log": tail(os.path.join(folder, "agent.log"), LOG_TAIL_BYTES) if needs_log else "",
     }

@@ -20,7 +20,7 @@ from orchestrator.node.endpoint.report import Reader, files, find, observe, reac
 from orchestrator.node.endpoint.start import Starter
 from orchestrator.node.machine import host_id
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from typing import Any, BinaryIO, Callable, Dict, Optional, Tuple

@@ -9,9 +9,9 @@ import time
 
 from orchestrator.node.endpoint.report import LOG_TAIL_BYTES
 from orchestrator.node.files import check_own, expand, read_json, tail
-from orchestrator.node.machine import live_pid
+from orchestrator.node.machine import is_alive
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every process some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from typing import Any, Dict, List, Tuple
@@ -23,7 +23,7 @@ START_POLL_S = 0.01
 
 
 class PortTaken(Exception):
-    """The agent of the head found somebody listening on the rendezvous port."""
+    """Another program listens on the rendezvous port, which the head's agent found."""
 
 
 class Starter:
@@ -42,7 +42,7 @@ class Starter:
         check_own(folder)
         record = os.path.join(folder, "agent.json")
         earlier = read_json(record)
-        if earlier is not None and live_pid(earlier) is not None:
+        if earlier is not None and is_alive(earlier):
             raise FileExistsError(f"an agent already runs in {folder}, pid {earlier['pid']}")
         child = self._spawn([expand(arg) if arg.startswith("~/") else arg for arg in request["argv"]], folder)
         deadline = time.monotonic() + request["wait_s"]
@@ -56,7 +56,7 @@ class Starter:
             time.sleep(START_POLL_S)
 
     def _failure(self, child: subprocess.Popen[bytes], wait_s: float, log: str) -> Exception:
-        """Why there is no agent; one that only takes too long is killed."""
+        """The error of an agent that did not start; one that takes too long is killed."""
         code = child.returncode
         if code is None:
             os.killpg(child.pid, signal.SIGKILL)  # not reaped yet, so the number is still this child's
@@ -67,11 +67,11 @@ class Starter:
         return ChildProcessError(f"the agent {outcome(code)} before it wrote agent.json\n{log}".rstrip())
 
     def _spawn(self, argv: List[str], folder: str) -> subprocess.Popen[bytes]:
-        import subprocess  # noqa: PLC0415  10 ms, which a connection that only reads need not wait for
+        import subprocess  # noqa: PLC0415  10 ms; a connection that only reads does without
 
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         log = os.open(os.path.join(folder, "agent.log"), flags, 0o600)
-        private = os.umask(self.umask)  # what runs gets the user's own back; files here are private all the same
+        private = os.umask(self.umask)  # the agent gets the user's own; files of orch stay private
         try:
             child = subprocess.Popen(  # its own session, no pty: it outlives this program and the connection
                 argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -84,5 +84,5 @@ class Starter:
 
 
 def outcome(code: int) -> str:
-    """How a process ended, in words; negative codes are signals as Popen gives them."""
+    """The end of a process for a message; negative codes are signals, as Popen gives them."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

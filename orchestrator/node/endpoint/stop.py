@@ -1,6 +1,4 @@
-"""
-Stopping the runs of a node: the recorded agent first; only when no agent is left to do it, its ranks and whatever carries the run's mark.
-"""
+"""Stop the runs of a node: the recorded agent, which ends its ranks; if it is gone, its ranks and whatever else is the run's."""
 
 from __future__ import annotations
 
@@ -8,12 +6,10 @@ import os
 import signal
 import time
 
-from orchestrator.node.events import read_events
+from orchestrator.node.events import read_history
 from orchestrator.node.files import read_json
-from orchestrator.node.machine import boot_id, live_pid
+from orchestrator.node.machine import GROUP, START_TIME, boot_id, is_alive
 from orchestrator.node.ownership import (
-    GROUP,
-    START_TIME,
     add_relatives,
     agent_mark,
     key_of,
@@ -23,10 +19,11 @@ from orchestrator.node.ownership import (
 )
 from orchestrator.node.run_folder import node_folders
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Set, Tuple
 
+    from orchestrator.node.events import Event
     from orchestrator.node.ownership import Key
 
     Json = Dict[str, Any]
@@ -37,35 +34,33 @@ POLL_S = 0.02
 
 
 class Target:
-    """One node folder while it is being stopped: what was signalled and what is left."""
+    """One node folder while it is being stopped: the signals that were sent, and the processes that are left."""
 
     def __init__(self, node: str, folder: str) -> None:
         self.node, self.folder = node, folder
         run, attempt = os.path.split(os.path.dirname(folder))
         self._mark = (os.path.basename(run), attempt[len("attempt-") :], node, os.path.realpath(run))
         self.signalled: List[Json] = []
-        self._known: Set[Key] = set()  # whoever was found to be the run's, also when its parent has gone meanwhile
+        self._known: Set[Key] = set()  # once found to be the run's, also after its parent has ended
         self._sent: Set[Tuple[Key, int]] = set()
 
     def alive(self) -> Dict[Key, str]:
-        """The processes and what they are: the agent while it lives, else whatever is left of the run."""
+        """Process -> its role: the agent while it is alive, else whatever is left of the run."""
         agent = read_json(os.path.join(self.folder, "agent.json"))
         if agent is not None and agent.get("boot_id") != boot_id():
             return {}
-        if agent is not None and live_pid(agent) is not None:
+        if agent is not None and is_alive(agent):
             return {(agent["pid"], agent["start_time"]): "agent"}
-        events = read_events(self.folder)
-        ends = [event["event"] for event in events if event.get("event") in ("agent-started", "agent-finished")]
-        if ends[-1:] == ["agent-finished"]:
-            return {}  # the last that an agent or its guard says: then nothing below it was alive
-        return self._left(agent, events)
+        history = read_history(self.folder)
+        # The agent or its guard writes its last event when nothing below it is alive.
+        return {} if history.finished is not None else self._left(agent, history.rank_starts)
 
-    def _left(self, agent: Optional[Json], events: List[Json]) -> Dict[Key, str]:
-        """Found by what it carries: that takes a look at every process of this user."""
+    def _left(self, agent: Optional[Json], rank_starts: List[Event]) -> Dict[Key, str]:
+        """Find the processes by their environment and command line: this reads those of every process of this user."""
         processes = own_processes()
         names = {}
-        for event in events:
-            if event.get("event") == "rank-started" and event["pid"] in processes and live_pid(event) is not None:
+        for event in rank_starts:
+            if event["pid"] in processes and is_alive(event):
                 names[event["pid"]] = f"rank {event['rank']}"
         leaders = dict(names)
         since = agent["start_time"] if agent else 0
@@ -82,13 +77,13 @@ class Target:
         return found
 
     def _ours(self, pid: int, fields: List[str], since: int) -> bool:
-        """Whether it carries this attempt and node; what is older than the agent cannot be the agent's."""
+        """A process of this attempt and node; one that is older than the agent cannot be the agent's."""
         mark = rank_mark(pid) if int(fields[START_TIME]) >= since else None
-        mark = mark or agent_mark(pid)  # the guard is a little older than the agent, and there before agent.json is
+        mark = mark or agent_mark(pid)  # the guard is older than the agent and agent.json
         return mark is not None and (*mark[:3], os.path.realpath(mark[3])) == self._mark
 
     def signal_all(self, number: signal.Signals) -> bool:
-        """Send each living process the signal once; whether any was alive."""
+        """Send each living process the signal once; True if any was alive."""
         alive = self.alive()
         for key, what in alive.items():
             if (key, number) not in self._sent:
@@ -106,7 +101,7 @@ class Target:
 
 
 def sweep(targets: List[Target], number: signal.Signals, deadline: float) -> List[Target]:
-    """Signal whatever lives until nothing does or the deadline is over; the targets that still have something alive."""
+    """Signal what is alive until nothing is or the deadline is over; return the targets that still have processes."""
     while True:
         targets = [target for target in targets if target.signal_all(number)]
         if not targets or time.monotonic() >= deadline:
@@ -115,7 +110,7 @@ def sweep(targets: List[Target], number: signal.Signals, deadline: float) -> Lis
 
 
 def stop(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
-    """End the agents of the node folders within grace_s and a margin, all at once; with SIGKILL whatever is left then."""
+    """End the agents of the node folders within grace_s and a margin, all at once; then kill what is left."""
     targets = [Target(node, folder) for node, folder in node_folders(request)]
     margin_s = AGENT_MARGIN_S if any("agent" in target.alive().values() for target in targets) else 0.0
     rest = sweep(targets, signal.SIGTERM, time.monotonic() + request["grace_s"] + margin_s)

@@ -11,10 +11,8 @@ import signal
 import time
 
 from orchestrator.node.files import read_json
-from orchestrator.node.machine import live_pid
+from orchestrator.node.machine import PARENT, START_TIME, is_alive
 from orchestrator.node.ownership import (
-    PARENT,
-    START_TIME,
     agent_mark,
     key_of,
     own_processes,
@@ -23,7 +21,7 @@ from orchestrator.node.ownership import (
     users,
 )
 
-TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; importing typing costs every connection some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Set, Tuple
 
@@ -85,7 +83,7 @@ def recorded_agent(mark: Mark) -> bool:
     _, _, node, folder = mark
     attempts = os.listdir(folder) if os.path.isdir(folder) else []
     records = [read_json(os.path.join(folder, attempt, node, "agent.json")) for attempt in attempts]
-    return any(record is not None and live_pid(record) is not None for record in records)
+    return any(is_alive(record) for record in records)
 
 
 def describe(pid: int, family: Family, fields: List[str]) -> Json:

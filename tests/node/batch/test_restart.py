@@ -1,4 +1,4 @@
-"""Whether a Slurm job begins anew, by what its attempts left in the run folder; and asking Slurm for it."""
+"""The decision to restart a Slurm job, by what its attempts left in the run folder; and requeueing it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.node.batch import requeue, restart
 from orchestrator.node.batch.allocation import choose, expand
-from orchestrator.node.batch.history import Ending, barren
+from orchestrator.node.batch.history import Attempt, attempts_without_progress
 from orchestrator.node.job import Job
 
 LEFT: dict[str, Any] = {"event": "rank-exited", "rank": 0, "code": 99, "done": False}
@@ -22,7 +22,7 @@ DONE: dict[str, Any] = {"event": "agent-finished", "state": "DONE", "exit": None
 
 
 def _attempt(run: Path, number: int, *nodes: list[dict[str, Any]], progress: dict[str, Any] | None = None) -> Path:
-    """An attempt whose agents wrote these events, one a second unless they say when."""
+    """An attempt whose agents wrote these events, one per second unless they have a time."""
     folder = run / f"attempt-{number}"
     for rank, events in enumerate(nodes):
         (folder / f"n{rank}" / "progress").mkdir(parents=True)
@@ -33,8 +33,8 @@ def _attempt(run: Path, number: int, *nodes: list[dict[str, Any]], progress: dic
     return folder
 
 
-def _ending(run: Path, number: int, *nodes: list[dict[str, Any]], progress: dict[str, Any] | None = None) -> Ending:
-    return Ending(str(_attempt(run, number, *nodes, progress=progress)))
+def _read(run: Path, number: int, *nodes: list[dict[str, Any]], progress: dict[str, Any] | None = None) -> Attempt:
+    return Attempt(str(_attempt(run, number, *nodes, progress=progress)))
 
 
 def _job(attempt: int, **slurm: object) -> Job:
@@ -54,7 +54,7 @@ def _job(attempt: int, **slurm: object) -> Job:
     ("nodes", "expected"),
     [
         ([[LEFT, REQUEUE], [LEFT, REQUEUE]], True),
-        ([[LEFT, REQUEUE], [{**LEFT, "code": 1}, FAILED]], True),  # failed since the other had left
+        ([[LEFT, REQUEUE], [{**LEFT, "code": 1}, FAILED]], True),  # a consequence of the other's exit
         ([[{**LEFT, "time": 9.0}, REQUEUE], [{**LEFT, "code": 1}, FAILED]], False),
         ([[LEFT, REQUEUE], [{**LEFT, "code": 93, "time": 8.0}, FAILED]], False),
         ([[{**LEFT, "code": 1}, FAILED]], False),
@@ -64,14 +64,14 @@ def _job(attempt: int, **slurm: object) -> Job:
 def test_another_attempt_is_wanted_where_a_rank_asked_before_any_failed(
     tmp_path: Path, nodes: list[list[dict[str, Any]]], *, expected: bool
 ) -> None:
-    assert _ending(tmp_path, 1, *nodes).asks_for_more() is expected
+    assert _read(tmp_path, 1, *nodes).asks_for_restart is expected
 
 
 def test_only_all_nodes_done_is_done(tmp_path: Path) -> None:
-    assert _ending(tmp_path, 1, [DONE], [DONE]).is_done(2)
-    assert not _ending(tmp_path, 2, [DONE], [LEFT, REQUEUE]).is_done(2)
-    assert not _ending(tmp_path, 3, [DONE], []).is_done(2)
-    assert not _ending(tmp_path, 4, [DONE, {"event": "agent-started"}]).is_done(1)
+    assert _read(tmp_path, 1, [DONE], [DONE]).is_done(2)
+    assert not _read(tmp_path, 2, [DONE], [LEFT, REQUEUE]).is_done(2)
+    assert not _read(tmp_path, 3, [DONE], []).is_done(2)
+    assert not _read(tmp_path, 4, [DONE, {"event": "agent-started"}]).is_done(1)
 
 
 @pytest.mark.parametrize(
@@ -79,17 +79,17 @@ def test_only_all_nodes_done_is_done(tmp_path: Path) -> None:
     [([0], 1), ([0, 5], 0), ([5, 5, 5], 2), ([5, 7, 6, 7, 7], 3), ([5, 7, 6, 7, 8], 0)],
 )
 def test_progress_is_a_step_that_no_attempt_had_saved_before(tmp_path: Path, saved: list[int], expected: int) -> None:
-    """Steps that were trained and not saved count for nothing."""
+    """Steps that were trained and not saved do not count."""
     progress = [{"step": 1000 + number, "saved": step} for number, step in enumerate(saved)]
-    endings = [_ending(tmp_path, number, [], progress=one) for number, one in enumerate(progress, start=1)]
-    assert barren(endings) == expected
+    attempts = [_read(tmp_path, number, [], progress=one) for number, one in enumerate(progress, start=1)]
+    assert attempts_without_progress(attempts) == expected
 
 
-def test_program_that_says_nothing_of_its_progress_makes_some_when_it_runs_until_it_is_warned(tmp_path: Path) -> None:
+def test_program_that_reports_no_progress_makes_some_if_it_runs_until_it_is_warned(tmp_path: Path) -> None:
     at_once = [LEFT, REQUEUE]
     warned: list[dict[str, Any]] = [{"event": "warned"}, *at_once]
-    assert barren([_ending(tmp_path, number, warned) for number in range(1, 9)]) == 0
-    assert barren([_ending(tmp_path, number, at_once) for number in range(11, 14)]) == 3
+    assert attempts_without_progress([_read(tmp_path, number, warned) for number in range(1, 9)]) == 0
+    assert attempts_without_progress([_read(tmp_path, number, at_once) for number in range(11, 14)]) == 3
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_program_that_says_nothing_of_its_progress_makes_some_when_it_runs_until
             [5, 5, 5, 5],
             {},
             False,
-            "3 attempts in a row made no progress, so the job does not begin anew: the newest saved step is 5",
+            "3 attempts in a row made no progress, so the job is not restarted: the newest saved step is 5",
         ),
         ([5, 5, 5], {}, False, ""),
         ([1, 2, 3], {"max_retries": 2}, False, "attempt 3 was the last: slurm.max_retries is 2"),
@@ -111,19 +111,27 @@ def test_program_that_says_nothing_of_its_progress_makes_some_when_it_runs_until
         ([2, 2], {}, True, "the time limit came before progress was saved"),
     ],
 )
-def test_what_speaks_against_another_attempt(
+def test_reasons_against_another_attempt(
     tmp_path: Path, saved: list[int], rules: dict[str, Any], *, at_limit: bool, part: str
 ) -> None:
-    endings = [_ending(tmp_path, number, [], progress={"saved": step}) for number, step in enumerate(saved, start=1)]
-    found = restart.objection_to_queueing(_job(len(saved), **rules), endings, at_limit=at_limit)
+    attempts = [_read(tmp_path, number, [], progress={"saved": step}) for number, step in enumerate(saved, start=1)]
+    found = restart.objection_to_queueing(_job(len(saved), **rules), attempts, at_limit=at_limit)
     assert (part in found) if part else not found
 
 
-def test_job_that_slurm_ends_was_at_its_limit_only_after_a_warning_in_due_time(tmp_path: Path) -> None:
+def test_job_that_slurm_ends_was_at_its_limit_only_if_the_warning_was_due(tmp_path: Path) -> None:
     now = time.time()
-    assert _ending(tmp_path, 1, [{"event": "warned", "time": now - 91}]).reached_time_limit(90)
-    assert not _ending(tmp_path, 2, [{"event": "warned", "time": now - 60}]).reached_time_limit(90)
-    assert not _ending(tmp_path, 3, [{"event": "note"}]).reached_time_limit(90)
+    assert _read(tmp_path, 1, [{"event": "warned", "time": now - 91}]).reached_time_limit(90, "n0")
+    assert not _read(tmp_path, 2, [{"event": "warned", "time": now - 60}]).reached_time_limit(90, "n0")
+    assert not _read(tmp_path, 3, [{"event": "note"}]).reached_time_limit(90, "n0")
+
+
+def test_time_limit_is_judged_by_the_clock_of_the_batch_host(tmp_path: Path) -> None:
+    now = time.time()
+    due, early = {"event": "warned", "time": now - 91}, {"event": "warned", "time": now - 10}
+    assert _read(tmp_path, 1, [due], [{**due, "time": now + 3600}]).reached_time_limit(90, "n0")
+    assert not _read(tmp_path, 2, [early], [{**early, "time": now - 3600}]).reached_time_limit(90, "n0")
+    assert _read(tmp_path, 3, [due], [due]).reached_time_limit(90, "spare")
 
 
 @pytest.mark.parametrize(
@@ -144,13 +152,13 @@ def test_array_requeues_its_own_task_only(
     assert (tmp_path / "said").read_text() == f"requeue {expected}"
 
 
-def test_refusal_of_scontrol_is_told_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_of_scontrol_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'Requested operation is presently disabled' >&2\nexit 1\n")
     (tmp_path / "scontrol").chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(requeue, "PAUSES_S", (0.0, 0.0))
     refusal = requeue.requeue({"SLURM_JOB_ID": "17"})
-    assert refusal == "Slurm did not take job 17 into the queue again: Requested operation is presently disabled"
+    assert refusal == "Slurm did not requeue job 17: Requested operation is presently disabled"
 
 
 STARTED: dict[str, Any] = {"event": "agent-started"}
@@ -171,13 +179,14 @@ def _failed(at_s: float) -> dict[str, Any]:
         ([[STARTED, _failed(9.0)], [STARTED, STOPPING]], "n0", set()),  # Slurm had no patience
         ([[STARTED, LEFT, REQUEUE], [STARTED, _failed(9.0)]], None, set()),
         ([[STARTED, DONE, STARTED], [STARTED, DONE]], None, {"n0"}),
+        ([[STARTED, STOPPING, STOPPED, STARTED], [STARTED, DONE]], None, {"n0"}),  # the first stop was for another port
     ],
 )
 def test_node_to_blame_is_the_one_that_is_lost_or_failed_first(
     tmp_path: Path, nodes: list[list[dict[str, Any]]], culprit: str | None, lost: set[str]
 ) -> None:
-    ending = _ending(tmp_path, 1, *nodes)
-    assert (ending.culprit, ending.lost) == (culprit, lost)
+    attempt = _read(tmp_path, 1, *nodes)
+    assert (attempt.culprit, attempt.lost) == (culprit, lost)
 
 
 @pytest.mark.parametrize(
@@ -190,10 +199,10 @@ def test_node_to_blame_is_the_one_that_is_lost_or_failed_first(
         ([STARTED, _failed(5.0)], False),
     ],
 )
-def test_what_was_stopped_before_anything_failed_was_told_to(
+def test_attempt_that_was_stopped_before_anything_failed_was_asked_to_stop(
     tmp_path: Path, events: list[dict[str, Any]], *, expected: bool
 ) -> None:
-    assert _ending(tmp_path, 1, events).told_to_stop is expected
+    assert _read(tmp_path, 1, events).was_asked_to_stop is expected
 
 
 @pytest.mark.parametrize(
@@ -209,9 +218,9 @@ def test_allocation_is_read_as_slurm_writes_it(nodelist: str, names: list[str]) 
     assert expand(nodelist) == names
 
 
-def _attempts(run: Path, *attempts: tuple[int, dict[str, list[dict[str, Any]]]]) -> list[Ending]:
-    """Attempts by the number of requeues before them and what the agents of their nodes said."""
-    endings = []
+def _attempts(run: Path, *attempts: tuple[int, dict[str, list[dict[str, Any]]]]) -> list[Attempt]:
+    """Attempts, each by the number of requeues before it and the events of its nodes' agents."""
+    found = []
     for number, (requeues, nodes) in enumerate(attempts, start=1):
         folder = run / f"attempt-{number}"
         for name, events in nodes.items():
@@ -219,8 +228,8 @@ def _attempts(run: Path, *attempts: tuple[int, dict[str, list[dict[str, Any]]]])
             lines = [json.dumps({"time": float(second), **event}) for second, event in enumerate(events)]
             (folder / name / "events.jsonl").write_text("\n".join([*lines, ""]))
         (folder / "job.json").write_text(json.dumps({"slurm": {"requeues": requeues}}))
-        endings.append(Ending(str(folder)))
-    return endings
+        found.append(Attempt(str(folder)))
+    return found
 
 
 FINE, FAILS, GONE = [STARTED, STOPPED], [STARTED, _failed(5.0)], [STARTED]
@@ -233,7 +242,7 @@ FINE, FAILS, GONE = [STARTED, STOPPED], [STARTED, _failed(5.0)], [STARTED]
         ([(0, {"a": FAILS, "b": FINE})], ["b", "s"]),
         ([(0, {"a": FAILS, "b": FINE}), (0, {"b": FAILS, "s": FINE})], ["a", "s"]),  # once each: those that come first
         ([(0, {"a": FINE, "b": GONE})], ["a", "s"]),
-        ([(0, {"a": FINE, "b": GONE}), (0, {"a": FAILS, "s": FINE})], ["a", "s"]),  # there is no other
+        ([(0, {"a": FINE, "b": GONE}), (0, {"a": FAILS, "s": FINE})], ["a", "s"]),  # no other node is left
         ([(0, {"a": FINE, "b": GONE}), (0, {"a": GONE, "s": FINE})], ["s"]),
         (
             [(0, {"a": FINE, "b": GONE}), (1, {"a": FAILS, "b": FINE})],
@@ -248,7 +257,7 @@ def test_nodes_of_the_next_attempt_are_those_that_did_not_fail(
 
 
 KILLED: dict[str, Any] = {"event": "agent-finished", "state": "FAILED", "exit": None}
-TRAINS: dict[str, Any] = {"event": "rank-started"}
+TRAINS: dict[str, Any] = {"event": "rank-started", "rank": 0}
 
 
 @pytest.mark.parametrize(
@@ -262,7 +271,7 @@ TRAINS: dict[str, Any] = {"event": "rank-started"}
         ([FINE, [STARTED, KILLED]], 0, False),  # refused: there is no such program
     ],
 )
-def test_failed_run_goes_on_where_that_may_lead_further(
+def test_failed_run_is_restarted_where_that_may_help(
     tmp_path: Path, nodes: list[list[dict[str, Any]]], saved: int, *, expected: bool
 ) -> None:
-    assert restart.is_worth_it([_ending(tmp_path, 1, *nodes, progress={"saved": saved})]) is expected
+    assert restart.is_worth_it([_read(tmp_path, 1, *nodes, progress={"saved": saved})]) is expected

@@ -142,7 +142,7 @@ def test_run_with_a_living_process_stays_even_if_its_agent_is_dead(workdir: Work
     with subprocess.Popen(["sleep", "1000"], env=marks) as process:
         kept = workdir.clear()[LIVING]
         process.kill()
-    assert (kept.action, kept.why) == ("keep", "processes of it are alive")
+    assert (kept.action, kept.why) == ("keep", "its processes are alive")
 
 
 @pytest.mark.parametrize(

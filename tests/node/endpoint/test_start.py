@@ -14,7 +14,7 @@ import pytest
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import RankExit
 from orchestrator.errors import NodeError
-from orchestrator.node.machine import live_fields, live_pid
+from orchestrator.node.machine import is_alive, live_fields
 from orchestrator.transports.local import LocalTransport
 from tests.grounds.stand_in import AGENT, Ground, alive
 from tests.until import until
@@ -156,7 +156,7 @@ def test_a_zombie_counts_as_gone(ground: Ground) -> None:
     assert fields is not None
     record = {"pid": child.pid, "start_time": int(fields[19])}
     child.kill()
-    until(lambda: live_pid(record) is None, what="the zombie")
+    until(lambda: not is_alive(record), what="the zombie")
     child.wait()
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import Signalled
-from orchestrator.node.machine import live_fields
-from orchestrator.node.ownership import START_TIME, signal_exactly
+from orchestrator.node.machine import START_TIME, live_fields
+from orchestrator.node.ownership import signal_exactly
 from orchestrator.transports.local import LocalTransport
 from tests.grounds.stand_in import Ground, alive
 from tests.node.agent.test_agent_ground import PYTHONS

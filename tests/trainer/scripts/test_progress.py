@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.node.batch.history import Ending
+from orchestrator.node.batch.history import Attempt
 from tests.grounds.gcu import try_each
 from trainer.runtime.accelerators import Accelerator, choose
 from trainer.runtime.rank import Rank
@@ -78,7 +78,7 @@ def test_two_optimizers_that_take_turns_make_no_step_more_than_one(
 
 def test_steps_alone_are_not_taken_for_something_saved(tmp_path: Path, count: StepCount) -> None:
     count(_optimizer(), (), {})
-    assert Ending(str(tmp_path / "attempt-1")).saved is None
+    assert Attempt(str(tmp_path / "attempt-1")).saved is None
 
 
 @pytest.mark.parametrize("theirs", ['{"step": 7, "saved": 5, "phase": "step", "time": 1.0}', "not JSON", "[]"])
