@@ -1,45 +1,60 @@
-"""What a submission from this machine does at the same time, and what it does not."""
+"""A submission from this machine, with submitit and a program called sbatch that takes every job."""
 
 from __future__ import annotations
 
-import shutil
-import threading
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from orchestrator.inventory.model import Inventory, Node
-from orchestrator.launchers.slurm import submit as slurm_submit
-from orchestrator.launchers.slurm.host import ThisMachine
-from orchestrator.plan.make import make_plan
-from orchestrator.plan.plan import LaunchPlan
-from orchestrator.run import Program, Request
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.processes
 
+SUBMIT = """
+import sys, threading
+from pathlib import Path
+from orchestrator.inventory.model import Inventory, Node
+from orchestrator.launchers.slurm.host import ThisMachine
+from orchestrator.plan.files import sbatch_path
+from orchestrator.plan.make import make_plan
+from orchestrator.run import Program, Request
 
-def test_job_is_submitted_when_submitit_is_loaded_and_not_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+loads_in_main_thread = []
+def note(event, args):
+    if event == "import" and args[0].startswith("submitit"):
+        loads_in_main_thread.append(threading.current_thread() is threading.main_thread())
+sys.addaudithook(note)
+
+inventory = Inventory(name="demo", nodes=(Node(name="n0", workdir=sys.argv[1]),))
+request = Request("slurm", Program("trainer", ()))
+plan = make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b")
+script = Path(sbatch_path(plan))
+script.parent.mkdir(parents=True)
+script.write_text("#!/bin/sh\\n")
+host = ThisMachine(plan.head)
+host.require()
+print(host.submit(plan), set(loads_in_main_thread))
+host.close()
+"""
+
+
+def test_submitit_is_loaded_by_one_thread_before_a_job_is_submitted(tmp_path: Path) -> None:
     """Its modules import each other: of two threads that load them, Python ends one with a deadlock."""
-    order: list[str] = []
-    submitting = threading.Event()
-
-    def load() -> None:
-        submitting.wait(0.3)
-        order.append("loaded")
-
-    def submit(_plan: LaunchPlan) -> str:
-        order.append("submitted")
-        submitting.set()
-        return "7"
-
-    monkeypatch.setattr(slurm_submit, "load", load)
-    monkeypatch.setattr(slurm_submit, "submit", submit)
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    inventory = Inventory(name="demo", nodes=(Node(name="n0"),))
-    plan = make_plan(
-        inventory, Request("slurm", Program("trainer", ())), run_id="demo-20260102-030405-0abc", bundle="b"
+    for name in ("sbatch", "srun"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text("#!/bin/sh\necho 7\n")
+        program.chmod(0o700)
+    done = subprocess.run(
+        [sys.executable, "-c", SUBMIT, str(tmp_path / "work")],
+        env={**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"},
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
-    host = ThisMachine(plan.head)
-    host.require()
-    assert host.submit(plan) == "7"
-    host.close()
-    assert order == ["loaded", "submitted"]
+    assert done.stdout == "7 {False}\n", done.stderr
