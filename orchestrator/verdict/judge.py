@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from orchestrator.endpoint import replies
 from orchestrator.endpoint.replies import Finished, NodeObservation
@@ -32,15 +33,15 @@ class Verdict:
     message: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evidence:
-    """The reports of the nodes, in node order; `stop_asked`: `orch stop` was run."""
+    """The reports of the nodes, in node order; `stop_asked`: `orch stop` was run. Each list is made once: nodes may be many."""
 
     plan: LaunchPlan
     nodes: Sequence[NodeObservation]
     stop_asked: bool
 
-    @property
+    @cached_property
     def ends(self) -> list[tuple[str, Finished]]:
         """The nodes whose agents have ended, in the order of their ends."""
         ends = [(node.node, node.finished) for node in self.nodes if node.finished is not None]
@@ -54,7 +55,7 @@ class Evidence:
     def all_ended(self) -> bool:
         return len(self.ends) == self.plan.node_count
 
-    @property
+    @cached_property
     def started(self) -> list[NodeObservation]:
         """The nodes whose agents have started."""
         return [node for node in self.nodes if node.agent is not None]
