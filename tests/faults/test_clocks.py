@@ -54,7 +54,7 @@ def test_clock_that_is_set_in_a_run_ends_nothing_and_leaves_the_log_in_order(
     run = _start(orch, TALKER, "--isolation-timeout", "2s", "--orphan-timeout", "4s")
     until(lambda: _said(orch, run, "n1") >= 5, what="the ranks to talk")
     clock.set(ahead_s)
-    until(lambda: orch.status(run)["state"] != "RUNNING", what="the end", deadline_s=40)
+    until(lambda: orch.recorded(run) not in ("STARTING", "RUNNING"), what="the end", deadline_s=40)
     assert orch.status(run)["state"] == "DONE", orch("logs", run).stdout
     lines = orch.lines(run)
     numbers = {rank: [int(line["text"]) for line in lines if line["rank"] == rank] for rank in (0, 1)}

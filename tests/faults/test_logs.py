@@ -151,8 +151,8 @@ def test_any_bytes_are_shown_harmless_and_kept_as_they_are(orch: Orch) -> None:
 
 def test_ten_megabyte_line_is_printed_in_pieces_and_memory_is_bounded(orch: Orch) -> None:
     (orch.cwd / "long.py").write_text("print('x' * (10 << 20)); print('after')")
-    orch("ssh-launch", "--detach", "--nodes", "n0", "--", "long.py")
-    until(lambda: orch.records()[-1]["state"] == "DONE", what="the end")
+    run = orch("ssh-launch", "--detach", "--nodes", "n0", "--", "long.py").stdout.strip()
+    until(lambda: orch.recorded(run) == "DONE", what="the end")
     probe = "import resource, subprocess, sys; out = subprocess.run(sys.argv[1:], stdout=-1).stdout; print(len(out), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     argv = [orch.argv(())[0], "-c", probe, *orch.argv(("logs", "--stream", "out"))]
     done = subprocess.run(
@@ -188,7 +188,7 @@ def test_connections_cut_while_the_past_is_read_cost_nothing_but_a_node_that_is_
     orch: Orch, farm: Farm, left: int
 ) -> None:
     run = orch("ssh-launch", "--detach", "--", "seq", "1000000", "1400000").stdout.strip()
-    until(lambda: orch.status(run)["state"] == "DONE", what="the end")
+    until(lambda: orch.recorded(run) == "DONE", what="the end")
     with orch.start("logs", run) as reader:  # which can go on by no more than the pipe holds
         assert reader.stdout is not None
         seen = reader.stdout.readline()

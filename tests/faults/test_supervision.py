@@ -32,7 +32,7 @@ def _started(orch: Orch, *options: str) -> str:
     """A detached run whose ranks all sleep, with a supervisor."""
     run = orch("ssh-launch", "--detach", *options, "--", *SLEEPERS).stdout.strip()
     until(lambda: orch.supervisor(run), what="the supervisor")
-    until(lambda: sum("last words" in line["text"] for line in orch.lines(run)) == 6, what="six ranks")
+    until(lambda: orch.printed(run).count("last words") == 6, what="six ranks")
     return run
 
 

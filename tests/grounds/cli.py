@@ -110,7 +110,7 @@ class Orch:
         return records
 
     def recorded(self, run: str) -> str:
-        """The state in the run's record, to be looked at over and over: nobody is asked, and nothing is started."""
+        """The state in the run's record; for `until`, as `printed` is."""
         return RunFolder(self.home / "runs" / run).read().state.value
 
     def printed(self, run: str) -> str:
@@ -119,9 +119,15 @@ class Orch:
 
         Nothing is started for it: an `orch logs` that is awaited costs a fifth of a second of CPU each time.
         """
-        folder = self.node_folders(run)[0].parent.parent
-        names = ("attempt-*/*/rank-*.out", "attempt-*/*/events.jsonl", "attempt-*/slurm-*.log")
-        return "".join(path.read_text("utf-8", "replace") for name in names for path in sorted(folder.glob(name)))
+        folders = sorted({node.parent.parent for node in self.node_folders(run)})
+        names = (
+            "attempt-*/*/rank-*.out",
+            "attempt-*/*/rank-*.err",
+            "attempt-*/*/events.jsonl",
+            "attempt-*/slurm-*.log",
+        )
+        paths = [path for name in names for folder in folders for path in sorted(folder.glob(name))]
+        return "".join(path.read_text("utf-8", "replace") for path in paths)
 
     def slurm_job(self, run: str) -> str:
         """The run's job as its record has it."""

@@ -14,8 +14,6 @@ from orchestrator.inventory import model as inventories
 from orchestrator.plan.shell import environment
 from tests.grounds.cli import Orch
 
-pytestmark = pytest.mark.processes
-
 NODES = "devices: 1\nnodes: [{name: n0}]\n"
 
 
@@ -26,15 +24,28 @@ NODES = "devices: 1\nnodes: [{name: n0}]\n"
 def test_newline_in_what_becomes_an_sbatch_line_is_refused_by_field(field: str, text: str, tmp_path: Path) -> None:
     section, _, key = field.partition(".")
     value = f'["--comment={text}"]' if key == "options" else f'"{text}"'
-    (tmp_path / "inventory.yaml").write_text(
-        f"{section}: {{{key}: {value}}}\n{NODES}" if key else f"name: {value}\n{NODES}"
-    )
-    done = Orch(tmp_path)("submit", "--dry-run", "--", "true", code=2)
-    assert f"inventory.yaml:1: {field}" in done.stderr
-    assert "allowed: " in done.stderr
+    error = _refused(tmp_path, f"{section}: {{{key}: {value}}}\n{NODES}" if key else f"name: {value}\n{NODES}")
+    assert f"inventory.yaml:1: {field}" in error
+    assert "allowed: " in error
+
+
+def _refused(folder: Path, text: str) -> str:
+    (folder / "inventory.yaml").write_text(text)
+    with pytest.raises(InventoryError) as caught:
+        inventories.load(folder / "inventory.yaml")
+    return str(caught.value)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("launch", ["ssh-launch", "submit"])
+def test_refused_inventory_prints_the_error_alone(launch: str, tmp_path: Path) -> None:
+    (tmp_path / "inventory.yaml").write_text(f'slurm: {{account: "x\\n#SBATCH --uid=0"}}\n{NODES}')
+    done = Orch(tmp_path)(launch, "--dry-run", "--", "true", code=2)
+    assert "inventory.yaml:1: slurm.account" in done.stderr
     assert done.stdout == ""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "words",
     [("--nodes", "n0\n#SBATCH --uid=0"), ("--nodes", "n0;id"), ("--nodes", "$(id)"), ("-j", "1x1\n#SBATCH --uid=0")],
@@ -92,20 +103,22 @@ TEMPLATES = [
 ]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("launch", ["ssh-launch", "submit"])
-@pytest.mark.parametrize("text", TEMPLATES)
-def test_template_within_a_value_is_text(text: str, launch: str, tmp_path: Path) -> None:
-    quoted = text.replace("'", "''")
-    (tmp_path / "inventory.yaml").write_text(f"env: {{X: '{quoted}'}}\ndefaults: {{workdir: '/w {quoted}'}}\n{NODES}")
-    printed = Orch(tmp_path)(launch, "--dry-run", "--", "true", text).stdout
-    assert printed.count(text.replace("'", "'\"'\"'")) + printed.count(text) >= 3
+def test_template_within_a_value_is_text(launch: str, tmp_path: Path) -> None:
+    quoted = [text.replace("'", "''") for text in TEMPLATES]
+    env = "".join(f"  X{number}: '{text}'\n" for number, text in enumerate(quoted))
+    workdir = f"/w {' '.join(quoted)}"
+    (tmp_path / "inventory.yaml").write_text(f"env:\n{env}defaults: {{workdir: '{workdir}'}}\n{NODES}")
+    printed = Orch(tmp_path)(launch, "--dry-run", "--", "true", *TEMPLATES).stdout
+    for text in TEMPLATES:
+        assert printed.count(text.replace("'", "'\"'\"'")) + printed.count(text) >= 3
 
 
 @pytest.mark.parametrize("text", TEMPLATES)
 def test_template_in_the_place_of_a_name_is_refused(text: str, tmp_path: Path) -> None:
     quoted = text.replace("'", "''")
-    (tmp_path / "inventory.yaml").write_text(f"name: '{quoted}'\n{NODES}")
-    assert "inventory.yaml:1: name: " in Orch(tmp_path)("submit", "--dry-run", "--", "true", code=2).stderr
+    assert "inventory.yaml:1: name: " in _refused(tmp_path, f"name: '{quoted}'\n{NODES}")
 
 
 @pytest.mark.parametrize(
@@ -123,6 +136,7 @@ def test_even_a_template_of_orchs_own_could_not(text: str, error: type[Exception
         environment().from_string(text).render()
 
 
+@pytest.mark.processes
 def test_preloaded_library_is_warned_about(tmp_path: Path) -> None:
     (tmp_path / "inventory.yaml").write_text("devices: 1\nnodes: [{name: n0}, {name: n1, env: {LD_PRELOAD: /x.so}}]\n")
     for words in (("env",), ("ssh-launch", "--dry-run", "-j", "2x1", "--", "true")):

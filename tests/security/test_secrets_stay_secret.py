@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.errors import InventoryError
 from orchestrator.inventory import model as inventories
 from tests.grounds.cli import Orch
 from tests.grounds.slurm import Cluster
@@ -61,15 +62,16 @@ def _keep_in_git(folder: Path, canaries: Canaries) -> None:
 
 @contextlib.contextmanager
 def _command_lines_watched(canaries: Canaries) -> Iterator[list[bytes]]:
-    """Look at the command line of every process of this machine over and over, and keep those that hold a canary."""
+    """Look at the command line of every process that starts on this machine, over and over; keep those with a canary."""
     found: list[bytes] = []
     over = threading.Event()
+    before = set(Path("/proc").iterdir())
 
     def watch() -> None:
         while not over.wait(0.01):
-            for path in Path("/proc").glob("[0-9]*/cmdline"):
+            for process in set(Path("/proc").iterdir()) - before:
                 with contextlib.suppress(OSError):  # ended since
-                    line = path.read_bytes()
+                    line = (process / "cmdline").read_bytes()
                     found.extend([line] if canaries.within(line) else [])
 
     watcher = threading.Thread(target=watch)
@@ -91,21 +93,13 @@ def _holders_of_environment(canaries: Canaries) -> set[int]:
     return found
 
 
-def _everything_printed(orch: Orch, launch: str) -> str:
-    """What each command that reads prints; the run goes on."""
+ABOUT_RUNS = (("status", "--json"), ("status",), ("list", "--json"), ("logs",), ("logs", "--json"))
+ABOUT_THE_INVENTORY = (("env",), ("env", "--json"), ("inventory", "show"), ("inventory", "validate"))
+
+
+def _printed(orch: Orch, *commands: tuple[str, ...]) -> str:
     said = ""
-    for words in (
-        ("status", "--json"),
-        ("status",),
-        ("list", "--json"),
-        ("logs",),
-        ("logs", "--json"),
-        ("env",),
-        ("env", "--json"),
-        ("inventory", "show"),
-        ("inventory", "validate"),
-        (launch, "--dry-run", "--", "true"),
-    ):
+    for words in commands:
         done = orch(*words)
         said += done.stdout + done.stderr
     return said
@@ -125,16 +119,16 @@ def test_secret_is_nowhere_else_during_and_after_a_run_over_ssh(farm: Farm, tmp_
     orch, gate = Orch(tmp_path), farm.home / "gate"
     with _command_lines_watched(canaries) as command_lines:
         run_id = orch("ssh-launch", "--detach", "--", "sh", "-c", PROGRAM.replace("GATE", str(gate))).stdout.strip()
-        until(lambda: orch("logs").stdout.count("] up") == 2, what="both ranks")
+        until(lambda: orch.printed(run_id).splitlines().count("up") == 2, what="both ranks")
         holders, of_the_nodes = _holders_of_environment(canaries), farm.processes()
         assert holders & of_the_nodes.keys()
         assert [pid for pid in holders if pid not in of_the_nodes and Path(f"/proc/{pid}").exists()] == []
-        said = _everything_printed(orch, "ssh-launch")
+        said = _printed(orch, *ABOUT_RUNS, *ABOUT_THE_INVENTORY, ("ssh-launch", "--dry-run", "--", "true"))
         _check_nowhere_else(orch, canaries, farm.home)
         gate.touch()
-        until(lambda: orch.status(run_id)["state"] == "DONE", what="the end")
+        until(lambda: orch.recorded(run_id) == "DONE", what="the end")
     gate.unlink()
-    said += _everything_printed(orch, "ssh-launch")
+    said += _printed(orch, *ABOUT_RUNS)
     assert not canaries.within(said.encode())
     assert "HF_TOKEN='<redacted>'" in said
     assert "PLAIN='<redacted>'" in said
@@ -150,23 +144,22 @@ def test_secret_is_nowhere_else_in_slurm(cluster: Cluster, tmp_path: Path, canar
     with _command_lines_watched(canaries) as command_lines:
         words = ("--detach", "-j", "2x1", "--", "sh", "-c", PROGRAM.replace("GATE", str(gate)))
         run_id = orch("submit", *words).stdout.strip()
-        until(lambda: orch("logs").stdout.count("] up") == 2, deadline_s=40, what="both ranks")
+        until(lambda: orch.printed(run_id).splitlines().count("up") == 2, deadline_s=40, what="both ranks")
         job = str(orch.status(run_id)["slurm_job"])
         shown = subprocess.run(
             ["scontrol", "show", "job", job], env=cluster.env, capture_output=True, check=True
         ).stdout
         assert job.encode() in shown
         assert not canaries.within(shown)
-        said = _everything_printed(orch, "submit")
+        said = _printed(orch, *ABOUT_RUNS, *ABOUT_THE_INVENTORY, ("submit", "--dry-run", "--", "true"))
         _check_nowhere_else(orch, canaries, cluster.folder)
         gate.touch()
-        until(lambda: orch.status(run_id)["state"] == "DONE", deadline_s=40, what="the end")
+        cluster.wait_for(orch, run_id, "DONE", deadline_s=40)
     assert not canaries.within(said.encode())
     assert command_lines == []
     _check_nowhere_else(orch, canaries, cluster.folder)
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -183,6 +176,17 @@ def test_mistake_in_an_env_file_is_told_without_its_text(wrong: str, tmp_path: P
     (tmp_path / "inventory.yaml").write_text("env_file: .env\ntransport: local\nnodes: [{name: n0}]\n")
     (tmp_path / ".env").touch(mode=0o600)
     (tmp_path / ".env").write_text(wrong.format(by_name=canaries.by_name))
+    with pytest.raises(InventoryError) as caught:
+        inventories.load(tmp_path / "inventory.yaml")
+    assert f"inventory.yaml:1: env_file: {tmp_path}/.env: line " in str(caught.value)
+    assert not canaries.within(f"{caught.value!r} {caught.value} {caught.value.hint}".encode())
+
+
+@pytest.mark.processes
+def test_mistake_in_an_env_file_is_told_without_its_text_by_every_command(tmp_path: Path, canaries: Canaries) -> None:
+    (tmp_path / "inventory.yaml").write_text("env_file: .env\ntransport: local\nnodes: [{name: n0}]\n")
+    (tmp_path / ".env").touch(mode=0o600)
+    (tmp_path / ".env").write_text(canaries.by_name)
     orch = Orch(tmp_path)
     for words in (("inventory", "validate"), ("env",), ("ssh-launch", "--dry-run", "--", "true")):
         done = orch(*words, code=2)
@@ -190,13 +194,13 @@ def test_mistake_in_an_env_file_is_told_without_its_text(wrong: str, tmp_path: P
         assert not canaries.within((done.stdout + done.stderr).encode())
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("field", ["HF_TOKEN: [{}]", "HF_TOKEN: !tag {}", 'X: "{}\\0"', "HF_TOKEN: {{a: {}}}"])
 def test_mistake_in_env_is_told_without_its_text(field: str, tmp_path: Path, canaries: Canaries) -> None:
     text = "env: {" + field.format(canaries.by_name) + "}\nnodes: [{name: n0}]\n"
     (tmp_path / "inventory.yaml").write_text(text)
-    done = Orch(tmp_path)("inventory", "validate", code=2)
-    assert not canaries.within((done.stdout + done.stderr).encode())
+    with pytest.raises(InventoryError) as caught:
+        inventories.load(tmp_path / "inventory.yaml")
+    assert not canaries.within(f"{caught.value!r} {caught.value} {caught.value.hint}".encode())
 
 
 def test_secrets_of_an_inventory_are_in_no_text_that_is_made_of_it(tmp_path: Path, canaries: Canaries) -> None:
