@@ -24,11 +24,12 @@ from trainer.metrics.hub import Measures
 from trainer.metrics.jsonl import StepResult, Summary
 from trainer.parallel import choose_strategy
 from trainer.parallel.checks import Skips, check_finite
-from trainer.runtime.group import Group, Told, any_of, read_notes
+from trainer.runtime.group import Group
 from trainer.runtime.preemption import PreemptionSignal
 from trainer.runtime.progress import Progress
 from trainer.runtime.rank import Rank
 from trainer.runtime.seeds import derive_seed, determinism_warning, seed_everything
+from trainer.runtime.signals import Flag, Signals
 from trainer.tasks import Task
 from trainer.tasks.load import load_task
 
@@ -56,6 +57,7 @@ class Trainer:
         seed_everything(derive_seed(config.seed, "rank", self.rank), group.accelerator)
         self.saver = Saver(self.checkpoints, self.strategy, progress, self.measures.flush)
         self.roll_back = RollBack(self.checkpoints, self.saver, self.strategy)
+        self.signals = Signals(group)
         self.skips = Skips(scales_loss=config.precision == "fp16")
 
     def run(self) -> Summary | None:
@@ -72,7 +74,7 @@ class Trainer:
             step = state.step + 1
             self.progress.write("step", state.step)
             try:
-                result, told = self._step(step)
+                result, flags = self._step(step)
             except NumbersError as exc:
                 self.progress.write("init", state.step)  # the others wait while rank 0 reads a checkpoint
                 state = self.roll_back.after(exc, state, self.samples_per_step)
@@ -91,7 +93,7 @@ class Trainer:
             evaluated = self._evaluated(step) if due else {}
             self.measures.add(step, result, evaluated, last=is_last)
             eval_loss = evaluated.get("eval_loss") if self.config.eval_steps else None
-            self.saver.after(replace(state, eval_loss=eval_loss), told, last=is_last)
+            self.saver.after(replace(state, eval_loss=eval_loss), flags, last=is_last)
             if is_last:
                 break
         if state.step < self.config.steps:
@@ -114,14 +116,14 @@ class Trainer:
         state = self.checkpoints.resume(self.strategy)
         self.checkpoints.check_space(self._checkpoint_bytes, state.step)
         self.progress.write("init", state.step, saved=state.step)
-        self.strategy.settle(self._some_batch())
+        self.strategy.warm_up(self._some_batch())
         self._go_on_from(state)
         return state
 
     def _go_on_from(self, state: TrainState) -> None:
         self.measures.begin(state.step, self.task.flops_per_sample(self.strategy.sizes))
         self.batches.begin(state.position)
-        self.skips.begin()
+        self.skips.reset()
 
     @property
     def _checkpoint_bytes(self) -> int:
@@ -169,38 +171,41 @@ class Trainer:
             say(determinism_warning(config, self.group.accelerator.name))
         say(batch_arithmetic(config, rank))
 
-    def _step(self, step: int) -> Tuple[StepResult, Told]:
+    def _step(self, step: int) -> Tuple[StepResult, Flag]:
         started, waited_s, config = time.perf_counter(), 0.0, self.config
         lr = learning_rate(step, config.steps, config.lr, config.optim.warmup_steps)
         total = torch.zeros((), device=self.group.device)
-
-        def note(share: torch.Tensor) -> torch.Tensor:
-            """Of the last micro batch: while its gradient is computed, the ranks hear of each other's loss."""
-            mine = self.saver.tell(step) | (Told.WARNED if self.preemption.is_received else Told.NOTHING)
-            return self.group.note(total + share, mine | self.skips.flag())
-
         for micro in range(config.accumulation):
             asked = time.perf_counter()
             batch = self.batches.next()
             waited_s += time.perf_counter() - asked
             last = micro == config.accumulation - 1
-            total = total + self.strategy.backward(batch, note=note if last else None)
-        losses, everyone = read_notes(self.strategy.notes())
-        self.skips.check(everyone)
-        check_finite("loss", losses, step)
+            with self.strategy.micro_batch(last=last):
+                loss = self.strategy.forward(batch)
+                total = total + loss.detach() / config.accumulation
+                if last:
+                    self.signals.send(total, self._flags(step))
+                self.strategy.backward(loss)
+        received = self.signals.receive()
+        self.skips.check(received.flags)
+        check_finite("loss", received.losses, step)
         norm = self.strategy.update(lr, total)
         self.skips.add(step, norm)
-        told = any_of(everyone) & ~Told.SKIPPED
-        if told or step == self.config.steps:  # a checkpoint follows
-            self._check_update(total, final=step == self.config.steps)
+        flags, is_final = received.union, step == config.steps
+        if is_final or flags & Flag.PREEMPTED or self.saver.acts(step, flags):
+            self._check_update(total, final=is_final)
         self.group.accelerator.synchronize()
         seconds = time.perf_counter() - started
-        return StepResult(losses, lr, norm, seconds, bool(told & Told.WARNED), waited_s), told
+        return StepResult(received.losses, lr, norm, seconds, bool(flags & Flag.PREEMPTED), waited_s), flags
+
+    def _flags(self, step: int) -> Flag:
+        preempted = Flag.PREEMPTED if self.preemption.is_received else Flag.NONE
+        return preempted | self.saver.flags(step) | self.skips.flag()
 
     def _check_update(self, loss: torch.Tensor, *, final: bool) -> None:
-        """Judge the step that was just made now, and not by the notes of the next one."""
-        mine = self.group.note(loss, self.skips.flag())
-        self.skips.check(read_notes(self.group.start_all_gather(mine)())[1], final=final)
+        """Judge the update just made before it is saved, not with the flags of the next step."""
+        self.signals.send(loss, self.skips.flag())
+        self.skips.check(self.signals.receive().flags, final=final)
 
     def _leave(self, step: int) -> None:
         """End before the last step, with all saved."""

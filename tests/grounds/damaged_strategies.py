@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from tests.grounds.checkpoints import DAMAGES, quiet
+from tests.grounds.checkpoints import DAMAGES, add_gradient
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.config.config import TrainConfig, load_config
 from trainer.parallel import choose_strategy
@@ -72,8 +72,8 @@ class OneStrategy:
             step = checkpoints.resume(self.strategy).step
             self._train()
             sums.append(self._sum())
-            self.strategy.backward(TOKENS.flip(0), note=quiet)
-            self.strategy.drop()
+            add_gradient(self.strategy, TOKENS.flip(0))
+            self.strategy.discard_gradients()
         return self.config.strategy, step, sums[0] == sums[1] != self.sums[2]
 
     def _checkpoints(self, out: Path) -> Checkpoints:
@@ -82,7 +82,7 @@ class OneStrategy:
         return checkpoints
 
     def _train(self) -> None:
-        self.strategy.update(1e-2, self.strategy.backward(TOKENS, note=quiet))
+        self.strategy.update(1e-2, add_gradient(self.strategy, TOKENS))
 
     def _sum(self) -> float:
         """On rank 0, of all weights; nothing elsewhere."""

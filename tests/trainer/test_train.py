@@ -15,8 +15,9 @@ from trainer.optim.adamw import make_optimizer
 from trainer.parallel.building import build_whole, warn_if_on_cpu
 from trainer.parallel.checks import MOST_SKIPS, Skips, check_finite
 from trainer.runtime.accelerators import choose
-from trainer.runtime.group import CHUNK_BYTES, Group, Told, read_notes
+from trainer.runtime.group import CHUNK_BYTES, Group
 from trainer.runtime.init import initialise
+from trainer.runtime.signals import Flag, Received, Signals
 from trainer.tasks.gpt import Gpt
 from trainer.tasks.gpt_model import FUSED_ATTENTION, GPT, causal_attention, manual_causal_attention
 from trainer.train import learning_rate
@@ -48,18 +49,18 @@ def test_non_finite_loss_names_rank_and_step(values: list[float], message: str) 
 def test_step_without_an_update_is_judged_once_by_the_flags_of_all_ranks() -> None:
     skips = Skips(scales_loss=False)
     skips.add(6, 1.0)
-    assert skips.flag() == Told.NOTHING
-    skips.check([Told.NOTHING, Told.SAVE])
+    assert skips.flag() == Flag.NONE
+    skips.check([Flag.NONE, Flag.SAVE])
     skips.add(7, math.inf)
-    assert skips.flag() == Told.SKIPPED
+    assert skips.flag() == Flag.SKIPPED
     with pytest.raises(
         NumbersError, match=r"^rank 1: gradient norm is not finite at step 7, and it is on all other ranks"
     ):
-        skips.check([Told.SAVE, Told.SKIPPED | Told.SAVE])
-    skips.check([Told.SKIPPED, Told.NOTHING])
+        skips.check([Flag.SAVE, Flag.SKIPPED | Flag.SAVE])
+    skips.check([Flag.SKIPPED, Flag.NONE])
     skips.add(8, 1.0)
     with pytest.raises(NumbersError, match=r"^all ranks: gradient norm is not finite at step 8; the weights were not"):
-        skips.check([Told.SKIPPED, Told.SKIPPED])
+        skips.check([Flag.SKIPPED, Flag.SKIPPED])
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_step_that_fp16_makes_begins_the_count_anew_and_one_rank_alone_never_ski
         skips.check([skips.flag()] * 2)
     skips.add(step + 1, 1.0)
     with pytest.raises(NumbersError, match=r"^rank 0: gradient norm is not finite at step \d+, and it is on all other"):
-        skips.check([Told.SKIPPED, Told.NOTHING])
+        skips.check([Flag.SKIPPED, Flag.NONE])
 
 
 @pytest.mark.skipif(FUSED_ATTENTION is None, reason="this torch has no scaled_dot_product_attention")
@@ -142,8 +143,10 @@ def _alone() -> Group:
 def test_one_process_forms_a_group_without_a_rendezvous() -> None:
     group = _alone()
     assert group.ready == "1/1 ranks ready, backend none, device cpu"
-    for told in (Told.NOTHING, Told.WARNED | Told.SAVE):
-        assert read_notes(group.start_all_gather(group.note(torch.tensor(2.5), told))()) == ([2.5], [told])
+    signals = Signals(group)
+    for flags in (Flag.NONE, Flag.PREEMPTED | Flag.SAVE):
+        signals.send(torch.tensor(2.5), flags)
+        assert signals.receive() == Received([2.5], [flags])
     assert group.gather_bytes(b"abc") == [b"abc"]
     assert group.gather_bytes(b"") == [b""]
     assert group.broadcast_bytes(b"x" * 10) == b"x" * 10

@@ -32,7 +32,7 @@ def check_fits(
     Raises:
         UserError: it has another model, number of ranks or data.
     """
-    _check_world_size(about, world_size, reshards=strategy.reshards)
+    _check_world_size(about, world_size, any_world_size=strategy.any_world_size)
     step, changed = about["step"], differences(about["config"], config.as_dict())
     binding = [text for key, text in changed.items() if key.startswith(BINDING)] or _other_parameters(about, strategy)
     if binding:
@@ -46,8 +46,8 @@ def check_fits(
         )
 
 
-def _check_world_size(about: Mapping[str, Any], world_size: int, *, reshards: bool) -> None:
-    if about["world_size"] != world_size and reshards:
+def _check_world_size(about: Mapping[str, Any], world_size: int, *, any_world_size: bool) -> None:
+    if about["world_size"] != world_size and any_world_size:
         say(
             f"WARNING: the checkpoint was written by {about['world_size']} ranks and is split over {world_size} now: "
             "other batches, so other losses than without the change"

@@ -140,7 +140,7 @@ class Checkpoints:
         whole = strategy.state()
         if not self.group.rank.is_main:
             return None
-        tensors = copied(whole, room) if lasting and strategy.lends_state else on_cpu(whole)
+        tensors = copied(whole, room) if lasting and strategy.state_is_live else on_cpu(whole)
         writers: Dict[str, Callable[[BinaryIO], object]] = {
             "state.pt": lambda file: torch.save(tensors, file),
             "rng.json": lambda file: file.write(b"[" + b",\n".join(randomness) + b"]"),

@@ -37,7 +37,7 @@ class RollBack:
         if self.count == limit:
             raise error
         self.saver.go_back()
-        self.strategy.drop()
+        self.strategy.discard_gradients()
         found = self.checkpoints.go_back(self.strategy, self.last)
         if found is None:
             raise error

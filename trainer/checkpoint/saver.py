@@ -11,8 +11,8 @@ from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.console import say
 from trainer.errors import StorageError
 from trainer.parallel.base import Strategy
-from trainer.runtime.group import Told
 from trainer.runtime.progress import Progress
+from trainer.runtime.signals import Flag
 
 
 @dataclass(frozen=True)
@@ -37,44 +37,50 @@ class Saver:
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._writing: _Writing | None = None
         self._problem = ""
-        self._put_off = False
+        self._postponed = False
         self._room: Any = None  # the tensors of the last snapshot: written, before there is another
         self._saved_at = time.monotonic()
         self._losses: List[float] = []
 
-    def tell(self, step: int) -> Told:
-        """What rank 0 has to tell all ranks at the end of `step`; the others have nothing to tell."""
+    def flags(self, step: int) -> Flag:
+        """Return what only rank 0 knows about a save after `step`: the time, and the state of the one being written."""
         if not self.is_main:
-            return Told.NOTHING
-        due = self._put_off or self._is_due(step)
+            return Flag.NONE
+        wanted = self._postponed or self._is_late()
         if self._writing and not self._writing.problem.done():
-            if due and not self._put_off:
+            due = wanted or self._is_at(step)
+            if due and not self._postponed:
                 say(f"step {self._writing.step} is still being written: the save at step {step} is put off until it is")
-            self._put_off = due
-            return Told.NOTHING
+            self._postponed = due
+            return Flag.POSTPONE
         if self.finish():
-            return Told.SAVE_FAILED
-        return Told.SAVE if due else Told.NOTHING
+            return Flag.SAVE_FAILED
+        return Flag.SAVE if wanted else Flag.NONE
 
-    def after(self, state: TrainState, told: Told, *, last: bool) -> None:
+    def acts(self, step: int, flags: Flag) -> bool:
+        """Decide from the flags of all ranks, on every rank alike, whether a save or a failed one follows `step`."""
+        if flags & (Flag.SAVE | Flag.SAVE_FAILED):
+            return True
+        return self._is_at(step) and not flags & Flag.POSTPONE
+
+    def after(self, state: TrainState, flags: Flag, *, last: bool) -> None:
         """
-        Do what was told; after the `last` step everything is on disk when this returns.
+        Save if it is due; after the `last` step everything is on disk when this returns.
 
         Raises:
             StorageError: on all ranks alike; this save failed, or the one that was on its way did.
         """
         if state.last_loss is not None:
             self._losses.append(state.last_loss)
-        if last or told:
-            self.progress.write("save", state.step)
+        if not (last or self.acts(state.step, flags)):
+            return
+        self.progress.write("save", state.step)
         if last:
             self.finish()
-        if last or told & Told.SAVE_FAILED:
+        if last or flags & Flag.SAVE_FAILED:
             self.checkpoints.group.agree(self._problem, kind=StorageError)
-        if not (last or told & Told.SAVE):
-            return
         self.flush()
-        self._put_off, self._saved_at = False, time.monotonic()
+        self._postponed, self._saved_at = False, time.monotonic()
         state = replace(state, mean_loss=sum(self._losses) / max(1, len(self._losses)))
         self._losses = []
         if self.config.async_save and not last:
@@ -102,11 +108,14 @@ class Saver:
             self.progress.add(saved=done.step)
         return self._problem
 
-    def _is_due(self, step: int) -> bool:
+    def _is_late(self) -> bool:
         minutes = self.config.save_minutes
-        late = minutes is not None and time.monotonic() - self._saved_at >= minutes * 60
+        return minutes is not None and time.monotonic() - self._saved_at >= minutes * 60
+
+    def _is_at(self, step: int) -> bool:
+        """Save at this step, as the settings alone say."""
         every = self.config.keep_every
-        return late or step % self.config.save_steps == 0 or (every is not None and step % every == 0)
+        return step % self.config.save_steps == 0 or (every is not None and step % every == 0)
 
     def _save(self, state: TrainState) -> None:
         path = self.checkpoints.save(state, self.strategy)
@@ -117,7 +126,7 @@ class Saver:
     def _begin(self, state: TrainState) -> None:
         snapshot = self.checkpoints.take(state, self.strategy, lasting=True, room=self._room)
         if snapshot:
-            self._room = snapshot.tensors if self.strategy.lends_state else None
+            self._room = snapshot.tensors if self.strategy.state_is_live else None
             stopped_s = time.monotonic() - self._saved_at
             problem = self._thread.submit(self.checkpoints.write, snapshot)
             self._writing = _Writing(state.step, self._saved_at, stopped_s, problem)

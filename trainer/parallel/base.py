@@ -1,11 +1,11 @@
-"""The seam between the loop and a strategy; and what the strategies on torch's own optimizers have in common."""
+"""The interface of a parallel strategy, and the base class of those that use torch's optimizers."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
 import math
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Protocol
+from typing import Any, ContextManager, Dict, Iterator, Mapping, Protocol
 
 import torch
 
@@ -15,96 +15,82 @@ from trainer.tasks.base import Task, loss_of
 
 # A batch is `Any`: tensors in any nesting, as the task makes it.
 
-Note = Callable[[torch.Tensor], torch.Tensor]
-"""Asked with this rank's share of the loss; gives what the rank tells all others, as Group.note makes it."""
-
 
 class Strategy(Protocol):
     """
-    One model on all ranks. Every method is called by every rank, in the same order.
+    One model on all ranks. Every rank calls every method, in the same order.
 
-    reshards: a state may be loaded by another number of ranks than wrote it.
-    lends_state: tensors of state() may be those that the next step changes.
-    sizes: numbers in each parameter of the whole model, by name; kept in checkpoints, to know them by.
-    notes: gives what each rank told in the last backward() that had a note, in rank order; waits for them.
+    any_world_size: a state can be loaded by another number of ranks than saved it.
+    state_is_live: state() returns tensors that the next step may change; copy them before it.
+    sizes: number of elements of each parameter of the whole model, by name; kept in checkpoints.
     """
 
-    reshards: bool
-    lends_state: bool
+    any_world_size: bool
+    state_is_live: bool
     sizes: Mapping[str, int]
-    notes: Callable[[], List[torch.Tensor]]
 
-    def settle(self, batch: Any) -> None:  # noqa: ANN401
-        """Whatever it takes for the first counted step to round as all later ones; the state stays as it is."""
+    def warm_up(self, batch: Any) -> None:  # noqa: ANN401
+        """Prepare so that step 1 reduces gradients in the same order as later steps; the state does not change."""
 
-    def backward(self, batch: Any, *, note: Note | None = None) -> torch.Tensor:  # noqa: ANN401
-        """
-        Add one micro batch to the gradient; the last of a step comes with a note, and makes it that of all ranks.
+    def micro_batch(self, *, last: bool) -> ContextManager[None]:
+        """Return the block of one micro batch; gradients are reduced over the ranks in the `last` of a step."""
 
-        Returns:
-            This rank's share of the loss.
-        """
+    def forward(self, batch: Any) -> torch.Tensor:  # noqa: ANN401
+        """Return this rank's mean loss of one micro batch; inside micro_batch()."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of loss / accumulation; inside the same block as forward()."""
 
     def update(self, lr: float, loss: torch.Tensor) -> float:
         """
-        Clip by the norm over the whole model, then one step of the optimizer; gradients are gone afterwards.
+        Clip by the norm over the whole model, make one optimizer step, and free the gradients.
 
         Returns:
-            The norm before clipping. Where it is not finite, the weights are as before; the ranks have yet to compare.
+            The norm before clipping. If it is not finite, the weights are unchanged; the ranks have yet to compare.
         """
 
-    def drop(self) -> None:
-        """Forget the gradients of a step that is not made. The weights may be anything until load() gives others."""
+    def discard_gradients(self) -> None:
+        """Discard the gradients of an unfinished step; the weights are undefined until load()."""
 
     def evaluating(self) -> ContextManager[Any]:
-        """The block in which the model, which this gives, is called without gradients, in evaluation mode."""
+        """Return the block of an evaluation: it gives the model, in evaluation mode and without gradients."""
 
     def state(self) -> Dict[str, Any]:
-        """Everything needed to go on, whole on rank 0, in part or not at all on the others; plain values and tensors."""
+        """Return the training state as plain values and tensors; complete on rank 0, partial or empty elsewhere."""
 
     def load(self, state: Mapping[str, Any]) -> None:
         """
-        Take over what state() gave.
+        Load what state() returned.
 
-        It is whole on rank 0. Elsewhere its large tensors are room, which Group.broadcast() fills: one at a time where it can
-        be, so that a rank need not hold what is not its own.
+        It is complete on rank 0. On other ranks its large tensors are uninitialised, and Group.broadcast() fills them, one at
+        a time if possible, so that a rank need not hold the shards of others.
         """
 
 
 class TorchStrategy(abc.ABC):
-    """A model and one of torch's optimizers, without anything around the forward pass."""
+    """A model and one of torch's optimizers."""
 
-    reshards = False
-    lends_state = True
+    any_world_size = False
+    state_is_live = True
     model: Any  # a module, wrapped or not
     optimizer: torch.optim.Optimizer
     sizes: Mapping[str, int]
-    notes: Callable[[], List[torch.Tensor]]
 
     def __init__(self, group: Group, config: TrainConfig, task: Task) -> None:
         self.group, self.config, self.task = group, config, task
         self.scaler = group.accelerator.scaler() if config.precision == "fp16" else None
 
-    def settle(self, batch: Any) -> None:  # noqa: ANN401, B027  most need nothing
-        """Nothing to do."""
+    def warm_up(self, batch: Any) -> None:  # noqa: ANN401, B027  only DDP needs it
+        """Do nothing."""
 
-    def backward(self, batch: Any, *, note: Note | None = None) -> torch.Tensor:  # noqa: ANN401
-        with self.accumulating(last=note is not None):
-            with self.computing():
-                loss = loss_of(self.task, self.model, batch)
-            loss = loss / self.config.accumulation
-            scaled: torch.Tensor = self.scaler.scale(loss) if self.scaler else loss
-            if note:
-                self.notes = self.sent(note(loss.detach()), scaled)
-            else:
-                scaled.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return loss.detach()
+    def forward(self, batch: Any) -> torch.Tensor:  # noqa: ANN401
+        with self.computing():
+            return loss_of(self.task, self.model, batch)
 
-    def sent(self, note: torch.Tensor, loss: torch.Tensor) -> Callable[[], List[torch.Tensor]]:
-        """Compute the gradient of `loss`; meanwhile the ranks hear of each other's notes, which this gives."""
-        gathered = self.group.start_all_gather(note)
-        loss.backward()  # type: ignore[no-untyped-call]  # as above
-        return gathered
+    def backward(self, loss: torch.Tensor) -> None:
+        share = loss / self.config.accumulation
+        scaled: torch.Tensor = self.scaler.scale(share) if self.scaler else share
+        scaled.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def update(self, lr: float, loss: torch.Tensor) -> float:
         for group in self.optimizer.param_groups:
@@ -113,14 +99,14 @@ class TorchStrategy(abc.ABC):
             self.scaler.unscale_(self.optimizer)
         norm = self.clip(self.config.optim.grad_clip or math.inf)
         if self.scaler:
-            self.scaler.step(self.optimizer)  # skips the step after an overflow, and halves the scale
+            self.scaler.step(self.optimizer)  # after an overflow it skips the step and halves the scale
             self.scaler.update()
         elif math.isfinite(norm):
             self.group.accelerator.step(self.optimizer, loss, self.model)
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def drop(self) -> None:
+    def discard_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
     @contextlib.contextmanager
@@ -133,13 +119,13 @@ class TorchStrategy(abc.ABC):
             self.model.train()
 
     @abc.abstractmethod
-    def accumulating(self, *, last: bool) -> ContextManager[Any]:
-        """The block of one micro batch; ranks exchange gradients in the last one only."""
+    def micro_batch(self, *, last: bool) -> ContextManager[None]:
+        """Return the block of one micro batch; gradients are reduced over the ranks in the `last` of a step."""
 
     @abc.abstractmethod
     def computing(self) -> ContextManager[Any]:
-        """The block of the forward pass."""
+        """Return the block of the forward pass."""
 
     @abc.abstractmethod
     def clip(self, limit: float) -> float:
-        """Scale the gradients down to `limit`; the norm before."""
+        """Scale the gradients down to the norm `limit`; returns the norm before."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, ContextManager, Dict, List, Mapping
+from typing import Any, ContextManager, Dict, Mapping
 
 import torch
 
@@ -13,15 +13,14 @@ from trainer.data.batches import drawing_from
 from trainer.optim.adamw import clip_gradients, make_optimizer
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.building import build_whole, sizes_of, warn_if_on_cpu
-from trainer.parallel.mail import Mail
 from trainer.runtime.accelerators import autocast
-from trainer.runtime.group import STOCK_BACKENDS, Group, Told
+from trainer.runtime.group import STOCK_BACKENDS, Group
 from trainer.runtime.seeds import preserve_rng
 from trainer.tasks.base import Task, loss_of
 
 
 class Ddp(TorchStrategy):
-    """One process alone trains the bare model."""
+    """Without a launcher, the model is not wrapped."""
 
     def __init__(self, group: Group, config: TrainConfig, task: Task) -> None:
         super().__init__(group, config, task)
@@ -29,31 +28,27 @@ class Ddp(TorchStrategy):
         self.sizes = sizes_of(model)
         if config.compile:
             model.compile()
-        # An unused parameter cannot be told from one that forward() does not lead to.
-        can_carry = group.accelerator.backend == "gloo" and not config.find_unused_parameters
-        self.mail = Mail(model, group) if group.rank.launched and can_carry else None
-        self.model = self._wrap(self.mail or model) if group.rank.launched else model
+        self.model = self._wrap(model) if group.rank.launched else model
         self.optimizer = make_optimizer(model, config.lr, config.optim)
         self.parameters = list(model.parameters())
 
-    def settle(self, batch: Any) -> None:  # noqa: ANN401
+    def warm_up(self, batch: Any) -> None:  # noqa: ANN401
         """
-        One pass without an update, so that a resumed run repeats a straight one bit for bit.
+        Make one pass without an update, so that a resumed run repeats an uninterrupted one bit for bit.
 
-        DDP orders its buckets anew after the first backward pass, and the order decides how gloo and NCCL round a sum
-        over three or more ranks. This way every counted step has the final order.
+        DDP rebuilds its buckets after the first backward pass, and their order decides how gloo and NCCL round a sum
+        over three or more ranks.
         """
         if not self.group.rank.launched:
             return
         buffers = [(one, one.clone()) for one in self.bare.buffers()]
-        # A task may draw from any of the generators, whose state a resume has restored by now.
+        # A task may draw from any generator, and a resume has restored their states by now.
         with preserve_rng(self.group.accelerator), drawing_from(self.config.seed):
             with self.computing():
                 loss = loss_of(self.task, self.model, batch)
-            self.sent(self.group.note(loss, Told.NOTHING), loss)()
-        warn_if_on_cpu(
-            self.bare, self.group.accelerator, self.group.rank.global_rank
-        )  # a forward pass can make some, too
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        # forward() can create parameters.
+        warn_if_on_cpu(self.bare, self.group.accelerator, self.group.rank.global_rank)
         self.optimizer.zero_grad(set_to_none=True)
         for one, before in buffers:  # such as the running means of a BatchNorm
             one.copy_(before)
@@ -70,15 +65,12 @@ class Ddp(TorchStrategy):
         if self.scaler and "scaler" in state:
             self.scaler.load_state_dict(state["scaler"])
 
-    def accumulating(self, *, last: bool) -> ContextManager[Any]:
-        wrapped = self.group.rank.launched
-        return self.model.no_sync() if wrapped and not last else contextlib.nullcontext()
+    def micro_batch(self, *, last: bool) -> ContextManager[None]:
+        is_local = self.group.rank.launched and not last
+        return self.model.no_sync() if is_local else contextlib.nullcontext()
 
     def computing(self) -> ContextManager[Any]:
         return autocast(self.group.accelerator, self.config.precision)
-
-    def sent(self, note: torch.Tensor, loss: torch.Tensor) -> Callable[[], List[torch.Tensor]]:
-        return self.mail.sent(note, loss) if self.mail else super().sent(note, loss)
 
     def clip(self, limit: float) -> float:
         return clip_gradients(self.parameters, limit)

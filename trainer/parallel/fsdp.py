@@ -20,7 +20,7 @@ from trainer.tasks.base import Task
 class Fsdp2(TorchStrategy):
     """Weights stay fp32 in their shards; with bf16 or fp16 they are gathered and computed in that."""
 
-    reshards = True
+    any_world_size = True
 
     def __init__(self, group: Group, config: TrainConfig, task: Task) -> None:
         super().__init__(group, config, task)
@@ -67,7 +67,7 @@ class Fsdp2(TorchStrategy):
         if self.scaler and "scaler" in state:
             self.scaler.load_state_dict(state["scaler"])
 
-    def accumulating(self, *, last: bool) -> ContextManager[Any]:
+    def micro_batch(self, *, last: bool) -> ContextManager[None]:
         self.model.set_requires_gradient_sync(last)
         return contextlib.nullcontext()
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import enum
-import functools
-import operator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Callable, NoReturn, Sequence, Type
+from typing import Any, Callable, NoReturn, Type
 
 import torch
 
@@ -20,31 +17,7 @@ from .rank import Rank
 from .rendezvous import Rendezvous
 
 CHUNK_BYTES = 64 << 20
-NOTE_SIZE = 2  # a number, and a Told
 STOCK_BACKENDS = ("gloo", "nccl")  # known to run a collective while the rank computes
-
-
-class Told(enum.IntFlag):
-    """What any rank may tell all others at the end of a step."""
-
-    NOTHING = 0
-    WARNED = 1
-    """Its time is nearly up."""
-    SAVE = 2
-    SAVE_FAILED = 4
-    SKIPPED = 8
-    """It did not update its weights in the step before: the gradient norm was not finite there."""
-
-
-def read_notes(notes: Sequence[torch.Tensor]) -> tuple[list[float], list[Told]]:
-    """The numbers and the flags, both in rank order."""
-    pairs = [one.tolist() for one in notes]
-    return [number for number, _ in pairs], [Told(round(told)) for _, told in pairs]
-
-
-def any_of(told: Sequence[Told]) -> Told:
-    """The flags that at least one rank has set."""
-    return functools.reduce(operator.or_, told, Told.NOTHING)
 
 
 @dataclass(frozen=True)
@@ -61,12 +34,6 @@ class Group:
     def greeting(self) -> str:
         """The first log line. Rank 0: all ranks are ready; other ranks: their device."""
         return self.ready if self.rank.is_main else f"rank {self.rank.global_rank} ready, device {self.device}"
-
-    def note(self, value: torch.Tensor, told: Told) -> torch.Tensor:
-        """What a rank tells all others in the midst of a step: fp32 [NOTE_SIZE], on the device."""
-        mine = torch.full((NOTE_SIZE,), float(told), dtype=torch.float32, device=self.device)
-        mine[0] = value.detach()
-        return mine
 
     def start_all_gather(self, mine: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         """Start an all-gather; the returned function waits for it and returns the tensors in rank order."""

@@ -368,7 +368,7 @@ def test_strategy_that_can_reshard_takes_another_world_size_with_a_warning(
 ) -> None:
     Session.start(tmp_path).train_and_save(1)
     session = Session.start(tmp_path)
-    group, session.strategy.reshards = session.checkpoints.group, True
+    group, session.strategy.any_world_size = session.checkpoints.group, True
     second = replace(session.checkpoints, group=replace(group, rank=replace(group.rank, world_size=4)))
     assert second.resume(session.strategy).step == 1
     assert "WARNING: the checkpoint was written by 1 ranks and is split over 4 now" in capsys.readouterr().out

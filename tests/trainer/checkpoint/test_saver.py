@@ -15,8 +15,8 @@ from trainer.checkpoint import files
 from trainer.checkpoint.manager import Checkpoints, Snapshot, TrainState
 from trainer.checkpoint.saver import Saver
 from trainer.errors import StorageError, TrainerError
-from trainer.runtime.group import Told
 from trainer.runtime.progress import Progress
+from trainer.runtime.signals import Flag
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Loop:
         self.saver = Saver(self.checkpoints, self.session.strategy, self.progress, lambda: None)
         self.step = 0
 
-    def train(self, steps: int = 1, *, last: bool = False, loss: float = 1.0) -> Told:
-        told = Told.NOTHING
+    def train(self, steps: int = 1, *, last: bool = False, loss: float = 1.0) -> Flag:
+        flags = Flag.NONE
         for _ in range(steps):
             self.step += 1
             self.session.train()
-            told = self.saver.tell(self.step)
-            self.saver.after(TrainState(self.step, 0, 9.0, loss), told, last=last)
-        return told
+            flags = self.saver.flags(self.step)
+            self.saver.after(TrainState(self.step, 0, 9.0, loss), flags, last=last)
+        return flags
 
     @property
     def saved(self) -> list[str]:
@@ -108,8 +108,8 @@ def test_one_is_in_flight_and_what_falls_due_meanwhile_is_put_off(
     assert "step 2 is still being written: the save at step 4 is put off until it is\n" in capsys.readouterr().out
     loop.checkpoints.gate.set()
     loop.saver._writing.problem.result()  # type: ignore[union-attr]  # noqa: SLF001 -- the condition to wait on
-    assert loop.train() == Told.SAVE
-    assert loop.train() in (Told.NOTHING, Told.SAVE)
+    assert loop.train() == Flag.SAVE
+    assert loop.train() in (Flag.NONE, Flag.POSTPONE)
     loop.saver.finish()
     assert loop.saved == ["step_6", "step_2"]
 
@@ -185,7 +185,7 @@ def test_ranks_but_the_first_neither_decide_nor_write(tmp_path: Path) -> None:
     group = loop.checkpoints.group
     second = replace(loop.checkpoints, group=replace(group, rank=replace(group.rank, global_rank=1, world_size=2)))
     saver = Saver(second, loop.session.strategy, loop.progress, lambda: None)
-    assert saver.tell(2) == Told.NOTHING
-    saver.after(TrainState(2, 0, 1.0, 1.0), Told.SAVE, last=False)
+    assert saver.flags(2) == Flag.NONE
+    saver.after(TrainState(2, 0, 1.0, 1.0), Flag.NONE, last=False)
     assert saver.finish() == ""
     assert loop.saved == []

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.grounds.checkpoints import quiet
+from tests.grounds.checkpoints import add_gradient
 from tests.grounds.tied_task import Model, Sentences, Tied
 from trainer.config.config import load_config
 from trainer.parallel.building import build_fillable, build_whole
@@ -92,7 +92,7 @@ def test_shared_weights_train_under_fsdp2_as_under_ddp_and_go_on_from_its_state(
     def losses(strategy: Any, steps: int) -> list[float]:  # noqa: ANN401 -- either
         found = []
         for _ in range(steps):
-            loss = strategy.backward(BATCH, note=quiet)
+            loss = add_gradient(strategy, BATCH)
             strategy.update(0.05, loss)
             found.append(float(loss))
         return found

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.grounds.checkpoints import quiet
+from tests.grounds.checkpoints import add_gradient
 from trainer.config.config import TrainConfig, load_config
 from trainer.errors import UserError
 from trainer.optim.adamw import clip_gradients
@@ -97,7 +97,7 @@ def test_parameters_that_a_forward_pass_leaves_on_the_cpu_are_told(
     row = {"name": "cuda", "device": "meta", "data_parallel": lambda model, **_: model}
     strategy = Ddp(replace(_group(launched=True, **row), device=device), config, task(config))
     assert capsys.readouterr().err == ""
-    strategy.settle(TOKENS.to(device))
+    strategy.warm_up(TOKENS.to(device))
     assert said in capsys.readouterr().err
 
 
@@ -129,7 +129,7 @@ def test_adam_that_cannot_be_compiled_is_told_with_the_compilers_reason(
 def test_recomputed_blocks_give_the_same_gradients_bit_for_bit() -> None:
     kept, dropped = _ddp(), _ddp("activation_checkpointing=true")
     for strategy in (kept, dropped):
-        strategy.backward(TOKENS, note=quiet)
+        add_gradient(strategy, TOKENS)
     for one, other in zip(kept.parameters, dropped.parameters, strict=True):
         assert one.grad is not None
         assert other.grad is not None
@@ -139,7 +139,7 @@ def test_recomputed_blocks_give_the_same_gradients_bit_for_bit() -> None:
 def test_fused_adam_steps_as_the_plain_one() -> None:
     plain, fused = _ddp(), _ddp("optim.fused=true")
     for strategy in (plain, fused):
-        strategy.update(1e-2, strategy.backward(TOKENS, note=quiet))
+        strategy.update(1e-2, add_gradient(strategy, TOKENS))
     for one, other in zip(plain.parameters, fused.parameters, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -148,7 +148,7 @@ def test_fp16_that_overflows_skips_the_step_and_halves_the_scale() -> None:
     strategy = _ddp("precision=fp16")
     before = [one.detach().clone() for one in strategy.parameters]
     for overflows in (True, False):
-        loss = strategy.backward(TOKENS, note=quiet)
+        loss = add_gradient(strategy, TOKENS)
         if overflows:
             assert strategy.parameters[0].grad is not None
             strategy.parameters[0].grad[0] = math.inf
@@ -160,7 +160,7 @@ def test_fp16_that_overflows_skips_the_step_and_halves_the_scale() -> None:
 
 def test_norm_under_fp16_is_that_of_the_gradient_without_its_scale() -> None:
     plain, scaled = (
-        strategy.update(1e-2, strategy.backward(TOKENS, note=quiet)) for strategy in (_ddp(), _ddp("precision=fp16"))
+        strategy.update(1e-2, add_gradient(strategy, TOKENS)) for strategy in (_ddp(), _ddp("precision=fp16"))
     )
     assert scaled == pytest.approx(plain, rel=0.05)
 
@@ -168,7 +168,7 @@ def test_norm_under_fp16_is_that_of_the_gradient_without_its_scale() -> None:
 def test_fp32_that_overflows_makes_no_update() -> None:
     strategy = _ddp()
     before = [one.detach().clone() for one in strategy.parameters]
-    loss = strategy.backward(TOKENS, note=quiet)
+    loss = add_gradient(strategy, TOKENS)
     assert strategy.parameters[0].grad is not None
     strategy.parameters[0].grad[0] = math.nan
     assert math.isnan(strategy.update(1e-2, loss))
@@ -195,9 +195,9 @@ def test_gradients_are_clipped_as_torch_does_it_bit_for_bit(limit: float) -> Non
 
 def test_accumulated_halves_of_a_batch_give_its_gradient_and_loss() -> None:
     whole, halves = _ddp(), _ddp("accumulation=2")
-    loss = whole.backward(TOKENS, note=quiet)
-    shares = [halves.backward(TOKENS[:1]), halves.backward(TOKENS[1:], note=quiet)]
-    torch.testing.assert_close(shares[0] + shares[1], loss)
+    loss = add_gradient(whole, TOKENS)
+    losses = [add_gradient(halves, TOKENS[:1], last=False), add_gradient(halves, TOKENS[1:])]
+    torch.testing.assert_close((losses[0] + losses[1]) / 2, loss)
     for one, other in zip(whole.parameters, halves.parameters, strict=True):
         torch.testing.assert_close(one.grad, other.grad)
 
@@ -206,7 +206,7 @@ def test_accumulated_halves_of_a_batch_give_its_gradient_and_loss() -> None:
 def test_optimizer_gets_the_gradient_clipped_to_grad_clip(limit: float, clipped: bool) -> None:
     """Adam's first mean is a fixed share of the gradient that it was given; 0 turns clipping off."""
     strategy = _ddp(f"optim.grad_clip={limit}")
-    norm = strategy.update(1e-3, strategy.backward(TOKENS, note=quiet))
+    norm = strategy.update(1e-3, add_gradient(strategy, TOKENS))
     means = [state["exp_avg"] for state in strategy.optimizer.state.values()]
     given = float(torch.cat([mean.flatten() for mean in means]).norm()) / (1 - strategy.config.optim.betas[0])
     assert given == pytest.approx(limit if clipped else norm, rel=1e-4)

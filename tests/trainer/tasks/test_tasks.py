@@ -221,7 +221,7 @@ def test_settling_changes_neither_buffers_nor_random_numbers() -> None:
         strategy = Ddp(group, config, task)
         before = {name: one.clone() for name, one in strategy.bare.state_dict().items()}
         numbers = torch.get_rng_state()
-        strategy.settle(task.collate([samples[0], samples[1]]))
+        strategy.warm_up(task.collate([samples[0], samples[1]]))
         assert all(torch.equal(before[name], one) for name, one in strategy.bare.state_dict().items())
         assert torch.equal(torch.get_rng_state(), numbers)
     finally:

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, Mapping, Tuple
 
 import torch
 
@@ -18,7 +18,6 @@ from trainer.console import say
 from trainer.errors import UserError
 from trainer.io import replace_text
 from trainer.optim.adamw import make_optimizer
-from trainer.parallel.base import Note
 from trainer.parallel.buffers import Buffers, refuse_batch_norm
 from trainer.parallel.building import build_fillable, build_plain, build_whole, fill, sizes_of
 from trainer.parallel.deepspeed import state as zero_state
@@ -35,13 +34,11 @@ SPLIT_STAGE = 3  # where weights are split, too
 class Zero:
     """The engine holds what this rank keeps of model and optimizer."""
 
-    notes: Callable[[], List[torch.Tensor]]
-
     def __init__(self, group: Group, config: TrainConfig, task: Task, out: Path) -> None:
         self.group, self.config, self.task, self.stage = group, config, task, ZERO_STAGES[config.strategy]
-        self.reshards = self.stage > 0
-        self.lends_state = self.stage == 0
-        self._is_amid_step = False
+        self.any_world_size = self.stage > 0
+        self.state_is_live = self.stage == 0
+        self._holds_gradients = False
         warning = package_warning(group.accelerator.name, config.strategy)
         if warning and group.rank.is_main:
             say(warning)
@@ -64,18 +61,19 @@ class Zero:
         if hasattr(scaler, "raise_error_at_min_scale"):
             scaler.raise_error_at_min_scale = False  # a plain Exception; the trainer counts skipped steps itself
 
-    def settle(self, batch: Any) -> None:  # noqa: ANN401
-        """Nothing to do: the order of its buckets is fixed by the model."""
+    def warm_up(self, batch: Any) -> None:  # noqa: ANN401
+        """Do nothing: the model alone fixes the order of the buckets."""
 
-    def backward(self, batch: Any, *, note: Note | None = None) -> torch.Tensor:  # noqa: ANN401
-        self._is_amid_step = True
-        self.engine.set_gradient_accumulation_boundary(note is not None)
-        loss = loss_of(self.task, self.engine, batch)
-        share: torch.Tensor = loss.detach() / self.config.accumulation
-        if note:
-            self.notes = self.group.start_all_gather(note(share))
+    def micro_batch(self, *, last: bool) -> ContextManager[None]:
+        self.engine.set_gradient_accumulation_boundary(last)
+        return contextlib.nullcontext()
+
+    def forward(self, batch: Any) -> torch.Tensor:  # noqa: ANN401
+        return loss_of(self.task, self.engine, batch)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self._holds_gradients = True
         self.engine.backward(loss)  # divides by the accumulation itself
-        return share
 
     def update(self, lr: float, loss: torch.Tensor) -> float:  # noqa: ARG002 -- the lazy row of DDP needs it
         for group in self.engine.optimizer.param_groups:
@@ -88,18 +86,18 @@ class Zero:
             self._step()
         else:
             self.engine.zero_grad()
-            self._is_amid_step = False
+            self._holds_gradients = False
         self.buffers.share(self.engine.module, self.group)
         return norm
 
-    def drop(self) -> None:
-        """Gradients lie in buffers of the engine, which only its step empties; load() undoes what it does else."""
-        if self._is_amid_step:
+    def discard_gradients(self) -> None:
+        """Make a step, since only that empties the engine's gradient buffers; load() undoes the update."""
+        if self._holds_gradients:
             self._step()
 
     def _step(self) -> None:
         self.engine.step()
-        self._is_amid_step = False
+        self._holds_gradients = False
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[Any]:
@@ -125,7 +123,7 @@ class Zero:
             zero_state.restore(self.engine, state, self.group)
 
     def _plain_norm(self) -> float:
-        """Stage 0 in fp32 is the one for which the engine tells none; it clips with torch's function all the same."""
+        """Norm for stage 0 in fp32, for which the engine reports none."""
         return float(torch.nn.utils.clip_grad_norm_(self.engine.module.parameters(), float("inf")))
 
 

@@ -1,0 +1,62 @@
+"""The loss and the flags of every rank, exchanged once per step while gradients are computed."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import operator
+from dataclasses import dataclass
+from typing import Callable, Sequence
+
+import torch
+
+from trainer.runtime.group import Group
+
+
+class Flag(enum.IntFlag):
+    """Facts that only some rank knows and all ranks act on at the end of a step."""
+
+    NONE = 0
+    PREEMPTED = 1
+    """Its time is nearly up."""
+    SAVE = 2
+    """A save is due, for another reason than the number of the step."""
+    POSTPONE = 4
+    """The last checkpoint is still being written, so no save can begin."""
+    SAVE_FAILED = 8
+    SKIPPED = 16
+    """It did not update its weights in the step before: the gradient norm was not finite."""
+
+
+@dataclass(frozen=True)
+class Received:
+    """The losses and flags of one step, in rank order."""
+
+    losses: Sequence[float]
+    flags: Sequence[Flag]
+
+    @property
+    def union(self) -> Flag:
+        """The flags that at least one rank has set."""
+        return functools.reduce(operator.or_, self.flags, Flag.NONE)
+
+
+class Signals:
+    """Call send() before the backward pass and receive() after it: the all-gather between them costs no extra wait."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self._wait: Callable[[], Sequence[torch.Tensor]] | None = None
+
+    def send(self, loss: torch.Tensor, flags: Flag) -> None:
+        """Start to exchange this rank's loss and flags; the loss stays on its device."""
+        values = torch.full((2,), float(flags), dtype=torch.float32, device=self.group.device)
+        values[0] = loss.detach()
+        self._wait = self.group.start_all_gather(values)
+
+    def receive(self) -> Received:
+        """Wait for the values of all ranks. The host waits for the device here."""
+        assert self._wait is not None  # send() comes first
+        pairs = [one.tolist() for one in self._wait()]
+        self._wait = None
+        return Received([loss for loss, _ in pairs], [Flag(round(flags)) for _, flags in pairs])
