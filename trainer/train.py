@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from trainer.errors import REQUEUE, NumbersError, UserError
 from trainer.evaluation import Evaluation
 from trainer.metrics.hub import Measures
 from trainer.metrics.jsonl import StepResult, Summary
+from trainer.optim.schedule import learning_rate
 from trainer.parallel import choose_strategy
 from trainer.parallel.checks import Skips, check_finite
 from trainer.runtime.group import Group
@@ -32,8 +32,6 @@ from trainer.runtime.seeds import derive_seed, determinism_warning, seed_everyth
 from trainer.runtime.signals import Flag, Signals
 from trainer.tasks import Task
 from trainer.tasks.load import load_task
-
-FLOOR = 0.1  # of lr, where the cosine ends
 
 
 class Trainer:
@@ -229,11 +227,3 @@ def batch_arithmetic(config: TrainConfig, rank: Rank) -> str:
     ranks = f"ranks {rank.world_size}" if rest else f"devices {per_node} x nodes {rank.nodes}"
     effective = config.micro_batch * rank.world_size * config.accumulation
     return f"batch {effective} = micro_batch {config.micro_batch} x {ranks} x accumulation {config.accumulation}"
-
-
-def learning_rate(step: int, steps: int, peak: float, warmup_steps: int) -> float:
-    """Straight up to `peak` over the warm-up, then half a cosine down to a tenth of it; steps count from 1."""
-    if step <= warmup_steps:
-        return peak * step / warmup_steps
-    share = (step - warmup_steps) / max(1, steps - warmup_steps)
-    return peak * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * share)))

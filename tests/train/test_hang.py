@@ -47,7 +47,7 @@ def test_stopped_rank_ends_the_attempt_soon_and_is_named_with_where_the_others_w
     assert time.monotonic() - began < 60
     stacks = waiting / "stacks/0.txt"
     assert stat.S_IMODE(stacks.stat().st_mode) == 0o600
-    assert 'trainer/runtime/group.py", line ' in stacks.read_text() or "trainer/strategies/" in stacks.read_text()
+    assert 'trainer/runtime/group.py", line ' in stacks.read_text() or "trainer/parallel/" in stacks.read_text()
     assert (stopped / "stacks/1.txt").read_text() == ""
     assert (over["exit"]["kind"], over["exit"]["rank"], over["exit"]["node"]) == ("hang", 0, "n0")
     assert "rank 1 on n1 " in over["exit"]["error"]

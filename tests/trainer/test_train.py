@@ -12,6 +12,7 @@ import torch
 from trainer.config.config import ModelConfig, OptimConfig, TrainConfig
 from trainer.errors import NumbersError, TrainerError, UserError
 from trainer.optim.adamw import make_optimizer
+from trainer.optim.schedule import learning_rate
 from trainer.parallel.building import build_whole, warn_if_on_cpu
 from trainer.parallel.checks import MOST_SKIPS, Skips, check_finite
 from trainer.runtime.accelerators import choose
@@ -20,7 +21,6 @@ from trainer.runtime.init import initialise
 from trainer.runtime.signals import Flag, Received, Signals
 from trainer.tasks.gpt import Gpt
 from trainer.tasks.gpt_model import FUSED_ATTENTION, GPT, causal_attention, manual_causal_attention
-from trainer.train import learning_rate
 
 TINY = ModelConfig(layers=1, width=16, heads=2, context=8)
 

@@ -11,6 +11,7 @@ import torch
 
 from trainer.config.config import TrainConfig
 from trainer.errors import UserError
+from trainer.optim.adamw import whole_shape
 from trainer.parallel.activation_checkpoint import recompute
 from trainer.runtime.accelerators import Accelerator
 from trainer.runtime.group import Group
@@ -82,7 +83,7 @@ def fill(task: Task, model: torch.nn.Module, put: Callable[[Any, Callable[[], to
     """Call `put` for each parameter, with a function that makes its first values, whole and on the CPU."""
     for name, parameter in model.named_parameters():
         with torch.no_grad():
-            put(parameter, functools.partial(_first_values, task, name, shape_of(parameter)))
+            put(parameter, functools.partial(_first_values, task, name, whole_shape(parameter)))
 
 
 def _first_values(task: Task, name: str, shape: torch.Size) -> torch.Tensor:
@@ -93,13 +94,7 @@ def _first_values(task: Task, name: str, shape: torch.Size) -> torch.Tensor:
 
 def sizes_of(model: torch.nn.Module) -> Dict[str, int]:
     """Numbers in each parameter, by name."""
-    return {name: shape_of(one).numel() for name, one in model.named_parameters()}
-
-
-def shape_of(parameter: torch.Tensor) -> torch.Size:
-    """Of the whole, where ZeRO-3 has left a part."""
-    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
-    return shape
+    return {name: whole_shape(one).numel() for name, one in model.named_parameters()}
 
 
 def warn_if_on_cpu(model: torch.nn.Module, accelerator: Accelerator, rank: int) -> None:

@@ -10,7 +10,8 @@ import torch
 from trainer.checkpoint.staging import large_tensors
 from trainer.config.config import TrainConfig
 from trainer.data.batches import drawing_from
-from trainer.optim.adamw import clip_gradients, make_optimizer
+from trainer.optim.adamw import make_optimizer
+from trainer.optim.clip import clip_gradients
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.building import build_whole, sizes_of, warn_if_on_cpu
 from trainer.runtime.accelerators import autocast

@@ -10,6 +10,7 @@ import torch
 
 from trainer.config.config import TrainConfig
 from trainer.optim.adamw import make_optimizer
+from trainer.optim.clip import clip_sharded_gradients
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.buffers import Buffers, refuse_batch_norm
 from trainer.parallel.building import build_fillable, build_whole, fill, places, sizes_of
@@ -81,8 +82,7 @@ class Fsdp2(TorchStrategy):
         shards.copy_(distribute(mine.to(self.group.device), shards.device_mesh, shards.placements))
 
     def clip(self, limit: float) -> float:
-        norm: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        return float(norm.full_tensor())  # a DTensor: each rank holds its part of the sum
+        return clip_sharded_gradients(self.model.parameters(), limit)
 
 
 def apart(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> List[torch.nn.Module]:

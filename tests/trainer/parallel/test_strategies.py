@@ -15,7 +15,7 @@ import torch
 from tests.grounds.checkpoints import add_gradient
 from trainer.config.config import TrainConfig, load_config
 from trainer.errors import UserError
-from trainer.optim.adamw import clip_gradients
+from trainer.optim.clip import clip_gradients
 from trainer.parallel import choose_strategy
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.deepspeed.cpu_adam import cpu_adam
