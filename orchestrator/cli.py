@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.errors import OrchError
+from orchestrator.errors import OrchError, UsageError
 from orchestrator.version import __version__
 
 if TYPE_CHECKING:
@@ -20,7 +22,19 @@ if TYPE_CHECKING:
 
 # Each command imports what it calls: what one command needs takes longer to load than most commands take to run.
 
-CTRL_C = 130  # what a shell reports for a command that it ended
+# The exit status that a shell reports for a command ended by SIGINT, by SIGPIPE.
+CTRL_C, CLOSED_PIPE = 130, 141
+BUG = 70  # EX_SOFTWARE of sysexits.h
+_REMEDIES = dict.fromkeys(
+    (errno.ENOSPC, errno.EDQUOT), "free space there, or set ORCH_HOME to a folder on another disk"
+)
+_REMEDIES |= dict.fromkeys(
+    (errno.EACCES, errno.EPERM, errno.EROFS), "get permission to write there, or set ORCH_HOME to a folder of your own"
+)
+_REMEDIES |= dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files: ulimit -n")
+_REMEDIES |= dict.fromkeys(
+    (errno.EAGAIN, errno.ENOMEM), "raise the limit of processes, which counts threads: ulimit -u"
+)
 
 _Command = Callable[..., int]
 _PATH = click.Path(path_type=Path)
@@ -262,21 +276,38 @@ def main() -> int:
         return CTRL_C
     except click.ClickException as exc:
         exc.show()
-        return exc.exit_code
-    except OrchError as exc:
+        return UsageError.exit_code
+    except SystemExit:  # click's, with 1, when stdout is a closed pipe; no command of orch raises it
+        return CLOSED_PIPE
+    except Exception as exc:  # noqa: BLE001  docs/decisions/025
         return _end(exc)
-    except OSError as exc:
-        return _end(OrchError(str(exc), hint="a full disk, a closed pipe or a folder without permission"))
-    except SystemExit as exc:
-        return exc.code if isinstance(exc.code, int) else 0
     return code or 0
 
 
-def _end(error: OrchError) -> int:
+def _end(exc: Exception) -> int:
+    """Print an error and its next step; returns the exit code."""
     from orchestrator.console import say_error  # noqa: PLC0415
 
-    say_error(error)
-    return error.exit_code
+    error = exc if isinstance(exc, OrchError) else _of_machine(exc)
+    if error is not None:
+        say_error(error)
+        return error.exit_code
+    traceback.print_exc()
+    what = f"a bug in orch: {type(exc).__name__}: {exc}"
+    say_error(OrchError(what, hint=f"report it with the lines above; this is orch {__version__}"))
+    return BUG
+
+
+def _of_machine(exc: Exception) -> OrchError | None:
+    """The error of this machine behind an exception that no command expects; None for a bug."""
+    if isinstance(exc, OSError):
+        text = exc.strerror or str(exc)
+        return OrchError(f"{exc.filename}: {text}" if exc.filename else text, hint=_REMEDIES.get(exc.errno or 0, ""))
+    if isinstance(exc, MemoryError):
+        return OrchError("out of memory", hint="free some, or raise the limit: ulimit -v")
+    if isinstance(exc, RuntimeError) and exc.args == ("can't start new thread",):  # threading has no class for it
+        return OrchError(str(exc), hint=_REMEDIES[errno.EAGAIN])
+    return None
 
 
 def _make_output_safe() -> None:

@@ -1,7 +1,7 @@
 """
 Every error that a user can meet, with its exit code. Codes 1 (the training failed) and 6 (stopped) are of runs; 3 is reserved.
 
-    OrchError
+    OrchError (4)            orch itself could not go on, such as on a full disk
      +- UsageError (2)        what was typed or written is wrong; nothing was started
      |   +- InventoryError    the inventory file, with file, line and field
      |   +- RunNotFound       no run of that name on this machine
@@ -25,7 +25,7 @@ MOST_REASONS = 20  # lines of a NodesError; nodes that fail for different reason
 class OrchError(Exception):
     """The message is the cause in one sentence; `hint` is the next step, or empty."""
 
-    exit_code = 1
+    exit_code = 4
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -48,8 +48,6 @@ class RunNotFound(UsageError):
 
 class LaunchError(OrchError):
     """The launch failed as a whole."""
-
-    exit_code = 4
 
 
 class NodeError(LaunchError):

@@ -48,9 +48,9 @@ def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | 
 
     # daemons: the threads of a pool would keep an interrupted orch from exiting
     threads = [threading.Thread(target=run, name="node", daemon=True) for _ in range(min(limit, len(items)))]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         for thread in threads:
             thread.join()
     finally:

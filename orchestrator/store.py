@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -21,9 +22,10 @@ from orchestrator.plan.files import node_files
 from orchestrator.plan.plan import LaunchPlan, redacted
 from orchestrator.run import RUN_ID, RunRecord
 
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 LOCK_WAIT_S = 1.0
 LOCK_POLL_S = 0.002
-RECORD_WAIT_S = 5.0  # who was stopped in the midst of a change holds up nobody for longer
+RECORD_WAIT_S = 5.0  # a process that was stopped (SIGSTOP) during a change delays others no longer than this
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -97,6 +99,11 @@ class RunFolder:
         return self.path / "run.json"
 
     @property
+    def change_lock(self) -> Path:
+        """Locked while the record is changed."""
+        return self.path / "run.lock"
+
+    @property
     def plan_folder(self) -> Path:
         """Every rendered file of the run."""
         return self.path / "plan"
@@ -132,7 +139,7 @@ class RunFolder:
         """Make a new record of the one that is there, while no other process does so; what changes nothing writes nothing."""
         if change(record := self.read()) == record:
             return record
-        with _private(self.path / "run.lock", "a") as lock:
+        with _private(self.change_lock, "a") as lock:
             _lock(lock, RECORD_WAIT_S)
             changed = change(self.read())
             self.write(changed)
@@ -218,7 +225,12 @@ def _private(path: Path, mode: str) -> IO[str]:
 
 
 def _lock(file: IO[str], wait_s: float, kind: int = fcntl.LOCK_EX) -> bool:
-    """Take the lock within wait_s: who only looks whether it is taken holds it for a moment."""
+    """
+    Take the lock within wait_s; a process that only checks whether it is taken holds it for a moment.
+
+    Raises:
+        UsageError: the file system has no locks (Lustre without `-o flock`, NFS without lockd).
+    """
     deadline = time.monotonic() + wait_s
     while True:
         try:
@@ -227,6 +239,13 @@ def _lock(file: IO[str], wait_s: float, kind: int = fcntl.LOCK_EX) -> bool:
             if time.monotonic() >= deadline:
                 return False
             time.sleep(LOCK_POLL_S)
+        except OSError as exc:
+            if exc.errno not in NO_LOCKS:
+                raise
+            raise UsageError(
+                f"the file system of {file.name} has no file locks: {exc.strerror}",
+                hint="set ORCH_HOME to a folder on a local disk",
+            ) from exc
         else:
             return True
 
@@ -262,6 +281,8 @@ class Store:
             working_folder(str(self.path))
             make_own(str(self.path / "runs"))
             folder.path.mkdir(mode=0o700)
+            with _private(folder.change_lock, "a") as lock:
+                _lock(lock, 0.0)  # finds out now whether the disk has locks
             folder.write(record)
         except OSError as exc:
             raise UsageError(f"cannot keep the run's record in {folder.path}: {exc}", hint="set ORCH_HOME") from exc

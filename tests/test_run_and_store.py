@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import stat
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import RunNotFound
+from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.node.events import NO_RETRY
 from orchestrator.run import RUN_ID, RankExit, RunRecord, RunState, new_run_id
 from orchestrator.store import Store, home
@@ -120,3 +121,18 @@ def test_path_tricks_find_no_run(tmp_path: Path) -> None:
 def test_home_is_orch_home_or_below_the_users(tmp_path: Path) -> None:
     assert home({"ORCH_HOME": str(tmp_path)}) == tmp_path
     assert home({}) == Path.home() / ".orch"
+
+
+def test_disk_without_file_locks_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lustre without `-o flock` (ENOSYS), NFS without lockd (ENOLCK)."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UsageError, match="has no file locks") as caught:
+        Store(tmp_path).create(_record("a-20260102-030405-0abc"))
+    assert "ORCH_HOME" in caught.value.hint
+    assert not Store(tmp_path).all()

@@ -9,10 +9,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from orchestrator import bundle as bundles
 from orchestrator.actions.inventory import load_inventory
@@ -132,31 +133,46 @@ def _handled(number: signal.Signals, handler: Callable[..., object]) -> Iterator
 def _start(planned: Planned, launcher: Launcher, on_warning: Callable[[str], None]) -> RunFolder:
     """Write the record before anything starts; a launch that fails is a FAILED run, or a LOST one if something may be left."""
     folder = Store(home(os.environ)).create(planned.record)
-    when, after = "while connecting", "nothing was started"
-    try:
+    with undo_on_failure([folder], launcher, "while connecting; nothing was started"):
         with ThreadPoolExecutor(1) as executor:
             writing = executor.submit(complete, folder, planned)
             doubts = launcher.connect()  # waits for the network meanwhile
             writing.result()
         for doubt in doubts:
             on_warning(doubt)
-        when, after = "during the launch", "what had started was stopped"
+    with undo_on_failure([folder], launcher, "during the launch; what had started was stopped"):
         job = launcher.start(planned.bundle)
         folder.update(slurm_job=job, started=True, launching=None)
         for warning in keep_as_carried_out(folder, planned.plan, launcher.plan):
             on_warning(warning)
-    except OrchError as exc:
-        if left := give_up([folder], launcher, RunState.FAILED, str(exc)):
-            raise left from exc
-        raise
+    return folder
+
+
+@contextmanager
+def undo_on_failure(folders: Sequence[RunFolder], launcher: Launcher, outcome: str) -> Iterator[None]:
+    """
+    If the block fails, whatever the reason, stop what had started of these runs and record why.
+
+    Args:
+        outcome: when the failure happens, and what is left then; for the message.
+
+    Raises:
+        LaunchError: instead of a KeyboardInterrupt or OSError, and if something may still be running.
+    """
+    when, _, left = outcome.partition("; ")
+    try:
+        yield
+    except KeyboardInterrupt:
+        failure = give_up(folders, launcher, RunState.STOPPED, f"interrupted {when}")
+        raise failure or LaunchError(f"interrupted {outcome}") from None
     except OSError as exc:
         why = f"the launch failed: {exc}"
-        left = give_up([folder], launcher, RunState.FAILED, why)
-        raise left or LaunchError(f"{why}; {after}") from exc
-    except KeyboardInterrupt:
-        left = give_up([folder], launcher, RunState.STOPPED, f"interrupted {when}")
-        raise left or LaunchError(f"interrupted {when}; {after}") from None
-    return folder
+        raise give_up(folders, launcher, RunState.FAILED, why) or LaunchError(f"{why}; {left}") from exc
+    except BaseException as exc:
+        why = str(exc) if isinstance(exc, OrchError) else f"the launch failed: {type(exc).__name__}: {exc}"
+        if failure := give_up(folders, launcher, RunState.FAILED, why):
+            raise failure from exc
+        raise
 
 
 def complete(folder: RunFolder, planned: Planned) -> None:
@@ -186,11 +202,15 @@ def give_up(folders: Sequence[RunFolder], launcher: Launcher, state: RunState, w
         left = launcher.undo()
     except KeyboardInterrupt:
         left = ["interrupted again: nobody waited for the nodes"]
+    except Exception as exc:  # noqa: BLE001  the first failure is the one to report
+        left = [f"it could not be stopped: {exc}"]
+    if left:
+        changes: dict[str, Any] = {"state": RunState.LOST, "message": f"{why}; not everything could be stopped"}
+    else:
+        changes = {"state": state, "message": why, "ended": datetime.now(timezone.utc).isoformat()}
     for folder in folders:
-        if left:
-            folder.update(state=RunState.LOST, message=f"{why}; not everything could be stopped", launching=None)
-        else:
-            folder.update(state=state, message=why, launching=None, ended=datetime.now(timezone.utc).isoformat())
+        with suppress(OSError, OrchError):  # the disk may be why the launch failed
+            folder.update(**changes, launching=None)
     if not left:
         return None
     hint = f"once the nodes can be reached, `orch stop {folders[0].path.name}` ends what is left"

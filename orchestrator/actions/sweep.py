@@ -12,15 +12,22 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 
-from orchestrator.actions.launch import Planned, complete, give_up, keep_as_carried_out, plan_of, sigterm_interrupts
+from orchestrator.actions.launch import (
+    Planned,
+    complete,
+    keep_as_carried_out,
+    plan_of,
+    sigterm_interrupts,
+    undo_on_failure,
+)
 from orchestrator.actions.request import Words, trainer_config
 from orchestrator.endpoint.access import Terminal
-from orchestrator.errors import LaunchError, OrchError, RunNotFound, UsageError
+from orchestrator.errors import OrchError, RunNotFound, UsageError
 from orchestrator.fanout import each
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.plan.plan import Sweep
-from orchestrator.run import RunRecord, RunState, new_run_id
+from orchestrator.run import RunRecord, new_run_id
 from orchestrator.store import RunFolder, Store, home
 
 MOST_RUNS = 1000  # Slurm's MaxArraySize is 1001 by default
@@ -114,7 +121,7 @@ def submit(planned: Sequence[Planned], on_warning: Callable[[str], None]) -> str
 def _start(planned: Sequence[Planned], launcher: SlurmLauncher, on_warning: Callable[[str], None]) -> str:
     """Write all records, then all files, then submit once."""
     store, folders = Store(home(os.environ)), list[RunFolder]()
-    try:
+    with undo_on_failure(folders, launcher, "during the launch; nothing of the sweep goes on"):
         for run in planned:
             folders.append(store.create(run.record))
             complete(folders[-1], run)
@@ -128,11 +135,6 @@ def _start(planned: Sequence[Planned], launcher: SlurmLauncher, on_warning: Call
             keep_as_carried_out(folder, run.plan, plan)
         for warning in keep_as_carried_out(folders[0], planned[0].plan, launcher.plan):
             on_warning(warning)
-    except (OrchError, OSError) as exc:
-        raise give_up(folders, launcher, RunState.FAILED, str(exc)) or exc from exc
-    except KeyboardInterrupt:
-        left = give_up(folders, launcher, RunState.STOPPED, "interrupted")
-        raise left or LaunchError("interrupted; nothing of the sweep goes on") from None
     return job
 
 

@@ -160,14 +160,16 @@ def live(feeds: Sequence[Feed]) -> Iterator[tuple[Iterator[list[Batch]], threadi
     exchange = _Exchange()
     chunk = _chunk_bytes(len(feeds))
     threads = [threading.Thread(target=_pump, args=(feed, exchange, chunk), daemon=True) for feed in feeds]
-    for thread in threads:
-        thread.start()
+    started: list[threading.Thread] = []
     try:
+        for thread in threads:
+            thread.start()
+            started.append(thread)
         yield _until_all_ended(exchange, len(feeds)), exchange.enough
     finally:
         exchange.enough.set()
         exchange.abandoned.set()
-        for thread in threads:
+        for thread in started:
             thread.join(timeout=POLL_S * 2)
 
 

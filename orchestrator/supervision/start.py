@@ -20,18 +20,27 @@ def supervised(folder: RunFolder, on_warning: Callable[[str], None]) -> Iterator
 
     def start() -> None:
         if why := start_and_wait(folder):
-            run = folder.path.name
-            on_warning(
-                f"run {run} has no supervisor: {why}. If a rank or a node dies while nobody watches, "
-                f"the others go on until `orch stop {run}`; `orch attach {run}` tries again"
-            )
+            on_warning(_without_supervisor(folder, why))
 
     starting = threading.Thread(target=start)
-    starting.start()
+    try:
+        starting.start()
+    except RuntimeError as exc:  # this user may have no more threads
+        on_warning(_without_supervisor(folder, str(exc)))
+        yield
+        return
     try:
         yield
     finally:
         starting.join()
+
+
+def _without_supervisor(folder: RunFolder, why: str) -> str:
+    run = folder.path.name
+    return (
+        f"run {run} has no supervisor: {why}. If a rank or a node dies while nobody watches, "
+        f"the others go on until `orch stop {run}`; `orch attach {run}` tries again"
+    )
 
 
 def start_and_wait(folder: RunFolder) -> str:

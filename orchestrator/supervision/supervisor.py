@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.errors import LoginRefused, NodeError, OrchError, Unreachable
+from orchestrator.errors import LaunchError, LoginRefused, NodeError, OrchError, Unreachable
 from orchestrator.fanout import each
 from orchestrator.launchers import direct_launcher
 from orchestrator.launchers.direct import DirectLauncher
@@ -221,7 +221,7 @@ def main() -> int:
     with folder.supervision() as is_ours:
         if not is_ours:
             sys.stderr.write(f"orch: {folder.path.name} has a supervisor: {folder.supervisor()}\n")
-            return OrchError.exit_code
+            return LaunchError.exit_code
         folder.note("supervisor-started", f"pid {os.getpid()} supervises")
         launcher = direct_launcher(folder.read_plan())
         try:

@@ -15,7 +15,7 @@ from orchestrator.errors import LaunchError
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import Store
+from orchestrator.store import RunFolder, Store
 from orchestrator.transports.local import LocalTransport
 from orchestrator.transports.terminal import Terminal
 from tests.until import until
@@ -34,12 +34,16 @@ class Interrupted(DirectLauncher):
         raise self.end
 
     def undo(self) -> list[str]:
+        self.before_undo()
         return super().undo() + list(self.trouble)
+
+    def before_undo(self) -> None:
+        """For a test that breaks something at that moment."""
 
 
 def _launched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException, *trouble: str
-) -> tuple[LaunchError, RunRecord]:
+) -> tuple[BaseException, RunRecord]:
     def launcher_for(plan: LaunchPlan, _terminal: Terminal) -> DirectLauncher:
         launcher = Interrupted(plan, lambda node: LocalTransport(node.name))
         launcher.end, launcher.trouble = end, trouble
@@ -55,7 +59,7 @@ def _launched(
     monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     words = Words("ssh", str(inventory), None, None, None, (), ("sleep", "1000"))
-    with pytest.raises(LaunchError) as caught:
+    with pytest.raises((LaunchError, type(end))) as caught:
         launch(words, dry_run=False, follow=False)
     [folder] = Store(tmp_path / "home").all()
     return caught.value, folder.read()
@@ -79,6 +83,7 @@ def test_what_cannot_be_stopped_is_said_and_the_run_is_not_over(
     error, record = _launched(tmp_path, monkeypatch, KeyboardInterrupt(), "n1: the connection was lost")
     assert "n1: the connection was lost" in str(error)
     assert "was stopped" not in str(error)
+    assert isinstance(error, LaunchError)
     assert f"orch stop {record.id}" in error.hint
     assert record.state is RunState.LOST
 
@@ -87,4 +92,25 @@ def test_error_of_the_system_stops_what_had_started_too(tmp_path: Path, monkeypa
     error, record = _launched(tmp_path, monkeypatch, OSError(28, "No space left on device"))
     assert "No space left on device" in str(error)
     assert record.state is RunState.FAILED
+    until(lambda: _agents_done(tmp_path), what="the agent to end")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), ValueError("no JSON"), AssertionError("no")])
+def test_unexpected_exception_stops_what_had_started_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    raised, record = _launched(tmp_path, monkeypatch, error)
+    assert raised is error
+    assert (record.state, record.message) == (RunState.FAILED, f"the launch failed: {type(error).__name__}: {error}")
+    until(lambda: _agents_done(tmp_path), what="the agent to end")
+
+
+def test_record_that_cannot_be_written_any_more_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    end = LaunchError("n0 refused")
+    monkeypatch.setattr(Interrupted, "before_undo", lambda _: monkeypatch.setattr(RunFolder, "change", refuse))
+    raised, _ = _launched(tmp_path, monkeypatch, end)
+    assert raised is end
     until(lambda: _agents_done(tmp_path), what="the agent to end")

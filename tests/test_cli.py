@@ -1,0 +1,69 @@
+"""Exit codes and messages of errors that no command expects. 1 is the training's alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator import cli
+from tests.grounds.cli import Orch
+
+
+def _ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
+) -> tuple[int, str]:
+    """Let a command fail with the error; the exit code, and what is on stderr."""
+
+    def fail(**_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(cli.app.commands["stop"], "callback", fail)
+    monkeypatch.setattr("sys.argv", ["orch", "stop"])
+    return cli.main(), capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "hint"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/a/run.json"), "/a/run.json: No space left", "free space"),
+        (OSError(errno.EACCES, "Permission denied", "/a/runs"), "/a/runs: Permission denied", "ORCH_HOME"),
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files", "ulimit -n"),
+        (OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "Resource temporarily", "ulimit -u"),
+        (OSError(errno.EIO, "Input/output error", "/a/b"), "/a/b: Input/output error", ""),
+        (RuntimeError("can't start new thread"), "can't start new thread", "ulimit -u"),
+        (MemoryError(), "out of memory", "ulimit -v"),
+    ],
+)
+def test_error_of_this_machine_ends_with_4_and_names_path_and_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, message: str, hint: str
+) -> None:
+    code, said = _ended(monkeypatch, capsys, error)
+    assert code == 4
+    assert message in said
+    assert hint in said
+    assert "Traceback" not in said
+
+
+def test_unexpected_exception_is_called_a_bug_and_ends_with_70(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = _ended(monkeypatch, capsys, ValueError("three"))
+    assert code == 70
+    assert "Traceback" in said
+    assert "a bug in orch: ValueError: three" in said
+
+
+@pytest.mark.processes
+def test_closed_pipe_is_not_a_failed_training(tmp_path: Path) -> None:
+    orch = Orch(tmp_path)
+    (tmp_path / "inventory.yaml").write_text("name: here\naccelerator: cpu\ntransport: local\nnodes: [{name: n0}]\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        words = orch.argv(["inventory", "show"])
+        done = subprocess.run(words, cwd=tmp_path, env=orch.environ(), stdout=closed, check=False, timeout=30)
+    assert done.returncode == 141
