@@ -28,9 +28,7 @@ help:
 	touch $@
 
 .venv/.dev: .venv/.created setup.cfg pyproject.toml constraints.txt
-	$(PIP) --no-build-isolation --editable '.[dev,docs,trainer]'
-	$(PIP) --no-deps mmengine  # it asks for an OpenCV that needs a display's libraries
-	DS_BUILD_OPS=0 $(PIP) --no-build-isolation --editable '.[deepspeed]'  # to build itself, deepspeed imports torch
+	$(PIP) --no-build-isolation --editable '.[dev,docs]'
 	touch $@ .venv/.trainer .venv/.docs
 
 .venv/.docs: .venv/.created setup.cfg constraints.txt

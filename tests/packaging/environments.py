@@ -50,7 +50,7 @@ def link_requirements(python: Path, names: Iterable[str]) -> list[Path]:
 def requirements_of(name: str, python: Path) -> list[str]:
     """What an installed distribution requires without its extras."""
     (found,) = metadata.distributions(name=name, path=[str(packages_of(python))])
-    return list(_required(found))
+    return [requirement.name for requirement in required(found)]
 
 
 def _closure(names: Iterable[str]) -> Iterator[metadata.Distribution]:
@@ -60,14 +60,15 @@ def _closure(names: Iterable[str]) -> Iterator[metadata.Distribution]:
         if found.name not in known:
             known.add(found.name)
             yield found
-            waiting += _required(found)
+            waiting += [requirement.name for requirement in required(found)]
 
 
-def _required(distribution: metadata.Distribution) -> Iterator[str]:
+def required(distribution: metadata.Distribution, extra: str = "") -> Iterator[Requirement]:
+    """What a distribution requires here, with one of its extras or without."""
     for line in distribution.requires or ():
         requirement = Requirement(line)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield requirement.name
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            yield requirement
 
 
 def foreign_trainer(folder: Path) -> Path:
