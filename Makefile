@@ -54,6 +54,7 @@ check: .venv/.dev
 	$(BIN)/vermin --quiet --no-tips --violations --target=3.8- orchestrator/node trainer examples
 	$(BIN)/vermin --quiet --no-tips --violations --target=3.10- orchestrator
 	$(BIN)/codespell
+	$(BIN)/python scripts/audit.py
 	if command -v shellcheck >/dev/null; then shellcheck $(SHELL_FILES); else test -z "$$CI"; fi
 
 format: .venv/.dev
@@ -87,6 +88,11 @@ BENCH_PIP := .venv-bench/bin/pip --disable-pip-version-check install -qq --const
 
 bench: .venv-bench/.ready
 	.venv-bench/bin/python -m bench $(BENCH)
+
+# make audit: compare the pinned versions with the published advisories (part of check)
+.PHONY: audit
+audit: .venv/.dev
+	$(BIN)/python scripts/audit.py
 
 clean:
 	rm -rf .venv .venv-bench build dist site .cache *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
