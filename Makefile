@@ -2,7 +2,7 @@
 # make docs: the documentation as a site, in site/ · make picture: record the picture of the README again
 # make test-quick: lint, types and the tests without processes, < 2 min · make test: check, then every test
 .DEFAULT_GOAL := help
-.PHONY: help demo docs picture check test test-quick dev format clean
+.PHONY: help demo docs picture check components test test-quick dev format clean
 SHELL := /bin/bash
 # many images set it; then every orch that a test starts, and pytest itself, compiles the same files again
 unexport PYTHONDONTWRITEBYTECODE
@@ -28,7 +28,8 @@ help:
 	touch $@
 
 .venv/.dev: .venv/.created setup.cfg pyproject.toml constraints.txt
-	$(PIP) --no-build-isolation --editable '.[dev,docs]'
+	$(PIP) --no-compile --no-build-isolation --editable '.[dev,docs]'
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # by all cores; some packages hold files of other Pythons
 	touch $@ .venv/.trainer .venv/.docs
 
 .venv/.docs: .venv/.created setup.cfg constraints.txt
@@ -61,6 +62,9 @@ format: .venv/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+components:
+	scripts/install-test-components.sh
+
 # Warm, on two cores. The rest starts Pythons: agents, orch, ranks, what runs on nodes and under Slurm.
 test-quick: .venv/.dev
 	$(BIN)/ruff check .
@@ -68,9 +72,9 @@ test-quick: .venv/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --numprocesses 2 -m "not processes"
 
-# The components come first: shellcheck is one of them.
+# Debian's packages come beside pip's, and before the check, which needs shellcheck.
 test:
-	scripts/install-test-components.sh
+	$(MAKE) --jobs=2 components dev
 	$(MAKE) check
 	$(BIN)/python -m pytest --numprocesses $(WORKERS)
 

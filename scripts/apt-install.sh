@@ -2,6 +2,10 @@
 # Install Debian packages that are missing: as root with apt, starting no service and leaving none enabled; otherwise name them.
 set -euo pipefail
 
+# one at a time: the tests' components are installed beside the virtual environment, which may need a Python
+exec {self}<"${BASH_SOURCE[0]}"
+flock "$self"
+
 missing=()
 for package in "$@"; do
   state=$(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null || true)
