@@ -46,8 +46,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="write golden files instead of comparing with them")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    _mark(items)
+    yield
+    # A test of a minute that starts last keeps one worker busy and the others waiting.
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.get_closest_marker("processes") is None))
+
+
+def _mark(items: list[pytest.Item]) -> None:
     for item in items:
         for fixture, marker in _MARKED_BY_FIXTURE.items():
             if fixture in getattr(item, "fixturenames", ()):

@@ -43,14 +43,15 @@ host.close()
 
 def test_submitit_is_loaded_by_one_thread_before_a_job_is_submitted(tmp_path: Path) -> None:
     """Its modules import each other: of two threads that load them, Python ends one with a deadlock."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
     for name in ("sbatch", "srun"):
-        program = tmp_path / "bin" / name
-        program.parent.mkdir(exist_ok=True)
+        program = folder / name
         program.write_text("#!/bin/sh\necho 7\n")
         program.chmod(0o700)
     done = subprocess.run(
         [sys.executable, "-c", SUBMIT, str(tmp_path / "work")],
-        env={**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"},
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
         cwd=ROOT,
         check=False,
         capture_output=True,
