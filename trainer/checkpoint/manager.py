@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Callable, Dict, Mapping
 import torch
 
 from trainer.checkpoint import files, lock
+from trainer.checkpoint.code import code_version
 from trainer.checkpoint.files import Checkpoint
 from trainer.checkpoint.find import Finder
 from trainer.checkpoint.random_state import random_state, restore_random_state
@@ -62,6 +63,16 @@ class Checkpoints:
     out: Path
     data_digest: str
     code: str | None = None
+
+    @classmethod
+    def open(cls, group: Group, config: TrainConfig, data_digest: str) -> Checkpoints:
+        """Prepare the folder `out`, by default in the run folder. Raises UserError as prepare() does."""
+        run_dir = group.rank.run_dir
+        out = Path(config.out).expanduser() if config.out else (run_dir / "checkpoints" if run_dir else Path("out"))
+        code = code_version(Path(__file__).parents[1], Path.cwd()) if group.rank.is_main else None
+        checkpoints = cls(group, config, out.absolute(), data_digest, code=code)
+        checkpoints.prepare()
+        return checkpoints
 
     def prepare(self) -> None:
         """

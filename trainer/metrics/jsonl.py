@@ -71,8 +71,6 @@ class StepResult:
     lr: float
     grad_norm: float
     seconds: float
-    is_warned: bool
-    """Some rank received a preemption signal: all ranks save now and end."""
     data_wait_s: float = 0.0
 
     @property

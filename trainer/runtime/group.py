@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Callable, NoReturn, Type
+from typing import Any, Callable, NoReturn, Type, TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from .rank import Rank
 from .rendezvous import Rendezvous
 
 CHUNK_BYTES = 64 << 20
+T = TypeVar("T")
 STOCK_BACKENDS = ("gloo", "nccl")  # known to run a collective while the rank computes
 
 
@@ -96,6 +97,16 @@ class Group:
         if len(set(problems)) == 1:
             raise kind.agreed(problems[0])
         raise kind.agreed(by_rank({rank: text for rank, text in enumerate(problems) if text}))
+
+    def on_all(self, function: Callable[[], T]) -> T:
+        """Call `function` on every rank; a UserError of any rank is raised on all of them."""
+        try:
+            result = function()
+        except UserError as exc:
+            self.agree(str(exc))
+            raise  # not reached: agree() raises
+        self.agree("")
+        return result
 
     def set_timeout(self, seconds: float) -> None:
         """Limit collectives started from now on. No effect on other backends than gloo and nccl, nor before torch 2.1."""

@@ -96,7 +96,7 @@ def _measured(out: Path, config: TrainConfig, *, code: int = 0) -> dict[str, Any
     measures = Measures(_alone(), config, out, config.model.context)
     measures.begin(0, 1000 * config.model.context)
     for step, seconds in ((1, 0.5), (2, 1.0)):
-        result = StepResult([2.0], 1e-3, 0.5, seconds, is_warned=False, data_wait_s=0.25)
+        result = StepResult([2.0], 1e-3, 0.5, seconds, data_wait_s=0.25)
         measures.add(step, result, {}, last=step == 2)
     measures.flush()
     measures.close(code)
@@ -128,7 +128,7 @@ def _finished(out: Path, group: Group, *, steps: int = 2) -> Mapping[str, Any]:
     measures = Measures(group, load_config(words=["report="]), out, 128)
     measures.begin(0, None)
     for step in range(1, steps + 1):
-        measures.add(step, StepResult([2.0], 1e-3, 0.5, 0.5, is_warned=False), {}, last=step == steps)
+        measures.add(step, StepResult([2.0], 1e-3, 0.5, 0.5), {}, last=step == steps)
     measures.finish(Summary(2, 2.0, 2.0, wall_s=1.0, checkpoint="/c/step_2", **measures.totals()))
     found: Mapping[str, Any] = json.loads((out / "summary.json").read_text())
     return found
@@ -168,7 +168,7 @@ def test_number_that_is_none_is_null_in_the_record(tmp_path: Path) -> None:
     """JSON has no NaN, and what reads the file line by line would break at it."""
     measures = Measures(_alone(), load_config(words=["report="]), tmp_path, 128)
     measures.begin(0, None)
-    result = StepResult([2.0], 1e-3, float("inf"), 0.5, is_warned=False)
+    result = StepResult([2.0], 1e-3, float("inf"), 0.5)
     measures.add(1, result, {"eval_loss": float("nan"), "eval_iou": 0.5}, last=True)
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     record = json.loads(line, parse_constant=pytest.fail)

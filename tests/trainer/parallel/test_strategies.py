@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.grounds.checkpoints import add_gradient
+from trainer.announce import batch_arithmetic
 from trainer.config.config import TrainConfig, load_config
 from trainer.errors import UserError
 from trainer.optim.clip import clip_gradients
@@ -25,7 +26,6 @@ from trainer.runtime.group import Group
 from trainer.runtime.init import initialise
 from trainer.runtime.rank import Rank
 from trainer.tasks.gpt import Gpt
-from trainer.train import batch_arithmetic
 
 TINY = "model.layers=2 model.width=16 model.heads=2 model.context=8"
 TOKENS = torch.arange(18).view(2, 9)
@@ -176,7 +176,7 @@ def test_fp32_that_overflows_makes_no_update() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(2, "devices 8 x nodes 2"), (3, "ranks 16")])
-def test_batch_is_told_as_a_product(nodes: int, ranks: str) -> None:
+def test_batch_is_printed_as_a_product(nodes: int, ranks: str) -> None:
     rank = replace(Rank.from_env({}), world_size=16, nodes=nodes)
     config = _config("micro_batch=1 accumulation=8")
     assert batch_arithmetic(config, rank) == f"batch 128 = micro_batch 1 x {ranks} x accumulation 8"

@@ -124,7 +124,7 @@ def test_rank_0_logs_the_mean_and_others_their_own_loss(capsys: pytest.CaptureFi
     for rank in (0, 1):
         log = StepLog(every=2, per_step=100, unit="tokens", rank=rank)
         for step in (1, 2, 3, 4, 5):
-            log.add(step, StepResult([1.0, 2.0], 0.1, 0.5, 0.25, is_warned=False), last=step == 5)
+            log.add(step, StepResult([1.0, 2.0], 0.1, 0.5, 0.25), last=step == 5)
     lines = capsys.readouterr().out.splitlines()
     assert (
         lines[0]

@@ -1,0 +1,32 @@
+"""The first log lines of a training: ranks, model, data and batch."""
+
+from __future__ import annotations
+
+from trainer.config.config import TrainConfig
+from trainer.console import say
+from trainer.runtime.group import Group
+from trainer.runtime.rank import Rank
+from trainer.runtime.seeds import determinism_warning
+
+
+def announce(group: Group, config: TrainConfig, *, parameters: int, data: str, per_step: str) -> None:
+    """Rank 0 prints the training, other ranks their device."""
+    say(group.greeting)
+    if not group.rank.is_main:
+        return
+    say(
+        f"model {parameters} parameters, {data}, {per_step} a step, {config.steps} steps, {config.precision}, "
+        f"{config.strategy}"
+    )
+    warning = determinism_warning(config, group.accelerator.name)
+    if warning:
+        say(warning)
+    say(batch_arithmetic(config, group.rank))
+
+
+def batch_arithmetic(config: TrainConfig, rank: Rank) -> str:
+    """The effective batch size as a product of its factors."""
+    per_node, rest = divmod(rank.world_size, rank.nodes)
+    ranks = f"ranks {rank.world_size}" if rest else f"devices {per_node} x nodes {rank.nodes}"
+    effective = config.micro_batch * rank.world_size * config.accumulation
+    return f"batch {effective} = micro_batch {config.micro_batch} x {ranks} x accumulation {config.accumulation}"
