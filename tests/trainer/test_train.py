@@ -130,7 +130,7 @@ def test_parameters_left_on_the_cpu_are_told_loudly(capsys: pytest.CaptureFixtur
     cpu = choose("cpu", torch)
     warn_if_on_cpu(GPT(TINY), cpu, 3)
     assert capsys.readouterr().err == ""
-    warn_if_on_cpu(GPT(TINY), replace(cpu, name="gcu-t2x"), 3)
+    warn_if_on_cpu(GPT(TINY), cpu.changed(name="gcu-t2x"), 3)
     said = capsys.readouterr().err
     assert said.startswith("WARNING: rank 3: ")
     assert "on the CPU although gcu-t2x was asked for" in said
@@ -172,7 +172,7 @@ def _world_of_one() -> dict[str, str]:
 def test_backend_with_a_store_of_its_own_is_given_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """The way of a T20, walked on gloo; the ranks are counted all the same."""
     env = _world_of_one()
-    row = replace(choose("cpu", torch), own_rendezvous=True)
+    row = choose("cpu", torch).changed(needs_address=True)
     monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: row)
     group = initialise("gcu", 60.0, env)
     try:
@@ -191,7 +191,7 @@ def test_backend_with_a_store_of_its_own_is_given_an_address(monkeypatch: pytest
 
 def test_group_that_cannot_be_joined_is_told_in_the_librarys_words(monkeypatch: pytest.MonkeyPatch) -> None:
     env = _world_of_one()
-    row = replace(choose("cpu", torch), backend="nccl")
+    row = choose("cpu", torch).changed(backend="nccl")
     monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: row)
     with pytest.raises(TrainerError, match=r"^rank 0 cannot join the group \(nccl\): .*NCCL"):
         initialise("cpu", 60.0, env)
@@ -205,11 +205,10 @@ def test_device_that_is_not_there_or_fails_is_named(monkeypatch: pytest.MonkeyPa
     def refuse(number: int) -> None:
         raise RuntimeError(f"CUDA error: invalid device ordinal {number}")
 
-    row = replace(
-        choose("cpu", torch),
+    row = choose("cpu", torch).changed(
         name="cuda",
         device="cuda:{n}",
-        count=lambda: count,
+        device_count=lambda: count,
         set_device=refuse,
     )
     monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: row)

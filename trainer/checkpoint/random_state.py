@@ -14,7 +14,7 @@ from trainer.runtime.accelerators import Accelerator
 
 def random_state(accelerator: Accelerator) -> bytes:
     """If a device's generator exposes only its seed, it is reseeded here from the CPU generator."""
-    if accelerator.tells_seed_only:
+    if accelerator.rng_state_is_seed:
         accelerator.seed(int(torch.randint(2**32, ())))
     on_device = accelerator.rng_state()
     state: Dict[str, Any] = {"python": random.getstate(), "torch": _hex(torch.get_rng_state())}

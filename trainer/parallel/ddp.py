@@ -14,7 +14,6 @@ from trainer.optim.adamw import make_optimizer
 from trainer.optim.clip import clip_gradients
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.building import build_whole, sizes_of, warn_if_on_cpu
-from trainer.runtime.accelerators import autocast
 from trainer.runtime.group import STOCK_BACKENDS, Group
 from trainer.runtime.seeds import preserve_rng
 from trainer.tasks.base import Task, loss_of
@@ -71,7 +70,7 @@ class Ddp(TorchStrategy):
         return self.model.no_sync() if is_local else contextlib.nullcontext()
 
     def computing(self) -> ContextManager[Any]:
-        return autocast(self.group.accelerator, self.config.precision)
+        return self.group.accelerator.autocast(self.config.precision)
 
     def clip(self, limit: float) -> float:
         return clip_gradients(self.parameters, limit)

@@ -1,24 +1,25 @@
 """
-One table of what a rank trains on: cuda, gcu-i3x (S60, L300), gcu-t2x (T20, T21, i20), cpu.
+The kinds of devices that a rank trains on: Cpu, Cuda, GcuI3x (S60, L300), GcuT2x (T20, T21, i20); and the choice of one.
 
-The two gcu rows follow the vendor's published sources and were not verified on hardware. Nothing here needs a process
-group, and torch comes in as an argument, so every row can be looked at without the device.
+The two GCU classes follow the vendor's published sources and were not verified on hardware. No process group is needed
+here, and torch is an argument, so that every class can be tested without its device.
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
+import copy
 import glob
 import importlib
 import importlib.util
 import resource
 import sys
-from dataclasses import dataclass, replace
 from typing import Any, Callable, ContextManager, Sequence
 
-from ..errors import UserError  # relative: scripts get this under another name (trainer/scripts)
+from ..errors import UserError  # relative: scripts import this package under another name (trainer/scripts)
 
-# `Any` below stands for modules and classes that exist only where the vendor's package is installed.
+# `Any` below stands for modules and classes that exist only if the vendor's package is installed.
 
 CUDA_FILES = "/dev/nvidia[0-9]*"
 GCU_FILES = "/dev/gcu*"
@@ -29,74 +30,289 @@ NO_SCALER_T2X = (
     "the card has it, but torch_gcu's own GradScaler calls unlazy() with an argument that this refuses, so that no step can "
     "be skipped after an overflow; use bf16 or fp32"
 )
+AUTOCAST_TYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
-def _nothing(*_: object) -> None:
-    """A CPU has no current device, no generator and nothing in flight; some devices count no memory."""
-
-
-@dataclass(frozen=True)
-class Accelerator:
+class Accelerator(abc.ABC):
     """
-    How to use one kind of device.
+    One kind of device; the defaults are those of stock torch.
 
     Attributes:
-        device: "{n}" is the device's number on this node.
-        distributed: the module whose process group speaks `backend`.
-        takes_device_ids: whether its DistributedDataParallel wants device_ids=[n].
-        own_rendezvous: `distributed` takes no store of torch's, so it is given an address and makes one of its own.
-        autocast: takes the name of a torch dtype.
-        precisions: what the device and this torch can do of fp32, bf16, fp16.
-        scaler: a new GradScaler, for fp16.
-        step: (optimizer, loss, model) -> None, one optimizer step.
-        device_name: what the driver calls this rank's device; "" where it is not asked.
-        peak_memory: the most bytes held so far, of the device, or of the process on a CPU; None where nobody counts.
-        memory_stats: what the device's allocator has counted, num_alloc_retries and num_ooms among it; None as above.
-        seed: seeds the device's generator, where torch.manual_seed does not.
-        rng_state: of this rank's device, as bytes on the CPU; None where there is no other generator than the CPU's.
-        set_rng_state: takes what rng_state gave.
-        tells_seed_only: rng_state is what the generator was seeded with, so it holds until something is drawn.
-        worker_start: how processes that make batches are started; None as Python does it.
-        no_fp16: why `precisions` lacks it, where the device itself has it.
-        passed_over: what seems to be here and cannot be used, with the remedy, where the CPU was taken in its place; or "".
+        device: torch's name of a device; "{n}" is its number on this node.
+        distributed: the module whose process group has `backend`.
+        data_parallel: the DistributedDataParallel for this device.
+        takes_device_ids: data_parallel needs device_ids=[n].
+        needs_address: `distributed` takes no store; it gets an address and hosts a store of its own.
+        rng_state_is_seed: rng_state() is the last seed, so it is valid until a number is drawn.
+        worker_start: start method of data workers; None for Python's default.
+        no_fp16: why precisions() lacks fp16, if the device itself has it.
+        unusable_card: a card that seems to be here but cannot be used, with the remedy, if the CPU was chosen instead; or "".
     """
 
     name: str
     device: str
     backend: str
-    distributed: Any
-    data_parallel: Any
-    takes_device_ids: bool
-    own_rendezvous: bool
-    count: Callable[[], int]
-    set_device: Callable[[int], None]
-    synchronize: Callable[[], None]
-    autocast: Callable[[str], ContextManager[Any]]
-    precisions: Callable[[], Sequence[str]]
-    scaler: Callable[[], Any]
-    step: Callable[[Any, Any, Any], None]
-    device_name: Callable[[], str]
-    peak_memory: Callable[[], Any]
-    memory_stats: Callable[[], Any]
-    seed: Callable[[int], None] = _nothing
-    rng_state: Callable[[], Any] = _nothing
-    set_rng_state: Callable[[Any], None] = _nothing
-    tells_seed_only: bool = False
+    takes_device_ids = True
+    needs_address = False
+    rng_state_is_seed = False
     worker_start: str | None = None
-    no_fp16: str = ""
-    passed_over: str = ""
+    no_fp16 = ""
+    unusable_card = ""
+
+    def __init__(self, torch: Any) -> None:  # noqa: ANN401
+        self.torch = torch
+        self.distributed: Any = torch.distributed
+        self.data_parallel: Any = torch.nn.parallel.DistributedDataParallel
+
+    def changed(self, **attributes: Any) -> Accelerator:  # noqa: ANN401
+        """Return a copy with other attributes."""
+        other = copy.copy(self)
+        vars(other).update(attributes)
+        return other
 
     def device_string(self, local_rank: int) -> str:
-        """Such as cuda:3, xla:3, gcu:3, cpu."""
+        """Return cuda:3, xla:3, gcu:3 or cpu."""
         return self.device.format(n=local_rank)
 
     def device_ids(self, local_rank: int) -> list[int] | None:
-        """What DistributedDataParallel gets for a module on the device; None on the CPU, where it refuses them."""
+        """Return the argument of DistributedDataParallel; None on the CPU, where it refuses a list."""
         return [local_rank] if self.takes_device_ids else None
+
+    def autocast(self, precision: str) -> ContextManager[Any]:
+        """Return the block of the forward pass: autocast for bf16 and fp16, else nothing."""
+        if precision not in AUTOCAST_TYPES:
+            return contextlib.nullcontext()
+        return self.autocast_to(getattr(self.torch, AUTOCAST_TYPES[precision]))
+
+    def autocast_to(self, dtype: Any) -> ContextManager[Any]:  # noqa: ANN401
+        block: ContextManager[Any] = self.torch.autocast(self.device.partition(":")[0], dtype=dtype)
+        return block
+
+    def step(self, optimizer: Any, loss: Any, model: Any) -> None:  # noqa: ANN401, ARG002 -- a lazy device needs all three
+        """Make one optimizer step."""
+        optimizer.step()
+
+    def device_name(self) -> str:
+        """Return the driver's name of this rank's device, or ""."""
+        return ""
+
+    def seed(self, number: int) -> None:  # noqa: B027 -- a default
+        """Seed the device's generator, if torch.manual_seed does not."""
+
+    @abc.abstractmethod
+    def device_count(self) -> int:
+        """Return the number of devices on this node."""
+
+    @abc.abstractmethod
+    def set_device(self, number: int) -> None:
+        """Make a device the current one."""
+
+    @abc.abstractmethod
+    def synchronize(self) -> None:
+        """Wait for the device."""
+
+    @abc.abstractmethod
+    def precisions(self) -> Sequence[str]:
+        """Return those of fp32, bf16 and fp16 that the device and this torch support."""
+
+    @abc.abstractmethod
+    def scaler(self) -> Any:  # noqa: ANN401
+        """Return a new GradScaler for fp16."""
+
+    @abc.abstractmethod
+    def peak_memory(self) -> Any:  # noqa: ANN401
+        """Return the peak number of bytes allocated on the device, or held by the process on a CPU; None if unknown."""
+
+    @abc.abstractmethod
+    def memory_stats(self) -> Any:  # noqa: ANN401
+        """Return the counters of the device's allocator, such as num_alloc_retries; None if there are none."""
+
+    @abc.abstractmethod
+    def rng_state(self) -> Any:  # noqa: ANN401
+        """Return the state of the device's generator as bytes on the CPU; None if there is only the CPU's."""
+
+    @abc.abstractmethod
+    def set_rng_state(self, state: Any) -> None:  # noqa: ANN401
+        """Restore what rng_state returned."""
+
+
+class Cpu(Accelerator):
+    """Any number of ranks per node."""
+
+    name = "cpu"
+    device = "cpu"
+    backend = "gloo"
+    takes_device_ids = False
+
+    def device_count(self) -> int:
+        return sys.maxsize
+
+    def set_device(self, number: int) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def precisions(self) -> Sequence[str]:
+        return ("fp32", "bf16", "fp16") if stock_scaler(self.torch) else ("fp32", "bf16")
+
+    def scaler(self) -> Any:  # noqa: ANN401
+        return stock_scaler(self.torch)("cpu")
+
+    def peak_memory(self) -> Any:  # noqa: ANN401
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def memory_stats(self) -> Any:  # noqa: ANN401
+        return None
+
+    def rng_state(self) -> Any:  # noqa: ANN401
+        return None
+
+    def set_rng_state(self, state: Any) -> None:  # noqa: ANN401
+        pass
+
+
+class Cuda(Accelerator):
+    """NVIDIA cards, by stock torch and NCCL."""
+
+    name = "cuda"
+    device = "cuda:{n}"
+    backend = "nccl"
+
+    def __init__(self, torch: Any, module: Any = None) -> None:  # noqa: ANN401
+        """`module` has the functions of torch.cuda, which is the default."""
+        super().__init__(torch)
+        self.module = module or torch.cuda
+
+    def device_count(self) -> int:
+        return int(self.module.device_count())
+
+    def set_device(self, number: int) -> None:
+        self.module.set_device(number)
+
+    def synchronize(self) -> None:
+        self.module.synchronize()
+
+    def precisions(self) -> Sequence[str]:
+        """Older cards emulate bf16, slower than fp32."""
+        has_bf16 = self.torch.cuda.get_device_capability() >= (8, 0)
+        return ("fp32", "bf16", "fp16") if has_bf16 else ("fp32", "fp16")
+
+    def scaler(self) -> Any:  # noqa: ANN401
+        scaler = stock_scaler(self.torch)
+        return scaler("cuda") if scaler else self.torch.cuda.amp.GradScaler()
+
+    def device_name(self) -> str:
+        return str(self.torch.cuda.get_device_name())
+
+    def peak_memory(self) -> Any:  # noqa: ANN401
+        return call_if_present(self.module, "max_memory_allocated")
+
+    def memory_stats(self) -> Any:  # noqa: ANN401
+        return call_if_present(self.module, "memory_stats")
+
+    def rng_state(self) -> Any:  # noqa: ANN401
+        return self.module.get_rng_state()
+
+    def set_rng_state(self, state: Any) -> None:  # noqa: ANN401
+        self.module.set_rng_state(state)
+
+
+class GcuI3x(Cuda):
+    """Not verified on hardware. Importing torch_gcu has registered torch.gcu, like torch.cuda, and the backend eccl."""
+
+    name = "gcu-i3x"
+    device = "gcu:{n}"
+    backend = "eccl"
+
+    def __init__(self, torch: Any) -> None:  # noqa: ANN401
+        super().__init__(torch, torch.gcu)
+
+    def precisions(self) -> Sequence[str]:
+        return ("fp32", "bf16", "fp16") if self.module.is_bf16_supported() else ("fp32", "fp16")
+
+    def scaler(self) -> Any:  # noqa: ANN401
+        return self.module.amp.GradScaler()
+
+    def device_name(self) -> str:
+        return ""
+
+
+class GcuT2x(Accelerator):
+    """
+    Not verified on hardware. torch 1.10 with the vendor's forks of c10d and DDP; the stock ones do not support eccl.
+
+    The graph is lazy: nothing runs until optimizer_step or unlazy. The modes are those of the vendor's training scripts.
+    """
+
+    name = "gcu-t2x"
+    device = "xla:{n}"
+    backend = "eccl"
+    takes_device_ids = True  # with None it puts a replica on every card of the node, in every rank
+    needs_address = True
+    rng_state_is_seed = True
+    worker_start = "spawn"  # as in the vendor's training scripts
+    no_fp16 = NO_SCALER_T2X
+
+    def __init__(self, torch: Any, gcu: Any) -> None:  # noqa: ANN401
+        super().__init__(torch)
+        self.gcu = gcu
+        self.distributed = importlib.import_module("torch_gcu.distributed")
+        self.data_parallel = importlib.import_module("torch_gcu.nn.parallel").DistributedDataParallel
+        self._seed = 0
+
+    def device_count(self) -> int:
+        return int(self.gcu.device_count())
+
+    def set_device(self, number: int) -> None:
+        self.gcu.set_device(number)
+
+    def synchronize(self) -> None:
+        self.gcu.synchronize()
+
+    def autocast_to(self, dtype: Any) -> ContextManager[Any]:  # noqa: ANN401
+        block: ContextManager[Any] = self.gcu.amp.autocast(dtype=dtype)
+        return block
+
+    def precisions(self) -> Sequence[str]:
+        return ("fp32", "bf16")
+
+    def scaler(self) -> Any:  # noqa: ANN401
+        return None
+
+    def step(self, optimizer: Any, loss: Any, model: Any) -> None:  # noqa: ANN401
+        mode = self.gcu.JitRunMode.ASYNC if self.distributed.is_initialized() else self.gcu.JitRunMode.SAFEASYNC
+        self.gcu.optimizer_step(optimizer, [loss], mode=mode, model=model)
+
+    def peak_memory(self) -> Any:  # noqa: ANN401
+        return call_if_present(self.gcu, "max_memory_allocated")
+
+    def memory_stats(self) -> Any:  # noqa: ANN401
+        return call_if_present(self.gcu, "memory_stats")
+
+    def seed(self, number: int) -> None:
+        self._seed = number % 2**32  # the largest it takes
+        self.gcu.manual_seed_all(self._seed)
+
+    def rng_state(self) -> Any:  # noqa: ANN401
+        return self.torch.tensor(list(self._seed.to_bytes(4, "little")), dtype=self.torch.uint8)
+
+    def set_rng_state(self, state: Any) -> None:  # noqa: ANN401
+        self.seed(int.from_bytes(bytes(state.tolist()), "little"))
+
+
+def stock_scaler(torch: Any) -> Any:  # noqa: ANN401
+    """Return torch's GradScaler for any device, of torch >= 2.3; None before, when there was one for CUDA only."""
+    return getattr(getattr(torch, "amp", None), "GradScaler", None)
+
+
+def call_if_present(module: Any, function: str) -> Any:  # noqa: ANN401
+    """Call a function that a vendor's module may lack; None without it."""
+    return getattr(module, function, lambda: None)()
 
 
 def load_torch_gcu() -> tuple[Any, str]:
-    """(torch_gcu, ""), or (None, why it cannot be used); importing it registers the device and the backend eccl."""
+    """Import torch_gcu, which registers the device and the backend eccl: (torch_gcu, ""), or (None, the problem)."""
     if importlib.util.find_spec("torch_gcu") is None:
         cards = sorted(glob.glob(GCU_FILES))
         return None, NOT_INSTALLED + (f", though this node has {cards[0]}" if cards else "")
@@ -108,28 +324,28 @@ def load_torch_gcu() -> tuple[Any, str]:
 
 def choose(asked: str, torch: Any, load_gcu: Callable[[], tuple[Any, str]] = load_torch_gcu) -> Accelerator:  # noqa: ANN401
     """
-    The row for `asked`: auto, cuda, gcu or cpu; auto takes what is there, cuda first, cpu last.
+    Return the accelerator for `asked`: auto, cuda, gcu or cpu. auto takes the first that is present, in this order.
 
     Raises:
-        UserError: cuda or gcu was asked for and is not there; the message says what to do.
+        UserError: cuda or gcu was asked for and is not present; the message has the remedy.
     """
     if asked == "cpu":
-        return _cpu(torch)
+        return Cpu(torch)
     if asked in ("auto", "cuda") and torch.cuda.is_available() and torch.cuda.device_count() > 0:
-        return _cuda(torch)
+        return Cuda(torch)
     if asked == "cuda":
         raise UserError(f"device=cuda: {_why_no_cuda(torch)}, or use device=cpu")
     gcu, problem = load_gcu()
     if gcu is not None and _has_devices(torch, gcu):
-        return _gcu_i3x(torch) if hasattr(torch, "gcu") else _gcu_t2x(gcu)
+        return GcuI3x(torch) if hasattr(torch, "gcu") else GcuT2x(torch, gcu)
     if gcu is not None:
         problem = NO_CARD
     if asked == "gcu":
         raise UserError(f"device=gcu: {problem}; {INSTALL_GCU}, or use device=cpu")
-    return replace(_cpu(torch), passed_over=_passed_over(torch, problem))
+    return Cpu(torch).changed(unusable_card=_unusable_card(torch, problem))
 
 
-def _passed_over(torch: Any, gcu_problem: str) -> str:  # noqa: ANN401
+def _unusable_card(torch: Any, gcu_problem: str) -> str:  # noqa: ANN401
     cards = sorted(glob.glob(CUDA_FILES))
     if cards:
         return f"this node has {cards[0]}, but {_why_no_cuda(torch)}"
@@ -145,138 +361,3 @@ def _why_no_cuda(torch: Any) -> str:  # noqa: ANN401
 def _has_devices(torch: Any, gcu: Any) -> bool:  # noqa: ANN401
     module = torch.gcu if hasattr(torch, "gcu") else gcu
     return bool(module.is_available()) and int(module.device_count()) > 0
-
-
-def _cuda(torch: Any) -> Accelerator:  # noqa: ANN401
-    return Accelerator(
-        name="cuda",
-        device="cuda:{n}",
-        backend="nccl",
-        distributed=torch.distributed,
-        data_parallel=torch.nn.parallel.DistributedDataParallel,
-        takes_device_ids=True,
-        own_rendezvous=False,
-        count=torch.cuda.device_count,
-        set_device=torch.cuda.set_device,
-        synchronize=torch.cuda.synchronize,
-        autocast=lambda dtype: torch.autocast("cuda", dtype=getattr(torch, dtype)),
-        # Older cards compute bf16 by emulation, slower than fp32.
-        precisions=lambda: (
-            ("fp32", "bf16", "fp16") if torch.cuda.get_device_capability() >= (8, 0) else ("fp32", "fp16")
-        ),
-        scaler=lambda: _stock_scaler(torch)("cuda") if _stock_scaler(torch) else torch.cuda.amp.GradScaler(),
-        step=_plain_step,
-        device_name=lambda: str(torch.cuda.get_device_name()),
-        peak_memory=lambda: torch.cuda.max_memory_allocated(),  # noqa: PLW0108 -- looked up when it is asked for
-        rng_state=lambda: torch.cuda.get_rng_state(),  # noqa: PLW0108 -- as above
-        set_rng_state=lambda state: torch.cuda.set_rng_state(state),  # noqa: PLW0108 -- as above
-        memory_stats=lambda: torch.cuda.memory_stats(),  # noqa: PLW0108 -- as above
-    )
-
-
-def _gcu_i3x(torch: Any) -> Accelerator:  # noqa: ANN401
-    """Not verified on hardware. Importing torch_gcu has registered device gcu and backend eccl with stock torch."""
-    return Accelerator(
-        name="gcu-i3x",
-        device="gcu:{n}",
-        backend="eccl",
-        distributed=torch.distributed,
-        data_parallel=torch.nn.parallel.DistributedDataParallel,
-        takes_device_ids=True,
-        own_rendezvous=False,
-        count=torch.gcu.device_count,
-        set_device=torch.gcu.set_device,
-        synchronize=torch.gcu.synchronize,
-        autocast=lambda dtype: torch.autocast("gcu", dtype=getattr(torch, dtype)),
-        precisions=lambda: ("fp32", "bf16", "fp16") if torch.gcu.is_bf16_supported() else ("fp32", "fp16"),
-        scaler=lambda: torch.gcu.amp.GradScaler(),  # noqa: PLW0108 -- looked up when fp16 is asked for
-        step=_plain_step,
-        device_name=str,
-        peak_memory=getattr(torch.gcu, "max_memory_allocated", _nothing),
-        rng_state=lambda: torch.gcu.get_rng_state(),  # noqa: PLW0108 -- as above
-        set_rng_state=lambda state: torch.gcu.set_rng_state(state),  # noqa: PLW0108 -- as above
-        memory_stats=getattr(torch.gcu, "memory_stats", _nothing),
-    )
-
-
-def _gcu_t2x(gcu: Any) -> Accelerator:  # noqa: ANN401
-    """
-    Not verified on hardware. torch 1.10 with the vendor's forks of c10d and DDP; stock ones never know eccl here.
-
-    The graph is lazy: nothing runs until optimizer_step or unlazy. The mode follows the vendor's own training scripts.
-    """
-    distributed = importlib.import_module("torch_gcu.distributed")
-    parallel = importlib.import_module("torch_gcu.nn.parallel")
-    torch = importlib.import_module("torch")
-    seeded = [0]
-
-    def seed(number: int) -> None:
-        seeded[0] = number % 2**32  # it takes no more
-        gcu.manual_seed_all(seeded[0])
-
-    def step(optimizer: Any, loss: Any, model: Any) -> None:  # noqa: ANN401
-        mode = gcu.JitRunMode.ASYNC if distributed.is_initialized() else gcu.JitRunMode.SAFEASYNC
-        gcu.optimizer_step(optimizer, [loss], mode=mode, model=model)
-
-    return Accelerator(
-        name="gcu-t2x",
-        device="xla:{n}",
-        backend="eccl",
-        distributed=distributed,
-        data_parallel=parallel.DistributedDataParallel,
-        takes_device_ids=True,  # with None it puts a replica on every card of the node, in every rank
-        own_rendezvous=True,
-        count=gcu.device_count,
-        set_device=gcu.set_device,
-        synchronize=gcu.synchronize,
-        autocast=lambda dtype: gcu.amp.autocast(dtype=getattr(torch, dtype)),
-        precisions=lambda: ("fp32", "bf16"),
-        scaler=_nothing,
-        step=step,
-        device_name=str,
-        peak_memory=getattr(gcu, "max_memory_allocated", _nothing),
-        seed=seed,
-        rng_state=lambda: torch.tensor(list(seeded[0].to_bytes(4, "little")), dtype=torch.uint8),
-        set_rng_state=lambda state: seed(int.from_bytes(bytes(state.tolist()), "little")),
-        tells_seed_only=True,
-        worker_start="spawn",  # as the vendor's own training scripts do
-        no_fp16=NO_SCALER_T2X,
-        memory_stats=getattr(gcu, "memory_stats", _nothing),
-    )
-
-
-def _cpu(torch: Any) -> Accelerator:  # noqa: ANN401
-    return Accelerator(
-        name="cpu",
-        device="cpu",
-        backend="gloo",
-        distributed=torch.distributed,
-        data_parallel=torch.nn.parallel.DistributedDataParallel,
-        takes_device_ids=False,
-        own_rendezvous=False,
-        count=lambda: sys.maxsize,
-        set_device=_nothing,
-        synchronize=_nothing,
-        autocast=lambda dtype: torch.autocast("cpu", dtype=getattr(torch, dtype)),
-        precisions=lambda: ("fp32", "bf16", "fp16") if _stock_scaler(torch) else ("fp32", "bf16"),
-        scaler=lambda: _stock_scaler(torch)("cpu"),
-        step=_plain_step,
-        device_name=str,
-        peak_memory=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        memory_stats=_nothing,
-    )
-
-
-def autocast(accelerator: Accelerator, precision: str) -> ContextManager[Any]:
-    """The block the forward pass runs in: bf16 or fp16 where asked for, else as it is."""
-    dtypes = {"bf16": "bfloat16", "fp16": "float16"}
-    return accelerator.autocast(dtypes[precision]) if precision in dtypes else contextlib.nullcontext()
-
-
-def _stock_scaler(torch: Any) -> Any:  # noqa: ANN401
-    """GradScaler for any device, of torch >= 2.3; None before, when there was one for cuda alone."""
-    return getattr(getattr(torch, "amp", None), "GradScaler", None)
-
-
-def _plain_step(optimizer: Any, loss: Any, model: Any) -> None:  # noqa: ANN401, ARG001 -- the lazy row needs all three
-    optimizer.step()

@@ -40,8 +40,8 @@ def initialise(asked: str, timeout_s: float, env: Mapping[str, str], *, rendezvo
 
     def find() -> Accelerator:
         accelerator = choose(asked, torch)
-        if accelerator.passed_over and env.get("LOCAL_RANK", "0") == "0":  # once per node
-            sys.stderr.write(f"WARNING: training on the CPU: {accelerator.passed_over}, or say device=cpu\n")
+        if accelerator.unusable_card and env.get("LOCAL_RANK", "0") == "0":  # once per node
+            sys.stderr.write(f"WARNING: training on the CPU: {accelerator.unusable_card}, or say device=cpu\n")
         return accelerator
 
     return initialise_on(find, timeout_s, env, rendezvous=rendezvous)
@@ -86,7 +86,7 @@ def _prepare(find: Callable[[], Accelerator], rank: Rank) -> tuple[Accelerator |
 def _join(accelerator: Accelerator, rendezvous: Rendezvous, **more: Any) -> None:  # noqa: ANN401 -- as above
     """Make the process group; raises NetworkError with the library's message."""
     rank, dist = rendezvous.rank, accelerator.distributed
-    if accelerator.own_rendezvous:
+    if accelerator.needs_address:
         address = {"init_method": f"tcp://{rendezvous.vendor_store_address()}"}
     else:
         address = {"store": rendezvous.store_for("group")}
@@ -101,9 +101,9 @@ def _join(accelerator: Accelerator, rendezvous: Rendezvous, **more: Any) -> None
 def _take_device(accelerator: Accelerator, rank: Rank) -> torch.device:
     """Make the rank's device current and compute on it. Raises UserError with device and cause."""
     name = accelerator.device_string(rank.local_rank)
-    if rank.local_rank >= accelerator.count():
+    if rank.local_rank >= accelerator.device_count():
         raise UserError(
-            f"local rank {rank.local_rank} has no device: this node shows {accelerator.count()} ({accelerator.name}); "
+            f"local rank {rank.local_rank} has no device: this node shows {accelerator.device_count()} ({accelerator.name}); "
             "start fewer ranks per node, or widen the *_VISIBLE_DEVICES variable"
         )
     try:

@@ -33,7 +33,7 @@ def kinds_of(parameters: Iterable[Any]) -> set[str]:
 
 def warn_of_idle_cards(accelerator: Accelerator, parameters: Iterable[Any]) -> None:
     """Warn if a card is unused. With DeepSpeed's offload, parameters are on the CPU by intent, and the card holds other tensors."""
-    if accelerator.passed_over:
+    if accelerator.unusable_card:
         warn_cpu_only("the script", accelerator)
     if accelerator.name != "cpu" and kinds_of(parameters) == {"cpu"} and not accelerator.peak_memory():
         warn_model_on_cpu(accelerator)
@@ -48,7 +48,7 @@ def warn_model_on_cpu(accelerator: Accelerator) -> None:
 
 
 def warn_cpu_only(library: str, accelerator: Accelerator) -> None:
-    why = accelerator.passed_over or "there is no CUDA device here that torch can use, and no GCU"
+    why = accelerator.unusable_card or "there is no CUDA device here that torch can use, and no GCU"
     warn(f"{why}: {library} trains on the CPU")
 
 

@@ -11,7 +11,6 @@ import functools
 import importlib
 import os
 import sys
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -51,7 +50,7 @@ def join_ranks(module: Any) -> None:  # noqa: ANN401
             warn_cpu_only("MMEngine", accelerator)
         if "nccl" in backend or backend == "gloo":  # mpi and custom backends stay
             backend = accelerator.backend
-        _join(replace(accelerator, backend=backend), **kwargs)
+        _join(accelerator.changed(backend=backend), **kwargs)
 
     # The one for Slurm would ask scontrol and SLURM_* for values that RANK, LOCAL_RANK, WORLD_SIZE and MASTER_* have.
     module._init_dist_slurm = init  # noqa: SLF001

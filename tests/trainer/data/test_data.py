@@ -299,7 +299,7 @@ def test_samples_that_a_new_process_cannot_get_are_refused_where_workers_are_suc
     task = _OfNumbers(config)
     task.collate = lambda samples: [*samples]  # type: ignore[method-assign]
     forking, group = _group(), _group()
-    spawning = replace(group, accelerator=replace(group.accelerator, worker_start="spawn"))
+    spawning = replace(group, accelerator=group.accelerator.changed(worker_start="spawn"))
     Batches(_Numbers(3), task, config, forking, split="train")
     with pytest.raises(UserError, match=r"^data\.workers: .*lambda.*set data\.workers=0$"):
         Batches(_Numbers(3), task, config, spawning, split="train")

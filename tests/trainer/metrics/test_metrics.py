@@ -154,7 +154,7 @@ def test_summary_that_cannot_be_written_costs_nothing_but_itself(
 def test_retries_and_failures_of_the_allocator_are_told_where_the_device_counts_them(tmp_path: Path) -> None:
     alone = _alone()
     counts = {"num_alloc_retries": 3, "num_ooms": 0, "num_device_alloc": 7}
-    counting = replace(alone, accelerator=replace(alone.accelerator, memory_stats=lambda: counts))
+    counting = replace(alone, accelerator=alone.accelerator.changed(memory_stats=lambda: counts))
     summary = _finished(tmp_path, counting)
     for found in (*_records(tmp_path), summary):
         assert {key: found.get(key) for key in counts} == {**counts, "num_device_alloc": None}

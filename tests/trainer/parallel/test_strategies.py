@@ -38,7 +38,7 @@ def _config(words: str = "") -> TrainConfig:
 def _group(**row: object) -> Group:
     group = initialise("cpu", 60.0, {})
     launched = replace(group.rank, launched=bool(row.pop("launched", False)))
-    return replace(group, rank=launched, accelerator=replace(group.accelerator, **row))  # type: ignore[arg-type]  # a test's own fields
+    return replace(group, rank=launched, accelerator=group.accelerator.changed(**row))
 
 
 def _ddp(words: str = "") -> Ddp:

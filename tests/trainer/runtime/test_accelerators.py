@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from trainer.errors import UserError
-from trainer.runtime.accelerators import NOT_INSTALLED, Accelerator, autocast, choose, load_torch_gcu
+from trainer.runtime.accelerators import NOT_INSTALLED, Accelerator, choose, load_torch_gcu
 from trainer.runtime.init import initialise
 
 
@@ -70,7 +69,7 @@ def _no_gcu() -> tuple[None, str]:
 
 
 def _facts(row: Accelerator) -> tuple[object, ...]:
-    return row.name, row.device_string(3), row.backend, row.device_ids(3), row.own_rendezvous
+    return row.name, row.device_string(3), row.backend, row.device_ids(3), row.needs_address
 
 
 def test_cpu_row() -> None:
@@ -82,7 +81,7 @@ def test_cpu_row() -> None:
 def test_cuda_row() -> None:
     row = choose("auto", _torch(cuda=4), _no_gcu)
     assert _facts(row) == ("cuda", "cuda:3", "nccl", [3], False)
-    assert row.count() == 4
+    assert row.device_count() == 4
 
 
 def test_gcu_i3x_row_uses_stock_distributed_with_eccl() -> None:
@@ -171,16 +170,16 @@ def test_what_seems_to_be_here_is_told_with_a_remedy_when_the_cpu_is_taken(
     fake.version.cuda = built
     row = choose("auto", fake, gcu)
     assert row.name == "cpu"
-    assert said in row.passed_over
-    assert bool(said) == bool(row.passed_over)
-    assert choose("cpu", fake, gcu).passed_over == ""
+    assert said in row.unusable_card
+    assert bool(said) == bool(row.unusable_card)
+    assert choose("cpu", fake, gcu).unusable_card == ""
 
 
 @pytest.mark.parametrize(("local_rank", "lines"), [("0", 1), ("1", 0)])
 def test_cpu_in_place_of_a_card_is_told_once_a_node(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], local_rank: str, lines: int
 ) -> None:
-    here = replace(choose("cpu", torch), passed_over="this node has a card; repair it")
+    here = choose("cpu", torch).changed(unusable_card="this node has a card; repair it")
     monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: here)
     initialise("auto", 60.0, {"LOCAL_RANK": local_rank})
     said = "WARNING: training on the CPU: this node has a card; repair it, or say device=cpu\n"
@@ -194,11 +193,11 @@ def test_gcu_i3x_offers_bf16_where_the_card_has_it() -> None:
 
 def test_autocast_computes_matrix_products_in_what_was_asked_for() -> None:
     row, matrix = choose("cpu", torch), torch.ones(2, 2)
-    with autocast(row, "bf16"):
+    with row.autocast("bf16"):
         assert (matrix @ matrix).dtype is torch.bfloat16
-    with autocast(row, "fp16"):
+    with row.autocast("fp16"):
         assert (matrix @ matrix).dtype is torch.float16
-    with autocast(row, "fp32"):
+    with row.autocast("fp32"):
         assert (matrix @ matrix).dtype is torch.float32
 
 

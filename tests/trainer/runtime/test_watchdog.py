@@ -9,7 +9,6 @@ import signal
 import stat
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -237,10 +236,10 @@ def test_timeout_is_that_of_every_group_whose_backend_takes_one() -> None:
         _set_pg_timeout=lambda timeout, group: told.append((timeout, group)),
     )
     rank = Rank(0, 0, 2, launched=True, node="", run_dir=None, progress_dir=None, is_retry=False)
-    row = replace(choose("cpu", torch), distributed=SimpleNamespace(distributed_c10d=c10d))
+    row = choose("cpu", torch).changed(distributed=SimpleNamespace(distributed_c10d=c10d))
     Group(rank, row, torch.device("cpu"), None, "").set_timeout(7.5)
     assert told == [(timedelta(seconds=7.5), "default"), (timedelta(seconds=7.5), "sharded")]
-    Group(rank, replace(row, backend="eccl"), torch.device("cpu"), None, "").set_timeout(7.5)
+    Group(rank, row.changed(backend="eccl"), torch.device("cpu"), None, "").set_timeout(7.5)
     assert len(told) == 2
 
 

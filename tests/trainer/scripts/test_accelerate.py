@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -48,7 +47,7 @@ def test_only_the_cpu_is_not_said_to_be_there_where_a_card_is_that_accelerate_do
     """The first step of the optimizer warns of that."""
     devices.warn.cache_clear()
     monkeypatch.setenv("LOCAL_RANK", "0")
-    found = replace(choose("cpu", torch), name="gcu-i3x", device="gcu:{n}")
+    found = choose("cpu", torch).changed(name="gcu-i3x", device="gcu:{n}")
     monkeypatch.setattr(accelerate, "accelerator_of_script", lambda: found)
     module = _module("cpu")
     accelerate.share_the_cpu(module)

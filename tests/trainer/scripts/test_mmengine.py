@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -32,13 +31,12 @@ def _row(calls: Calls, kind: str) -> Accelerator:
         all_reduce=lambda probe: calls.append(("all-reduce", probe.item())),
     )
     row = choose("cpu", torch)
-    return replace(
-        row,
+    return row.changed(
         name=kind,
         device=device,
         backend=backend,
         distributed=group,
-        own_rendezvous=kind == "gcu-t2x",
+        needs_address=kind == "gcu-t2x",
         set_device=lambda number: calls.append(("device", number)),
         step=lambda *words: calls.append(("step", *words)),
     )
@@ -55,7 +53,7 @@ def _there_is(monkeypatch: pytest.MonkeyPatch, accelerator: Accelerator | None, 
 
 def _computing_here(row: Accelerator) -> Accelerator:
     """There is no such card here to try."""
-    return replace(row, device="cpu")
+    return row.changed(device="cpu")
 
 
 def _dist_utils(calls: Calls) -> Any:  # noqa: ANN401
@@ -207,7 +205,7 @@ def test_device_ids_are_given_only_where_they_belong(
     monkeypatch: pytest.MonkeyPatch, calls: Calls, device: str, ids: list[int] | None
 ) -> None:
     wrappers, model = _wrappers(), _on(device)
-    _there_is(monkeypatch, replace(_row(calls, "cpu"), data_parallel=Stock))
+    _there_is(monkeypatch, _row(calls, "cpu").changed(data_parallel=Stock))
     mmengine.take_device_ids(wrappers)
     wrapped = wrappers.MMDistributedDataParallel(module=model, detect=True, device_ids=[3], broadcast_buffers=False)
     assert wrapped.got == (model, {"device_ids": ids, "broadcast_buffers": False})
@@ -241,7 +239,7 @@ def test_model_that_is_left_on_the_cpu_beside_a_card_is_warned_of_once_a_node(
     said: list[str],
 ) -> None:
     wrappers = _wrappers()
-    _there_is(monkeypatch, replace(_row(calls, kind), data_parallel=Stock))
+    _there_is(monkeypatch, _row(calls, kind).changed(data_parallel=Stock))
     monkeypatch.setenv("LOCAL_RANK", rank)
     mmengine.take_device_ids(wrappers)
     for _ in range(2):
@@ -265,7 +263,7 @@ def test_t20_wraps_with_its_own_and_makes_its_own_step(monkeypatch: pytest.Monke
         def step(self) -> None:
             pytest.fail("a T20 computes nothing by a plain step")
 
-    _there_is(monkeypatch, replace(_row(calls, "gcu-t2x"), data_parallel=OfT20))
+    _there_is(monkeypatch, _row(calls, "gcu-t2x").changed(data_parallel=OfT20))
     wrappers = _wrappers()
     mmengine.take_device_ids(wrappers)
     model = _on("xla")

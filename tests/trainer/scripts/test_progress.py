@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -176,7 +175,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Accelerator:
     """A card that the process sees; this is the first rank of its node."""
     monkeypatch.setenv("LOCAL_RANK", "0")
     devices.warn.cache_clear()
-    found = replace(choose("cpu", torch), name="cuda", device="cuda:{n}", peak_memory=lambda: 0)
+    found = choose("cpu", torch).changed(name="cuda", device="cuda:{n}", peak_memory=lambda: 0)
     monkeypatch.setattr(progress, "accelerator_of_script", lambda: found)
     return found
 
@@ -197,7 +196,7 @@ def test_nothing_is_warned_of_where_the_card_is_used_or_another_rank_says_it(
 ) -> None:
     """With DeepSpeed's offload, what the optimizer has is on the CPU, and the model is not."""
     here, there = _optimizer().param_groups[0]["params"], [torch.ones(1, device="meta")]
-    devices.warn_of_idle_cards(replace(card, peak_memory=lambda: 4096), here)
+    devices.warn_of_idle_cards(card.changed(peak_memory=lambda: 4096), here)
     devices.warn_of_idle_cards(card, there)
     devices.warn_of_idle_cards(choose("cpu", torch), here)
     monkeypatch.setenv("LOCAL_RANK", "1")
