@@ -1,4 +1,4 @@
-"""Hearing the agents of a run: a thread a node asks beat after beat. What silence means is the supervisor's to say."""
+"""The nodes of a run, each polled by a thread of its own. The supervisor judges what their silence means."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from orchestrator.backoff import backoff
 from orchestrator.endpoint.client import BEAT_ANSWER_S, Beat, Endpoint
@@ -17,125 +17,146 @@ from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.store import RunFolder
 
-NODES_A_BEAT_S = 200  # so many nodes are heard a second; fewer nodes are asked more often than once a second
-QUICKEST_BEAT_S, SLOWEST_BEAT_S = 1.0, 3.0  # news does not wait for the beat
+POLLS_PER_S = 200  # of all nodes together
+SHORTEST_POLL_S, LONGEST_POLL_S = 1.0, 3.0  # a node with news answers at once
 LAST_RETRY_S = 2.0  # well within the silence that makes a node suspect
 PEERS = 3
 
 
 @dataclass(slots=True)
-class Ear:
-    """What was heard of one node, and when; written by its thread, read by the supervisor."""
+class NodeState:
+    """One node as its polls show it; written by its thread, read by the supervisor. Times are of time.monotonic()."""
 
     node: NodePlan
-    heard_s: float
-    seen: NodeObservation | None = None
+    answered_s: float
+    """When it last answered."""
+    observation: NodeObservation | None = None
+    """Its last answer."""
     failure: NodeError | None = None
-    waits_s: float | None = None
-    """Since when it waits for its turn to log in, which is nothing that the node could be blamed for."""
-    refused_s: float | None = None
-    """Since when its host refuses connections, while other nodes are heard."""
-    asked_s: float = field(default=float("-inf"))
-    """When the other nodes were last asked about it."""
-    vote: str = ""
-    """What they said, as it was noted."""
-    is_deaf: bool = False
-    """Its host lets this process not in, and asking again and again would help nobody."""
+    """Why the last poll failed; None if it did not."""
+    queued_s: float | None = None
+    """When it began to queue for a login slot; time in the queue does not count as silence."""
+    refusing_s: float | None = None
+    """When its host began to refuse connections, while other nodes answer."""
+    suspected_s: float = float("-inf")
+    """When other nodes were last asked whether they reach it."""
+    witness_report: str = ""
+    """The last result of that, as it was recorded."""
+    login_refused: bool = False
+    """The host refused our login; it is not polled any more."""
 
     def silent_s(self) -> float:
-        """For how long nothing was heard, less what it waited for its turn."""
-        return (self.waits_s or time.monotonic()) - self.heard_s
+        """How long it has not answered, without the time in the queue for a login."""
+        return (self.queued_s or time.monotonic()) - self.answered_s
 
 
-class Hearing:
-    """All nodes of a run being heard, each by a thread of its own."""
+class Listeners:
+    """Polls all nodes of a run."""
 
     def __init__(self, folder: RunFolder, plan: LaunchPlan, launcher: DirectLauncher) -> None:
         self._folder = folder
         self._plan = plan
         self._launcher = launcher
-        self.ears = {node.name: Ear(node, time.monotonic()) for node in plan.nodes}
-        self.news = threading.Event()
-        self._beat_s = min(SLOWEST_BEAT_S, max(QUICKEST_BEAT_S, len(self.ears) / NODES_A_BEAT_S))
-        self._turns = threading.Semaphore(int(plan.ssh["fanout"]))
-        self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._hear, args=(ear,), daemon=True) for ear in self.ears.values()]
+        self.states = {node.name: NodeState(node, time.monotonic()) for node in plan.nodes}
+        self.changed = threading.Event()
+        """Set after every poll."""
+        self._poll_s = min(LONGEST_POLL_S, max(SHORTEST_POLL_S, len(self.states) / POLLS_PER_S))
+        self._login_slots = threading.Semaphore(int(plan.ssh["fanout"]))
+        self._stopping = threading.Event()
+        self._threads = {
+            name: threading.Thread(target=self._poll_on, args=(state,), daemon=True)
+            for name, state in self.states.items()
+        }
 
     @contextmanager
-    def on(self) -> Iterator[None]:
-        """Hear all nodes within the context, until `enough`; afterwards nobody waits for an answer any more."""
-        for thread in self._threads:
-            thread.start()
+    def running(self) -> Iterator[None]:
+        """Poll within the context, or until `stop`; no poll is in progress after it."""
+        started: list[threading.Thread] = []
         try:
+            for thread in self._threads.values():
+                thread.start()
+                started.append(thread)
             yield
         finally:
-            self.enough()
-            deadline = time.monotonic() + self._beat_s + BEAT_ANSWER_S
-            for thread in self._threads:
+            self.stop()
+            deadline = time.monotonic() + self._poll_s + BEAT_ANSWER_S
+            for thread in started:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def check(self) -> None:
         """
-        Make sure that nobody has stopped listening who should not have.
+        Make sure that every node is polled whose login is not refused.
 
         Raises:
-            OrchError: a thread has died; why stands in the supervisor's log.
+            OrchError: a thread has died; its traceback is in the supervisor's log.
         """
-        threads = zip(self.ears.values(), self._threads, strict=True)
-        if died := [ear.node.name for ear, thread in threads if not (thread.is_alive() or ear.is_deaf)]:
-            raise OrchError(f"nothing listens to {fold(died)} any more")
+        died = [
+            name
+            for name, thread in self._threads.items()
+            if not thread.is_alive() and not self.states[name].login_refused
+        ]
+        if died:
+            raise OrchError(f"the threads that poll {fold(died)} have died")
 
-    def enough(self) -> None:
-        """Ask for nothing more."""
-        self._over.set()
+    def stop(self) -> None:
+        """Begin no poll any more."""
+        self._stopping.set()
 
-    def _hear(self, ear: Ear) -> None:
-        """Beat after beat; a lost connection is made anew."""
+    def _poll_on(self, state: NodeState) -> None:
+        """Poll one node again and again; a lost connection is made anew."""
         endpoint: Endpoint | None = None
         seen: object = None
         pauses = backoff(LAST_RETRY_S)
-        while not self._over.is_set() and not ear.is_deaf:
+        while not self._stopping.is_set() and not state.login_refused:
             try:
                 if endpoint is None or not endpoint.connected:
-                    endpoint = self._logged_in(ear)
+                    endpoint = self._log_in(state)
                     continue
-                beat = Beat(seen, self._peers_of(ear), self._beat_s)
-                ear.seen, seen = endpoint.supervise(self._plan.attempt_dir(ear.node), ear.node.name, beat)
+                beat = Beat(seen, self._peers_of(state), self._poll_s)
+                observation, seen = endpoint.supervise(self._plan.attempt_dir(state.node), state.node.name, beat)
             except NodeError as failure:
-                self._miss(ear, failure)
                 seen = None
-                self._over.wait(next(pauses))
+                self._failed(state, failure)
+                self._stopping.wait(next(pauses))
             else:
                 pauses = backoff(LAST_RETRY_S)
-                self._take_in(ear)
-            self.news.set()
+                self._answered(state, observation)
+            self.changed.set()
 
-    def _logged_in(self, ear: Ear) -> Endpoint | None:
-        """At most `fanout` log in at the same time; None when it is all over by the time of its turn."""
-        ear.waits_s = time.monotonic()
-        with self._turns:
-            ear.heard_s += time.monotonic() - ear.waits_s
-            ear.waits_s = None
-            return None if self._over.is_set() else self._launcher.reach(ear.node)
+    def _log_in(self, state: NodeState) -> Endpoint | None:
+        """Connect, at most `fanout` nodes at the same time; None if polling has stopped by then."""
+        state.queued_s = time.monotonic()
+        with self._login_slots:
+            state.answered_s += time.monotonic() - state.queued_s
+            state.queued_s = None
+            return None if self._stopping.is_set() else self._launcher.reach(state.node)
 
-    def _take_in(self, ear: Ear) -> None:
-        was_missed = ear.failure is not None
-        ear.heard_s, ear.failure, ear.refused_s, ear.vote = time.monotonic(), None, None, ""
-        if was_missed:
-            self._folder.note("node-heard", f"{ear.node.name} is heard again")
+    def _answered(self, state: NodeState, observation: NodeObservation) -> None:
+        had_failed = state.failure is not None
+        state.observation = observation
+        state.answered_s = time.monotonic()
+        state.failure = None
+        state.refusing_s = None
+        state.witness_report = ""
+        if had_failed:
+            self._folder.note("node-answered", f"{state.node.name} answers again")
 
-    def _miss(self, ear: Ear, failure: NodeError) -> None:
-        is_first, ear.failure = ear.failure is None, failure
+    def _failed(self, state: NodeState, failure: NodeError) -> None:
+        is_first = state.failure is None
+        state.failure = failure
         if not isinstance(failure, Unreachable):  # its host answers, if only that its disk is full
-            ear.heard_s = time.monotonic()
-        ear.refused_s = (ear.refused_s or time.monotonic()) if isinstance(failure, NotListening) else None
-        ear.is_deaf = isinstance(failure, LoginRefused)  # nobody is there to help with it
+            state.answered_s = time.monotonic()
+        if not isinstance(failure, NotListening):
+            state.refusing_s = None
+        elif state.refusing_s is None:
+            state.refusing_s = time.monotonic()
         if is_first:
-            self._folder.note("node-missed", f"{failure}")
-        if ear.is_deaf:
-            self._folder.note("node-unsupervised", f"{ear.node.name} goes on without supervision")
+            self._folder.note("node-failed", f"{failure}")
+        if isinstance(failure, LoginRefused):  # a retry cannot help: there is nobody to answer for it
+            state.login_refused = True
+            self._folder.note("node-unsupervised", f"{state.node.name} goes on without supervision")
 
-    def _peers_of(self, ear: Ear) -> list[str]:
-        """The addresses of the other nodes, as far as they are known."""
-        others = [other.seen.agent for other in self.ears.values() if other is not ear and other.seen]
-        return [agent.address for agent in others if agent and agent.address][:PEERS]
+    def _peers_of(self, state: NodeState) -> list[str]:
+        """Addresses of a few other nodes, as far as they are known."""
+        agents = [other.observation.agent for other in self.states.values() if other is not state and other.observation]
+        return [agent.address for agent in agents if agent and agent.address][:PEERS]

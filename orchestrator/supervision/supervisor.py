@@ -1,7 +1,7 @@
 """
-The supervisor of a run over ssh: one process that outlives the terminal, hears every agent, and ends all when one fails.
+The supervisor of a run over SSH: one process that outlives the terminal, polls every agent, and ends all when one fails.
 
-It is started by ssh-launch and by attach, and refuses to be a second one. Without it the agents go on by themselves.
+It is started by ssh-launch and by attach; a second one for the same run is refused. Without it the agents run on by themselves.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.endpoint.client import Endpoint
+from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import LaunchError, LoginRefused, NodeError, OrchError, Unreachable
 from orchestrator.fanout import each
 from orchestrator.launchers import direct_launcher
@@ -23,7 +24,7 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.run import RankExit, RunState
 from orchestrator.store import RunFolder
-from orchestrator.supervision.listeners import Ear, Hearing
+from orchestrator.supervision.listeners import Listeners, NodeState
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.launching import launch_goes_on
 from orchestrator.verdict.settle import settle
@@ -33,34 +34,35 @@ RETRY_S = 1.0
 SILENT_S = 7.0  # then the other nodes are asked whether they reach it
 ASK_AGAIN_S = 5.0
 WITNESSES = 3
-LINGER_S = 30.0  # beyond the isolation timeout: by then a node that was cut off has ended its ranks itself
+RETURN_S = 30.0  # beyond the isolation timeout: by then a node that was cut off has ended its ranks itself
 LAST_LINES, LAST_BYTES = 10, 8192
 
 
 class Supervisor:
-    """Hears the agents of one run until it is over, and sees to its end on every node."""
+    """Watches the agents of one run until it is over, and ends what is left of it on every node."""
 
     def __init__(self, folder: RunFolder, launcher: DirectLauncher) -> None:
         self._folder = folder
         self._launcher = launcher
         self._plan: LaunchPlan = folder.read_plan()
-        self._hearing = Hearing(folder, self._plan, launcher)
-        self._ears = self._hearing.ears
+        self._listeners = Listeners(folder, self._plan, launcher)
+        self._states = self._listeners.states
 
     def run(self) -> None:
         """Supervise to the end; the record is final then."""
-        with self._hearing.on():
+        with self._listeners.running():
             verdict = self._until_over()
             if verdict is not None:
-                return self._linger(self._end(verdict))
-        self._folder.note("run-unsupervised", "nothing is left that can be heard from here; orch status asks anew")
+                return self._end_returning_nodes(self._end(verdict))
+        self._folder.note("run-unsupervised", "no node can be polled any more; orch status queries them anew")
         return None
 
     def _until_over(self) -> Verdict | None:
+        """The verdict that ends the run; None if no node is left to poll."""
         while True:
-            self._hearing.news.wait(TICK_S)
-            self._hearing.news.clear()
-            self._hearing.check()
+            self._listeners.changed.wait(TICK_S)
+            self._listeners.changed.clear()
+            self._listeners.check()
             record = self._folder.read()
             if record.state.final and record.state is not RunState.LOST:
                 return Verdict(record.state, record.exit, record.message)
@@ -69,153 +71,170 @@ class Supervisor:
                 return verdict
             if verdict is not None and not verdict.state.final:
                 settle(self._folder, verdict)
-            verdict = self._vanished()
+            verdict = self._node_gone()
             if verdict is not None:
                 return verdict
-            if all(ear.is_deaf or (ear.seen and ear.seen.finished) for ear in self._ears.values()):
+            if all(_is_done(state) for state in self._states.values()):
                 return None
 
     def _judge(self) -> Verdict | None:
-        """By all that was heard; None while that is too little."""
-        nodes = [ear.seen for ear in self._ears.values() if ear.seen is not None]
+        """Judge by the observations so far; None while they are too few."""
+        nodes = self._observations()
         verdict = judge(self._plan, nodes, None, stop_asked=self._folder.is_asked_to_stop())
-        if verdict.state is RunState.LOST and len(nodes) < len(self._ears):
+        if verdict.state is RunState.LOST and len(nodes) < len(self._states):
             return None
         return verdict
 
-    def _vanished(self) -> Verdict | None:
-        """A node that nobody hears any more; one that only this machine cannot hear goes on."""
-        heard = [ear for ear in self._ears.values() if ear.seen and not ear.failure and ear.silent_s() < SILENT_S / 2]
-        for ear in self._ears.values():
-            witnesses = [other for other in heard[: WITNESSES + 1] if other is not ear][:WITNESSES]
+    def _observations(self) -> list[NodeObservation]:
+        return [state.observation for state in self._states.values() if state.observation is not None]
+
+    def _node_gone(self) -> Verdict | None:
+        """The verdict on a node that no machine reaches; a node that only this machine cannot reach goes on."""
+        answering = [
+            state
+            for state in self._states.values()
+            if state.observation and not state.failure and state.silent_s() < SILENT_S / 2
+        ]
+        for state in self._states.values():
+            witnesses = [other for other in answering[: WITNESSES + 1] if other is not state][:WITNESSES]
             if not witnesses:
-                # then it is this machine that is cut off: what nobody answers, or all refuse, proves nothing
-                ear.asked_s, ear.refused_s = time.monotonic(), None
-            elif not ear.is_deaf and ear.silent_s() >= SILENT_S:
-                verdict = self._suspect(ear, witnesses)
+                # then this machine is cut off: that no node answers, or all refuse, proves nothing
+                state.suspected_s = time.monotonic()
+                state.refusing_s = None
+            elif not state.login_refused and state.silent_s() >= SILENT_S:
+                verdict = self._judge_silence(state, witnesses)
                 if verdict is not None:
                     return verdict
         return None
 
-    def _suspect(self, ear: Ear, witnesses: Sequence[Ear]) -> Verdict | None:
-        now, name, silent = time.monotonic(), ear.node.name, f"{ear.silent_s():.0f} s"
-        if ear.refused_s is not None and now - ear.refused_s >= SILENT_S:
-            return Verdict(RunState.FAILED, message=f"{name} refuses connections for {silent}: {ear.failure}")
-        if now < ear.asked_s + ASK_AGAIN_S:
+    def _judge_silence(self, state: NodeState, witnesses: Sequence[NodeState]) -> Verdict | None:
+        """The verdict if the node is gone: its host refuses connections, or no witness reaches it either."""
+        now, name, silent = time.monotonic(), state.node.name, f"{state.silent_s():.0f} s"
+        if state.refusing_s is not None and now - state.refusing_s >= SILENT_S:
+            return Verdict(RunState.FAILED, message=f"{name} refuses connections for {silent}: {state.failure}")
+        if now < state.suspected_s + ASK_AGAIN_S:
             return None
-        ear.asked_s = now
-        votes = self._votes(ear, witnesses)
-        if votes and not any(votes.values()):
-            word = f"{name} is gone: it was not heard for {silent}, and {', '.join(votes)} cannot reach it either"
-            return Verdict(RunState.FAILED, message=word)
-        vote = "but others reach it" if votes else "and no other node can tell whether it is there"
-        if vote != ear.vote:
-            ear.vote = vote
-            self._folder.note("node-vouched", f"{name} is not heard from here, {vote}: the run goes on")
+        state.suspected_s = now
+        reached_from = self._reached_from(state, witnesses)
+        if reached_from and not any(reached_from.values()):
+            text = f"{name} is gone: it has not answered for {silent}, and {', '.join(reached_from)} cannot reach it either"
+            return Verdict(RunState.FAILED, message=text)
+        report = "but others reach it" if reached_from else "and no other node can tell whether it is there"
+        if report != state.witness_report:
+            state.witness_report = report
+            self._folder.note("node-silent", f"{name} does not answer this machine, {report}: the run goes on")
         return None
 
-    def _votes(self, ear: Ear, witnesses: Sequence[Ear]) -> dict[str, bool]:
-        """Whether the host of a silent node is reached, by each of the witnesses that can tell."""
-        agents = [other.seen.agent for other in witnesses if other.seen and other.seen.agent]
+    def _reached_from(self, state: NodeState, witnesses: Sequence[NodeState]) -> dict[str, bool]:
+        """Ask the witnesses to connect to a silent node's host: the result of each that could try."""
+        agents = [
+            witness.observation.agent for witness in witnesses if witness.observation and witness.observation.agent
+        ]
         if not agents:
             return {}
         head, port, _ = agents[0].rendezvous.split()
-        own = ear.seen.agent.address if ear.seen and ear.seen.agent else ""
-        address = head if ear.node is self._plan.head else own or ear.node.address
+        agent = state.observation.agent if state.observation else None
+        if state.node is self._plan.head:
+            address = head
+        else:
+            address = agent.address if agent and agent.address else state.node.address
 
-        def ask(witness: Ear) -> bool:
+        def ask(witness: NodeState) -> bool:
             return address in self._launcher.reach(witness.node).reach([address], int(port))
 
         answers = zip(witnesses, each(witnesses, ask, limit=WITNESSES), strict=True)
         return {witness.node.name: answer for witness, answer in answers if not isinstance(answer, OrchError)}
 
     def _end(self, verdict: Verdict) -> list[NodePlan]:
-        """End what still runs, and write down how it ended; returns the nodes that could not be reached."""
-        self._hearing.enough()
+        """End what still runs, and record the outcome; returns the nodes that could not be reached."""
+        self._listeners.stop()
         if verdict.state is RunState.DONE:
             self._record(verdict)
             return []
         if verdict.state is RunState.LOST:
             verdict = replace(verdict, state=RunState.FAILED)
-        silent = [ear.node for ear in self._ears.values() if isinstance(ear.failure, Unreachable)]
-        reached = [ear.node for ear in self._ears.values() if not isinstance(ear.failure, Unreachable)]
+        unreached = [state.node for state in self._states.values() if isinstance(state.failure, Unreachable)]
+        reached = [state.node for state in self._states.values() if not isinstance(state.failure, Unreachable)]
         outcomes = each(reached, self._stop, limit=int(self._plan.ssh["fanout"]))
         for node, outcome in zip(reached, outcomes, strict=True):
-            if _may_pass(outcome):
-                silent.append(node)
-        last = judge(self._plan, [ear.seen for ear in self._ears.values() if ear.seen], None)
+            if _is_worth_a_retry(outcome):
+                unreached.append(node)
+        last = judge(self._plan, self._observations(), None)
         if last.state is RunState.FAILED and last.exit is not None:
             verdict = last
         self._record(replace(verdict, exit=self._with_last_lines(verdict.exit)))
-        return silent
+        return unreached
 
     def _stop(self, node: NodePlan) -> None:
         endpoint = self._launcher.reach(node)
         endpoint.stop(self._plan.attempt_dir(node), [node.name], grace_s=GRACE_S)
-        [self._ears[node.name].seen] = endpoint.observe(self._plan.attempt_dir(node), [node.name])
+        [self._states[node.name].observation] = endpoint.observe(self._plan.attempt_dir(node), [node.name])
 
     def _record(self, verdict: Verdict) -> None:
-        nodes = [ear.seen for ear in self._ears.values() if ear.seen]
-        record = settle(self._folder, verdict, nodes)
+        record = settle(self._folder, verdict, self._observations())
         self._folder.note("run-ended", f"{record.state.value}: {record.message or 'nothing is left running'}")
 
-    def _with_last_lines(self, found: RankExit | None) -> RankExit | None:
-        """The exit with what its rank wrote last."""
-        if found is None or found.rank is None:
-            return found
-        node = self._ears[found.node].node
+    def _with_last_lines(self, failure: RankExit | None) -> RankExit | None:
+        """The first failure with the last lines of its rank."""
+        if failure is None or failure.rank is None:
+            return failure
+        node = self._states[failure.node].node
         try:
-            lines = _last_lines(self._launcher.reach(node), self._plan.attempt_dir(node), found)
-        except NodeError as failure:
-            self._folder.note("node-missed", f"{failure}; its last lines are not in the record")
-            return found
-        return replace(found, lines=tuple(lines))
+            lines = _last_lines(self._launcher.reach(node), self._plan.attempt_dir(node), failure)
+        except NodeError as error:
+            self._folder.note("node-failed", f"{error}; its last lines are not in the record")
+            return failure
+        return replace(failure, lines=tuple(lines))
 
-    def _linger(self, left: Sequence[NodePlan]) -> None:
-        """End a node that comes back; one that does not has ended its ranks itself by then."""
-        deadline = time.monotonic() + (self._plan.isolation_timeout_s or 0.0) + LINGER_S
-        while left and time.monotonic() < deadline:
-            outcomes = each(left, self._stop, limit=int(self._plan.ssh["fanout"]))
-            for node, outcome in zip(left, outcomes, strict=True):
+    def _end_returning_nodes(self, unreached: Sequence[NodePlan]) -> None:
+        """Wait for unreachable nodes and end what runs on one that returns, until each has ended its ranks itself."""
+        deadline = time.monotonic() + (self._plan.isolation_timeout_s or 0.0) + RETURN_S
+        while unreached and time.monotonic() < deadline:
+            outcomes = each(unreached, self._stop, limit=int(self._plan.ssh["fanout"]))
+            for node, outcome in zip(unreached, outcomes, strict=True):
                 if not isinstance(outcome, Exception):
-                    self._folder.note("node-heard", f"{node.name} is back, and what it still ran is ended")
-            left = [node for node, outcome in zip(left, outcomes, strict=True) if _may_pass(outcome)]
-            time.sleep(RETRY_S if left else 0.0)
+                    self._folder.note("node-answered", f"{node.name} is back, and what it still ran is ended")
+            unreached = [node for node, outcome in zip(unreached, outcomes, strict=True) if _is_worth_a_retry(outcome)]
+            time.sleep(RETRY_S if unreached else 0.0)
 
 
-def _may_pass(outcome: object) -> bool:
-    """Whether a node that could not be stopped is worth another try."""
+def _is_done(state: NodeState) -> bool:
+    """No poll can bring news of the node: its login is refused, or its agent has finished."""
+    return state.login_refused or (state.observation is not None and state.observation.finished is not None)
+
+
+def _is_worth_a_retry(outcome: object) -> bool:
     return isinstance(outcome, OrchError) and not isinstance(outcome, LoginRefused)
 
 
-def _last_lines(endpoint: Endpoint, attempt_dir: str, found: RankExit) -> Iterator[str]:
-    """Of standard error, or of standard output where the rank left nothing there."""
-    sizes = endpoint.files(attempt_dir, [found.node])
+def _last_lines(endpoint: Endpoint, attempt_dir: str, failure: RankExit) -> Iterator[str]:
+    """The last lines of the rank's standard error, or of its standard output if that is empty."""
+    sizes = endpoint.files(attempt_dir, [failure.node])
     for stream in ("err", "out"):
-        file = f"{found.node}/rank-{found.rank}.{stream}"
+        file = f"{failure.node}/rank-{failure.rank}.{stream}"
         if sizes.get(file, 0):
             start = {file: max(0, sizes[file] - LAST_BYTES)}
-            chunks = endpoint.read(attempt_dir, [found.node], start, wait_s=0.0, only=[file], max_bytes=LAST_BYTES)
+            chunks = endpoint.read(attempt_dir, [failure.node], start, wait_s=0.0, only=[file], max_bytes=LAST_BYTES)
             text = b"".join(chunk.data for chunk in chunks).decode("utf-8", "replace")
             yield from text.splitlines()[-LAST_LINES:]
             return
 
 
 def start(folder: RunFolder) -> subprocess.Popen[bytes]:
-    """Start the supervisor of the run as a process of its own, which no terminal ends."""
+    """Start the supervisor of the run as a process that does not end with the terminal."""
     with folder.supervisor_log() as log:
         return subprocess.Popen(
             [sys.executable, "-m", "orchestrator.supervision.supervisor", str(folder.path)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd="/",  # nothing of the user's folder is to be imported, or kept from being unmounted
+            cwd="/",  # so that nothing is imported from the user's folder, and it can be unmounted
             start_new_session=True,
         )
 
 
 def main() -> int:
-    """Supervise the run of the folder that is given; 4 where another supervisor has it."""
+    """Supervise the run in the folder that is given; returns 4 if it has a supervisor."""
     os.umask(0o077)
     folder = RunFolder(Path(sys.argv[1]))
     with folder.supervision() as is_ours:
@@ -227,7 +246,7 @@ def main() -> int:
         try:
             Supervisor(folder, launcher).run()
         except Exception as error:
-            with contextlib.suppress(OSError):  # its disk may be the very reason
+            with contextlib.suppress(OSError):  # its disk may be the reason
                 folder.note("supervisor-failed", f"{error}; the run goes on without supervision")
             raise
         finally:

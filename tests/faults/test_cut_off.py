@@ -84,7 +84,7 @@ def test_node_that_is_gone_for_good_fails_the_run_everywhere_else(orch: Orch, ho
     until(lambda: _over(orch, run), what="the verdict", deadline_s=30)
     record = _record(orch, run)
     assert record["state"] == "FAILED"
-    gone = re.match(rf"h{index} is gone: it was not heard for (\d+) s, ", record["message"])
+    gone = re.match(rf"h{index} is gone: it has not answered for (\d+) s, ", record["message"])
     assert gone is not None, record["message"]
     assert 7 <= int(gone[1]) < 20  # by the supervisor's own clock; the rest is what asking the others may take
     for host in hosts.hosts:
@@ -150,7 +150,7 @@ def test_run_goes_on_while_its_supervisor_is_cut_off(orch: Orch, hosts: Hosts) -
     assert _record(orch, run)["state"] == "RUNNING"
     assert not any(_idle(host) for host in hosts.hosts)
     hosts.controller.link(up=True)
-    until(lambda: "is heard again" in _noted(orch, run), what="the nodes to be heard", deadline_s=30)
+    until(lambda: "answers again" in _noted(orch, run), what="the nodes to answer", deadline_s=30)
     orch("stop", run)
     assert all(_idle(host) for host in hosts.hosts)
 
@@ -162,7 +162,7 @@ def test_node_that_only_the_supervisor_cannot_hear_goes_on(orch: Orch, hosts: Ho
     until(lambda: "others reach it" in _noted(orch, run), what="a witness", deadline_s=40)
     assert _record(orch, run)["state"] == "RUNNING"
     hosts.unblock(hosts[1], hosts.controller)
-    until(lambda: "h1 is heard again" in _noted(orch, run), what="the node to be heard", deadline_s=40)
+    until(lambda: "h1 answers again" in _noted(orch, run), what="the node to answer", deadline_s=40)
     orch("stop", run)
     assert _record(orch, run)["state"] == "STOPPED"
 

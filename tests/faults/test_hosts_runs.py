@@ -183,9 +183,11 @@ def test_host_that_was_frozen_and_thaws_costs_the_run_nothing(orch: Orch, hosts:
     run = _start(orch)
     before = orch.processes_of(run)
     hosts[1].freeze()
-    until(lambda: "h1 is not heard from here" in _notes(orch, run), what="the silence to be noticed", deadline_s=60)
+    until(
+        lambda: "h1 does not answer this machine" in _notes(orch, run), what="the silence to be noticed", deadline_s=60
+    )
     hosts[1].thaw()
-    until(lambda: "h1 is heard again" in _notes(orch, run), what="the host to be heard", deadline_s=60)
+    until(lambda: "h1 answers again" in _notes(orch, run), what="the host to answer", deadline_s=60)
     assert orch.processes_of(run) == before, orch("logs", run, code=None).stdout + _notes(orch, run)
     orch("stop", run)
     assert orch.processes_of(run) == []

@@ -23,11 +23,11 @@ def orch(farm: Farm, tmp_path: Path) -> Orch:
 
 
 def _started(orch: Orch) -> str:
-    """A detached run whose ranks all sleep, and whose nodes are all heard."""
+    """A detached run whose ranks all sleep, and whose nodes all answer."""
     run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
     until(lambda: orch.supervisor(run), what="the supervisor")
     marks = [folder / "supervised" for folder in orch.node_folders(run)]
-    until(lambda: all(mark.exists() for mark in marks), what="all nodes to be heard", deadline_s=30)
+    until(lambda: all(mark.exists() for mark in marks), what="all nodes to answer", deadline_s=30)
     until(lambda: orch.recorded(run) == "RUNNING", what="the record to say so")
     return run
 
@@ -41,8 +41,8 @@ def _notes(orch: Orch, run: str) -> str:
     return (orch.home / "runs" / run / "events.jsonl").read_text("utf-8")
 
 
-def _heard_again(orch: Orch, run: str) -> int:
-    return _notes(orch, run).count("is heard again")
+def _answers_again(orch: Orch, run: str) -> int:
+    return _notes(orch, run).count("answers again")
 
 
 def test_run_goes_on_while_all_of_its_nodes_refuse(orch: Orch, farm: Farm) -> None:
@@ -51,12 +51,12 @@ def test_run_goes_on_while_all_of_its_nodes_refuse(orch: Orch, farm: Farm) -> No
     with farm.down():
         begun = time.monotonic()
         until(lambda: time.monotonic() - begun > 10, what="ten seconds to pass", deadline_s=30)
-    until(lambda: _heard_again(orch, run) == 3, what="the nodes to be heard", deadline_s=30)
+    until(lambda: _answers_again(orch, run) == 3, what="the nodes to answer", deadline_s=30)
     assert _record(orch, run)["state"] == "RUNNING", _notes(orch, run)
     orch("stop", run)
 
 
-def test_node_that_refuses_while_others_are_heard_fails_the_run(orch: Orch, farm: Farm) -> None:
+def test_node_that_refuses_while_others_answer_fails_the_run(orch: Orch, farm: Farm) -> None:
     run = _started(orch)
     with farm.only(2):
         until(lambda: orch.recorded(run) != "RUNNING", what="the verdict", deadline_s=40)
@@ -71,7 +71,7 @@ def test_node_that_answers_with_an_error_is_asked_again(orch: Orch) -> None:
     mark.mkdir()
     until(lambda: "n1: " in _notes(orch, run), what="the error", deadline_s=30)
     mark.rmdir()
-    until(lambda: "n1 is heard again" in _notes(orch, run), what="the node to be heard", deadline_s=30)
+    until(lambda: "n1 answers again" in _notes(orch, run), what="the node to answer", deadline_s=30)
     orch("stop", run)
 
 
@@ -95,35 +95,35 @@ def test_supervisor_whose_record_cannot_be_written_ends_and_says_why(orch: Orch,
     farm.drop_connections()
     until(lambda: orch.supervisor(run) != pid, what="the supervisor to end", deadline_s=30)
     log = orch.home / "runs" / run / "supervisor.log"
-    until(lambda: "nothing listens to" in log.read_text("utf-8"), what="the reason in its log")
+    until(lambda: "the threads that poll" in log.read_text("utf-8"), what="the reason in its log")
     assert "IsADirectoryError" in log.read_text("utf-8")
     assert "nobody supervises this run" in orch("status", run).stderr
     orch("stop", run)
 
 
-@pytest.mark.parametrize("before", ["heard before", "never heard"])
+@pytest.mark.parametrize("before", ["answered before", "never answered"])
 def test_only_a_reply_of_a_witness_is_a_vote_and_the_same_word_is_noted_once(
     farm: Farm, tmp_path: Path, before: str
 ) -> None:
-    """Of n2 the others know no more than a name of ours, which they cannot resolve, as long as it was never heard."""
+    """Of n2 the others know no more than a name of ours, which they cannot resolve, as long as it has never answered."""
     config = tmp_path / "ssh_config"
     way = farm.ssh_config.read_text("utf-8")
     config.write_text(way)
     farm.inventory(tmp_path, nodes=3, aliases=True, ssh={"config": str(config), "connect_timeout_s": 2})
     orch = Orch(tmp_path)
     run = _started(orch)
-    if before == "never heard":
+    if before == "never answered":
         orch.kill_supervisor(run)
     config.write_text(f"Host n2\n  ProxyCommand sleep 1000\n{way}")
     farm.drop_connections()
-    if before == "never heard":
+    if before == "never answered":
         orch("attach", "--detach", run)
-    vote = "but others reach it" if before == "heard before" else "and no other node can tell"
-    until(lambda: f"n2 is not heard from here, {vote}" in _notes(orch, run), what=vote, deadline_s=40)
+    vote = "but others reach it" if before == "answered before" else "and no other node can tell"
+    until(lambda: f"n2 does not answer this machine, {vote}" in _notes(orch, run), what=vote, deadline_s=40)
     begun = time.monotonic()
     until(lambda: time.monotonic() - begun > 11, what="two more questions", deadline_s=30)
-    assert _notes(orch, run).count("is not heard from here") == 1
+    assert _notes(orch, run).count("does not answer this machine") == 1
     assert _record(orch, run)["state"] == "RUNNING"
     config.write_text(way)
-    until(lambda: "n2 is heard again" in _notes(orch, run), what="the node to be heard", deadline_s=40)
+    until(lambda: "n2 answers again" in _notes(orch, run), what="the node to answer", deadline_s=40)
     orch("stop", run)

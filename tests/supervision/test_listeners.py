@@ -1,4 +1,4 @@
-"""How nodes are listened to: not all at once, and not over and over."""
+"""The threads that poll nodes: how many log in at once, and how often they retry."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request
 from orchestrator.store import RunFolder
-from orchestrator.supervision.listeners import Hearing
+from orchestrator.supervision.listeners import Listeners
 from orchestrator.transports.local import LocalChannel, LocalTransport
 from tests.until import until
 
 
 class Logins:
-    """Logins that end when the gate opens, with nobody there."""
+    """Logins that fail when the gate opens."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -49,30 +49,33 @@ def _plan(nodes: int, fanout: int) -> LaunchPlan:
     return make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
 
 
-def _hearing(tmp_path: Path, logins: Logins, *, nodes: int, fanout: int) -> Hearing:
+def _listeners(tmp_path: Path, logins: Logins, *, nodes: int, fanout: int) -> Listeners:
     plan = _plan(nodes, fanout)
     launcher = DirectLauncher(plan, lambda node: logins.transport(node.name))
-    return Hearing(RunFolder(tmp_path), plan, launcher)
+    return Listeners(RunFolder(tmp_path), plan, launcher)
 
 
-def test_no_more_nodes_log_in_at_once_than_fanout_says_and_who_waits_is_not_silent(tmp_path: Path) -> None:
+def test_at_most_fanout_nodes_log_in_at_once_and_time_in_the_queue_is_no_silence(tmp_path: Path) -> None:
     logins = Logins()
-    hearing = _hearing(tmp_path, logins, nodes=6, fanout=2)
-    with hearing.on():
+    listeners = _listeners(tmp_path, logins, nodes=6, fanout=2)
+    with listeners.running():
         waiting = until(
-            lambda: len(found := [ear for ear in hearing.ears.values() if ear.waits_s is not None]) == 4 and found,
+            lambda: (
+                len(found := [state for state in listeners.states.values() if state.queued_s is not None]) == 4
+                and found
+            ),
             what=lambda: f"four nodes to wait for their turn: {logins.begun}",
         )
         assert len(logins.begun) == 2
-        assert [ear.silent_s() for ear in waiting] == [ear.silent_s() for ear in waiting]
+        assert [state.silent_s() for state in waiting] == [state.silent_s() for state in waiting]
         logins.gate.set()
         until(lambda: len(logins.begun) == 6, what="the others to have their turn")
 
 
-def test_unreachable_node_is_asked_again_after_growing_pauses_that_no_two_nodes_share(tmp_path: Path) -> None:
+def test_unreachable_node_is_polled_after_growing_pauses_that_no_two_nodes_share(tmp_path: Path) -> None:
     logins = Logins()
     logins.gate.set()
-    with _hearing(tmp_path, logins, nodes=2, fanout=2).on():
+    with _listeners(tmp_path, logins, nodes=2, fanout=2).running():
         until(lambda: all(len(logins.begun[node]) > 5 for node in ("n0", "n1")), what="six tries each", deadline_s=40)
     first, second = ([end - begin for begin, end in pairwise(times[:6])] for times in logins.begun.values())
     assert first[3] > first[0]
