@@ -99,7 +99,7 @@ def test_push_to_a_node_that_is_cut_off_is_given_up_when_nothing_is_acknowledged
             assert push.stdout is not None
             assert push.stdout.readline() == "connected\n"
             hosts[1].link(up=False)
-            assert push.communicate("now\n", timeout=60)[0] == "the connection was lost\n"
+            assert push.communicate("now\n", timeout=60)[0] == "h1: the connection was lost\n"
         finally:
             push.kill()
 
