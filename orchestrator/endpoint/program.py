@@ -15,18 +15,18 @@ from importlib.abc import InspectLoader
 from orchestrator.fanout import once
 
 OLDEST_PYTHON = (3, 8)
-# What is sent: the modules of this folder, and what they import of node/. A node runs a module when it is first imported there.
+# The program: the modules of this folder, and those of node/ that they import. A node runs a module at its first import.
 FOLDER = "orchestrator.node.endpoint"
 PACKAGES = ("orchestrator", "orchestrator.node", FOLDER)  # empty on a node
 ENTRY = f"{FOLDER}.serve"
 
-# The only program text on a command line, the same for every node: the shell of a node gets to see nothing that varies.
-# No ! and no newline, which some shells touch even within quotes. -S and -s: no site packages, which take long to scan.
+# The only program text on a command line, the same for every node.
+# No ! and no newline, which some shells change even within quotes. -S and -s: no site packages, which take long to scan.
 LOADER = 'import sys;i=getattr(sys.stdin,"buffer",sys.stdin);exec(i.read(int(i.readline())))'
 FLAGS = ("-E", "-s", "-S", "-c", LOADER)
 MARKER = "orch-endpoint-f1b7c0d2"
-# Runs in whatever Python is there, if only to say that it is too old. A home folder with a json.py must not matter.
-# Compiling takes a node a third of the time: what is needed every time is sent as byte code too, for a node of the same Python.
+# Runs in any Python, if only to report that it is too old. A json.py in the home folder must not matter.
+# Compiling takes a third of the start: modules that every connection needs are sent as byte code too, for the same Python.
 BOOTSTRAP = f"""
 sys.path[:] = [entry for entry in sys.path if entry]
 sys.stdout.write("\\n{MARKER} %d.%d.%d\\n" % tuple(sys.version_info[:3]))
@@ -77,7 +77,7 @@ _IMPORT_AT_START = re.compile(rf"^from ({PACKAGES[1]}[.\w]+) import", re.MULTILI
 
 
 def _with_imports(modules: Sequence[str], pattern: re.Pattern[str]) -> set[str]:
-    """The modules and all that they import of node/, directly or through others."""
+    """The modules and those of node/ that they import, directly or through others."""
     found: set[str] = set()
     waiting = set(modules)
     while waiting:

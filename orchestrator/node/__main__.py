@@ -1,5 +1,5 @@
 """
-The command line of a node, which its script and srun use:
+The command line of a node, for its script and srun:
 
     python3 <bundle>/orchestrator/node/__main__.py run JOB.json --node NAME --node-rank N [--rendezvous "ADDR PORT HOST_ID" | -]
     python3 <bundle>/orchestrator/node/__main__.py rendezvous [--address CANDIDATE]…
@@ -7,10 +7,10 @@ The command line of a node, which its script and srun use:
     python3 <bundle>/orchestrator/node/__main__.py nodes JOB.json
     python3 <bundle>/orchestrator/node/__main__.py next JOB.json STATUS ENDED
 
-`run` starts this node's ranks and stays until everything below has ended; with `-` it reads from stdin what the head has
-found. `rendezvous` reserves a port here, prints it and holds it until stdin ends; `attempt` makes the folder of the next
-attempt of a Slurm job and prints it; `nodes` prints the nodes that an attempt is to run on; `next` decides after an attempt
-whether there is to be one, and where.
+`run` starts this node's ranks and waits until every process below it has ended; with `-` it reads the head's record from
+stdin. `rendezvous` reserves a port on this node, prints its record and holds the port until stdin ends. `attempt` makes the
+folder of the next attempt of a Slurm job and prints it; `nodes` prints the nodes for an attempt; `next` decides after an attempt
+whether another one follows, and prints its folder if it runs in this allocation.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import os
 import signal
 import sys
 
-UMASK = os.umask(0o077)  # for what the agent writes, byte code included; the ranks get theirs back
-# Started by path, not installed: what is imported is what travelled along.
+UMASK = os.umask(0o077)  # for the files of the agent, byte code included; the ranks get the original back
+# Started by path, not installed: import the modules of the bundle.
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from orchestrator.node.agent.guard import Options, guard, run_agent  # noqa: E402
@@ -39,14 +39,14 @@ def options_of(words: list[str]) -> Options:
 
 
 def main() -> int:
-    """Become the guard, hold a rendezvous port, or see to the next attempt."""
+    """Become the guard, hold a rendezvous port, or handle the next attempt."""
     if sys.argv[1:2] == ["rendezvous"]:
         return hold_rendezvous(sys.argv[3::2])
     if sys.argv[1:2] == ["attempt"]:
         print(begin_attempt(sys.argv[2]))
         return 0
     if sys.argv[1:2] == ["nodes"]:
-        from orchestrator.node.batch.restart import nodes_for  # noqa: PLC0415  milliseconds that an agent need not wait for
+        from orchestrator.node.batch.restart import nodes_for  # noqa: PLC0415  slow to import, and an agent does without
 
         print(",".join(nodes_for(sys.argv[2])))
         return 0

@@ -1,8 +1,8 @@
 """
-Which processes belong to a run, told by what they carry, and how one is signalled: that very process or none.
+The processes of a run, recognised by their environment or command line; and how to signal exactly one process.
 
-A run's process has the environment that the agent gave its ranks; an agent and its guard are known by their command line.
-One that overwrote its environment (setproctitle does) is found through its parent, group or session, or not at all.
+Ranks and their descendants have the environment that the agent set; an agent and its guard are known by their command line. A
+process that overwrote its environment (setproctitle does) is found through its parent, group or session, or not at all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, List, Optional, Set, Tuple
 
-    Key = Tuple[int, int]  # pid and start time: one process for good
+    Key = Tuple[int, int]  # pid and start time, never used twice
     Mark = Tuple[str, str, str, str]  # run id, attempt, node, run folder
 
 AGENT = "/orchestrator/node/__main__.py"
@@ -25,7 +25,7 @@ MARKS = ("ORCH_RUN_ID", "ORCH_ATTEMPT", "ORCH_NODE", "ORCH_RUN_DIR")
 
 
 def signal_exactly(key: Key, number: int) -> bool:
-    """Signal this process and no later one with its pid; False when it is gone. PermissionError as os.kill has it."""
+    """Signal this process and no later one with its pid; False if it is gone. PermissionError as from os.kill."""
     descriptor = None
     try:
         descriptor = open_pidfd(key[0])
@@ -35,7 +35,7 @@ def signal_exactly(key: Key, number: int) -> bool:
         if descriptor is None:
             os.kill(key[0], number)
         else:
-            getattr(signal, "pidfd_send_signal")(descriptor, number)  # noqa: B009  Python 3.9 has it, 3.8 must read this
+            getattr(signal, "pidfd_send_signal")(descriptor, number)  # noqa: B009  new in Python 3.9
     except ProcessLookupError:
         return False
     finally:
@@ -45,7 +45,7 @@ def signal_exactly(key: Key, number: int) -> bool:
 
 
 def open_pidfd(pid: int) -> Optional[int]:
-    """A hold on whoever has this pid now; None before Python 3.9 or Linux 5.3, or where a container forbids it."""
+    """A descriptor of the process with this pid; None before Python 3.9 or Linux 5.3, or if a container forbids it."""
     opener = getattr(os, "pidfd_open", None)
     if opener is None or not hasattr(signal, "pidfd_send_signal"):
         return None
@@ -58,7 +58,7 @@ def open_pidfd(pid: int) -> Optional[int]:
 
 
 def users(pid: int) -> Set[int]:
-    """Real and effective user of a process; empty when it is gone. The owner of /proc/PID may be root for another's."""
+    """Real and effective user of a process; empty if it is gone. Not the owner of /proc/PID, which may be root."""
     try:
         with open(f"/proc/{pid}/status", errors="replace") as file:
             line = next(line for line in file if line.startswith("Uid:"))
@@ -68,7 +68,7 @@ def users(pid: int) -> Set[int]:
 
 
 def own_processes() -> Dict[int, List[str]]:
-    """Pid -> fields of /proc/PID/stat, of what this user alone runs; without this program and those above it."""
+    """Pid -> fields of /proc/PID/stat, of this user's processes without this one and its ancestors."""
     above, pid = set(), os.getpid()
     while pid:
         above.add(pid)
@@ -88,7 +88,7 @@ def key_of(pid: int, fields: List[str]) -> Key:
 
 
 def words(pid: int, name: str) -> List[str]:
-    """The words of /proc/PID/environ or cmdline; none where they cannot be had."""
+    """The words of /proc/PID/environ or cmdline; none if they cannot be read."""
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:
             return [os.fsdecode(word) for word in file.read().split(b"\0")]
@@ -97,7 +97,7 @@ def words(pid: int, name: str) -> List[str]:
 
 
 def rank_mark(pid: int) -> Optional[Mark]:
-    """What a rank or a descendant of it carries in its environment."""
+    """The owner of a rank or its descendant, by its environment."""
     given = {name: value for name, _, value in (word.partition("=") for word in words(pid, "environ"))}
     if any(name not in given for name in MARKS):
         return None
@@ -106,7 +106,7 @@ def rank_mark(pid: int) -> Optional[Mark]:
 
 
 def agent_mark(pid: int) -> Optional[Mark]:
-    """What an agent, its guard or a program that wraps them is started for: `… AGENT run JOB.json --node NODE …`, or by node.sh."""
+    """The owner of an agent, its guard or a program that wraps them: `… AGENT run JOB.json --node NODE …`, or node.sh."""
     argv = words(pid, "cmdline")
     at = next((at for at, word in enumerate(argv) if word.endswith(AGENT)), len(argv))
     if len(argv) > at + 5 and (argv[at + 1], argv[at + 3], argv[at + 5]) == ("run", "--node", "--node-rank"):
@@ -120,7 +120,7 @@ def agent_mark(pid: int) -> Optional[Mark]:
 
 
 def add_relatives(found: Set[int], processes: Dict[int, List[str]], session: Optional[int]) -> Set[int]:
-    """All below the found ones too; and all of the session, the agent's own, if one of the found ones is in it."""
+    """Add all descendants; and the whole session, which is the agent's, if one of the processes is in it."""
     found = set(found)
     while True:
         ours = session is not None and any(int(processes[pid][SESSION]) == session for pid in found)

@@ -1,4 +1,4 @@
-"""The processes below this one: found, signalled and reaped, so that nothing outlives its agent. Linux only."""
+"""Find, signal and reap the processes below this one, so that nothing outlives its agent. Linux only."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ CAUGHT = {int(number) for number in signal.valid_signals()} - {int(signal.Signal
 
 
 class Inherited:
-    """What this process started with and changed for itself; the ranks get it back."""
+    """Settings that this process inherited and changed for itself; the ranks get the inherited ones."""
 
     def __init__(self, signal_mask: frozenset[int], umask: int) -> None:
-        self.signal_mask, self.umask = signal_mask, umask
+        self.signal_mask = signal_mask
+        self.umask = umask
 
 
 def prctl(option: int, value: int) -> None:
-    """Set an attribute of this process; OSError when the kernel knows no such thing."""
+    """Set an attribute of this process; OSError if the kernel does not know it."""
     if LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
 
@@ -38,20 +39,20 @@ def await_signal(numbers: Iterable[int], wait_s: float) -> int | None:
     """
     The next of these blocked signals, or None after wait_s. SIGALRM is the clock.
 
-    Not sigtimedwait: after the process was stopped (SIGSTOP, a debugger) beyond its deadline, Python's returns rubbish.
+    Not sigtimedwait: in Python it returns garbage if the process was stopped (SIGSTOP, a debugger) beyond its deadline.
     """
     signal.setitimer(signal.ITIMER_REAL, wait_s)
     number = signal.sigwait({*numbers, signal.SIGALRM})
     signal.setitimer(signal.ITIMER_REAL, 0.0)
     if number == signal.SIGALRM:
         return None
-    if signal.SIGALRM in signal.sigpending():  # it rang in between
+    if signal.SIGALRM in signal.sigpending():  # the timer expired in between
         signal.sigwait({signal.SIGALRM})
     return number
 
 
 def stat_of(pid: int) -> tuple[str, int, int] | None:
-    """State letter, parent's pid and start time in clock ticks since boot; None for a process that is gone."""
+    """State letter, parent's pid and start time in clock ticks since boot; None if there is no such process."""
     fields = stat_fields(pid)
     return (fields[STATE], int(fields[PARENT]), int(fields[START_TIME])) if fields else None
 
@@ -71,7 +72,7 @@ def descendants() -> dict[int, tuple[str, int, int]]:
 
 
 def send(pid: int, number: int, *, group: bool = False) -> None:
-    """Signal a process or a whole group; one that is gone is no error."""
+    """Signal a process or a whole group, if it exists."""
     try:
         os.killpg(pid, number) if group else os.kill(pid, number)
     except ProcessLookupError:
@@ -81,17 +82,17 @@ def send(pid: int, number: int, *, group: bool = False) -> None:
         print(f"orch agent: pid {pid}: {error}", file=sys.stderr, flush=True)
 
 
-def signal_descendants(number: int, told: set[tuple[int, int]]) -> None:
-    """Signal everything below this process that was not told yet; a pid that was used again meanwhile is spared."""
+def signal_descendants(number: int, signalled: set[tuple[int, int]]) -> None:
+    """Signal every process below this one that is not in `signalled`, and add it; never a new process with the same pid."""
     for pid, (_, _, start_time) in descendants().items():
         stat = stat_of(pid)
-        if (pid, start_time) not in told and stat is not None and stat[2] == start_time:
-            told.add((pid, start_time))
+        if (pid, start_time) not in signalled and stat is not None and stat[2] == start_time:
+            signalled.add((pid, start_time))
             send(pid, number)
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Pid and wait status of every child that has ended; ChildProcessError when there is no child at all."""
+    """Pid and wait status of every child that has ended; ChildProcessError if there is no child at all."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -100,7 +101,7 @@ def reap() -> Iterator[tuple[int, int]]:
 
 
 def end_descendants() -> None:
-    """Kill everything below this process and return when nothing is left."""
+    """Kill every process below this one and return when none is left."""
     try:
         while True:
             signal_descendants(signal.SIGKILL, set())

@@ -1,4 +1,4 @@
-"""Where the ranks meet: an address of this host that the others can reach, and a port that nobody else gets."""
+"""The rendezvous of the ranks: an address of this host that the others can reach, and a port that is held for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def hold_port(port: int = 0) -> socket.socket:
     Bind a port (0: a free one) without listening on it.
 
     Both sides set SO_REUSEADDR, so rank 0's store can listen there, while a plain bind() and the kernel's choice of
-    ephemeral ports keep off.
+    ephemeral ports avoid it.
     """
     dual = socket.has_dualstack_ipv6()
     holder = socket.socket(socket.AF_INET6 if dual else socket.AF_INET, socket.SOCK_STREAM)
@@ -42,7 +42,7 @@ def matching_interfaces(pattern: str, names: Sequence[str]) -> list[str]:
     """NCCL's rule: comma-separated prefixes; a leading `=` makes them whole names, a leading `^` an exclusion."""
     excluded = pattern.startswith("^")
     whole = pattern[excluded:].startswith("=")
-    wanted = [one for one in pattern[excluded + whole :].split(",") if one]
+    wanted = [name for name in pattern[excluded + whole :].split(",") if name]
     hits = {name for name in names if any(name == one if whole else name.startswith(one) for one in wanted)}
     return [name for name in names if (name in hits) is not excluded]
 
@@ -62,12 +62,12 @@ def interface_addresses(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def usable_addresses(candidates: Sequence[str], environ: Mapping[str, str]) -> Iterator[str]:
-    """This host's own addresses, best first; looked up one by one, for a slow name server is asked only if need be."""
+    """This host's own addresses, best first; looked up one by one, to query a slow name server only if necessary."""
     yield from interface_addresses(environ)
     for host in (*candidates, socket.gethostname()):
         try:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):  # a name that only the controller knows
+        except (OSError, UnicodeError):  # only the controller can resolve it
             continue
         for family, _, _, _, address in sorted(found, key=lambda entry: entry[0] != socket.AF_INET):
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -82,12 +82,12 @@ def usable_addresses(candidates: Sequence[str], environ: Mapping[str, str]) -> I
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only the host itself can reach it."""
+    """Only the host itself can reach it."""
     return address.startswith("127.") or address in ("::1", "localhost")
 
 
 def choose_address(candidates: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Where the other nodes reach this one; a loopback address only for want of another, or when it was asked for."""
+    """The address at which other nodes reach this one; a loopback address only if there is no other, or on request."""
     loopback = "127.0.0.1"
     for address in usable_addresses(candidates, environ):
         if not is_loopback(address) or address in candidates:
@@ -97,7 +97,7 @@ def choose_address(candidates: Sequence[str], environ: Mapping[str, str]) -> str
 
 
 def address_towards(host: str) -> str:
-    """This host's address on the way to another, where that one finds it; nothing is sent."""
+    """This host's address on the route to another; nothing is sent."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         code = probe.connect_ex((host, 9))
         return str(probe.getsockname()[0]) if code == 0 else ""

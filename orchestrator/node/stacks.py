@@ -1,4 +1,4 @@
-"""What a rank leaves that stands still: the stacks of its threads, in the words of Python's faulthandler (trainer/runtime/watchdog.py)."""
+"""The stacks of a hanging rank's threads, as Python's faulthandler writes them (trainer/runtime/watchdog.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing import Dict, Iterable, Tuple
 
 STACKS = "stacks"
-LAST_BYTES = 1 << 16  # more than the hundred calls that are written of a thread
+LAST_BYTES = 1 << 16  # more than the hundred calls that faulthandler writes per thread
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
 
 
@@ -18,7 +18,7 @@ def path_of(folder: str, rank: int) -> str:
 
 
 def has_left_stacks(folder: str, rank: int) -> bool:
-    """Whether it has stood still to its end: after progress, the file is empty again."""
+    """The rank hung until its end: progress empties the file."""
     try:
         return os.path.getsize(path_of(folder, rank)) > 0
     except OSError:
@@ -27,7 +27,7 @@ def has_left_stacks(folder: str, rank: int) -> bool:
 
 def places(folder: str, ranks: Iterable[int]) -> Dict[int, str]:
     """Rank -> the innermost call of its main thread, for those that have left stacks."""
-    from orchestrator.node.files import tail  # noqa: PLC0415  of no use to an agent
+    from orchestrator.node.files import tail  # noqa: PLC0415  an agent does without
 
     found = {rank: tail(path_of(folder, rank), LAST_BYTES) for rank in ranks}
     return {rank: innermost(text) for rank, text in found.items() if text}
@@ -44,7 +44,7 @@ def innermost(text: str) -> str:
 
 
 def _parts(frame: str) -> Tuple[str, str, str]:
-    """Of `File "/a/b.py", line 3 in f`."""
+    """Path, line and function of `File "/a/b.py", line 3 in f`."""
     path, _, rest = frame[len('File "') :].rpartition('", line ')
     line, _, function = rest.partition(" in ")
     return path, line, function

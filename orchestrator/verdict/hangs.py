@@ -1,4 +1,4 @@
-"""Which ranks others waited for in vain, by what all of them left behind; pure."""
+"""The ranks that the others of a hung run waited for, by the progress and the stacks that they left. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from orchestrator.names.hostlist import fold
 from orchestrator.run import RankExit
 
 HANG = "hang"
-PHASES = ("init", "eval", "save", "saved", "step", "done")  # in the order in which a rank comes to them, at one step
+PHASES = ("init", "eval", "save", "saved", "step", "done")  # the order within one step
 SHOWN_PLACES = 3
 
 
 def explained(found: RankExit, nodes: Sequence[NodeObservation]) -> RankExit:
-    """The same with who is to blame for a hang, as far as that can be known, and where the stacks lie."""
+    """Add to a hang the ranks to blame, as far as that is known, and the folders of the stacks."""
     if found.kind != HANG:
         return found
     parts = [found.error, _suspects(nodes), *_folders(nodes)]
@@ -24,7 +24,7 @@ def explained(found: RankExit, nodes: Sequence[NodeObservation]) -> RankExit:
 
 
 def _suspects(nodes: Sequence[NodeObservation]) -> str:
-    """In words, or empty: who is behind; else who could not even leave its stacks; else where each of them stood."""
+    """The ranks that are behind; else those that left no stacks; else the innermost call of each. Empty if nothing is known."""
     node_of = {rank: node.node for node in nodes for rank in node.ranks}
     stacks = {rank: place for node in nodes for rank, place in node.stacks.items()}
     reached = {rank: _reached(progress) for node in nodes for rank, progress in node.progress.items()}
@@ -34,14 +34,14 @@ def _suspects(nodes: Sequence[NodeObservation]) -> str:
         return f"{_ranks(behind)} on {fold(node_of[rank] for rank in behind)} did not get as far as the others"
     if stacks and silent:
         where = fold(node_of[rank] for rank in sorted(silent))
-        return f"{_ranks(silent)} on {where} could not even leave its stacks: stopped, or its node stands still"
+        return f"{_ranks(silent)} on {where} left no stacks: it is stopped, or its node hangs"
     at = {place: [rank for rank in stacks if stacks[rank] == place] for place in stacks.values()}
     fewest = sorted(at, key=lambda place: len(at[place]))[:SHOWN_PLACES]
     return ", ".join(f"{_ranks(at[place])} stood at {place}" for place in fewest)
 
 
 def _folders(nodes: Sequence[NodeObservation]) -> Iterable[str]:
-    """The nodes' own folders lie beside each other wherever they share a file system, and are called as they are."""
+    """The folders of the stacks, folded: on a shared file system the nodes' folders have one parent."""
     having = [node for node in nodes if node.stacks]
     for parent in sorted({posixpath.dirname(node.folder) for node in having}):
         names = fold(node.node for node in having if posixpath.dirname(node.folder) == parent)

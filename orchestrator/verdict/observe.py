@@ -1,4 +1,4 @@
-"""What became of a run: judge what its agents and the scheduler say, and keep the record up to date."""
+"""Observe a run: collect the reports of its agents and judge them, with the scheduler's."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A verdict with what it rests on, in node order."""
+    """A verdict and its evidence, in node order."""
 
     verdict: Verdict
     nodes: tuple[NodeObservation, ...]
     queue: Queue | None
     attempt: int
     position: str = ""
-    """Of a job that waits, where it is in the queue."""
+    """The position of a waiting job in the queue."""
 
 
 def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: Queue | None) -> Status:
     """
-    Ask the nodes; `queue` is what the scheduler said before that: what it calls over has written its end by now.
+    Query the nodes. `queue` was read before: the agents of a job that is over have written their ends by now.
 
     Raises:
-        NodesError: some nodes cannot be reached, and the others do not settle it.
+        NodesError: some nodes cannot be reached, and the others do not decide the state.
     """
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -61,9 +61,9 @@ def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: Queue | N
 
 def may_still_run(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObservation]) -> list[str]:
     """
-    The nodes that a run which has failed or was stopped may still run on, those that were not reached included.
+    The nodes on which a failed or stopped run may still run, including those that were not reached.
 
-    None under Slurm, which ends them itself: until it has, the verdict is not final.
+    None under Slurm, which ends them itself; until then the verdict is not final.
     """
     if plan.launcher != "ssh" or verdict.state not in {RunState.FAILED, RunState.STOPPED}:
         return []
@@ -75,7 +75,7 @@ def as_seen(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObservation]
     """
     The verdict that a command which ends nothing may record: final only if no node may still run.
 
-    Nobody supervises a run whose record is final, so what still runs of it would never be ended.
+    No supervisor watches a run whose record is final, so its remaining processes would never be ended.
     """
     if left := may_still_run(plan, verdict, nodes):
         return replace(verdict, state=RunState.RUNNING, message=f"{verdict.message}; {fold(left)} may still run")
@@ -83,7 +83,7 @@ def as_seen(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObservation]
 
 
 def not_being_ended(run: KeptRun, run_id: str, left: Sequence[str]) -> str:
-    """The warning that no supervisor ends what is left of a failed run on these nodes; empty where one does, or nothing is left."""
+    """The warning that no supervisor ends what is left of a run on these nodes; empty if one does, or nothing is left."""
     present = run.supervisor()
     stopped = stopped_pid(present)
     if not left or (present is not None and stopped is None):
@@ -94,7 +94,7 @@ def not_being_ended(run: KeptRun, run_id: str, left: Sequence[str]) -> str:
 
 
 def stopped_pid(supervisor: str | None) -> int | None:
-    """The pid of a supervisor, given in the words of its lock, that is on this machine and stopped by a signal (SIGSTOP)."""
+    """The pid of a supervisor, given as its lock names it, if it is on this machine and stopped by a signal (SIGSTOP)."""
     found = re.fullmatch(r"pid (\d+) on (.+)", supervisor or "")
     if found is None or found[2] != socket.gethostname():
         return None

@@ -55,7 +55,7 @@ def test_rank_that_did_not_get_as_far_is_named(first: tuple[int, str], second: t
 def test_ranks_that_got_as_far_but_left_no_stacks_are_named() -> None:
     at = (12, "step")
     nodes = [_node("n0", {0: at, 1: at}, {0: WAITS, 1: WAITS}), _node("n1", {2: at, 3: at}, {})]
-    assert _said(*nodes)[1] == "rank [2-3] on n1 could not even leave its stacks: stopped, or its node stands still"
+    assert _said(*nodes)[1] == "rank [2-3] on n1 left no stacks: it is stopped, or its node hangs"
 
 
 def test_places_are_shown_where_all_left_stacks_the_rarest_first() -> None:

@@ -16,13 +16,13 @@ STALE_NAMES = frozenset(
     b"RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
     b"NODE_RANK MASTER_ADDR MASTER_PORT ORCH_RUN_ID ORCH_RUN_DIR ORCH_NODE ORCH_NODE_RANK ORCH_ATTEMPT".split()
 )
-# Where torch writes what ranks were waiting for when a collective of NCCL times out; the second before torch 2.9.
+# The file prefix of torch's record of a collective of NCCL that times out; the second name before torch 2.9.
 RECORD_NAMES = (b"TORCH_FR_DUMP_TEMP_FILE", b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 KEPT_NAMES = frozenset((b"SLURM_CONF", b"SLURM_JOB_ID"))
 
 
 def inherited_environment() -> tuple[dict[bytes, bytes], list[str]]:
-    """The agent's own environment, byte for byte, less what another launcher left in it; and the names of that."""
+    """The agent's environment, byte for byte, without variables of other launchers; and the names of those."""
     stale = {
         name
         for name in os.environb
@@ -33,26 +33,26 @@ def inherited_environment() -> tuple[dict[bytes, bytes], list[str]]:
 
 
 def summary(names: Sequence[str]) -> str:
-    """The names for a person: those of Slurm, some fifty in every job, as one."""
+    """The names for a person: those of Slurm, some fifty in every job, as a count."""
     others = [name for name in names if not name.startswith("SLURM")]
     count = len(names) - len(others)
     return ", ".join([*others, f"SLURM* ({count})"] if count else others)
 
 
 def defaults(job: Job, folder: str, kept: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """What the ranks of a node, with that folder, get where neither the inventory nor the node itself has it."""
-    # torchrun's 1 aborts the collective, which may hang, and before the record of it is written (pytorch#121055).
+    """Variables for the ranks of a node that neither the inventory nor the node itself sets."""
+    # torchrun's 1 aborts the collective before its record is written, and the abort may hang (pytorch#121055).
     found = {b"TORCH_NCCL_ASYNC_ERROR_HANDLING": b"3", b"TORCH_NCCL_DUMP_ON_TIMEOUT": b"1"}
     if len(job.rank_numbers) > 1:
         found[b"OMP_NUM_THREADS"] = b"1"
-    if not any(name in kept for name in RECORD_NAMES):  # they mean the same, and torch takes the first
+    if not any(name in kept for name in RECORD_NAMES):  # synonyms, of which torch takes the first
         record = os.fsencode(os.path.join(folder, STACKS, "nccl_trace_rank_"))  # the number follows
         found.update(dict.fromkeys(RECORD_NAMES, record))
     return {name: value for name, value in found.items() if name not in kept}
 
 
 def node_environment(job: Job, rendezvous: str) -> dict[bytes, bytes]:
-    """What all ranks of a node get of the launch: what torchrun sets, and orch's own."""
+    """The variables of the launch for all ranks of a node: those of torchrun, and orch's own."""
     address, port, _ = rendezvous.split()
     world, group = str(sum(job.ranks)), str(job.node_rank)
     shared = {"WORLD_SIZE": world, "ROLE_WORLD_SIZE": world, "ROLE_NAME": "default", "GROUP_RANK": group}
@@ -60,14 +60,14 @@ def node_environment(job: Job, rendezvous: str) -> dict[bytes, bytes]:
     shared.update(MASTER_ADDR=address, MASTER_PORT=port, TORCHELASTIC_RUN_ID=job.run_id)
     shared.update(TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0")
     shared.update(TORCHELASTIC_SIGNALS_TO_HANDLE="SIGTERM,SIGINT,SIGHUP,SIGQUIT")  # torch 2.13, launcher/api.py
-    shared.update(TORCHELASTIC_USE_AGENT_STORE="False")  # rank 0 hosts the store: there is no torchrun to do it
+    shared.update(TORCHELASTIC_USE_AGENT_STORE="False")  # rank 0 hosts the store, as there is no torchrun
     shared.update(ORCH_RUN_ID=job.run_id, ORCH_RUN_DIR=job.run_dir, ORCH_ATTEMPT=str(job.attempt))
     shared.update(ORCH_NODE=job.node, ORCH_NODE_RANK=group)
     return {os.fsencode(name): os.fsencode(value) for name, value in shared.items()}
 
 
 def own_environments(job: Job, folder: str) -> list[dict[bytes, bytes]]:
-    """What each rank has of its own, in local order."""
+    """The variables that differ per rank, in local order."""
     environments = []
     for local_rank, rank in enumerate(job.rank_numbers):
         own = {"RANK": str(rank), "ROLE_RANK": str(rank), "LOCAL_RANK": str(local_rank)}
@@ -79,7 +79,7 @@ def own_environments(job: Job, folder: str) -> list[dict[bytes, bytes]]:
 def rank_environments(
     job: Job, rendezvous: str, kept: Mapping[bytes, bytes], node_folder: str
 ) -> list[dict[bytes, bytes]]:
-    """One environment a rank, in local order, on top of what was inherited."""
+    """One environment per rank, in local order, added to the inherited one."""
     shared = {**defaults(job, node_folder, kept), **kept}
     if job.program["pythonpath"] is not None:
         folder = os.fsencode(os.path.normpath(os.path.join(job.bundle_dir, job.program["pythonpath"])))

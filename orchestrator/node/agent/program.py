@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def prepare_folder(job: Job, folder: str) -> str:
-    """Clear what an earlier agent left, copy the code; the folder the ranks run in."""
-    import shutil  # noqa: PLC0415  milliseconds that a rendezvous need not wait for
+    """Remove the files of an earlier agent and copy the code; the folder the ranks run in."""
+    import shutil  # noqa: PLC0415  slow to import, and a rendezvous does without
 
     for name in ("progress", "error", "stacks", "code", "DONE", "port-taken"):
         path = os.path.join(folder, name)
@@ -31,7 +31,7 @@ def prepare_folder(job: Job, folder: str) -> str:
     cwd = os.path.normpath(os.path.join(code, job.program["cwd"]))
     if os.path.commonpath((cwd, code)) != code:
         raise Refused(f"{job.program['cwd']}: not a folder of the code that was sent to {job.node}")
-    os.makedirs(cwd, exist_ok=True)  # an empty one does not travel
+    os.makedirs(cwd, exist_ok=True)  # a bundle has no empty folders
     return cwd
 
 
@@ -49,7 +49,7 @@ def script_of(args: Sequence[str]) -> str | None:
 
 
 def command_of(job: Job, cwd: str) -> list[str]:
-    """Argv of a rank; Refused when there is no such program."""
+    """Argv of a rank; Refused if there is no such program."""
     import shutil  # noqa: PLC0415  as above
 
     args = job.program["args"]
