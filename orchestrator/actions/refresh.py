@@ -12,7 +12,7 @@ from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError, NodesError, RunNotFound
 from orchestrator.fanout import each
 from orchestrator.launchers import launcher_for
-from orchestrator.launchers.job import SILENT, Queue
+from orchestrator.launchers.job import SILENT, JobStatus
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.poll import described
 from orchestrator.launchers.slurm.queue import ask
@@ -47,7 +47,7 @@ class Refreshed:
         return self.status.nodes if self.status else ()
 
     @property
-    def queue(self) -> Queue | None:
+    def queue(self) -> JobStatus | None:
         """The scheduler's answer."""
         return self.status.queue if self.status else None
 
@@ -73,7 +73,7 @@ class Refreshed:
         return f"nobody supervises this run, and it goes on; `orch attach {self.record.id}` takes it up again"
 
 
-def refresh(folder: RunFolder, queue: Queue | None = None, terminal: Terminal | None = None) -> Refreshed:
+def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Terminal | None = None) -> Refreshed:
     """
     Query the state of a run and bring its record up to date; for a launch that is going on or failed, only read it.
 
@@ -139,13 +139,13 @@ def bring_up_to_date() -> list[str]:
 
 def _queues(
     runs: Sequence[tuple[RunFolder, RunRecord]], terminal: Terminal
-) -> tuple[Mapping[str, Queue | None], list[str]]:
+) -> tuple[Mapping[str, JobStatus | None], list[str]]:
     """Query every Slurm once: its answer for each run, and warnings about login nodes that cannot be reached."""
     plans: dict[str, LaunchPlan] = {}
     for folder, record in runs:
         with suppress(RunNotFound):  # refresh() reports it
             plans[record.id] = folder.read_plan()
-    queues: dict[str, Queue | None] = {}
+    queues: dict[str, JobStatus | None] = {}
     warnings = []
     for login in {plan.slurm["login"] for plan in plans.values()}:
         jobs = {
@@ -158,10 +158,10 @@ def _queues(
                 queues |= ask(host.run, jobs)
             except NodeError as exc:
                 warnings.append(str(exc))
-                queues |= dict.fromkeys(jobs, Queue(SILENT, str(exc)))
+                queues |= dict.fromkeys(jobs, JobStatus(SILENT, str(exc)))
     return queues, warnings
 
 
-def _settles(queue: Queue, record: RunRecord) -> bool:
+def _settles(queue: JobStatus, record: RunRecord) -> bool:
     """The run's folder need not be read: the job is pending, its state is unchanged, or Slurm does not answer."""
     return queue.waits or queue.word in {SILENT, record.state.value}

@@ -9,13 +9,13 @@ from pathlib import Path
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.console import print_json, print_text, say
 from orchestrator.errors import UsageError
-from orchestrator.inventory.model import describe
+from orchestrator.inventory.model import inventory_json
 from orchestrator.names.hostlist import fold
 
 
 def show(given: str | None) -> int:
     """Print the inventory as orch understands it: patterns expanded, defaults applied, secrets hidden."""
-    print_json(describe(load_inventory(given, None)))
+    print_json(inventory_json(load_inventory(given, None)))
     return 0
 
 

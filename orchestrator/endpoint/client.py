@@ -27,7 +27,7 @@ from orchestrator.endpoint.replies import (
     Window,
 )
 from orchestrator.errors import NodeError, Unreachable
-from orchestrator.transports.base import Channel, ChannelClosed, NoMarker, Reader, Transport
+from orchestrator.transports.base import Channel, ChannelClosed, ChannelReader, NoMarker, Transport
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing itself from Python 3.11 on
@@ -78,7 +78,7 @@ class Endpoint:
         self._python = python
         self._lock = threading.Lock()
         self._channel: Channel | None = None
-        self._reader: Reader
+        self._reader: ChannelReader
 
     @classmethod
     def connect(cls, transport: Transport, python: str) -> Endpoint:
@@ -268,7 +268,7 @@ class Endpoint:
         """Send the program and the first request in one go, then see what comes back."""
         try:
             self._channel = self._transport.open([self._python, *FLAGS])
-            self._reader = Reader(self._channel)
+            self._reader = ChannelReader(self._channel)
             with contextlib.suppress(ChannelClosed):  # an old Python leaves before it has read all, but it says so
                 self._channel.write(program() + frame({"op": "hello"}), timeout_s=ANSWER_S)
             line = self._reader.skip_to(MARKER.encode(), limit=JUNK_LIMIT, timeout_s=ANSWER_S)

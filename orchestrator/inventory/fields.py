@@ -8,7 +8,8 @@ Every refusal says what was found and what is allowed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
@@ -20,8 +21,8 @@ from orchestrator.names.addresses import (
     check_user,
     jump_host,
     matching,
-    number,
     shown,
+    whole_number,
 )
 from orchestrator.names.hostlist import expand
 
@@ -29,6 +30,8 @@ STRICT = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 """Of every mapping in an inventory: what is no field of it is refused, and no message shows a value that it need not."""
 
 AcceleratorKind: TypeAlias = Literal["cuda", "gcu", "cpu", "auto"]
+DEFAULT_RANKS: Mapping[AcceleratorKind, int] = MappingProxyType({"cuda": 8, "gcu": 8, "cpu": 1, "auto": 1})
+"""Ranks per node where the inventory names no number: the devices of an H800 or T20 server, and 1 where they are unknown."""
 Network: TypeAlias = Literal["auto", "infiniband", "roce", "ethernet"]
 TransportKind: TypeAlias = Literal["ssh", "local"]
 HostKeys: TypeAlias = Literal["strict", "accept-new"]
@@ -126,7 +129,7 @@ def _whole_characters(value: str) -> str:
     return env_value(value)
 
 
-def each(check: Callable[[str], str]) -> Callable[[str], str]:
+def each_name(check: Callable[[str], str]) -> Callable[[str], str]:
     """Check every name that a pattern stands for, and keep the pattern."""
 
     def check_all(pattern: str) -> str:
@@ -164,15 +167,15 @@ _jump = matching(
 )
 
 Name: TypeAlias = Annotated[str, AfterValidator(_name)]
-NamePattern: TypeAlias = Annotated[str, AfterValidator(each(_node_name))]
+NamePattern: TypeAlias = Annotated[str, AfterValidator(each_name(_node_name))]
 Address: TypeAlias = Annotated[str, AfterValidator(check_address)]
-AddressPattern: TypeAlias = Annotated[str, AfterValidator(each(check_address))]
+AddressPattern: TypeAlias = Annotated[str, AfterValidator(each_name(check_address))]
 User: TypeAlias = Annotated[str, AfterValidator(check_user)]
 Port: TypeAlias = Annotated[int, BeforeValidator(check_port)]
-RankCount: TypeAlias = Annotated[int, BeforeValidator(number("a number of ranks", 1, 1024))]
-FanOut: TypeAlias = Annotated[int, BeforeValidator(number("a number of connections", 1, 1024))]
+RankCount: TypeAlias = Annotated[int, BeforeValidator(whole_number("a number of ranks", 1, 1024))]
+FanOut: TypeAlias = Annotated[int, BeforeValidator(whole_number("a number of connections", 1, 1024))]
 Seconds: TypeAlias = Annotated[float, BeforeValidator(_seconds)]
-Program: TypeAlias = Annotated[str, AfterValidator(_program)]
+Executable: TypeAlias = Annotated[str, AfterValidator(_program)]
 Folder: TypeAlias = Annotated[str, AfterValidator(_folder)]
 File: TypeAlias = Annotated[str, AfterValidator(_file)]
 Jump: TypeAlias = Annotated[str, AfterValidator(_jumps)]

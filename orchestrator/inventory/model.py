@@ -17,7 +17,6 @@ from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 
 from orchestrator.errors import UsageError
 from orchestrator.inventory import fields
-from orchestrator.inventory.accelerators import default_ranks
 from orchestrator.inventory.document import Document, FieldPath, Problem, beside, did_you_mean, problem_of, read
 from orchestrator.inventory.node_names import expanded, name_problems, refuse_twice
 from orchestrator.inventory.redaction import REDACTED, is_secret
@@ -49,7 +48,7 @@ class Node(_Model):
     address: fields.Address = ""
     user: fields.User | None = None
     port: fields.Port | None = None
-    python: fields.Program = "python3"
+    python: fields.Executable = "python3"
     workdir: fields.Folder = "~/.orch"
     devices: fields.RankCount = 1
     accelerator: fields.AcceleratorKind = "auto"
@@ -130,7 +129,7 @@ class _Settings(_Model):
 
     user: fields.User | None = None
     port: fields.Port | None = None
-    python: fields.Program | None = None
+    python: fields.Executable | None = None
     workdir: fields.Folder | None = None
     devices: fields.RankCount | None = None
     accelerator: fields.AcceleratorKind | None = None
@@ -197,7 +196,7 @@ def from_names(
     if not listed:
         raise UsageError("no node is named", hint="name some: --nodes n0,n1 or an inventory with -i FILE")
     refuse_twice(listed)
-    python, ranks = _PYTHON[transport], devices or default_ranks(accelerator)
+    python, ranks = _PYTHON[transport], devices or fields.DEFAULT_RANKS[accelerator]
     try:
         nodes = tuple(Node(name=name, python=python, devices=ranks, accelerator=accelerator) for name in listed)
     except ValidationError as error:
@@ -210,7 +209,7 @@ def from_names(
     )
 
 
-def describe(inventory: Inventory) -> dict[str, Any]:  # Any: JSON
+def inventory_json(inventory: Inventory) -> dict[str, Any]:  # Any: JSON
     """Give the resolved inventory as JSON values, secrets redacted."""
     described = inventory.model_dump(mode="json")
     holders: tuple[Inventory | Node, ...] = (inventory, *inventory.nodes)
@@ -279,7 +278,7 @@ def _nodes_of(entry: _Entry, written: _Written, files: EnvFiles) -> Iterator[Nod
         settings["devices"] = written.devices
     for source in (written.defaults, entry):
         settings.update(source.model_dump(exclude_none=True, exclude={"name", "address", "env", "env_file"}))
-    settings.setdefault("devices", default_ranks(settings["accelerator"]))
+    settings.setdefault("devices", fields.DEFAULT_RANKS[settings["accelerator"]])
     own = {**entry.env, **files.values[entry.env_file]}
     shared_env, shared_secrets = written.defaults.env, files.values[written.defaults.env_file]
     settings["env"] = {name: text for name, text in shared_env.items() if name not in own} | entry.env

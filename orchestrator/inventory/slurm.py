@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationInfo,
 
 from orchestrator.inventory import fields
 from orchestrator.inventory.document import Problem, beside
-from orchestrator.names.addresses import matching, number, shown
+from orchestrator.names.addresses import matching, shown, whole_number
 from orchestrator.names.slurm_options import OPTION_OF, option_name
 
 # Which nodes, how many tasks and where their output goes; --export would cut values at commas and put them where everybody
@@ -105,10 +105,12 @@ Memory: TypeAlias = Annotated[str, AfterValidator(_mem)]
 Dependency: TypeAlias = Annotated[str, AfterValidator(_after)]
 MailTypes: TypeAlias = Annotated[str, AfterValidator(_mail_types)]
 Text: TypeAlias = Annotated[str, AfterValidator(matching(r".+", "a text", "characters that can be printed"))]
-Cpus: TypeAlias = Annotated[int, BeforeValidator(number("a number of CPUs", 1, 4096))]
-Spares: TypeAlias = Annotated[int, BeforeValidator(number("a number of nodes", 0, 1000))]
-Retries: TypeAlias = Annotated[int, BeforeValidator(number("a number of retries", 0, 10_000))]
-WarnSeconds: TypeAlias = Annotated[int, BeforeValidator(number("a number of seconds", 1, 65_535))]  # as sbatch has
+Cpus: TypeAlias = Annotated[int, BeforeValidator(whole_number("a number of CPUs", 1, 4096))]
+Spares: TypeAlias = Annotated[int, BeforeValidator(whole_number("a number of nodes", 0, 1000))]
+Retries: TypeAlias = Annotated[int, BeforeValidator(whole_number("a number of retries", 0, 10_000))]
+WarnSeconds: TypeAlias = Annotated[
+    int, BeforeValidator(whole_number("a number of seconds", 1, 65_535))
+]  # as sbatch has
 Option: TypeAlias = Annotated[str, AfterValidator(check_option)]
 
 

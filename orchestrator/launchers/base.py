@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.bundle import Bundle
-from orchestrator.launchers.job import Queue
+from orchestrator.launchers.job import JobStatus
 
 if TYPE_CHECKING:
     from orchestrator.endpoint.client import Endpoint
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodeFolders:
     """
     A folder on some machine that holds node folders of the run; `nodes` None means whichever appear there.
 
@@ -78,7 +78,7 @@ class Launcher(Protocol):
         """The number of the newest attempt that has begun; 1 where none has."""
         ...
 
-    def places(self, attempt: int) -> Sequence[Place]:
+    def places(self, attempt: int) -> Sequence[NodeFolders]:
         """
         Where the node folders of an attempt are, connected but for those with a failure.
 
@@ -87,11 +87,11 @@ class Launcher(Protocol):
         """
         ...
 
-    def queue(self, job: str | None) -> Queue | None:
+    def queue(self, job: str | None) -> JobStatus | None:
         """What the scheduler knows of the job; None where no scheduler has a say, or none was ever submitted."""
         ...
 
-    def position(self, queue: Queue) -> str:
+    def position(self, queue: JobStatus) -> str:
         """Where among the jobs that wait this one is, in words; empty where that cannot be known."""
         ...
 

@@ -15,8 +15,8 @@ from orchestrator.endpoint.access import TransportFactory
 from orchestrator.endpoint.client import Endpoint, PortTaken
 from orchestrator.errors import LaunchError, NodeError, NodesError, Unreachable, folded
 from orchestrator.fanout import each, successes
-from orchestrator.launchers.base import Place
-from orchestrator.launchers.job import Queue
+from orchestrator.launchers.base import NodeFolders
+from orchestrator.launchers.job import JobStatus
 from orchestrator.plan.files import PlannedFile, node_files, start_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 
@@ -88,7 +88,7 @@ class DirectLauncher:
         """The plan's only one."""
         return self._plan.attempt
 
-    def places(self, attempt: int) -> Sequence[Place]:
+    def places(self, attempt: int) -> Sequence[NodeFolders]:
         """One place a node."""
         plan = replace(self._plan, attempt=attempt)
         found = each(plan.nodes, self.reach, limit=self._fanout)
@@ -99,15 +99,15 @@ class DirectLauncher:
                 raise
         failures = [one if isinstance(one, NodeError) else None for one in found]
         return [
-            Place(partial(self.reach, node), plan.attempt_dir(node), (node.name,), failure)
+            NodeFolders(partial(self.reach, node), plan.attempt_dir(node), (node.name,), failure)
             for node, failure in zip(plan.nodes, failures, strict=True)
         ]
 
-    def queue(self, job: str | None) -> Queue | None:  # noqa: ARG002  no scheduler here
+    def queue(self, job: str | None) -> JobStatus | None:  # noqa: ARG002  no scheduler here
         """No scheduler here."""
         return None
 
-    def position(self, queue: Queue) -> str:  # noqa: ARG002  no scheduler here
+    def position(self, queue: JobStatus) -> str:  # noqa: ARG002  no scheduler here
         """Nothing waits."""
         return ""
 

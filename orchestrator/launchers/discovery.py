@@ -17,13 +17,13 @@ from orchestrator.launchers.slurm.host import login_node, slurm_host
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.names.hostlist import fold
 from orchestrator.node.endpoint import report
-from orchestrator.plan.make import number
+from orchestrator.plan.make import numbered
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class NodeSearch:
     """A node that was asked, its connection open, and what it has of the run."""
 
     node: Node
@@ -50,7 +50,7 @@ def find_run(inventory: Inventory, run_id: str) -> tuple[LaunchPlan, Launcher]:
         return plan, SlurmLauncher(plan, slurm_host(plan))
     transport = transport_factory(inventory.transport, inventory.ssh)
     found = each(inventory.nodes, lambda node: _visit(node, transport, run_id), limit=inventory.ssh.fanout)
-    visits = [visit for visit in found if isinstance(visit, Visit)]
+    visits = [visit for visit in found if isinstance(visit, NodeSearch)]
     members: set[str] = set()
     try:
         failed = [at_login] if isinstance(at_login, OrchError) else []
@@ -93,18 +93,18 @@ def _asked_at_login(inventory: Inventory, run_id: str) -> Trace | OrchError | No
         return exc
 
 
-def _visit(node: Node, transport: TransportFactory, run_id: str) -> Visit:
+def _visit(node: Node, transport: TransportFactory, run_id: str) -> NodeSearch:
     endpoint = Endpoint.connect(transport(node), node.python)
     try:
-        return Visit(node, endpoint, endpoint.find(node.workdir, run_id))
+        return NodeSearch(node, endpoint, endpoint.find(node.workdir, run_id))
     except BaseException:
         endpoint.close()
         raise
 
 
-def _newest(inventory: Inventory, run_id: str, found: Sequence[Visit | OrchError]) -> Trace:
+def _newest(inventory: Inventory, run_id: str, found: Sequence[NodeSearch | OrchError]) -> Trace:
     """What the node with the newest attempt has."""
-    traces = [visit.trace for visit in found if isinstance(visit, Visit) and visit.trace is not None]
+    traces = [visit.trace for visit in found if isinstance(visit, NodeSearch) and visit.trace is not None]
     folders = _folders(inventory)
     if not traces:
         hint = f"looked for in {folders}; the right inventory is the one it was launched with"
@@ -127,9 +127,9 @@ def _folders(inventory: Inventory) -> str:
     return f"{first} and {len(others)} more folders" if len(others) > 1 else " and ".join([first, *others])
 
 
-def _without_trace(node: Node, run_id: str, found: Visit | OrchError) -> str:
+def _without_trace(node: Node, run_id: str, found: NodeSearch | OrchError) -> str:
     """What to say of a node of the run that answers, but does not have it; empty when it has."""
-    if isinstance(found, Visit):
+    if isinstance(found, NodeSearch):
         where = f"{node.workdir}/runs/{run_id}"
         return "" if found.trace else f"{node.name} has no {where}, though the run is on it: its lines are missing"
     return "" if isinstance(found, Unreachable) else str(found)
@@ -148,7 +148,7 @@ def _plan(inventory: Inventory, run_id: str, trace: Trace) -> LaunchPlan:
         launcher="slurm" if trace.by_slurm else "ssh",
         transport=inventory.transport,
         name=inventory.name,
-        nodes=number(inventory, [known[name] for name in names], ranks_each),
+        nodes=numbered(inventory, [known[name] for name in names], ranks_each),
         node_count=len(trace.ranks),
         world_size=sum(trace.ranks),
         by_count=trace.nodes is None,

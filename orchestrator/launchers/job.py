@@ -17,7 +17,7 @@ WAITING = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class JobStatus:
     """
     What the scheduler says of a job; `word` is its own, kept as it is. `over` when the job will not run any more.
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from orchestrator.backoff import backoff
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError
-from orchestrator.launchers.base import Place
+from orchestrator.launchers.base import NodeFolders
 from orchestrator.logs.lines import LogLines, NodeLines, in_order
 from orchestrator.node.events import EVENTS, OFFSETS, Kind
 
@@ -33,7 +33,7 @@ LAST_RETRY_S = 5.0
 class Feed:
     """One place being read: how far each file is read, and the unfinished lines."""
 
-    place: Place
+    place: NodeFolders
     offsets: dict[str, int] = field(default_factory=dict)
     nodes: dict[str, NodeLines] = field(default_factory=dict)
     failure: NodeError | None = None

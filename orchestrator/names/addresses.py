@@ -35,7 +35,7 @@ def matching(pattern: str, what: str, allowed: str) -> Callable[[str], str]:
     return check
 
 
-def number(what: str, low: int, high: int) -> Callable[[object], int]:
+def whole_number(what: str, low: int, high: int) -> Callable[[object], int]:
     """Make the check that a value is a whole number within limits."""
 
     def check(value: object) -> int:
@@ -77,7 +77,7 @@ def check_address(value: str) -> str:
 
 
 check_user = matching(r"[A-Za-z0-9._][A-Za-z0-9._@-]*", "a user name", "letters, digits, . _ @ - (- not first)")
-check_port = number("a port", 1, 65535)
+check_port = whole_number("a port", 1, 65535)
 
 
 def jump_host(text: str) -> tuple[str | None, str, int | None]:

@@ -36,7 +36,7 @@ def option_name(option: str) -> str:
     return re.split(r"[=\s]", option.removeprefix("--"), maxsplit=1)[0]
 
 
-def seconds(time: str) -> float:
+def time_limit_s(time: str) -> float:
     """Read a time as Slurm writes it; 0 where it is none."""
     if time.upper() in {"UNLIMITED", "INFINITE"}:
         return math.inf
@@ -51,7 +51,7 @@ def seconds(time: str) -> float:
 
 def warn_s(slurm: Mapping[str, Any]) -> int:  # Any: JSON
     """Give how long before its end Slurm is to warn a job; of a short one a quarter, else it would have to end as it begins."""
-    limit_s = seconds(setting(slurm, "time") or "") or math.inf
+    limit_s = time_limit_s(setting(slurm, "time") or "") or math.inf
     return int(slurm["warn_s"] or max(1, min(WARN_S, limit_s // 4)))
 
 

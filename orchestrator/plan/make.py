@@ -40,7 +40,7 @@ def make_plan(
     if request.launcher == "slurm" and inventory.slurm.spare_nodes:
         chosen = _with_spares(inventory, chosen, by_count=by_count)
         ranks_each += ranks_each[:1] * (len(chosen) - len(ranks_each))
-    nodes = number(inventory, chosen, ranks_each)
+    nodes = numbered(inventory, chosen, ranks_each)
     if request.launcher == "slurm":
         _agree_for_slurm(chosen)
         nodes = tuple(replace(node, workdir=_absolute(node.workdir, home, inventory)) for node in nodes)
@@ -169,7 +169,7 @@ def _agree_for_slurm(nodes: Sequence[Node]) -> None:
             )
 
 
-def number(inventory: Inventory, nodes: Sequence[Node], ranks_each: Sequence[int]) -> tuple[NodePlan, ...]:
+def numbered(inventory: Inventory, nodes: Sequence[Node], ranks_each: Sequence[int]) -> tuple[NodePlan, ...]:
     """Give every node its global ranks, contiguous from 0 in node order."""
     firsts = accumulate(ranks_each, initial=0)
     return tuple(

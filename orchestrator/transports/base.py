@@ -62,7 +62,7 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
-class Reader:
+class ChannelReader:
     """Reads exact amounts from a channel."""
 
     def __init__(self, channel: Channel) -> None:

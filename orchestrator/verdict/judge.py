@@ -12,7 +12,7 @@ from functools import cached_property
 
 from orchestrator.endpoint import replies
 from orchestrator.endpoint.replies import Finished, NodeObservation
-from orchestrator.launchers.job import GONE, SILENT, Queue
+from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RankExit, RunState
@@ -68,11 +68,11 @@ class Evidence:
 
 
 Rule = Callable[[Evidence], "Verdict | None"]
-SlurmRule = Callable[[Evidence, Queue], "Verdict | None"]
+SlurmRule = Callable[[Evidence, JobStatus], "Verdict | None"]
 
 
 def judge(
-    plan: LaunchPlan, nodes: Sequence[NodeObservation], queue: Queue | None, *, stop_asked: bool = False
+    plan: LaunchPlan, nodes: Sequence[NodeObservation], queue: JobStatus | None, *, stop_asked: bool = False
 ) -> Verdict:
     """
     Decide a run's state. A scheduler that does not answer is no verdict; a run of which nothing is known is LOST.
@@ -92,7 +92,7 @@ def judge_direct(evidence: Evidence) -> Verdict:
     return Verdict(RunState.RUNNING)
 
 
-def judge_slurm(evidence: Evidence, queue: Queue | None) -> Verdict:
+def judge_slurm(evidence: Evidence, queue: JobStatus | None) -> Verdict:
     """Decide by the nodes and the scheduler; `queue` is None where no job was submitted."""
     if queue is None:
         found = (rule(evidence) for rule in UNSUBMITTED_RULES)
@@ -173,11 +173,11 @@ UNSUBMITTED_RULES = DIRECT_RULES[:-1]
 # Rules for a job of Slurm.
 
 
-def every_node_of_job_done(evidence: Evidence, _queue: Queue) -> Verdict | None:
+def every_node_of_job_done(evidence: Evidence, _queue: JobStatus) -> Verdict | None:
     return every_node_done(evidence)
 
 
-def job_ended_by_slurm(evidence: Evidence, queue: Queue) -> Verdict | None:
+def job_ended_by_slurm(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     """How agents end then is a consequence."""
     if queue.word not in _ENDED_BY_SLURM:
         return None
@@ -186,14 +186,14 @@ def job_ended_by_slurm(evidence: Evidence, queue: Queue) -> Verdict | None:
     return Verdict(RunState.FAILED, evidence.first_exit, f"{state}; {why}" if why else state)
 
 
-def a_node_of_ended_job_failed(evidence: Evidence, queue: Queue) -> Verdict | None:
+def a_node_of_ended_job_failed(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     """While Slurm may restart the job, nothing is final. Failures in a job that `orch stop` cancelled are consequences."""
     is_final = queue.over or (queue.absent and evidence.all_ended)
     is_consequence = queue.word == _CANCELLED and evidence.stop_asked
     return a_node_failed(evidence) if is_final and not is_consequence else None
 
 
-def job_stopped_by_user(evidence: Evidence, queue: Queue) -> Verdict | None:
+def job_stopped_by_user(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     is_final = queue.over or (queue.absent and evidence.all_ended)
     by_user = evidence.stop_asked or queue.word in _STOPPED_BY_USER
     if not (is_final and by_user) or _some_never_started(evidence, queue) or not evidence.ends_in("STOPPED", "REQUEUE"):
@@ -201,15 +201,15 @@ def job_stopped_by_user(evidence: Evidence, queue: Queue) -> Verdict | None:
     return Verdict(RunState.STOPPED, message=_canceller(queue))
 
 
-def job_stopped_by_another_signal(evidence: Evidence, queue: Queue) -> Verdict | None:
+def job_stopped_by_another_signal(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     return stopped_by_another_signal(evidence) if queue.over and not _some_never_started(evidence, queue) else None
 
 
-def an_agent_of_ended_job_died(evidence: Evidence, queue: Queue) -> Verdict | None:
+def an_agent_of_ended_job_died(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     return an_agent_died(evidence) if queue.over and queue.word != _CANCELLED else None
 
 
-def job_waits(evidence: Evidence, queue: Queue) -> Verdict | None:
+def job_waits(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     """It is queued, or will be: its ranks asked for another attempt; or nothing has started and squeue does not answer."""
     if queue.over:
         return None
@@ -218,24 +218,24 @@ def job_waits(evidence: Evidence, queue: Queue) -> Verdict | None:
     return Verdict(RunState.PENDING, message=queue.why or None) if is_queued or asked else None
 
 
-def job_runs(evidence: Evidence, queue: Queue) -> Verdict | None:
+def job_runs(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     state = RunState.RUNNING if evidence.started else RunState.STARTING
     return None if queue.over else Verdict(state, message=queue.why or None)
 
 
-def job_cancelled(_evidence: Evidence, queue: Queue) -> Verdict | None:
+def job_cancelled(_evidence: Evidence, queue: JobStatus) -> Verdict | None:
     if queue.word != _CANCELLED:
         return None
     return Verdict(RunState.STOPPED, message=_canceller(queue) or "the job was cancelled")
 
 
-def a_node_left_output_but_no_agent(evidence: Evidence, _queue: Queue) -> Verdict | None:
+def a_node_left_output_but_no_agent(evidence: Evidence, _queue: JobStatus) -> Verdict | None:
     """The output names the line of slurm.setup that failed."""
     output = next((node.log.strip() for node in evidence.nodes if node.agent is None and node.log.strip()), "")
     return Verdict(RunState.FAILED, message=output) if output else None
 
 
-def job_left_no_end(evidence: Evidence, queue: Queue) -> Verdict | None:
+def job_left_no_end(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     if queue.word not in {GONE, "COMPLETED"}:
         return None
     return Verdict(
@@ -258,16 +258,16 @@ SLURM_RULES: tuple[SlurmRule, ...] = (
 )
 
 
-def _failed_job(evidence: Evidence, queue: Queue) -> Verdict:
+def _failed_job(evidence: Evidence, queue: JobStatus) -> Verdict:
     return Verdict(RunState.FAILED, message=f"{_report(queue)}; {_where_output_is(evidence.plan)}")
 
 
-def _some_never_started(evidence: Evidence, queue: Queue) -> bool:
+def _some_never_started(evidence: Evidence, queue: JobStatus) -> bool:
     """The job failed before all nodes had an agent, which is the cause; that the others were stopped is a consequence."""
     return queue.word == "FAILED" and not evidence.all_ended
 
 
-def _report(queue: Queue) -> str:
+def _report(queue: JobStatus) -> str:
     return f"Slurm reports {queue.word}" + (f" ({queue.reason})" if queue.reason else "")
 
 
@@ -275,7 +275,7 @@ def _where_output_is(plan: LaunchPlan) -> str:
     return f"its output is in {plan.attempt_dir(plan.head)}/slurm-*.log"
 
 
-def _canceller(queue: Queue) -> str | None:
+def _canceller(queue: JobStatus) -> str | None:
     """The user who cancelled the job, which only accounting knows."""
     return f"the job was cancelled {queue.reason}" if queue.reason.startswith("by ") else None
 

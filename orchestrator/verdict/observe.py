@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError
 from orchestrator.launchers.base import Launcher
-from orchestrator.launchers.job import Queue
+from orchestrator.launchers.job import JobStatus
 from orchestrator.names.hostlist import fold
 from orchestrator.node.machine import stat_fields
 from orchestrator.plan.plan import LaunchPlan
@@ -29,13 +29,13 @@ class Status:
 
     verdict: Verdict
     nodes: tuple[NodeObservation, ...]
-    queue: Queue | None
+    queue: JobStatus | None
     attempt: int
     position: str = ""
     """The position of a waiting job in the queue."""
 
 
-def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: Queue | None) -> Status:
+def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: JobStatus | None) -> Status:
     """
     Query the nodes. `queue` was read before: the agents of a job that is over have written their ends by now.
 

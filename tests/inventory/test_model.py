@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.errors import InventoryError, UsageError
 from orchestrator.inventory.document import MAX_BYTES
-from orchestrator.inventory.model import Inventory, Node, describe, from_names, load
+from orchestrator.inventory.model import Inventory, Node, from_names, inventory_json, load
 from orchestrator.inventory.redaction import is_secret
 from tests.paths import CASES
 
@@ -266,7 +266,7 @@ def test_names_alone_are_checked(names: list[str], message: str) -> None:
 
 def test_description_is_json_without_secrets(tmp_path: Path) -> None:
     text = "env: {HF_TOKEN: hunter2, A: b}\nnodes: [{name: n0, env: {wandb_api_key: hunter2}}]"
-    described = json.dumps(describe(_load(tmp_path, text)))
+    described = json.dumps(inventory_json(_load(tmp_path, text)))
     assert "hunter2" not in described
     assert json.loads(described)["env"] == {"HF_TOKEN": "<redacted>", "A": "b"}
     assert json.loads(described)["nodes"][0]["env"] == {"wandb_api_key": "<redacted>"}

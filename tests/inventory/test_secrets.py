@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.errors import InventoryError
 from orchestrator.inventory.fields import env_name
-from orchestrator.inventory.model import Inventory, describe, load
+from orchestrator.inventory.model import Inventory, inventory_json, load
 from orchestrator.inventory.secrets import MAX_BYTES
 from orchestrator.node.agent.environment import STALE_NAMES, STALE_PREFIXES
 
@@ -140,7 +140,9 @@ def test_env_file_of_a_node_wins_over_defaults_over_everyones_and_so_does_env(tm
 
 def test_description_names_what_an_env_file_gives_without_its_values(tmp_path: Path) -> None:
     _env_file(tmp_path, b"PLAIN=hunter2\n")
-    described = describe(_load(tmp_path, "env_file: team.env\nenv: {X: y}\nnodes: [{name: n0, env_file: team.env}]\n"))
+    described = inventory_json(
+        _load(tmp_path, "env_file: team.env\nenv: {X: y}\nnodes: [{name: n0, env_file: team.env}]\n")
+    )
     assert described["env"] == {"X": "y", "PLAIN": "<redacted>"}
     assert described["nodes"][0]["env"] == {"PLAIN": "<redacted>"}
     assert described["env_files"] == [str(tmp_path / "team.env")]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.inventory import model
-from orchestrator.launchers.job import Queue
+from orchestrator.launchers.job import JobStatus
 from orchestrator.launchers.slurm import launcher as slurm
 from orchestrator.launchers.slurm.host import ThisMachine
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
-from orchestrator.names.slurm_options import seconds
+from orchestrator.names.slurm_options import time_limit_s
 from orchestrator.plan.files import node_files
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
@@ -41,7 +41,7 @@ def test_job_that_runs_for_long_and_shows_nothing_is_remarked_on_until_it_does(
     job = subprocess.run(sbatch, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
     launcher = SlurmLauncher(planned, ThisMachine(planned.head))
 
-    def asked() -> Queue:
+    def asked() -> JobStatus:
         queue = launcher.queue(job)
         assert queue is not None
         return queue
@@ -50,7 +50,7 @@ def test_job_that_runs_for_long_and_shows_nothing_is_remarked_on_until_it_does(
         assert asked().word == "RUNNING"
         return asked().reason
 
-    until(lambda: seconds(asked().elapsed) >= 2, what="the job to run", deadline_s=60)
+    until(lambda: time_limit_s(asked().elapsed) >= 2, what="the job to run", deadline_s=60)
     assert reason() == ""
     monkeypatch.setattr(slurm, "UNSEEN_S", 1.0)
     assert reason().startswith(f"nothing of the job shows in {planned.run_dir(planned.head)}")

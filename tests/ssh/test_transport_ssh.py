@@ -15,7 +15,7 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import NodeError, Unreachable
 from orchestrator.fanout import each, successes
 from orchestrator.inventory.model import Node, SshOptions
-from orchestrator.transports.base import Reader
+from orchestrator.transports.base import ChannelReader
 from orchestrator.transports.ssh.transport import SshTransport, _fabric_config
 from tests.grounds.components import unavailable
 from tests.grounds.ports import refusing_port, silent_port
@@ -85,7 +85,7 @@ def test_a_noisy_stderr_does_not_block_stdout(farm: Farm) -> None:
     node = Node(name="node", address="n0")
     transport = SshTransport(node, SshOptions(config=str(farm.ssh_config)))
     channel = transport.open(["sh", "-c", "head -c 5000000 /dev/zero >&2; echo done"])
-    assert Reader(channel).read_exactly(5, timeout_s=20) == b"done\n"
+    assert ChannelReader(channel).read_exactly(5, timeout_s=20) == b"done\n"
     channel.close()
     transport.close()
 

@@ -13,7 +13,7 @@ from orchestrator.endpoint.client import Endpoint, frame
 from orchestrator.endpoint.program import FLAGS, program
 from orchestrator.errors import NodeError, Unreachable
 from orchestrator.node.machine import live_fields
-from orchestrator.transports.base import ChannelClosed, Reader
+from orchestrator.transports.base import ChannelClosed, ChannelReader
 from orchestrator.transports.local import LocalChannel, LocalTransport
 from tests.until import until
 
@@ -35,7 +35,7 @@ def test_megabytes_go_both_ways_at_once_with_a_noisy_stderr() -> None:
     opened = channel("head -c 3000000 /dev/zero >&2; exec cat")
     content = bytes(range(256)) * 200
     opened.write(content, timeout_s=10)
-    assert Reader(opened).read_exactly(len(content), timeout_s=10) == content
+    assert ChannelReader(opened).read_exactly(len(content), timeout_s=10) == content
     opened.close()
 
 
@@ -74,7 +74,7 @@ def test_no_program_ends_as_in_a_shell() -> None:
 
 def test_the_marker_is_found_wherever_the_pieces_break() -> None:
     opened = channel("printf 'junk MAR'; sleep 0.05; printf 'KER 3.1'; sleep 0.05; printf '1\\nrest'")
-    reader = Reader(opened)
+    reader = ChannelReader(opened)
     assert reader.skip_to(b"MARKER ", limit=100, timeout_s=10) == b"3.11"
     assert reader.read_exactly(4, timeout_s=10) == b"rest"
     opened.close()
@@ -168,7 +168,7 @@ def test_a_strange_request_is_answered_and_the_next_one_served() -> None:
         {"op": "observe", "attempt_dir": "/nope", "nodes": None},
     ]
     opened.write(program() + b"".join(frame(request) for request in requests), timeout_s=10)
-    reader = Reader(opened)
+    reader = ChannelReader(opened)
     reader.skip_to(b"orch-endpoint", limit=1000, timeout_s=10)
     answers = []
     for _ in requests:

@@ -8,14 +8,14 @@ import pytest
 
 from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation, RankExit
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.launchers.job import Queue
+from orchestrator.launchers.job import JobStatus
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import LauncherName, Program, Request, RunState
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.observe import as_seen
 
-OVER = Queue("COMPLETED", over=True)
+OVER = JobStatus("COMPLETED", over=True)
 
 
 def _plan(launcher: LauncherName) -> LaunchPlan:
@@ -42,7 +42,7 @@ def _absent(name: str) -> NodeObservation:
 def test_done_only_when_every_node_is_done(launcher: LauncherName) -> None:
     plan = _plan(launcher)
     assert judge(plan, [_node("n0", "DONE"), _node("n1", "DONE")], OVER).state is RunState.DONE
-    queue = Queue("RUNNING") if launcher == "slurm" else None
+    queue = JobStatus("RUNNING") if launcher == "slurm" else None
     assert judge(plan, [_node("n0", "DONE"), _node("n1")], queue).state is RunState.RUNNING
 
 
@@ -66,47 +66,47 @@ def test_agent_that_is_gone_without_an_end_is_a_failure_that_names_it() -> None:
 
 def test_login_node_does_not_take_other_machines_processes_for_dead() -> None:
     nodes = [_node("n0", alive=False, same_boot=False), _node("n1", alive=False, same_boot=False)]
-    assert judge(_plan("slurm"), nodes, Queue("RUNNING")).state is RunState.RUNNING
+    assert judge(_plan("slurm"), nodes, JobStatus("RUNNING")).state is RunState.RUNNING
 
 
 @pytest.mark.parametrize("word", ["RUNNING", "COMPLETING", "UNKNOWN"])
 def test_failed_ranks_are_no_verdict_as_long_as_slurm_may_begin_the_job_anew(word: str) -> None:
     nodes = [_node("n0", "FAILED"), _node("n1", "STOPPED", alive=False)]
-    assert judge(_plan("slurm"), nodes, Queue(word)).state is RunState.RUNNING
-    assert judge(_plan("slurm"), nodes, Queue("FAILED", over=True)).state is RunState.FAILED
+    assert judge(_plan("slurm"), nodes, JobStatus(word)).state is RunState.RUNNING
+    assert judge(_plan("slurm"), nodes, JobStatus("FAILED", over=True)).state is RunState.FAILED
 
 
 def test_ranks_that_want_another_attempt_are_no_failure_until_slurm_is_done_with_the_job() -> None:
     plan, nodes = _plan("slurm"), [_node("n0", "REQUEUE"), _node("n1", "FAILED", at=2.0)]
-    assert judge(plan, nodes, Queue("RUNNING")).state is RunState.PENDING
-    assert judge(plan, nodes[:1], Queue("COMPLETING")).state is RunState.PENDING
+    assert judge(plan, nodes, JobStatus("RUNNING")).state is RunState.PENDING
+    assert judge(plan, nodes[:1], JobStatus("COMPLETING")).state is RunState.PENDING
     asked = [_node("n0", "REQUEUE"), _node("n1", "REQUEUE")]
     over = judge(plan, asked, OVER)
     assert over.state is RunState.FAILED
     assert "Slurm did not start it" in str(over.message)
-    assert judge(plan, asked, Queue("CANCELLED", over=True)).state is RunState.STOPPED
+    assert judge(plan, asked, JobStatus("CANCELLED", over=True)).state is RunState.STOPPED
 
 
 def test_job_that_slurm_ended_says_why_it_does_not_begin_anew() -> None:
     last = replace(_node("n0"), finished=Finished("FAILED", 3.0, None, "no progress was saved"))
-    verdict = judge(_plan("slurm"), [last, _node("n1")], Queue("TIMEOUT", "TimeLimit", over=True))
+    verdict = judge(_plan("slurm"), [last, _node("n1")], JobStatus("TIMEOUT", "TimeLimit", over=True))
     assert verdict.message == "Slurm ended the job: TIMEOUT TimeLimit; no progress was saved"
 
 
 def test_ranks_that_fail_when_orch_stop_cancels_their_job_are_stopped() -> None:
-    nodes, cancelled = [_node("n0", "FAILED"), _node("n1", "STOPPED")], Queue("CANCELLED", over=True)
+    nodes, cancelled = [_node("n0", "FAILED"), _node("n1", "STOPPED")], JobStatus("CANCELLED", over=True)
     assert judge(_plan("slurm"), nodes, cancelled, stop_asked=True).state is RunState.STOPPED
     assert judge(_plan("slurm"), nodes[:1], cancelled, stop_asked=True).state is RunState.STOPPED
     assert judge(_plan("slurm"), nodes, cancelled).state is RunState.FAILED
     killed = _node("n0", alive=False)
     assert judge(_plan("slurm"), [killed], cancelled, stop_asked=True).state is RunState.STOPPED
-    assert judge(_plan("slurm"), [killed], Queue("FAILED", over=True), stop_asked=True).state is RunState.FAILED
-    assert judge(_plan("slurm"), nodes, Queue("FAILED", over=True), stop_asked=True).state is RunState.FAILED
+    assert judge(_plan("slurm"), [killed], JobStatus("FAILED", over=True), stop_asked=True).state is RunState.FAILED
+    assert judge(_plan("slurm"), nodes, JobStatus("FAILED", over=True), stop_asked=True).state is RunState.FAILED
 
 
 def test_job_that_waits_is_pending_though_it_has_run_before() -> None:
     nodes = [_node("n0", "STOPPED"), _node("n1", alive=False)]
-    assert judge(_plan("slurm"), nodes, Queue("PENDING", "BeginTime")).state is RunState.PENDING
+    assert judge(_plan("slurm"), nodes, JobStatus("PENDING", "BeginTime")).state is RunState.PENDING
 
 
 def test_node_without_a_trace_makes_the_run_lost_never_done() -> None:
@@ -120,25 +120,25 @@ def test_node_without_a_trace_makes_the_run_lost_never_done() -> None:
 @pytest.mark.parametrize(
     ("queue", "state"),
     [
-        (Queue("PENDING", "Resources"), "PENDING"),
-        (Queue("CONFIGURING"), "PENDING"),
-        (Queue("RUNNING"), "STARTING"),
-        (Queue("INVENTED_LATER"), "STARTING"),
-        (Queue("UNKNOWN", "squeue: no answer"), "PENDING"),
-        (Queue("CANCELLED", over=True), "STOPPED"),
-        (Queue("TIMEOUT", over=True), "FAILED"),
-        (Queue("NODE_FAIL", over=True), "FAILED"),
-        (Queue("GONE", over=True), "LOST"),
-        (Queue("COMPLETED", over=True), "LOST"),
+        (JobStatus("PENDING", "Resources"), "PENDING"),
+        (JobStatus("CONFIGURING"), "PENDING"),
+        (JobStatus("RUNNING"), "STARTING"),
+        (JobStatus("INVENTED_LATER"), "STARTING"),
+        (JobStatus("UNKNOWN", "squeue: no answer"), "PENDING"),
+        (JobStatus("CANCELLED", over=True), "STOPPED"),
+        (JobStatus("TIMEOUT", over=True), "FAILED"),
+        (JobStatus("NODE_FAIL", over=True), "FAILED"),
+        (JobStatus("GONE", over=True), "LOST"),
+        (JobStatus("COMPLETED", over=True), "LOST"),
     ],
 )
-def test_job_without_agents_is_judged_by_the_queue(queue: Queue, state: str) -> None:
+def test_job_without_agents_is_judged_by_the_queue(queue: JobStatus, state: str) -> None:
     assert judge(_plan("slurm"), [], queue).state.value == state
 
 
 def test_run_folder_knows_better_than_a_queue_that_forgot_the_job() -> None:
     nodes = [_node("n0", "DONE"), _node("n1", "DONE")]
-    assert judge(_plan("slurm"), nodes, Queue("GONE", over=True)).state is RunState.DONE
+    assert judge(_plan("slurm"), nodes, JobStatus("GONE", over=True)).state is RunState.DONE
 
 
 def _died(name: str) -> NodeObservation:
@@ -165,7 +165,7 @@ def test_agent_that_died_is_reported_unless_another_was_stopped() -> None:
 
 def test_job_whose_nodes_are_all_done_is_done_though_slurm_ended_it() -> None:
     nodes = [_node("n0", "DONE"), _node("n1", "DONE")]
-    assert judge(_plan("slurm"), nodes, Queue("TIMEOUT", over=True)).state is RunState.DONE
+    assert judge(_plan("slurm"), nodes, JobStatus("TIMEOUT", over=True)).state is RunState.DONE
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_job_whose_nodes_are_all_done_is_done_though_slurm_ended_it() -> None:
 def test_output_of_a_node_without_an_agent_explains_a_job_that_ended(
     word: str, state: RunState, message: str | None
 ) -> None:
-    verdict = judge(_plan("slurm"), [_setup_failed("n0")], Queue(word, over=word != "RUNNING"))
+    verdict = judge(_plan("slurm"), [_setup_failed("n0")], JobStatus(word, over=word != "RUNNING"))
     assert (verdict.state, verdict.message) == (state, message)
 
 
@@ -216,19 +216,19 @@ def test_agents_that_somebody_else_asked_to_stop_have_failed_and_the_first_is_na
 )
 def test_scancel_stops_as_orch_stop_does_by_slurms_word(word: str, stop_asked: bool, state: str) -> None:
     nodes = [_node("n0", "STOPPED"), _node("n1", "STOPPED")]
-    assert judge(_plan("slurm"), nodes, Queue(word, over=True), stop_asked=stop_asked).state.value == state
+    assert judge(_plan("slurm"), nodes, JobStatus(word, over=True), stop_asked=stop_asked).state.value == state
 
 
 @pytest.mark.parametrize("word", ["TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY"])
 def test_slurms_own_end_of_a_job_is_a_failure_though_the_agents_were_asked_to_stop(word: str) -> None:
-    verdict = judge(_plan("slurm"), [_node("n0", "STOPPED"), _node("n1", "STOPPED")], Queue(word, over=True))
+    verdict = judge(_plan("slurm"), [_node("n0", "STOPPED"), _node("n1", "STOPPED")], JobStatus(word, over=True))
     assert (verdict.state, verdict.message) == (RunState.FAILED, f"Slurm ended the job: {word}")
 
 
 def test_job_that_is_still_ending_is_not_judged_yet() -> None:
     """COMPLETING does not tell a time limit from a cancelled job; the next word does."""
     nodes = [_node("n0", "STOPPED"), _node("n1")]
-    assert judge(_plan("slurm"), nodes, Queue("COMPLETING")).state is RunState.RUNNING
+    assert judge(_plan("slurm"), nodes, JobStatus("COMPLETING")).state is RunState.RUNNING
 
 
 def test_agent_that_failed_without_a_rank_to_blame_says_why() -> None:
@@ -246,7 +246,7 @@ def test_rank_that_failed_after_another_agent_was_killed_is_no_cause() -> None:
 
 @pytest.mark.parametrize("absent", [False, True])
 def test_scheduler_that_does_not_answer_makes_no_running_job_lost(absent: bool) -> None:
-    silent = Queue("UNKNOWN", "squeue: no answer", absent=absent)
+    silent = JobStatus("UNKNOWN", "squeue: no answer", absent=absent)
     for nodes in ([_node("n0"), _node("n1")], [_node("n0", "FAILED"), _node("n1")], [_node("n0", "STOPPED")]):
         assert judge(_plan("slurm"), nodes, silent).state is RunState.RUNNING
     assert judge(_plan("slurm"), [_node("n0", "DONE"), _node("n1", "DONE")], silent).state is RunState.DONE
@@ -254,19 +254,19 @@ def test_scheduler_that_does_not_answer_makes_no_running_job_lost(absent: bool) 
 
 def test_where_there_is_no_slurm_to_ask_a_run_has_ended_once_all_its_nodes_have() -> None:
     nodes = [_node("n0", "FAILED"), _node("n1", "STOPPED")]
-    assert judge(_plan("slurm"), nodes, Queue("UNKNOWN", absent=True)).state is RunState.FAILED
-    assert judge(_plan("slurm"), nodes, Queue("UNKNOWN")).state is RunState.RUNNING
+    assert judge(_plan("slurm"), nodes, JobStatus("UNKNOWN", absent=True)).state is RunState.FAILED
+    assert judge(_plan("slurm"), nodes, JobStatus("UNKNOWN")).state is RunState.RUNNING
     stopped = [_node("n0", "STOPPED"), _node("n1", "STOPPED")]
-    assert judge(_plan("slurm"), stopped, Queue("UNKNOWN", absent=True)).state is RunState.RUNNING
-    assert judge(_plan("slurm"), stopped, Queue("UNKNOWN", absent=True), stop_asked=True).state is RunState.STOPPED
+    assert judge(_plan("slurm"), stopped, JobStatus("UNKNOWN", absent=True)).state is RunState.RUNNING
+    assert judge(_plan("slurm"), stopped, JobStatus("UNKNOWN", absent=True), stop_asked=True).state is RunState.STOPPED
 
 
 def test_who_cancelled_a_job_is_told_where_accounting_knows() -> None:
-    cancelled = Queue("CANCELLED", "by user 1000", over=True)
+    cancelled = JobStatus("CANCELLED", "by user 1000", over=True)
     assert judge(_plan("slurm"), [], cancelled).message == "the job was cancelled by user 1000"
     nodes = [_node("n0", "STOPPED"), _node("n1", "STOPPED")]
     assert judge(_plan("slurm"), nodes, cancelled).message == "the job was cancelled by user 1000"
-    assert judge(_plan("slurm"), [], Queue("CANCELLED", over=True)).message == "the job was cancelled"
+    assert judge(_plan("slurm"), [], JobStatus("CANCELLED", over=True)).message == "the job was cancelled"
 
 
 def test_failure_is_final_to_one_who_only_looks_once_every_node_is_known_to_have_ended() -> None:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from orchestrator.errors import LaunchError, UsageError
 from orchestrator.inventory.document import did_you_mean
-from orchestrator.launchers.slurm.queue import Run
+from orchestrator.launchers.slurm.queue import RunCommand
 from orchestrator.names.hostlist import expand, fold
-from orchestrator.names.slurm_options import seconds, setting
+from orchestrator.names.slurm_options import setting, time_limit_s
 from orchestrator.plan.plan import LaunchPlan
 
 # What AccountingStorageEnforce has to name before slurmctld refuses a name that the accounts do not have.
@@ -41,7 +41,7 @@ class _Partition:
         return f"{self.name} ({self.state}, {self.nodes} nodes{most}, time limit {self.longest})"
 
 
-def check(run: Run, plan: LaunchPlan) -> list[str]:
+def check(run: RunCommand, plan: LaunchPlan) -> list[str]:
     """
     Refuse what the cluster cannot run; returns what is doubtful, one sentence each, to warn about.
 
@@ -109,11 +109,11 @@ def _misfits(partition: _Partition, partitions: Mapping[str, _Partition], plan: 
     if partition.nodes and partition.most_nodes < count <= partition.nodes:
         yield f"nodes: {count} are asked for, and {where} allows {partition.most_nodes:.0f} a job"
     time = setting(plan.slurm, "time") or ""
-    if seconds(time) > (seconds(partition.longest) or math.inf):
+    if time_limit_s(time) > (time_limit_s(partition.longest) or math.inf):
         yield f"slurm.time: {time} is more than {where} allows: {partition.longest}"
 
 
-def _unknown_to_the_accounts(run: Run, plan: LaunchPlan) -> list[str]:
+def _unknown_to_the_accounts(run: RunCommand, plan: LaunchPlan) -> list[str]:
     """What accounting does not know and slurmctld would refuse for it; nothing where nobody keeps accounts."""
     given = {field: setting(plan.slurm, field) for field in _ENFORCED}
     if not any(given.values()):

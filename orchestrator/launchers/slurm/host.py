@@ -162,7 +162,7 @@ class ThisMachine:
         """What a submission needs besides, while the cluster is asked."""
         with contextlib.suppress(NodeError):  # told when it is needed
             self.endpoint()
-        submit.load()
+        submit.preload()
 
     def is_at(self, node: NodePlan) -> bool:
         """By a name or a loopback address, without a look at ssh's configuration."""

@@ -10,15 +10,15 @@ from dataclasses import replace
 from orchestrator.bundle import Bundle
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, NodeError, NodesError
-from orchestrator.launchers.base import Place
+from orchestrator.launchers.base import NodeFolders
 from orchestrator.launchers.direct import DirectLauncher
-from orchestrator.launchers.job import GONE, Queue
+from orchestrator.launchers.job import GONE, JobStatus
 from orchestrator.launchers.slurm import unshared_workdir
 from orchestrator.launchers.slurm.host import SlurmHost
 from orchestrator.launchers.slurm.queue import array_of, ask, position
 from orchestrator.launchers.slurm.submit import NOT_REACHED
 from orchestrator.names.hostlist import expand
-from orchestrator.names.slurm_options import seconds
+from orchestrator.names.slurm_options import time_limit_s
 from orchestrator.plan.files import node_files
 from orchestrator.plan.plan import LaunchPlan
 
@@ -98,20 +98,22 @@ class SlurmLauncher:
             trace = self._host.trace(self._plan)
         return trace.attempt if trace else 1
 
-    def places(self, attempt: int) -> Sequence[Place]:
+    def places(self, attempt: int) -> Sequence[NodeFolders]:
         """One place with all nodes: which they are is seen there once they have started. Set apart, a place a node."""
         if unshared_workdir.is_apart(self._plan):
             return self._over_ssh().places(attempt)
         with self._reached():
             self._host.endpoint()
-        return [Place(self._host.endpoint, replace(self._plan, attempt=attempt).attempt_dir(self._plan.head), None)]
+        return [
+            NodeFolders(self._host.endpoint, replace(self._plan, attempt=attempt).attempt_dir(self._plan.head), None)
+        ]
 
-    def queue(self, job: str | None) -> Queue | None:
+    def queue(self, job: str | None) -> JobStatus | None:
         """Slurm's word on the job; one whose id was never recorded is found by its name."""
         with self._reached():
             return self._asked(job)
 
-    def position(self, queue: Queue) -> str:
+    def position(self, queue: JobStatus) -> str:
         """Among the jobs of its partition."""
         with self._reached():
             return position(self._host.run, queue)
@@ -157,12 +159,12 @@ class SlurmLauncher:
             self._nodes = unshared_workdir.nodes_behind(replace(self._plan, nodes=nodes), self._host, self._terminal)
         return self._nodes
 
-    def _asked(self, job: str | None) -> Queue | None:
+    def _asked(self, job: str | None) -> JobStatus | None:
         name = self._plan.job_name
         queue = ask(self._host.run, {name: job})[name]
         return None if queue is None else self._unseen(queue)
 
-    def _unseen(self, queue: Queue) -> Queue:
+    def _unseen(self, queue: JobStatus) -> JobStatus:
         """
         Slurm's word, with a remark where the job should have left something in its folder by now and has not.
 
@@ -178,7 +180,7 @@ class SlurmLauncher:
             return queue
         trace = self._host.trace(self._plan)
         self._is_seen = trace is None or trace.has_log  # a folder that was removed since says nothing
-        if self._is_seen or (not queue.over and seconds(queue.elapsed) < UNSEEN_S):
+        if self._is_seen or (not queue.over and time_limit_s(queue.elapsed) < UNSEEN_S):
             return queue
         folder = f"{self._plan.run_dir(self._plan.head)} on {self._host.name}"
         remark = f"nothing of the job shows in {folder}: workdir has to be a folder that it shares with the nodes, or they have to let orch log in"
@@ -201,7 +203,7 @@ class SlurmLauncher:
         self._may_be_submitted = queue is not None and not queue.never_ran
         raise refusal
 
-    def _sought(self, patience_s: float) -> Queue | None:
+    def _sought(self, patience_s: float) -> JobStatus | None:
         """The run's job by its name; None once Slurm has said for a while that there is none."""
         deadline = time.monotonic() + patience_s
         while (queue := self._asked(None)) is None or not queue.job:

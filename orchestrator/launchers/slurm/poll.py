@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import LaunchError
 from orchestrator.launchers.base import Launcher
-from orchestrator.launchers.job import SILENT, Queue
+from orchestrator.launchers.job import SILENT, JobStatus
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing itself from Python 3.11 on
@@ -23,7 +23,7 @@ POSITION_S = 30.0
 class Answer:
     """What was heard at one time of a job; `attempt` is the newest that had begun by then."""
 
-    queue: Queue | None
+    queue: JobStatus | None
     attempt: int
     position: str = ""
 
@@ -36,7 +36,7 @@ class Poll:
     """
 
     def __init__(self, launcher: Launcher, job: str | None, attempt: int) -> None:
-        self.answer = Answer(Queue(SILENT), attempt)
+        self.answer = Answer(JobStatus(SILENT), attempt)
         """The newest answer; before the first one nothing is known."""
         self._launcher, self._job = launcher, job
         self._enough = threading.Event()
@@ -55,7 +55,7 @@ class Poll:
             try:
                 self.answer = self._ask()
             except LaunchError as error:  # the machine where Slurm is cannot be reached
-                self.answer = replace(self.answer, queue=Queue(SILENT, str(error)))
+                self.answer = replace(self.answer, queue=JobStatus(SILENT, str(error)))
             except Exception:
                 if not self._enough.is_set():  # else what it asked was closed meanwhile
                     raise
@@ -73,12 +73,12 @@ class Poll:
         return Answer(queue, attempt, position)
 
 
-def next_pause_s(last_s: float, queue: Queue | None) -> float:
+def next_pause_s(last_s: float, queue: JobStatus | None) -> float:
     """How long to leave the scheduler alone after that answer."""
     return min(2 * last_s, LAST_POLL_S) if queue is not None and queue.word == SILENT else POLL_S
 
 
-def described(queue: Queue, position: str) -> str:
+def described(queue: JobStatus, position: str) -> str:
     """The state of a job in one sentence."""
     start = f"expected to start at {queue.start}" if queue.start and queue.waits else ""
     said = "; ".join(part for part in (queue.explanation, position, start) if part)
@@ -99,5 +99,5 @@ def news(before: Answer, now: Answer, *, heard: bool) -> str:
     return ""
 
 
-def _state(queue: Queue | None) -> tuple[str, str] | None:
+def _state(queue: JobStatus | None) -> tuple[str, str] | None:
     return None if queue is None else (queue.word, queue.reason)

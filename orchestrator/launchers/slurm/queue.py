@@ -6,10 +6,10 @@ import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from orchestrator.launchers.job import GONE, SILENT, Queue
+from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.launchers.slurm.pending_reasons import explained
 
-Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
+RunCommand = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 """Runs a command of Slurm where Slurm is; 127 when there is none, 124 when it does not answer."""
 # Words of squeue and sacct after which a job never runs again (man squeue, JOB STATE CODES); all others are kept as they are.
 # A job that is requeued goes from COMPLETING to PENDING: none of these is seen of it in between.
@@ -35,7 +35,7 @@ _OPEN = frozenset(["", "(null)", "N/A", "None", "None assigned", "Unknown", "NOT
 
 
 def run_here(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run it on this machine."""
+    """RunCommand it on this machine."""
     try:
         return subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False, timeout=ASK_S)
     except FileNotFoundError:
@@ -44,7 +44,7 @@ def run_here(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(argv, 124, "", f"{argv[0]} gave no answer in {ASK_S:.0f} s")
 
 
-def ask(run: Run, jobs: Mapping[str, str | None]) -> dict[str, Queue | None]:
+def ask(run: RunCommand, jobs: Mapping[str, str | None]) -> dict[str, JobStatus | None]:
     """
     What Slurm says of the jobs of these runs; one call of each program at most, however many they are.
 
@@ -52,10 +52,10 @@ def ask(run: Run, jobs: Mapping[str, str | None]) -> dict[str, Queue | None]:
     once, for it gave an id, and knows no more is GONE: the run's folder decides what became of it.
 
     Args:
-        jobs: Run id -> job id, None where it was never recorded: a job has its run's id as its name.
+        jobs: RunCommand id -> job id, None where it was never recorded: a job has its run's id as its name.
 
     Returns:
-        Run id -> its job's state; None when no id was recorded and Slurm has no job of that name.
+        RunCommand id -> its job's state; None when no id was recorded and Slurm has no job of that name.
     """
     if not jobs:
         return {}
@@ -75,7 +75,7 @@ def ask(run: Run, jobs: Mapping[str, str | None]) -> dict[str, Queue | None]:
     return {name: found.get(name) for name in jobs}
 
 
-def position(run: Run, queue: Queue) -> str:
+def position(run: RunCommand, queue: JobStatus) -> str:
     """Where the job is among those that wait in its partition, in the order in which Slurm looks at them."""
     which = ["--states", "PENDING", "--partition", queue.partition, "--sort", "-p,i"]
     waiting = run(["squeue", "--noheader", "--array", *which, "--format", "%i"]).stdout.split()
@@ -89,7 +89,7 @@ def array_of(job: str) -> str:
     return job.partition("_")[0]
 
 
-def from_squeue(text: str) -> list[Queue]:
+def from_squeue(text: str) -> list[JobStatus]:
     """The jobs in the output of squeue."""
     rows = [line.split("|", len(_SQUEUE) - 1) for line in text.splitlines()]
     return [
@@ -98,7 +98,7 @@ def from_squeue(text: str) -> list[Queue]:
     ]
 
 
-def from_scontrol(text: str) -> list[Queue]:
+def from_scontrol(text: str) -> list[JobStatus]:
     """The job in the output of `scontrol --oneliner show job ID`."""
     found = []
     for line in text.splitlines():
@@ -114,7 +114,7 @@ def from_scontrol(text: str) -> list[Queue]:
     return found
 
 
-def from_sacct(text: str) -> list[Queue]:
+def from_sacct(text: str) -> list[JobStatus]:
     """The jobs in the output of sacct; of one that was requeued the last state is the last line."""
     rows = [line.split("|", len(_SACCT) - 1) for line in text.splitlines()]
     found = []
@@ -132,7 +132,7 @@ def _which(jobs: Mapping[str, str | None]) -> list[str]:
     return ["--jobs", job] if job is not None else ["--me", "--name", name]
 
 
-def _matched(jobs: Mapping[str, str | None], listed: Iterable[Queue]) -> dict[str, Queue]:
+def _matched(jobs: Mapping[str, str | None], listed: Iterable[JobStatus]) -> dict[str, JobStatus]:
     by_job, by_name = {}, {}
     for queue in listed:
         by_job[queue.job], by_name[queue.name] = queue, queue
@@ -140,7 +140,7 @@ def _matched(jobs: Mapping[str, str | None], listed: Iterable[Queue]) -> dict[st
     return {name: queue for name, queue in found.items() if queue is not None}
 
 
-def _counted(run: Run, jobs: Mapping[str, str | None]) -> dict[str, Queue]:
+def _counted(run: RunCommand, jobs: Mapping[str, str | None]) -> dict[str, JobStatus]:
     """What accounting has of jobs that slurmctld has forgotten: they are over, whatever it says."""
     ids = ",".join(job for job in jobs.values() if job is not None)
     form = ["--noheader", "--allocations", "--parsable2", "--format", ",".join(_SACCT)]
@@ -148,16 +148,16 @@ def _counted(run: Run, jobs: Mapping[str, str | None]) -> dict[str, Queue]:
     found = {name: queue for name, queue in _matched(jobs, from_sacct(done.stdout)).items() if queue.over}
     trouble = _last_line(done) if done.returncode not in (0, NOT_FOUND) else ""
     why = "" if "accounting storage is disabled" in trouble else trouble
-    return {name: found.get(name) or Queue(GONE, why, over=True, job=job or "") for name, job in jobs.items()}
+    return {name: found.get(name) or JobStatus(GONE, why, over=True, job=job or "") for name, job in jobs.items()}
 
 
-def _queue(job: str, word: str, reason: str, cells: Sequence[str], *, name: str) -> Queue:
+def _queue(job: str, word: str, reason: str, cells: Sequence[str], *, name: str) -> JobStatus:
     nodes, count, elapsed, limit, partition, start = ("" if cell in _OPEN else cell for cell in cells)
     over = word in OVER
     is_old = word == "CANCELLED" and not reason.startswith("by ")  # why it waited before is no news then
     if reason in _OPEN or is_old:
         reason = ""
-    return Queue(
+    return JobStatus(
         word,
         reason,
         over=over,
@@ -182,10 +182,10 @@ def _is_unknown_job(done: subprocess.CompletedProcess[str]) -> bool:
     return "Invalid job id" in done.stderr
 
 
-def _silent(done: subprocess.CompletedProcess[str]) -> Queue:
+def _silent(done: subprocess.CompletedProcess[str]) -> JobStatus:
     if done.returncode == NOT_FOUND:
-        return Queue(SILENT, f"there is no {done.args[0]} on this machine", absent=True)
-    return Queue(SILENT, f"{done.args[0]}: {_last_line(done)}", explanation="Slurm is asked again until it answers")
+        return JobStatus(SILENT, f"there is no {done.args[0]} on this machine", absent=True)
+    return JobStatus(SILENT, f"{done.args[0]}: {_last_line(done)}", explanation="Slurm is asked again until it answers")
 
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:

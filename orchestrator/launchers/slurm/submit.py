@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NOT_REACHED = "(connect failure)"  # what sbatch says when slurmctld was not even asked
 
 
-def load() -> None:
+def preload() -> None:
     """Import submitit, which loads asyncio and more, before it is needed."""
     import submitit.slurm.slurm  # noqa: F401, PLC0415
 

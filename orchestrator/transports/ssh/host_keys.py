@@ -140,7 +140,7 @@ def _matches(hosts: str, name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns if not pattern.startswith("!"))
 
 
-class HostKeys(paramiko.MissingHostKeyPolicy):
+class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
     """
     Accepts a host key that known_hosts has or an authority in it vouches for, pins a new one where that is asked for,
     and refuses all others.

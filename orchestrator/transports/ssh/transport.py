@@ -24,7 +24,7 @@ from orchestrator.backoff import backoff
 from orchestrator.errors import NodeError, NotListening, Unreachable
 from orchestrator.fanout import once
 from orchestrator.transports.ssh.channel import SshChannel, answered_within
-from orchestrator.transports.ssh.host_keys import HostKeys
+from orchestrator.transports.ssh.host_keys import HostKeyPolicy
 from orchestrator.transports.ssh.login import Login, TurnCameLate
 from orchestrator.transports.ssh.route import Destination, Hop, RouteError, SshSettings, read_config, route
 from orchestrator.transports.ssh.user_keys import Keyring
@@ -144,7 +144,7 @@ class SshTransport:
         timeout_s = self._ssh.connect_timeout_s
         keyring = self._keyring if hop.person else Keyring()
         login = Login(self.node, hop, keyring, timeout_s=self._login_timeout_s)
-        keys = HostKeys(self.node, hop, accept_new=self._ssh.host_keys == "accept-new")
+        keys = HostKeyPolicy(self.node, hop, accept_new=self._ssh.host_keys == "accept-new")
         options = {
             "timeout": timeout_s,
             "banner_timeout": timeout_s,

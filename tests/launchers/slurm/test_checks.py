@@ -11,7 +11,7 @@ from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import SlurmOptions
 from orchestrator.launchers.slurm.checks import check
-from orchestrator.names.slurm_options import seconds
+from orchestrator.names.slurm_options import time_limit_s
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request
@@ -122,4 +122,4 @@ def test_one_question_is_enough_where_no_account_is_named() -> None:
     [("0:05", 5), ("12:03", 723), ("1:00:00", 3600), ("1-02:03:04", 93_784), ("INVALID", 0), ("", 0)],
 )
 def test_time_that_slurm_prints_is_read(said: str, expected: float) -> None:
-    assert seconds(said) == expected
+    assert time_limit_s(said) == expected

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.launchers.job import GONE, SILENT, Queue
+from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.launchers.slurm.pending_reasons import SENTENCES, explained
 from orchestrator.launchers.slurm.poll import Answer, news, next_pause_s
 from orchestrator.launchers.slurm.queue import OVER, ask, position
@@ -66,9 +66,9 @@ def test_nobody_is_asked_about_no_job() -> None:
 
 def test_position_is_told_in_the_order_in_which_slurm_looks_at_the_jobs() -> None:
     run = Recorded({"squeue": {"out": "7\n5_[1-9]\n12\n"}})
-    waits = Queue("PENDING", "Priority", job="12", partition="gpu")
+    waits = JobStatus("PENDING", "Priority", job="12", partition="gpu")
     assert position(run, waits) == "3 of 3 waiting in partition gpu"
-    assert position(run, Queue("PENDING", job="99", partition="gpu")) == ""
+    assert position(run, JobStatus("PENDING", job="99", partition="gpu")) == ""
     assert position(Recorded({"squeue": {"rc": 1}}), waits) == ""
 
 
@@ -119,7 +119,7 @@ def test_reason_is_explained_with_what_the_user_can_do(reason: str, part: str) -
 
 def test_reason_of_a_later_version_is_shown_as_it_is() -> None:
     assert explained("MoonIsFull", "12") == ""
-    assert Queue("PENDING", "MoonIsFull").why == "MoonIsFull"
+    assert JobStatus("PENDING", "MoonIsFull").why == "MoonIsFull"
 
 
 def test_every_pattern_of_the_table_is_reached_by_its_own_word() -> None:
@@ -128,34 +128,36 @@ def test_every_pattern_of_the_table_is_reached_by_its_own_word() -> None:
         assert explained(example, "<id>") == sentence.replace("{nodes}", "n1"), pattern
 
 
-PENDING = Queue("PENDING", "Priority", job="7", explanation="others go first")
-RUNNING = Queue("RUNNING", job="7")
-DOWN = Queue(SILENT, "squeue: no answer")
+PENDING = JobStatus("PENDING", "Priority", job="7", explanation="others go first")
+RUNNING = JobStatus("RUNNING", job="7")
+DOWN = JobStatus(SILENT, "squeue: no answer")
 
 
 @pytest.mark.parametrize(
     ("before", "now", "heard", "text"),
     [
-        (None, Answer(Queue(SILENT), 1), False, ""),
+        (None, Answer(JobStatus(SILENT), 1), False, ""),
         (
-            Queue(SILENT),
+            JobStatus(SILENT),
             Answer(PENDING, 1, "3 of 9 waiting in partition gpu"),
             False,
             "others go first; 3 of 9 waiting",
         ),
         (PENDING, Answer(PENDING, 1, ""), False, ""),
         (PENDING, Answer(PENDING, 1, "2 of 9"), False, "2 of 9"),
-        (PENDING, Answer(Queue("PENDING", "Resources", job="7"), 1), False, "is PENDING (Resources)"),
+        (PENDING, Answer(JobStatus("PENDING", "Resources", job="7"), 1), False, "is PENDING (Resources)"),
         (PENDING, Answer(RUNNING, 1), False, "Slurm job 7 is RUNNING"),
         (PENDING, Answer(RUNNING, 1), True, ""),
         (RUNNING, Answer(DOWN, 1), True, "Slurm does not answer (squeue: no answer)"),
         (DOWN, Answer(RUNNING, 1), True, "Slurm answers again: Slurm job 7 is RUNNING"),
         (RUNNING, Answer(PENDING, 1), True, "is PENDING (Priority)"),
-        (RUNNING, Answer(Queue("COMPLETING", job="7"), 1), True, ""),
+        (RUNNING, Answer(JobStatus("COMPLETING", job="7"), 1), True, ""),
         (RUNNING, Answer(None, 1), True, ""),
     ],
 )
-def test_only_what_is_new_and_not_in_the_log_is_told(before: Queue | None, now: Answer, heard: bool, text: str) -> None:
+def test_only_what_is_new_and_not_in_the_log_is_told(
+    before: JobStatus | None, now: Answer, heard: bool, text: str
+) -> None:
     told = news(Answer(before, 1), now, heard=heard)
     assert text in told
     assert bool(told) == bool(text)
