@@ -31,12 +31,12 @@ class NodeFolders:
 
     @property
     def endpoint(self) -> Endpoint:
-        """The machine at one's service; a NodeError when it cannot be reached."""
+        """The machine's endpoint; NodeError if it cannot be reached."""
         return self.reach()
 
     @property
     def name(self) -> str:
-        """What to call it in a message."""
+        """Its name in a message."""
         return ", ".join(self.nodes) if self.nodes else "the shared folder"
 
 
@@ -88,7 +88,7 @@ class Launcher(Protocol):
         ...
 
     def queue(self, job: str | None) -> JobStatus | None:
-        """What the scheduler knows of the job; None where no scheduler has a say, or none was ever submitted."""
+        """The scheduler's state of the job; None without a scheduler, or if no job was submitted."""
         ...
 
     def position(self, queue: JobStatus) -> str:
@@ -100,5 +100,5 @@ class Launcher(Protocol):
         ...
 
     def close(self) -> None:
-        """Close all connections; the run goes on."""
+        """Close all connections; the run continues."""
         ...

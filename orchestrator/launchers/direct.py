@@ -25,7 +25,7 @@ PORT_TRIES = 3
 
 
 class DirectLauncher:
-    """One connection a node, kept for push, start and logs alike."""
+    """One connection per node, kept for push, start and logs."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class DirectLauncher:
         return self._plan
 
     def connect(self) -> Sequence[str]:
-        """Open one connection a node, all at once."""
+        """Open one connection per node, all at once."""
         self._connect(self._plan.nodes)
         return ()
 
@@ -89,7 +89,7 @@ class DirectLauncher:
         return self._plan.attempt
 
     def places(self, attempt: int) -> Sequence[NodeFolders]:
-        """One place a node."""
+        """One folder per node."""
         plan = replace(self._plan, attempt=attempt)
         found = each(plan.nodes, self.reach, limit=self._fanout)
         try:
@@ -151,7 +151,7 @@ class DirectLauncher:
 
     def _opened(self, node: NodePlan) -> Endpoint:
         if self._is_closed:
-            raise Unreachable(node.name, "nobody waits for it any more")
+            raise Unreachable(node.name, "the launcher was closed")
         endpoint = self._opening[node.name] = Endpoint(self._transport(node), node.python)
         try:
             endpoint.open()

@@ -91,7 +91,7 @@ class Terminal:
 
 
 def printable(text: str) -> str:
-    """A text of somebody else as it may be shown: nothing in it moves the cursor or imitates a line."""
+    """Make foreign text safe to show: nothing in it moves the cursor or imitates a line."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 

@@ -25,7 +25,7 @@ END_OF_FILE
 mkdir -p /data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1
 cat >/data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
 #!/bin/sh
-# Run slurm-pyxis-20260102-030405-0abc: environment and agent of each node; srun starts it once a node.
+# Run slurm-pyxis-20260102-030405-0abc: environment and agent of each node; srun starts it once per node.
 set -eu
 if [ -z "${ORCH_IS_SET_UP:-}" ]; then
     ORCH_IS_SET_UP=1 exec /bin/bash /data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1/setup.sh /bin/sh "$0" "$@"
@@ -61,8 +61,8 @@ END_OF_FILE
 mkdir -p /data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1
 cat >/data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1/setup.sh <<'END_OF_FILE'
 #!/bin/bash
-# Run slurm-pyxis-20260102-030405-0abc: the lines of slurm.setup, then what follows on its command line. In bash, where `module` and
-# `conda` are functions. What the lines print goes to the log of the job, for standard output may be read by the batch script.
+# Run slurm-pyxis-20260102-030405-0abc: the lines of slurm.setup, then the command in its arguments. In bash, where `module` and
+# `conda` are functions. What the lines print goes to standard error, because the batch script may read standard output.
 orch_failed() {
     umask 077
     folder=${orch_command[1]%/*}/$SLURMD_NODENAME # beside node.sh
@@ -72,7 +72,7 @@ orch_failed() {
 }
 
 orch_command=("$@")
-set -- # a script that a line sources would take them for its own
+set -- # else a script that a line sources would see these arguments
 # shellcheck disable=SC2016  # they are expanded by eval
 for orch_line in \
     'module load cuda/12.4 && source "$HOME/env/bin/activate"' \
@@ -107,18 +107,18 @@ cat >/data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1/submit.sbatch <<
 #SBATCH '--comment=it'"'"'s "a" $comment'
 #SBATCH --cpus-per-task=96
 #SBATCH --nice=5
-# Run slurm-pyxis-20260102-030405-0abc. Slurm runs this script on the first node of the allocation, the head, and anew after a requeue.
+# Run slurm-pyxis-20260102-030405-0abc. Slurm runs this script on the head, the first node of the allocation; after a requeue, from the start.
 set -euo pipefail
 
 run_dir=/data/orch/runs/slurm-pyxis-20260102-030405-0abc
 
-# Every attempt has a folder of its own, with the first one's scripts.
+# Each attempt has its own folder; the scripts are in that of the first.
 folder=$run_dir/attempt-1
 if [ "${SLURM_RESTART_COUNT:-0}" != 0 ]; then
     folder=$(/bin/sh "$folder/node.sh" attempt)
 fi
 
-# Slurm's word that the job is over. What comes then, `next` says, which has until Slurm kills.
+# SIGTERM: Slurm ends the job. `next` decides what follows, and has until Slurm sends SIGKILL.
 ended=0
 trap 'ended=1' TERM
 
@@ -126,14 +126,14 @@ while :; do
     head=$SLURMD_NODENAME
     reserve=(/bin/sh "$folder/node.sh" rendezvous)
     for try in 1 2 3; do
-        # The head finds an address and a free port just before the start, and holds the port for as long as the ranks run.
+        # The head finds an address and a free port just before the start, and holds the port while the ranks run.
         coproc holder { exec "${reserve[@]}"; }
         holder_pid=$!
-        exec 3<&"${holder[0]}" # a coprocess of its own is nothing that a command in the background sees
+        exec 3<&"${holder[0]}" # bash does not pass the descriptors of a coprocess to background commands
 
-        # One srun, one task a node: the agent, which starts the node's ranks. Environment values are in the 0600 node script.
-        # What the head has found comes on its standard input, which srun hands to all.
-        # In the background: bash hears no signal while it waits for anything else.
+        # One srun with one task per node: the agent, which starts the node's ranks. Environment values are in the node script, mode 0600.
+        # The rendezvous arrives on standard input, which srun passes to all tasks.
+        # In the background, because bash handles signals at once only in `wait`.
         status=0
         srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --unbuffered \
             '--container-image=nvcr.io#nvidia/pytorch:24.01-py3' \
@@ -144,7 +144,7 @@ while :; do
         wait "$holder_pid" || true
         exec 3<&-
 
-        # Only where somebody listens on the port all the same: another one.
+        # Retry on another port only if this one was taken.
         taken=$folder/$head/port-taken
         if [ "$status" = 0 ] || [ "$try" = 3 ] || [ "$ended" = 1 ] || ! [ -e "$taken" ]; then
             break
@@ -152,7 +152,7 @@ while :; do
         rm -f "$taken"
     done
 
-    # Done, failed, to be begun anew by Slurm, or to go on here as the next attempt, whose folder this prints.
+    # `next` prints the folder of the next attempt in this allocation; nothing if the job ends here, with its exit code.
     code=0
     next=$(/bin/sh "$folder/node.sh" next "$status" "$ended") || code=$?
     if [ -z "$next" ] || [ "$ended" = 1 ]; then

@@ -25,7 +25,7 @@ END_OF_FILE
 mkdir -p /data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1
 cat >/data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
 #!/bin/sh
-# Run slurm-spares-20260102-030405-0abc: environment and agent of each node; srun starts it once a node.
+# Run slurm-spares-20260102-030405-0abc: environment and agent of each node; srun starts it once per node.
 set -eu
 ORCH_ADDRESS=$SLURMD_NODENAME
 case $SLURMD_NODENAME in
@@ -66,39 +66,39 @@ cat >/data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1/submit.sbatch <
 #SBATCH --requeue
 #SBATCH --partition=gpu
 #SBATCH --cpus-per-task=8
-# Run slurm-spares-20260102-030405-0abc. Slurm runs this script on the first node of the allocation, the head, and anew after a requeue.
+# Run slurm-spares-20260102-030405-0abc. Slurm runs this script on the head, the first node of the allocation; after a requeue, from the start.
 set -euo pipefail
 
 run_dir=/data/orch/runs/slurm-spares-20260102-030405-0abc
 
-# Every attempt has a folder of its own, with the first one's scripts.
+# Each attempt has its own folder; the scripts are in that of the first.
 folder=$run_dir/attempt-1
 if [ "${SLURM_RESTART_COUNT:-0}" != 0 ]; then
     folder=$(/bin/sh "$folder/node.sh" attempt)
 fi
 
-# Slurm's word that the job is over. What comes then, `next` says, which has until Slurm kills.
+# SIGTERM: Slurm ends the job. `next` decides what follows, and has until Slurm sends SIGKILL.
 ended=0
 trap 'ended=1' TERM
 
 while :; do
     head=$SLURMD_NODENAME
     reserve=(/bin/sh "$folder/node.sh" rendezvous)
-    # The nodes of this attempt, the head first. Those that failed are left out, as long as there are others.
+    # The nodes of this attempt, the head first. Nodes that failed are left out while there are others.
     nodes=$(/bin/sh "$folder/node.sh" nodes)
     if [ "${nodes%%,*}" != "$head" ]; then
         head=${nodes%%,*}
         reserve=(srun --nodes=1 --ntasks=1 --nodelist="$head" --overlap --mem=0 --gres=none --cpu-bind=none --unbuffered "${reserve[@]}")
     fi
     for try in 1 2 3; do
-        # The head finds an address and a free port just before the start, and holds the port for as long as the ranks run.
+        # The head finds an address and a free port just before the start, and holds the port while the ranks run.
         coproc holder { exec "${reserve[@]}"; }
         holder_pid=$!
-        exec 3<&"${holder[0]}" # a coprocess of its own is nothing that a command in the background sees
+        exec 3<&"${holder[0]}" # bash does not pass the descriptors of a coprocess to background commands
 
-        # One srun, one task a node: the agent, which starts the node's ranks. Environment values are in the 0600 node script.
-        # What the head has found comes on its standard input, which srun hands to all.
-        # In the background: bash hears no signal while it waits for anything else.
+        # One srun with one task per node: the agent, which starts the node's ranks. Environment values are in the node script, mode 0600.
+        # The rendezvous arrives on standard input, which srun passes to all tasks.
+        # In the background, because bash handles signals at once only in `wait`.
         status=0
         srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist="$nodes" --no-kill --cpu-bind=none --kill-on-bad-exit=1 --unbuffered \
             /bin/sh "$folder/node.sh" run <&3 &
@@ -107,7 +107,7 @@ while :; do
         wait "$holder_pid" || true
         exec 3<&-
 
-        # Only where somebody listens on the port all the same: another one.
+        # Retry on another port only if this one was taken.
         taken=$folder/$head/port-taken
         if [ "$status" = 0 ] || [ "$try" = 3 ] || [ "$ended" = 1 ] || ! [ -e "$taken" ]; then
             break
@@ -115,7 +115,7 @@ while :; do
         rm -f "$taken"
     done
 
-    # Done, failed, to be begun anew by Slurm, or to go on here as the next attempt, whose folder this prints.
+    # `next` prints the folder of the next attempt in this allocation; nothing if the job ends here, with its exit code.
     code=0
     next=$(/bin/sh "$folder/node.sh" next "$status" "$ended") || code=$?
     if [ -z "$next" ] || [ "$ended" = 1 ]; then

@@ -98,7 +98,7 @@ class SlurmHost(Protocol):
 
 
 def slurm_host(plan: LaunchPlan, terminal: Terminal | None = None) -> SlurmHost:
-    """Where the plan's Slurm is; `terminal` is where it asks what a login asks."""
+    """The host of the plan's Slurm; a login asks its questions at `terminal`."""
     if plan.slurm["login"] is None:
         return ThisMachine(plan.head)
     login = login_node(plan.slurm["login"], plan.head, PlannedSsh(**plan.ssh))
@@ -159,8 +159,8 @@ class ThisMachine:
         self._aside.start()
 
     def _prepare(self) -> None:
-        """What a submission needs besides, while the cluster is asked."""
-        with contextlib.suppress(NodeError):  # told when it is needed
+        """Load what a submission needs, while the cluster is queried."""
+        with contextlib.suppress(NodeError):  # reported when it is needed
             self.endpoint()
         submit.preload()
 
@@ -191,7 +191,7 @@ class ThisMachine:
         return submit.submit(plan)
 
     def withdraw(self, plan: LaunchPlan) -> str | None:  # noqa: ARG002  nothing of it is unknown
-        """Nobody is at it any more."""
+        """Nothing to withdraw: submit() has already returned."""
         return None
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class ThisMachine:
 
 class LoginNode:
     """
-    One SSH connection, with a program for files and another one for commands: a scheduler that lets us wait holds up no log.
+    Two endpoints over one SSH connection, for files and for commands, so that a slow scheduler never delays the logs.
     """
 
     def __init__(self, node: NodePlan, transport: TransportFactory) -> None:
@@ -242,7 +242,7 @@ class LoginNode:
             )
 
     def endpoint(self) -> Endpoint:
-        """What reads and writes files."""
+        """The endpoint that reads and writes files."""
         return self._endpoint("files")
 
     def trace(self, plan: LaunchPlan) -> Trace | None:
@@ -250,12 +250,12 @@ class LoginNode:
         return self._ask("files", lambda one: one.find(plan.head.workdir, plan.run_id))
 
     def run(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """In the environment of a login; what is run here may be run again, and is where the connection is lost."""
+        """In the environment of a login. Must be safe to repeat: it is run once more if the connection is lost."""
         answer = self._command(argv)
         return subprocess.CompletedProcess(argv, answer.code, answer.out, answer.err)
 
     def submit(self, plan: LaunchPlan) -> str:
-        """Over a new connection where the first is lost, which then hears what the first one began."""
+        """Over a new connection if the first is lost; the second returns the answer to what the first began."""
         answer = self._submission(plan, begin=True)
         if answer.code != 0:
             raise submit.refusal(answer.err)
@@ -287,7 +287,7 @@ class LoginNode:
         return self._ask("commands", lambda one: one.command(argv, timeout_s=ASK_S))
 
     def _ask(self, use: str, ask: Callable[[Endpoint], T], patience_s: float = 0.0) -> T:
-        """Where the connection is lost, once more over a new one, and again for as long as there is patience."""
+        """Repeat over a new connection if the connection is lost: once, and then until `patience_s` is over."""
         deadline, pauses, losses = time.monotonic() + patience_s, backoff(LAST_RETRY_S), 0
         while True:
             endpoint = None

@@ -27,7 +27,7 @@ POLL_S = 0.5
 UNSEEN_S = 90.0  # NFS clients look for new files in a folder every 60 s at the latest, by default
 # What sbatch says when Slurm may have taken the job all the same, in whichever version.
 IN_DOUBT = ("timed out", "Zero Bytes", "receive failure", "shutdown failure", "Unexpected message", "reset by peer")
-DOUBT_S, LATE_S = 60.0, 5.0  # a busy slurmctld comes to what it was sent later than its sender waits
+DOUBT_S, LATE_S = 60.0, 5.0  # a busy slurmctld may handle a request after its sender has given up
 
 
 class SlurmLauncher:
@@ -44,7 +44,7 @@ class SlurmLauncher:
 
     @property
     def plan(self) -> LaunchPlan:
-        """The plan, set apart where the nodes turned out to share no workdir."""
+        """The plan, adapted if the nodes turned out to share no workdir."""
         return self._plan
 
     def connect(self) -> Sequence[str]:
@@ -99,7 +99,7 @@ class SlurmLauncher:
         return trace.attempt if trace else 1
 
     def places(self, attempt: int) -> Sequence[NodeFolders]:
-        """One place with all nodes: which they are is seen there once they have started. Set apart, a place a node."""
+        """One shared folder for all nodes, which appear there once they have started; if the workdir is not shared, one entry per node."""
         if unshared_workdir.is_apart(self._plan):
             return self._over_ssh().places(attempt)
         with self._reached():

@@ -1,4 +1,4 @@
-"""The scheduler while a run is watched: asked in a thread of its own, and what of its answers is told to the user."""
+"""Polls the scheduler in a thread while a run is watched, and words what changed for the user."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Answer:
 
 class Poll:
     """
-    Asks after a job again and again, until the context ends.
+    Polls a job until the context ends.
 
-    A scheduler that hangs holds up nobody but the thread that asks; one that does not answer is asked ever less often.
+    A scheduler that hangs delays this thread alone; one that does not answer is polled less and less often.
     """
 
     def __init__(self, launcher: Launcher, job: str | None, attempt: int) -> None:
@@ -87,7 +87,7 @@ def described(queue: JobStatus, position: str) -> str:
 
 
 def news(before: Answer, now: Answer, *, heard: bool) -> str:
-    """What to tell of an answer after the one before it; nothing new is empty. The log of a run that is `heard` tells most."""
+    """The message for a changed scheduler state, or "" if nothing changed; shorter if the log of the run arrives (`heard`)."""
     old, new = before.queue, now.queue
     if new is None or (_state(new) == _state(old) and now.position == before.position):
         return ""

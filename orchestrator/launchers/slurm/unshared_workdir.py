@@ -1,4 +1,4 @@
-"""A workdir that each node of a Slurm cluster has for itself: noticed before the submission, written and read over SSH."""
+"""A workdir that the nodes of a Slurm cluster do not share: detected before the submission, written and read over SSH."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONNECT_S = 5.0
 
 
 class _Nobody(Terminal):
-    """At whom no question of a login is asked."""
+    """No terminal: a login asks no questions."""
 
     def is_there(self) -> bool:
         return False

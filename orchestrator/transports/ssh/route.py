@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Destination(Protocol):
-    """What a transport wants to know of a node; a Node of the inventory or of a plan."""
+    """The fields of a node that lead to it; a Node of the inventory or of a plan."""
 
     @property
     def name(self) -> str: ...
@@ -57,7 +57,7 @@ class SshSettings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlannedSsh:
-    """Of a plan, for which they were checked: what checks them takes longer to load than most commands take to run."""
+    """Settings of a plan, checked when it was made: loading the checks takes longer than most commands run."""
 
     config: str | None
     proxy_jump: str | None

@@ -59,7 +59,7 @@ class UserKeys:
         self.troubles: list[str] = []
 
     def close(self) -> None:
-        """Leave the agent; keys of its can no longer sign."""
+        """Close the agent connection; its keys cannot sign afterwards."""
         if self._agent is not None:
             self._agent.close()
 
