@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.endpoint.access import PlannedSsh, SshSettings, Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import Hunted, Leftover
+from orchestrator.endpoint.replies import Leftover, StrayReport
 from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, RunNotFound
 from orchestrator.fanout import each
 from orchestrator.inventory.model import Node
@@ -61,7 +61,7 @@ class Visit:
     """The garbage of one site; a machine with several names is searched once."""
 
     node: str
-    hunted: Hunted = field(default_factory=lambda: Hunted((), (), ""))
+    hunted: StrayReport = field(default_factory=lambda: StrayReport((), (), ""))
     leftovers: Sequence[Leftover] = ()
 
 
@@ -197,4 +197,4 @@ def _records(
         reasons[run] = f"{unreached[0]} was not searched for its folder" if unreached else reasons[run]
     clearing = Clearing(limits.older_than_s, checkpoints=limits.checkpoints, dry_run=limits.dry_run)
     runs = home(os.environ) / "runs"
-    return [Leftover(**{**entry, "kind": "record"}) for entry in clearing.runs(str(runs), reasons)]
+    return [replace(Leftover(**entry), kind="record") for entry in clearing.runs(str(runs), reasons)]

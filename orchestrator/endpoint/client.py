@@ -1,39 +1,40 @@
-"""
-The controller's side of the endpoint: starts node/endpoint.py over any transport and asks it for everything a node can do.
-"""
+"""The controller's side of an endpoint: starts node/endpoint/ over any transport, and makes requests."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from orchestrator.endpoint.program import FLAGS, MARKER, OLDEST_PYTHON, program
 from orchestrator.endpoint.replies import (
     AgentRecord,
-    Answer,
     Chunk,
+    CommandResult,
     Facts,
-    Hunted,
     Leftover,
     NodeObservation,
+    ReplyWindow,
+    RunTrace,
     StopResult,
-    Trace,
-    Window,
+    StrayReport,
 )
 from orchestrator.errors import NodeError, Unreachable
+from orchestrator.node import protocol
 from orchestrator.transports.base import Channel, ChannelClosed, ChannelReader, NoMarker, Transport
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # of typing itself from Python 3.11 on
+    from typing_extensions import Self  # in typing from Python 3.11 on
+
+    from orchestrator.node.protocol import Op
 
 ANSWER_S = 30.0
-BEAT_ANSWER_S = 4.0  # a node that takes longer is silent; how long it may be, the supervisor decides
+HEARTBEAT_ANSWER_S = 4.0  # a node that takes longer is silent; the supervisor decides for how long it may be
+PRINTED_S = 1.0  # for the output of a shell that reads nothing
 UNPACK_S = 300.0  # a bundle on a slow shared file system
 STOP_MARGIN_S = 10.0  # what node/stop.py adds to the grace
 STRAYS_MARGIN_S = 20.0  # what node/strays.py adds to the grace, a vendor's tool that does not answer included
@@ -44,31 +45,43 @@ PYTHON_HINT = "set python: in the inventory to a Python of 3.8 or newer on that 
 WORKDIR_HINT = "set workdir: in the inventory to a folder that is yours on that node"
 
 
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+
 def frame(header: Mapping[str, object], payload_bytes: int = 0) -> bytes:
-    """One request as bytes, without the payload that follows it."""
+    """A request as bytes, without the payload that follows it."""
     text = json.dumps({**header, "bytes": payload_bytes} if payload_bytes else header).encode()
     return len(text).to_bytes(4, "big") + text
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """What the supervisor says at a beat: what it has seen, the peers' addresses, and how long to wait for news."""
+class Heartbeat:
+    """A heartbeat of the supervisor: what it knows of the node, the peers' addresses, and how long to wait for news."""
 
-    seen: object
+    known: object
     peers: Sequence[str]
     wait_s: float
 
 
 class PortTaken(NodeError):
-    """Somebody listens on the rendezvous port that was held: another one has to be found."""
+    """Another program listens on the rendezvous port that was held: a new one must be reserved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[Reply]):
+    """A reply, its payload, and when it was written."""
+
+    reply: Reply
+    payload: bytes
+    written: ReplyWindow
 
 
 class Endpoint:
     """
-    A node at one's service. Made by `connect`, which takes the transport over: closing the endpoint closes it.
+    An endpoint on a node. Made by `connect`, which takes the transport over: closing the endpoint closes it.
 
-    One request at a time: other threads wait their turn. Every failure is a NodeError; Unreachable when the node did not
-    answer.
+    One request at a time: other threads wait their turn. Every failure is a NodeError; Unreachable if the node did not answer.
     """
 
     facts: Facts
@@ -102,29 +115,30 @@ class Endpoint:
 
     @property
     def connected(self) -> bool:
-        """Whether it can still be asked."""
+        """True while it takes requests."""
         return self._channel is not None
 
     def prepare(self, workdir: str, digest: str) -> bool:
-        """Make the working folder, mode 0700 inside, and say whether it has the bundle."""
-        reply, _ = self._call({"op": "prepare", "workdir": workdir, "digest": digest}, hint=WORKDIR_HINT)
-        return bool(reply["have_bundle"])
+        """Make the working folder, mode 0700 inside, and report whether it has the bundle."""
+        request: protocol.BundleRequest = {"workdir": workdir, "digest": digest}
+        return self._call(protocol.PREPARE, request, hint=WORKDIR_HINT).reply["have_bundle"]
 
     def put_bundle(self, workdir: str, digest: str, tar: bytes, sha256: str) -> None:
-        """Unpack a tar.gz, whose checksum is given, as the bundle of that digest, unless it is there by now."""
-        request = {"op": "put_bundle", "workdir": workdir, "digest": digest, "sha256": sha256}
-        self._call(request, tar, answer_s=UNPACK_S, hint=WORKDIR_HINT)
+        """Unpack a tar.gz with that checksum as the bundle of that digest, unless the bundle is there by now."""
+        request: protocol.PutBundleRequest = {"workdir": workdir, "digest": digest, "sha256": sha256}
+        self._call(protocol.PUT_BUNDLE, request, tar, answer_s=UNPACK_S, hint=WORKDIR_HINT)
 
     def put_files(self, folder: str, files: Sequence[tuple[str, str | bytes, int]]) -> None:
         """Write files, given as path below the folder, content and mode; each is there as a whole or not at all."""
         contents = [
             content.encode(errors="surrogateescape") if isinstance(content, str) else content for _, content, _ in files
         ]
-        entries = [
+        entries: list[protocol.FileBody] = [
             {"path": path, "size": len(content), "mode": mode}
             for (path, _, mode), content in zip(files, contents, strict=True)
         ]
-        self._call({"op": "put_files", "folder": folder, "files": entries}, b"".join(contents), hint=WORKDIR_HINT)
+        request: protocol.PutFilesRequest = {"folder": folder, "files": entries}
+        self._call(protocol.PUT_FILES, request, b"".join(contents), hint=WORKDIR_HINT)
 
     def reserve(self, candidates: Sequence[str], interfaces: Mapping[str, str]) -> str:
         """
@@ -134,19 +148,17 @@ class Endpoint:
             candidates: addresses or names that may be this node's, best first.
             interfaces: NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME as the ranks will have them; they win over candidates.
         """
-        reply, _ = self._call({"op": "reserve", "candidates": list(candidates), "interfaces": dict(interfaces)})
-        return str(reply["rendezvous"])
+        request: protocol.ReserveRequest = {"candidates": list(candidates), "interfaces": dict(interfaces)}
+        return self._call(protocol.RESERVE, request).reply["rendezvous"]
 
     def start(self, argv: Sequence[str], folder: str, *, wait_s: float = 30.0) -> AgentRecord:
         """Start an agent that outlives the connection, and wait until it has written its record into its node folder."""
-        request = {"op": "start", "argv": list(argv), "folder": folder, "wait_s": wait_s}
-        reply, _ = self._call(request, answer_s=wait_s + ANSWER_S)
-        return AgentRecord.of(reply["agent"])
+        request: protocol.StartRequest = {"argv": list(argv), "folder": folder, "wait_s": wait_s}
+        return AgentRecord.of(self._call(protocol.START, request, answer_s=wait_s + ANSWER_S).reply["agent"])
 
     def files(self, attempt_dir: str, nodes: Sequence[str] | None) -> dict[str, int]:
-        """Give the sizes of the files that `read` would read, by name."""
-        reply, _ = self._call({"op": "files", **_place(attempt_dir, nodes)})
-        return {str(name): int(size) for name, size in reply["files"].items()}
+        """The sizes of the files that `read` reads, by name."""
+        return self._call(protocol.FILES, _folders(attempt_dir, nodes)).reply["files"]
 
     def read(
         self,
@@ -165,95 +177,112 @@ class Endpoint:
             only: the files to read, such as `n0/rank-0.out`; None means all.
 
         Returns:
-            What they grew by, max_bytes at most in all; files that are not in offsets begin at 0.
+            What the files grew by, max_bytes at most in all; files that are not in offsets begin at 0.
         """
-        request = {"op": "read", **_place(attempt_dir, nodes), "offsets": dict(offsets)}
-        request |= {"max_bytes": max_bytes, "wait_s": wait_s, "only": None if only is None else list(only)}
-        reply, payload = self._call(request, answer_s=wait_s + ANSWER_S)
+        request: protocol.ReadRequest = {
+            **_folders(attempt_dir, nodes),
+            "offsets": dict(offsets),
+            "max_bytes": max_bytes,
+            "wait_s": wait_s,
+            "only": None if only is None else list(only),
+        }
+        answer = self._call(protocol.READ, request, answer_s=wait_s + ANSWER_S)
         chunks, position = [], 0
-        for entry in reply["chunks"]:
+        for entry in answer.reply["chunks"]:
             size = entry.get("size", 0)
-            data = payload[position : position + size]
-            shift_s = reply["written"].shift_s(reply["clocks"].get(entry["file"].partition("/")[0]))
-            chunks.append(Chunk(entry["file"], entry["offset"], data, entry.get("gap", 0), shift_s))
+            data = answer.payload[position : position + size]
+            correction_s = answer.written.correction_s(answer.reply["clocks"].get(entry["file"].partition("/")[0]))
+            chunks.append(Chunk(entry["file"], entry["offset"], data, entry.get("gap", 0), correction_s))
             position += size
         return chunks
 
     def observe(self, attempt_dir: str, nodes: Sequence[str] | None) -> list[NodeObservation]:
-        """Say what is known of every node folder."""
-        reply, _ = self._call({"op": "observe", **_place(attempt_dir, nodes)})
-        return [NodeObservation.of(seen, reply["written"]) for seen in reply["nodes"]]
+        """The state of every node folder."""
+        answer = self._call(protocol.OBSERVE, _folders(attempt_dir, nodes))
+        return [NodeObservation.of(body, answer.written) for body in answer.reply["nodes"]]
 
-    def find(self, workdir: str, run_id: str) -> Trace | None:
-        """What the run left in the working folder; None when it was never there."""
-        reply, _ = self._call({"op": "find", "workdir": workdir, "run": run_id})
+    def find(self, workdir: str, run_id: str) -> RunTrace | None:
+        """The traces of a run in the working folder; None if there are none."""
+        request: protocol.FindRequest = {"workdir": workdir, "run": run_id}
+        reply = self._call(protocol.FIND, request).reply
         try:
-            return Trace.of(reply)
+            return RunTrace.of(reply)
         except ValueError as error:
             raise NodeError(self.node, f"{workdir}/runs/{run_id}: {error}") from error
 
     def is_local(self, path: str) -> bool:
-        """Whether a path is on a file system of that machine's own, which it may export all the same."""
-        return bool(self._call({"op": "file_system", "path": path})[0]["local"])
+        """Report whether a path is on a local file system of that machine, which may still export it."""
+        request: protocol.FileSystemRequest = {"path": path}
+        return self._call(protocol.FILE_SYSTEM, request).reply["local"]
 
-    def supervise(self, attempt_dir: str, node: str, beat: Beat) -> tuple[NodeObservation, object]:
+    def heartbeat(self, attempt_dir: str, node: str, heartbeat: Heartbeat) -> tuple[NodeObservation, object]:
         """
-        One beat: leave the supervisor's mark in the node folder, and wait up to beat.wait_s for news of its agent.
+        Record a heartbeat of the supervisor in the node folder, and wait up to heartbeat.wait_s for news of its agent.
 
         Returns:
-            What is known of the node, and what the next beat has to take along as `seen`.
+            The state of the node, and `known` of the next heartbeat.
         """
-        request = {"op": "supervise", **_place(attempt_dir, [node]), **asdict(beat)}
-        reply, _ = self._call(request, answer_s=beat.wait_s + BEAT_ANSWER_S)
-        return NodeObservation.of(reply["nodes"][0], reply["written"]), reply["seen"]
+        request: protocol.HeartbeatRequest = {
+            **_folders(attempt_dir, [node]),
+            "known": heartbeat.known,
+            "peers": list(heartbeat.peers),
+            "wait_s": heartbeat.wait_s,
+        }
+        answer = self._call(protocol.HEARTBEAT, request, answer_s=heartbeat.wait_s + HEARTBEAT_ANSWER_S)
+        return NodeObservation.of(answer.reply["nodes"][0], answer.written), answer.reply["known"]
 
     def reach(self, addresses: Sequence[str], port: int) -> set[str]:
-        """Those of the addresses whose host answers this node at that port, if only with a refusal."""
-        reply, _ = self._call({"op": "reach", "addresses": list(addresses), "port": port}, answer_s=2 * BEAT_ANSWER_S)
-        return set(reply["addresses"])
+        """Those of the addresses whose host answers this node at that port, even by a refusal."""
+        request: protocol.ReachRequest = {"addresses": list(addresses), "port": port}
+        return set(self._call(protocol.REACH, request, answer_s=2 * HEARTBEAT_ANSWER_S).reply["addresses"])
 
     def stop(self, attempt_dir: str, nodes: Sequence[str] | None, *, grace_s: float) -> list[StopResult]:
-        """End what the node folders recorded, and nothing else; SIGKILL for what outlasts the grace."""
-        request = {"op": "stop", **_place(attempt_dir, nodes), "grace_s": grace_s}
-        reply, _ = self._call(request, answer_s=grace_s + STOP_MARGIN_S + ANSWER_S)
-        return [StopResult.of(result) for result in reply["nodes"]]
+        """End the processes recorded in the node folders, and nothing else; SIGKILL after the grace."""
+        request: protocol.StopRequest = {**_folders(attempt_dir, nodes), "grace_s": grace_s}
+        answer = self._call(protocol.STOP, request, answer_s=grace_s + STOP_MARGIN_S + ANSWER_S)
+        return [StopResult.of(body) for body in answer.reply["nodes"]]
 
-    def strays(self, *, young_s: float, grace_s: float, dry_run: bool) -> Hunted:
-        """End the user's processes of runs without an agent on that machine, or only list them; and list who else uses its cards."""
-        request = {"op": "strays", "young_s": young_s, "grace_s": grace_s, "dry_run": dry_run}
-        reply, _ = self._call(request, answer_s=grace_s + STRAYS_MARGIN_S + ANSWER_S)
-        return Hunted.of(reply)
+    def strays(self, *, young_s: float, grace_s: float, dry_run: bool) -> StrayReport:
+        """End this user's strays on that machine, or only list them; and list the other users of its cards."""
+        request: protocol.StraysRequest = {"young_s": young_s, "grace_s": grace_s, "dry_run": dry_run}
+        return StrayReport.of(self._call(protocol.STRAYS, request, answer_s=grace_s + STRAYS_MARGIN_S + ANSWER_S).reply)
 
     def clear(self, workdir: str, *, older_than_s: float, checkpoints: bool, dry_run: bool) -> list[Leftover]:
-        """Remove run folders and bundles that are over and older, or only tell; those with checkpoints only if told so."""
-        request = {"op": "clear", "workdir": workdir, "older_than_s": older_than_s}
-        request |= {"checkpoints": checkpoints, "dry_run": dry_run}
-        reply, _ = self._call(request, answer_s=CLEAR_S)
-        return [Leftover(**entry) for entry in reply["entries"]]
+        """Remove older run folders and bundles that have ended, or only list them; runs with checkpoints only on request."""
+        request: protocol.ClearRequest = {
+            "workdir": workdir,
+            "older_than_s": older_than_s,
+            "checkpoints": checkpoints,
+            "dry_run": dry_run,
+        }
+        return [Leftover(**entry) for entry in self._call(protocol.CLEAR, request, answer_s=CLEAR_S).reply["entries"]]
 
-    def command(self, argv: Sequence[str], *, timeout_s: float) -> Answer:
+    def command(self, argv: Sequence[str], *, timeout_s: float) -> CommandResult:
         """Run a command in the environment of a login there, from the home folder; an argument that begins with `~/` is below it."""
-        reply, _ = self._call(
-            {"op": "command", "argv": list(argv), "folder": "~", "timeout_s": timeout_s}, answer_s=timeout_s + ANSWER_S
-        )
-        return Answer(reply["code"], reply["out"], reply["err"])
+        request: protocol.CommandRequest = {"argv": list(argv), "folder": "~", "timeout_s": timeout_s}
+        reply = self._call(protocol.COMMAND, request, answer_s=timeout_s + ANSWER_S).reply
+        return CommandResult(reply["code"], reply["out"], reply["err"])
 
-    def command_once(self, argv: Sequence[str], mark: str, *, timeout_s: float, begin: bool = True) -> Answer:
+    def command_once(self, argv: Sequence[str], mark: str, *, timeout_s: float, begin: bool = True) -> CommandResult:
         """
-        Run a command from the folder of the file `mark`, once in all: who asks again, over a new connection, hears its first answer.
+        Run a command from the folder of the file `mark`, once: a later request, over any connection, returns the first result.
 
         Args:
-            begin: False if it is not to begin any more; what has begun is waited for all the same.
+            begin: False if it must not begin any more; one that has begun is still waited for.
         """
-        request = {"op": "command_once", "argv": list(argv), "folder": mark.rpartition("/")[0], "timeout_s": timeout_s}
-        reply, _ = self._call({**request, "mark": mark, "begin": begin}, answer_s=timeout_s + ANSWER_S)
-        return Answer(reply["code"], reply["out"], reply["err"])
+        request: protocol.CommandOnceRequest = {
+            "argv": list(argv),
+            "folder": mark.rpartition("/")[0],
+            "timeout_s": timeout_s,
+            "mark": mark,
+            "begin": begin,
+        }
+        reply = self._call(protocol.COMMAND_ONCE, request, answer_s=timeout_s + ANSWER_S).reply
+        return CommandResult(reply["code"], reply["out"], reply["err"])
 
     def close(self) -> None:
-        """End the endpoint; agents go on."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            channel.close()
+        """End the endpoint; agents continue."""
+        self._drop()
         self._transport.close()
 
     def __enter__(self) -> Self:
@@ -265,14 +294,11 @@ class Endpoint:
         self.close()
 
     def _start_program(self) -> None:
-        """Send the program and the first request in one go, then see what comes back."""
+        """Start the program; its first reply has the facts of the node."""
         try:
             self._channel = self._transport.open([self._python, *FLAGS])
             self._reader = ChannelReader(self._channel)
-            with contextlib.suppress(ChannelClosed):  # an old Python leaves before it has read all, but it says so
-                self._channel.write(program() + frame({"op": "hello"}), timeout_s=ANSWER_S)
-            line = self._reader.skip_to(MARKER.encode(), limit=JUNK_LIMIT, timeout_s=ANSWER_S)
-            version = line.decode("ascii", "replace").strip()
+            version = self._send_program(self._channel)
             if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYTHON:
                 raise NodeError(self.node, f"Python {version} is too old: {self._python}", hint=PYTHON_HINT)
             reply, _ = self._receive(ANSWER_S)
@@ -286,28 +312,52 @@ class Endpoint:
             raise NodeError(self.node, reason, hint=hint) from error
         self.facts = Facts(**reply["facts"])
 
+    def _send_program(self, channel: Channel) -> str:
+        """Send the program and the first request at once; the version that Python reports."""
+        answer_s = ANSWER_S
+        try:
+            channel.write(program() + frame({"op": protocol.HELLO}), timeout_s=ANSWER_S)
+        except ChannelClosed:
+            pass  # an old Python exits before it has read everything, but reports its version
+        except TimeoutError:
+            answer_s = PRINTED_S
+        try:
+            line = self._reader.skip_to(MARKER.encode(), limit=JUNK_LIMIT, timeout_s=answer_s)
+        except TimeoutError as error:
+            if printed := self._reader.peek():
+                raise NoMarker(printed) from error
+            raise
+        return line.decode("ascii", "replace").strip()
+
     def _no_python(self, closed: ChannelClosed) -> NodeError:
-        said = closed.stderr.strip() or self._reader.peek() if hasattr(self, "_reader") else closed.stderr.strip()
-        if closed.exit_status in (126, 127) or "not found" in said.lower():
-            reason = "cannot be run" if closed.exit_status == 126 or "ermission" in said else "not found"  # noqa: PLR2004
+        output = closed.stderr.strip() or (self._reader.peek() if self._channel is not None else "")
+        if closed.exit_status in (126, 127) or "not found" in output.lower():
+            reason = "cannot be run" if closed.exit_status == 126 or "ermission" in output else "not found"  # noqa: PLR2004
             return NodeError(self.node, f"no Python: {self._python} {reason}", hint=PYTHON_HINT)
-        last = said.splitlines()[-1] if said else "no output"
+        last = output.splitlines()[-1] if output else "no output"
         return NodeError(
             self.node, f"{self._python} did not start, exit status {closed.exit_status}: {last}", hint=PYTHON_HINT
         )
 
     def _call(
-        self, header: Mapping[str, object], payload: bytes = b"", *, answer_s: float = ANSWER_S, hint: str = ""
-    ) -> tuple[dict[str, Any], bytes]:
+        self,
+        op: Op[Request, Reply],
+        request: Request,
+        payload: bytes = b"",
+        *,
+        answer_s: float = ANSWER_S,
+        hint: str = "",
+    ) -> Answer[Reply]:
+        header = {"op": op, **cast("Mapping[str, object]", request)}
         with self._lock:
             if self._channel is None:
                 raise Unreachable(self.node, "the connection is closed")
             try:
-                asked = time.time()
+                sent_s = time.time()
                 self._channel.write(frame(header, len(payload)), timeout_s=ANSWER_S)
-                self._channel.write(payload, timeout_s=ANSWER_S)  # not joined: all nodes may be sent the same one
+                self._channel.write(payload, timeout_s=ANSWER_S)  # not joined: the same bytes may go to all nodes
                 reply, data = self._receive(answer_s)
-                reply["written"] = Window(asked + reply["held_s"], time.time())
+                written = ReplyWindow(sent_s + reply["held_s"], time.time())
             except (TimeoutError, ChannelClosed, Unreachable) as error:
                 self._drop()
                 raise self._lost(error, answer_s) from error
@@ -317,10 +367,10 @@ class Endpoint:
         if not reply["ok"]:
             kind = PortTaken if reply["kind"] == "PortTaken" else NodeError
             raise kind(self.node, str(reply["message"]), hint=hint)
-        return reply, data
+        return Answer(cast("Reply", reply), data, written)
 
     def _drop(self) -> None:
-        """A late answer would be taken for the next one's."""
+        """Close the channel: a late reply would be taken for that of the next request."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -344,5 +394,5 @@ class Endpoint:
         return Unreachable(self.node, f"no answer for {answer_s:g} s")
 
 
-def _place(attempt_dir: str, nodes: Sequence[str] | None) -> dict[str, object]:
+def _folders(attempt_dir: str, nodes: Sequence[str] | None) -> protocol.NodeFolders:
     return {"attempt_dir": attempt_dir, "nodes": None if nodes is None else list(nodes)}

@@ -1,6 +1,4 @@
-"""
-What an endpoint reports, as values: facts of a node, its agents, their output and how they end.
-"""
+"""The replies of an endpoint as values: facts of a node, its agents, their output and their ends."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.node.events import cause_s
 
 if TYPE_CHECKING:
+    from orchestrator.node import protocol
     from orchestrator.node.events import Event, RankResult
 
 Json = Mapping[str, Any]
@@ -19,7 +18,7 @@ Json = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class Facts:
     """
-    What a node says of itself.
+    The facts of a node.
 
     `time` is its clock, `host_id` is equal where two processes share loopback, `cards` counts device files by accelerator.
     """
@@ -36,7 +35,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class AgentRecord:
-    """agent.json; pid, start time and boot id together name one process for good."""
+    """agent.json; pid, start time and boot id identify one process."""
 
     pid: int
     start_time: int
@@ -52,7 +51,7 @@ class AgentRecord:
     rendezvous: str
     started: float
     address: str = ""
-    """Where the head finds it; empty for the agent of an earlier version."""
+    """Its address towards the head; empty for the agent of an earlier version."""
 
     @classmethod
     def of(cls, record: Json) -> AgentRecord:
@@ -64,30 +63,30 @@ class AgentRecord:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """
-    A piece of a file, `n0/rank-0.out`, beginning at `offset`; the next one is asked for from `end` on.
+    A piece of a file, `n0/rank-0.out`, from `offset` to `end`.
 
-    With a gap there is no data: the file became that many bytes shorter than what was read of it, and goes on at `offset`.
-    `shift_s` is what to add to the times that its agent wrote, to have them by this machine's clock.
+    A gap has no data: the file became that many bytes shorter than what was read of it, and continues at `offset`. Add
+    `correction_s` to the times that the node's agent wrote, to have them by this machine's clock.
     """
 
     file: str
     offset: int
     data: bytes
     gap: int = 0
-    shift_s: float = field(default=0.0, compare=False)
+    correction_s: float = field(default=0.0, compare=False)
 
     @property
     def end(self) -> int:
-        """The offset to go on from."""
+        """The offset of the next piece."""
         return self.offset + len(self.data)
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class RunTrace:
     """
-    What the newest attempt of a run left on a node; `nodes` None: whichever Slurm chose. `ranks` counts those of each node.
+    The newest attempt of a run on a node; `nodes` is None if Slurm chose them. `ranks` are the counts of the nodes.
 
-    `has_log` says whether a job's own log is there, which Slurm begins with the job.
+    `has_log`: the log of the job is there, which Slurm begins with the job.
     """
 
     attempt: int
@@ -99,24 +98,24 @@ class Trace:
     """False where each node has its own part of the run."""
 
     @classmethod
-    def of(cls, found: Json) -> Trace | None:
+    def of(cls, reply: protocol.FindReply) -> RunTrace | None:
         """
         From the endpoint's reply.
 
         Raises:
             ValueError: job.json is missing, damaged or of another version of orch.
         """
-        trace = found["trace"]
+        trace = reply["trace"]
         if trace is None:
             return None
         try:
-            job = trace["job"]
+            job = trace["job"] or {}
             nodes = None if job["nodes"] is None else tuple(str(node) for node in job["nodes"])
             ranks = tuple(int(count) for count in job["ranks"])
-            fits = job["version"] == 1 and len(ranks) > 0 and (nodes is None or len(nodes) == len(ranks))
+            is_known = job["version"] == 1 and len(ranks) > 0 and (nodes is None or len(nodes) == len(ranks))
         except (KeyError, TypeError, ValueError) as exc:
             raise ValueError(f"attempt-{trace['attempt']}/job.json is missing or damaged") from exc
-        if not fits:
+        if not is_known:
             raise ValueError(f"attempt-{trace['attempt']}/job.json is of another version of orch")
         shared = (job.get("slurm") or {}).get("shared", True)
         return cls(trace["attempt"], nodes, ranks, trace["by_slurm"], trace["has_log"], shared)
@@ -124,7 +123,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """How a rank ended: a code or a signal's name, and its error message, and the kind of that, where it left them."""
+    """How a rank ended: a code or a signal's name; message and kind of its error, if it left them."""
 
     rank: int
     code: int | None
@@ -152,21 +151,21 @@ class Finished:
     text: str = ""
 
     @classmethod
-    def of(cls, event: Event, shift_s: float) -> Finished:
+    def of(cls, event: Event, correction_s: float) -> Finished:
         """From an agent-finished event."""
         exit_ = event.get("exit")
         return cls(
-            event["state"], cause_s(event) + shift_s, RankExit.of(exit_) if exit_ else None, event.get("text", "")
+            event["state"], cause_s(event) + correction_s, RankExit.of(exit_) if exit_ else None, event.get("text", "")
         )
 
 
 @dataclass(frozen=True, slots=True)
 class NodeObservation:
     """
-    One node folder. `alive` can be true only where `same_boot` is: elsewhere (a login node) nobody can tell.
+    One node folder. `alive` is known only if `same_boot`: a login node cannot know it.
 
-    `progress` holds the progress files as they are; `stacks` says where ranks stood that left their stacks; `folder` is its
-    path there; `log` is the end of agent.log where the agent left no other word.
+    `progress` holds the progress files as they are; `stacks` the innermost call of each rank that left its stacks; `folder` is
+    the path on the node; `log` is the end of agent.log if the agent left no last event.
     """
 
     node: str
@@ -182,27 +181,27 @@ class NodeObservation:
     folder: str = ""
 
     @classmethod
-    def of(cls, seen: Json, written: Window) -> NodeObservation:
+    def of(cls, body: protocol.NodeBody, written: ReplyWindow) -> NodeObservation:
         """From the endpoint's reply."""
-        shift_s = written.shift_s(seen["clock"])
+        correction_s = written.correction_s(body["clock"])
         return cls(
-            node=seen["node"],
-            agent=AgentRecord.of(seen["agent"]) if seen["agent"] else None,
-            alive=seen["alive"],
-            same_boot=seen["same_boot"],
-            finished=Finished.of(seen["finished"], shift_s) if seen["finished"] else None,
-            first_failure=RankExit.of(seen["first_failure"]) if seen["first_failure"] else None,
-            ranks={int(rank): state for rank, state in seen["ranks"].items()},
-            progress={int(rank): value for rank, value in seen["progress"].items()},
-            log=seen["log"],
-            stacks={int(rank): place for rank, place in seen["stacks"].items()},
-            folder=seen["folder"],
+            node=body["node"],
+            agent=AgentRecord.of(body["agent"]) if body["agent"] else None,
+            alive=body["alive"],
+            same_boot=body["same_boot"],
+            finished=Finished.of(body["finished"], correction_s) if body["finished"] else None,
+            first_failure=RankExit.of(body["first_failure"]) if body["first_failure"] else None,
+            ranks={int(rank): state for rank, state in body["ranks"].items()},
+            progress={int(rank): value for rank, value in body["progress"].items()},
+            log=body["log"],
+            stacks={int(rank): place for rank, place in body["stacks"].items()},
+            folder=body["folder"],
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """How a command on the node ended (127: there is none of that name, 124: it gave no answer in time), and what it printed."""
+class CommandResult:
+    """The exit code of a command on the node (127: no such command, 124: it took too long) and its output."""
 
     code: int
     out: str
@@ -220,21 +219,21 @@ class Signalled:
 
 @dataclass(frozen=True, slots=True)
 class StopResult:
-    """What was done to stop a node folder's processes, and the pids that are still there."""
+    """The signals sent to stop a node folder's processes, and the pids that are still alive."""
 
     node: str
     signalled: tuple[Signalled, ...]
     remaining: tuple[int, ...]
 
     @classmethod
-    def of(cls, result: Json) -> StopResult:
+    def of(cls, body: protocol.StopBody) -> StopResult:
         """From the endpoint's reply."""
-        return cls(result["node"], tuple(Signalled(**sent) for sent in result["signalled"]), tuple(result["remaining"]))
+        return cls(body["node"], tuple(Signalled(**sent) for sent in body["signalled"]), tuple(body["remaining"]))
 
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """A run's process that no agent answers for; `alive` after everything that was done against it."""
+    """A process of a run whose agent is gone; `alive`: it survived the signals, or was sent none."""
 
     pid: int
     run: str
@@ -246,7 +245,7 @@ class Stray:
 
 @dataclass(frozen=True, slots=True)
 class CardUser:
-    """Another user's process on a card; `uid` is None where the process cannot be seen from here."""
+    """Another user's process on a card; `uid` is None if this user cannot see the process."""
 
     pid: int
     uid: int | None
@@ -255,15 +254,15 @@ class CardUser:
 
 
 @dataclass(frozen=True, slots=True)
-class Hunted:
-    """The strays of a machine and the other users of its cards; `note` says what could not be asked."""
+class StrayReport:
+    """The strays of a machine and the other users of its cards; `note` is the error of a vendor's tool."""
 
     strays: tuple[Stray, ...]
     users: tuple[CardUser, ...]
     note: str
 
     @classmethod
-    def of(cls, reply: Json) -> Hunted:
+    def of(cls, reply: protocol.StraysReply) -> StrayReport:
         """From the endpoint's reply."""
         strays = tuple(Stray(**stray) for stray in reply["strays"])
         return cls(strays, tuple(CardUser(**user) for user in reply["users"]), reply["note"])
@@ -272,9 +271,7 @@ class Hunted:
 @dataclass(frozen=True, slots=True)
 class Leftover:
     """
-    A run folder or a bundle, and what was done with it.
-
-    `action` is `remove`, `keep` (`why` says the reason), `young`, or `fail` (`why` says the error).
+    A run folder or a bundle, and the action on it: `remove`, `keep` (`why` is the reason), `young`, or `fail` (`why` is the error).
     """
 
     kind: str
@@ -287,24 +284,24 @@ class Leftover:
     why: str
 
 
-READ_S = 0.001  # a process may lose the processor between two looks
+READ_S = 0.001  # the error of reading a clock: a process may lose the processor in between
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """When a node wrote its reply, by this machine's clock: not before it could have, nor after it was heard."""
+class ReplyWindow:
+    """When a node wrote its reply, by this machine's clock: between the request, plus the time it took, and its arrival."""
 
     earliest: float
     latest: float
 
-    def shift_s(self, now_there: float | None) -> float:
+    def correction_s(self, now_there: float | None) -> float:
         """
-        What to add to times of a clock that showed `now_there` in the reply; 0 where nobody knows.
+        The seconds to add to times of a clock that showed `now_there` in the reply; 0 if that is not known.
 
-        A clock that may be right is left alone, for what a reply takes says nothing of it; any other is moved by the
-        least that makes it possible, if that is more than reading a clock is off by: all who read a log see the same times.
+        If `now_there` lies within the window, trust it: every reader of a log then shows the same times. Otherwise shift it to
+        the nearest bound; shifts below READ_S are measurement noise.
         """
-        if now_there is None or self.latest < self.earliest:  # the clock of this machine was set meanwhile
+        if now_there is None or self.latest < self.earliest:  # the clock of this machine was set in between
             return 0.0
         shift_s = min(max(now_there, self.earliest), self.latest) - now_there
         return shift_s if abs(shift_s) > READ_S else 0.0

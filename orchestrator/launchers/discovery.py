@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.endpoint.access import TransportFactory, transport_factory
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import Trace
+from orchestrator.endpoint.replies import RunTrace
 from orchestrator.errors import NodeError, NodesError, OrchError, RunNotFound, Unreachable, UsageError
 from orchestrator.fanout import each, successes
 from orchestrator.inventory.model import Inventory, Node
@@ -28,7 +28,7 @@ class NodeSearch:
 
     node: Node
     endpoint: Endpoint
-    trace: Trace | None
+    trace: RunTrace | None
 
 
 def find_run(inventory: Inventory, run_id: str) -> tuple[LaunchPlan, Launcher]:
@@ -45,7 +45,7 @@ def find_run(inventory: Inventory, run_id: str) -> tuple[LaunchPlan, Launcher]:
         plan = _plan(inventory, run_id, trace)
         return plan, SlurmLauncher(plan, slurm_host(replace(plan, slurm={**plan.slurm, "login": None})))
     at_login = _asked_at_login(inventory, run_id)
-    if isinstance(at_login, Trace) and at_login.by_slurm:
+    if isinstance(at_login, RunTrace) and at_login.by_slurm:
         plan = _plan(inventory, run_id, at_login)
         return plan, SlurmLauncher(plan, slurm_host(plan))
     transport = transport_factory(inventory.transport, inventory.ssh)
@@ -66,7 +66,7 @@ def find_run(inventory: Inventory, run_id: str) -> tuple[LaunchPlan, Launcher]:
     return replace(plan, warnings=tuple(warnings)), DirectLauncher(plan, transport, connected)
 
 
-def _seen_here(inventory: Inventory, run_id: str) -> Trace | None:
+def _seen_here(inventory: Inventory, run_id: str) -> RunTrace | None:
     """A run through Slurm, whose working folder this machine shares; any other is asked of its nodes."""
     for workdir in dict.fromkeys(node.workdir for node in inventory.nodes):
         try:
@@ -75,13 +75,13 @@ def _seen_here(inventory: Inventory, run_id: str) -> Trace | None:
             continue  # a folder of somebody else's here is not the one that the nodes have by that name
         if found["trace"] is not None and found["trace"]["by_slurm"]:
             try:
-                return Trace.of(found)
+                return RunTrace.of(found)
             except ValueError as exc:
                 raise RunNotFound(f"{workdir}/runs/{run_id}: {exc}") from exc
     return None
 
 
-def _asked_at_login(inventory: Inventory, run_id: str) -> Trace | OrchError | None:
+def _asked_at_login(inventory: Inventory, run_id: str) -> RunTrace | OrchError | None:
     """What the login node has of the run, where one is named and it is not this machine; or why that is not known."""
     login = login_node(inventory.slurm.login, inventory.nodes[0], inventory.ssh)
     if login is None:
@@ -102,7 +102,7 @@ def _visit(node: Node, transport: TransportFactory, run_id: str) -> NodeSearch:
         raise
 
 
-def _newest(inventory: Inventory, run_id: str, found: Sequence[NodeSearch | OrchError]) -> Trace:
+def _newest(inventory: Inventory, run_id: str, found: Sequence[NodeSearch | OrchError]) -> RunTrace:
     """What the node with the newest attempt has."""
     traces = [visit.trace for visit in found if isinstance(visit, NodeSearch) and visit.trace is not None]
     folders = _folders(inventory)
@@ -135,7 +135,7 @@ def _without_trace(node: Node, run_id: str, found: NodeSearch | OrchError) -> st
     return "" if isinstance(found, Unreachable) else str(found)
 
 
-def _plan(inventory: Inventory, run_id: str, trace: Trace) -> LaunchPlan:
+def _plan(inventory: Inventory, run_id: str, trace: RunTrace) -> LaunchPlan:
     names = [node.name for node in inventory.nodes] if trace.nodes is None else trace.nodes
     known = {node.name: node for node in inventory.nodes}
     if missing := [name for name in names if name not in known]:

@@ -55,7 +55,7 @@ class Feed:
                 found = self._lines_of(node).gap(name, chunk.offset, arrival)
                 lines.setdefault(chunk.file, []).extend([*found, LogLines(arrival, node, None, "event", lost)])
             lines.setdefault(chunk.file, []).extend(
-                self._lines_of(node).feed(name, chunk.offset, chunk.data, arrival, shift_s=chunk.shift_s)
+                self._lines_of(node).feed(name, chunk.offset, chunk.data, arrival, correction_s=chunk.correction_s)
             )
         return list(in_order(lines.values()))
 

@@ -204,17 +204,17 @@ class NodeLines:
         self._files: dict[str, FileLines] = {}
         self._rest: dict[str, bytes] = {}
 
-    def feed(self, name: str, offset: int, data: bytes, arrival: float, *, shift_s: float = 0.0) -> list[LogLines]:
-        """Take a chunk of the folder's file `name`, to whose times shift_s is added; return the lines it completes."""
+    def feed(self, name: str, offset: int, data: bytes, arrival: float, *, correction_s: float = 0.0) -> list[LogLines]:
+        """Take a chunk of the folder's file `name`, to whose times correction_s is added; return the lines it completes."""
         if name == OFFSETS:
             for mark in self._records(name, data, {"time", "size"}):
                 for file, size in mark["size"].items():
-                    self._file(file).marks.add(size, mark["time"] + shift_s)
+                    self._file(file).marks.add(size, mark["time"] + correction_s)
             return []
         if name == EVENTS:
             events = self._records(name, data, {"time", "event", "text"})
             self.events += events
-            return [LogLines(event["time"] + shift_s, self.node, None, "event", event["text"]) for event in events]
+            return [LogLines(event["time"] + correction_s, self.node, None, "event", event["text"]) for event in events]
         return list(self._file(name).feed(offset, data, arrival))
 
     def gap(self, name: str, offset: int, arrival: float) -> list[LogLines]:

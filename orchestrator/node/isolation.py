@@ -1,7 +1,8 @@
 """
-Whether a node is cut off: the supervisor is heard through a file that its endpoint touches, the peers by knocking at their hosts.
+Isolation of a node: the time since the last heartbeat of its supervisor, and since a peer was last reachable.
 
-A knock is a TCP connection that is closed at once. A refusal is an answer too: it proves that there is a way to the host.
+A heartbeat is a file in the node folder that the endpoint touches. A peer is reachable if a TCP connection to its host, closed
+at once, is accepted or refused: a refusal proves a way to the host, too.
 """
 
 from __future__ import annotations
@@ -14,28 +15,28 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import List, Optional
 
-SUPERVISED = "supervised"  # in the node folder: the addresses of the peers, touched at every beat of the supervisor
-SILENT_S = 5.0  # the supervisor's beats come at least every 3 s
-KNOCK_WAIT_S = 3.0
-KNOCKS = 6  # within the isolation timeout
-PAUSED_S = 3.0  # an agent looks four times a second: between looks so far apart it did not run
-MOST_KNOCKS = 3
+SUPERVISED = "supervised"  # in the node folder: the addresses of the peers; its time is that of the last heartbeat
+SILENT_S = 5.0  # the supervisor's heartbeats come at least every 3 s
+PROBE_WAIT_S = 3.0
+PROBES = 6  # within the isolation timeout
+PAUSED_S = 3.0  # an agent polls four times a second: after a longer gap it had been suspended
+MOST_PROBES = 3
 
 
-class Knock:
+class Probe:
     """One attempt to reach a host, which never blocks."""
 
     def __init__(self, address: str, port: int) -> None:
-        import socket  # noqa: PLC0415  milliseconds that a connection without a knock need not wait for
+        import socket  # noqa: PLC0415  slow to import, and most connections probe nothing
 
-        self._deadline = time.monotonic() + KNOCK_WAIT_S
+        self._deadline = time.monotonic() + PROBE_WAIT_S
         self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         self._socket.settimeout(0)
         self._target = (address, port)
 
     def answered(self) -> Optional[bool]:
-        """Whether the host has answered; None while nobody can tell."""
-        code = self._socket.connect_ex(self._target)  # asked again, it says how the first attempt goes
+        """True if the host has answered, False if it did not in time; None while that is open."""
+        code = self._socket.connect_ex(self._target)  # called repeatedly, it returns the state of the first attempt
         if code in (errno.EINPROGRESS, errno.EALREADY):
             if time.monotonic() < self._deadline:
                 return None
@@ -44,34 +45,33 @@ class Knock:
         return code in (0, errno.EISCONN, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED)
 
     def close(self) -> None:
-        """Give up."""
         self._socket.close()
 
 
-def hosts_that_answer(addresses: List[str], port: int) -> List[str]:
-    """Those of the addresses at which a host answers within KNOCK_WAIT_S."""
-    knocks = {address: Knock(address, port) for address in addresses}
+def reachable_hosts(addresses: List[str], port: int) -> List[str]:
+    """Those of the addresses at which a host answers within PROBE_WAIT_S."""
+    probes = {address: Probe(address, port) for address in addresses}
     found: List[str] = []
-    while knocks:
-        for address, knock in list(knocks.items()):
-            answered = knock.answered()
+    while probes:
+        for address, probe in list(probes.items()):
+            answered = probe.answered()
             if answered is not None:
-                del knocks[address]
+                del probes[address]
                 found += [address] if answered else []
-        time.sleep(0.02 if knocks else 0.0)
+        time.sleep(0.02 if probes else 0.0)
     return found
 
 
-def beat(folder: str, peers: List[str]) -> None:
-    """Leave word in a node folder that the supervisor was here, and where the peers are."""
+def leave_heartbeat(folder: str, peers: List[str]) -> None:
+    """Leave the supervisor's heartbeat in a node folder, with the addresses of the peers."""
     path = os.path.join(folder, SUPERVISED)
     text = "\n".join(peers)
     try:
         with open(path, encoding="ascii") as file:
-            known: Optional[str] = file.read()
+            present: Optional[str] = file.read()
     except FileNotFoundError:
-        known = None
-    if known == text:
+        present = None
+    if present == text:
         os.utime(path)
         return
     temporary = f"{path}.{os.getpid()}"
@@ -80,63 +80,69 @@ def beat(folder: str, peers: List[str]) -> None:
     os.replace(temporary, path)
 
 
-class Contact:
-    """What an agent knows of the world outside: when it last heard the supervisor, and when last a peer."""
+class Isolation:
+    """How long an agent has been without a supervisor and without its peers."""
 
-    def __init__(self, folder: str, rendezvous: str, *, is_head: bool, isolation_s: float) -> None:
+    def __init__(self, folder: str, rendezvous: str, *, is_head: bool, timeout_s: float) -> None:
         self._path = os.path.join(folder, SUPERVISED)
         self._head, port, _ = rendezvous.split()
         self._port = int(port)
         self._is_head = is_head
-        self._stamp: Optional[int] = None
-        self._knocks: List[Knock] = []
-        self._next_knock_s = 0.0
-        self._pause_s = isolation_s / KNOCKS
-        self._has_answered = not is_head  # the ranks will meet at the rendezvous; a peer may hide behind a firewall
-        self._supervisor_s = self._peer_s = self._look_s = time.monotonic()
+        self._heartbeat_ns: Optional[int] = None  # the time of the file
+        self._probes: List[Probe] = []
+        self._next_probe_s = 0.0
+        self._pause_s = timeout_s / PROBES
+        self._has_answered = not is_head  # the ranks will meet at the rendezvous; a peer may be behind a firewall
+        now = time.monotonic()
+        self._supervisor_s = now  # of the last heartbeat
+        self._peer_s = now  # of the last answer
+        self._poll_s = now
 
     def unsupervised_s(self) -> float:
-        """For how long no supervisor was heard."""
+        """The time since the last heartbeat."""
         try:
-            stamp: Optional[int] = os.stat(self._path).st_mtime_ns
+            heartbeat_ns: Optional[int] = os.stat(self._path).st_mtime_ns
         except FileNotFoundError:
-            stamp = None
+            heartbeat_ns = None
         now = time.monotonic()
-        if stamp != self._stamp:  # the clock of the file may jump, this one does not
-            self._stamp, self._supervisor_s = stamp, now
-        if now - self._look_s > PAUSED_S:  # the whole host may have slept: what was not heard then proves nothing
-            self._supervisor_s = self._peer_s = now
-        self._look_s = now
+        if heartbeat_ns != self._heartbeat_ns:  # the clock of the file may jump, this one does not
+            self._heartbeat_ns = heartbeat_ns
+            self._supervisor_s = now
+        if now - self._poll_s > PAUSED_S:  # the whole host may have been suspended: the silence proves nothing
+            self._supervisor_s = now
+            self._peer_s = now
+        self._poll_s = now
         return now - self._supervisor_s
 
     def isolated_s(self) -> float:
-        """For how long neither the supervisor nor a peer was heard; 0 where no peer has ever answered."""
+        """The time since the last heartbeat or answer of a peer; 0 if no peer has ever answered."""
         silent_s = self.unsupervised_s()
         if silent_s < SILENT_S and self._has_answered:
             self.close()
             self._peer_s = time.monotonic()
             return 0.0
-        self._knock()
+        self._probe_peers()
         return min(silent_s, time.monotonic() - self._peer_s) if self._has_answered else 0.0
 
     def close(self) -> None:
-        """Give up all knocks."""
-        for knock in self._knocks:
-            knock.close()
-        self._knocks = []
+        """Give up all probes."""
+        for probe in self._probes:
+            probe.close()
+        self._probes = []
 
-    def _knock(self) -> None:
+    def _probe_peers(self) -> None:
         waiting = []
-        for knock in self._knocks:
-            answered = knock.answered()
+        for probe in self._probes:
+            answered = probe.answered()
             if answered is None:
-                waiting.append(knock)
+                waiting.append(probe)
             elif answered:
-                self._has_answered, self._peer_s = True, time.monotonic()
-        if not waiting and time.monotonic() >= self._next_knock_s:
-            waiting = [Knock(address, self._port) for address in self._peers()[:MOST_KNOCKS]]
-            self._next_knock_s = time.monotonic() + (self._pause_s if waiting else 0.0)
-        self._knocks = waiting
+                self._has_answered = True
+                self._peer_s = time.monotonic()
+        if not waiting and time.monotonic() >= self._next_probe_s:
+            waiting = [Probe(address, self._port) for address in self._peers()[:MOST_PROBES]]
+            self._next_probe_s = time.monotonic() + (self._pause_s if waiting else 0.0)
+        self._probes = waiting
 
     def _peers(self) -> List[str]:
         if not self._is_head:

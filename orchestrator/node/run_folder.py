@@ -8,15 +8,15 @@ from orchestrator.node.files import expand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
+    from typing import List, Optional, Tuple
 
-    Json = Dict[str, Any]
+    from orchestrator.node.protocol import NodeFolders
 
 
 ATTEMPT = "attempt-"
 
 
-def node_folders(request: Json) -> List[Tuple[str, str]]:
+def node_folders(request: NodeFolders) -> List[Tuple[str, str]]:
     """Node name and folder, of the nodes asked for or of all that are there, in that order."""
     attempt, nodes = expand(request["attempt_dir"]), request["nodes"]
     if nodes is None:

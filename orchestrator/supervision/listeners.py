@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from orchestrator.backoff import backoff
-from orchestrator.endpoint.client import BEAT_ANSWER_S, Beat, Endpoint
+from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S, Endpoint, Heartbeat
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import LoginRefused, NodeError, NotListening, OrchError, Unreachable
 from orchestrator.launchers.direct import DirectLauncher
@@ -79,7 +79,7 @@ class Listeners:
             yield
         finally:
             self.stop()
-            deadline = time.monotonic() + self._poll_s + BEAT_ANSWER_S
+            deadline = time.monotonic() + self._poll_s + HEARTBEAT_ANSWER_S
             for thread in started:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -112,8 +112,8 @@ class Listeners:
                 if endpoint is None or not endpoint.connected:
                     endpoint = self._log_in(state)
                     continue
-                beat = Beat(seen, self._peers_of(state), self._poll_s)
-                observation, seen = endpoint.supervise(self._plan.attempt_dir(state.node), state.node.name, beat)
+                beat = Heartbeat(seen, self._peers_of(state), self._poll_s)
+                observation, seen = endpoint.heartbeat(self._plan.attempt_dir(state.node), state.node.name, beat)
             except NodeError as failure:
                 seen = None
                 self._failed(state, failure)

@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.endpoint.replies import Finished, Window
+from orchestrator.endpoint.replies import Finished, ReplyWindow
 
 if TYPE_CHECKING:
     from orchestrator.node.events import Event, RankResult
 
 
 @pytest.mark.parametrize(
-    ("now_there", "shift_s"),
+    ("now_there", "correction_s"),
     [(100.0, 0.0), (102.0, 0.0), (101.5, 0.0), (99.0, 1.0), (104.0, -2.0), (3700.0, -3598.0), (None, 0.0)],
 )
 def test_clock_that_may_be_right_is_believed_and_another_is_moved_as_little_as_can_be(
-    now_there: float | None, shift_s: float
+    now_there: float | None, correction_s: float
 ) -> None:
-    assert Window(earliest=100.0, latest=102.0).shift_s(now_there) == shift_s
+    assert ReplyWindow(earliest=100.0, latest=102.0).correction_s(now_there) == correction_s
 
 
 def test_nothing_is_concluded_from_a_clock_here_that_was_set_meanwhile() -> None:
-    assert Window(earliest=3700.0, latest=100.0).shift_s(50.0) == 0.0
+    assert ReplyWindow(earliest=3700.0, latest=100.0).correction_s(50.0) == 0.0
 
 
 def test_failed_node_counts_from_the_failure_of_its_rank_not_from_the_end_of_the_others() -> None:

@@ -1,4 +1,4 @@
-"""Is a node cut off? The supervisor's mark and knocks at the peers tell, and only silence on both sides counts."""
+"""A node is isolated if it has neither a heartbeat of the supervisor nor an answer of a peer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node import isolation
-from orchestrator.node.isolation import SUPERVISED, Contact, beat, hosts_that_answer
+from orchestrator.node.isolation import SUPERVISED, Isolation, leave_heartbeat, reachable_hosts
 from orchestrator.node.machine import host_id
 from tests.grounds.ports import refusing_port, unreachable_port
 from tests.node.agent.test_agent_ground import Ground, ground
@@ -23,22 +23,22 @@ ISOLATION_S = 1.2
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "SILENT_S", 0.0)
-    monkeypatch.setattr(isolation, "KNOCK_WAIT_S", 0.3)
+    monkeypatch.setattr(isolation, "PROBE_WAIT_S", 0.3)
 
 
-def _contact(folder: Path, port: int, *, is_head: bool) -> Contact:
-    return Contact(str(folder), f"127.0.0.1 {port} h", is_head=is_head, isolation_s=ISOLATION_S)
+def _isolation(folder: Path, port: int, *, is_head: bool) -> Isolation:
+    return Isolation(str(folder), f"127.0.0.1 {port} h", is_head=is_head, timeout_s=ISOLATION_S)
 
 
-def _peer(folder: Path, port: int) -> Contact:
-    return _contact(folder, port, is_head=False)
+def _peer(folder: Path, port: int) -> Isolation:
+    return _isolation(folder, port, is_head=False)
 
 
 def test_refusal_is_an_answer_and_silence_is_none() -> None:
     with unreachable_port() as silent:
-        assert hosts_that_answer(["127.0.0.1"], silent) == []
+        assert reachable_hosts(["127.0.0.1"], silent) == []
     with refusing_port() as port:
-        assert hosts_that_answer(["127.0.0.1"], port) == ["127.0.0.1"]
+        assert reachable_hosts(["127.0.0.1"], port) == ["127.0.0.1"]
 
 
 def test_node_without_supervisor_and_peers_is_isolated(tmp_path: Path) -> None:
@@ -54,25 +54,25 @@ def test_node_that_reaches_a_peer_is_not_isolated_without_a_supervisor(tmp_path:
     assert longest < ISOLATION_S / 2
 
 
-def test_supervisors_beat_ends_the_silence(tmp_path: Path) -> None:
+def test_heartbeat_ends_the_silence(tmp_path: Path) -> None:
     node = _peer(tmp_path, 1)
     until(lambda: node.unsupervised_s() > 0.2, what="some silence")
-    beat(str(tmp_path), [])
+    leave_heartbeat(str(tmp_path), [])
     assert node.unsupervised_s() < 0.2
 
 
 def test_beat_tells_the_peers_addresses_and_leaves_no_other_file(tmp_path: Path) -> None:
     for peers in (["10.0.0.2"], ["10.0.0.2", "fe80::1"], ["10.0.0.2", "fe80::1"]):
-        beat(str(tmp_path), peers)
+        leave_heartbeat(str(tmp_path), peers)
         assert (tmp_path / SUPERVISED).read_text().split() == peers
     assert [path.name for path in tmp_path.iterdir()] == [SUPERVISED]
 
 
 def test_head_whose_peers_never_answered_is_not_called_isolated(tmp_path: Path) -> None:
     """A firewall may swallow every knock: then silence proves nothing."""
-    beat(str(tmp_path), ["127.0.0.1"])
+    leave_heartbeat(str(tmp_path), ["127.0.0.1"])
     longest = 0.0
-    with unreachable_port() as port, closing(_contact(tmp_path, port, is_head=True)) as head:
+    with unreachable_port() as port, closing(_isolation(tmp_path, port, is_head=True)) as head:
         while head.unsupervised_s() < 2 * ISOLATION_S:
             longest = max(longest, head.isolated_s())
         assert longest == 0.0

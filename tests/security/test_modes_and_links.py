@@ -176,9 +176,11 @@ def test_endpoint_that_ends_between_writing_and_renaming_leaves_nothing_that_oth
     if pid == 0:
         os.umask(0)
         monkeypatch.setattr(os, "replace", replace)
-        request = {"folder": str(tmp_path / "attempt-1" / "n0"), "files": [{"path": "node.sh", "size": len(SECRET)}]}
+        folder = str(tmp_path / "attempt-1" / "n0")
         try:
-            push.put_files(request, SECRET.encode())
+            push.put_files(
+                {"folder": folder, "files": [{"path": "node.sh", "size": len(SECRET), "mode": 0o600}]}, SECRET.encode()
+            )
         finally:
             os._exit(0)
     os.waitpid(pid, 0)

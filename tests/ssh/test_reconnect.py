@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.endpoint import client
-from orchestrator.endpoint.client import Beat
+from orchestrator.endpoint.client import Heartbeat
 from orchestrator.errors import Unreachable
 from orchestrator.inventory import model
 from orchestrator.launchers import direct_launcher
@@ -37,7 +37,7 @@ def test_a_connection_that_was_given_up_is_closed_before_the_next(
     where = model.load(farm.inventory(tmp_path, nodes=1))
     request = Request("ssh", Program("executable", ("true",)))
     plan = make_plan(where, request, run_id="farm-20260102-030405-0abc", bundle="0" * 32)
-    monkeypatch.setattr(client, "BEAT_ANSWER_S", 0.1)
+    monkeypatch.setattr(client, "HEARTBEAT_ANSWER_S", 0.1)
     farm.drop_connections()  # those of tests before, which may be closing still
     launcher = direct_launcher(plan)
     try:
@@ -49,7 +49,7 @@ def test_a_connection_that_was_given_up_is_closed_before_the_next(
             for pid in stopped:
                 os.kill(pid, signal.SIGSTOP)
             with pytest.raises(Unreachable, match="no answer"):
-                node.supervise(plan.attempt_dir(plan.head), plan.head.name, Beat(None, (), 0.0))
+                node.heartbeat(plan.attempt_dir(plan.head), plan.head.name, Heartbeat(None, (), 0.0))
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
         launcher.reach(plan.head)

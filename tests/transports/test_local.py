@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.endpoint import client
 from orchestrator.endpoint.client import Endpoint, frame
 from orchestrator.endpoint.program import FLAGS, program
 from orchestrator.errors import NodeError, Unreachable
@@ -108,6 +109,16 @@ def test_what_a_login_shell_prints_before_is_skipped(tmp_path: Path) -> None:
 def test_a_login_shell_that_never_stops_printing_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match="the login shell says 'y"):
         Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", "exec yes"))
+
+
+@pytest.mark.parametrize("shell", ["exec yes", "echo yes; exec sleep 1000"])
+def test_a_login_shell_that_reads_nothing_is_quoted_though_the_write_times_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str
+) -> None:
+    monkeypatch.setattr(client, "ANSWER_S", 0.5)
+    monkeypatch.setattr(client, "program", lambda: bytes(1 << 20))  # more than any pipe holds
+    with pytest.raises(NodeError, match="the login shell says 'y"):
+        Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", shell))
 
 
 def test_a_program_that_is_no_python_is_quoted(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from orchestrator.backoff import backoff
 from orchestrator.endpoint.access import PlannedSsh, SshSettings, Terminal, TransportFactory, transport_factory
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import Answer, Trace
+from orchestrator.endpoint.replies import CommandResult, RunTrace
 from orchestrator.endpoint.this_machine import is_loopback, is_own_name
 from orchestrator.errors import LaunchError, NodeError, Unreachable
 from orchestrator.launchers.slurm import submit
@@ -61,7 +61,7 @@ class SlurmHost(Protocol):
         """Its files, connected anew where the connection was lost."""
         ...
 
-    def trace(self, plan: LaunchPlan) -> Trace | None:
+    def trace(self, plan: LaunchPlan) -> RunTrace | None:
         """
         What the run has left there by now.
 
@@ -176,7 +176,7 @@ class ThisMachine:
                 self._connection = Endpoint.connect(transport, self._head.python)
             return self._connection
 
-    def trace(self, plan: LaunchPlan) -> Trace | None:
+    def trace(self, plan: LaunchPlan) -> RunTrace | None:
         """By a look at the folder."""
         return self.endpoint().find(plan.head.workdir, plan.run_id)
 
@@ -245,7 +245,7 @@ class LoginNode:
         """The endpoint that reads and writes files."""
         return self._endpoint("files")
 
-    def trace(self, plan: LaunchPlan) -> Trace | None:
+    def trace(self, plan: LaunchPlan) -> RunTrace | None:
         """By a look at the folder there."""
         return self._ask("files", lambda one: one.find(plan.head.workdir, plan.run_id))
 
@@ -276,14 +276,14 @@ class LoginNode:
         for endpoint in endpoints:
             endpoint.close()
 
-    def _submission(self, plan: LaunchPlan, *, begin: bool) -> Answer:
+    def _submission(self, plan: LaunchPlan, *, begin: bool) -> CommandResult:
         argv, mark = ["sbatch", "--parsable", sbatch_path(plan)], submission_path(plan)
         patience_s = PATIENCE_S if begin else 0.0
         return self._ask(
             "commands", lambda one: one.command_once(argv, mark, timeout_s=SUBMIT_S, begin=begin), patience_s
         )
 
-    def _command(self, argv: Sequence[str]) -> Answer:
+    def _command(self, argv: Sequence[str]) -> CommandResult:
         return self._ask("commands", lambda one: one.command(argv, timeout_s=ASK_S))
 
     def _ask(self, use: str, ask: Callable[[Endpoint], T], patience_s: float = 0.0) -> T:

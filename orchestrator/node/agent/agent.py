@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import time
+from enum import Enum  # signal imports it too
 
-from orchestrator.node.events import NO_RETRY, OFFSETS, REQUEUE, EventLog, Journal, Kind
+from orchestrator.node.agent.log_index import LogIndex
+from orchestrator.node.events import NO_RETRY, REQUEUE, EventLog, Kind, State
 from orchestrator.node.failure import failure_of
-from orchestrator.node.files import open_for_write, read_json, write_json
-from orchestrator.node.isolation import Contact
+from orchestrator.node.files import read_json, write_json
 from orchestrator.node.job import Job, Refused
 from orchestrator.node.processes import (
     CAUGHT,
@@ -29,67 +30,65 @@ from orchestrator.node.processes import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from orchestrator.node.events import RankResult
+    from orchestrator.node.isolation import Isolation
 
 # On any other code than 0, srun would kill the ranks of the other nodes, which may still be saving.
-EXIT_CODES = {"DONE": 0, "FAILED": 1, "STOPPED": 6, "REQUEUE": 0}
-SURVIVOR_S = 5.0  # what outlives SIGKILL for so long hangs in the kernel, and is told about
+EXIT_CODES = {State.DONE: 0, State.FAILED: 1, State.STOPPED: 6, State.REQUEUE: 0}
+SURVIVOR_S = 5.0  # what survives SIGKILL for longer hangs in the kernel, and is reported
 SAME_SIGNAL_S = 1.0  # Slurm signals every process of a job: the guard's copy is not a second request
-SHELL_TERM = 128 + signal.SIGTERM  # how a shell reports that its command was ended by SIGTERM
-AFTER_STOP_S = 1.0  # for what the ranks leave behind, when they were stopped
+SHELL_TERM = 128 + signal.SIGTERM  # the exit code of a shell whose command was ended by SIGTERM
+AFTER_STOP_S = 1.0  # for what the ranks leave running after a stop
+
+
+class Phase(Enum):
+    """The life of an agent; each phase is followed by the next one, or the one after."""
+
+    RUNNING = "ranks run"
+    STOPPING = "ranks have been asked to end"
+    SWEEPING = "ranks have ended; what they left running is being ended"
+
+
+class Outcome:
+    """Why the ranks are being ended, and the state that the agent will report unless all of them are done."""
+
+    def __init__(self, state: str, *, exit: RankResult | None = None, reason: str = "") -> None:  # noqa: A002  as in the event
+        self.state, self.exit, self.reason = state, exit, reason
 
 
 class Agent:
-    """Starts the ranks, watches them, and is done only when nothing below it is alive."""
+    """Starts the ranks, watches them, and ends only when nothing below it is alive."""
 
-    def __init__(self, job: Job, folder: str, events: EventLog, contact: Contact) -> None:
-        self.job, self.folder, self.events, self.contact = job, folder, events, contact
+    def __init__(self, job: Job, folder: str, events: EventLog, isolation: Isolation) -> None:
+        self.job, self.folder, self.events, self.isolation = job, folder, events, isolation
+        self.logs = LogIndex(folder, events.clock)
         self.guard_pid = os.getppid()
-        self.cut_off: str | None = None  # why the ranks are ended without anybody's word
-        self.offsets = Journal(os.path.join(folder, OFFSETS), events.clock)
-        self.logs: dict[str, int] = {}  # file name -> descriptor
-        self.marked: dict[str, int] = {}  # file name -> size at the last mark
-        self.next_mark_s = 0.0
+        self.phase = Phase.RUNNING
+        self.outcome: Outcome | None = None  # None until the ranks are being ended
         self.running: dict[int, int] = {}  # pid -> rank
-        self.done: list[int] = []
-        self.failure: RankResult | None = None
-        self.stopping = self.forced = self.sweeping = self.survivors_told = False
-        self.warned = False
-        self.is_early = False  # the word to stop came before all ranks were there to hear it
-        self.requeue = False  # a rank has saved, and asks to be started again
-        self.asked: tuple[int, float] | None = None  # the first signal that asked to stop, and when
-        self.told: set[tuple[int, int]] = set()  # descendants that have had their SIGTERM
-        self.deadline_s: float | None = None  # monotonic; what is alive then is killed
+        self.done: list[int] = []  # the ranks that have finished their work
+        self.stop_requests: list[tuple[int, float]] = []  # signal and time; a second one kills at once
+        self.is_signalled_early = False  # SIGTERM came before all ranks were there to receive it
+        self.kill_at_s: float | None = None  # monotonic; what is alive then is killed
+        self.terminated: set[tuple[int, int]] = set()  # descendants that have been sent SIGTERM
+        self.reported: set[str] = set()  # what is to be reported only once
 
     def start(
         self, command: Sequence[str], cwd: str, environments: Sequence[Mapping[bytes, bytes]], inherited: Inherited
     ) -> None:
-        """Start every rank; Refused when one cannot be started."""
-        agent_pid = os.getpid()
-
-        def become_rank() -> None:
-            os.setpgid(0, 0)
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != agent_pid:  # the agent died before the line above
-                os._exit(1)
-            signal.pthread_sigmask(signal.SIG_SETMASK, inherited.signal_mask)
-            if self.job.slurm:  # which warns all that runs; who does not listen must not die of it
-                signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-            os.umask(inherited.umask)
-
+        """Start every rank; Refused if one cannot be started."""
+        become_rank = self.rank_setup(inherited)
         for rank, environment in zip(self.job.rank_numbers, environments):
-            for name in (f"rank-{rank}.out", f"rank-{rank}.err"):
-                self.logs[name] = open_for_write(os.path.join(self.folder, name), os.O_APPEND)
             try:
                 process = subprocess.Popen(
                     command,
                     cwd=cwd,
                     env=environment,
                     stdin=subprocess.DEVNULL,
-                    stdout=self.logs[f"rank-{rank}.out"],
-                    stderr=self.logs[f"rank-{rank}.err"],
+                    stdout=self.logs.open(f"rank-{rank}.out"),
+                    stderr=self.logs.open(f"rank-{rank}.err"),
                     preexec_fn=become_rank,  # noqa: PLW1509  (there are no threads here)
                 )
             except (OSError, subprocess.SubprocessError) as error:
@@ -100,23 +99,40 @@ class Agent:
             text = f"rank {rank} started as pid {process.pid}"
             start_time = stat[2] if stat else None
             self.events.write(Kind.RANK_STARTED, text, rank=rank, pid=process.pid, start_time=start_time)
-        self.is_early = signal.SIGTERM in signal.sigpending()
+        self.is_signalled_early = signal.SIGTERM in signal.sigpending()
+
+    def rank_setup(self, inherited: Inherited) -> Callable[[], None]:
+        """What a rank does between fork and exec."""
+        agent_pid = os.getpid()
+
+        def become_rank() -> None:
+            os.setpgid(0, 0)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != agent_pid:  # the agent died before the line above
+                os._exit(1)
+            signal.pthread_sigmask(signal.SIG_SETMASK, inherited.signal_mask)
+            if self.job.slurm:  # Slurm warns every process by SIGUSR2, which ends those that do not handle it
+                signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+            os.umask(inherited.umask)
+
+        return become_rank
 
     def watch(self) -> int:
         """Wait until every rank and every descendant has ended; the agent's exit code."""
-        while self.take_in_the_ended():
-            self.end_what_is_due()
+        while self.reap_children():
+            self.sweep_if_ranks_ended()
+            self.kill_if_due()
             self.events.flush()
-            self.mark_offsets()
-            self.mind_contact()
+            self.logs.record()
+            self.check_supervision()
             number = await_signal(CAUGHT, TICK_S)
             if number is not None:
                 self.on_signal(number)
-        self.next_mark_s = 0.0
-        self.mark_offsets()
+        self.logs.record(now=True)
         return self.finish()
 
-    def take_in_the_ended(self) -> bool:
+    def reap_children(self) -> bool:
+        """Take in the children that have ended; False if there is none left."""
         try:
             for pid, status in reap():
                 if pid in self.running:
@@ -126,140 +142,159 @@ class Agent:
         return True
 
     def on_rank_exit(self, pid: int, rank: int, status: int) -> None:
-        self.next_mark_s = 0.0
-        self.mark_offsets()
-        ended = self.events.clock.now()  # later than the mark: what it wrote comes before the word of its end
+        self.logs.record(now=True)
+        exited_s = self.events.clock.now()  # later than the record above: the rank's output precedes its exit
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
-        by_term = os.WTERMSIG(status) == signal.SIGTERM if os.WIFSIGNALED(status) else code == SHELL_TERM
-        if by_term and not self.stopping:
-            self.hear_of_a_stop()
         name = None if code is not None else signal_name(os.WTERMSIG(status))
-        phase = (read_json(os.path.join(self.folder, "progress", f"{rank}.json")) or {}).get("phase")
-        done = phase == "done" or (code == 0 and not self.stopping)
+        if (name == "SIGTERM" or code == SHELL_TERM) and self.outcome is None:
+            self.await_stop_request()
+        is_stopped = self.outcome is not None
+        progress = read_json(os.path.join(self.folder, "progress", f"{rank}.json")) or {}
+        is_done = progress.get("phase") == "done" or (code == 0 and not is_stopped)
         error, kind = (None, None) if code == 0 else failure_of(self.folder, rank, name)
         text = f"rank {rank} (pid {pid}) " + (f"exited with code {code}" if name is None else f"was ended by {name}")
         text += f": {error}" if error else ""
-        if done and code != 0:
+        note = ", after the stop" if is_stopped and not is_done else ""
+        if is_done and code != 0:
             note = "; warning: its work was finished before, so it counts as done"
-        else:
-            note = ", after the stop" if self.stopping and not done else ""
-        result: RankResult = {"time": ended, "rank": rank, "code": code, "signal": name, "error": error, "kind": kind}
-        self.events.write(Kind.RANK_EXITED, text + note, pid=pid, done=done, **result)
-        if done:
+        result: RankResult = {
+            "time": exited_s,
+            "rank": rank,
+            "code": code,
+            "signal": name,
+            "error": error,
+            "kind": kind,
+        }
+        self.events.write(Kind.RANK_EXITED, text + note, pid=pid, done=is_done, **result)
+        if is_done:
             self.done.append(rank)
-        elif code == REQUEUE and self.job.slurm and not self.failure:
-            self.requeue = True
-            if not self.stopping:
-                self.let_them_save(f"{text}, which asks for another attempt")
-        elif not self.stopping:  # what fails after a stop is a consequence, not the cause
-            self.failure = result
-            self.stop(text)
+        elif code == REQUEUE and self.job.slurm:
+            self.on_restart_request(text)
+        elif not is_stopped:  # what fails after a stop is a consequence, not the cause
+            self.stop(Outcome(State.FAILED, exit=result), text)
 
-    def hear_of_a_stop(self) -> None:
-        """A rank ended by SIGTERM may have had it from who stops the whole job, a moment before the agent gets its own."""
+    def on_restart_request(self, text: str) -> None:
+        """A rank has saved, and asks for another attempt, at its own wish or as it was asked to stop."""
+        if self.outcome is None:
+            self.stop_with_slurm(Outcome(State.REQUEUE), f"{text}, which asks for another attempt")
+        elif self.outcome.state == State.STOPPED:
+            self.outcome = Outcome(State.REQUEUE)
+
+    def await_stop_request(self) -> None:
+        """When the whole job is stopped, a rank may receive SIGTERM just before the agent does: wait briefly for ours."""
         number = await_signal({signal.SIGTERM}, SAME_SIGNAL_S)
         if number is not None:
             self.on_signal(number)
 
-    def stop(self, reason: str) -> None:
-        self.note_stop(reason, self.job.grace_s)
-        if not self.sweeping:
+    def stop(self, outcome: Outcome, reason: str) -> None:
+        """End the ranks, within the grace."""
+        self.begin_stop(outcome, reason, self.job.grace_s)
+        if self.phase is not Phase.SWEEPING:
+            self.phase = Phase.STOPPING
             self.terminate(self.job.grace_s)
 
-    def note_stop(self, reason: str, within_s: float) -> None:
-        self.stopping = True
+    def stop_with_slurm(self, outcome: Outcome, reason: str) -> None:
+        """Let the ranks end as Slurm ends them: it sends SIGTERM to every process of the job itself, and kills after warn_s."""
+        assert self.job.slurm is not None, "only Slurm restarts a job"
+        self.begin_stop(outcome, reason, self.job.slurm["warn_s"])
+        self.kill_at_s = time.monotonic() + self.job.slurm["warn_s"]
+        if self.phase is not Phase.SWEEPING:
+            self.phase = Phase.STOPPING
+        if self.is_signalled_early:
+            self.terminate(self.job.grace_s)
+
+    def begin_stop(self, outcome: Outcome, reason: str, within_s: float) -> None:
+        self.outcome = outcome
         text = f"stopping the ranks: {reason}; what is alive in {within_s:g} s is killed"
         self.events.write(Kind.STOPPING, text, reason=reason)
 
-    def let_them_save(self, reason: str) -> None:
-        """Stop as Slurm does: it has sent its own TERM to all that runs here, and kills when its time is over."""
-        assert self.job.slurm is not None, "only Slurm begins a job anew"
-        self.note_stop(reason, self.job.slurm["warn_s"])
-        self.deadline_s = time.monotonic() + self.job.slurm["warn_s"]
-        if self.is_early:
-            self.terminate(self.job.grace_s)
-
-    def note_warning(self) -> None:
-        """Nothing is passed on: Slurm tells every process of a step, and a second USR2 may hit a rank that is just leaving."""
-        if not self.warned:
-            self.warned = True
-            assert self.job.slurm is not None, "only Slurm warns"
-            text = f"Slurm will end the job (at its time limit, in {self.job.slurm['warn_s']} s or a little more)"
-            self.events.write(Kind.WARNED, f"{text}: the ranks are asked to save and end")
-
     def terminate(self, grace_s: float) -> None:
-        self.deadline_s = max(self.deadline_s or 0.0, time.monotonic() + grace_s)
+        self.kill_at_s = max(self.kill_at_s or 0.0, time.monotonic() + grace_s)
         for pid in self.running:
             send(pid, signal.SIGTERM, group=True)
 
-    def end_what_is_due(self) -> None:
-        if not self.running and not self.sweeping:
-            self.sweeping = True
-            # After a stop the ranks have used the grace up: what they leave behind must not double it.
-            self.terminate(min(self.job.grace_s, AFTER_STOP_S) if self.stopping else self.job.grace_s)
-        if self.sweeping:  # whatever its group and session, and whatever was forked since the last look
-            signal_descendants(signal.SIGTERM, self.told)
-        if self.deadline_s is None or not (self.forced or time.monotonic() >= self.deadline_s):
+    def sweep_if_ranks_ended(self) -> None:
+        """End what the ranks have left running, whatever its group and session and however late it was forked."""
+        if self.running:
+            return
+        if self.phase is not Phase.SWEEPING:
+            self.phase = Phase.SWEEPING
+            # After a stop the ranks have used the grace up: what they left must not double it.
+            self.terminate(self.job.grace_s if self.outcome is None else min(self.job.grace_s, AFTER_STOP_S))
+        signal_descendants(signal.SIGTERM, self.terminated)
+
+    def kill_if_due(self) -> None:
+        is_forced = len(self.stop_requests) > 1
+        if self.kill_at_s is None or not (is_forced or time.monotonic() >= self.kill_at_s):
             return
         for pid in self.running:
             send(pid, signal.SIGKILL, group=True)
-        if self.sweeping:
+        if self.phase is Phase.SWEEPING:
             signal_descendants(signal.SIGKILL, set())
-        if time.monotonic() > self.deadline_s + SURVIVOR_S and not self.survivors_told:
-            self.survivors_told = True
+        if time.monotonic() > self.kill_at_s + SURVIVOR_S and self.is_first("survivors"):
             left = ", ".join(f"{pid} (state {stat[0]})" for pid, stat in descendants().items())
             self.events.note(f"killed, but still alive, and waited for: pid {left}")
 
     def on_signal(self, number: int) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
-            first, self.asked = self.asked, self.asked or (number, time.monotonic())
-            self.forced = first is not None and (first[0] != number or time.monotonic() > first[1] + SAME_SIGNAL_S)
-            if self.stopping:
-                return
-            if os.getppid() != self.guard_pid:  # its death comes as a SIGTERM too, but nobody asked for a stop
-                self.cut_off = "the guard of the agent was killed"
-            if self.job.slurm and not self.cut_off:
-                self.let_them_save(f"asked to by {signal_name(number)}")
-            else:
-                self.stop(self.cut_off or f"asked to by {signal_name(number)}")
+            self.on_stop_request(number)
         elif number == signal.SIGUSR2 and self.job.slurm:
-            self.note_warning()
+            self.on_warning(self.job.slurm["warn_s"])
         elif number not in (signal.SIGCHLD, signal.SIGHUP):
             for pid in self.running:
                 send(pid, number)
 
-    def mind_contact(self) -> None:
-        """No half of a split world goes on, and no run without a supervisor if that was asked for."""
-        isolation_s, orphan_s = self.job.isolation_timeout_s, self.job.orphan_timeout_s
-        if self.stopping:
+    def on_stop_request(self, number: int) -> None:
+        now = time.monotonic()
+        is_copy = any(number == first and now <= first_s + SAME_SIGNAL_S for first, first_s in self.stop_requests[:1])
+        if not is_copy:
+            self.stop_requests.append((number, now))
+        if self.outcome is not None:
             return
-        if orphan_s is not None and self.contact.unsupervised_s() >= orphan_s:
-            self.cut_off = f"no supervisor was heard for {orphan_s:g} s (--orphan-timeout)"
-            self.stop(self.cut_off)
-        elif isolation_s is not None and self.contact.isolated_s() >= isolation_s:
-            self.cut_off = f"cut off from the supervisor and from all other nodes for {isolation_s:g} s"
-            self.stop(self.cut_off)
+        reason = f"asked to by {signal_name(number)}"
+        if os.getppid() != self.guard_pid:  # its death comes as a SIGTERM too, but is no request
+            self.cut_off("the guard of the agent was killed")
+        elif self.job.slurm:
+            self.stop_with_slurm(Outcome(State.STOPPED), reason)
+        else:
+            self.stop(Outcome(State.STOPPED), reason)
 
-    def mark_offsets(self) -> None:
-        """Note how far each log has grown: the index from time to bytes."""
-        if time.monotonic() < self.next_mark_s or self.offsets.flush() is not None:
+    def on_warning(self, warn_s: int) -> None:
+        """Nothing is passed on: Slurm signals every process of a step, and a second SIGUSR2 may hit a rank that is exiting."""
+        if self.is_first("warning"):
+            text = f"Slurm will end the job (at its time limit, in {warn_s} s or a little more)"
+            self.events.write(Kind.WARNED, f"{text}: the ranks are asked to save and end")
+
+    def check_supervision(self) -> None:
+        """Stop the ranks of a node that is cut off from all others, or, if that was asked for, from its supervisor."""
+        isolation_s, orphan_s = self.job.isolation_timeout_s, self.job.orphan_timeout_s
+        if self.outcome is not None:
             return
-        self.next_mark_s = time.monotonic() + TICK_S
-        sizes = {name: os.fstat(descriptor).st_size for name, descriptor in self.logs.items()}
-        grown = {name: size for name, size in sizes.items() if size != self.marked.get(name, 0)}
-        if grown:
-            self.offsets.add(size=grown)
-            self.marked.update(grown)
+        if orphan_s is not None and self.isolation.unsupervised_s() >= orphan_s:
+            self.cut_off(f"no supervisor for {orphan_s:g} s (--orphan-timeout)")
+        elif isolation_s is not None and self.isolation.isolated_s() >= isolation_s:
+            self.cut_off(f"cut off from the supervisor and from all other nodes for {isolation_s:g} s")
+
+    def cut_off(self, reason: str) -> None:
+        """End the ranks though nobody asked for it."""
+        self.stop(Outcome(State.FAILED, reason=reason), reason)
+
+    def is_first(self, report: str) -> bool:
+        """True the first time that this is reported."""
+        if report in self.reported:
+            return False
+        self.reported.add(report)
+        return True
 
     def finish(self) -> int:
-        all_done = len(self.done) == len(self.job.rank_numbers)
-        ended = "FAILED" if self.cut_off else "REQUEUE" if self.requeue else "STOPPED"
-        state = "FAILED" if self.failure else ended if self.stopping and not all_done else "DONE"
-        if state == "DONE":
+        """Write the agent's last event; the agent's exit code."""
+        outcome = self.outcome
+        if outcome is None or len(self.done) == len(self.job.rank_numbers):
+            outcome = Outcome(State.DONE)
             record = {"time": self.events.clock.now(), "ranks": sorted(self.done)}
             write_json(os.path.join(self.folder, "DONE"), record)
-        text = f"{self.job.node}: {self.cut_off or state.lower()}, nothing is left running"
-        self.events.write(Kind.AGENT_FINISHED, text, state=state, exit=self.failure)
+        text = f"{self.job.node}: {outcome.reason or outcome.state.lower()}, nothing is left running"
+        self.events.write(Kind.AGENT_FINISHED, text, state=outcome.state, exit=outcome.exit)
         self.events.require_written()
-        self.offsets.require_written()
-        return NO_RETRY if self.failure and self.failure["code"] == NO_RETRY else EXIT_CODES[state]
+        self.logs.require_written()
+        return NO_RETRY if outcome.exit and outcome.exit["code"] == NO_RETRY else EXIT_CODES[outcome.state]

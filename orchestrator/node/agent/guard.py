@@ -1,7 +1,7 @@
 """
-The agent's process and the one that guards it, from the start to the last word:
+The agent's process and its guard, from the start to the last event:
 
-    guard              the process that was started; a sub-reaper; ends what is left should the agent itself be killed
+    guard              the process that was started; a sub-reaper; ends what is left if the agent itself is killed
      +- agent          leads its own session; a sub-reaper; agent.json names this one
          +- ranks      one process group each; die with the agent
 """
@@ -20,7 +20,7 @@ from orchestrator.node.agent.environment import inherited_environment, rank_envi
 from orchestrator.node.agent.program import command_of, prepare_folder
 from orchestrator.node.events import Clock, EventLog, Kind
 from orchestrator.node.files import read_json, write_json
-from orchestrator.node.isolation import Contact
+from orchestrator.node.isolation import Isolation
 from orchestrator.node.job import AlreadyRunning, Job, PortTaken, Refused, load_job
 from orchestrator.node.machine import host_id, is_alive, own_record
 from orchestrator.node.processes import (
@@ -42,10 +42,13 @@ REFUSED, PORT_TAKEN = 4, errno.EADDRINUSE
 
 
 class Options:
-    """What the command line says: which job, and which node of it this is."""
+    """The command line: the job, this node's name and rank, and the head's rendezvous record."""
 
     def __init__(self, job: str, node: str, node_rank: int, rendezvous: str | None) -> None:
-        self.job, self.node, self.node_rank, self.rendezvous = job, node, node_rank, rendezvous
+        self.job = job
+        self.node = node
+        self.node_rank = node_rank
+        self.rendezvous = rendezvous
 
 
 def join_rendezvous(job: Job, record: str | None) -> tuple[str, socket.socket | None]:
@@ -60,7 +63,7 @@ def join_rendezvous(job: Job, record: str | None) -> tuple[str, socket.socket | 
     except (ValueError, OverflowError) as error:
         raise Refused(f"--rendezvous: expected ADDR PORT HOST_ID, not {record!r}") from error
     except OSError as error:
-        raise PortTaken(f"{error}; to be started again on another port") from error
+        raise PortTaken(f"{error}; to be restarted on another port") from error
     if is_loopback(address) and head_host_id != host_id():
         head = job.nodes[0] if job.nodes else "the head node"
         hint = f"give {head} a routable address: in the inventory"
@@ -85,8 +88,8 @@ def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> 
     write_json(os.path.join(folder, "agent.json"), record)
 
 
-def supervise(options: Options, folder: str, events: EventLog, inherited: Inherited) -> int:
-    """Everything between the start and the end of the agent; the port is held all the while."""
+def run_ranks(options: Options, folder: str, events: EventLog, inherited: Inherited) -> int:
+    """Start the ranks and wait for their end; the rendezvous port is held until then."""
     refuse_second_agent(folder)
     job = load_job(options.job, options.node, options.node_rank)
     cwd = prepare_folder(job, folder)
@@ -100,12 +103,9 @@ def supervise(options: Options, folder: str, events: EventLog, inherited: Inheri
     if stale:
         text = f"left out variables that another launcher had set: {summary(stale)}"
         events.write(Kind.NOTE, text, dropped=stale)
-    agent = Agent(
-        job,
-        folder,
-        events,
-        Contact(folder, rendezvous, is_head=job.node_rank == 0, isolation_s=job.isolation_timeout_s or 0.0),
-    )
+    timeout_s = job.isolation_timeout_s or 0.0
+    isolation = Isolation(folder, rendezvous, is_head=job.node_rank == 0, timeout_s=timeout_s)
+    agent = Agent(job, folder, events, isolation)
     events.require_written()
     agent.start(command, cwd, rank_environments(job, rendezvous, kept, folder), inherited)
     code = agent.watch()
@@ -115,16 +115,16 @@ def supervise(options: Options, folder: str, events: EventLog, inherited: Inheri
 
 
 def run_agent(options: Options, folder: str, inherited: Inherited) -> int:
-    """The agent's life; 4 when it could not start its ranks, or could not write its record."""
+    """Run the agent; REFUSED if it could not start its ranks or write its record, PORT_TAKEN if the head needs another port."""
     os.setsid()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # should the guard die, this is a stop
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # the death of the guard stops the agent
     events: EventLog | None = None
     try:
         if not os.path.isdir(folder):
             os.mkdir(folder)
         events = EventLog(folder, Clock())
-        return supervise(options, folder, events, inherited)
+        return run_ranks(options, folder, events, inherited)
     except (Refused, OSError) as error:
         end_descendants()
         print(f"orch agent: {error}", file=sys.stderr, flush=True)
@@ -138,7 +138,7 @@ def run_agent(options: Options, folder: str, inherited: Inherited) -> int:
 
 
 def guard(agent_pid: int, folder: str) -> int:
-    """Pass signals on to the agent, return its exit code, and end what it leaves behind when it is killed."""
+    """Pass signals on to the agent and return its exit code; if the agent is killed, end what it leaves running."""
     status, clock = None, Clock()
     while status is None:
         number = signal.sigwait(CAUGHT)

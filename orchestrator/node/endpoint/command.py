@@ -1,6 +1,4 @@
-"""
-A command that the controller wants run here, such as one of Slurm's: an argument list in the environment of a login, bounded in time and output.
-"""
+"""Run a command for the controller, such as one of Slurm's: in the environment of a login, bounded in time and output."""
 
 from __future__ import annotations
 
@@ -18,21 +16,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Tuple
 
+    from orchestrator.node import protocol
+
     Json = Dict[str, Any]
 
 OUTPUT_BYTES = 4 << 20
 BLOCK_BYTES = 1 << 16
 PROFILE_S = 20.0
-ANSWER_POLL_S = 0.05
+RESULT_POLL_S = 0.05
 POLL_S = 0.5  # a child that has ended may have left its output open to one of its own
 NOT_FOUND, NO_ANSWER, WITHDRAWN = 127, 124, 125
-# Shells that take these options and understand the one line below; others' users have a profile for bash all the same.
+# Shells that take these options and the line below; users of other shells have a profile for bash, too.
 SHELLS = ("bash", "zsh", "ksh", "fish", "dash", "sh")
-MARK = "orch-environment-5b1d"  # before it stands whatever a profile prints
+MARK = "orch-environment-5b1d"  # what precedes it was printed by a profile
 ENVIRONMENT = f"echo {MARK}; exec cat /proc/self/environ"
 
 
-def command(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+def command(request: protocol.LocalCommandRequest, _payload: bytes) -> Tuple[protocol.CommandReply, bytes]:
     """Run argv; its exit code (127: there is no such program, 124: it took too long and was ended), stdout and stderr."""
     argv, folder = [expand(arg) if arg.startswith("~/") else arg for arg in request["argv"]], expand(request["folder"])
     private = os.umask(request["umask"])  # the user's own: sbatch hands it on to the job
@@ -43,40 +43,41 @@ def command(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
     return {"code": code, "out": out.decode("utf-8", "replace"), "err": err.decode("utf-8", "replace")}, b""
 
 
-def command_once(request: Json, payload: bytes) -> Tuple[Json, bytes]:
+def command_once(request: protocol.LocalCommandOnceRequest, payload: bytes) -> Tuple[protocol.CommandReply, bytes]:
     """
-    Run argv once, whoever asks and over however many connections: the first one leaves `mark`, and in it the answer, for all others.
+    Run argv once over any number of connections: the first one creates the file `mark`, and leaves the result in it for the others.
 
-    Without `begin`, a command that has not begun by now never will. One whose answer is not known within `timeout_s` gives 124.
+    Without `begin`, a command that has not begun by now never will. One whose result is not known within `timeout_s` gives 124.
     """
-    mark, withdrawn = expand(request["mark"]), {"code": WITHDRAWN, "out": "", "err": "it was withdrawn before it began"}
+    mark = expand(request["mark"])
+    withdrawn: protocol.CommandReply = {"code": WITHDRAWN, "out": "", "err": "it was withdrawn before it began"}
     if not request["begin"] and not os.path.lexists(os.path.dirname(mark)):
-        return withdrawn, b""  # who would begin it makes the folder first
+        return withdrawn, b""  # the folder is made before the command begins
     check_own(os.path.dirname(mark))
     try:
         os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
     except FileExistsError:
-        return answer_of(mark, request["timeout_s"]), b""
-    answer = command(request, payload)[0] if request["begin"] else withdrawn
-    write_json(mark, answer)
-    return answer, b""
+        return result_of(mark, request["timeout_s"]), b""
+    result = command(request, payload)[0] if request["begin"] else withdrawn
+    write_json(mark, result)
+    return result, b""
 
 
-def answer_of(mark: str, wait_s: float) -> Json:
-    """What the command answered to whoever began it."""
+def result_of(mark: str, wait_s: float) -> protocol.CommandReply:
+    """The result of a command that another connection began."""
     deadline = time.monotonic() + wait_s
     while True:
-        answer = read_json(mark)
-        if answer is not None:
-            return answer
+        result = read_json(mark)
+        if result is not None:
+            return {"code": result["code"], "out": result["out"], "err": result["err"]}
         if time.monotonic() > deadline:
-            return {"code": NO_ANSWER, "out": "", "err": "it was begun and left no answer"}
-        time.sleep(ANSWER_POLL_S)
+            return {"code": NO_ANSWER, "out": "", "err": "it was begun and left no result"}
+        time.sleep(RESULT_POLL_S)
 
 
 @functools.lru_cache(maxsize=None)
 def login_environment() -> Dict[str, str]:
-    """What a login here sets, for a site's profile says where its Slurm is; this program's own where the profile ends the shell."""
+    """The environment of a login: a site's profile sets the path of its Slurm. This program's own if the profile ends the shell."""
     _, out, _ = run([login_shell(), "-l", "-c", ENVIRONMENT], dict(os.environ), expand("~"), PROFILE_S)
     _, found, text = os.fsdecode(out).rpartition(f"{MARK}\n")
     pairs = (entry.partition("=") for entry in text.split("\0") if "=" in entry)
@@ -85,7 +86,7 @@ def login_environment() -> Dict[str, str]:
 
 def login_shell() -> str:
     """The user's own shell if it is one of the usual ones, else bash or sh."""
-    import pwd  # noqa: PLC0415  only Unix has it, and only here it is used
+    import pwd  # noqa: PLC0415  only Unix has it
 
     try:
         own = pwd.getpwuid(os.geteuid()).pw_shell
@@ -96,7 +97,7 @@ def login_shell() -> str:
 
 
 def run(argv: List[str], environment: Dict[str, str], folder: str, timeout_s: float) -> Tuple[int, bytes, bytes]:
-    """Run it with nothing to read; of each output the first OUTPUT_BYTES are kept."""
+    """Run a command without standard input; keep the first OUTPUT_BYTES of each output."""
     try:
         child = subprocess.Popen(
             argv,
@@ -121,7 +122,7 @@ def run(argv: List[str], environment: Dict[str, str], folder: str, timeout_s: fl
 
 
 def outputs(child: subprocess.Popen[bytes], deadline: float) -> Tuple[bytes, bytes]:
-    """Both outputs up to their end, or the child's, or the deadline."""
+    """Both outputs, until they end, the child ends or the deadline is over."""
     assert child.stdout is not None
     assert child.stderr is not None
     kept = {child.stdout.fileno(): bytearray(), child.stderr.fileno(): bytearray()}

@@ -1,4 +1,4 @@
-"""What kind of file system a folder of this machine lies on, by what the kernel says of its mounts."""
+"""The type of the file system that a folder of this machine is on, by the kernel's table of mounts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Tuple
 
+    from orchestrator.node import protocol
+
     Json = Dict[str, Any]
 
-# On a disk or in the memory of one machine, which may all the same export it to others; whatever else there is comes from elsewhere.
+# On a disk or in the memory of one machine, which may still export it to others. Any other type may be remote.
 LOCAL = frozenset(
     {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs"}
 )
 
 
-def file_system(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+def file_system(request: protocol.FileSystemRequest, _payload: bytes) -> Tuple[protocol.FileSystemReply, bytes]:
     """The type of the file system that a path is on, and whether that is this machine's own."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         kind = type_of(os.path.realpath(expand(request["path"])), file.read())

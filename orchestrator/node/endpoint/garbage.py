@@ -22,6 +22,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
+    from orchestrator.node import protocol
+
     Json = Dict[str, Any]
 
 BUNDLE = re.compile(r"[0-9a-f]{32}\Z|\.new-")  # `.new-…` is left by an unfinished push
@@ -69,7 +71,7 @@ def is_own(path: str) -> bool:
     return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
 
 
-def clear(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+def clear(request: protocol.ClearRequest, _payload: bytes) -> Tuple[protocol.ClearReply, bytes]:
     """Remove what has ended and is older than older_than_s from a working folder, or only list it (dry_run)."""
     workdir = expand(request["workdir"])
     clearing = Clearing(request["older_than_s"], checkpoints=request["checkpoints"], dry_run=request["dry_run"])
@@ -88,7 +90,7 @@ class Clearing:
     def __init__(self, older_than_s: float, *, checkpoints: bool, dry_run: bool) -> None:
         self.older_than_s, self.checkpoints, self.dry_run = older_than_s, checkpoints, dry_run
 
-    def runs(self, folder: str, only: Optional[Dict[str, str]] = None) -> List[Json]:
+    def runs(self, folder: str, only: Optional[Dict[str, str]] = None) -> List[protocol.LeftoverBody]:
         """Remove run folders; `only`: name -> the reason to keep it, or empty; others are not considered."""
         active = active_runs()
 
@@ -99,7 +101,7 @@ class Clearing:
         paths = [path for path in self._own(folder, RUN_ID) if only is None or os.path.basename(path) in only]
         return [self._entry("run", path, reason) for path in paths]
 
-    def bundles(self, workdir: str, gone: Set[str]) -> List[Json]:
+    def bundles(self, workdir: str, gone: Set[str]) -> List[protocol.LeftoverBody]:
         """Remove the bundles that no run folder refers to, those in `gone` not counted."""
         needed, doubt = needed_bundles(os.path.join(workdir, "runs"), gone)
 
@@ -118,26 +120,38 @@ class Clearing:
             elif is_own(path) and pattern.match(name):
                 yield path
 
-    def _entry(self, kind: str, path: str, reason: Callable[[str, Size], str]) -> Json:
+    def _entry(self, kind: str, path: str, reason: Callable[[str, Size], str]) -> protocol.LeftoverBody:
         """Remove one folder unless there is a reason not to."""
-        entry = {"kind": kind, "name": os.path.basename(path), "path": path, "bytes": 0, "age_s": 0.0, "why": ""}
-        entry["checkpoint_bytes"] = 0
+        entry: protocol.LeftoverBody = {
+            "kind": kind,
+            "name": os.path.basename(path),
+            "path": path,
+            "bytes": 0,
+            "checkpoint_bytes": 0,
+            "age_s": 0.0,
+            "action": "remove",
+            "why": "",
+        }
         try:
             size = Size(path)
-            age_s = max(0.0, time.time() - size.newest)
-            entry.update(bytes=size.bytes, checkpoint_bytes=size.checkpoint_bytes, age_s=age_s)
-            if age_s < self.older_than_s:
-                return dict(entry, action="young")
-            why = reason(path, size)
-            if why:
-                return dict(entry, action="keep", why=why)
+            entry["bytes"] = size.bytes
+            entry["checkpoint_bytes"] = size.checkpoint_bytes
+            entry["age_s"] = max(0.0, time.time() - size.newest)
+            if entry["age_s"] < self.older_than_s:
+                entry["action"] = "young"
+                return entry
+            entry["why"] = reason(path, size)
+            if entry["why"]:
+                entry["action"] = "keep"
+                return entry
             if not self.dry_run:
                 aside = os.path.join(os.path.dirname(path), REMOVING + os.path.basename(path))
                 os.rename(path, aside)
                 remove_tree(aside)
         except OSError as error:
-            return dict(entry, action="fail", why=f"{error.filename}: {error.strerror}")
-        return dict(entry, action="remove")
+            entry["action"] = "fail"
+            entry["why"] = f"{error.filename}: {error.strerror}"
+        return entry
 
 
 def remove_tree(path: str) -> None:

@@ -1,6 +1,4 @@
-"""
-What a controller pushes to a node: the working folder, bundles and a run's files. Nothing is written through a symbolic link.
-"""
+"""Push to a node: make the working folder, unpack bundles, write a run's files. Nothing is written through a symbolic link."""
 
 from __future__ import annotations
 
@@ -14,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Tuple
 
+    from orchestrator.node import protocol
+
     Json = Dict[str, Any]
 
 
@@ -23,21 +23,21 @@ def bundle_folder(workdir: str, digest: str) -> str:
     return os.path.join(workdir, "bundles", digest)
 
 
-def prepare(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
-    """Make the working folder fit for runs, and say whether the bundle is there."""
+def prepare(request: protocol.BundleRequest, _payload: bytes) -> Tuple[protocol.PrepareReply, bytes]:
+    """Prepare the working folder for runs, and report whether it has the bundle."""
     workdir = working_folder(request["workdir"])
     bundle = bundle_folder(workdir, request["digest"])
     make_own(os.path.join(workdir, "bundles"))
     make_own(os.path.join(workdir, "runs"))
     if os.path.lexists(bundle):
         check_own(bundle)
-        os.utime(bundle)  # in use again: its age, by which `orch gc` goes, begins anew
+        os.utime(bundle)  # it is in use: `orch gc` goes by its age
     return {"have_bundle": os.path.isdir(bundle), "workdir": workdir}, b""
 
 
-def put_bundle(request: Json, payload: bytes) -> Tuple[Json, bytes]:
-    """Unpack a bundle beside its final place and rename it there; whoever comes second finds it there and is content."""
-    import hashlib  # noqa: PLC0415  these are slow to import, and most connections push nothing
+def put_bundle(request: protocol.PutBundleRequest, payload: bytes) -> Tuple[protocol.PutBundleReply, bytes]:
+    """Unpack a bundle under another name and rename it; if another connection was faster, its bundle stays."""
+    import hashlib  # noqa: PLC0415  slow to import, and most connections push nothing
     import shutil  # noqa: PLC0415
     import tempfile  # noqa: PLC0415
 
@@ -86,13 +86,13 @@ def unpack(payload: bytes, root: str) -> None:
             else:
                 raise ValueError(f"{member.name!r} is neither a file nor a folder nor a link")
     home = os.path.realpath(root) + os.sep
-    for path in links:  # last, for a link may lead through another that came after it
+    for path in links:  # last: a link may lead through another that comes after it
         target = os.readlink(path)
         if os.path.isabs(target) or not (os.path.realpath(path) + os.sep).startswith(home):
             raise ValueError(f"{os.path.relpath(path, root)!r} links out of the bundle, to {target!r}")
 
 
-def put_files(request: Json, payload: bytes) -> Tuple[Json, bytes]:
+def put_files(request: protocol.PutFilesRequest, payload: bytes) -> Tuple[protocol.PutFilesReply, bytes]:
     """Write files below a folder, each whole or not at all."""
     folder, files = expand(request["folder"]), request["files"]
     if sum(file["size"] for file in files) != len(payload):
@@ -105,7 +105,7 @@ def put_files(request: Json, payload: bytes) -> Tuple[Json, bytes]:
         make_parents(folder, os.path.dirname(path))
         fresh = f"{path}.new-{os.getpid()}"
         try:
-            write_new(fresh, io.BytesIO(content.read(file["size"])), file.get("mode", 0o600) & 0o777)
+            write_new(fresh, io.BytesIO(content.read(file["size"])), file["mode"] & 0o777)
             os.replace(fresh, path)
         except BaseException:
             if os.path.lexists(fresh):

@@ -7,13 +7,15 @@ import time
 
 from orchestrator.node.events import EVENTS, OFFSETS, read_history
 from orchestrator.node.files import expand, read_at, read_json, relative, tail
-from orchestrator.node.isolation import beat, hosts_that_answer
+from orchestrator.node.isolation import leave_heartbeat, reachable_hosts
 from orchestrator.node.machine import boot_id, is_alive
 from orchestrator.node.run_folder import ATTEMPT, newest_attempt, node_folders
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+    from orchestrator.node import protocol
 
     Json = Dict[str, Any]
 
@@ -37,7 +39,7 @@ class Reader:
     def __init__(self) -> None:
         self.last = ""
 
-    def read(self, request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+    def read(self, request: protocol.ReadRequest, _payload: bytes) -> Tuple[protocol.ReadReply, bytes]:
         """Wait up to wait_s for files to grow beyond the given offsets, and return what they grew by."""
         deadline = time.monotonic() + request["wait_s"]
         attempt = expand(request["attempt_dir"])
@@ -52,7 +54,9 @@ class Reader:
                 return {"chunks": gaps + chunks, "clocks": clocks}, payload
             time.sleep(min(deadline - now, max(POLL_S, now - begun)))  # a slow file system is not polled all the time
 
-    def _collect(self, attempt: str, grown: Dict[str, Tuple[int, int]], budget: int) -> Tuple[List[Json], bytes]:
+    def _collect(
+        self, attempt: str, grown: Dict[str, Tuple[int, int]], budget: int
+    ) -> Tuple[List[protocol.ChunkBody], bytes]:
         """Read an equal share of every file, beginning after the one read last; then distribute what is left of the budget."""
         firsts = [name for name in sorted(grown) if name.endswith(FIRST)]
         others = [name for name in sorted(grown) if not name.endswith(FIRST)]
@@ -66,7 +70,8 @@ class Reader:
                 if more > 0:
                     sizes[name] += more
                     budget -= more
-        chunks, parts = [], []
+        chunks: List[protocol.ChunkBody] = []
+        parts = []
         for name in order:
             data = read_at(os.path.join(attempt, name), grown[name][0], sizes[name]) if sizes[name] else b""
             if data:
@@ -76,14 +81,14 @@ class Reader:
         return chunks, b"".join(parts)
 
 
-def changes(request: Json) -> Tuple[Dict[str, Tuple[int, int]], List[Json]]:
+def changes(request: protocol.ReadRequest) -> Tuple[Dict[str, Tuple[int, int]], List[protocol.ChunkBody]]:
     """Files that have grown: name -> offset, bytes beyond it; and gaps: files that are shorter than what was read of them."""
     grown: Dict[str, Tuple[int, int]] = {}
-    gaps: List[Json] = []
+    gaps: List[protocol.ChunkBody] = []
     if not os.path.isdir(expand(request["attempt_dir"])):
         return grown, gaps
     offsets: Dict[str, int] = request["offsets"]
-    only = None if request.get("only") is None else set(request["only"])
+    only = None if request["only"] is None else set(request["only"])
     for node, folder in node_folders(request):
         sizes = {f"{node}/{name}": size for name, size in streams(folder)}
         sizes = {**{known: 0 for known in offsets if known.startswith(node + "/")}, **sizes}
@@ -98,7 +103,7 @@ def changes(request: Json) -> Tuple[Dict[str, Tuple[int, int]], List[Json]]:
     return grown, gaps
 
 
-def files(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+def files(request: protocol.NodeFolders, _payload: bytes) -> Tuple[protocol.FilesReply, bytes]:
     """The sizes of all files that can be read, by name."""
     found = {f"{node}/{name}": size for node, folder in node_folders(request) for name, size in streams(folder)}
     return {"files": found}, b""
@@ -121,33 +126,33 @@ def streams(folder: str) -> Iterator[Tuple[str, int]]:
         return
 
 
-def supervise(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
-    """One beat of the supervisor: leave its mark, wait up to wait_s for an event or an agent's end, and tell all."""
+def heartbeat(request: protocol.HeartbeatRequest, _payload: bytes) -> Tuple[protocol.HeartbeatReply, bytes]:
+    """One heartbeat of the supervisor: record it, wait up to wait_s for news of the agents, and report their state."""
     deadline = time.monotonic() + request["wait_s"]
     for _, folder in node_folders(request):
         if os.path.isdir(folder):
-            beat(folder, request["peers"])
+            leave_heartbeat(folder, request["peers"])
     while True:
-        seen = []
+        known = []
         for _, folder in node_folders(request):
             size = dict(streams(folder)).get(EVENTS, 0)
-            seen.append([size, is_alive(read_json(os.path.join(folder, "agent.json")))])
-        if seen != request["seen"] or time.monotonic() >= deadline:
-            return {"seen": seen, **observe(request, b"")[0]}, b""
+            known.append([size, is_alive(read_json(os.path.join(folder, "agent.json")))])
+        if known != request["known"] or time.monotonic() >= deadline:
+            return {"known": known, "nodes": observe(request, b"")[0]["nodes"]}, b""
         time.sleep(NEWS_POLL_S)
 
 
-def reach(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
-    """Which hosts answer when this one knocks."""
-    return {"addresses": hosts_that_answer(request["addresses"], request["port"])}, b""
+def reach(request: protocol.ReachRequest, _payload: bytes) -> Tuple[protocol.ReachReply, bytes]:
+    """Those of the addresses that this node reaches at that port."""
+    return {"addresses": reachable_hosts(request["addresses"], request["port"])}, b""
 
 
-def observe(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
-    """What is known of every node folder's agent and ranks."""
+def observe(request: protocol.NodeFolders, _payload: bytes) -> Tuple[protocol.ObserveReply, bytes]:
+    """The state of every node folder's agent and ranks."""
     return {"nodes": [observe_one(node, folder) for node, folder in node_folders(request)]}, b""
 
 
-def find(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+def find(request: protocol.FindRequest, _payload: bytes) -> Tuple[protocol.FindReply, bytes]:
     """The newest attempt of a run in a working folder: its number, its job.json, and whether the run went through Slurm."""
     run = os.path.join(expand(request["workdir"]), "runs", relative(request["run"]))
     newest = newest_attempt(run)
@@ -165,7 +170,7 @@ def is_batch_log(name: str) -> bool:
     return name.startswith("slurm-") and name.endswith(".log")
 
 
-def observe_one(node: str, folder: str) -> Json:
+def observe_one(node: str, folder: str) -> protocol.NodeBody:
     """The state of one node folder."""
     from orchestrator.node.stacks import places  # noqa: PLC0415  most connections do without
 

@@ -1,9 +1,9 @@
 """
 The program that serves a controller on a node: framed requests on stdin, framed replies on stdout, gone when stdin ends.
 
-A frame is a 4-byte big-endian length, a JSON object and, where the object says "bytes": n, n raw bytes. What is pushed is
-in push.py, what is reported in report.py, what is stopped in stop.py; the controller sends them all when it connects, nothing is
-installed. What most connections do without is imported by the request that wants it: that is milliseconds on every node.
+A frame is a 4-byte big-endian length, a JSON object (node/protocol.py) and, if the object has "bytes": n, n raw bytes. The
+controller sends this program when it connects; nothing is installed. Modules that most connections do without are imported by
+the request that needs them, which saves milliseconds on every node.
 """
 
 from __future__ import annotations
@@ -16,26 +16,48 @@ import sys
 import time
 
 from orchestrator.node.endpoint.push import prepare, put_bundle, put_files
-from orchestrator.node.endpoint.report import Reader, files, find, observe, reach, supervise
+from orchestrator.node.endpoint.report import Reader, files, find, heartbeat, observe, reach
 from orchestrator.node.endpoint.start import Starter
 from orchestrator.node.machine import host_id
+from orchestrator.node.protocol import (
+    CLEAR,
+    COMMAND,
+    COMMAND_ONCE,
+    FILE_SYSTEM,
+    FILES,
+    FIND,
+    HEARTBEAT,
+    HELLO,
+    OBSERVE,
+    PREPARE,
+    PUT_BUNDLE,
+    PUT_FILES,
+    REACH,
+    READ,
+    RESERVE,
+    START,
+    STOP,
+    STRAYS,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from typing import Any, BinaryIO, Callable, Dict, Optional, Tuple
 
+    from orchestrator.node import protocol
+    from orchestrator.node.protocol import Op, Reply, Request
+
     Json = Dict[str, Any]
-    Op = Callable[[Json, bytes], Tuple[Json, bytes]]
 
 HEADER_LIMIT = 16 << 20
 SIZE_BYTES = 4
 IDLE_S = 900
-SUPERVISOR_IDLE_S = 60  # its beats come every few seconds
+SUPERVISOR_IDLE_S = 60  # heartbeats come every few seconds
 
 
 def read_frame(stream: BinaryIO) -> Optional[Tuple[Json, bytes]]:
-    """The next frame, or None when the stream ends, be it in the middle of one."""
+    """The next frame; None if the stream ends, be it within a frame."""
     size = stream.read(SIZE_BYTES)
     if len(size) < SIZE_BYTES:
         return None
@@ -61,7 +83,7 @@ def write_frame(out: int, header: Json, payload: bytes = b"") -> None:
 
 
 def user_name() -> str:
-    """Who runs this; a container's user may have no name."""
+    """The name of this user, which in a container there may not be: then the number."""
     import pwd  # noqa: PLC0415  only Unix has it, and only here it is used
 
     try:
@@ -71,7 +93,7 @@ def user_name() -> str:
 
 
 def cards(folder: str = "/dev") -> Dict[str, int]:
-    """How many cards of each kind have a device file: what there is, without asking a vendor's tool that may hang."""
+    """The number of device files of each kind of card; a vendor's tool may hang."""
     names = os.listdir(folder)
     kinds = {"cuda": "nvidia", "gcu": "gcu"}
     return {
@@ -80,9 +102,9 @@ def cards(folder: str = "/dev") -> Dict[str, int]:
     }
 
 
-def hello(_request: Json, _payload: bytes) -> Tuple[Json, bytes]:
-    """Say what this machine and this interpreter are."""
-    facts = {
+def hello(_request: protocol.Empty, _payload: bytes) -> Tuple[protocol.HelloReply, bytes]:
+    """Describe this machine and this interpreter."""
+    facts: protocol.FactsBody = {
         "python": "{}.{}.{}".format(*sys.version_info[:3]),
         "hostname": os.uname().nodename,
         "host_id": host_id(),
@@ -101,22 +123,44 @@ class Reservation:
     def __init__(self) -> None:
         self.holder: Optional[socket.socket] = None
 
-    def reserve(self, request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+    def reserve(self, request: protocol.ReserveRequest, _payload: bytes) -> Tuple[protocol.ReserveReply, bytes]:
         """Find an address of this host, best of the candidates, and a free port."""
-        from orchestrator.node.rendezvous import reserve  # noqa: PLC0415  only the head is asked
+        from orchestrator.node.rendezvous import reserve  # noqa: PLC0415  only the head reserves
 
         record, self.holder = reserve(request["candidates"], dict(os.environ, **request["interfaces"]))
         return {"rendezvous": record}, b""
 
 
-def later(module: str, name: str, **fixed: object) -> Op:
-    """A request whose module most connections do without; `fixed` is added to what is asked."""
+def later(module: str, name: str, **fixed: object) -> Callable[[Any, bytes], Tuple[Any, bytes]]:
+    """A handler whose module most connections do without; `fixed` is added to the request."""
 
-    def op(request: Json, payload: bytes) -> Tuple[Json, bytes]:
-        handler: Op = getattr(importlib.import_module(f"orchestrator.node.endpoint.{module}"), name)
-        return handler(dict(request, **fixed), payload)
+    def handler(request: Json, payload: bytes) -> Tuple[Json, bytes]:
+        function: Callable[[Json, bytes], Tuple[Json, bytes]] = getattr(
+            importlib.import_module(f"orchestrator.node.endpoint.{module}"), name
+        )
+        return function(dict(request, **fixed), payload)
 
-    return op
+    return handler
+
+
+class Handlers:
+    """The function that answers each operation."""
+
+    def __init__(self) -> None:
+        self._by_op: Dict[object, Any] = {}
+
+    def add(self, op: Op[Request, Reply], handler: Callable[[Request, bytes], Tuple[Reply, bytes]]) -> None:
+        self._by_op[op] = handler
+
+    def answer(self, request: Json, payload: bytes) -> Tuple[Json, bytes]:
+        """The reply, which is an error if anything goes wrong: the controller reports it."""
+        try:
+            if request.get("op") not in self._by_op:
+                raise ValueError(f"no such request: {request.get('op')!r}")
+            reply, data = self._by_op[request["op"]](request, payload)
+        except Exception as error:  # noqa: BLE001  see above
+            return describe(error), b""
+        return dict(reply, ok=True), data
 
 
 def describe(error: BaseException) -> Json:
@@ -135,26 +179,25 @@ def serve(stream: BinaryIO) -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # whatever else prints must not break the frames
     starter = Starter(umask)
-    ops: Dict[str, Op] = {
-        "hello": hello,
-        "prepare": prepare,
-        "put_bundle": put_bundle,
-        "put_files": put_files,
-        "reserve": Reservation().reserve,
-        "start": starter.start,
-        "files": files,
-        "read": Reader().read,
-        "observe": observe,
-        "find": find,
-        "supervise": supervise,
-        "reach": reach,
-        "stop": later("stop", "stop"),
-        "file_system": later("file_system", "file_system"),
-        "strays": later("strays", "strays"),
-        "clear": later("garbage", "clear"),
-        "command": later("command", "command", umask=umask),
-        "command_once": later("command", "command_once", umask=umask),
-    }
+    handlers = Handlers()
+    handlers.add(HELLO, hello)
+    handlers.add(PREPARE, prepare)
+    handlers.add(PUT_BUNDLE, put_bundle)
+    handlers.add(PUT_FILES, put_files)
+    handlers.add(RESERVE, Reservation().reserve)
+    handlers.add(START, starter.start)
+    handlers.add(FILES, files)
+    handlers.add(READ, Reader().read)
+    handlers.add(OBSERVE, observe)
+    handlers.add(FIND, find)
+    handlers.add(HEARTBEAT, heartbeat)
+    handlers.add(REACH, reach)
+    handlers.add(STOP, later("stop", "stop"))
+    handlers.add(FILE_SYSTEM, later("file_system", "file_system"))
+    handlers.add(STRAYS, later("strays", "strays"))
+    handlers.add(CLEAR, later("garbage", "clear"))
+    handlers.add(COMMAND, later("command", "command", umask=umask))
+    handlers.add(COMMAND_ONCE, later("command", "command_once", umask=umask))
     idle_s = IDLE_S
     while True:
         signal.alarm(idle_s)  # a cut cable closes no stream, and sshd may wait for hours: SIGALRM ends this then
@@ -165,14 +208,8 @@ def serve(stream: BinaryIO) -> None:
         begun = time.monotonic()
         starter.reap()
         request, payload = frame
-        idle_s = SUPERVISOR_IDLE_S if request.get("op") == "supervise" else IDLE_S
-        try:
-            if request.get("op") not in ops:
-                raise ValueError(f"no such request: {request.get('op')!r}")
-            reply, data = ops[request["op"]](request, payload)
-            reply["ok"] = True
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong is the controller's to hear, in a frame
-            reply, data = describe(error), b""
+        idle_s = SUPERVISOR_IDLE_S if request.get("op") == HEARTBEAT else IDLE_S
+        reply, data = handlers.answer(request, payload)
         try:
             write_frame(out, dict(reply, held_s=time.monotonic() - begun), data)
         except BrokenPipeError:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Any, Dict, List, Tuple
 
+    from orchestrator.node import protocol
+
     Json = Dict[str, Any]
 
 
@@ -36,7 +38,7 @@ class Starter:
     def reap(self) -> None:
         self.children = [child for child in self.children if child.poll() is None]
 
-    def start(self, request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+    def start(self, request: protocol.StartRequest, _payload: bytes) -> Tuple[protocol.StartReply, bytes]:
         """Start argv detached in a node folder and wait until it has written agent.json about itself."""
         folder = expand(request["folder"])
         check_own(folder)

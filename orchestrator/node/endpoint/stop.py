@@ -23,6 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Set, Tuple
 
+    from orchestrator.node import protocol
     from orchestrator.node.events import Event
     from orchestrator.node.ownership import Key
 
@@ -40,7 +41,7 @@ class Target:
         self.node, self.folder = node, folder
         run, attempt = os.path.split(os.path.dirname(folder))
         self._mark = (os.path.basename(run), attempt[len("attempt-") :], node, os.path.realpath(run))
-        self.signalled: List[Json] = []
+        self.signalled: List[protocol.SignalledBody] = []
         self._known: Set[Key] = set()  # once found to be the run's, also after its parent has ended
         self._sent: Set[Tuple[Key, int]] = set()
 
@@ -109,14 +110,14 @@ def sweep(targets: List[Target], number: signal.Signals, deadline: float) -> Lis
         time.sleep(POLL_S)
 
 
-def stop(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
+def stop(request: protocol.StopRequest, _payload: bytes) -> Tuple[protocol.StopReply, bytes]:
     """End the agents of the node folders within grace_s and a margin, all at once; then kill what is left."""
     targets = [Target(node, folder) for node, folder in node_folders(request)]
     margin_s = AGENT_MARGIN_S if any("agent" in target.alive().values() for target in targets) else 0.0
     rest = sweep(targets, signal.SIGTERM, time.monotonic() + request["grace_s"] + margin_s)
     rest = sweep(rest, signal.SIGKILL, time.monotonic() + KILL_WAIT_S)
     remaining = {target.node: sorted(pid for pid, _ in target.alive()) for target in rest}
-    results = [
+    results: List[protocol.StopBody] = [
         {"node": target.node, "signalled": target.signalled, "remaining": remaining.get(target.node, [])}
         for target in targets
     ]

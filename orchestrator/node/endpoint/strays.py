@@ -1,6 +1,4 @@
-"""
-The strays of a machine, which are a run's processes that no agent answers for any more; and who else uses its cards.
-"""
+"""The strays of a machine, processes of a run whose agent is gone; and the other users of its cards."""
 
 from __future__ import annotations
 
@@ -25,6 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Set, Tuple
 
+    from orchestrator.node import protocol
     from orchestrator.node.ownership import Key, Mark
 
     Json = Dict[str, Any]
@@ -44,11 +43,11 @@ def age_s(fields: List[str]) -> float:
     return up_s - int(fields[START_TIME]) / os.sysconf("SC_CLK_TCK")
 
 
-def find_strays(young_s: float, condemned: Set[Family]) -> Dict[Key, Json]:
+def find_strays(young_s: float, condemned: Set[Family]) -> Dict[Key, protocol.StrayBody]:
     """
-    What carries a run and a node for which no agent lives here, if one of it is older than young_s.
+    The processes of a run and a node whose agent is gone, if one of them is older than young_s.
 
-    Those of `condemned` are strays at any age; whoever turns out to be one is added to it.
+    Those of `condemned` are strays at any age; the families found are added to it.
     """
     processes = own_processes()
     agents = {pid: mark for pid, mark in ((pid, agent_mark(pid)) for pid in processes) if mark is not None}
@@ -58,7 +57,7 @@ def find_strays(young_s: float, condemned: Set[Family]) -> Dict[Key, Json]:
         mark = None if pid in agents else rank_mark(pid)
         if mark is not None and RUN_ID.match(mark[0]) and os.path.basename(mark[3]) == mark[0]:
             families.setdefault((mark[0], mark[2]), {})[pid] = mark
-    found = {}
+    found: Dict[Key, protocol.StrayBody] = {}
     for family, marks in families.items():
         if family in living or agent_above(marks, agents, processes) or any(map(recorded_agent, set(marks.values()))):
             continue
@@ -69,7 +68,7 @@ def find_strays(young_s: float, condemned: Set[Family]) -> Dict[Key, Json]:
 
 
 def agent_above(pids: Dict[int, Mark], agents: Dict[int, Mark], processes: Dict[int, List[str]]) -> bool:
-    """Whether one of them descends from an agent: one whose record names another pid, as seen from within its container."""
+    """One of them descends from an agent, whose record may name another pid: that of its container."""
     for pid in pids:
         while pid in processes and pid not in agents:
             pid = int(processes[pid][PARENT])  # noqa: PLW2901  a walk upwards
@@ -79,19 +78,20 @@ def agent_above(pids: Dict[int, Mark], agents: Dict[int, Mark], processes: Dict[
 
 
 def recorded_agent(mark: Mark) -> bool:
-    """Whether an agent of that run and node lives by its record, in whichever attempt."""
+    """An agent of that run and node is alive by its record, in any attempt."""
     _, _, node, folder = mark
     attempts = os.listdir(folder) if os.path.isdir(folder) else []
     records = [read_json(os.path.join(folder, attempt, node, "agent.json")) for attempt in attempts]
     return any(is_alive(record) for record in records)
 
 
-def describe(pid: int, family: Family, fields: List[str]) -> Json:
-    return {"pid": pid, "run": family[0], "node": family[1], "command": command(pid), "age_s": age_s(fields)}
+def describe(pid: int, family: Family, fields: List[str]) -> protocol.StrayBody:
+    age = age_s(fields)
+    return {"pid": pid, "run": family[0], "node": family[1], "command": command(pid), "age_s": age, "alive": True}
 
 
 def command(pid: int) -> str:
-    """The name of a process, without the arguments, which may hold what nobody else should read."""
+    """The name of a process, without its arguments, which may hold secrets."""
     try:
         with open(f"/proc/{pid}/comm", errors="replace") as file:
             return file.read().strip()
@@ -99,8 +99,8 @@ def command(pid: int) -> str:
         return ""
 
 
-def strays(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
-    """End the strays of this machine, TERM and after grace_s KILL, unless dry_run; list them, and who else uses its cards."""
+def strays(request: protocol.StraysRequest, _payload: bytes) -> Tuple[protocol.StraysReply, bytes]:
+    """End the strays of this machine, TERM and after grace_s KILL, unless dry_run; list them and the other users of its cards."""
     hunt = Hunt(request["young_s"])
     if not request["dry_run"]:
         hunt.sweep(signal.SIGTERM, time.monotonic() + request["grace_s"])
@@ -110,7 +110,7 @@ def strays(request: Json, _payload: bytes) -> Tuple[Json, bytes]:
 
 
 class Hunt:
-    """The strays of this machine, those too that are forked while they are ended."""
+    """The strays of this machine, including those that are forked while they are ended."""
 
     def __init__(self, young_s: float) -> None:
         self._condemned: Set[Family] = set()
@@ -119,10 +119,10 @@ class Hunt:
 
     def sweep(self, number: int, deadline: float) -> None:
         """Signal each stray once, until none is left or the deadline is over."""
-        told: Set[Key] = set()
+        signalled: Set[Key] = set()
         while self._left:
-            for key in set(self._left) - told:
-                told.add(key)
+            for key in set(self._left) - signalled:
+                signalled.add(key)
                 with contextlib.suppress(PermissionError):  # it is listed as alive
                     signal_exactly(key, number)
             if time.monotonic() >= deadline:
@@ -131,13 +131,13 @@ class Hunt:
             self._left = find_strays(float("inf"), self._condemned)
             self._seen = {**self._left, **self._seen}
 
-    def listed(self) -> List[Json]:
-        """All that were found, and whether they are still there."""
-        return [dict(stray, alive=key in self._left) for key, stray in self._seen.items()]
+    def listed(self) -> List[protocol.StrayBody]:
+        """All that were found, and whether they are still alive."""
+        return [{**stray, "alive": key in self._left} for key, stray in self._seen.items()]
 
 
-def card_users() -> Tuple[List[Json], str]:
-    """Other users' processes on the cards, as far as this user may see them; and what could not be asked."""
+def card_users() -> Tuple[List[protocol.CardUserBody], str]:
+    """Other users' processes on the cards, as far as this user may see them; and the error of a vendor's tool."""
     holders: Dict[int, str] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and os.geteuid() not in users(int(name)):
@@ -146,7 +146,7 @@ def card_users() -> Tuple[List[Json], str]:
     from_tool, note = ask_nvidia_smi()
     for pid in from_tool:
         holders.setdefault(pid, "nvidia")
-    found = []
+    found: List[protocol.CardUserBody] = []
     for pid, card in sorted(holders.items()):
         uids = users(pid)
         if os.geteuid() not in uids:
@@ -163,24 +163,24 @@ def open_cards(pid: int) -> List[str]:
 
 
 def ask_nvidia_smi() -> Tuple[List[int], str]:
-    """Pids with a compute context, and why they could not be had; a driver that hangs must not hang this."""
-    import shutil  # noqa: PLC0415  these are slow to import, and most connections do not ask
+    """Pids with a compute context, and the error of nvidia-smi; a driver that hangs must not hang this."""
+    import shutil  # noqa: PLC0415  slow to import, and most connections do without
     import subprocess  # noqa: PLC0415
 
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return [], ""
     argv = [tool, "--query-compute-apps=pid", "--format=csv,noheader,nounits"]
-    asked = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
-        said = asked.communicate(timeout=TOOL_WAIT_S)[0].decode("utf-8", "replace")
+        output = process.communicate(timeout=TOOL_WAIT_S)[0].decode("utf-8", "replace")
     except subprocess.TimeoutExpired:
-        asked.kill()
+        process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # in the driver it may be beyond any signal
-            asked.wait(1.0)
-        if asked.stdout is not None:
-            asked.stdout.close()
+            process.wait(1.0)
+        if process.stdout is not None:
+            process.stdout.close()
         return [], f"nvidia-smi gave no answer in {TOOL_WAIT_S:g} s"
-    if asked.returncode != 0:
-        return [], f"nvidia-smi: {said.strip()}"
-    return [int(line) for line in said.split() if line.isdigit()], ""
+    if process.returncode != 0:
+        return [], f"nvidia-smi: {output.strip()}"
+    return [int(line) for line in output.split() if line.isdigit()], ""

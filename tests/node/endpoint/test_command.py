@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import Answer
+from orchestrator.endpoint.replies import CommandResult
 from orchestrator.errors import NodeError
 from orchestrator.transports.local import LocalTransport
 from tests.until import until
@@ -35,7 +35,7 @@ def _connected() -> Endpoint:
 
 def test_words_arrive_untouched_and_the_answer_comes_back(endpoint: Endpoint) -> None:
     argv = ["sh", "-c", 'printf "%s|" "$@"; echo oops >&2; exit 3', "sh", "a b", "$(id)", "it's", ""]
-    assert endpoint.command(argv, timeout_s=10) == Answer(3, "a b|$(id)|it's||", "oops\n")
+    assert endpoint.command(argv, timeout_s=10) == CommandResult(3, "a b|$(id)|it's||", "oops\n")
 
 
 def test_profile_says_where_programs_are_whatever_else_it_prints(endpoint: Endpoint, home: Path) -> None:
@@ -43,12 +43,12 @@ def test_profile_says_where_programs_are_whatever_else_it_prints(endpoint: Endpo
     (home / "tools" / "site-tool").write_text("#!/bin/sh\necho from the tools, $SITE\n")
     (home / "tools" / "site-tool").chmod(0o755)
     (home / ".bash_profile").write_text("echo Welcome; echo oops >&2\nexport PATH=$PATH:~/tools SITE='two\nlines'\n")
-    assert endpoint.command(["site-tool"], timeout_s=10) == Answer(0, "from the tools, two lines\n", "")
+    assert endpoint.command(["site-tool"], timeout_s=10) == CommandResult(0, "from the tools, two lines\n", "")
 
 
 def test_profile_that_ends_its_shell_changes_nothing(endpoint: Endpoint, home: Path) -> None:
     (home / ".bash_profile").write_text("exit 1\n")
-    assert endpoint.command(["echo", "hi"], timeout_s=10) == Answer(0, "hi\n", "")
+    assert endpoint.command(["echo", "hi"], timeout_s=10) == CommandResult(0, "hi\n", "")
 
 
 def test_program_that_is_not_there_is_127(endpoint: Endpoint) -> None:
@@ -64,7 +64,7 @@ def test_command_that_takes_too_long_is_ended_with_what_it_started(endpoint: End
 
 
 def test_command_that_leaves_a_child_with_its_output_is_over_with_itself(endpoint: Endpoint) -> None:
-    assert endpoint.command(["sh", "-c", "sleep 20 & echo done"], timeout_s=15) == Answer(0, "done\n", "")
+    assert endpoint.command(["sh", "-c", "sleep 20 & echo done"], timeout_s=15) == CommandResult(0, "done\n", "")
 
 
 def test_endless_output_is_cut_and_does_not_hold_the_command_up(endpoint: Endpoint) -> None:
@@ -83,7 +83,7 @@ def test_umask_is_the_users_own() -> None:
         os.umask(before)
 
 
-def _once(endpoint: Endpoint, home: Path, *, begin: bool = True, timeout_s: float = 10.0) -> Answer:
+def _once(endpoint: Endpoint, home: Path, *, begin: bool = True, timeout_s: float = 10.0) -> CommandResult:
     script = 'echo ran >>runs; while ! [ -e go ]; do sleep 0.02; done; echo "$(wc -l <runs)"'
     return endpoint.command_once(["sh", "-c", script], f"{home}/run/answer.json", timeout_s=timeout_s, begin=begin)
 
@@ -95,16 +95,16 @@ def run(home: Path) -> Path:
 
 
 def test_who_asks_again_while_the_first_is_at_work_hears_its_answer(endpoint: Endpoint, home: Path, run: Path) -> None:
-    first: list[Answer] = []
+    first: list[CommandResult] = []
     thread = threading.Thread(target=lambda: first.append(_once(endpoint, home)))
     thread.start()
     until((run / "runs").exists, what="the first one to begin")
     with _connected() as second:
         (run / "go").touch()
-        assert _once(second, home) == Answer(0, "1\n", "")
-        assert _once(second, home) == Answer(0, "1\n", "")
+        assert _once(second, home) == CommandResult(0, "1\n", "")
+        assert _once(second, home) == CommandResult(0, "1\n", "")
     thread.join()
-    assert first == [Answer(0, "1\n", "")]
+    assert first == [CommandResult(0, "1\n", "")]
 
 
 def test_one_that_was_withdrawn_never_begins(endpoint: Endpoint, home: Path, run: Path) -> None:

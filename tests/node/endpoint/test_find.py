@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import Trace
+from orchestrator.endpoint.replies import RunTrace
 from orchestrator.errors import NodeError
 from orchestrator.transports.local import LocalTransport
 
@@ -36,12 +36,12 @@ def test_newest_attempt_is_found_by_its_number(endpoint: Endpoint, tmp_path: Pat
     for number in (2, 10, 9):
         _attempt(tmp_path, number, {**JOB, "ranks": [number, number]})
     (tmp_path / "runs" / RUN / "attempt-11.old").mkdir()
-    assert endpoint.find(str(tmp_path), RUN) == Trace(10, ("n0", "n1"), (10, 10), by_slurm=False)
+    assert endpoint.find(str(tmp_path), RUN) == RunTrace(10, ("n0", "n1"), (10, 10), by_slurm=False)
 
 
 def test_batch_script_tells_a_run_through_slurm(endpoint: Endpoint, tmp_path: Path) -> None:
     (_attempt(tmp_path, 1, {**JOB, "nodes": None}) / "submit.sbatch").touch()
-    assert endpoint.find(str(tmp_path), RUN) == Trace(1, None, (8, 4), by_slurm=True)
+    assert endpoint.find(str(tmp_path), RUN) == RunTrace(1, None, (8, 4), by_slurm=True)
 
 
 def test_run_that_was_never_there_has_no_trace(endpoint: Endpoint, tmp_path: Path) -> None:

@@ -182,9 +182,9 @@ def test_a_bundle_never_writes_outside_and_leaves_nothing_behind(
 
 def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
     payload = tar(("a", b"x"))
-    request = {"workdir": str(tmp_path), "digest": "abc", "sha256": hashlib.sha256(payload + b"x").hexdigest()}
+    sha256 = hashlib.sha256(payload + b"x").hexdigest()
     with pytest.raises(ValueError, match="arrived damaged"):
-        receive.put_bundle(request, payload)
+        receive.put_bundle({"workdir": str(tmp_path), "digest": "abc", "sha256": sha256}, payload)
     assert list(tmp_path.iterdir()) == []
 
 

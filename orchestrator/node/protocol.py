@@ -1,0 +1,280 @@
+"""
+The requests to an endpoint and its replies, for both sides: one constant per operation, typed by the keys that it carries.
+
+At run time an operation is its name. To a type checker it is an Op of its request and its reply, so that a misspelt key, a
+missing one or a handler of another operation is a type error in endpoint/client.py and node/endpoint/ alike.
+
+A request has the key `op` too. A reply has `ok` and `held_s`, the seconds until it was ready; if not ok, it has only `kind`, the
+class of an exception, and `message`. With `bytes`, that many bytes follow either.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Generic, List, Optional, TypedDict, TypeVar
+
+    from orchestrator.node.events import Event
+
+    Request = TypeVar("Request")
+    Reply = TypeVar("Reply")
+    Json = Dict[str, Any]
+
+    class Op(Generic[Request, Reply]):
+        """The name of an operation."""
+
+    class Empty(TypedDict):
+        """A request without keys."""
+
+    class FactsBody(TypedDict):
+        python: str
+        hostname: str
+        host_id: str
+        home: str
+        user: str
+        cards: Dict[str, int]
+        pid: int
+        time: float
+
+    class HelloReply(TypedDict):
+        facts: FactsBody
+
+    class BundleRequest(TypedDict):
+        workdir: str
+        digest: str
+
+    class PrepareReply(TypedDict):
+        have_bundle: bool
+        workdir: str
+
+    class PutBundleRequest(BundleRequest):
+        sha256: str
+
+    class PutBundleReply(TypedDict):
+        bundle: str
+
+    class FileBody(TypedDict):
+        path: str
+        size: int
+        mode: int
+
+    class PutFilesRequest(TypedDict):
+        folder: str
+        files: List[FileBody]
+
+    class PutFilesReply(TypedDict):
+        folder: str
+
+    class ReserveRequest(TypedDict):
+        candidates: List[str]
+        interfaces: Dict[str, str]
+
+    class ReserveReply(TypedDict):
+        rendezvous: str
+
+    class StartRequest(TypedDict):
+        argv: List[str]
+        folder: str
+        wait_s: float
+
+    class StartReply(TypedDict):
+        agent: Json
+
+    class NodeFolders(TypedDict):
+        """The folders of these nodes in an attempt; of all that are there if `nodes` is None."""
+
+        attempt_dir: str
+        nodes: Optional[List[str]]
+
+    class FilesReply(TypedDict):
+        files: Dict[str, int]
+
+    class ReadRequest(NodeFolders):
+        offsets: Dict[str, int]
+        max_bytes: int
+        wait_s: float
+        only: Optional[List[str]]
+
+    class ChunkBody(TypedDict, total=False):
+        """A piece of a file, or a gap."""
+
+        file: str
+        offset: int
+        size: int
+        gap: int
+
+    class ReadReply(TypedDict):
+        chunks: List[ChunkBody]
+        clocks: Dict[str, Optional[float]]
+
+    class NodeBody(TypedDict):
+        node: str
+        agent: Optional[Json]
+        alive: bool
+        same_boot: bool
+        clock: Optional[float]
+        finished: Optional[Event]
+        ranks: Dict[int, str]
+        first_failure: Optional[Event]
+        progress: Dict[int, Json]
+        stacks: Dict[int, str]
+        folder: str
+        log: str
+
+    class ObserveReply(TypedDict):
+        nodes: List[NodeBody]
+
+    class FindRequest(TypedDict):
+        workdir: str
+        run: str
+
+    class TraceBody(TypedDict):
+        attempt: int
+        job: Optional[Json]
+        by_slurm: bool
+        has_log: bool
+
+    class FindReply(TypedDict):
+        trace: Optional[TraceBody]
+
+    class HeartbeatRequest(NodeFolders):
+        known: object
+        peers: List[str]
+        wait_s: float
+
+    class HeartbeatReply(ObserveReply):
+        known: object
+
+    class ReachRequest(TypedDict):
+        addresses: List[str]
+        port: int
+
+    class ReachReply(TypedDict):
+        addresses: List[str]
+
+    class StopRequest(NodeFolders):
+        grace_s: float
+
+    class SignalledBody(TypedDict):
+        pid: int
+        what: str
+        signal: str
+
+    class StopBody(TypedDict):
+        node: str
+        signalled: List[SignalledBody]
+        remaining: List[int]
+
+    class StopReply(TypedDict):
+        nodes: List[StopBody]
+
+    class FileSystemRequest(TypedDict):
+        path: str
+
+    class FileSystemReply(TypedDict):
+        type: str
+        local: bool
+
+    class StraysRequest(TypedDict):
+        young_s: float
+        grace_s: float
+        dry_run: bool
+
+    class StrayBody(TypedDict):
+        pid: int
+        run: str
+        node: str
+        command: str
+        age_s: float
+        alive: bool
+
+    class CardUserBody(TypedDict):
+        pid: int
+        uid: Optional[int]
+        command: str
+        card: str
+
+    class StraysReply(TypedDict):
+        strays: List[StrayBody]
+        users: List[CardUserBody]
+        note: str
+
+    class ClearRequest(TypedDict):
+        workdir: str
+        older_than_s: float
+        checkpoints: bool
+        dry_run: bool
+
+    class LeftoverBody(TypedDict):
+        kind: str
+        name: str
+        path: str
+        bytes: int
+        checkpoint_bytes: int
+        age_s: float
+        action: str
+        why: str
+
+    class ClearReply(TypedDict):
+        entries: List[LeftoverBody]
+
+    class CommandRequest(TypedDict):
+        argv: List[str]
+        folder: str
+        timeout_s: float
+
+    class CommandOnceRequest(CommandRequest):
+        mark: str
+        begin: bool
+
+    class LocalCommandRequest(CommandRequest):
+        """On the node, with the umask of this user."""
+
+        umask: int
+
+    class LocalCommandOnceRequest(CommandOnceRequest, LocalCommandRequest):
+        """As above."""
+
+    class CommandReply(TypedDict):
+        code: int
+        out: str
+        err: str
+
+    HELLO: Op[Empty, HelloReply]
+    PREPARE: Op[BundleRequest, PrepareReply]
+    PUT_BUNDLE: Op[PutBundleRequest, PutBundleReply]
+    PUT_FILES: Op[PutFilesRequest, PutFilesReply]
+    RESERVE: Op[ReserveRequest, ReserveReply]
+    START: Op[StartRequest, StartReply]
+    FILES: Op[NodeFolders, FilesReply]
+    READ: Op[ReadRequest, ReadReply]
+    OBSERVE: Op[NodeFolders, ObserveReply]
+    FIND: Op[FindRequest, FindReply]
+    HEARTBEAT: Op[HeartbeatRequest, HeartbeatReply]
+    REACH: Op[ReachRequest, ReachReply]
+    STOP: Op[StopRequest, StopReply]
+    FILE_SYSTEM: Op[FileSystemRequest, FileSystemReply]
+    STRAYS: Op[StraysRequest, StraysReply]
+    CLEAR: Op[ClearRequest, ClearReply]
+    COMMAND: Op[CommandRequest, CommandReply]
+    COMMAND_ONCE: Op[CommandOnceRequest, CommandReply]
+
+if not TYPE_CHECKING:
+    HELLO = "hello"
+    PREPARE = "prepare"
+    PUT_BUNDLE = "put_bundle"
+    PUT_FILES = "put_files"
+    RESERVE = "reserve"
+    START = "start"
+    FILES = "files"
+    READ = "read"
+    OBSERVE = "observe"
+    FIND = "find"
+    HEARTBEAT = "heartbeat"
+    REACH = "reach"
+    STOP = "stop"
+    FILE_SYSTEM = "file_system"
+    STRAYS = "strays"
+    CLEAR = "clear"
+    COMMAND = "command"
+    COMMAND_ONCE = "command_once"
