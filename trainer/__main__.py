@@ -25,7 +25,7 @@ def _parser() -> argparse.ArgumentParser:
     rules = "\n".join(f"  {key:22} {rule.allowed}" for key, rule in rules_by_key().items())
     parser = _Parser(
         prog="python -m trainer",
-        description="Train a GPT on text, or a task of yours (task=package.module:Class, options.NAME=VALUE), one process a rank.",
+        description="Train a GPT on text, or a task of yours (task=package.module:Class, options.NAME=VALUE), one process per rank.",
         epilog=f"keys:\n{rules}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -49,7 +49,7 @@ def _train(config: TrainConfig) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code; 2 for anything the user can put right."""
+    """Returns the exit code; 2 for anything that the user can correct."""
     try:
         request = _parser().parse_intermixed_args(argv)
         config = load_config(request.config, request.words)

@@ -1,4 +1,4 @@
-"""Exit codes; errors that end a training with one message and one of these, never a traceback; and torchrun's error file."""
+"""Exit codes, the errors that end a training with one message and no traceback, and torchrun's error file."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class NetworkError(TrainerError):
 
 
 class NumbersError(TrainerError):
-    """A loss or a gradient that is no number; the weights were not touched. It is found in what all ranks have exchanged."""
+    """A loss or gradient norm that is not finite, found in the values of all ranks; the weights were not updated."""
 
     kind = "numbers"
     is_agreed = True
@@ -107,10 +107,10 @@ def write_error_file(env: Mapping[str, str], message: str, *, kind: str, callsta
 
 def report(error: TrainerError, env: Mapping[str, str]) -> int:
     """
-    Tell the user what went wrong, once if all ranks know it; returns the exit code.
+    Write the error file and print the error; returns the exit code.
 
-    Each rank leaves it in its error file. Rank 0 alone prints what all agree on, else each prints what it has met: before
-    the ranks are connected nobody knows whether one of them failed or all did.
+    An agreed error is printed by rank 0 only, any other by each rank that raises it: before the ranks are connected, no
+    rank knows whether others failed too.
     """
     message, rank = str(error), env.get("RANK", "0")
     write_error_file(env, message, kind=error.kind)

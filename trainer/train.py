@@ -168,7 +168,7 @@ class Trainer:
 
     def _stop_early(self, step: int) -> None:
         if self.group.rank.is_main:
-            say(f"told that the time is nearly up: saved at step {step}, to be started again (exit code {REQUEUE})")
+            say(f"preempted: saved at step {step}, to be restarted (exit code {REQUEUE})")
         self.progress.write("saved", step)
 
     def _finish(self, state: TrainState, wall_s: float) -> Summary:

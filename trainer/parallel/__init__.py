@@ -1,4 +1,4 @@
-"""How ranks share one model: a class a strategy, and the one function that picks it."""
+"""Parallel strategies: one class each, and the function that chooses one."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from trainer.parallel.base import Strategy
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.deepspeed.zero import Zero
 from trainer.parallel.fsdp import Fsdp2
-from trainer.parallel.requirements import unmet
+from trainer.parallel.requirements import unmet_requirement
 from trainer.runtime.group import Group
 from trainer.tasks.base import Task
 
 
 def choose_strategy(group: Group, config: TrainConfig, task: Task, out: Path) -> Strategy:
     """
-    What config.strategy names, around the model of `task`.
+    Build the model of `task` and its optimizer under config.strategy.
 
     Raises:
-        UserError: on all ranks alike; a rank's device or packages lack what the settings need.
+        UserError: the same on all ranks; the device, torch or a package of some rank does not support the settings.
     """
-    group.agree(unmet(group, config))
+    group.agree(unmet_requirement(group, config))
     if config.strategy in ZERO_STAGES:
         return Zero(group, config, task, out)
     return Fsdp2(group, config, task) if config.strategy == "fsdp2" else Ddp(group, config, task)

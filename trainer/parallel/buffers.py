@@ -1,4 +1,4 @@
-"""Buffers such as the running means of a BatchNorm, under strategies that leave them to each rank."""
+"""Buffers, such as the running means of a BatchNorm, under strategies that do not synchronise them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from trainer.runtime.group import Group
 
 
 class Buffers:
-    """Those of a model that belong to its state. Made before the model is split."""
+    """The persistent buffers of a model. Create it before the model is sharded."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         kept = set(model.state_dict())
         self.names = [name for name, _ in model.named_buffers() if name in kept]
 
     def share(self, model: torch.nn.Module, group: Group) -> None:
-        """Rank 0's, which are those that are saved, on all ranks, as DistributedDataParallel has it."""
+        """Copy rank 0's buffers, which are saved, to all ranks, as DistributedDataParallel does."""
         if not self.names:
             return
         found: Dict[str, Any] = dict(model.named_buffers())
@@ -35,7 +35,7 @@ class Buffers:
 
 
 def refuse_batch_norm(model: torch.nn.Module, config: TrainConfig) -> None:
-    """Raises UserError: its running means are fp32, and its weights would be of another precision."""
+    """Raise UserError for BatchNorm below fp32: its running means are fp32 and its weights would not be."""
     kind = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 -- what all of them are
     if config.precision != "fp32" and any(isinstance(one, kind) for one in model.modules()):
         raise UserError.agreed(

@@ -1,4 +1,4 @@
-"""The model of a task, built and filled for the strategy that is to hold it."""
+"""Building and initialising the model of a task for a strategy."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from trainer.tasks.base import Task, fills
 
 def build_whole(group: Group, config: TrainConfig, task: Task) -> torch.nn.Module:
     """
-    The whole model on this rank's device, the same on all ranks.
+    Build the whole model on this rank's device, the same on all ranks.
 
     Raises:
-        UserError: on all ranks alike; activation_checkpointing needs blocks, and the task names none.
+        UserError: the same on all ranks; activation_checkpointing needs blocks, and the task names none.
     """
     seed_everything(config.seed % 2**63, group.accelerator)
     empty = build_fillable(task, config)
@@ -32,7 +32,7 @@ def build_whole(group: Group, config: TrainConfig, task: Task) -> torch.nn.Modul
         model = empty.to_empty(device=group.device)
         fill(task, model, lambda weight, whole: weight.copy_(whole()))
     else:
-        model = build_plain(task, config).to(group.device)  # before it is wrapped: DDP looks at where it is
+        model = build_plain(task, config).to(group.device)  # before it is wrapped: DDP checks its device
         if fills(task):
             fill(task, model, lambda weight, whole: weight.copy_(whole()))
     warn_if_on_cpu(model, group.accelerator, group.rank.global_rank)
@@ -41,36 +41,36 @@ def build_whole(group: Group, config: TrainConfig, task: Task) -> torch.nn.Modul
 
 def build_fillable(task: Task, config: TrainConfig) -> torch.nn.Module | None:
     """
-    Of shapes alone, all of which `fill` can give values later; None where there is more to the model, or no `initialise`.
+    Build on `meta` if every tensor is an untied parameter that `fill` can initialise, else None.
 
-    Giving it memory makes two of a parameter that stands in two places, and leaves in buffers whatever was there; and what
-    DeepSpeed splits as it is built has buffers computed in the precision of the weights.
+    `to_empty` would untie shared weights and leave buffers uninitialised; and DeepSpeed would compute the buffers of a
+    model that it shards while building in the precision of the weights.
     """
     if not fills(task) or not hasattr(torch.device, "__enter__"):  # torch >= 2.0
         return None
     model = build_empty(task, config)
-    return None if _has_other_tensors(model) or any(count > 1 for count in places(model).values()) else model
+    return None if _has_other_tensors(model) or any(count > 1 for count in occurrences(model).values()) else model
 
 
-def places(model: torch.nn.Module) -> Counter[torch.nn.Parameter]:
-    """In how many places of the model each parameter stands; torch >= 2.0."""
+def occurrences(model: torch.nn.Module) -> Counter[torch.nn.Parameter]:
+    """Count the names of each parameter: a tied one has several; torch >= 2.0."""
     return Counter(one for _, one in model.named_parameters(remove_duplicate=False))
 
 
 def _has_other_tensors(model: torch.nn.Module) -> bool:
-    """Buffers, such as masks and running means, or plain attributes."""
+    """Return True if there are buffers, or tensors as plain attributes."""
     attributes = (one for module in model.modules() for one in vars(module).values())
     return any(True for _ in model.buffers()) or any(isinstance(one, torch.Tensor) for one in attributes)
 
 
 def build_empty(task: Task, config: TrainConfig) -> torch.nn.Module:
-    """Of shapes alone."""
+    """Build on `meta`."""
     with torch.device("meta"):
         return build_plain(task, config)
 
 
 def build_plain(task: Task, config: TrainConfig) -> torch.nn.Module:
-    """As the task builds it, where the settings ask for it with its blocks recomputed."""
+    """Build as the task does, with activation checkpointing of its blocks if configured."""
     model = task.build_model()
     blocks = task.blocks(model)
     if config.activation_checkpointing and not blocks:
@@ -80,25 +80,25 @@ def build_plain(task: Task, config: TrainConfig) -> torch.nn.Module:
 
 
 def fill(task: Task, model: torch.nn.Module, put: Callable[[Any, Callable[[], torch.Tensor]], object]) -> None:
-    """Call `put` for each parameter, with a function that makes its first values, whole and on the CPU."""
+    """Call `put` for each parameter, with a function that returns its initial values, whole and on the CPU."""
     for name, parameter in model.named_parameters():
         with torch.no_grad():
-            put(parameter, functools.partial(_first_values, task, name, whole_shape(parameter)))
+            put(parameter, functools.partial(_initial_values, task, name, whole_shape(parameter)))
 
 
-def _first_values(task: Task, name: str, shape: torch.Size) -> torch.Tensor:
+def _initial_values(task: Task, name: str, shape: torch.Size) -> torch.Tensor:
     weight = torch.empty(shape)
     task.initialise(name, weight)
     return weight
 
 
 def sizes_of(model: torch.nn.Module) -> Dict[str, int]:
-    """Numbers in each parameter, by name."""
+    """Number of elements of each parameter, by name."""
     return {name: whole_shape(one).numel() for name, one in model.named_parameters()}
 
 
 def warn_if_on_cpu(model: torch.nn.Module, accelerator: Accelerator, rank: int) -> None:
-    """Training would go on, slowly and in part on the wrong device, so say it loudly."""
+    """Warn of parameters on the CPU: training would continue, slowly and partly on the wrong device."""
     left = [name for name, one in model.named_parameters() if one.device.type == "cpu"]
     if accelerator.name != "cpu" and left:
         sys.stderr.write(

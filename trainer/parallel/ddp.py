@@ -1,4 +1,4 @@
-"""DistributedDataParallel, of torch or of the accelerator's vendor: the model whole on every rank."""
+"""DistributedDataParallel, from torch or from the accelerator's vendor: every rank has the whole model."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ class Ddp(TorchStrategy):
         if views is None:
             views = accelerator.backend in STOCK_BACKENDS
         flags = {"find_unused_parameters": config.find_unused_parameters, "gradient_as_bucket_view": views}
-        asked = {key: True for key, value in flags.items() if value}  # the vendor's fork has not all of them
+        set_flags = {key: True for key, value in flags.items() if value}  # the vendor's fork lacks some of them
         device_ids = accelerator.device_ids(self.group.rank.local_rank)
-        return accelerator.data_parallel(model, device_ids=device_ids, **asked)
+        return accelerator.data_parallel(model, device_ids=device_ids, **set_flags)

@@ -1,4 +1,4 @@
-"""FSDP2, torch's fully_shard: parameters, gradients and optimizer state split over all ranks, a block at a time."""
+"""FSDP2, torch's fully_shard: parameters, gradients and optimizer state sharded over all ranks, block by block."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from trainer.optim.adamw import make_optimizer
 from trainer.optim.clip import clip_sharded_gradients
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.buffers import Buffers, refuse_batch_norm
-from trainer.parallel.building import build_fillable, build_whole, fill, places, sizes_of
+from trainer.parallel.building import build_fillable, build_whole, fill, occurrences, sizes_of
 from trainer.runtime.group import Group
 from trainer.tasks.base import Task
 
 
 class Fsdp2(TorchStrategy):
-    """Weights stay fp32 in their shards; with bf16 or fp16 they are gathered and computed in that."""
+    """Shards stay fp32; with bf16 or fp16, blocks are gathered and computed in that type."""
 
     any_world_size = True
 
@@ -32,8 +32,8 @@ class Fsdp2(TorchStrategy):
         blocks = task.blocks(model)
         if config.compile:
             for block in blocks or (model,):
-                block.compile()  # alone: what gathers and frees the shards stays outside
-        self.model = shard(model, apart(model, blocks), group, precision=config.precision)
+                block.compile()  # block by block: the gathering and freeing of shards stays outside
+        self.model = shard(model, blocks_without_tied_weights(model, blocks), group, precision=config.precision)
         if empty is not None:
             self.model.to_empty(device=group.device)
             fill(task, self.model, self._put)
@@ -53,7 +53,7 @@ class Fsdp2(TorchStrategy):
 
     def load(self, state: Mapping[str, Any]) -> None:
         for name, one in state["model"].items():
-            if name not in self.sizes:  # a buffer; of the others rank 0 hands out the shards
+            if name not in self.sizes:  # a buffer; set_state_dict scatters the parameters from rank 0
                 self.group.broadcast(one)
         api = importlib.import_module("torch.distributed.checkpoint.state_dict")
         api.set_state_dict(
@@ -64,7 +64,7 @@ class Fsdp2(TorchStrategy):
             options=api.StateDictOptions(full_state_dict=True),
         )
         for group in self.optimizer.param_groups:
-            group["betas"] = tuple(group["betas"])  # set_state_dict makes lists of tuples
+            group["betas"] = tuple(group["betas"])  # set_state_dict turns tuples into lists
         if self.scaler and "scaler" in state:
             self.scaler.load_state_dict(state["scaler"])
 
@@ -76,7 +76,7 @@ class Fsdp2(TorchStrategy):
         return contextlib.nullcontext()
 
     def _put(self, shards: Any, whole: Callable[[], torch.Tensor]) -> None:  # noqa: ANN401 -- a DTensor
-        """Rank 0 makes the values, and each rank gets its part of them."""
+        """Initialise on rank 0 and scatter the shards."""
         distribute = importlib.import_module("torch.distributed.tensor").distribute_tensor
         mine = whole() if self.group.rank.is_main else torch.empty(shards.shape)
         shards.copy_(distribute(mine.to(self.group.device), shards.device_mesh, shards.placements))
@@ -85,14 +85,14 @@ class Fsdp2(TorchStrategy):
         return clip_sharded_gradients(self.model.parameters(), limit)
 
 
-def apart(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> List[torch.nn.Module]:
-    """Those that share no parameter with another part of the model: split by itself, each part would get one of its own."""
-    everywhere = places(model)
-    return [block for block in blocks if all(everywhere[one] == count for one, count in places(block).items())]
+def blocks_without_tied_weights(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> List[torch.nn.Module]:
+    """Blocks without tied weights: a tied weight sharded in two units would be duplicated."""
+    total = occurrences(model)
+    return [block for block in blocks if all(total[one] == count for one, count in occurrences(block).items())]
 
 
 def shard(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], group: Group, *, precision: str) -> Any:  # noqa: ANN401 -- a class made by fully_shard
-    """Each block by itself, then the rest; `model` itself, changed in place."""
+    """Shard each block as a unit, then the rest; changes `model` in place and returns it."""
     api = importlib.import_module("torch.distributed.fsdp")
     meshes = importlib.import_module("torch.distributed.device_mesh")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)

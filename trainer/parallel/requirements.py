@@ -1,4 +1,4 @@
-"""What the settings need of this rank's device, torch and packages; looked at before anything is built."""
+"""Requirements of the settings on this rank's device, torch and packages, checked before anything is built."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from trainer.runtime.accelerators import Accelerator
 from trainer.runtime.group import Group
 
 
-def unmet(group: Group, config: TrainConfig) -> str:
-    """The first thing that is missing on this rank, with its remedy; "" where all is there."""
+def unmet_requirement(group: Group, config: TrainConfig) -> str:
+    """Return the first requirement that this rank does not meet, with its remedy, or ""."""
     accelerator = group.accelerator
     if config.precision not in accelerator.precisions():
-        return f"precision={config.precision}: {_why_not(accelerator, config.precision)}"
+        return f"precision={config.precision}: {_precision_problem(accelerator, config.precision)}"
     if config.strategy != "ddp" and not group.rank.launched:
         return f"strategy={config.strategy} needs a process group: start through orch, or torchrun --nproc-per-node=1"
     if config.strategy in ZERO_STAGES:
@@ -35,20 +35,20 @@ def unmet(group: Group, config: TrainConfig) -> str:
     return _recomputing_problem(config) or _compiling_problem(group, config)
 
 
-def _why_not(accelerator: Accelerator, precision: str) -> str:
+def _precision_problem(accelerator: Accelerator, precision: str) -> str:
     if precision == "fp16" and accelerator.no_fp16:
         return accelerator.no_fp16
     return f"{accelerator.name} with torch {torch.__version__} has {', '.join(accelerator.precisions())}"
 
 
 def has_fully_shard() -> bool:
-    """FSDP2 under its public name."""
+    """Return True if torch has FSDP2 under its public name."""
     found = importlib.util.find_spec("torch.distributed.fsdp")
     return found is not None and hasattr(importlib.import_module("torch.distributed.fsdp"), "fully_shard")
 
 
 def can_recompute_without_reentry() -> bool:
-    """Not before torch 1.11."""
+    """Return True from torch 1.11 on."""
     return "use_reentrant" in inspect.signature(torch.utils.checkpoint.checkpoint).parameters
 
 

@@ -16,7 +16,7 @@ from tests.grounds.tied_task import Model, Sentences, Tied
 from trainer.config.config import load_config
 from trainer.parallel.building import build_fillable, build_whole
 from trainer.parallel.ddp import Ddp
-from trainer.parallel.fsdp import Fsdp2, apart
+from trainer.parallel.fsdp import Fsdp2, blocks_without_tied_weights
 from trainer.runtime.group import Group
 from trainer.runtime.init import initialise
 from trainer.tasks.gpt import Gpt
@@ -83,9 +83,9 @@ def test_model_with_more_than_weights_of_its_own_is_not_built_without_memory(
 
 def test_block_that_shares_a_weight_with_another_part_is_not_split_by_itself() -> None:
     model = Model()
-    assert apart(model, list(model.blocks)) == [model.blocks[1]]
+    assert blocks_without_tied_weights(model, list(model.blocks)) == [model.blocks[1]]
     twice = nn.ModuleList([model.blocks[1], model.blocks[1]])
-    assert apart(twice, list(twice)) == []
+    assert blocks_without_tied_weights(twice, list(twice)) == []
 
 
 def test_shared_weights_train_under_fsdp2_as_under_ddp_and_go_on_from_its_state(group: Group) -> None:

@@ -20,7 +20,7 @@ from trainer.optim.clip import clip_gradients
 from trainer.parallel import choose_strategy
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.deepspeed.cpu_adam import cpu_adam
-from trainer.parallel.requirements import unmet
+from trainer.parallel.requirements import unmet_requirement
 from trainer.runtime.accelerators import NO_SCALER_T2X
 from trainer.runtime.group import Group
 from trainer.runtime.init import initialise
@@ -69,13 +69,13 @@ def test_what_a_rank_lacks_is_named_before_anything_is_built(words: str, row: di
 
 def test_torch_without_fully_shard_has_no_fsdp2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.parallel.requirements.has_fully_shard", lambda: False)
-    assert "strategy=fsdp2 needs torch >= 2.6" in unmet(_group(launched=True), _config("strategy=fsdp2"))
+    assert "strategy=fsdp2 needs torch >= 2.6" in unmet_requirement(_group(launched=True), _config("strategy=fsdp2"))
 
 
 def test_compiling_on_a_cpu_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "install g++, or name one in CXX" in unmet(_group(), _config("compile=true"))
-    assert unmet(_group(), _config()) == ""
+    assert "install g++, or name one in CXX" in unmet_requirement(_group(), _config("compile=true"))
+    assert unmet_requirement(_group(), _config()) == ""
 
 
 class _Adding(Gpt):

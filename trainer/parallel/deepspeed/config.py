@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration: made from the trainer's settings, or the user's file completed with them. No torch here."""
+"""DeepSpeed's configuration, from the trainer's settings and the user's file, if any. No torch here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.errors import UserError
 from trainer.runtime.rank import Rank
 
 AUTO = "auto"
-# DeepSpeed passes over a top-level key that it does not know, so a misspelt one would go unnoticed.
+# DeepSpeed ignores unknown top-level keys, so a misspelt one would go unnoticed.
 KNOWN = frozenset(
     "activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comms_logger compile "  # noqa: SIM905
     "communication_data_type "
@@ -23,7 +23,7 @@ KNOWN = frozenset(
     "train_micro_batch_size_per_gpu use_data_before_expert_parallelism wall_clock_breakdown wandb weight_quantization "
     "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization zenflow".split()
 )
-# Those of which the trainer or DeepSpeed reads keys, by their dotted names: a plain value there is none of these keys.
+# Groups of keys that the trainer or DeepSpeed reads, by dotted name; a plain value there is an error.
 GROUPS = frozenset(
     "aio autotuning bf16 bfloat16 checkpoint comms_logger compile csv_monitor data_efficiency data_types "  # noqa: SIM905
     "flops_profiler fp16 hybrid_engine optimizer optimizer.params pipeline tensor_parallel tensorboard torch_autocast "
@@ -42,12 +42,12 @@ REFUSED = {
 
 def deepspeed_config(config: TrainConfig, rank: Rank, theirs: Mapping[str, Any]) -> Dict[str, Any]:
     """
-    What DeepSpeed gets.
+    Return DeepSpeed's configuration.
 
     Args:
-        config: the trainer's settings; what both name has to be equal.
-        place: for the world size.
-        theirs: the user's file, empty where there is none; "auto" takes the trainer's value, or DeepSpeed's default.
+        config: the trainer's settings; a setting in both must be equal.
+        rank: for the world size.
+        theirs: the user's file, or empty; "auto" takes the trainer's value, or DeepSpeed's default.
 
     Raises:
         UserError: names every contradiction, with both sides.
@@ -67,7 +67,7 @@ def strict_json(settings: Mapping[str, Any]) -> str:
 
 
 def _ours(config: TrainConfig, rank: Rank) -> Dict[str, Any]:
-    """Dotted key -> value, wherever a setting of the trainer decides."""
+    """Dotted key -> value, for keys that a setting of the trainer decides."""
     stage = ZERO_STAGES[config.strategy]
     ours: Dict[str, Any] = {
         "train_batch_size": config.micro_batch * config.accumulation * rank.world_size,
@@ -84,7 +84,7 @@ def _ours(config: TrainConfig, rank: Rank) -> Dict[str, Any]:
 
 
 def _origins(config: TrainConfig, rank: Rank) -> Dict[str, str]:
-    """Dotted key -> the trainer's setting as the user writes it, for messages."""
+    """Dotted key -> the trainer's setting as the user would write it, for messages."""
     settings = ("micro_batch", "accumulation", "strategy", "precision", "offload_optimizer", "offload_param", "lr")
     said = {key: f"{key}={_shown(getattr(config, key))}" for key in settings}
     product = f"{said['micro_batch']} x {rank.world_size} ranks x {said['accumulation']}"
@@ -112,11 +112,11 @@ def _check_agreement(flat: Mapping[str, Any], config: TrainConfig, rank: Rank, p
         "optimizer.params.lr": config.lr,
         "optimizer.params.betas": list(config.optim.betas),
         "optimizer.params.weight_decay": config.optim.weight_decay,
-        "optimizer.params.eps": 1e-8,  # torch's default, which the trainer takes
+        "optimizer.params.eps": 1e-8,  # torch's default, which the trainer uses
     }
     origins = {**_origins(config, rank), "optimizer.params.eps": "eps=1e-8, the trainer's"}
     if config.strategy == "zero0" and config.precision == "bf16":
-        expected["bf16.enabled"] = True  # it is done by torch_autocast, which says the same to the user
+        expected["bf16.enabled"] = True  # torch_autocast does it, with the same meaning for the user
     wrong = [
         f"{key}={_shown(value)}, but {origins[key]}"
         for key, value in flat.items()
@@ -130,12 +130,12 @@ def _check_agreement(flat: Mapping[str, Any], config: TrainConfig, rank: Rank, p
 
 def _check_groups(flat: Mapping[str, Any], ours: Iterable[str], path: str) -> None:
     """
-    Groups are groups, and values values.
+    Refuse a value in place of a group of keys, and a group in place of a value.
 
     Args:
         flat: the user's file, by dotted keys.
-        ours: the dotted keys of which the trainer knows that they are values.
-        path: of the file.
+        ours: dotted keys that the trainer knows to be values.
+        path: path of the file, for the message.
     """
     plain = next((key for key, value in flat.items() if key in GROUPS and value != AUTO), None)
     if plain:
@@ -160,7 +160,7 @@ def _check_keys(theirs: Mapping[str, Any], path: str) -> None:
 
 
 def _defaults(config: TrainConfig, flat: Mapping[str, Any]) -> Dict[str, Any]:
-    """What the user's own values win over."""
+    """Defaults, which the user's values override."""
     width = config.model.width
     found: Dict[str, Any] = {"steps_per_print": 1_000_000_000}  # the trainer logs its steps itself
     if config.precision == "bf16":
@@ -179,7 +179,7 @@ def _defaults(config: TrainConfig, flat: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _all_auto(value: Any) -> bool:  # noqa: ANN401 -- any JSON
-    """Nothing in it but "auto" and the name of a type: what a ready-made file leaves to the trainer."""
+    """Return True if there is nothing but "auto" and a type name, as in ready-made files."""
     if isinstance(value, dict):
         return all(key == "type" or _all_auto(inner) for key, inner in value.items())
     return bool(value == AUTO)

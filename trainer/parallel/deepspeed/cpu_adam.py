@@ -1,4 +1,4 @@
-"""DeepSpeed's Adam for state that lies on the CPU; compiled at the first start on a node."""
+"""DeepSpeed's Adam for state on the CPU; compiled at the first start on a node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.runtime.group import Group
 
 
 def cpu_adam(group: Group, config: TrainConfig, model: torch.nn.Module) -> Any:  # noqa: ANN401 -- DeepSpeed's class
-    """Raises UserError: on all ranks alike; it cannot be compiled on some node."""
+    """Build it on all ranks. Raises UserError on all of them if it cannot be compiled on some node."""
     os.environ["PATH"] = search_path()
     _warn_of_locks(group)
     adam, problem = None, ""
@@ -34,7 +34,7 @@ def cpu_adam(group: Group, config: TrainConfig, model: torch.nn.Module) -> Any: 
 
 
 def _warn_of_locks(group: Group) -> None:
-    """torch waits for whoever else compiles it: without a word, and for ever where that one was killed."""
+    """Warn of lock files: torch waits silently for another process that compiles, for ever if that was killed."""
     extensions = importlib.import_module("torch.utils.cpp_extension")
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or extensions.get_default_build_root())
     for lock in folder.glob("**/cpu_adam/lock") if group.rank.local_rank == 0 else ():
@@ -42,11 +42,11 @@ def _warn_of_locks(group: Group) -> None:
             f"WARNING: rank {group.rank.global_rank}: {lock}: DeepSpeed's Adam is being compiled by another program, or was when "
             "that was killed: this one waits until the file is gone, so remove it if nothing is compiling"
         )
-    group.agree("")  # none of these ranks compiles before all have looked
+    group.agree("")  # no rank compiles before all have looked
 
 
 def _cause(error: BaseException | None) -> str:
-    """In one line: DeepSpeed itself only says that it failed, and what it began with may be all that a compiler said."""
+    """Return the compiler's error line, or the last line of the chain of causes."""
     lines: List[str] = []
     while error is not None:
         lines += str(error).splitlines()

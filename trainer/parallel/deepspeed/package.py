@@ -1,4 +1,4 @@
-"""Whether DeepSpeed, and which one, is installed here; asked of the installation, without importing it."""
+"""Checks of the installed DeepSpeed, without importing it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Dict, List, Sequence
 from trainer.config.config import ZERO_STAGES, TrainConfig
 
 VENDORS_MARK = "+gcu"
-# What zero_state.py takes from DeepSpeed, by stage and file: the vendor's 0.9.2 is too old to have all of it.
+# DeepSpeed's functions that state.py calls, by stage and file; the vendor's 0.9.2 lacks some.
 READS = ("safe_get_full_fp32_param", "safe_get_full_optimizer_state")
 WRITES = ("safe_set_full_fp32_param", "safe_set_full_optimizer_state")
 WRITES_STAGE_3 = ("safe_set_local_fp32_param", "safe_set_local_optimizer_state")
@@ -27,7 +27,7 @@ NEEDED: Dict[int, Dict[str, Sequence[str]]] = {
 
 
 def package_problem(accelerator: str, config: TrainConfig) -> str:
-    """Why config.strategy cannot be used on `accelerator` here, with the remedy; "" where it can."""
+    """Return why config.strategy cannot be used on `accelerator` here, with the remedy, or ""."""
     spec = importlib.util.find_spec("deepspeed")
     if spec is None:
         return f"strategy={config.strategy}: deepspeed is not installed: pip install --no-build-isolation deepspeed, or use strategy=ddp"
@@ -56,19 +56,19 @@ def package_problem(accelerator: str, config: TrainConfig) -> str:
 
 
 def search_path() -> str:
-    """PATH, and then where pip has put the ninja that DeepSpeed asks for: beside a Python that need not be on PATH."""
+    """Return PATH with the folder of this Python appended, where pip installs ninja."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
 
 
 def package_warning(accelerator: str, strategy: str) -> str:
-    """What is known to be shaky though it may be used; "" for nothing."""
+    """Return a warning for a supported but unstable combination, or ""."""
     if accelerator.startswith("gcu") and strategy == "zero3":
         return f"WARNING: strategy=zero3 with deepspeed {_version()}: its vendor ships ZeRO-3 as an experiment only"
     return ""
 
 
 def _lacking(package: Path, strategy: str) -> List[str]:
-    """The names that its sources do not have; of a package without sources none, for nobody can tell."""
+    """Return the names that its sources lack; none for a package without sources."""
     found: List[str] = []
     for file, names in NEEDED[ZERO_STAGES[strategy]].items():
         path = package / "utils" / file

@@ -1,4 +1,4 @@
-"""JSON as people write it for DeepSpeed: comments, trailing commas, and 5e8 where an integer is meant. No torch here."""
+"""Relaxed JSON, as users write it for DeepSpeed: comments, trailing commas, 5e8 for an integer. No torch here."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, Dict, List, Tuple
 
 from trainer.errors import UserError
 
-# A string first: what looks like a comment inside of it is none.
+# Strings first: text in them that looks like a comment is not one.
 TOKEN = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 TRAILING = re.compile(r'("(?:[^"\\\n]|\\.)*")|,(?=\s*[}\]])')
 
 
 def read_relaxed_json(path: str) -> Dict[str, Any]:
     """
-    The file's mapping, as strict JSON has it.
+    Read the file's mapping.
 
     Raises:
-        UserError: missing, unreadable, not even relaxed JSON, a key twice, NaN, or not a mapping.
+        UserError: missing, unreadable, invalid, a duplicate key, NaN, or not a mapping.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -48,7 +48,7 @@ def read_relaxed_json(path: str) -> Dict[str, Any]:
 
 
 def _strict(text: str) -> str:
-    """Comments become blanks of the same shape, so that errors still name the right line."""
+    """Replace comments by blanks of the same length, so that errors name the right line."""
 
     def blank(match: re.Match[str]) -> str:
         return match.group(1) or re.sub(r"[^\n]", " ", match.group())
@@ -57,7 +57,7 @@ def _strict(text: str) -> str:
 
 
 def _number(text: str) -> float:
-    """5e8 and 1.0 are integers: DeepSpeed counts elements and steps in them."""
+    """Read 5e8 and 1.0 as integers: DeepSpeed uses them as counts."""
     value = float(text)
     if math.isinf(value):
         raise ValueError(f"{text} is larger than any number here")

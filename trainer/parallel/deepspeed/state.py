@@ -1,8 +1,8 @@
 """
-A ZeRO engine's state as one whole, so that checkpoints are as those of the other strategies.
+The state of a ZeRO engine as whole tensors, in the same form as under other strategies.
 
-Each rank keeps flat slices of the fp32 weights and of Adam's state. They are put together a parameter at a time, so no
-rank but 0 ever holds more than one whole tensor. docs/decisions/010 says why DeepSpeed's own files are not used.
+Each rank keeps flat slices of the fp32 weights and of Adam's state. They are gathered one parameter at a time, so no rank
+but 0 holds more than one whole tensor. docs/decisions/010 explains why DeepSpeed's own files are not used.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 def collect(engine: Any, *, keep: bool) -> Dict[str, Any]:  # noqa: ANN401
     """
-    Weights in fp32, Adam's moments and step, the loss scale.
+    Gather the weights in fp32, Adam's moments and step, and the loss scale. All ranks must call.
 
     Args:
-        engine: of stage 1, 2 or 3.
-        keep: whether this rank gets the tensors, on the CPU; all ranks must call.
+        engine: stage 1, 2 or 3.
+        keep: return the tensors on this rank, on the CPU.
     """
     tools = importlib.import_module("deepspeed.utils")
     sharded, parameters, model, moments = engine.optimizer, dict(engine.module.named_parameters()), {}, {}
@@ -44,7 +44,7 @@ def collect(engine: Any, *, keep: bool) -> Dict[str, Any]:  # noqa: ANN401
         model[name] = buffer.detach().cpu().clone()
     first = {one: name for name, one in parameters.items()}
     for name, one in engine.module.state_dict(keep_vars=True).items() if keep else ():
-        if name not in model and one in first:  # in two places, so under two names, as in other strategies' states
+        if name not in model and one in first:  # a tied weight has two names, as in the state of other strategies
             model[name] = model[first[one]]
     scaler = getattr(sharded, "loss_scaler", None)
     scale = {key: getattr(scaler, key) for key in SCALER if hasattr(scaler, key)}
@@ -53,14 +53,14 @@ def collect(engine: Any, *, keep: bool) -> Dict[str, Any]:  # noqa: ANN401
 
 
 def restore(engine: Any, state: Mapping[str, Any], group: Group) -> None:  # noqa: ANN401
-    """Take this rank's slices out of the whole; the number of ranks may be another than when it was collected."""
+    """Load this rank's slices of the whole; the number of ranks may differ from that at collect()."""
     sharded, optimizer = engine.optimizer, state["optimizer"]
     parameters = dict(engine.module.named_parameters())
     if optimizer["step"] is not None:
         _make_moments(sharded, parameters, optimizer["step"])
     put = _put_stage_3 if hasattr(sharded, "fp32_partitioned_groups_flat") else _put
     for name, parameter in parameters.items():
-        # Taken out: what has found its place need not stay in memory.
+        # pop(): a loaded tensor need not stay in memory.
         weights = state["model"].pop(name)
         moments = optimizer["moments"].pop(name) if optimizer["step"] is not None else {}
         for whole in (weights, *moments.values()):
@@ -74,23 +74,23 @@ def restore(engine: Any, state: Mapping[str, Any], group: Group) -> None:  # noq
 
 
 def _buffers(engine: Any) -> Dict[str, torch.Tensor]:  # noqa: ANN401
-    """Those that belong to the state, such as running means; every rank has them whole."""
+    """Persistent buffers, such as running means; every rank has them whole."""
     kept = engine.module.state_dict().keys()
     return {name: one for name, one in engine.module.named_buffers() if name in kept}
 
 
 def _flat_slices(sharded: Any) -> List[torch.Tensor]:  # noqa: ANN401
-    """This rank's fp32 weights, a tensor a group of parameters; each class of DeepSpeed names them its own way."""
+    """This rank's fp32 weights, one tensor per parameter group; DeepSpeed's classes use different names."""
     names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
     flat: List[torch.Tensor] = next(getattr(sharded, name) for name in names if hasattr(sharded, name))
     return flat
 
 
 def _make_moments(sharded: Any, parameters: Mapping[str, Any], step: Any) -> None:  # noqa: ANN401
-    """Adam makes its state in its first step, which has not been yet: make it here, to be filled."""
+    """Create Adam's state, which it would create in its first step, to be filled."""
     inner, flat = sharded.optimizer, _flat_slices(sharded)
     for one in flat:
-        # A fused Adam counts on the device.
+        # A fused Adam keeps its step count on the device.
         mine = step.to(one.device, copy=True) if inner.defaults.get("fused") else _copied(step)
         inner.state[one] = {"step": mine, **{key: torch.zeros_like(one) for key in MOMENTS}}
     _link(sharded, parameters)
@@ -98,13 +98,13 @@ def _make_moments(sharded: Any, parameters: Mapping[str, Any], step: Any) -> Non
 
 def _link(sharded: Any, parameters: Mapping[str, Any]) -> None:  # noqa: ANN401
     """
-    Tell every parameter of stage 1 and 2 where its part of the moments is.
+    Link every parameter of stage 1 and 2 to its fragment of the moments.
 
-    DeepSpeed does it in the first step of the first group of parameters, when those of the second have none yet.
+    DeepSpeed links all in the first step of the first parameter group, when the second has no moments yet.
     """
     flat = _flat_slices(sharded)
     for parameter in parameters.values():
-        mapping = getattr(parameter, "_hp_mapping", None)  # None where this rank has no part of it
+        mapping = getattr(parameter, "_hp_mapping", None)  # None if this rank has no fragment of it
         if mapping is not None:
             mine = flat[mapping.param_group_index]
             mapping.set_optim_state_fragment(mine, sharded.optimizer.state[mine])
@@ -129,7 +129,7 @@ def _put_stage_3(parameter: Any, weights: torch.Tensor, moments: Mapping[str, to
     with gathered([parameter], modifier_rank=0):
         if group.rank.is_main:
             parameter.data.copy_(weights)
-    # By slices: DeepSpeed's function for the whole tensor fails where its size is no multiple of the world size.
+    # By slices: DeepSpeed's function for a whole tensor fails unless its size is a multiple of the world size.
     count = parameter.ds_tensor.numel()
 
     def mine(whole: torch.Tensor) -> torch.Tensor:

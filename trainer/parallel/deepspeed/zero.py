@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO 0 to 3. Its engine steps; configuration, learning rate, checkpoints and messages are the trainer's."""
+"""DeepSpeed's ZeRO 0 to 3. The engine makes the steps; configuration, learning rate and checkpoints are the trainer's."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from trainer.parallel.deepspeed.relaxed_json import read_relaxed_json
 from trainer.runtime.group import Group
 from trainer.tasks.base import Task, loss_of
 
-SPLIT_STAGE = 3  # where weights are split, too
+SPLIT_STAGE = 3  # weights are sharded too
 
 
 class Zero:
-    """The engine holds what this rank keeps of model and optimizer."""
+    """The engine holds this rank's shards of model and optimizer."""
 
     def __init__(self, group: Group, config: TrainConfig, task: Task, out: Path) -> None:
         self.group, self.config, self.task, self.stage = group, config, task, ZERO_STAGES[config.strategy]
@@ -128,7 +128,7 @@ class Zero:
 
 
 def _build_split(group: Group, config: TrainConfig, task: Task, settings: Mapping[str, Any]) -> torch.nn.Module:
-    """Each parameter is split over the ranks as soon as it is there, and gets its values one at a time."""
+    """Shard each parameter when it is created, and initialise one at a time."""
     zero = importlib.import_module("deepspeed").zero
 
     def put(weight: Any, whole: Callable[[], torch.Tensor]) -> None:  # noqa: ANN401 -- a parameter with DeepSpeed's fields
@@ -143,26 +143,25 @@ def _build_split(group: Group, config: TrainConfig, task: Task, settings: Mappin
 
 
 def _cast_inputs(model: torch.nn.Module, inputs: Tuple[Any, ...]) -> Tuple[Any, ...]:
-    """To the weights' precision: DeepSpeed casts the model alone, and images, say, are fp32."""
+    """Cast floating-point inputs, such as images, to the weights' precision: DeepSpeed casts the model only."""
     dtype = next(one.dtype for one in model.parameters() if one.is_floating_point())
     return tuple(one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one for one in inputs)
 
 
 def load_deepspeed(group: Group) -> Any:  # noqa: ANN401 -- a module without types
-    """deepspeed, for the device that the trainer has taken."""
+    """Import deepspeed for the trainer's device."""
     device = group.accelerator.name
-    if not device.startswith("gcu"):  # the vendor's fork knows its own
+    if not device.startswith("gcu"):  # the vendor's fork detects its own
         os.environ["DS_ACCELERATOR"] = device
     deepspeed: Any = importlib.import_module("deepspeed")
-    # A collective over shared memory, compiled at the first start: the trainer's ranks may be on several nodes, and
-    # training has no use for it.
+    # A shared-memory collective, compiled at the first start; training does not use it.
     getattr(deepspeed.ops, "__compatible_ops__", {})["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed()  # finds the trainer's group
+    deepspeed.init_distributed()  # uses the trainer's group
     return deepspeed
 
 
 def agreed_settings(group: Group, config: TrainConfig, out: Path) -> Dict[str, Any]:
-    """Rank 0's reading of the user's file is everybody's; what DeepSpeed gets is kept in <out>/deepspeed.json."""
+    """DeepSpeed's configuration, read by rank 0 for all ranks and kept in <out>/deepspeed.json."""
     text, problem = "", ""
     if group.rank.is_main:
         try:
@@ -182,12 +181,12 @@ def agreed_settings(group: Group, config: TrainConfig, out: Path) -> Dict[str, A
 
 
 def _check(group: Group, deepspeed: Any, settings: Mapping[str, Any], name: str) -> None:  # noqa: ANN401 -- as above
-    """Whatever DeepSpeed refuses by itself, as one message."""
+    """Raise UserError for a configuration that DeepSpeed refuses."""
     problem = ""
     device = importlib.import_module("deepspeed.accelerator").get_accelerator()
     for precision, supported in (("bf16", device.is_bf16_supported), ("fp16", device.is_fp16_supported)):
         if settings[precision]["enabled"] and not supported():
-            problem = f"precision={precision}: DeepSpeed says that this device ({device.device_name()}) lacks it"
+            problem = f"precision={precision}: DeepSpeed reports that this device ({device.device_name()}) lacks it"
     try:
         deepspeed.DeepSpeedConfig(dict(settings))
     except (ValueError, TypeError, KeyError, AssertionError) as exc:
