@@ -121,13 +121,13 @@ def ranks_below(tmp_path: Path, warm: Warm) -> Iterator[StartRanks]:
 
 @pytest.fixture
 def torchrun(tmp_path: Path) -> Torchrun:
-    """Runs torchrun with TINY and the given words to its end."""
+    """Runs torchrun with TINY (or `base`) and the given words to its end."""
 
-    def run(*words: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, ranks: int = 2, base: Sequence[str] = TINY) -> subprocess.CompletedProcess[str]:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         launcher += ["--log-dir", str(tmp_path / "torchrun")]
         return subprocess.run(
-            [*launcher, "-m", "trainer", *TINY, *words],
+            [*launcher, "-m", "trainer", *base, *words],
             env=clean_environment(),
             cwd=tmp_path,
             check=False,

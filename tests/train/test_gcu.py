@@ -15,7 +15,7 @@ import pytest
 from tests.grounds.cli import Orch
 from tests.grounds.gcu import calls_of, environment
 from tests.grounds.ports import free_ports
-from tests.train.conftest import DEADLINE_S, StartRanks, clean_environment
+from tests.train.conftest import DEADLINE_S, TINY, StartRanks, Warm, clean_environment
 from tests.until import until
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
@@ -132,6 +132,21 @@ def test_what_a_card_refuses_ends_all_ranks_in_bounded_time(
     assert time.monotonic() - began < DEADLINE_S / 2  # far below any timeout
     assert said in ranks[0].err
     assert "Traceback" not in ranks[0].err
+
+
+def test_process_alone_on_a_t20_steps_in_the_vendors_safe_mode(warm: Warm, tmp_path: Path) -> None:
+    """As the vendor's scripts do without a group."""
+    env = {**clean_environment(), **environment("t20", tmp_path)}
+    words = (*TINY, "steps=2", "device=gcu", f"out={tmp_path / 'out'}")
+    output = [tmp_path / "stdout", tmp_path / "stderr"]
+    assert warm(deepspeed=False).start(words, env=env, cwd=tmp_path, output=output).wait(DEADLINE_S) == 0, output
+    assert calls_of(tmp_path, 0).count("optimizer_step SAFEASYNC") == 2
+
+
+def test_fp16_is_refused_on_a_t20_whose_scaler_is_the_vendors(start_ranks: StartRanks) -> None:
+    (rank,) = start_ranks("device=gcu", "precision=fp16", world_size=1, env=environment("t20"))
+    assert rank.wait() == 2
+    assert "precision=fp16: the card has it, but torch_gcu's own GradScaler" in rank.err
 
 
 def test_missing_rank_is_named_though_a_t20_makes_a_store_of_its_own(start_ranks: StartRanks) -> None:

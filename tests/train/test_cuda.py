@@ -1,0 +1,71 @@
+"""The trainer on an NVIDIA GPU: one rank under torchrun, over NCCL. Without a GPU these are skipped."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.grounds import components
+from tests.train.conftest import Torchrun
+
+pytestmark = [pytest.mark.train, pytest.mark.gpu, pytest.mark.slow]
+
+DEVICE, BACKEND = "cuda", "nccl"
+WORDS = (f"device={DEVICE}", "steps=60", "save_steps=60", "lr=1e-2", "accumulation=4")
+
+
+def _metrics(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision"),
+    [("ddp", "fp32"), ("ddp", "bf16"), ("ddp", "fp16"), ("fsdp2", "bf16"), ("zero2", "bf16")],
+)
+def test_loss_falls_on_a_gpu_over_nccl(torchrun: Torchrun, tmp_path: Path, strategy: str, precision: str) -> None:
+    if strategy.startswith("zero"):
+        components.module("deepspeed")
+    done = torchrun(*WORDS, f"strategy={strategy}", f"precision={precision}", ranks=1)
+    assert done.returncode == 0, done.stderr
+    assert f"1/1 ranks ready, backend {BACKEND}, device {DEVICE}\n" in done.stdout
+    metrics = _metrics(tmp_path / "out")
+    assert metrics[0]["loss"] > 5.4
+    assert metrics[-1]["loss"] < 4
+    assert metrics[-1]["peak_memory_bytes"] > 0
+
+
+def test_resumed_run_on_a_gpu_repeats_a_straight_one_bit_for_bit(torchrun: Torchrun, tmp_path: Path) -> None:
+    words = (f"device={DEVICE}", "steps=8", "save_steps=4", "accumulation=2", "deterministic=true")
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    assert torchrun(*words, f"out={straight}", ranks=1).returncode == 0
+    resumed.mkdir(mode=0o700)
+    shutil.copytree(straight / "step_4", resumed / "step_4")
+    done = torchrun(*words, f"out={resumed}", ranks=1)
+    assert done.returncode == 0, done.stderr
+    assert f"resuming from {resumed / 'step_4'}, step 4" in done.stdout
+    losses = [[one["loss"] for one in _metrics(out)] for out in (straight, resumed)]
+    assert losses[1] == losses[0][4:]
+    assert (resumed / "step_8/state.pt").read_bytes() == (straight / "step_8/state.pt").read_bytes()
+
+
+def test_compiled_training_on_a_gpu_keeps_the_losses(torchrun: Torchrun, tmp_path: Path) -> None:
+    base = (f"device={DEVICE}", "task=tests.grounds.tasks:Counted", "micro_batch=2", "report=", "steps=3")
+    plain = torchrun(f"out={tmp_path / 'plain'}", ranks=1, base=base)
+    compiled = torchrun("compile=true", f"out={tmp_path / 'compiled'}", ranks=1, base=base)
+    assert (plain.returncode, compiled.returncode) == (0, 0), plain.stderr + compiled.stderr
+    assert int(re.findall(r"^graphs=(\d+)$", compiled.stdout, re.MULTILINE)[-1]) > 0
+    losses = [[one["loss"] for one in _metrics(tmp_path / name)] for name in ("plain", "compiled")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_rank_without_a_gpu_of_its_own_is_named(torchrun: Torchrun) -> None:
+    count = torch.cuda.device_count()
+    done = torchrun(f"device={DEVICE}", "steps=1", ranks=count + 1)
+    assert done.returncode != 0
+    assert f"rank {count}: local rank {count} has no device: this node shows {count} ({DEVICE})" in done.stderr
