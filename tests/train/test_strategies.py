@@ -25,19 +25,13 @@ pytestmark = pytest.mark.train
 
 # Clips at every step: the norm has to be that of the whole model.
 WORDS = ("steps=30", "save_steps=10", "accumulation=2", "optim.grad_clip=0.5")
-HELD = "task=held_task:Held"
+# Its size is that of TINY, whose model.* it does not take.
+HELD = ("task=tests.grounds.held_task:Held", *(word for word in TINY if not word.startswith("model.")))
 
 
 def _numbers(out: Path) -> list[tuple[int, float, float]]:
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [(one["step"], one["loss"], one["grad_norm"]) for one in lines]
-
-
-def _hold(out: Path) -> Path:
-    """Keep a training that will begin from going on after its first checkpoint; it goes on when the file is removed."""
-    out.mkdir(mode=0o700)
-    (out / held_task.HOLD).touch()
-    return out / held_task.HOLD
 
 
 def _codes(ranks: Sequence[Rank]) -> list[int]:
@@ -65,11 +59,12 @@ def gate(farm: Farm, warm: Warm) -> Iterator[WarmGate]:
 
 @pytest.fixture
 def orch(farm: Farm, tmp_path: Path) -> Orch:
-    """Two nodes with a rank each; the code that travels are two files."""
+    """Two nodes with a rank each; the code that travels are two modules."""
     site = tmp_path / "site"
-    site.mkdir()
+    grounds = site / "tests" / "grounds"
+    grounds.mkdir(parents=True)
     shutil.copy(WARM_RANK, site)
-    shutil.copy(held_task.__file__, site)
+    shutil.copy(held_task.__file__, grounds)
     farm.inventory(site, nodes=2, env={"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"})
     return Orch(site)
 
@@ -90,13 +85,15 @@ def test_run_on_two_nodes_killed_with_9_repeats_a_straight_one_bit_for_bit_and_d
         components.module("deepspeed")
     words = (*WORDS, f"strategy={strategy}")
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    assert _codes(start_ranks(*words, f"out={straight}")) == [0, 0]
+    assert _codes(start_ranks(*words, f"out={straight}", base=HELD)) == [0, 0]
     for mine, theirs in zip(_numbers(straight), under_ddp, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4)
-    launch = ("ssh-launch", "--bare", "--", WARM_RANK.name, str(gate.path), *TINY, *words, f"out={killed}")
+    launch = ("ssh-launch", "--bare", "--", WARM_RANK.name, str(gate.path), *HELD, *words, f"out={killed}")
+    held = held_task.hold(killed)
     with orch.start(*launch) as first:
         until((killed / "step_10").exists, deadline_s=DEADLINE_S, what="the first checkpoint")
         gate.ranks["1"].kill()
+        held.unlink()
         _, said = first.communicate(timeout=DEADLINE_S)
     assert first.returncode == 1
     assert "is FAILED" in said  # by rank 1 or, which may be as quick, by rank 0 that misses it
@@ -109,7 +106,7 @@ def test_run_on_two_nodes_killed_with_9_repeats_a_straight_one_bit_for_bit_and_d
 
     if not resharded:  # seconds for each of them
         return
-    third = start_ranks(*words, "steps=31", f"out={killed}", world_size=resharded)
+    third = start_ranks(*words, "steps=31", f"out={killed}", world_size=resharded, base=HELD)
     assert set(_codes(third)) == {0}
     assert f"WARNING: the checkpoint was written by 2 ranks and is split over {resharded} now" in third[0].out
     *_, (_, before, _), (step, loss, _) = _numbers(killed)
@@ -126,18 +123,19 @@ def test_run_as_orch_starts_it_on_two_nodes_killed_with_9_repeats_a_straight_one
     folder, straight = farm.home / secrets.token_hex(4), tmp_path / "straight"
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
-    hold = _hold(folder / "out")
-    os.chown(hold.parent, farm.home.stat().st_uid, -1)
+    held = held_task.hold(folder / "out")
+    os.chown(held.parent, farm.home.stat().st_uid, -1)
     killed, text = folder / "out", folder / "text.txt"
     text.write_text(Path(__file__).read_text() * 9)
     words = (*WORDS, "strategy=zero2", f"data.paths={text}")
-    assert _codes(start_ranks(*words, f"out={straight}")) == [0, 0]
-    launch = ("ssh-launch", *TINY, *words, f"out={killed}")
+    assert _codes(start_ranks(*words, f"out={straight}", base=HELD)) == [0, 0]
+    launch = ("ssh-launch", *HELD, *words, f"out={killed}")
     with orch.start(*launch) as first:
         until((killed / "step_10").exists, deadline_s=DEADLINE_S, what="the first checkpoint")
         (record,) = orch.records()
         events = orch.events(orch.node_folder(record["id"], "n1"))
         os.kill(next(one["pid"] for one in events if one["event"] == "rank-started"), signal.SIGKILL)
+        held.unlink()
         first.communicate(timeout=DEADLINE_S)
     assert first.returncode == 1
     done = orch(*launch)

@@ -165,7 +165,7 @@ def test_warning_to_one_rank_has_all_save_and_ask_to_be_started_again(
     assert [rank.wait() for rank in ranks] == [99, 99]
     steps = len(_metrics(resumed))
     assert steps < 60
-    assert f"saved at step {steps}, to be started again (exit code 99)" in ranks[0].out
+    assert f"saved at step {steps}, to be restarted (exit code 99)" in ranks[0].out
     assert [rank.wait() for rank in start_ranks(*words, f"out={resumed}")] == [0, 0]
     assert _numbers(resumed) == _numbers(straight)
 
