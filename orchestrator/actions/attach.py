@@ -12,7 +12,7 @@ from orchestrator.run import RunRecord
 from orchestrator.store import RunFolder
 from orchestrator.supervision.start import logins_need_answers, start_and_wait
 from orchestrator.verdict import observe
-from orchestrator.verdict.launching import launch_goes_on
+from orchestrator.verdict.launching import is_launching
 
 
 def supervise(folder: RunFolder, on_warning: Callable[[str], None]) -> None:
@@ -27,7 +27,7 @@ def supervise(folder: RunFolder, on_warning: Callable[[str], None]) -> None:
     if record.launcher == "slurm":
         return
     _refuse_second(folder, record)
-    if launch_goes_on(record):
+    if is_launching(record):
         raise UsageError(f"run {record.id} is still being launched", hint=_hint(record))
     if why := start_and_wait(folder):
         _refuse_second(folder, record)  # another attach was quicker

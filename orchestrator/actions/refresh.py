@@ -21,7 +21,7 @@ from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder, Store, home
 from orchestrator.verdict import observe
 from orchestrator.verdict.judge import Verdict
-from orchestrator.verdict.launching import launch_goes_on
+from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.observe import Status
 from orchestrator.verdict.settle import settle
 
@@ -63,7 +63,7 @@ class Refreshed:
         if self.status is None or self.record.state.final:
             return ""
         left = observe.may_still_run(self.folder.read_plan(), self.status.verdict, self.nodes)
-        return observe.not_being_ended(self.folder, self.record.id, left)
+        return observe.still_running_warning(self.folder, self.record.id, left)
 
     def unsupervised(self) -> str:
         """The warning that a running run over SSH has no supervisor, or nothing; Slurm supervises its jobs itself."""
@@ -86,7 +86,7 @@ def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Termina
     """
     record = folder.read()
     failed_to_launch = record.state.final and record.state is not RunState.LOST and not record.started
-    if failed_to_launch or launch_goes_on(record):
+    if failed_to_launch or is_launching(record):
         return Refreshed(folder, record)
     plan = folder.read_plan()
     launcher = launcher_for(plan, terminal)
@@ -101,7 +101,7 @@ def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Termina
         return Refreshed(folder, record, missing=str(exc))
     finally:
         launcher.close()
-    verdict = observe.as_seen(plan, status.verdict, status.nodes)
+    verdict = observe.recordable_verdict(plan, status.verdict, status.nodes)
     return Refreshed(folder, settle(folder, verdict, status.nodes, attempt=status.attempt), status)
 
 

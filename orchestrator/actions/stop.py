@@ -15,7 +15,7 @@ from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.verdict import observe
 from orchestrator.verdict.judge import Verdict
-from orchestrator.verdict.launching import launch_goes_on, launched_elsewhere
+from orchestrator.verdict.launching import is_launching, remote_launch_host
 from orchestrator.verdict.observe import Status
 from orchestrator.verdict.settle import settle
 
@@ -33,7 +33,7 @@ def stop(folder: RunFolder, on_notice: Callable[[str], None]) -> RunRecord:
     """
     record = _launch_ended(folder, on_notice)
     plan = folder.read_plan()
-    elsewhere = launched_elsewhere(record)
+    elsewhere = remote_launch_host(record)
     over = record.state.final and record.state is not RunState.LOST
     if not over:
         folder.ask_to_stop()
@@ -66,7 +66,7 @@ def _launch_ended(folder: RunFolder, on_notice: Callable[[str], None]) -> RunRec
         LaunchError: it cannot be signalled, or does not give up.
     """
     record, deadline = folder.read(), time.monotonic() + GIVE_UP_S
-    if record.launching is None or not launch_goes_on(record):
+    if record.launching is None or not is_launching(record):
         return record
     pid = record.launching["pid"]
     try:
@@ -74,7 +74,7 @@ def _launch_ended(folder: RunFolder, on_notice: Callable[[str], None]) -> RunRec
     except PermissionError as exc:
         raise LaunchError(f"run {record.id} is still being launched by pid {pid}, which is another user's") from exc
     on_notice(f"run {record.id} is still being launched: pid {pid} was asked to give up")
-    while launch_goes_on(record):
+    while is_launching(record):
         if time.monotonic() > deadline:
             raise LaunchError(
                 f"run {record.id} is still being launched: pid {pid} has not given up in {GIVE_UP_S:.0f} s",

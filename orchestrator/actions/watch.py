@@ -20,7 +20,7 @@ from orchestrator.run import RunRecord, RunState
 from orchestrator.store import KeptRun
 from orchestrator.verdict import observe
 from orchestrator.verdict.judge import Verdict, judge
-from orchestrator.verdict.launching import launch_goes_on
+from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.observe import Status
 from orchestrator.verdict.settle import settle
 
@@ -198,10 +198,10 @@ class Watch:
             if text := news(before, answer, heard=bool(self._nodes)):
                 self._viewer.say(text)
         asked, nodes = self.run.is_asked_to_stop(), list(self._nodes.values())
-        verdict = judge(self._plan, nodes, queue, stop_asked=asked)
+        verdict = judge(self._plan, nodes, queue, stop_requested=asked)
         if self._is_guest:
             return self._is_quiet(verdict)
-        if verdict.state.final and launch_goes_on(self.run.read()):
+        if verdict.state.final and is_launching(self.run.read()):
             return False  # its nodes are still being started, perhaps again on another port
         supervisor = self.run.supervisor()
         if supervisor is not None or not self._ends_failed:
@@ -217,11 +217,11 @@ class Watch:
         """The verdict, not final as long as a run that has failed may run on and is not ended from here."""
         if self._ends_failed or self._is_guest:
             return verdict
-        return observe.as_seen(self._plan, verdict, nodes)
+        return observe.recordable_verdict(self._plan, verdict, nodes)
 
     def _warn_unless_ended(self, left: Sequence[str]) -> None:
         """Say, once, that nobody ends what is left of a run that has failed."""
-        text = "" if self._has_warned else observe.not_being_ended(self.run, self._plan.run_id, left)
+        text = "" if self._has_warned else observe.still_running_warning(self.run, self._plan.run_id, left)
         if text and not self._ended():
             self._viewer.warn(text)
             self._has_warned = True

@@ -26,7 +26,7 @@ from orchestrator.run import RankExit, RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervision.listeners import Listeners, NodeState
 from orchestrator.verdict.judge import Verdict, judge
-from orchestrator.verdict.launching import launch_goes_on
+from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.settle import settle
 
 TICK_S = 0.5
@@ -67,7 +67,7 @@ class Supervisor:
             if record.state.final and record.state is not RunState.LOST:
                 return Verdict(record.state, record.exit, record.message)
             verdict = self._judge()
-            if verdict is not None and verdict.state.final and not launch_goes_on(record):
+            if verdict is not None and verdict.state.final and not is_launching(record):
                 return verdict
             if verdict is not None and not verdict.state.final:
                 settle(self._folder, verdict)
@@ -80,7 +80,7 @@ class Supervisor:
     def _judge(self) -> Verdict | None:
         """Judge by the observations so far; None while they are too few."""
         nodes = self._observations()
-        verdict = judge(self._plan, nodes, None, stop_asked=self._folder.is_asked_to_stop())
+        verdict = judge(self._plan, nodes, None, stop_requested=self._folder.is_asked_to_stop())
         if verdict.state is RunState.LOST and len(nodes) < len(self._states):
             return None
         return verdict

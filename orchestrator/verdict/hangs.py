@@ -15,7 +15,7 @@ PHASES = ("init", "eval", "save", "saved", "step", "done")  # the order within o
 SHOWN_PLACES = 3
 
 
-def explained(found: RankExit, nodes: Sequence[NodeObservation]) -> RankExit:
+def diagnose_hang(found: RankExit, nodes: Sequence[NodeObservation]) -> RankExit:
     """Add to a hang the ranks to blame, as far as that is known, and the folders of the stacks."""
     if found.kind != HANG:
         return found

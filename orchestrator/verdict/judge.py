@@ -16,7 +16,7 @@ from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RankExit, RunState
-from orchestrator.verdict.hangs import explained
+from orchestrator.verdict.hangs import diagnose_hang
 
 # man squeue, JOB STATE CODES: Slurm ended these itself; the signals that ranks got are a consequence.
 _ENDED_BY_SLURM = frozenset({"BOOT_FAIL", "DEADLINE", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
@@ -35,11 +35,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The reports of the nodes, in node order; `stop_asked`: `orch stop` was run. Each list is made once: nodes may be many."""
+    """The reports of the nodes, in node order; `stop_requested`: `orch stop` was run. Each list is made once: nodes may be many."""
 
     plan: LaunchPlan
     nodes: Sequence[NodeObservation]
-    stop_asked: bool
+    stop_requested: bool
 
     @cached_property
     def ends(self) -> list[tuple[str, Finished]]:
@@ -64,7 +64,7 @@ class Evidence:
     def first_exit(self) -> RankExit | None:
         """The exit of the first rank that failed."""
         failed = ((node, end.exit) for node, end in self.ends_in("FAILED"))
-        return next((explained(_exit_of(node, end), self.nodes) for node, end in failed if end is not None), None)
+        return next((diagnose_hang(_exit_of(node, end), self.nodes) for node, end in failed if end is not None), None)
 
 
 Rule = Callable[[Evidence], "Verdict | None"]
@@ -72,15 +72,15 @@ SlurmRule = Callable[[Evidence, JobStatus], "Verdict | None"]
 
 
 def judge(
-    plan: LaunchPlan, nodes: Sequence[NodeObservation], queue: JobStatus | None, *, stop_asked: bool = False
+    plan: LaunchPlan, nodes: Sequence[NodeObservation], queue: JobStatus | None, *, stop_requested: bool = False
 ) -> Verdict:
     """
     Decide a run's state. A scheduler that does not answer is no verdict; a run of which nothing is known is LOST.
 
     Args:
-        stop_asked: `orch stop` was run. Without it, and without a report of Slurm, agents that were asked to stop have failed.
+        stop_requested: `orch stop` was run. Without it, and without a report of Slurm, agents that were asked to stop have failed.
     """
-    evidence = Evidence(plan, tuple(nodes), stop_asked)
+    evidence = Evidence(plan, tuple(nodes), stop_requested)
     return judge_direct(evidence) if plan.launcher == "ssh" else judge_slurm(evidence, queue)
 
 
@@ -120,13 +120,13 @@ def a_node_failed(evidence: Evidence) -> Verdict | None:
     node, end = failed[0]
     if end.exit is None:
         return Verdict(RunState.FAILED, message=end.text)
-    first = explained(_exit_of(node, end.exit), evidence.nodes)
+    first = diagnose_hang(_exit_of(node, end.exit), evidence.nodes)
     return Verdict(RunState.FAILED, first, str(first))
 
 
 def stopped_by_orch(evidence: Evidence) -> Verdict | None:
     stopped = evidence.ends_in("STOPPED", "REQUEUE")
-    return Verdict(RunState.STOPPED) if stopped and evidence.stop_asked else None
+    return Verdict(RunState.STOPPED) if stopped and evidence.stop_requested else None
 
 
 def stopped_by_another_signal(evidence: Evidence) -> Verdict | None:
@@ -189,13 +189,13 @@ def job_ended_by_slurm(evidence: Evidence, queue: JobStatus) -> Verdict | None:
 def a_node_of_ended_job_failed(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     """While Slurm may restart the job, nothing is final. Failures in a job that `orch stop` cancelled are consequences."""
     is_final = queue.over or (queue.absent and evidence.all_ended)
-    is_consequence = queue.word == _CANCELLED and evidence.stop_asked
+    is_consequence = queue.word == _CANCELLED and evidence.stop_requested
     return a_node_failed(evidence) if is_final and not is_consequence else None
 
 
 def job_stopped_by_user(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     is_final = queue.over or (queue.absent and evidence.all_ended)
-    by_user = evidence.stop_asked or queue.word in _STOPPED_BY_USER
+    by_user = evidence.stop_requested or queue.word in _STOPPED_BY_USER
     if not (is_final and by_user) or _some_never_started(evidence, queue) or not evidence.ends_in("STOPPED", "REQUEUE"):
         return None
     return Verdict(RunState.STOPPED, message=_canceller(queue))

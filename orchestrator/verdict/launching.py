@@ -14,14 +14,14 @@ def this_process() -> dict[str, Any]:
     return {**own_record(), "host": socket.gethostname()}
 
 
-def launch_goes_on(record: RunRecord) -> bool:
+def is_launching(record: RunRecord) -> bool:
     """Report whether the process that launches the run is alive on this machine."""
     return record.launching is not None and not record.started and is_alive(record.launching)
 
 
-def launched_elsewhere(record: RunRecord) -> str | None:
+def remote_launch_host(record: RunRecord) -> str | None:
     """The other machine that may still be launching the run, which only that machine knows."""
-    if record.launching is None or record.started or launch_goes_on(record):
+    if record.launching is None or record.started or is_launching(record):
         return None
     host = str(record.launching.get("host", socket.gethostname()))
     return None if host == socket.gethostname() else host

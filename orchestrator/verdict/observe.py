@@ -50,7 +50,7 @@ def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: JobStatus
         for place in places:
             if place.failure is None:
                 nodes += place.endpoint.observe(place.attempt_dir, place.nodes)
-        verdict = judge(plan, nodes, queue, stop_asked=run.is_asked_to_stop())
+        verdict = judge(plan, nodes, queue, stop_requested=run.is_asked_to_stop())
         unreachable = [place.failure for place in places if place.failure is not None]
         if unreachable and verdict.state is not RunState.FAILED:
             raise NodesError(unreachable, plan.node_count)
@@ -71,7 +71,7 @@ def may_still_run(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObserv
     return [node.name for node in plan.nodes if node.name not in ended]
 
 
-def as_seen(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObservation]) -> Verdict:
+def recordable_verdict(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObservation]) -> Verdict:
     """
     The verdict that a command which ends nothing may record: final only if no node may still run.
 
@@ -82,7 +82,7 @@ def as_seen(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObservation]
     return verdict
 
 
-def not_being_ended(run: KeptRun, run_id: str, left: Sequence[str]) -> str:
+def still_running_warning(run: KeptRun, run_id: str, left: Sequence[str]) -> str:
     """The warning that no supervisor ends what is left of a run on these nodes; empty if one does, or nothing is left."""
     present = run.supervisor()
     stopped = stopped_pid(present)

@@ -10,7 +10,7 @@ from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import KeptRun
 from orchestrator.verdict.judge import Verdict
-from orchestrator.verdict.launching import launch_goes_on
+from orchestrator.verdict.launching import is_launching
 
 
 def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = (), *, attempt: int = 1) -> RunRecord:
@@ -21,7 +21,7 @@ def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = ()
 def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservation]) -> RunRecord:
     settled = record.state.final and record.state is not RunState.LOST
     same = verdict.state == record.state and (verdict.state.final or verdict.message == record.message)
-    if settled or same or (verdict.state.final and launch_goes_on(record)):
+    if settled or same or (verdict.state.final and is_launching(record)):
         return record
     summary = next((p["summary"] for node in nodes for p in node.progress.values() if "summary" in p), record.summary)
     ended = datetime.now(timezone.utc).isoformat() if verdict.state.final else None

@@ -10,7 +10,7 @@ from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.node.failure import failure_of
 from orchestrator.node.stacks import innermost, places
 from orchestrator.run import RankExit
-from orchestrator.verdict.hangs import explained
+from orchestrator.verdict.hangs import diagnose_hang
 
 WAITS, READS = "trainer/runtime/group.py:139 in end", "my/data.py:7 in __getitem__"
 TIMEOUT = RankExit("n0", 0, 1, None, "Timed out", kind="hang")
@@ -33,7 +33,7 @@ def _node(name: str, steps: dict[int, tuple[int, str]], stacks: dict[int, str]) 
 
 
 def _said(*nodes: NodeObservation) -> list[str]:
-    error = explained(TIMEOUT, nodes).error
+    error = diagnose_hang(TIMEOUT, nodes).error
     assert error is not None
     return error.split("; ")
 
@@ -72,7 +72,7 @@ def test_folders_of_the_stacks_are_shown() -> None:
 
 def test_other_failures_stay_as_they_are() -> None:
     other = RankExit("n0", 0, 1, None, "disk full", kind="storage")
-    assert explained(other, [_node("n0", {0: (1, "step")}, {0: WAITS})]) == other
+    assert diagnose_hang(other, [_node("n0", {0: (1, "step")}, {0: WAITS})]) == other
 
 
 MAIN = 'Timeout (0:00:07)!\nThread 0x1 (most recent call first):\n  File "/a/notice.py", line 34 in _wait\n\n'

@@ -13,7 +13,7 @@ from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import LauncherName, Program, Request, RunState
 from orchestrator.verdict.judge import Verdict, judge
-from orchestrator.verdict.observe import as_seen
+from orchestrator.verdict.observe import recordable_verdict
 
 OVER = JobStatus("COMPLETED", over=True)
 
@@ -95,13 +95,13 @@ def test_job_that_slurm_ended_says_why_it_does_not_begin_anew() -> None:
 
 def test_ranks_that_fail_when_orch_stop_cancels_their_job_are_stopped() -> None:
     nodes, cancelled = [_node("n0", "FAILED"), _node("n1", "STOPPED")], JobStatus("CANCELLED", over=True)
-    assert judge(_plan("slurm"), nodes, cancelled, stop_asked=True).state is RunState.STOPPED
-    assert judge(_plan("slurm"), nodes[:1], cancelled, stop_asked=True).state is RunState.STOPPED
+    assert judge(_plan("slurm"), nodes, cancelled, stop_requested=True).state is RunState.STOPPED
+    assert judge(_plan("slurm"), nodes[:1], cancelled, stop_requested=True).state is RunState.STOPPED
     assert judge(_plan("slurm"), nodes, cancelled).state is RunState.FAILED
     killed = _node("n0", alive=False)
-    assert judge(_plan("slurm"), [killed], cancelled, stop_asked=True).state is RunState.STOPPED
-    assert judge(_plan("slurm"), [killed], JobStatus("FAILED", over=True), stop_asked=True).state is RunState.FAILED
-    assert judge(_plan("slurm"), nodes, JobStatus("FAILED", over=True), stop_asked=True).state is RunState.FAILED
+    assert judge(_plan("slurm"), [killed], cancelled, stop_requested=True).state is RunState.STOPPED
+    assert judge(_plan("slurm"), [killed], JobStatus("FAILED", over=True), stop_requested=True).state is RunState.FAILED
+    assert judge(_plan("slurm"), nodes, JobStatus("FAILED", over=True), stop_requested=True).state is RunState.FAILED
 
 
 def test_job_that_waits_is_pending_though_it_has_run_before() -> None:
@@ -150,7 +150,7 @@ def _setup_failed(name: str) -> NodeObservation:
 
 
 def test_failure_stays_one_though_orch_stop_ended_the_others() -> None:
-    verdict = judge(_plan("ssh"), [_node("n0", "FAILED"), _node("n1", "STOPPED")], None, stop_asked=True)
+    verdict = judge(_plan("ssh"), [_node("n0", "FAILED"), _node("n1", "STOPPED")], None, stop_requested=True)
     assert (verdict.state, verdict.message) == (RunState.FAILED, "rank 0 on n0 exited 1")
 
 
@@ -192,7 +192,7 @@ def test_job_that_was_never_submitted_is_lost_unless_a_node_knows_better() -> No
 
 def test_agents_that_orch_stop_ended_make_a_stopped_run() -> None:
     nodes = [_node("n0", "STOPPED"), _node("n1", "DONE")]
-    assert judge(_plan("ssh"), nodes, None, stop_asked=True).state is RunState.STOPPED
+    assert judge(_plan("ssh"), nodes, None, stop_requested=True).state is RunState.STOPPED
 
 
 def test_agents_that_somebody_else_asked_to_stop_have_failed_and_the_first_is_named() -> None:
@@ -205,7 +205,7 @@ def test_agents_that_somebody_else_asked_to_stop_have_failed_and_the_first_is_na
 
 
 @pytest.mark.parametrize(
-    ("word", "stop_asked", "state"),
+    ("word", "stop_requested", "state"),
     [
         ("CANCELLED", False, "STOPPED"),
         ("GONE", False, "STOPPED"),
@@ -214,9 +214,9 @@ def test_agents_that_somebody_else_asked_to_stop_have_failed_and_the_first_is_na
         ("TIMEOUT", True, "FAILED"),
     ],
 )
-def test_scancel_stops_as_orch_stop_does_by_slurms_word(word: str, stop_asked: bool, state: str) -> None:
+def test_scancel_stops_as_orch_stop_does_by_slurms_word(word: str, stop_requested: bool, state: str) -> None:
     nodes = [_node("n0", "STOPPED"), _node("n1", "STOPPED")]
-    assert judge(_plan("slurm"), nodes, JobStatus(word, over=True), stop_asked=stop_asked).state.value == state
+    assert judge(_plan("slurm"), nodes, JobStatus(word, over=True), stop_requested=stop_requested).state.value == state
 
 
 @pytest.mark.parametrize("word", ["TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY"])
@@ -258,7 +258,9 @@ def test_where_there_is_no_slurm_to_ask_a_run_has_ended_once_all_its_nodes_have(
     assert judge(_plan("slurm"), nodes, JobStatus("UNKNOWN")).state is RunState.RUNNING
     stopped = [_node("n0", "STOPPED"), _node("n1", "STOPPED")]
     assert judge(_plan("slurm"), stopped, JobStatus("UNKNOWN", absent=True)).state is RunState.RUNNING
-    assert judge(_plan("slurm"), stopped, JobStatus("UNKNOWN", absent=True), stop_asked=True).state is RunState.STOPPED
+    assert (
+        judge(_plan("slurm"), stopped, JobStatus("UNKNOWN", absent=True), stop_requested=True).state is RunState.STOPPED
+    )
 
 
 def test_who_cancelled_a_job_is_told_where_accounting_knows() -> None:
@@ -271,8 +273,8 @@ def test_who_cancelled_a_job_is_told_where_accounting_knows() -> None:
 
 def test_failure_is_final_to_one_who_only_looks_once_every_node_is_known_to_have_ended() -> None:
     failed, plan = Verdict(RunState.FAILED, message="rank 3 on n0 exited 1"), _plan("ssh")
-    seen = as_seen(plan, failed, [_node("n0", "FAILED"), _node("n1")])
+    seen = recordable_verdict(plan, failed, [_node("n0", "FAILED"), _node("n1")])
     assert (seen.state, seen.message) == (RunState.RUNNING, "rank 3 on n0 exited 1; n1 may still run")
-    assert as_seen(plan, failed, [_node("n0", "FAILED")]).state is RunState.RUNNING, "n1 was not reached"
-    assert as_seen(plan, failed, [_node("n0", "FAILED"), _node("n1", alive=False)]) == failed
-    assert as_seen(_plan("slurm"), failed, [_node("n0", "FAILED"), _node("n1")]) == failed, "Slurm ends it"
+    assert recordable_verdict(plan, failed, [_node("n0", "FAILED")]).state is RunState.RUNNING, "n1 was not reached"
+    assert recordable_verdict(plan, failed, [_node("n0", "FAILED"), _node("n1", alive=False)]) == failed
+    assert recordable_verdict(_plan("slurm"), failed, [_node("n0", "FAILED"), _node("n1")]) == failed, "Slurm ends it"
