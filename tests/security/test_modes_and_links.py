@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
 import stat
 import subprocess
@@ -37,14 +38,23 @@ if [ "$at" = STAGE ]; then touch FOLDER/.reached; while [ ! -e FOLDER/.gate ]; d
 exec PYTHON "$@"
 """
 WITH_BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": ""}
-SECRET = "canary-in-an-env-file"  # noqa: S105  (that is what it is for)
 
 
-def _orch(folder: Path, python: str = sys.executable, workdir: str = "") -> Orch:
-    text = INVENTORY.replace("WORKDIR", workdir or f"{folder}/.work").replace("PYTHON", python)
-    (folder / "inventory.yaml").write_text(text)
+@pytest.fixture
+def secret() -> str:
+    """Random text: no source file holds it, as tests that push this repository leave one in the home of the farm."""
+    return secrets.token_hex(16)
+
+
+def _write_env_file(folder: Path, secret: str) -> None:
     (folder / ".env").touch(mode=0o600)
-    (folder / ".env").write_text(f"X={SECRET}\n")
+    (folder / ".env").write_text(f"X={secret}\n")
+
+
+def _orch(folder: Path, python: str = sys.executable, secret: str = "") -> Orch:
+    text = INVENTORY.replace("WORKDIR", f"{folder}/.work").replace("PYTHON", python)
+    (folder / "inventory.yaml").write_text(text)
+    _write_env_file(folder, secret)
     (folder / ".tmp").mkdir(exist_ok=True)
     return Orch(folder, env={"TMPDIR": str(folder / ".tmp"), **WITH_BYTE_CODE})
 
@@ -119,51 +129,50 @@ def test_node_does_not_write_through_a_planted_link(name: str, tmp_path: Path) -
     assert not list((tmp_path / ".elsewhere").iterdir())
 
 
-def _holders(root: Path) -> dict[str, int]:
-    """Name -> mode of the files that hold the secret, the env_file itself left out."""
+def _holders(root: Path, secret: str) -> dict[str, int]:
+    """Name -> mode of the files that hold the secret, without the env_file itself."""
     paths = [path for path in root.rglob("*") if path.is_file() and path != root / ".env"]
-    return {path.name: path.stat().st_mode & 0o777 for path in paths if SECRET.encode() in path.read_bytes()}
+    return {path.name: path.stat().st_mode & 0o777 for path in paths if secret.encode() in path.read_bytes()}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("stage", ["connect", "start", "run"])
 def test_launch_that_is_interrupted_leaves_the_secret_in_node_sh_at_most(
-    stage: str, number: signal.Signals, tmp_path: Path
+    stage: str, number: signal.Signals, tmp_path: Path, secret: str
 ) -> None:
     python = tmp_path / ".waiting-python"
     script = WAITING.replace("STAGE", stage).replace("FOLDER", str(tmp_path)).replace("PYTHON", sys.executable)
     python.write_text(script)
     python.chmod(0o700)
-    orch = _orch(tmp_path, python=str(python))
+    orch = _orch(tmp_path, python=str(python), secret=secret)
     with orch.start("ssh-launch", "--", "sh", "-c", f"touch {tmp_path}/.reached; exec sleep 1000") as launch:
         until((tmp_path / ".reached").exists, what=f"the stage {stage}")
         os.kill(launch.pid, number)
         (tmp_path / ".gate").touch()
         launch.communicate(timeout=60)
     orch("stop", code=None)
-    assert _holders(tmp_path).items() <= {("node.sh", 0o600)}
+    assert _holders(tmp_path, secret).items() <= {("node.sh", 0o600)}
     assert not list((tmp_path / ".tmp").iterdir())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_push_that_is_interrupted_leaves_the_secret_in_node_sh_at_most(
-    number: signal.Signals, farm: Farm, tmp_path: Path
+    number: signal.Signals, farm: Farm, tmp_path: Path, secret: str
 ) -> None:
     """n0 has all it needs, n1 is in the middle of it."""
-    (tmp_path / ".env").touch(mode=0o600)
-    (tmp_path / ".env").write_text(f"X={SECRET}\n")
+    _write_env_file(tmp_path, secret)
     with held_launch("push", farm, tmp_path, env_file=".env") as launch:
         os.kill(launch.process.pid, number)
         launch.process.communicate(timeout=60)
         launch.let_go()
         until(lambda: not farm.processes(), what="what was pushed to end", deadline_s=40)
-    assert _holders(tmp_path) == {}
-    assert _holders(farm.home).items() <= {("node.sh", 0o600)}
+    assert _holders(tmp_path, secret) == {}
+    assert _holders(farm.home, secret).items() <= {("node.sh", 0o600)}
 
 
 @pytest.mark.parametrize("end", ["kill", "raise"])
 def test_endpoint_that_ends_between_writing_and_renaming_leaves_nothing_that_others_can_read(
-    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    end: str, tmp_path: Path, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed, it leaves the unfinished file beside the finished ones, as private as they are; otherwise it removes it."""
 
@@ -179,12 +188,12 @@ def test_endpoint_that_ends_between_writing_and_renaming_leaves_nothing_that_oth
         folder = str(tmp_path / "attempt-1" / "n0")
         try:
             push.put_files(
-                {"folder": folder, "files": [{"path": "node.sh", "size": len(SECRET), "mode": 0o600}]}, SECRET.encode()
+                {"folder": folder, "files": [{"path": "node.sh", "size": len(secret), "mode": 0o600}]}, secret.encode()
             )
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    left = _holders(tmp_path)
+    left = _holders(tmp_path, secret)
     assert len(left) == (1 if end == "kill" else 0)
     assert set(left.values()) <= {0o600}
     assert _open_to_others(tmp_path / "attempt-1" / "n0") == []
