@@ -32,7 +32,7 @@ def _slurm(plan: LaunchPlan, files: list[PlannedFile]) -> str:
     )
     title = f"# --- on {where}, whose {head.workdir} the nodes share; the bundle goes to {plan.bundle_dir(head)}\n"
     script, folder = shell_path(sbatch_path(plan)), shell_path(plan.attempt_dir(head))
-    return f"{title}{''.join(map(_file, files))}sbatch --chdir={folder} {script}\n"
+    return f"{title}{''.join(map(_file, files))}sbatch --job-name={plan.job_name} --chdir={folder} {script}\n"
 
 
 def _direct(plan: LaunchPlan, node: NodePlan, files: list[PlannedFile], shown: dict[PlannedFile, str]) -> str:

@@ -247,6 +247,18 @@ def test_a_note_of_the_site_names_no_job_and_stop_cancels_none_of_another_name(
     assert list(cluster.jobs()) == [other]
 
 
+def test_job_name_in_a_login_profile_does_not_rename_the_job(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
+    """SBATCH_* variables win over #SBATCH lines; stop cancels only a job that has the run's name."""
+    profile = farm.home / ".bash_profile"
+    profile.write_text(f"{profile.read_text('utf-8')}export SBATCH_JOB_NAME=interactive SBATCH_TIMELIMIT=3\n", "utf-8")
+    run = laptop("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
+    show = ["squeue", "--noheader", "--format=%j %l"]
+    listed = subprocess.run(show, env=cluster.env, check=True, capture_output=True, text=True).stdout
+    assert listed == f"{run} 3:00\n"
+    laptop("stop", run)
+    assert not cluster.jobs()
+
+
 def test_job_whose_sbatch_was_killed_before_it_answered_is_found_by_its_name(
     laptop: Orch, farm: Farm, cluster: Cluster
 ) -> None:

@@ -277,7 +277,7 @@ class LoginNode:
             endpoint.close()
 
     def _submission(self, plan: LaunchPlan, *, begin: bool) -> CommandResult:
-        argv, mark = ["sbatch", "--parsable", sbatch_path(plan)], submission_path(plan)
+        argv, mark = submit.sbatch_command(plan, sbatch_path(plan)), submission_path(plan)
         patience_s = PATIENCE_S if begin else 0.0
         return self._ask(
             "commands", lambda one: one.command_once(argv, mark, timeout_s=SUBMIT_S, begin=begin), patience_s
