@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -75,12 +76,25 @@ def _queue_json(found: Refreshed) -> dict[str, Any] | None:
 
 
 def _row(node: NodeObservation) -> tuple[object, ...]:
-    newest = max(node.progress.values(), key=lambda progress: float(progress["time"]), default=None)
-    ranks = _ranges(sorted(int(rank) for rank in node.ranks))
-    if newest is None:
-        return node.node, ranks, _agent(node), None, None, None
-    step = f"{newest['step']}/{newest['steps']}" if "steps" in newest else newest["step"]
-    return node.node, ranks, _agent(node), step, newest["phase"], f"{max(0.0, time.time() - newest['time']):.0f} s ago"
+    """The newest progress of its ranks; a value that a program does not report has an empty cell."""
+    newest = max(node.progress.values(), key=lambda progress: _written_s(progress) or 0.0, default={})
+    step, steps, written_s = newest.get("step"), newest.get("steps"), _written_s(newest)
+    return (
+        node.node,
+        _ranges(sorted(int(rank) for rank in node.ranks)),
+        _agent(node),
+        step if steps is None else f"{step}/{steps}",
+        newest.get("phase"),
+        None if written_s is None else f"{max(0.0, time.time() - written_s):.0f} s ago",
+    )
+
+
+def _written_s(progress: Mapping[str, Any]) -> float | None:
+    """When a program wrote its progress file, in seconds since the epoch; None if the file has no valid time."""
+    try:
+        return float(progress["time"])
+    except (KeyError, OverflowError, TypeError, ValueError):
+        return None
 
 
 def _agent(node: NodeObservation) -> str:

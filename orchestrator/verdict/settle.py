@@ -23,7 +23,8 @@ def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservatio
     same = verdict.state == record.state and (verdict.state.final or verdict.message == record.message)
     if settled or same or (verdict.state.final and is_launching(record)):
         return record
-    summary = next((p["summary"] for node in nodes for p in node.progress.values() if "summary" in p), record.summary)
+    reported = (progress.get("summary") for node in nodes for progress in node.progress.values())
+    summary = next((value for value in reported if isinstance(value, dict)), record.summary)
     ended = datetime.now(timezone.utc).isoformat() if verdict.state.final else None
     return replace(
         record, state=verdict.state, exit=verdict.exit, message=verdict.message, ended=ended, summary=summary

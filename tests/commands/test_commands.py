@@ -180,6 +180,25 @@ def test_what_a_rank_says_of_its_end_neither_moves_the_cursor_nor_is_taken_for_m
         assert "\x1b" not in text
 
 
+@pytest.mark.parametrize(
+    ("file", "cells"),
+    [
+        ('{"step": 5}', "5"),
+        ('{"phase": "step", "time": 0}', "step"),
+        ('{"step": 5, "steps": 9, "phase": "eval", "time": "noon"}', "5/9  eval"),
+        ('{"summary": "a word"}', ""),
+    ],
+)
+def test_status_shows_an_incomplete_progress_file_with_the_values_that_it_has(
+    orch: Orch, file: str, cells: str
+) -> None:
+    _open_gate(orch)
+    write = 'printf %s "$1" > "$ORCH_RUN_DIR/attempt-1/$ORCH_NODE/progress/$RANK.json"'
+    orch("ssh-launch", "--", "sh", "-c", write, "sh", file)
+    [row] = [line for line in orch("status").stdout.splitlines() if line.strip().startswith("n0")]
+    assert f" DONE {cells}".split() == row.split()[2:][: 1 + len(cells.split())]
+
+
 HEAVY = ("asyncio", "cryptography", "fabric", "jinja2", "paramiko", "pydantic", "rich", "ruamel", "submitit")
 LOADED = "import sys; from orchestrator.cli import main; main(); print(*sys.modules, file=sys.stderr)"
 
