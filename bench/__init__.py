@@ -1,1 +1,1 @@
-"""Benchmarks, side by side with what others do the same job with. Nothing here is a test, and no test reads the clock."""
+"""Benchmarks of orch beside other programs that do the same job. Nothing here is a test, and no test depends on timing."""

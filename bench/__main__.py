@@ -1,4 +1,4 @@
-"""`python -m bench`: measure, and print the table."""
+"""`python -m bench`: run the benchmarks and print their tables."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from bench import death, launch, logs, planning, report, startup, submit, trainer, wide
 from bench.machine import describe
-from bench.place import Place
 from bench.processes import adopt_orphans
 from bench.rounds import Measure
+from bench.workspace import Workspace
 
 MEASURES: dict[str, Callable[..., Measure | list[Measure]]] = {
     "startup": startup.measure,
@@ -28,7 +28,7 @@ MEASURES: dict[str, Callable[..., Measure | list[Measure]]] = {
     "memory": logs.measure_memory,
     "death": death.measure,
     "vanished": death.measure_vanished,
-    "crowd": wide.measure_crowd,
+    "wide1024": wide.measure_1024,
     "trainer": trainer.measure,
     "trainer-cuda": trainer.measure_cuda,
 }
@@ -40,11 +40,11 @@ PROGRAMS = {
     "slurmctld": "slurm-wlm",
 }
 NEEDED = {"sshd", "ssh-keygen"}
-LEAST = 5
+MIN_REPETITIONS = 5
 
 
 def main() -> int:
-    """Measure what was asked for; missed targets are told, and no error."""
+    """Run the selected benchmarks. A missed target is part of the report, not an error."""
     options = _options()
     missing = [name for name in PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     if missing:
@@ -52,37 +52,41 @@ def main() -> int:
         sys.stderr.write(f"missing: {', '.join(missing)} (on Debian: apt-get install {packages})\n")
     if NEEDED & set(missing) and "launch" in (options.only or MEASURES):
         return 2
-    if options.repetitions < LEAST:
-        sys.stderr.write(f"fewer than {LEAST} repetitions: for trying out only\n")
+    if options.repetitions < MIN_REPETITIONS:
+        sys.stderr.write(f"fewer than {MIN_REPETITIONS} repetitions: only good for a trial\n")
     adopt_orphans()
     machine = describe()
     measures: list[Measure] = []
     with tempfile.TemporaryDirectory(prefix="orch-bench-") as folder:
         for name in options.only or MEASURES:
             sys.stderr.write(f"{name}\n")
-            own = Path(folder, name)
-            own.mkdir()
-            found = MEASURES[name](Place.at(own), repetitions=options.repetitions)
-            measures += [found] if isinstance(found, Measure) else found
+            benchmark_folder = Path(folder, name)
+            benchmark_folder.mkdir()
+            result = MEASURES[name](Workspace.at(benchmark_folder), repetitions=options.repetitions)
+            measures += [result] if isinstance(result, Measure) else result
     text = report.markdown(machine, measures, repetitions=options.repetitions)
     sys.stdout.write(text)
     if options.json:
         options.json.write_text(report.as_json(machine, measures, repetitions=options.repetitions), encoding="utf-8")
     if options.update:
-        report.put_between_marks(options.update, text)
+        report.replace_figures(options.update, text)
     return 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench", description="orch beside what others do the same job with."
+        prog="python -m bench", description="Compare orch with other programs that do the same job."
     )
-    parser.add_argument("--repetitions", type=int, default=7, metavar="N", help="runs that count (default: 7)")
-    parser.add_argument("--only", action="append", choices=list(MEASURES), help="this measure; may be given repeatedly")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single figure there, too")
-    parser.add_argument("--update", type=Path, metavar="FILE", help="replace the figures between the marks in FILE")
+    parser.add_argument(
+        "--repetitions", type=int, default=7, metavar="N", help="counted runs of each contestant (default: 7)"
+    )
+    parser.add_argument(
+        "--only", action="append", choices=list(MEASURES), help="run this benchmark only; may be repeated"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures of every run to FILE")
+    parser.add_argument("--update", type=Path, metavar="FILE", help="replace the figures in FILE")
     options = parser.parse_args()
-    if options.update and not report.has_marks(options.update):
+    if options.update and not report.has_figures(options.update):
         parser.error(
             f"--update {options.update}: no such file, or no lines {report.BEGIN.strip()} and {report.END.strip()}"
         )

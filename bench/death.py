@@ -1,4 +1,4 @@
-"""How long a run outlives its first dead rank, with orch and with others, and how long it outlives a node that is cut off."""
+"""The time from the death of a rank, or the loss of a node, to the end of the run: orch and other launchers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from bench.place import BIN, Place, installed
 from bench.processes import CommandFailed, Job, running
 from bench.rounds import Contestant, Measure, Target, run_rounds
+from bench.workspace import BIN, Workspace, installed
 from orchestrator.node.processes import stat_of
 from tests.grounds.cli import Orch
 from tests.grounds.hosts import open_hosts
@@ -25,58 +25,58 @@ from tests.grounds.slurm import Cluster, open_cluster
 from tests.grounds.sshd import Farm, open_farm
 from tests.until import until
 
-NODES, DEVICES, AT_LEAST = 4, 2, 20
+NODES, DEVICES, MIN_REPETITIONS = 4, 2, 20
 RANKS = NODES * DEVICES
 LIMIT_S = 30.0
-GONE, SAID = "all is gone", "the record says FAILED"
+ENDED, RECORDED = "all processes ended", "FAILED recorded"
 RANK, VANISHED = "orch: kill -9 of a rank", "orch: the link of a node is cut"
 TORCHRUN, TORCHRUN_NODES = "torchrun, one node (without ssh)", "four torchrun, c10d (without ssh)"
 DEEPSPEED, SRUN = "deepspeed --launcher pdsh", "srun --kill-on-bad-exit=1"
 
-NOTE = f"""\
-{NODES} nodes with {DEVICES} ranks each, which sleep. One rank gets SIGKILL. *{GONE.capitalize()}*: no rank and, of orch, no agent is left on any
+DESCRIPTION = f"""\
+{NODES} nodes with {DEVICES} sleeping ranks each. One rank gets SIGKILL. *{ENDED.capitalize()}*: no rank and no agent of orch is left on any
 node. orch and DeepSpeed reach loopback addresses over ssh; srun starts the ranks on a Slurm of four slurmd on this machine;
-torchrun starts all {RANKS} on one node, or {DEVICES} each on four, here. No peer has to be in a collective. A contestant
+torchrun starts all {RANKS} on one node, or {DEVICES} each on four, on this machine. The ranks are in no collective. A contestant
 whose ranks still run {LIMIT_S:.0f} s later has failed."""
-VANISHED_NOTE = f"""\
-3 hosts in network namespaces, a sleeping rank on each. The link of one goes down without a word. *{GONE.capitalize()}*: nothing of the run
-is left on the other hosts; the one that is cut off ends its rank after the isolation timeout."""
+VANISHED_DESCRIPTION = f"""\
+3 hosts in network namespaces, a sleeping rank on each. The network link of one host is cut silently. *{ENDED.capitalize()}*: no process of the
+run is left on the other hosts; the isolated host ends its rank after the isolation timeout."""
 
 
-def measure(place: Place, *, repetitions: int) -> Measure:
-    """A rank dies."""
+def measure(workspace: Workspace, *, repetitions: int) -> Measure:
+    """Kill one rank."""
     with open_farm() as farm, open_cluster() as cluster:
-        others = _Others(place, farm, cluster)
-        contestants = [Contestant(RANK, _with_orch(place, farm)), *others.contestants()]
-        series = run_rounds(contestants, repetitions=max(AT_LEAST, repetitions))
-    targets = (Target(RANK, GONE, 2.0), Target(RANK, GONE, 5.0, worst=True))
-    return Measure("Death of a rank", NOTE, RANK, (GONE, SAID), targets, series)
+        launchers = _OtherLaunchers(workspace, farm, cluster)
+        contestants = [Contestant(RANK, _with_orch(workspace, farm)), *launchers.contestants()]
+        series = run_rounds(contestants, repetitions=max(MIN_REPETITIONS, repetitions))
+    targets = (Target(RANK, ENDED, 2.0), Target(RANK, ENDED, 5.0, worst=True))
+    return Measure("Death of a rank", DESCRIPTION, RANK, (ENDED, RECORDED), targets, series)
 
 
-def _with_orch(place: Place, farm: Farm) -> Callable[[], Mapping[str, float]]:
-    farm.inventory(place.folder, nodes=NODES, devices=DEVICES)
-    orch = Orch(place.folder)
+def _with_orch(workspace: Workspace, farm: Farm) -> Callable[[], Mapping[str, float]]:
+    farm.inventory(workspace.folder, nodes=NODES, devices=DEVICES)
+    orch = Orch(workspace.folder)
 
     def run() -> Mapping[str, float]:
         run_id = _started(orch, ranks=RANKS)
-        everything = processes_of(run_id)
-        victim = next(pid for pid, _ in everything if _command(pid) == "sleep")
+        processes = processes_of(run_id)
+        victim = next(pid for pid, _ in processes if _command(pid) == "sleep")
         begun = time.monotonic()
         os.kill(victim, signal.SIGKILL)
-        figures = _end(orch, run_id, everything, begun)
+        figures = _end(orch, run_id, processes, begun)
         until(lambda: not farm.processes(), deadline_s=30, what="the supervisor's connections to end")
         return figures
 
     return run
 
 
-class _Others:
-    """Launchers that start the same sleeping ranks; those of one run are found by how long they are to sleep."""
+class _OtherLaunchers:
+    """The other launchers, with the same sleeping ranks; the argument of `sleep` identifies the ranks of one run."""
 
-    def __init__(self, place: Place, farm: Farm, cluster: Cluster) -> None:
-        self._place, self._farm, self._cluster = place, farm, cluster
-        self._env = {**place.env, "PDSH_SSH_ARGS": f"-F {farm.ssh_config} %h", "SLURM_CONF": str(cluster.conf)}
-        self._site = farm.folder / "site"  # DeepSpeed goes to the same folder on the nodes
+    def __init__(self, workspace: Workspace, farm: Farm, cluster: Cluster) -> None:
+        self._workspace, self._farm, self._cluster = workspace, farm, cluster
+        self._env = {**workspace.env, "PDSH_SSH_ARGS": f"-F {farm.ssh_config} %h", "SLURM_CONF": str(cluster.conf)}
+        self._site = farm.folder / "site"  # DeepSpeed changes to the same folder on the nodes
         self._site.mkdir(mode=0o755)
         self._site.chmod(0o755)
         self._hosts = farm.addresses(NODES)
@@ -102,7 +102,7 @@ class _Others:
                 begun = time.monotonic()
                 os.kill(min(ranks)[0], signal.SIGKILL)
                 try:
-                    return {GONE: _gone_after(ranks, begun)}
+                    return {ENDED: _ended_after(ranks, begun)}
                 finally:
                     for pid, _ in still_alive(ranks):
                         kill(pid)
@@ -116,9 +116,9 @@ class _Others:
 
     def _torchrun_nodes(self, program: list[str]) -> list[list[str]]:
         (port,) = free_ports(1)
-        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={port}"]
+        rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={port}"]
         shape = [f"--nnodes={NODES}", f"--nproc-per-node={DEVICES}", "--no-python"]
-        return [[str(BIN / "torchrun"), *shape, *meeting, *program] for _ in range(NODES)]
+        return [[str(BIN / "torchrun"), *shape, *rendezvous, *program] for _ in range(NODES)]
 
     def _deepspeed(self, program: list[str]) -> list[list[str]]:
         installed("pdsh")
@@ -133,7 +133,7 @@ class _Others:
 
 
 def _all_ranks(sleep: Sequence[str]) -> set[Process]:
-    """The sleeping ranks of one run once all of them are there, else nothing."""
+    """The sleeping ranks of one run if all of them have started, else an empty set."""
     wanted = b"".join(word.encode() + b"\0" for word in sleep)
     found = set()
     for entry in Path("/proc").iterdir():
@@ -144,9 +144,9 @@ def _all_ranks(sleep: Sequence[str]) -> set[Process]:
     return found if len(found) == RANKS else set()
 
 
-def _gone_after(ranks: set[Process], begun: float) -> float:
+def _ended_after(ranks: set[Process], begun: float) -> float:
     """
-    Seconds until none of them is left.
+    Seconds until none of the ranks is left.
 
     Raises:
         CommandFailed: some still run after LIMIT_S.
@@ -159,43 +159,43 @@ def _gone_after(ranks: set[Process], begun: float) -> float:
     return time.monotonic() - begun
 
 
-def measure_vanished(place: Place, *, repetitions: int) -> Measure:
-    """A node is cut off."""
+def measure_vanished(workspace: Workspace, *, repetitions: int) -> Measure:
+    """Cut the network link of one node."""
     with open_hosts() as hosts:
-        hosts.inventory(place.folder)
-        orch = hosts.orch(place.folder)
+        hosts.inventory(workspace.folder)
+        orch = hosts.orch(workspace.folder)
 
         def run() -> Mapping[str, float]:
             run_id = _started(orch, ranks=3)
-            cut_off = hosts[1].processes()
-            elsewhere = {process for process in processes_of(run_id) if process[0] not in cut_off}
+            isolated = hosts[1].processes()
+            other_processes = {process for process in processes_of(run_id) if process[0] not in isolated}
             begun = time.monotonic()
             hosts[1].link(up=False)
-            figures = _end(orch, run_id, elsewhere, begun)
+            figures = _end(orch, run_id, other_processes, begun)
             orch.kill_supervisor(run_id)
             hosts.heal()
             return figures
 
         series = run_rounds([Contestant(VANISHED, run)], repetitions=repetitions)
-    targets = (Target(VANISHED, GONE, 15.0, worst=True), Target(VANISHED, SAID, 15.0, worst=True))
-    return Measure("A node that vanishes", VANISHED_NOTE, VANISHED, (GONE, SAID), targets, series)
+    targets = (Target(VANISHED, ENDED, 15.0, worst=True), Target(VANISHED, RECORDED, 15.0, worst=True))
+    return Measure("Loss of a node", VANISHED_DESCRIPTION, VANISHED, (ENDED, RECORDED), targets, series)
 
 
 def _started(orch: Orch, *, ranks: int) -> str:
-    """A run of sleepers that is up on all nodes, and supervised."""
+    """Start a run of sleeping ranks; return its id when all ranks run and the supervisor knows it."""
     run_id = orch("ssh-launch", "--detach", "--", "sleep", "1000").stdout.strip()
     until(lambda: orch.supervisor(run_id), what="the supervisor")
     until(lambda: _sleepers(run_id) == ranks, what="all ranks")
-    until(lambda: _state(orch, run_id) == "RUNNING", what="the supervisor to hear of all")
+    until(lambda: _state(orch, run_id) == "RUNNING", what="the supervisor to record RUNNING")
     return run_id
 
 
 def _end(orch: Orch, run_id: str, processes: set[Process], begun: float) -> Mapping[str, float]:
-    """When the last of the processes was gone, and when the record was final."""
+    """Wait for the end of the processes and for the final record; return the seconds to each."""
     until(lambda: not still_alive(processes), deadline_s=60, what="the run's processes to end")
-    gone = time.monotonic() - begun
+    ended_s = time.monotonic() - begun
     until(lambda: _state(orch, run_id) == "FAILED", deadline_s=60, what="the verdict")
-    return {GONE: gone, SAID: time.monotonic() - begun}
+    return {ENDED: ended_s, RECORDED: time.monotonic() - begun}
 
 
 def _state(orch: Orch, run_id: str) -> str:

@@ -1,4 +1,4 @@
-"""How fast the logs of many nodes become one, how late a line is, and what following takes, with orch and with others."""
+"""Merged logs of many nodes: lines per second, delay of a line, memory of the command; orch and other programs."""
 
 from __future__ import annotations
 
@@ -9,63 +9,63 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bench.place import UNBUFFERED, Place, installed
 from bench.processes import CommandFailed, Job, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
+from bench.workspace import UNBUFFERED, Workspace, installed
 from tests.grounds.sshd import Farm, open_farm
 from tests.until import until
 
-HOSTS, LINES, MANY = 4, 200_000, 64
+HOSTS, LINES, FOLLOWED_NODES = 4, 200_000, 64
 RATE, END, DELAY, LONGEST, MEMORY = "lines/s", "to the end", "delay", "longest delay", "memory"
 _PROGRAMS = Path(__file__).parent / "programs"
 LIVE, AFTER, PDSH, CLUSH = "orch ssh-launch", "orch logs, afterwards", "pdsh", "clush"
 
-NOTE = f"""\
+DESCRIPTION = f"""\
 {HOSTS} loopback addresses of one sshd; a Python program writes {LINES:,} lines on each. Every line has to arrive, and those of a node
-in their order: all are compared. *{RATE.capitalize()}* are all of them by the time from the command to its end. *orch logs* reads
-and merges the files of the run before it. Everybody's output goes into a pipe that is read at once."""
-DELAY_NOTE = f"""\
-{HOSTS} nodes write 10 lines a second each, for 5 s. *Delay*: from the moment that the program wrote a line down to its arrival on the
+in their order: all are compared. *{RATE.capitalize()}*: all lines, divided by the time from start to end of the command. *orch logs* reads
+and merges the files of the preceding run. The output of every contestant goes to a pipe that is read at once."""
+DELAY_DESCRIPTION = f"""\
+{HOSTS} nodes write 10 lines per second each, for 5 s. *Delay*: from the moment that the program wrote a line to its arrival on the
 command's standard output; median and longest of a run. clush writes unbuffered here; at full speed, above, buffered is quicker."""
-FOLLOW_NOTE = f"""\
-{MANY} nodes write 500 lines a second each, for 10 s; memory is the resident set of the command at its largest."""
+FOLLOW_DESCRIPTION = f"""\
+{FOLLOWED_NODES} nodes write 500 lines per second each, for 10 s; memory is the peak resident set of the command's largest process."""
 
 
-def measure(place: Place, *, repetitions: int) -> Measure:
-    """The rate."""
+def measure(workspace: Workspace, *, repetitions: int) -> Measure:
+    """The rate of merged lines."""
     with open_farm() as farm:
-        ground = _Ground(place, farm, HOSTS)
-        series = run_rounds(ground.at_full_speed(), repetitions=repetitions)
+        setup = _Setup(workspace, farm, HOSTS)
+        series = run_rounds(setup.at_full_speed(), repetitions=repetitions)
     targets = (
-        *(Target(name, END, 1.0, other=PDSH) for name in (LIVE, AFTER)),
-        *(Target(name, END, 0.2, other=CLUSH) for name in (LIVE, AFTER)),
+        *(Target(name, END, 1.0, baseline=PDSH) for name in (LIVE, AFTER)),
+        *(Target(name, END, 0.2, baseline=CLUSH) for name in (LIVE, AFTER)),
     )
-    return Measure("Merged logs", NOTE, PDSH, (END, RATE), targets, series)
+    return Measure("Merged logs", DESCRIPTION, PDSH, (END, RATE), targets, series)
 
 
-def measure_delay(place: Place, *, repetitions: int) -> Measure:
-    """How late a line is."""
+def measure_delay(workspace: Workspace, *, repetitions: int) -> Measure:
+    """The delay of a line."""
     with open_farm() as farm:
-        ground = _Ground(place, farm, HOSTS)
-        series = run_rounds(ground.at_low_rate(), repetitions=repetitions)
+        setup = _Setup(workspace, farm, HOSTS)
+        series = run_rounds(setup.at_low_rate(), repetitions=repetitions)
     targets = (Target(LIVE, DELAY, 0.5), Target(LIVE, LONGEST, 0.5))
-    return Measure("Delay of a line", DELAY_NOTE, PDSH, (DELAY, LONGEST), targets, series)
+    return Measure("Delay of a line", DELAY_DESCRIPTION, PDSH, (DELAY, LONGEST), targets, series)
 
 
-def measure_memory(place: Place, *, repetitions: int) -> Measure:
-    """What it takes to follow many nodes."""
+def measure_memory(workspace: Workspace, *, repetitions: int) -> Measure:
+    """The memory of a command that follows many nodes."""
     with open_farm() as farm:
-        ground = _Ground(place, farm, MANY)
-        series = run_rounds([Contestant(LIVE, ground.memory)], repetitions=repetitions)
-    return Measure("Following", FOLLOW_NOTE, LIVE, (MEMORY,), (Target(LIVE, MEMORY, 300.0),), series)
+        setup = _Setup(workspace, farm, FOLLOWED_NODES)
+        series = run_rounds([Contestant(LIVE, setup.memory)], repetitions=repetitions)
+    return Measure("Following", FOLLOW_DESCRIPTION, LIVE, (MEMORY,), (Target(LIVE, MEMORY, 300.0),), series)
 
 
-class _Ground:
-    """The farm, and what the contestants need to reach it."""
+class _Setup:
+    """The sshd farm, and the commands, environment and files of the contestants."""
 
-    def __init__(self, place: Place, farm: Farm, nodes: int) -> None:
-        self._farm, self._orch = farm, str(place.orch)
-        self._env = {**place.env, "PDSH_SSH_ARGS": f"-F {farm.ssh_config} %h"}
+    def __init__(self, workspace: Workspace, farm: Farm, nodes: int) -> None:
+        self._farm, self._orch = farm, str(workspace.orch)
+        self._env = {**workspace.env, "PDSH_SSH_ARGS": f"-F {farm.ssh_config} %h"}
         self._hosts = ",".join(farm.addresses(nodes))
         # in the farm's folder, which the nodes' account can enter
         self._site = farm.folder / "site"
@@ -73,13 +73,13 @@ class _Ground:
         self._site.chmod(0o755)
         shutil.copyfile(_PROGRAMS / "write_lines.py", self._site / "write_lines.py")
         (self._site / "write_lines.py").chmod(0o644)
-        self._code = place.folder / "code"
+        self._code = workspace.folder / "code"
         self._code.mkdir()
         shutil.copyfile(_PROGRAMS / "write_lines.py", self._code / "write_lines.py")
-        self._inventory = farm.inventory(place.folder, nodes=nodes)
+        self._inventory = farm.inventory(workspace.folder, nodes=nodes)
 
     def at_full_speed(self) -> list[Contestant]:
-        """In the order in which they take turns: orch's log is that of the run before it."""
+        """In the order in which they take turns: `orch logs` reads the logs of the launch before it."""
         commands = self._commands(LINES, 0)
         return [self._contestant(name, self._rate_of(commands[name])) for name in (LIVE, AFTER, PDSH, CLUSH)]
 
@@ -89,10 +89,10 @@ class _Ground:
         return [self._contestant(name, self._delay_of(commands[name])) for name in (LIVE, PDSH, CLUSH)]
 
     def memory(self) -> Mapping[str, float]:
-        """Of orch, that of its largest process is the memory."""
+        """The peak memory of the largest process of orch, in MB."""
         words = [sys.executable, str(_PROGRAMS / "peak_memory.py"), *self._commands(5000, 500)[LIVE]]
-        said = time_job(Job([words], cwd=self._code, env=self._env)).output.decode()
-        return {MEMORY: float(json.loads(said.removeprefix("figures "))["memory"])}
+        output = time_job(Job([words], cwd=self._code, env=self._env)).output.decode()
+        return {MEMORY: float(json.loads(output.removeprefix("figures "))["memory"])}
 
     def _commands(self, count: int, rate: int) -> dict[str, Sequence[str]]:
         program = f"{self._farm.python} {self._site}/write_lines.py {count} {rate}"
@@ -105,12 +105,12 @@ class _Ground:
         }
 
     def _contestant(self, name: str, run: Callable[[], Mapping[str, float]]) -> Contestant:
-        def alone() -> Mapping[str, float]:
+        def run_and_wait() -> Mapping[str, float]:
             figures = run()
             until(lambda: not self._farm.processes(), deadline_s=60, what=f"the processes of {name} to end")
             return figures
 
-        return Contestant(name, alone)
+        return Contestant(name, run_and_wait)
 
     def _rate_of(self, words: Sequence[str]) -> Callable[[], Mapping[str, float]]:
         def run() -> Mapping[str, float]:
@@ -126,14 +126,14 @@ class _Ground:
             env = {**self._env, **UNBUFFERED}
             timing = time_job(Job([words], cwd=self._code, env=env), marker=marker, lines=50 * HOSTS)
             written = [float(moment) for moment in re.findall(rb" written=(\S+)", timing.output)]
-            delays = sorted(timing.begun + seen - then for seen, then in zip(timing.lines, written, strict=True))
+            delays = sorted(timing.begun + arrival - sent for arrival, sent in zip(timing.lines, written, strict=True))
             return {DELAY: delays[len(delays) // 2], LONGEST: delays[-1]}
 
         return run
 
 
 def _check(output: bytes) -> None:
-    """All lines of all nodes are there, once, and in their order."""
+    """Raise CommandFailed unless all lines of all nodes are there, once, and in order."""
     numbers: dict[bytes, list[int]] = {}
     for node, number in re.findall(
         rb"(?m)^(\S+) step=(\d+) loss=\S+ lr=0.0003 tokens/s=123456 memory=40.2GiB$", output
@@ -141,4 +141,4 @@ def _check(output: bytes) -> None:
         numbers.setdefault(node, []).append(int(number))
     if len(numbers) != HOSTS or any(found != list(range(LINES)) for found in numbers.values()):
         counts = {node.decode(): len(found) for node, found in numbers.items()}
-        raise CommandFailed(f"lines are missing, twice or in another order: {counts}")
+        raise CommandFailed(f"lines are missing, repeated or out of order: {counts}")

@@ -1,4 +1,4 @@
-"""What the figures were taken on."""
+"""The machine and the program versions on which the figures were taken."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ def describe() -> dict[str, str]:
         "system": f"{platform.freedesktop_os_release()['PRETTY_NAME']}, Linux {platform.release()}",
         "Python": platform.python_version(),
         "packages": ", ".join(f"{name} {_version(name)}" for name in PACKAGES),
-        "programs": ", ".join([_first(["ssh", "-V"]), _first(["clush", "--version"]), _first(["pdsh", "-V"])]),
+        "programs": ", ".join(
+            [_version_line(["ssh", "-V"]), _version_line(["clush", "--version"]), _version_line(["pdsh", "-V"])]
+        ),
         "load before": f"{os.getloadavg()[0]:.1f} processes over the last minute",
     }
 
 
 def _commit() -> str:
-    """The commit that is measured; figures of a work tree with changes say so."""
+    """The measured commit and its date, with a remark if the work tree has uncommitted changes."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=_ROOT, capture_output=True, text=True, check=True).stdout.strip()
@@ -62,8 +64,8 @@ def _version(package: str) -> str:
         return "is missing"
 
 
-def _first(command: Sequence[str]) -> str:
-    """The first word or two that a program says about its version."""
+def _version_line(command: Sequence[str]) -> str:
+    """The name and version on the first line that a program prints."""
     if shutil.which(command[0]) is None:
         return f"{command[0]} is missing"
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)

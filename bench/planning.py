@@ -1,4 +1,4 @@
-"""How long planning takes for many nodes: in this process, and as a command."""
+"""The time to plan for many nodes: in this process, and as a command."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.place import Place
 from bench.processes import Job, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
+from bench.workspace import Workspace
 from orchestrator.inventory import model
 from orchestrator.plan import transcript
 from orchestrator.plan.files import node_files
@@ -21,7 +21,7 @@ _LOAD = f"reading the inventory of {NODES:,} nodes, in process"
 _DRY_RUN = f"orch ssh-launch --dry-run, {NODES:,} nodes"
 _FIGURE = "to the end"
 
-# Like the shipped one of an H800 cluster, and each group of 256 nodes with a variable of its own.
+# Like the shipped inventory of an H800 cluster, with one environment variable per group of 256 nodes.
 _INVENTORY = """\
 name: thousand
 accelerator: cuda
@@ -40,8 +40,8 @@ nodes:
 """
 
 
-def measure(place: Place, *, repetitions: int) -> Measure:
-    file = place.folder / "thousand.yaml"
+def measure(workspace: Workspace, *, repetitions: int) -> Measure:
+    file = workspace.folder / "thousand.yaml"
     groups = (
         f'  - {{name: "h800-[{256 * group:04}-{256 * group + 255:04}]", address: "10.0.{group}.[0-255]", '
         f"env: {{NCCL_SOCKET_IFNAME: bond{group}}}}}\n"
@@ -50,11 +50,11 @@ def measure(place: Place, *, repetitions: int) -> Measure:
     file.write_text(_INVENTORY + "".join(groups), encoding="utf-8")
     return Measure(
         title="Planning",
-        note="`make_plan`, every file of every node and the text of `--dry-run`.",
+        description="`make_plan`, every file of every node and the text of `--dry-run`.",
         reference=_PLAN,
         figures=(_FIGURE,),
         targets=(Target(_PLAN, _FIGURE, 1.0),),
-        series=run_rounds([_plan(file), _load(file), _dry_run(file, place)], repetitions=repetitions),
+        series=run_rounds([_plan(file), _load(file), _dry_run(file, workspace)], repetitions=repetitions),
     )
 
 
@@ -86,12 +86,12 @@ def _load(file: Path) -> Contestant:
     return Contestant(_LOAD, run)
 
 
-def _dry_run(file: Path, place: Place) -> Contestant:
-    command = [str(place.orch), "ssh-launch", "--dry-run", "-i", str(file), "--", "echo", "hello"]
-    code = place.folder / "no-code"
+def _dry_run(file: Path, workspace: Workspace) -> Contestant:
+    command = [str(workspace.orch), "ssh-launch", "--dry-run", "-i", str(file), "--", "echo", "hello"]
+    code = workspace.folder / "no-code"
     code.mkdir()
 
     def run() -> Mapping[str, float]:
-        return {_FIGURE: time_job(Job([command], cwd=code, env=place.env)).end}
+        return {_FIGURE: time_job(Job([command], cwd=code, env=workspace.env)).end}
 
     return Contestant(_DRY_RUN, run)

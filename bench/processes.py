@@ -1,6 +1,4 @@
-"""
-Commands on the clock: how long until lines of their output appear, how long until they end, and that nothing outlives them.
-"""
+"""Time commands: until lines of their output arrive and until they end. Nothing that they start outlives them."""
 
 from __future__ import annotations
 
@@ -29,12 +27,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class CommandFailed(Exception):
-    """A command that did not do what is measured; the message says what it did instead."""
+    """A command failed, so there is no figure; the message has its exit code and last error line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a user would type, in one terminal or in several at once."""
+    """The commands that a user would type, in one terminal or in several at once."""
 
     commands: Sequence[Sequence[str]]
     cwd: Path
@@ -44,8 +42,9 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Timing:
     """
-    Seconds since the first command was started, at `begun` on the monotonic clock; `lines` are the moments at which the
-    awaited lines had arrived.
+    Seconds since the start of the first command, which was at `begun` on the monotonic clock.
+
+    `lines` are the arrival times of the awaited lines.
     """
 
     begun: float
@@ -56,45 +55,45 @@ class Timing:
 
 
 def adopt_orphans() -> None:
-    """Make everything that is started from here a descendant for good, however often it detaches; on TERM, leave in order."""
+    """Make every process started from here stay a descendant, however often it detaches; on SIGTERM, exit with clean-up."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _exit)
 
 
-def _leave(number: int, _frame: FrameType | None) -> None:
+def _exit(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
 def time_job(job: Job, *, marker: bytes = b"", lines: int = 0, limit_s: float = LIMIT_S) -> Timing:
     """
-    Run the job to its end, reading its standard output all the while.
+    Run the job to its end and read its standard output as it arrives.
 
     Raises:
-        CommandFailed: it ended with an error or without `lines` lines that hold the marker, or took longer than the limit.
+        CommandFailed: it failed, printed fewer than `lines` lines that contain the marker, or took longer than the limit.
     """
     read, write = os.pipe()
-    with tempfile.TemporaryFile() as errors, os.fdopen(read, "rb", buffering=0) as output, _cleared():
+    with tempfile.TemporaryFile() as errors, os.fdopen(read, "rb", buffering=0) as output, _process_scope():
         begun = time.monotonic()
         try:
             processes = [_start(command, job, write, errors) for command in job.commands]
         finally:
             os.close(write)
-        seen, end, text = _watch(processes, output, marker, begun + limit_s)
+        arrivals, end, text = _watch(processes, output, marker, begun + limit_s)
         codes = [process.wait() for process in processes]
         errors.seek(0)
-        said = (text + errors.read()).decode("utf-8", "replace")
-    if any(codes) or len(seen) < lines:
-        what = f"exit codes {codes}" if any(codes) else f"{len(seen)} of {lines} lines"
-        raise CommandFailed(f"{what}: {_last_words(said)}")
-    return Timing(begun, tuple(moment - begun for moment in seen), end - begun, bytes(text))
+        all_text = (text + errors.read()).decode("utf-8", "replace")
+    if any(codes) or len(arrivals) < lines:
+        problem = f"exit codes {codes}" if any(codes) else f"{len(arrivals)} of {lines} lines"
+        raise CommandFailed(f"{problem}: {_last_error(all_text)}")
+    return Timing(begun, tuple(arrival - begun for arrival in arrivals), end - begun, bytes(text))
 
 
 @contextmanager
 def running(job: Job) -> Iterator[None]:
-    """Run the job for as long as the block lasts; its output goes nowhere."""
-    with Path(os.devnull).open("r+b") as nowhere, _cleared():
+    """Run the job while the block runs; its output is discarded."""
+    with Path(os.devnull).open("r+b") as devnull, _process_scope():
         for command in job.commands:
-            _start(command, job, nowhere.fileno(), nowhere)
+            _start(command, job, devnull.fileno(), devnull)
         yield
 
 
@@ -116,8 +115,8 @@ def _start(command: Sequence[str], job: Job, output: int, errors: BinaryIO) -> s
 def _watch(
     processes: Sequence[subprocess.Popen[bytes]], output: BinaryIO, marker: bytes, deadline: float
 ) -> tuple[list[float], float, bytearray]:
-    """Moments of the lines with the marker, the moment at which the last process had ended, and all that was printed."""
-    seen: list[float] = []
+    """Return the arrival times of the lines with the marker, the time at which the last process ended, and the output."""
+    arrivals: list[float] = []
     text = bytearray()
     handles = {os.pidfd_open(process.pid) for process in processes}
     poll = select.poll()
@@ -127,7 +126,7 @@ def _watch(
         while handles:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise CommandFailed(f"not over in time: {_last_words(text.decode('utf-8', 'replace'))}")
+                raise CommandFailed(f"still running at the time limit: {_last_error(text.decode('utf-8', 'replace'))}")
             for descriptor, _ in poll.poll(left_s * 1000):
                 if descriptor in handles:
                     poll.unregister(descriptor)
@@ -135,31 +134,31 @@ def _watch(
                     handles.discard(descriptor)
                 elif data := output.read(_BLOCK_BYTES):
                     text += data
-                    # a line counts when its newline is here
-                    seen += [time.monotonic()] * (_lines_with(marker, text) - len(seen))
+                    # a line has arrived when its newline has
+                    arrivals += [time.monotonic()] * (_lines_with(marker, text) - len(arrivals))
                 else:
                     poll.unregister(descriptor)
         end = time.monotonic()
     finally:
         for descriptor in handles:
             os.close(descriptor)
-    return seen, end, text
+    return arrivals, end, text
 
 
 def _lines_with(marker: bytes, text: bytearray) -> int:
     return sum(1 for line in text.split(b"\n")[:-1] if marker in line) if marker else 0
 
 
-def _last_words(text: str) -> str:
-    """The last line that names an error, or else the last one."""
+def _last_error(text: str) -> str:
+    """The last line that contains "error", or else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     return (errors or lines or ["no output"])[-1][:300]
 
 
 @contextmanager
-def _cleared() -> Iterator[None]:
-    """End within the block's end all that was started in it, by id: whole process trees, whatever sessions they moved to."""
+def _process_scope() -> Iterator[None]:
+    """When the block ends, kill every process tree that it started, by id, in whatever session the processes are."""
     before = _children()
     try:
         yield
@@ -167,9 +166,9 @@ def _cleared() -> Iterator[None]:
         deadline = time.monotonic() + _END_S
         pause = threading.Event()
         while left := _children() - before:
-            assert time.monotonic() < deadline, f"still there: {left}"
+            assert time.monotonic() < deadline, f"still running: {left}"
             for pid in left:
-                # not waited for yet, so the number is still the child's
+                # not reaped yet, so the pid is still that of the child
                 kill_each(descendants(pid))
                 kill(pid)
                 _reap(pid)
@@ -177,7 +176,7 @@ def _cleared() -> Iterator[None]:
 
 
 def _children() -> set[int]:
-    """Direct children of this process, those that have ended and were not waited for among them."""
+    """The pids of the direct children of this process, zombies included."""
     return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
@@ -185,4 +184,4 @@ def _reap(pid: int) -> None:
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        return  # subprocess has waited for it
+        return  # subprocess has reaped it

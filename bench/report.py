@@ -14,28 +14,28 @@ BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 
 
 def markdown(machine: Mapping[str, str], measures: Sequence[Measure], *, repetitions: int) -> str:
-    """Everything, as it stands in docs/benchmarks.md."""
+    """The figures in Markdown, as docs/benchmarks.md has them."""
     facts = "".join(f"- {name}: {value}\n" for name, value in machine.items())
     intro = f"Medians of {repetitions} runs, in brackets the shortest and the longest.\n\n{facts}"
     return "\n".join([intro, *map(_section, measures)])
 
 
 def as_json(machine: Mapping[str, str], measures: Sequence[Measure], *, repetitions: int) -> str:
-    """Everything, with each single run."""
+    """The figures of every run as JSON."""
     return json.dumps(
         {"machine": dict(machine), "repetitions": repetitions, "measures": [_as_object(m) for m in measures]}, indent=1
     )
 
 
-def put_between_marks(file: Path, text: str) -> None:
-    """Replace what stands between the marks in the file."""
+def replace_figures(file: Path, text: str) -> None:
+    """Replace the text between the lines BEGIN and END of the file."""
     head, _, rest = file.read_text(encoding="utf-8").partition(BEGIN)
     tail = rest.partition(END)[2]
     file.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}", encoding="utf-8")
 
 
-def has_marks(file: Path) -> bool:
-    """Whether there is something to replace."""
+def has_figures(file: Path) -> bool:
+    """True if the file has the lines BEGIN and END."""
     return file.is_file() and END in file.read_text(encoding="utf-8").partition(BEGIN)[2]
 
 
@@ -44,8 +44,8 @@ def _section(measure: Measure) -> str:
     head = f"| | {' | '.join(figures)} | ratio |\n|---|{'---|' * (len(figures) + 1)}\n"
     rows = "".join(_row(series, measure) for series in measure.series)
     ratio = f"Ratio: {figures[0]}, against {measure.reference}."
-    promises = "".join(f"- {sentence}\n" for sentence in _sentences(measure))
-    return f"## {measure.title}\n{measure.note} {ratio}\n\n{head}{rows}\n{promises}"
+    targets = "".join(f"- {sentence}\n" for sentence in _sentences(measure))
+    return f"## {measure.title}\n{measure.description} {ratio}\n\n{head}{rows}\n{targets}"
 
 
 def _row(series: Series, measure: Measure) -> str:
@@ -58,14 +58,14 @@ def _row(series: Series, measure: Measure) -> str:
         if not values:
             cells.append("")
             continue
-        shown = [_shown(value, figure) for value in (statistics.median(values), min(values), max(values))]
-        cells.append(f"{shown[0]} ({shown[1]} - {shown[2]})")
-    own, other = (_median(measure, name, measure.figures[0]) for name in (series.name, measure.reference))
-    ratio = f"{own / other:.2f}" if own and other else ""
+        texts = [_text(value, figure) for value in (statistics.median(values), min(values), max(values))]
+        cells.append(f"{texts[0]} ({texts[1]} - {texts[2]})")
+    median, reference = (_median(measure, name, measure.figures[0]) for name in (series.name, measure.reference))
+    ratio = f"{median / reference:.2f}" if median and reference else ""
     return f"| {series.name} | {' | '.join(cells)} | {ratio} |\n"
 
 
-def _shown(value: float, figure: str) -> str:
+def _text(value: float, figure: str) -> str:
     unit = UNITS.get(figure)
     return _seconds(value) if unit is None else f"{value:,.0f}{unit}"
 
@@ -79,16 +79,16 @@ def _sentences(measure: Measure) -> list[str]:
 
 
 def _promise(target: Target) -> str:
-    if target.other is None:
+    if target.baseline is None:
         limit = "in at most" if target.figure not in UNITS else "at most"
         worst = ", in the worst run" if target.worst else ""
         return f"{target.contestant}: {target.figure} {limit} {_limit(target)}{worst}"
     if target.least:
-        return f"{target.contestant}: {target.figure} at least {target.limit:g} times those of {target.other}"
+        return f"{target.contestant}: {target.figure} at least {target.limit:g} times that of {target.baseline}"
     if target.beyond:
-        return f"{target.contestant}: {target.figure} at most {_limit(target)} later than {target.other}"
-    what = "sooner than" if target.limit == 1.0 else f"after at most {target.limit:g} times what it takes"
-    return f"{target.contestant}: {target.figure} {what} {target.other}"
+        return f"{target.contestant}: {target.figure} at most {_limit(target)} later than {target.baseline}"
+    limit = "sooner than" if target.limit == 1.0 else f"in at most {target.limit:g} times the time of"
+    return f"{target.contestant}: {target.figure} {limit} {target.baseline}"
 
 
 def _limit(target: Target) -> str:
@@ -97,16 +97,18 @@ def _limit(target: Target) -> str:
 
 
 def _verdict(measure: Measure, target: Target) -> str:
-    own = _worst(measure, target) if target.worst else _median(measure, target.contestant, target.figure)
-    other = 1.0 if target.other is None else _median(measure, target.other, target.figure)
-    if own is None or other is None:
+    value = _worst(measure, target) if target.worst else _median(measure, target.contestant, target.figure)
+    baseline = 1.0 if target.baseline is None else _median(measure, target.baseline, target.figure)
+    if value is None or baseline is None:
         return "**not measured**"
     if target.beyond:
-        return f"{_shown(own - other, target.figure)}, {'met' if own - other <= target.limit else '**missed**'}"
+        return (
+            f"{_text(value - baseline, target.figure)}, {'met' if value - baseline <= target.limit else '**missed**'}"
+        )
     if target.least:
-        return f"{own / other:.3f} times as many, {'met' if own / other >= target.limit else '**missed**'}"
-    value = _shown(own, target.figure) if target.other is None else f"{own / other:.2f} times as long"
-    return f"{value}, {'met' if own / other <= target.limit else '**missed**'}"
+        return f"{value / baseline:.3f} times as many, {'met' if value / baseline >= target.limit else '**missed**'}"
+    text = _text(value, target.figure) if target.baseline is None else f"{value / baseline:.2f} times as long"
+    return f"{text}, {'met' if value / baseline <= target.limit else '**missed**'}"
 
 
 def _median(measure: Measure, name: str, figure: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Repetition: contestants run in turn, A B C A B C, so that what else the machine does hits all of them alike."""
+"""Repetition: contestants take turns, A B C A B C, so that other load on the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNITS = {"threads": "", "open files": "", "memory": " MB", "lines/s": "", "token
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One way of doing the job; `run` does it once and returns figures by name, in seconds unless UNITS has another unit."""
+    """One way to do the job; `run` does it once and returns figures by name, in seconds unless UNITS names another unit."""
 
     name: str
     run: Callable[[], Mapping[str, float]]
@@ -22,7 +22,7 @@ class Contestant:
 
 @dataclass(slots=True)
 class Series:
-    """All runs of one contestant; `error` is why there are no more of them."""
+    """All runs of one contestant; `error` is the reason why it stopped early."""
 
     name: str
     figures: dict[str, list[float]] = field(default_factory=dict)
@@ -36,15 +36,16 @@ class Series:
 @dataclass(frozen=True, slots=True)
 class Target:
     """
-    What is promised: the median of a contestant is at most `limit`; or its ratio to the other's; or how far it is beyond that.
+    A promise: the median of a contestant, or its ratio to the median of `baseline`, is at most `limit`.
 
-    With `worst` it is not the median, but the worst run; with `least` the ratio is at least `limit`.
+    `worst`: the worst run instead of the median. `beyond`: the difference from the baseline instead of the ratio.
+    `least`: the ratio is at least `limit`.
     """
 
     contestant: str
     figure: str
     limit: float
-    other: str | None = None
+    baseline: str | None = None
     worst: bool = False
     beyond: bool = False
     least: bool = False
@@ -52,33 +53,33 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One table: what was measured, and what was promised about it."""
+    """One table: the figures of all contestants and the targets for them."""
 
     title: str
-    note: str
+    description: str
     reference: str
-    """The contestant to which the ratios are, by the first figure."""
+    """The contestant that the ratios compare with, by the first figure."""
     figures: tuple[str, ...]
     targets: tuple[Target, ...]
     series: tuple[Series, ...]
 
 
 def run_rounds(contestants: Sequence[Contestant], *, repetitions: int) -> tuple[Series, ...]:
-    """One round that does not count, to warm caches up, then the others; who fails once does not run again."""
+    """Run one uncounted round to warm the caches, then the counted ones. A contestant that fails once is not run again."""
     series = {contestant.name: Series(contestant.name) for contestant in contestants}
     for number in range(repetitions + 1):
         for contestant in contestants:
-            own = series[contestant.name]
-            if own.error is not None:
+            contestant_series = series[contestant.name]
+            if contestant_series.error is not None:
                 continue
             try:
                 figures = contestant.run()
             except CommandFailed as error:
-                own.error = str(error)
+                contestant_series.error = str(error)
                 continue
-            _tell(f"  {number or 'warm-up'}: {contestant.name}: {_first(figures)}")
+            _report(f"  {number or 'warm-up'}: {contestant.name}: {_first(figures)}")
             for figure, value in figures.items() if number else ():
-                own.figures.setdefault(figure, []).append(value)
+                contestant_series.figures.setdefault(figure, []).append(value)
     return tuple(series.values())
 
 
@@ -87,6 +88,6 @@ def _first(figures: Mapping[str, float]) -> str:
     return f"{value:,.0f}{UNITS[figure]} {figure}" if figure in UNITS else f"{value:.3f} s"
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()

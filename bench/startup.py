@@ -1,4 +1,4 @@
-"""How long a user waits for the help."""
+"""The time to print the help."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.place import BIN, Place, installed
 from bench.processes import Job, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
+from bench.workspace import BIN, Workspace, installed
 
 _FIGURE = "to the end"
 _CLUSH = "clush --version"
-_LIMIT_S = 0.2  # what the design promises
+_LIMIT_S = 0.2  # the target of the design
 
 
-def measure(place: Place, *, repetitions: int) -> Measure:
+def measure(workspace: Workspace, *, repetitions: int) -> Measure:
     commands = {
         _CLUSH: [installed("clush"), "--version"],
         "torchx --help": [str(BIN / "torchx"), "--help"],
         'python -c ""': [sys.executable, "-c", ""],
-        "orch --help": [str(place.orch), "--help"],
-        "orch status --help": [str(place.orch), "status", "--help"],
+        "orch --help": [str(workspace.orch), "--help"],
+        "orch status --help": [str(workspace.orch), "status", "--help"],
     }
-    contestants = [_contestant(name, command, place) for name, command in commands.items()]
+    contestants = [_contestant(name, command, workspace) for name, command in commands.items()]
     return Measure(
         title="Start-up",
-        note="A process from start to end. clush and torchx are programs of Python, too.",
+        description="A process from start to end. clush and torchx are Python programs, too.",
         reference=_CLUSH,
         figures=(_FIGURE,),
         targets=(Target("orch --help", _FIGURE, _LIMIT_S),),
@@ -34,8 +34,8 @@ def measure(place: Place, *, repetitions: int) -> Measure:
     )
 
 
-def _contestant(name: str, command: Sequence[str], place: Place) -> Contestant:
+def _contestant(name: str, command: Sequence[str], workspace: Workspace) -> Contestant:
     def run() -> Mapping[str, float]:
-        return {_FIGURE: time_job(Job([command], cwd=Path(place.folder), env=place.env)).end}
+        return {_FIGURE: time_job(Job([command], cwd=Path(workspace.folder), env=workspace.env)).end}
 
     return Contestant(name, run)

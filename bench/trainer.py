@@ -1,4 +1,4 @@
-"""What the shared trainer costs: tokens a second beside a loop written by hand and Hugging Face's, saving, resuming."""
+"""The shared trainer: tokens/s beside a loop written by hand and Hugging Face's Trainer, saving, resuming."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.place import BIN, Place
 from bench.processes import CommandFailed, Job, Timing, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
+from bench.workspace import BIN, Workspace
 from trainer.config.config import load_config
 from trainer.metrics.mfu import peak_flops
 
 _PROGRAMS = Path(__file__).parent / "programs"
 _REPOSITORY = Path(__file__).resolve().parents[1]
-RATE, STEP, MFU, GOES_ON, STEPS, FIRST = "tokens/s", "a step", "MFU", "training goes on", "all steps", "first step"
+RATE, STEP, MFU, PAUSED, STEPS, FIRST = "tokens/s", "step time", "MFU", "training paused", "all steps", "first step"
 TRAINER, BY_HAND, HF = "python -m trainer", "a DDP loop by hand", "Hugging Face Trainer"
-SYNC, ASYNC = "saved in between", "async_save=true"
+SYNC, ASYNC = "async_save=false", "async_save=true"
 FRESH, RESUMED = "a fresh start", "a resume"
 UNCOUNTED = 10  # steps at the start of a run
-AT_LEAST_OF_BY_HAND = {1: 0.98, 2: 0.98, 4: 0.93}  # by ranks: decision 024
-AT_LEAST_OF_HF = 1.1
+MIN_RATIO_TO_BY_HAND = {1: 0.98, 2: 0.98, 4: 0.93}  # by ranks: decision 024
+MIN_RATIO_TO_HF = 1.1
 
 SMALL = ("model.layers=2", "model.width=128", "model.heads=4", "model.context=64", "micro_batch=4")
 LARGE = ("model.layers=6", "model.width=512", "model.heads=8", "model.context=32", "micro_batch=1")
@@ -41,54 +41,54 @@ CUDA_MODELS = {
     "1 B": ("model.layers=20", "model.width=2048", "model.heads=16", "model.context=2048", "micro_batch=8"),
 }
 
-NOTE = """\
-{what} {ranks} of torchrun, sequences of the same text, AdamW, clipping, warm-up, cosine and gradients in DDP's buckets for all. The loop by hand is
+DESCRIPTION = """\
+{model} {ranks} under torchrun. All contestants: the same text, AdamW, clipping, warm-up, cosine, gradients in DDP's buckets. The loop by hand is
 `bench/programs/train_by_hand.py`: it measures, saves and checks nothing. The first {uncounted} steps do not count."""
-SAVE_NOTE = """\
-19 M parameters (227 MB a checkpoint), fp32, 2 ranks; three checkpoints a run. *Training goes on*: from the end of a step after which
-is saved to the beginning of the next one, the median of the run. *All steps*: from the first to the last, the final checkpoint left out."""
-RESUME_NOTE = """\
-The same model, 2 ranks. From the start of torchrun to the end of the first step, imports and the wait for all ranks included. A resume
-reads, hashes and sends a checkpoint of 227 MB to the other rank."""
+SAVE_DESCRIPTION = """\
+19 M parameters (227 MB per checkpoint), fp32, 2 ranks; three checkpoints per run. *Training paused*: from the end of a step with a
+save to the beginning of the next step, the median of the run. *All steps*: from the first to the last, without the final checkpoint."""
+RESUME_DESCRIPTION = """\
+The same model, 2 ranks. From the start of torchrun to the end of the first step, imports and rendezvous included. A resume
+reads and hashes a checkpoint of 227 MB and sends it to the other rank."""
 
 
-def measure(place: Place, *, repetitions: int) -> list[Measure]:
+def measure(workspace: Workspace, *, repetitions: int) -> list[Measure]:
     """On the CPU."""
     return [
-        *(_throughput(place, ranks, repetitions) for ranks in (1, 2, 4)),
-        _saving(place, repetitions),
-        _resuming(place, repetitions),
+        *(_throughput(workspace, ranks, repetitions) for ranks in (1, 2, 4)),
+        _saving(workspace, repetitions),
+        _resuming(workspace, repetitions),
     ]
 
 
-def measure_cuda(place: Place, *, repetitions: int) -> list[Measure]:
-    """On one CUDA device; nothing where there is none."""
-    asked = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
-    device = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
+def measure_cuda(workspace: Workspace, *, repetitions: int) -> list[Measure]:
+    """On one CUDA device; no measure if there is none."""
+    program = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+    device = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
     if not device:
-        sys.stderr.write("  left out: no CUDA device\n")
+        sys.stderr.write("  skipped: no CUDA device\n")
         return []
-    return [_on_cuda(place, device, name, repetitions) for name in CUDA_MODELS]
+    return [_on_cuda(workspace, device, name, repetitions) for name in CUDA_MODELS]
 
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """One setting, which all contestants run."""
+    """One training configuration, which all contestants run."""
 
-    place: Place
+    workspace: Workspace
     ranks: int
     words: tuple[str, ...]
 
     def timed(self, *program: str, words: Sequence[str] = (), marker: bytes = b"") -> Timing:
-        """Runs it under torchrun, one thread a rank on a CPU."""
+        """Run the program under torchrun, with one thread per rank."""
         torchrun = [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={self.ranks}"]
-        env = {**self.place.env, "PYTHONPATH": str(_REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        command = [*torchrun, *program, *self.words, f"data.paths={_text(self.place)}", *words]
-        return time_job(Job([command], cwd=self.place.folder, env=env), marker=marker, limit_s=600)
+        env = {**self.workspace.env, "PYTHONPATH": str(_REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        command = [*torchrun, *program, *self.words, f"data.paths={_text(self.workspace)}", *words]
+        return time_job(Job([command], cwd=self.workspace.folder, env=env), marker=marker, limit_s=600)
 
     def records(self, *words: str) -> list[Mapping[str, float]]:
-        """What a fresh training writes into metrics.jsonl."""
-        out = self.place.folder / "out"
+        """The records that a fresh training writes to metrics.jsonl."""
+        out = self.workspace.folder / "out"
         shutil.rmtree(out, ignore_errors=True)
         self.timed("-m", "trainer", words=[f"out={out}", *words])
         return read_records(out)
@@ -100,11 +100,11 @@ class _Training:
         return self.figures(_moments(self.timed(str(_PROGRAMS / "train_by_hand.py"))))
 
     def hugging_face(self) -> Mapping[str, float]:
-        out = self.place.folder / "hf"
+        out = self.workspace.folder / "hf"
         return self.figures(_moments(self.timed(str(_PROGRAMS / "train_with_hf.py"), words=[f"out={out}"])))
 
     def figures(self, moments: Sequence[float]) -> Mapping[str, float]:
-        """From the ends of all steps."""
+        """Tokens/s and step time, from the end times of all steps."""
         config = load_config(words=self.words)
         counted = moments[UNCOUNTED - 1 :]
         step_s = (counted[-1] - counted[0]) / (len(counted) - 1)
@@ -112,86 +112,86 @@ class _Training:
 
     def contestants(self) -> list[Contestant]:
         """In the order in which they take turns."""
-        ways = {TRAINER: self.trainer, BY_HAND: self.by_hand, HF: self.hugging_face}
-        return [Contestant(name, run) for name, run in ways.items()]
+        runs = {TRAINER: self.trainer, BY_HAND: self.by_hand, HF: self.hugging_face}
+        return [Contestant(name, run) for name, run in runs.items()]
 
 
-def _throughput(place: Place, ranks: int, repetitions: int) -> Measure:
-    training = _Training(place, ranks, (*SMALL, *ON_CPU))
+def _throughput(workspace: Workspace, ranks: int, repetitions: int) -> Measure:
+    training = _Training(workspace, ranks, (*SMALL, *ON_CPU))
     title = f"Training, {ranks} rank{'s' if ranks > 1 else ''}"
-    note = NOTE.format(
-        what="GPT of 0.5 M parameters, fp32, 256 tokens a rank and step, one thread a rank: small, so that what a trainer does itself shows;",
+    description = DESCRIPTION.format(
+        model="GPT of 0.5 M parameters, fp32, 256 tokens per rank and step, one thread per rank: small, to show the trainer's overhead;",
         ranks=title.partition(", ")[2],
         uncounted=UNCOUNTED,
     )
     series = run_rounds(training.contestants(), repetitions=repetitions)
-    return Measure(title, note, BY_HAND, (RATE, STEP), _targets(ranks), series)
+    return Measure(title, description, BY_HAND, (RATE, STEP), _targets(ranks), series)
 
 
 def _targets(ranks: int) -> tuple[Target, ...]:
     return (
-        Target(TRAINER, RATE, AT_LEAST_OF_BY_HAND[ranks], other=BY_HAND, least=True),
-        Target(TRAINER, RATE, AT_LEAST_OF_HF, other=HF, least=True),
+        Target(TRAINER, RATE, MIN_RATIO_TO_BY_HAND[ranks], baseline=BY_HAND, least=True),
+        Target(TRAINER, RATE, MIN_RATIO_TO_HF, baseline=HF, least=True),
     )
 
 
-def _on_cuda(place: Place, device: str, name: str, repetitions: int) -> Measure:
-    training = _Training(place, 1, (*CUDA_MODELS[name], *ON_CUDA))
+def _on_cuda(workspace: Workspace, device: str, name: str, repetitions: int) -> Measure:
+    training = _Training(workspace, 1, (*CUDA_MODELS[name], *ON_CUDA))
     config = load_config(words=training.words)
     peak, matrices = peak_flops(config, device), 12 * config.model.layers * config.model.width**2
     flops = 6 * matrices + 12 * config.model.layers * config.model.width * config.model.context
 
     def with_mfu(run: Callable[[], Mapping[str, float]]) -> Callable[[], Mapping[str, float]]:
-        def both() -> Mapping[str, float]:
+        def run_with_mfu() -> Mapping[str, float]:
             figures = run()
             return {**figures, MFU: 100 * figures[RATE] * flops / peak} if peak else figures
 
-        return both
+        return run_with_mfu
 
-    contestants = [Contestant(one.name, with_mfu(one.run)) for one in training.contestants()]
-    what = f"GPT of {name} parameters, bf16, torch.compile and fused AdamW, on one {device};"
-    note = NOTE.format(what=what, ranks="1 rank", uncounted=UNCOUNTED)
+    contestants = [Contestant(plain.name, with_mfu(plain.run)) for plain in training.contestants()]
+    model = f"GPT of {name} parameters, bf16, torch.compile and fused AdamW, on one {device};"
+    description = DESCRIPTION.format(model=model, ranks="1 rank", uncounted=UNCOUNTED)
     series = run_rounds(contestants, repetitions=repetitions)
-    return Measure(f"Training on CUDA, {name}", note, BY_HAND, (RATE, STEP, MFU), _targets(1), series)
+    return Measure(f"Training on CUDA, {name}", description, BY_HAND, (RATE, STEP, MFU), _targets(1), series)
 
 
-def _saving(place: Place, repetitions: int) -> Measure:
-    training = _Training(place, 2, (*LARGE, "device=cpu", "report=", "log_steps=1", "steps=46", "save_steps=15"))
+def _saving(workspace: Workspace, repetitions: int) -> Measure:
+    training = _Training(workspace, 2, (*LARGE, "device=cpu", "report=", "log_steps=1", "steps=46", "save_steps=15"))
 
     def run(*words: str) -> Mapping[str, float]:
         records = training.records(*words)
-        # A gap is what the step itself did not take: telling, and saving.
+        # A gap is the time between two steps that no step took: reporting and saving.
         gaps = {
             int(before["step"]): after["time"] - before["time"] - after["step_time_s"]
             for before, after in itertools.pairwise(records)
         }
         saves = statistics.median(sorted(gaps.values())[-3:])
-        return {GOES_ON: saves, STEPS: records[-1]["time"] - records[0]["time"]}
+        return {PAUSED: saves, STEPS: records[-1]["time"] - records[0]["time"]}
 
-    ways = {SYNC: (), ASYNC: ("async_save=true",)}
-    contestants = [Contestant(name, functools.partial(run, *words)) for name, words in ways.items()]
-    targets = (Target(ASYNC, GOES_ON, 0.1, other=SYNC),)
+    options = {SYNC: (), ASYNC: ("async_save=true",)}
+    contestants = [Contestant(name, functools.partial(run, *words)) for name, words in options.items()]
+    targets = (Target(ASYNC, PAUSED, 0.1, baseline=SYNC),)
     series = run_rounds(contestants, repetitions=repetitions)
-    return Measure("Saving", SAVE_NOTE, SYNC, (GOES_ON, STEPS), targets, series)
+    return Measure("Saving", SAVE_DESCRIPTION, SYNC, (PAUSED, STEPS), targets, series)
 
 
-def _resuming(place: Place, repetitions: int) -> Measure:
-    training = _Training(place, 2, (*LARGE, "device=cpu", "report=", "log_steps=1", "save_steps=1000000"))
-    saved, out = place.folder / "saved", place.folder / "out"
+def _resuming(workspace: Workspace, repetitions: int) -> Measure:
+    training = _Training(workspace, 2, (*LARGE, "device=cpu", "report=", "log_steps=1", "save_steps=1000000"))
+    saved, out = workspace.folder / "saved", workspace.folder / "out"
     training.timed("-m", "trainer", words=["steps=1", f"out={saved}"])
 
     def run(*words: str) -> Mapping[str, float]:
         shutil.rmtree(out, ignore_errors=True)
         marker = re.compile("step=(1|2) loss=")
         timing = training.timed("-m", "trainer", words=[f"out={out}", *words], marker=b" loss=")
-        assert marker.search(timing.output.decode()), "a step was made"
+        assert marker.search(timing.output.decode()), "no step was made"
         return {FIRST: timing.lines[0]}
 
-    ways = {FRESH: ("steps=1",), RESUMED: ("steps=2", f"resume={saved}")}
-    contestants = [Contestant(name, functools.partial(run, *words)) for name, words in ways.items()]
-    targets = (Target(RESUMED, FIRST, 1.3, other=FRESH),)
+    options = {FRESH: ("steps=1",), RESUMED: ("steps=2", f"resume={saved}")}
+    contestants = [Contestant(name, functools.partial(run, *words)) for name, words in options.items()]
+    targets = (Target(RESUMED, FIRST, 1.3, baseline=FRESH),)
     series = run_rounds(contestants, repetitions=repetitions)
-    return Measure("Resuming", RESUME_NOTE, FRESH, (FIRST,), targets, series)
+    return Measure("Resuming", RESUME_DESCRIPTION, FRESH, (FIRST,), targets, series)
 
 
 def read_records(out: Path) -> list[Mapping[str, float]]:
@@ -203,12 +203,12 @@ def _moments(timing: Timing) -> list[float]:
         if line.startswith("figures "):
             moments: list[float] = json.loads(line.removeprefix("figures "))["moments"]
             return moments
-    raise CommandFailed("it told no figures")
+    raise CommandFailed("it printed no figures")
 
 
-def _text(place: Place) -> Path:
-    """The sources of Python's standard library in one file: the same text for all."""
-    path = place.folder / "text.txt"
+def _text(workspace: Workspace) -> Path:
+    """One file with the sources of Python's standard library, the training text of all contestants."""
+    path = workspace.folder / "text.txt"
     if not path.exists():
         sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
         path.write_bytes(b"".join(source.read_bytes() for source in sources))

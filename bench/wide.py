@@ -1,4 +1,4 @@
-"""How long it takes to reach many nodes and start something on each, and to stop it, with orch and with others."""
+"""The time to connect to many nodes and start a process on each, and to stop them: orch and other programs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from bench.place import Place, installed
 from bench.processes import CommandFailed, Job, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
+from bench.workspace import Workspace, installed
 from tests.grounds.sshd import Farm, open_farm
 from tests.until import until
 
@@ -19,47 +19,47 @@ START, STOP, THREADS, FILES = "connect, push, start", "stop all", "threads", "op
 _PROGRAMS = Path(__file__).parent / "programs"
 ORCH, COLD, FABRIC, PDSH = "orch", "orch, on never used nodes", "Fabric, true", "pdsh, true"
 
-NOTE = """\
-{nodes} loopback addresses of one sshd. orch connects, pushes, starts an agent and a sleeping rank on each node, and knows that
-each of them runs; the two others run `true`. orch and Fabric are timed within their processes, without their imports; pdsh is
-timed as a whole. *{stop}*: until no rank and no agent is left, over the connections that are there. All nodes' work is done by the
-processors that the contestants have, too: orch's two Pythons a node are what a cluster does in parallel."""
+DESCRIPTION = """\
+{nodes} loopback addresses of one sshd. orch connects, pushes, starts an agent and a sleeping rank on each node, and waits until
+each rank runs; Fabric and pdsh run `true`. orch and Fabric are timed within their processes, without their imports; pdsh is
+timed as a whole. *{stop}*: until no rank and no agent is left, over the open connections. The contestants and all nodes share the processors of
+this machine: orch's two Python processes per node would run in parallel on a cluster."""
 
 
-def measure(place: Place, *, repetitions: int, nodes: int) -> Measure:
+def measure(workspace: Workspace, *, repetitions: int, nodes: int) -> Measure:
     with open_farm() as farm:
-        ground = _Ground(place, farm, nodes)
-        series = run_rounds(ground.contestants(), repetitions=repetitions)
+        setup = _Setup(workspace, farm, nodes)
+        series = run_rounds(setup.contestants(), repetitions=repetitions)
     targets = (
-        Target(ORCH, START, 1.5, other=FABRIC),
-        Target(ORCH, START, 0.5, other=PDSH),
+        Target(ORCH, START, 1.5, baseline=FABRIC),
+        Target(ORCH, START, 0.5, baseline=PDSH),
         Target(ORCH, STOP, 5.0),
     )
-    note = NOTE.format(nodes=nodes, stop=STOP)
-    return Measure(f"{nodes} nodes", note, FABRIC, (START, STOP, THREADS, FILES), targets, series)
+    description = DESCRIPTION.format(nodes=nodes, stop=STOP)
+    return Measure(f"{nodes} nodes", description, FABRIC, (START, STOP, THREADS, FILES), targets, series)
 
 
-def measure_crowd(place: Place, *, repetitions: int) -> Measure:
-    """So many nodes that this machine cannot play them well: what is told is what orch itself takes, once."""
+def measure_1024(workspace: Workspace, *, repetitions: int) -> Measure:
+    """More nodes than this machine can simulate well: a single run of orch."""
     del repetitions
     with open_farm() as farm:
-        ground = _Ground(place, farm, 1024)
-        series = run_rounds([ground.contestant(ORCH, ground.orch)], repetitions=1)
-    note = "As above, once, after a warm-up: one processor core plays 256 nodes here."
-    return Measure("1,024 nodes", note, ORCH, (START, STOP, THREADS, FILES), (), series)
+        setup = _Setup(workspace, farm, 1024)
+        series = run_rounds([setup.contestant(ORCH, setup.orch)], repetitions=1)
+    description = "As above, one run after a warm-up: each processor core simulates 256 nodes."
+    return Measure("1,024 nodes", description, ORCH, (START, STOP, THREADS, FILES), (), series)
 
 
-class _Ground:
-    """The farm, and what the contestants need to reach it."""
+class _Setup:
+    """The sshd farm, and the commands, environment and files of the contestants."""
 
-    def __init__(self, place: Place, farm: Farm, nodes: int) -> None:
-        self._farm, self._place, self._nodes = farm, place, nodes
-        self._env = {**place.env, "PDSH_SSH_ARGS": f"-F {farm.ssh_config} %h"}
+    def __init__(self, workspace: Workspace, farm: Farm, nodes: int) -> None:
+        self._farm, self._workspace, self._nodes = farm, workspace, nodes
+        self._env = {**workspace.env, "PDSH_SSH_ARGS": f"-F {farm.ssh_config} %h"}
         self._hosts = farm.addresses(nodes)
-        self._code = place.folder / "code"
+        self._code = workspace.folder / "code"
         self._code.mkdir()
         shutil.copyfile(_PROGRAMS / "hello.py", self._code / "hello.py")
-        self._inventory = farm.inventory(place.folder, nodes=nodes)
+        self._inventory = farm.inventory(workspace.folder, nodes=nodes)
 
     def contestants(self) -> list[Contestant]:
         """In the order in which they take turns."""
@@ -71,19 +71,19 @@ class _Ground:
         ]
 
     def contestant(self, name: str, run: Callable[[], Mapping[str, float]]) -> Contestant:
-        def alone() -> Mapping[str, float]:
+        def run_and_wait() -> Mapping[str, float]:
             figures = run()
-            # what the last one still does on the nodes' side is not the next one's to bear
+            # processes that one contestant leaves on the nodes must not slow down the next
             until(lambda: not self._farm.processes(), deadline_s=60, what=f"the processes of {name} to end")
             return figures
 
-        return Contestant(name, alone)
+        return Contestant(name, run_and_wait)
 
     def orch(self) -> Mapping[str, float]:
         return self._figures(["start_nodes.py", str(self._inventory)])
 
     def _orch_cold(self) -> Mapping[str, float]:
-        fresh = self._farm.inventory(self._farm.folder, nodes=self._nodes)  # with other work folders each time
+        fresh = self._farm.inventory(self._farm.folder, nodes=self._nodes)  # with new work folders each time
         return self._figures(["start_nodes.py", str(fresh)])
 
     def _fabric(self) -> Mapping[str, float]:
@@ -94,13 +94,13 @@ class _Ground:
         return {START: time_job(Job([words], cwd=self._code, env=self._env)).end}
 
     def _figures(self, words: Sequence[str]) -> Mapping[str, float]:
-        """What one of the programs here says of itself."""
+        """The figures that a program of bench/programs prints."""
         program, *rest = words
         job = Job([[sys.executable, str(_PROGRAMS / program), *rest]], cwd=self._code, env=self._env)
-        said = time_job(job, limit_s=600.0).output.decode()
-        line = next((line for line in said.splitlines() if line.startswith("figures ")), None)
+        output = time_job(job, limit_s=600.0).output.decode()
+        line = next((line for line in output.splitlines() if line.startswith("figures ")), None)
         if line is None:
-            raise CommandFailed(f"{program} gives no figures: {said[-300:]}")
+            raise CommandFailed(f"{program} printed no figures: {output[-300:]}")
         names = {"start": START, "stop": STOP, "threads": THREADS, "files": FILES}
         return {names[name]: value for name, value in json.loads(line.removeprefix("figures ")).items()}
 

@@ -1,1 +1,1 @@
-"""What the contestants run."""
+"""Programs that the contestants run."""

@@ -1,4 +1,4 @@
-"""Run `true` on all hosts with Fabric's own fan-out: how long it took, as JSON."""
+"""Run `true` on all hosts with Fabric's own fan-out; print the time as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shortest training program: says one line."""
+"""The shortest program: prints one line."""
 
 from __future__ import annotations
 

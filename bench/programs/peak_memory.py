@@ -1,4 +1,4 @@
-"""Run a command, and say at its end how much memory the largest of its processes had."""
+"""Run a command, then print the peak memory of its largest process, in MB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connect to all nodes of an inventory, push, start a sleeping rank on each, stop them: how long each took, as JSON."""
+"""Connect to all nodes of an inventory, push, start a sleeping rank on each, stop them; print the times as JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
-Run a command that submits a job, and print lines that its files get: for those who have nothing that follows a job.
+Run a command that submits a job and print the lines of its output files, for submitters that cannot follow a job.
 
-    python3 submit_and_tail.py LINES TEXT PATTERN COMMAND…       until so many lines with the text have come
+    python3 submit_and_tail.py LINES TEXT PATTERN COMMAND…       until LINES lines contain TEXT
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ POLL_S = 0.005
 
 
 def tail(pattern: str, text: str, lines: int) -> None:
-    """Print what is in the files; whoever runs this has a limit of time."""
+    """Print the matching lines of the files as they arrive. The caller sets the time limit."""
     folder, printed = Path(pattern).parent, 0
     while printed < lines:
         time.sleep(POLL_S)
@@ -28,6 +28,6 @@ def tail(pattern: str, text: str, lines: int) -> None:
 
 
 if __name__ == "__main__":
-    # torchx ends with an error where Slurm has no accounting, after it has submitted the job
+    # without accounting in Slurm, torchx fails after it has submitted the job
     subprocess.run(sys.argv[4:], check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     tail(sys.argv[3], sys.argv[2], int(sys.argv[1]))

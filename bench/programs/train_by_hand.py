@@ -1,4 +1,4 @@
-"""The training of bench/trainer.py as one would write it by hand: DistributedDataParallel and nothing around it."""
+"""The training of bench/trainer.py as written by hand: DistributedDataParallel and nothing around it."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def main() -> None:
 
 
 def _optimizer(model: GPT, config: TrainConfig) -> torch.optim.AdamW:
-    matrices = [one for one in model.parameters() if one.dim() > 1]
-    others = [one for one in model.parameters() if one.dim() <= 1]
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     groups = [
         {"params": matrices, "weight_decay": config.optim.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {"params": vectors, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.optim.betas, fused=config.optim.fused or None)
 

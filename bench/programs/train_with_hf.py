@@ -19,7 +19,7 @@ from trainer.tasks.gpt_model import GPT
 
 
 class Windows(torch.utils.data.Dataset[Mapping[str, torch.Tensor]]):
-    """Every place of the text where a sequence fits."""
+    """Every sequence of the text, one for each start position."""
 
     def __init__(self, text: bytes, context: int) -> None:
         self.text, self.context = torch.frombuffer(bytearray(text), dtype=torch.uint8), context
@@ -33,7 +33,7 @@ class Windows(torch.utils.data.Dataset[Mapping[str, torch.Tensor]]):
 
 
 class Model(nn.Module):
-    """As the Trainer wants it: keywords in, a mapping with the loss out."""
+    """The interface of the Trainer: keywords in, a mapping with the loss out."""
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Model(nn.Module):
 
 
 class Moments(transformers.TrainerCallback):
-    """When each step ended."""
+    """The end time of each step."""
 
     def __init__(self, *, on_cuda: bool) -> None:
         self.moments: list[float] = []
@@ -84,12 +84,12 @@ def main() -> None:
     )
     dataset = Windows(Path(config.data.paths[0]).read_bytes(), config.model.context)
     trainer = transformers.Trainer(Model(config), settings, train_dataset=dataset, callbacks=[moments])
-    trainer.accelerator.ddp_handler.gradient_as_bucket_view = True  # TrainingArguments has no word for it
+    trainer.accelerator.ddp_handler.gradient_as_bucket_view = True  # TrainingArguments has no option for it
     trainer.train()
     if trainer.is_world_process_zero():
         sys.stdout.write(f"figures {json.dumps({'moments': moments.moments})}\n")
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads sometimes abort a process that ends by itself, after all its work
+    os._exit(0)  # gloo's threads sometimes abort a process at its normal exit
 
 
 if __name__ == "__main__":

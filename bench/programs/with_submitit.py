@@ -1,4 +1,4 @@
-"""What a user of submitit writes to run a function on two nodes; the folder of its logs is in argv."""
+"""Run a function on two nodes as a user of submitit would; the log folder is in argv."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sys
 
 import submitit
 
-SAID = "hello from a rank"
+HELLO = "hello from a rank"
 
 
 if __name__ == "__main__":
     executor = submitit.SlurmExecutor(folder=sys.argv[1])
     executor.update_parameters(nodes=2, ntasks_per_node=1, partition="debug", time=5)
-    executor.submit(print, SAID)
+    executor.submit(print, HELLO)

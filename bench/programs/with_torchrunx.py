@@ -1,7 +1,7 @@
 """
-What a user of torchrunx writes to run a function on the hosts named in argv, and see what all of them print.
+Run a function on the hosts named in argv as a user of torchrunx would, and print the output of all of them.
 
-It looks its own host name up and opens its ports there; the benchmark stays on loopback.
+torchrunx resolves its own host name and opens its ports at that address; the benchmark keeps them on loopback.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import socket
 import sys
 
-import torchrunx  # type: ignore[import-not-found]  # in .venv-bench alone
+import torchrunx  # type: ignore[import-not-found]  # only in .venv-bench
 
 
 def hello() -> None:
@@ -24,6 +24,6 @@ def handlers() -> list[logging.Handler]:
 
 if __name__ == "__main__":
     socket.getfqdn = lambda name="": name or "127.0.0.1"
-    # no process group, which is the quickest that it has
+    # without a process group, which is its quickest form
     launcher = torchrunx.Launcher(hostnames=sys.argv[1].split(","), workers_per_host=1, backend=None)
     launcher.set_logging_handlers(handlers).run(hello)

@@ -1,4 +1,4 @@
-"""Write numbered lines as fast as they go, or `rate` a second; each bears the clock that all processes of a machine share."""
+"""Write numbered lines as fast as possible, or `rate` per second, each with the time on the machine's monotonic clock."""
 
 from __future__ import annotations
 
