@@ -238,7 +238,7 @@ class Watch:
             return False
         self._quiet_since = self._quiet_since or time.monotonic()
         ends = sum(node.finished is not None for node in self._nodes.values())
-        return ends == self._plan.node_count or time.monotonic() - self._quiet_since > observe.PATIENCE_S
+        return ends == self._plan.node_count or time.monotonic() - self._quiet_since > observe.LATE_WRITES_S
 
     def _write(self, lines: Iterable[LogLines]) -> None:
         self._viewer.write(self._kept(lines))

@@ -1,4 +1,4 @@
-"""The process that launches a run: its record, and whether it is alive."""
+"""The process that launches a run: its record, and whether it is still alive."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from orchestrator.run import RunRecord
 
 
 def this_process() -> dict[str, Any]:
-    """This process as the record of a run keeps it."""
+    """The record of this process, for RunRecord.launching."""
     return {**own_record(), "host": socket.gethostname()}
 
 
 def is_launching(record: RunRecord) -> bool:
-    """Report whether the process that launches the run is alive on this machine."""
+    """True if the launch has not finished and its process is alive on this machine."""
     return record.launching is not None and not record.started and is_alive(record.launching)
 
 
 def remote_launch_host(record: RunRecord) -> str | None:
-    """The other machine that may still be launching the run, which only that machine knows."""
+    """The other machine on which an unfinished launch may be running: only that machine can check. None if there is none."""
     if record.launching is None or record.started or is_launching(record):
         return None
     host = str(record.launching.get("host", socket.gethostname()))

@@ -1,4 +1,4 @@
-"""Observe a run: collect the reports of its agents and judge them, with the scheduler's."""
+"""Observe a run: collect the reports of its agents and the scheduler, and judge them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from orchestrator.run import RunState
 from orchestrator.store import KeptRun
 from orchestrator.verdict.judge import Verdict, judge
 
-PATIENCE_S = 5.0  # a shared file system shows other machines' writes late
+LATE_WRITES_S = 5.0  # a shared file system shows the writes of other machines late
 POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A verdict and its evidence, in node order."""
+    """A verdict and its evidence; `nodes` in node order."""
 
     verdict: Verdict
     nodes: tuple[NodeObservation, ...]
@@ -37,21 +37,21 @@ class Status:
 
 def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: JobStatus | None) -> Status:
     """
-    Query the nodes. `queue` was read before: the agents of a job that is over have written their ends by now.
+    Query the nodes and judge their reports. `queue` must be older: agents of a job that is over have then written their exits.
 
     Raises:
         NodesError: some nodes cannot be reached, and the others do not decide the state.
     """
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LATE_WRITES_S
     while True:
         nodes: list[NodeObservation] = []
         attempt = launcher.attempt()
-        places = launcher.places(attempt)
-        for place in places:
-            if place.failure is None:
-                nodes += place.endpoint.observe(place.attempt_dir, place.nodes)
+        folders = launcher.places(attempt)
+        for folder in folders:
+            if folder.failure is None:
+                nodes += folder.endpoint.observe(folder.attempt_dir, folder.nodes)
         verdict = judge(plan, nodes, queue, stop_requested=run.is_asked_to_stop())
-        unreachable = [place.failure for place in places if place.failure is not None]
+        unreachable = [folder.failure for folder in folders if folder.failure is not None]
         if unreachable and verdict.state is not RunState.FAILED:
             raise NodesError(unreachable, plan.node_count)
         if verdict.state is not RunState.LOST or queue is None or time.monotonic() > deadline:
@@ -61,9 +61,9 @@ def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: JobStatus
 
 def may_still_run(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObservation]) -> list[str]:
     """
-    The nodes on which a failed or stopped run may still run, including those that were not reached.
+    The nodes on which processes of a failed or stopped run may still run, including nodes that were not reached.
 
-    None under Slurm, which ends them itself; until then the verdict is not final.
+    Empty under Slurm, which ends the processes itself before the verdict is final.
     """
     if plan.launcher != "ssh" or verdict.state not in {RunState.FAILED, RunState.STOPPED}:
         return []
@@ -73,28 +73,28 @@ def may_still_run(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObserv
 
 def recordable_verdict(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObservation]) -> Verdict:
     """
-    The verdict that a command which ends nothing may record: final only if no node may still run.
+    The verdict that a read-only command may record: final only if no process of the run may still run.
 
-    No supervisor watches a run whose record is final, so its remaining processes would never be ended.
+    No supervisor watches a run whose record is final, so nothing would end the remaining processes.
     """
-    if left := may_still_run(plan, verdict, nodes):
-        return replace(verdict, state=RunState.RUNNING, message=f"{verdict.message}; {fold(left)} may still run")
+    if running := may_still_run(plan, verdict, nodes):
+        return replace(verdict, state=RunState.RUNNING, message=f"{verdict.message}; {fold(running)} may still run")
     return verdict
 
 
-def still_running_warning(run: KeptRun, run_id: str, left: Sequence[str]) -> str:
-    """The warning that no supervisor ends what is left of a run on these nodes; empty if one does, or nothing is left."""
-    present = run.supervisor()
-    stopped = stopped_pid(present)
-    if not left or (present is not None and stopped is None):
+def still_running_warning(run: KeptRun, run_id: str, nodes: Sequence[str]) -> str:
+    """The warning that no supervisor will end a run on the nodes where it may still run; empty if one will, or without nodes."""
+    supervisor = run.supervisor()
+    pid = stopped_pid(supervisor)
+    if not nodes or (supervisor is not None and pid is None):
         return ""
-    who = "nobody supervises it" if stopped is None else f"its supervisor, {present}, is stopped"
-    first = f"orch attach {run_id}" if stopped is None else f"kill -CONT {stopped}"
-    return f"run {run_id} may still run on {fold(left)}, and {who}: `{first}` or `orch stop {run_id}` ends what is left"
+    cause = "nobody supervises it" if pid is None else f"its supervisor, {supervisor}, is stopped"
+    remedy = f"orch attach {run_id}" if pid is None else f"kill -CONT {pid}"
+    return f"run {run_id} may still run on {fold(nodes)}, and {cause}: `{remedy}` or `orch stop {run_id}` ends what is left"
 
 
 def stopped_pid(supervisor: str | None) -> int | None:
-    """The pid of a supervisor, given as its lock names it, if it is on this machine and stopped by a signal (SIGSTOP)."""
+    """The pid in a supervisor's lock (`pid PID on HOST`) if a signal (SIGSTOP) has stopped it on this machine, else None."""
     found = re.fullmatch(r"pid (\d+) on (.+)", supervisor or "")
     if found is None or found[2] != socket.gethostname():
         return None

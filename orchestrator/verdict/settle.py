@@ -14,14 +14,14 @@ from orchestrator.verdict.launching import is_launching
 
 
 def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = (), *, attempt: int = 1) -> RunRecord:
-    """Write the verdict into the run's record. A final state stays, but LOST, which was only the lack of a better one."""
+    """Write the verdict into the run's record. A final state is kept, except LOST: a later verdict is based on more reports."""
     return run.change(lambda record: _settled(replace(record, attempt=max(record.attempt, attempt)), verdict, nodes))
 
 
 def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservation]) -> RunRecord:
-    settled = record.state.final and record.state is not RunState.LOST
-    same = verdict.state == record.state and (verdict.state.final or verdict.message == record.message)
-    if settled or same or (verdict.state.final and is_launching(record)):
+    is_settled = record.state.final and record.state is not RunState.LOST
+    is_unchanged = verdict.state == record.state and (verdict.state.final or verdict.message == record.message)
+    if is_settled or is_unchanged or (verdict.state.final and is_launching(record)):
         return record
     reported = (progress.get("summary") for node in nodes for progress in node.progress.values())
     summary = next((value for value in reported if isinstance(value, dict)), record.summary)

@@ -1,4 +1,4 @@
-"""Who is named, and what is shown, when ranks have waited in vain."""
+"""The diagnosis of a hang: the ranks that are named, and the stack traces that are shown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _node(name: str, steps: dict[int, tuple[int, str]], stacks: dict[int, str]) 
     )
 
 
-def _said(*nodes: NodeObservation) -> list[str]:
+def _error_parts(*nodes: NodeObservation) -> list[str]:
     error = diagnose_hang(TIMEOUT, nodes).error
     assert error is not None
     return error.split("; ")
@@ -49,37 +49,37 @@ def _said(*nodes: NodeObservation) -> list[str]:
 )
 def test_rank_that_did_not_get_as_far_is_named(first: tuple[int, str], second: tuple[int, str]) -> None:
     nodes = [_node("n0", {0: first, 1: first}, {0: WAITS, 1: WAITS}), _node("n1", {2: second, 3: first}, {2: WAITS})]
-    assert _said(*nodes)[1] == "rank 2 on n1 did not get as far as the others"
+    assert _error_parts(*nodes)[1] == "rank 2 on n1 did not get as far as the others"
 
 
-def test_ranks_that_got_as_far_but_left_no_stacks_are_named() -> None:
+def test_ranks_without_stacks_are_named_if_all_got_equally_far() -> None:
     at = (12, "step")
     nodes = [_node("n0", {0: at, 1: at}, {0: WAITS, 1: WAITS}), _node("n1", {2: at, 3: at}, {})]
-    assert _said(*nodes)[1] == "rank [2-3] on n1 left no stacks: it is stopped, or its node hangs"
+    assert _error_parts(*nodes)[1] == "rank [2-3] on n1 left no stacks: it is stopped, or its node hangs"
 
 
-def test_places_are_shown_where_all_left_stacks_the_rarest_first() -> None:
+def test_innermost_calls_are_shown_rarest_first_if_all_left_stacks() -> None:
     at = (12, "step")
     nodes = [_node("n0", {0: at, 1: at}, {0: WAITS, 1: READS}), _node("n1", {2: at}, {2: WAITS})]
-    assert _said(*nodes)[1] == f"rank 1 stood at {READS}, rank [0,2] stood at {WAITS}"
+    assert _error_parts(*nodes)[1] == f"rank 1 stood at {READS}, rank [0,2] stood at {WAITS}"
 
 
 def test_folders_of_the_stacks_are_shown() -> None:
     nodes = [_node(f"n{number}", {number: (1, "step")}, {number: WAITS}) for number in range(3)]
-    assert _said(*nodes)[0] == "Timed out"
-    assert _said(*nodes)[-1] == "stacks: /w/runs/r/attempt-1/n[0-2]/stacks"
+    assert _error_parts(*nodes)[0] == "Timed out"
+    assert _error_parts(*nodes)[-1] == "stacks: /w/runs/r/attempt-1/n[0-2]/stacks"
 
 
 def test_other_failures_stay_as_they_are() -> None:
-    other = RankExit("n0", 0, 1, None, "disk full", kind="storage")
-    assert diagnose_hang(other, [_node("n0", {0: (1, "step")}, {0: WAITS})]) == other
+    failure = RankExit("n0", 0, 1, None, "disk full", kind="storage")
+    assert diagnose_hang(failure, [_node("n0", {0: (1, "step")}, {0: WAITS})]) == failure
 
 
 MAIN = 'Timeout (0:00:07)!\nThread 0x1 (most recent call first):\n  File "/a/notice.py", line 34 in _wait\n\n'
 
 
 @pytest.mark.parametrize(
-    ("frames", "place"),
+    ("frames", "call"),
     [
         (['"/usr/lib/python3.11/site-packages/torch/autograd/graph.py", line 9 in run', '"/w/trainer/train.py", line 85 in _step'], "trainer/train.py:85 in _step"),
         (['"/usr/lib/python3.11/threading.py", line 3 in wait'], "python3.11/threading.py:3 in wait"),
@@ -87,14 +87,12 @@ MAIN = 'Timeout (0:00:07)!\nThread 0x1 (most recent call first):\n  File "/a/not
         ([], "an unknown place"),
     ],
 )  # fmt: skip
-def test_place_of_a_rank_is_the_innermost_call_of_its_main_thread_outside_of_libraries(
-    frames: list[str], place: str
-) -> None:
+def test_call_of_a_rank_is_the_innermost_of_its_main_thread_outside_libraries(frames: list[str], call: str) -> None:
     lines = "".join(f"  File {frame}\n" for frame in frames)
-    assert innermost(f"{MAIN}Thread 0x2 (most recent call first):\n{lines}") == place
+    assert innermost(f"{MAIN}Thread 0x2 (most recent call first):\n{lines}") == call
 
 
-def test_place_is_found_however_deep_the_calls_are(tmp_path: Path) -> None:
+def test_innermost_call_is_found_in_a_deep_stack(tmp_path: Path) -> None:
     outer = "".join(f'  File "/w/{"deep/" * 50}{number}.py", line 1 in f\n' for number in range(99))
     (tmp_path / "stacks").mkdir()
     text = f'{MAIN}Thread 0x2 (most recent call first):\n  File "/w/trainer/train.py", line 85 in _step\n{outer}'
@@ -114,7 +112,7 @@ def test_place_is_found_however_deep_the_calls_are(tmp_path: Path) -> None:
         ("storage", None, "x", "storage"),
     ],
 )
-def test_end_of_a_rank_that_had_stood_still_for_long_is_a_hang(
+def test_exit_of_a_rank_that_left_stacks_is_a_hang(
     tmp_path: Path, kind: str | None, signal: str | None, stacks: str, found: str | None
 ) -> None:
     for name in ("error", "stacks"):

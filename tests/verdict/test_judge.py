@@ -1,4 +1,4 @@
-"""The verdict on a run, by the reports of its nodes and of the scheduler."""
+"""The verdict on a run, from the reports of its nodes and of the scheduler."""
 
 from __future__ import annotations
 
@@ -54,42 +54,42 @@ def test_first_failure_is_the_earliest_and_names_rank_and_node() -> None:
     assert str(verdict.exit) == "rank 1 on n1 exited 7"
 
 
-def test_one_failed_node_fails_the_run_though_others_go_on() -> None:
+def test_one_failed_node_fails_the_run_while_others_run() -> None:
     assert judge(_plan("ssh"), [_node("n0", "FAILED"), _node("n1")], None).state is RunState.FAILED
 
 
-def test_agent_that_is_gone_without_an_end_is_a_failure_that_names_it() -> None:
+def test_dead_agent_without_an_exit_event_fails_the_run_by_name() -> None:
     verdict = judge(_plan("ssh"), [_node("n0"), _node("n1", alive=False)], None)
     assert verdict.state is RunState.FAILED
     assert "agent of n1 died" in str(verdict.message)
 
 
-def test_login_node_does_not_take_other_machines_processes_for_dead() -> None:
+def test_processes_of_another_machine_are_not_judged_dead() -> None:
     nodes = [_node("n0", alive=False, same_boot=False), _node("n1", alive=False, same_boot=False)]
     assert judge(_plan("slurm"), nodes, JobStatus("RUNNING")).state is RunState.RUNNING
 
 
 @pytest.mark.parametrize("word", ["RUNNING", "COMPLETING", "UNKNOWN"])
-def test_failed_ranks_are_no_verdict_as_long_as_slurm_may_begin_the_job_anew(word: str) -> None:
+def test_failed_ranks_do_not_end_the_run_while_slurm_may_restart_the_job(word: str) -> None:
     nodes = [_node("n0", "FAILED"), _node("n1", "STOPPED", alive=False)]
     assert judge(_plan("slurm"), nodes, JobStatus(word)).state is RunState.RUNNING
     assert judge(_plan("slurm"), nodes, JobStatus("FAILED", over=True)).state is RunState.FAILED
 
 
-def test_ranks_that_want_another_attempt_are_no_failure_until_slurm_is_done_with_the_job() -> None:
+def test_requested_attempt_keeps_the_run_pending_until_slurm_ends_the_job() -> None:
     plan, nodes = _plan("slurm"), [_node("n0", "REQUEUE"), _node("n1", "FAILED", at=2.0)]
     assert judge(plan, nodes, JobStatus("RUNNING")).state is RunState.PENDING
     assert judge(plan, nodes[:1], JobStatus("COMPLETING")).state is RunState.PENDING
-    asked = [_node("n0", "REQUEUE"), _node("n1", "REQUEUE")]
-    over = judge(plan, asked, OVER)
-    assert over.state is RunState.FAILED
-    assert "Slurm did not start it" in str(over.message)
-    assert judge(plan, asked, JobStatus("CANCELLED", over=True)).state is RunState.STOPPED
+    requeued = [_node("n0", "REQUEUE"), _node("n1", "REQUEUE")]
+    verdict = judge(plan, requeued, OVER)
+    assert verdict.state is RunState.FAILED
+    assert "Slurm did not start it" in str(verdict.message)
+    assert judge(plan, requeued, JobStatus("CANCELLED", over=True)).state is RunState.STOPPED
 
 
-def test_job_that_slurm_ended_says_why_it_does_not_begin_anew() -> None:
-    last = replace(_node("n0"), finished=Finished("FAILED", 3.0, None, "no progress was saved"))
-    verdict = judge(_plan("slurm"), [last, _node("n1")], JobStatus("TIMEOUT", "TimeLimit", over=True))
+def test_job_that_slurm_ended_is_reported_with_the_reason_for_no_restart() -> None:
+    failed = replace(_node("n0"), finished=Finished("FAILED", 3.0, None, "no progress was saved"))
+    verdict = judge(_plan("slurm"), [failed, _node("n1")], JobStatus("TIMEOUT", "TimeLimit", over=True))
     assert verdict.message == "Slurm ended the job: TIMEOUT TimeLimit; no progress was saved"
 
 
@@ -104,7 +104,7 @@ def test_ranks_that_fail_when_orch_stop_cancels_their_job_are_stopped() -> None:
     assert judge(_plan("slurm"), nodes, JobStatus("FAILED", over=True), stop_requested=True).state is RunState.FAILED
 
 
-def test_job_that_waits_is_pending_though_it_has_run_before() -> None:
+def test_queued_job_is_pending_even_if_it_has_run_before() -> None:
     nodes = [_node("n0", "STOPPED"), _node("n1", alive=False)]
     assert judge(_plan("slurm"), nodes, JobStatus("PENDING", "BeginTime")).state is RunState.PENDING
 
@@ -136,7 +136,7 @@ def test_job_without_agents_is_judged_by_the_queue(queue: JobStatus, state: str)
     assert judge(_plan("slurm"), [], queue).state.value == state
 
 
-def test_run_folder_knows_better_than_a_queue_that_forgot_the_job() -> None:
+def test_reports_of_the_nodes_outrank_a_queue_that_no_longer_knows_the_job() -> None:
     nodes = [_node("n0", "DONE"), _node("n1", "DONE")]
     assert judge(_plan("slurm"), nodes, JobStatus("GONE", over=True)).state is RunState.DONE
 
@@ -149,21 +149,21 @@ def _setup_failed(name: str) -> NodeObservation:
     return replace(_absent(name), log="module: not found\n")
 
 
-def test_failure_stays_one_though_orch_stop_ended_the_others() -> None:
+def test_failure_is_kept_when_orch_stop_ends_the_other_nodes() -> None:
     verdict = judge(_plan("ssh"), [_node("n0", "FAILED"), _node("n1", "STOPPED")], None, stop_requested=True)
     assert (verdict.state, verdict.message) == (RunState.FAILED, "rank 0 on n0 exited 1")
 
 
-def test_agent_that_died_is_reported_unless_another_was_stopped() -> None:
+def test_dead_agent_is_reported_unless_another_was_stopped() -> None:
     died = "the agent of n1 died without a last event; its log ends: out of memory"
     stopped = "n0 was asked to stop by a signal that orch did not send"
-    assert judge(_plan("ssh"), [_died("n1")], None).message == died, "though nothing is known of n0"
+    assert judge(_plan("ssh"), [_died("n1")], None).message == died, "without a report of n0"
     assert judge(_plan("ssh"), [_node("n0", "STOPPED"), _died("n1")], None).message == stopped
     assert judge(_plan("slurm"), [_died("n1")], OVER).message == died
     assert judge(_plan("slurm"), [_node("n0", "STOPPED"), _died("n1")], OVER).message == stopped
 
 
-def test_job_whose_nodes_are_all_done_is_done_though_slurm_ended_it() -> None:
+def test_run_with_all_nodes_done_is_done_even_if_slurm_ended_the_job() -> None:
     nodes = [_node("n0", "DONE"), _node("n1", "DONE")]
     assert judge(_plan("slurm"), nodes, JobStatus("TIMEOUT", over=True)).state is RunState.DONE
 
@@ -185,17 +185,17 @@ def test_output_of_a_node_without_an_agent_explains_a_job_that_ended(
     assert (verdict.state, verdict.message) == (state, message)
 
 
-def test_job_that_was_never_submitted_is_lost_unless_a_node_knows_better() -> None:
+def test_unsubmitted_job_is_lost_unless_a_node_reports() -> None:
     assert judge(_plan("slurm"), [], None) == Verdict(RunState.LOST, message="the job was never submitted")
     assert judge(_plan("slurm"), [_node("n0", "FAILED")], None).state is RunState.FAILED
 
 
-def test_agents_that_orch_stop_ended_make_a_stopped_run() -> None:
+def test_run_is_stopped_if_orch_stop_ended_its_agents() -> None:
     nodes = [_node("n0", "STOPPED"), _node("n1", "DONE")]
     assert judge(_plan("ssh"), nodes, None, stop_requested=True).state is RunState.STOPPED
 
 
-def test_agents_that_somebody_else_asked_to_stop_have_failed_and_the_first_is_named() -> None:
+def test_agents_stopped_without_orch_stop_fail_the_run_and_the_first_is_named() -> None:
     nodes = [_node("n0", "STOPPED", at=9.0), _node("n1", "STOPPED", at=3.0)]
     verdict = judge(_plan("ssh"), nodes, None)
     assert (verdict.state, verdict.message) == (
@@ -214,30 +214,30 @@ def test_agents_that_somebody_else_asked_to_stop_have_failed_and_the_first_is_na
         ("TIMEOUT", True, "FAILED"),
     ],
 )
-def test_scancel_stops_as_orch_stop_does_by_slurms_word(word: str, stop_requested: bool, state: str) -> None:
+def test_slurm_state_decides_whether_a_run_was_stopped(word: str, stop_requested: bool, state: str) -> None:
     nodes = [_node("n0", "STOPPED"), _node("n1", "STOPPED")]
     assert judge(_plan("slurm"), nodes, JobStatus(word, over=True), stop_requested=stop_requested).state.value == state
 
 
 @pytest.mark.parametrize("word", ["TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY"])
-def test_slurms_own_end_of_a_job_is_a_failure_though_the_agents_were_asked_to_stop(word: str) -> None:
+def test_job_that_slurm_ended_is_a_failure_even_if_its_agents_were_stopped(word: str) -> None:
     verdict = judge(_plan("slurm"), [_node("n0", "STOPPED"), _node("n1", "STOPPED")], JobStatus(word, over=True))
     assert (verdict.state, verdict.message) == (RunState.FAILED, f"Slurm ended the job: {word}")
 
 
-def test_job_that_is_still_ending_is_not_judged_yet() -> None:
-    """COMPLETING does not tell a time limit from a cancelled job; the next word does."""
+def test_completing_job_is_not_judged_yet() -> None:
+    """COMPLETING covers both a time limit and a cancelled job; the next state distinguishes them."""
     nodes = [_node("n0", "STOPPED"), _node("n1")]
     assert judge(_plan("slurm"), nodes, JobStatus("COMPLETING")).state is RunState.RUNNING
 
 
-def test_agent_that_failed_without_a_rank_to_blame_says_why() -> None:
+def test_failed_agent_without_a_failed_rank_is_reported_with_its_reason() -> None:
     finished = Finished("FAILED", 1.0, None, "the agent was ended by SIGKILL")
     dead = NodeObservation("n1", _node("n1").agent, alive=False, same_boot=True, finished=finished, first_failure=None)
     assert judge(_plan("ssh"), [_node("n0"), dead], None).message == "the agent was ended by SIGKILL"
 
 
-def test_rank_that_failed_after_another_agent_was_killed_is_no_cause() -> None:
+def test_rank_failure_after_an_agent_was_killed_is_not_the_cause() -> None:
     killed = replace(_node("n1"), finished=Finished("FAILED", 1.0, None, "the agent was ended by SIGKILL"))
     for failed_s, message in [(2.0, "the agent was ended by SIGKILL"), (0.5, "rank 0 on n0 exited 1")]:
         verdict = judge(_plan("ssh"), [_node("n0", "FAILED", at=failed_s), killed], None)
@@ -245,14 +245,14 @@ def test_rank_that_failed_after_another_agent_was_killed_is_no_cause() -> None:
 
 
 @pytest.mark.parametrize("absent", [False, True])
-def test_scheduler_that_does_not_answer_makes_no_running_job_lost(absent: bool) -> None:
+def test_silent_scheduler_does_not_make_a_running_job_lost(absent: bool) -> None:
     silent = JobStatus("UNKNOWN", "squeue: no answer", absent=absent)
     for nodes in ([_node("n0"), _node("n1")], [_node("n0", "FAILED"), _node("n1")], [_node("n0", "STOPPED")]):
         assert judge(_plan("slurm"), nodes, silent).state is RunState.RUNNING
     assert judge(_plan("slurm"), [_node("n0", "DONE"), _node("n1", "DONE")], silent).state is RunState.DONE
 
 
-def test_where_there_is_no_slurm_to_ask_a_run_has_ended_once_all_its_nodes_have() -> None:
+def test_without_a_scheduler_a_run_has_ended_once_all_its_nodes_have() -> None:
     nodes = [_node("n0", "FAILED"), _node("n1", "STOPPED")]
     assert judge(_plan("slurm"), nodes, JobStatus("UNKNOWN", absent=True)).state is RunState.FAILED
     assert judge(_plan("slurm"), nodes, JobStatus("UNKNOWN")).state is RunState.RUNNING
@@ -263,7 +263,7 @@ def test_where_there_is_no_slurm_to_ask_a_run_has_ended_once_all_its_nodes_have(
     )
 
 
-def test_who_cancelled_a_job_is_told_where_accounting_knows() -> None:
+def test_user_who_cancelled_a_job_is_named_if_accounting_knows() -> None:
     cancelled = JobStatus("CANCELLED", "by user 1000", over=True)
     assert judge(_plan("slurm"), [], cancelled).message == "the job was cancelled by user 1000"
     nodes = [_node("n0", "STOPPED"), _node("n1", "STOPPED")]
@@ -271,10 +271,10 @@ def test_who_cancelled_a_job_is_told_where_accounting_knows() -> None:
     assert judge(_plan("slurm"), [], JobStatus("CANCELLED", over=True)).message == "the job was cancelled"
 
 
-def test_failure_is_final_to_one_who_only_looks_once_every_node_is_known_to_have_ended() -> None:
+def test_read_only_command_records_a_failure_only_once_every_node_has_ended() -> None:
     failed, plan = Verdict(RunState.FAILED, message="rank 3 on n0 exited 1"), _plan("ssh")
-    seen = recordable_verdict(plan, failed, [_node("n0", "FAILED"), _node("n1")])
-    assert (seen.state, seen.message) == (RunState.RUNNING, "rank 3 on n0 exited 1; n1 may still run")
+    verdict = recordable_verdict(plan, failed, [_node("n0", "FAILED"), _node("n1")])
+    assert (verdict.state, verdict.message) == (RunState.RUNNING, "rank 3 on n0 exited 1; n1 may still run")
     assert recordable_verdict(plan, failed, [_node("n0", "FAILED")]).state is RunState.RUNNING, "n1 was not reached"
     assert recordable_verdict(plan, failed, [_node("n0", "FAILED"), _node("n1", alive=False)]) == failed
     assert recordable_verdict(_plan("slurm"), failed, [_node("n0", "FAILED"), _node("n1")]) == failed, "Slurm ends it"
