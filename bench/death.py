@@ -64,7 +64,7 @@ def _with_orch(workspace: Workspace, farm: Farm) -> Callable[[], Mapping[str, fl
         begun = time.monotonic()
         os.kill(victim, signal.SIGKILL)
         figures = _end(orch, run_id, processes, begun)
-        until(lambda: not farm.processes(), deadline_s=30, what="the supervisor's connections to end")
+        until(lambda: not farm.processes(), deadline_s=30, awaited="the supervisor's connections to end")
         return figures
 
     return run
@@ -98,7 +98,7 @@ class _OtherLaunchers:
             sleep = [installed("sleep"), f"1000.{next(self._numbers):06d}"]
             job = Job(commands(sleep), cwd=self._site, env=self._env)
             with running(job):
-                ranks = until(lambda: _all_ranks(sleep), deadline_s=60, what=f"the {RANKS} ranks of {name}")
+                ranks = until(lambda: _all_ranks(sleep), deadline_s=60, awaited=f"the {RANKS} ranks of {name}")
                 begun = time.monotonic()
                 os.kill(min(ranks)[0], signal.SIGKILL)
                 try:
@@ -184,17 +184,17 @@ def measure_vanished(workspace: Workspace, *, repetitions: int) -> Measure:
 def _started(orch: Orch, *, ranks: int) -> str:
     """Start a run of sleeping ranks; return its id when all ranks run and the supervisor knows it."""
     run_id = orch("ssh-launch", "--detach", "--", "sleep", "1000").stdout.strip()
-    until(lambda: orch.supervisor(run_id), what="the supervisor")
-    until(lambda: _sleepers(run_id) == ranks, what="all ranks")
-    until(lambda: _state(orch, run_id) == "RUNNING", what="the supervisor to record RUNNING")
+    until(lambda: orch.supervisor(run_id), awaited="the supervisor")
+    until(lambda: _sleepers(run_id) == ranks, awaited="all ranks")
+    until(lambda: _state(orch, run_id) == "RUNNING", awaited="the supervisor to record RUNNING")
     return run_id
 
 
 def _end(orch: Orch, run_id: str, processes: set[Process], begun: float) -> Mapping[str, float]:
     """Wait for the end of the processes and for the final record; return the seconds to each."""
-    until(lambda: not still_alive(processes), deadline_s=60, what="the run's processes to end")
+    until(lambda: not still_alive(processes), deadline_s=60, awaited="the run's processes to end")
     ended_s = time.monotonic() - begun
-    until(lambda: _state(orch, run_id) == "FAILED", deadline_s=60, what="the verdict")
+    until(lambda: _state(orch, run_id) == "FAILED", deadline_s=60, awaited="the verdict")
     return {ENDED: ended_s, RECORDED: time.monotonic() - begun}
 
 

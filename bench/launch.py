@@ -99,7 +99,7 @@ class _Setup:
             job = Job(commands(), cwd=cwd or self._site, env={**self._env, **(env or {})})
             timing = time_job(job, marker=HELLO.encode(), lines=HOSTS)
             # processes that one contestant leaves on the nodes must not slow down the next
-            until(lambda: not self._farm.processes(), deadline_s=30, what=f"the processes of {name} to end")
+            until(lambda: not self._farm.processes(), deadline_s=30, awaited=f"the processes of {name} to end")
             return {FIRST: timing.lines[0], ALL: timing.lines[-1], END: timing.end}
 
         return Contestant(name, run)

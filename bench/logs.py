@@ -107,7 +107,7 @@ class _Setup:
     def _contestant(self, name: str, run: Callable[[], Mapping[str, float]]) -> Contestant:
         def run_and_wait() -> Mapping[str, float]:
             figures = run()
-            until(lambda: not self._farm.processes(), deadline_s=60, what=f"the processes of {name} to end")
+            until(lambda: not self._farm.processes(), deadline_s=60, awaited=f"the processes of {name} to end")
             return figures
 
         return Contestant(name, run_and_wait)

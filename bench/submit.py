@@ -77,7 +77,7 @@ class _Setup:
             time.sleep((phase - time.time()) % 1.0)
             timing = time_job(Job([command()], cwd=self._code, env=self._env), marker=HELLO.encode(), lines=NODES)
             # the nodes of a job stay allocated until Slurm has cleaned it up
-            until(lambda: not self._cluster.jobs(), deadline_s=60, what=f"the job of {name} to leave the queue")
+            until(lambda: not self._cluster.jobs(), deadline_s=60, awaited=f"the job of {name} to leave the queue")
             return {FIRST: timing.lines[0], ALL: timing.lines[-1]}
 
         return Contestant(name, run)

@@ -74,7 +74,7 @@ class _Setup:
         def run_and_wait() -> Mapping[str, float]:
             figures = run()
             # processes that one contestant leaves on the nodes must not slow down the next
-            until(lambda: not self._farm.processes(), deadline_s=60, what=f"the processes of {name} to end")
+            until(lambda: not self._farm.processes(), deadline_s=60, awaited=f"the processes of {name} to end")
             return figures
 
         return Contestant(name, run_and_wait)

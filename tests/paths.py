@@ -1,4 +1,4 @@
-"""Where the tests find the repository and their tables of cases."""
+"""The repository's root and the folder of the tests' tables of cases."""
 
 from __future__ import annotations
 

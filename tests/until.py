@@ -1,4 +1,4 @@
-"""Waiting on a condition with a deadline: the only way a test lets time pass."""
+"""Waiting on a condition with a deadline: the only way in which a test waits."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PAUSE_S = 0.02
 
 
 def until(
-    condition: Callable[[], T | Literal[False] | None], *, deadline_s: float = 10.0, what: str | Callable[[], str]
+    condition: Callable[[], T | Literal[False] | None], *, deadline_s: float = 10.0, awaited: str | Callable[[], str]
 ) -> T:
     """
-    Return the first truthy value of `condition`; fail with `what` was awaited and the last value otherwise.
+    Poll `condition` and return its first truthy value; after the deadline, fail with `awaited` and the last value.
 
-    `what` may be a function, asked on failure: for evidence that is only there by then, such as a log.
+    `awaited` may be a function, which is called on failure: for evidence that exists only by then, such as a log.
     """
     pause = threading.Event()
     end = time.monotonic() + deadline_s
@@ -30,7 +30,7 @@ def until(
         if value:
             return value
         if time.monotonic() > end:
-            awaited = what if isinstance(what, str) else what()
-            pytest.fail(f"waited {deadline_s:g} s for {awaited}; last seen: {value!r}")
-        # what takes long to ask is not asked all the time: others need the processor to make it true
+            text = awaited if isinstance(awaited, str) else awaited()
+            pytest.fail(f"waited {deadline_s:g} s for {text}; last seen: {value!r}")
+        # an expensive condition is polled less often: the processes that make it true need the processor
         pause.wait(max(_PAUSE_S, min(1.0, 10 * (time.monotonic() - start))))

@@ -74,7 +74,7 @@ def test_ctrl_c_stops_what_had_started(tmp_path: Path, monkeypatch: pytest.Monke
     error, record = _launched(tmp_path, monkeypatch, KeyboardInterrupt())
     assert "what had started was stopped" in str(error)
     assert record.state is RunState.STOPPED
-    until(lambda: _agents_done(tmp_path), what="the agent to end")
+    until(lambda: _agents_done(tmp_path), awaited="the agent to end")
 
 
 def test_what_cannot_be_stopped_is_said_and_the_run_is_not_over(
@@ -92,7 +92,7 @@ def test_error_of_the_system_stops_what_had_started_too(tmp_path: Path, monkeypa
     error, record = _launched(tmp_path, monkeypatch, OSError(28, "No space left on device"))
     assert "No space left on device" in str(error)
     assert record.state is RunState.FAILED
-    until(lambda: _agents_done(tmp_path), what="the agent to end")
+    until(lambda: _agents_done(tmp_path), awaited="the agent to end")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), ValueError("no JSON"), AssertionError("no")])
@@ -102,7 +102,7 @@ def test_unexpected_exception_stops_what_had_started_and_goes_on(
     raised, record = _launched(tmp_path, monkeypatch, error)
     assert raised is error
     assert (record.state, record.message) == (RunState.FAILED, f"the launch failed: {type(error).__name__}: {error}")
-    until(lambda: _agents_done(tmp_path), what="the agent to end")
+    until(lambda: _agents_done(tmp_path), awaited="the agent to end")
 
 
 def test_record_that_cannot_be_written_any_more_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,4 +113,4 @@ def test_record_that_cannot_be_written_any_more_hides_no_error(tmp_path: Path, m
     monkeypatch.setattr(Interrupted, "before_undo", lambda _: monkeypatch.setattr(RunFolder, "change", refuse))
     raised, _ = _launched(tmp_path, monkeypatch, end)
     assert raised is end
-    until(lambda: _agents_done(tmp_path), what="the agent to end")
+    until(lambda: _agents_done(tmp_path), awaited="the agent to end")

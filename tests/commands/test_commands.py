@@ -50,7 +50,7 @@ def _done(orch: Orch, *program: str) -> str:
 def test_looking_at_a_launch_that_goes_on_changes_nothing(orch: Orch) -> None:
     """One agent runs, the other is not started yet: neither `status` nor `logs -f` takes that for a lost run."""
     with orch.start("ssh-launch", "--", "echo", "hi") as launch:
-        until(lambda: list(orch.cwd.glob(".work/runs/*/attempt-1/n0/agent.json")), what="the first agent")
+        until(lambda: list(orch.cwd.glob(".work/runs/*/attempt-1/n0/agent.json")), awaited="the first agent")
         assert orch.status()["state"] == "STARTING"
         with orch.start("logs", "--follow") as follower:
             assert orch.status()["state"] == "STARTING"
@@ -68,17 +68,17 @@ def test_supervisor_of_an_ordinary_run_writes_nothing_into_its_log(orch: Orch, e
     _open_gate(orch)
     seconds = "1" if end == "done" else "1000"
     run = orch("ssh-launch", "--detach", "--", "sleep", seconds).stdout.strip()
-    until(lambda: orch.supervisor(run), what="the supervisor")
+    until(lambda: orch.supervisor(run), awaited="the supervisor")
     if end == "stopped":
         orch("stop", run)
-    until(lambda: not orch.supervisors(), what="the supervisor to end", deadline_s=30)
+    until(lambda: not orch.supervisors(), awaited="the supervisor to end", deadline_s=30)
     assert orch.status(run)["state"] == end.upper()
     assert (orch.home / "runs" / run / "supervisor.log").read_text("utf-8") == ""
 
 
 def test_launch_that_was_killed_is_lost_until_it_is_stopped(orch: Orch) -> None:
     with orch.start("ssh-launch", "--", "sleep", "1000") as launch:
-        until(lambda: list(orch.cwd.glob(".work/runs/*/attempt-1/n0/agent.json")), what="the first agent")
+        until(lambda: list(orch.cwd.glob(".work/runs/*/attempt-1/n0/agent.json")), awaited="the first agent")
         launch.kill()
         launch.communicate()
     status = json.loads(orch("status", "--json", code=5).stdout)

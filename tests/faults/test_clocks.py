@@ -37,7 +37,7 @@ def orch(farm: Farm, clock: WallClock, tmp_path: Path) -> Orch:
 
 def _start(orch: Orch, script: str, *options: str) -> str:
     run = orch("ssh-launch", "--detach", *options, "--", "sh", "-c", script).stdout.strip()
-    until(lambda: orch.supervisor(run), what="the supervisor")
+    until(lambda: orch.supervisor(run), awaited="the supervisor")
     return run
 
 
@@ -52,9 +52,9 @@ def test_clock_that_is_set_in_a_run_ends_nothing_and_leaves_the_log_in_order(
 ) -> None:
     """For longer than both timeouts it runs on; each line stands where it would have stood."""
     run = _start(orch, TALKER, "--isolation-timeout", "2s", "--orphan-timeout", "4s")
-    until(lambda: _said(orch, run, "n1") >= 5, what="the ranks to talk")
+    until(lambda: _said(orch, run, "n1") >= 5, awaited="the ranks to talk")
     clock.set(ahead_s)
-    until(lambda: orch.recorded(run) not in ("STARTING", "RUNNING"), what="the end", deadline_s=40)
+    until(lambda: orch.recorded(run) not in ("STARTING", "RUNNING"), awaited="the end", deadline_s=40)
     assert orch.status(run)["state"] == "DONE", orch("logs", run).stdout
     lines = orch.lines(run)
     numbers = {rank: [int(line["text"]) for line in lines if line["rank"] == rank] for rank in (0, 1)}
@@ -90,13 +90,13 @@ def test_first_failing_rank_is_named_whatever_the_clocks_show(
     """Nobody supervises when both ranks die, one after the other: their times are all that tells who was the first."""
     clock.set(ahead_s)
     run = _start(orch, "echo up; exec sleep 1000")
-    until(lambda: all(_said(orch, run, node) for node in ("n0", "n1")), what="both ranks")
+    until(lambda: all(_said(orch, run, node) for node in ("n0", "n1")), awaited="both ranks")
     orch.kill_supervisor(run)
     for rank in (first, 1 - first):
         events = orch.events(orch.node_folder(run, f"n{rank}"))
         [pid] = [event["pid"] for event in events if event["event"] == "rank-started"]
         os.kill(pid, signal.SIGKILL)
-        until(lambda rank=rank: _is_over(orch, run, rank), what=f"the end of rank {rank}")  # type: ignore[misc]
+        until(lambda rank=rank: _is_over(orch, run, rank), awaited=f"the end of rank {rank}")  # type: ignore[misc]
     assert f"rank {first} on n{first} was killed" in orch("attach", run, code=1).stderr
     [record] = json.loads(orch("list", "--json").stdout)
     assert (record["exit"]["node"], record["exit"]["rank"]) == (f"n{first}", first)

@@ -44,8 +44,8 @@ def orch(hosts: Hosts, tmp_path: Path) -> Orch:
 
 def _started(orch: Orch, *options: str) -> str:
     run = orch("ssh-launch", "--detach", *options, "--", *SLEEPERS).stdout.strip()
-    until(lambda: orch.supervisor(run), what="the supervisor")
-    until(lambda: sum(line["text"] == "up" for line in orch.lines(run)) == 3, what="three ranks")
+    until(lambda: orch.supervisor(run), awaited="the supervisor")
+    until(lambda: sum(line["text"] == "up" for line in orch.lines(run)) == 3, awaited="three ranks")
     return run
 
 
@@ -81,14 +81,14 @@ def test_ranks_meet_at_the_heads_address(orch: Orch) -> None:
 def test_node_that_is_gone_for_good_fails_the_run_everywhere_else(orch: Orch, hosts: Hosts, index: int) -> None:
     run = _started(orch)
     hosts[index].kill()
-    until(lambda: _over(orch, run), what="the verdict", deadline_s=30)
+    until(lambda: _over(orch, run), awaited="the verdict", deadline_s=30)
     record = _record(orch, run)
     assert record["state"] == "FAILED"
     gone = re.match(rf"h{index} is gone: it has not answered for (\d+) s, ", record["message"])
     assert gone is not None, record["message"]
     assert 7 <= int(gone[1]) < 20  # by the supervisor's own clock; the rest is what asking the others may take
     for host in hosts.hosts:
-        until(lambda host=host: _idle(host), what=f"{host.name} to be idle")  # type: ignore[misc]
+        until(lambda host=host: _idle(host), awaited=f"{host.name} to be idle")  # type: ignore[misc]
 
 
 def test_push_to_a_node_that_is_cut_off_is_given_up_when_nothing_is_acknowledged(hosts: Hosts) -> None:
@@ -108,15 +108,17 @@ def test_push_to_a_node_that_is_cut_off_is_given_up_when_nothing_is_acknowledged
 def test_node_that_was_cut_off_ends_its_ranks_itself(orch: Orch, hosts: Hosts, index: int) -> None:
     run = _started(orch, "--isolation-timeout", "12s")
     mark = hosts[0].path(orch.node_folder(run, "h0") / "supervised")
-    until(lambda: len(mark.read_text().split()) == 2, what="the head to know its peers")
+    until(lambda: len(mark.read_text().split()) == 2, awaited="the head to know its peers")
     assert orch.lines(run)  # meanwhile it has knocked
     hosts[index].link(up=False)
-    until(lambda: _over(orch, run), what="the verdict", deadline_s=30)
+    until(lambda: _over(orch, run), awaited="the verdict", deadline_s=30)
     assert f"h{index} is gone" in _record(orch, run)["message"]
-    until(lambda: _idle(hosts[index]), what="the cut-off node to be idle", deadline_s=40)
+    until(lambda: _idle(hosts[index]), awaited="the cut-off node to be idle", deadline_s=40)
     orch.kill_supervisor(run)
     hosts[index].link(up=True)
-    until(lambda: "cut off from the supervisor" in orch("logs", run, code=None).stdout, what="its word", deadline_s=20)
+    until(
+        lambda: "cut off from the supervisor" in orch("logs", run, code=None).stdout, awaited="its word", deadline_s=20
+    )
 
 
 @pytest.mark.parametrize("way", ["out", "in"])
@@ -125,32 +127,32 @@ def test_node_that_is_cut_off_one_way_ends_like_one_that_is_cut_off(orch: Orch, 
     run = _started(orch, "--isolation-timeout", "6s")
     for other in hosts.others(hosts[1]):
         hosts.block(*((hosts[1], other) if way == "out" else (other, hosts[1])))
-    until(lambda: _over(orch, run), what="the verdict", deadline_s=40)
+    until(lambda: _over(orch, run), awaited="the verdict", deadline_s=40)
     record = _record(orch, run)
     assert record["state"] == "FAILED"
     assert "h1 is gone" in record["message"]
     for host in hosts.hosts:  # the one that is cut off as well, by itself
-        until(lambda host=host: _idle(host), what=f"{host.name} to be idle", deadline_s=40)  # type: ignore[misc]
+        until(lambda host=host: _idle(host), awaited=f"{host.name} to be idle", deadline_s=40)  # type: ignore[misc]
 
 
 def test_node_that_comes_back_before_that_is_ended_by_the_supervisor(orch: Orch, hosts: Hosts) -> None:
     run = _started(orch, "--isolation-timeout", "5m")
     hosts[1].link(up=False)
-    until(lambda: _over(orch, run), what="the verdict", deadline_s=30)
+    until(lambda: _over(orch, run), awaited="the verdict", deadline_s=30)
     assert not _idle(hosts[1])
     hosts[1].link(up=True)
-    until(lambda: _idle(hosts[1]), what="the node to be idle", deadline_s=30)
+    until(lambda: _idle(hosts[1]), awaited="the node to be idle", deadline_s=30)
 
 
 def test_run_goes_on_while_its_supervisor_is_cut_off(orch: Orch, hosts: Hosts) -> None:
     run = _started(orch, "--isolation-timeout", "5s")
     hosts.controller.link(up=False)
     begun = time.monotonic()
-    until(lambda: time.monotonic() - begun > 20, what="twenty seconds to pass", deadline_s=30)
+    until(lambda: time.monotonic() - begun > 20, awaited="twenty seconds to pass", deadline_s=30)
     assert _record(orch, run)["state"] == "RUNNING"
     assert not any(_idle(host) for host in hosts.hosts)
     hosts.controller.link(up=True)
-    until(lambda: "answers again" in _noted(orch, run), what="the nodes to answer", deadline_s=30)
+    until(lambda: "answers again" in _noted(orch, run), awaited="the nodes to answer", deadline_s=30)
     orch("stop", run)
     assert all(_idle(host) for host in hosts.hosts)
 
@@ -159,10 +161,10 @@ def test_node_that_only_the_supervisor_cannot_hear_goes_on(orch: Orch, hosts: Ho
     """One way only: what the controller sends to h1 arrives, the answers are lost."""
     run = _started(orch, "--isolation-timeout", "5s")
     hosts.block(hosts[1], hosts.controller)
-    until(lambda: "others reach it" in _noted(orch, run), what="a witness", deadline_s=40)
+    until(lambda: "others reach it" in _noted(orch, run), awaited="a witness", deadline_s=40)
     assert _record(orch, run)["state"] == "RUNNING"
     hosts.unblock(hosts[1], hosts.controller)
-    until(lambda: "h1 answers again" in _noted(orch, run), what="the node to answer", deadline_s=40)
+    until(lambda: "h1 answers again" in _noted(orch, run), awaited="the node to answer", deadline_s=40)
     orch("stop", run)
     assert _record(orch, run)["state"] == "STOPPED"
 

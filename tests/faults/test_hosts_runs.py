@@ -62,14 +62,14 @@ def stranger(hosts: Hosts) -> Iterator[subprocess.Popen[str]]:
 def _start(orch: Orch, *options: str, ranks: int = 3) -> str:
     """A detached run whose ranks all sleep, with a supervisor."""
     run = orch("ssh-launch", "--detach", *options, "--", *SLEEPERS).stdout.strip()
-    until(lambda: orch.supervisor(run), what="the supervisor")
-    until(lambda: sum(line["text"] == "up" for line in orch.lines(run)) == ranks, what="the ranks", deadline_s=30)
+    until(lambda: orch.supervisor(run), awaited="the supervisor")
+    until(lambda: sum(line["text"] == "up" for line in orch.lines(run)) == ranks, awaited="the ranks", deadline_s=30)
     return run
 
 
 def _over(orch: Orch, run: str, *, deadline_s: float = 30) -> dict[str, Any]:
     """The record once the supervisor has written down the end."""
-    until(lambda: orch.recorded(run) not in ("STARTING", "RUNNING"), what="the verdict", deadline_s=deadline_s)
+    until(lambda: orch.recorded(run) not in ("STARTING", "RUNNING"), awaited="the verdict", deadline_s=deadline_s)
     [record] = [one for one in orch.records() if one["id"] == run]
     return record
 
@@ -80,8 +80,8 @@ def _notes(orch: Orch, run: str) -> str:
 
 def _folders(orch: Orch, hosts: Hosts) -> list[tuple[Host, Path]]:
     """The hosts and the folders that the only run has there."""
-    [record] = until(orch.records, what="the run", deadline_s=30)
-    folders = until(lambda: orch.node_folders(record["id"]), what="its plan")
+    [record] = until(orch.records, awaited="the run", deadline_s=30)
+    folders = until(lambda: orch.node_folders(record["id"]), awaited="its plan")
     return list(zip(hosts.hosts, folders, strict=True))
 
 
@@ -103,7 +103,7 @@ def test_ranks_run_on_their_hosts_and_meet_at_the_address_of_the_first(orch: Orc
     said = sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
     assert said == [f"{rank} h{rank} h{rank} {hosts[0].address}" for rank in range(3)]
     assert orch.status()["state"] == "DONE"
-    until(lambda: all(_idle(host) for host in hosts.hosts), what="the hosts to be idle")
+    until(lambda: all(_idle(host) for host in hosts.hosts), awaited="the hosts to be idle")
 
 
 @pytest.mark.train
@@ -118,7 +118,7 @@ def test_stopped_run_leaves_nothing_on_any_host(orch: Orch, hosts: Hosts) -> Non
     run = _start(orch)
     orch("stop", run)
     assert orch.processes_of(run) == []
-    until(lambda: all(_idle(host) for host in hosts.hosts), what="orch's own connections to end")
+    until(lambda: all(_idle(host) for host in hosts.hosts), awaited="orch's own connections to end")
     assert orch.status(run)["state"] == "STOPPED"
 
 
@@ -133,7 +133,7 @@ def test_one_of_two_runs_is_stopped_and_neither_the_other_nor_a_stranger_notices
     assert [orch.status(run)["state"] for run in (first, second)] == ["STOPPED", "RUNNING"]
     orch("stop", second)
     assert orch.processes_of(second) == []
-    until(lambda: _idle(hosts[1], "python3"), what="orch's own connections to end")
+    until(lambda: _idle(hosts[1], "python3"), awaited="orch's own connections to end")
     assert stranger.poll() is None
 
 
@@ -147,8 +147,8 @@ def test_killed_supervisor_then_killed_rank_is_found_by_attach(
     assert "rank 2 on h2 was killed by SIGKILL" in orch("attach", run, code=1).stderr
     assert _over(orch, run)["exit"]["rank"] == 2
     assert time.monotonic() - begun < 20
-    until(lambda: orch.processes_of(run) == [], what="every process of the run to be gone")
-    until(lambda: _idle(hosts[0]) and _idle(hosts[1], "python3") and _idle(hosts[2]), what="the hosts to be idle")
+    until(lambda: orch.processes_of(run) == [], awaited="every process of the run to be gone")
+    until(lambda: _idle(hosts[0]) and _idle(hosts[1], "python3") and _idle(hosts[2]), awaited="the hosts to be idle")
     assert stranger.poll() is None
 
 
@@ -156,13 +156,13 @@ def test_attach_takes_up_a_run_whose_supervisors_machine_died(hosts: Hosts, tmp_
     hosts.inventory(tmp_path, nodes=["h1", "h2"])
     away, here = hosts.orch(tmp_path, on=hosts[0]), hosts.orch(tmp_path)
     run = away("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
-    until(lambda: sum(line["text"] == "up" for line in here.lines(run)) == 2, what="the ranks", deadline_s=30)
+    until(lambda: sum(line["text"] == "up" for line in here.lines(run)) == 2, awaited="the ranks", deadline_s=30)
     hosts[0].kill()
     here("attach", "--detach", run)
     kill(_pid_of(here, run, b"RANK=1"))
     record = _over(here, run)
     assert (record["state"], record["exit"]["node"], record["exit"]["rank"]) == ("FAILED", "h2", 1)
-    until(lambda: here.processes_of(run) == [], what="every process of the run to be gone")
+    until(lambda: here.processes_of(run) == [], awaited="every process of the run to be gone")
 
 
 @pytest.mark.parametrize("lost", [0, 2])
@@ -174,7 +174,7 @@ def test_killed_host_fails_the_run_which_names_it_and_ends_on_the_others(
     record = _over(orch, run)
     assert record["state"] == "FAILED"
     assert f"h{lost}" in record["message"]
-    until(lambda: orch.processes_of(run) == [], what="every process of the run to be gone")
+    until(lambda: orch.processes_of(run) == [], awaited="every process of the run to be gone")
     assert stranger.poll() is None
 
 
@@ -184,10 +184,12 @@ def test_host_that_was_frozen_and_thaws_costs_the_run_nothing(orch: Orch, hosts:
     before = orch.processes_of(run)
     hosts[1].freeze()
     until(
-        lambda: "h1 does not answer this machine" in _notes(orch, run), what="the silence to be noticed", deadline_s=60
+        lambda: "h1 does not answer this machine" in _notes(orch, run),
+        awaited="the silence to be noticed",
+        deadline_s=60,
     )
     hosts[1].thaw()
-    until(lambda: "h1 answers again" in _notes(orch, run), what="the host to answer", deadline_s=60)
+    until(lambda: "h1 answers again" in _notes(orch, run), awaited="the host to answer", deadline_s=60)
     assert orch.processes_of(run) == before, orch("logs", run, code=None).stdout + _notes(orch, run)
     orch("stop", run)
     assert orch.processes_of(run) == []
@@ -198,10 +200,10 @@ def test_log_is_whole_after_the_controller_was_cut_off_for_20_s(orch: Orch, host
     (orch.cwd / "talk.py").write_text(TALKER, encoding="utf-8")
     with orch.start("ssh-launch", "--follow", "--", "talk.py") as following:
         files = [host.path(folder) / f"rank-{rank}.out" for rank, (host, folder) in enumerate(_folders(orch, hosts))]
-        until(lambda: all(_count(file) > 1000 for file in files), what="lines to flow", deadline_s=30)
+        until(lambda: all(_count(file) > 1000 for file in files), awaited="lines to flow", deadline_s=30)
         hosts.controller.link(up=False)
         cut_at = _count(files[0])
-        until(lambda: _count(files[0]) > cut_at + 20_000, what="20 s of lines", deadline_s=60)
+        until(lambda: _count(files[0]) > cut_at + 20_000, awaited="20 s of lines", deadline_s=60)
         hosts.controller.link(up=True)
         out, err = following.communicate(timeout=100)
     assert following.returncode == 0, err

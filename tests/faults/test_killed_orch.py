@@ -29,7 +29,7 @@ def _killed(phase: str, farm: Farm, folder: Path) -> Iterator[HeldLaunch]:
 
 def _check_nothing_is_left(orch: Orch, farm: Farm, run: str) -> None:
     assert orch.processes_of(run) == []
-    until(lambda: not farm.processes(), what="orch's own connections to end", deadline_s=40)
+    until(lambda: not farm.processes(), awaited="orch's own connections to end", deadline_s=40)
     assert [one["id"] for one in orch.records()] == [run]
 
 
@@ -42,7 +42,7 @@ def test_run_whose_launch_was_killed_in_any_phase_can_be_asked_after_and_stopped
         if phase in ("connect", "push"):
             assert NEVER_STARTED in orch("status", run, code=5).stdout
         else:
-            until(lambda: launch.starts() == ["n0", "n1"], what="the ranks, which nobody has to wait for")
+            until(lambda: launch.starts() == ["n0", "n1"], awaited="the ranks, which nobody has to wait for")
             assert orch.status(run)["state"] == "RUNNING"
         orch("stop", run)
         assert orch.status(run)["state"] == "STOPPED"
@@ -60,7 +60,7 @@ def test_attach_takes_up_what_a_killed_launch_had_started_and_launches_nothing(
             assert NEVER_STARTED in orch("attach", run, code=1).stderr
             assert launch.starts() == []
         else:
-            until(lambda: launch.starts() == ["n0", "n1"], what="the ranks")
+            until(lambda: launch.starts() == ["n0", "n1"], awaited="the ranks")
             agents = [orch.agent_pid(run, node) for node in ("n0", "n1")]
             orch("attach", "--detach", run, code=2 if phase == "follow" else 0)  # the supervisor was not killed
             assert "has a supervisor" in orch("attach", run, code=2).stderr

@@ -83,7 +83,7 @@ def test_failed_launch_that_could_not_be_undone_is_lost_until_it_is_stopped(
     (orch.cwd / "n1").symlink_to(sys.executable)
     orch("stop")
     assert orch.records()[0]["state"] == "STOPPED"
-    until(lambda: not orch.processes_of(record["id"]), what="the ranks of n1 to be gone")
+    until(lambda: not orch.processes_of(record["id"]), awaited="the ranks of n1 to be gone")
 
 
 def test_stop_of_a_run_that_is_over_says_which_nodes_it_could_not_ask(orch: Orch) -> None:
@@ -131,7 +131,7 @@ def test_stop_during_a_launch_ends_the_launch_first(prefix: tuple[str, ...], orc
     _held(orch, "n1")
     orch.prefix = prefix
     with orch.start("ssh-launch", "--detach", "--", *SLEEPERS) as launch:
-        until((orch.cwd / "asked").exists, what="n1 to be asked for its agent")
+        until((orch.cwd / "asked").exists, awaited="n1 to be asked for its agent")
         with orch.start("stop") as stop:
             assert stop.stderr is not None
             assert f"still being launched: pid {launch.pid} was asked to give up" in stop.stderr.readline()
@@ -150,7 +150,7 @@ def test_launch_under_nohup_watches_on_when_the_terminal_is_closed(orch: Orch) -
     gate = orch.cwd / "gate"
     orch.prefix = IN_BACKGROUND
     with orch.start("ssh-launch", "--", "sh", "-c", f"until [ -e {gate} ]; do sleep 0.02; done; echo end") as watcher:
-        until(lambda: orch.records() and orch.records()[0]["started"], what="the launch to be over")
+        until(lambda: orch.records() and orch.records()[0]["started"], awaited="the launch to be over")
         os.killpg(watcher.pid, signal.SIGHUP)
         gate.touch()
         out, said = watcher.communicate(timeout=60)
@@ -233,7 +233,7 @@ def test_run_whose_supervisor_does_not_come_up_is_said_to_have_none(
     assert f"run {run} has no supervisor: {why}" in warning
     assert f"orch attach {run}" in warning
     assert "[n0:0] up\n" in done.stdout if option == "--follow" else done.stdout == f"{run}\n"
-    until(lambda: orch.status()["state"] == "DONE", what="the run to be done without a supervisor")
+    until(lambda: orch.status()["state"] == "DONE", awaited="the run to be done without a supervisor")
 
 
 def test_attach_says_why_there_is_no_supervisor(orch: Orch) -> None:

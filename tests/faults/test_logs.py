@@ -69,7 +69,9 @@ def test_stuck_reader_blocks_no_rank_and_loses_nothing(orch: Orch) -> None:
     """A terminal that is stopped with Ctrl-S: orch's pipe is full, the ranks write on."""
     script = 'i=0; while [ "$i" -lt 20000 ]; do i=$((i+1)); echo "line $i of $RANK padded to be long enough"; done'
     with orch.start("ssh-launch", "--", "sh", "-c", script) as watcher:
-        until(lambda: orch.records() and orch.records()[-1]["state"] == "DONE", what="the ranks to end", deadline_s=60)
+        until(
+            lambda: orch.records() and orch.records()[-1]["state"] == "DONE", awaited="the ranks to end", deadline_s=60
+        )
         text, _ = watcher.communicate(timeout=60)
     for rank, node in enumerate(("n0", "n1")):
         assert len(_lines_of(text, node, rank)) == 20000
@@ -112,11 +114,11 @@ def test_flood_leaves_memory_bounded_whether_or_not_anybody_reads(orch: Orch) ->
     """80 MB of lines, then 3 MB without a newline: for who follows and is stuck, the supervisor, and who reads it later."""
     script = 'test "$RANK" = 0 || exit 0; yes flood | head -c 80000000; head -c 3000000 /dev/zero'
     with orch.start("ssh-launch", "--", "sh", "-c", script) as watcher:
-        [run] = until(lambda: [record["id"] for record in orch.records()], what="the run")
-        supervisor = until(lambda: orch.supervisor(run), what="the supervisor", deadline_s=30)
-        file = until(lambda: list(orch.node_folder(run, "n0").glob("rank-0.out")), what="the log")[0]
-        until(lambda: file.stat().st_size == 83_000_000, what="the flood, which nobody stops", deadline_s=60)
-        until(lambda: not orch.processes_of(run), what="the ranks to end")
+        [run] = until(lambda: [record["id"] for record in orch.records()], awaited="the run")
+        supervisor = until(lambda: orch.supervisor(run), awaited="the supervisor", deadline_s=30)
+        file = until(lambda: list(orch.node_folder(run, "n0").glob("rank-0.out")), awaited="the log")[0]
+        until(lambda: file.stat().st_size == 83_000_000, awaited="the flood, which nobody stops", deadline_s=60)
+        until(lambda: not orch.processes_of(run), awaited="the ranks to end")
         assert _peak_kib(watcher.pid) < BOUND_KIB
         assert _peak_kib(supervisor) < BOUND_KIB
         watcher.kill()
@@ -152,7 +154,7 @@ def test_any_bytes_are_shown_harmless_and_kept_as_they_are(orch: Orch) -> None:
 def test_ten_megabyte_line_is_printed_in_pieces_and_memory_is_bounded(orch: Orch) -> None:
     (orch.cwd / "long.py").write_text("print('x' * (10 << 20)); print('after')")
     run = orch("ssh-launch", "--detach", "--nodes", "n0", "--", "long.py").stdout.strip()
-    until(lambda: orch.recorded(run) == "DONE", what="the end")
+    until(lambda: orch.recorded(run) == "DONE", awaited="the end")
     probe = "import resource, subprocess, sys; out = subprocess.run(sys.argv[1:], stdout=-1).stdout; print(len(out), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     argv = [orch.argv(())[0], "-c", probe, *orch.argv(("logs", "--stream", "out"))]
     done = subprocess.run(
@@ -188,7 +190,7 @@ def test_connections_cut_while_the_past_is_read_cost_nothing_but_a_node_that_is_
     orch: Orch, farm: Farm, left: int
 ) -> None:
     run = orch("ssh-launch", "--detach", "--", "seq", "1000000", "1400000").stdout.strip()
-    until(lambda: orch.recorded(run) == "DONE", what="the end")
+    until(lambda: orch.recorded(run) == "DONE", awaited="the end")
     with orch.start("logs", run) as reader:  # which can go on by no more than the pipe holds
         assert reader.stdout is not None
         seen = reader.stdout.readline()

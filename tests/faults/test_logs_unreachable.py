@@ -27,10 +27,10 @@ def orch(hosts: Hosts, tmp_path: Path) -> Orch:
 def _cut_off_one(orch: Orch, hosts: Hosts) -> str:
     """A run that goes on, h1 being heard by the other hosts but not by the controller."""
     run = orch("ssh-launch", "--detach", "--", "sh", "-c", COUNT).stdout.strip()
-    until(lambda: {"h0", "h1", "h2"} <= _speakers(orch, run), what="three ranks", deadline_s=30)
+    until(lambda: {"h0", "h1", "h2"} <= _speakers(orch, run), awaited="three ranks", deadline_s=30)
     hosts.block(hosts[1], hosts.controller)
     notes = orch.home / "runs" / run / "events.jsonl"
-    until(lambda: "others reach it" in notes.read_text("utf-8"), what="the supervisor to know", deadline_s=40)
+    until(lambda: "others reach it" in notes.read_text("utf-8"), awaited="the supervisor to know", deadline_s=40)
     return run
 
 

@@ -66,7 +66,7 @@ def test_stop_leaves_nothing_of_a_run_whatever_was_killed_before(orch: Orch, far
     _stop(orch, run, grace_s=0.3)
     _assert_gone(everything)
     assert not processes_of(run)
-    until(lambda: not farm.processes(), what=lambda: f"the farm to be empty: {farm.processes()}")
+    until(lambda: not farm.processes(), awaited=lambda: f"the farm to be empty: {farm.processes()}")
 
 
 def test_orch_stop_ends_a_run_of_this_machine_whose_guard_and_agent_were_killed(local: Orch) -> None:
@@ -87,8 +87,8 @@ def test_orch_killed_in_the_middle_of_a_launch_leaves_nothing_that_stop_cannot_e
     text = (tmp_path / "inventory.yaml").read_text("utf-8").replace(f"python: {sys.executable}", f"python: {slow}")
     (tmp_path / "inventory.yaml").write_text(text, "utf-8")
     with local.start("ssh-launch", "--detach", "--", "sleep", "1000") as launch:
-        (run,) = until(lambda: _runs(local), what="the run's record")
-        until(lambda: processes_of(run), what="the agent to be on its way")
+        (run,) = until(lambda: _runs(local), awaited="the run's record")
+        until(lambda: processes_of(run), awaited="the agent to be on its way")
         launch.kill()
         launch.communicate()
     _stop(local, run, grace_s=5)
@@ -105,7 +105,7 @@ def test_stop_ends_a_run_whose_folder_is_gone_though_nobody_knows_how_it_stood(l
         shutil.rmtree(folder, ignore_errors=True)  # the agents write into it
         return not folder.exists()
 
-    until(is_gone, what="the folder to be gone")
+    until(is_gone, awaited="the folder to be gone")
     done = local("stop", run, code=5)
     assert "was ended" in done.stderr
     _assert_gone(everything)
@@ -138,7 +138,7 @@ def _start(orch: Orch) -> tuple[str, set[Process]]:
     whole = TREE_SIZE + 2
     everything = until(
         lambda: len(found := processes_of(run)) >= whole and _stopped(found) and found,
-        what=lambda: f"{whole} processes: {processes_of(run)}",
+        awaited=lambda: f"{whole} processes: {processes_of(run)}",
     )
     return run, everything
 
@@ -169,7 +169,7 @@ def _ranks(agent: int) -> list[int]:
 
 def _assert_gone(processes: set[Process]) -> None:
     """The guard ends by itself a moment after its agent; nothing else of a run does."""
-    until(lambda: not still_alive(processes), what=lambda: f"to be gone: {still_alive(processes)}")
+    until(lambda: not still_alive(processes), awaited=lambda: f"to be gone: {still_alive(processes)}")
 
 
 def _stop(orch: Orch, run: str, *, grace_s: float) -> None:

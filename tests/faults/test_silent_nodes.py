@@ -25,10 +25,10 @@ def orch(farm: Farm, tmp_path: Path) -> Orch:
 def _started(orch: Orch) -> str:
     """A detached run whose ranks all sleep, and whose nodes all answer."""
     run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
-    until(lambda: orch.supervisor(run), what="the supervisor")
+    until(lambda: orch.supervisor(run), awaited="the supervisor")
     marks = [folder / "supervised" for folder in orch.node_folders(run)]
-    until(lambda: all(mark.exists() for mark in marks), what="all nodes to answer", deadline_s=30)
-    until(lambda: orch.recorded(run) == "RUNNING", what="the record to say so")
+    until(lambda: all(mark.exists() for mark in marks), awaited="all nodes to answer", deadline_s=30)
+    until(lambda: orch.recorded(run) == "RUNNING", awaited="the record to say so")
     return run
 
 
@@ -50,8 +50,8 @@ def test_run_goes_on_while_all_of_its_nodes_refuse(orch: Orch, farm: Farm) -> No
     run = _started(orch)
     with farm.down():
         begun = time.monotonic()
-        until(lambda: time.monotonic() - begun > 10, what="ten seconds to pass", deadline_s=30)
-    until(lambda: _answers_again(orch, run) == 3, what="the nodes to answer", deadline_s=30)
+        until(lambda: time.monotonic() - begun > 10, awaited="ten seconds to pass", deadline_s=30)
+    until(lambda: _answers_again(orch, run) == 3, awaited="the nodes to answer", deadline_s=30)
     assert _record(orch, run)["state"] == "RUNNING", _notes(orch, run)
     orch("stop", run)
 
@@ -59,7 +59,7 @@ def test_run_goes_on_while_all_of_its_nodes_refuse(orch: Orch, farm: Farm) -> No
 def test_node_that_refuses_while_others_answer_fails_the_run(orch: Orch, farm: Farm) -> None:
     run = _started(orch)
     with farm.only(2):
-        until(lambda: orch.recorded(run) != "RUNNING", what="the verdict", deadline_s=40)
+        until(lambda: orch.recorded(run) != "RUNNING", awaited="the verdict", deadline_s=40)
     assert _record(orch, run)["state"] == "FAILED"
     assert "n2 refuses connections" in _record(orch, run)["message"]
 
@@ -69,9 +69,9 @@ def test_node_that_answers_with_an_error_is_asked_again(orch: Orch) -> None:
     mark = orch.node_folder(run, "n1") / "supervised"
     mark.unlink()
     mark.mkdir()
-    until(lambda: "n1: " in _notes(orch, run), what="the error", deadline_s=30)
+    until(lambda: "n1: " in _notes(orch, run), awaited="the error", deadline_s=30)
     mark.rmdir()
-    until(lambda: "n1 answers again" in _notes(orch, run), what="the node to answer", deadline_s=30)
+    until(lambda: "n1 answers again" in _notes(orch, run), awaited="the node to answer", deadline_s=30)
     orch("stop", run)
 
 
@@ -79,7 +79,7 @@ def test_node_that_refuses_the_login_is_not_asked_again(orch: Orch, farm: Farm) 
     run = _started(orch)
     with farm.restart_with_new_host_key():
         farm.drop_connections()
-        until(lambda: orch.supervisor(run) is None, what="the supervisor to give up", deadline_s=30)
+        until(lambda: orch.supervisor(run) is None, awaited="the supervisor to give up", deadline_s=30)
         assert _notes(orch, run).count("goes on without supervision") == 3
     assert _record(orch, run)["state"] == "RUNNING"
     assert f"nobody supervises this run, and it goes on; `orch attach {run}`" in orch("status", run).stderr
@@ -93,9 +93,9 @@ def test_supervisor_whose_record_cannot_be_written_ends_and_says_why(orch: Orch,
     notes.unlink()
     notes.mkdir()
     farm.drop_connections()
-    until(lambda: orch.supervisor(run) != pid, what="the supervisor to end", deadline_s=30)
+    until(lambda: orch.supervisor(run) != pid, awaited="the supervisor to end", deadline_s=30)
     log = orch.home / "runs" / run / "supervisor.log"
-    until(lambda: "the threads that poll" in log.read_text("utf-8"), what="the reason in its log")
+    until(lambda: "the threads that poll" in log.read_text("utf-8"), awaited="the reason in its log")
     assert "IsADirectoryError" in log.read_text("utf-8")
     assert "nobody supervises this run" in orch("status", run).stderr
     orch("stop", run)
@@ -119,11 +119,11 @@ def test_only_a_reply_of_a_witness_is_a_vote_and_the_same_word_is_noted_once(
     if before == "never answered":
         orch("attach", "--detach", run)
     vote = "but others reach it" if before == "answered before" else "and no other node can tell"
-    until(lambda: f"n2 does not answer this machine, {vote}" in _notes(orch, run), what=vote, deadline_s=40)
+    until(lambda: f"n2 does not answer this machine, {vote}" in _notes(orch, run), awaited=vote, deadline_s=40)
     begun = time.monotonic()
-    until(lambda: time.monotonic() - begun > 11, what="two more questions", deadline_s=30)
+    until(lambda: time.monotonic() - begun > 11, awaited="two more questions", deadline_s=30)
     assert _notes(orch, run).count("does not answer this machine") == 1
     assert _record(orch, run)["state"] == "RUNNING"
     config.write_text(way)
-    until(lambda: "n2 answers again" in _notes(orch, run), what="the node to answer", deadline_s=40)
+    until(lambda: "n2 answers again" in _notes(orch, run), awaited="the node to answer", deadline_s=40)
     orch("stop", run)

@@ -31,8 +31,8 @@ def orch(farm: Farm, tmp_path: Path) -> Orch:
 def _started(orch: Orch, *options: str) -> str:
     """A detached run whose ranks all sleep, with a supervisor."""
     run = orch("ssh-launch", "--detach", *options, "--", *SLEEPERS).stdout.strip()
-    until(lambda: orch.supervisor(run), what="the supervisor")
-    until(lambda: orch.printed(run).count("last words") == 6, what="six ranks")
+    until(lambda: orch.supervisor(run), awaited="the supervisor")
+    until(lambda: orch.printed(run).count("last words") == 6, awaited="six ranks")
     return run
 
 
@@ -43,7 +43,7 @@ def _record(orch: Orch, run: str) -> dict[str, Any]:
 
 def _ended(orch: Orch, run: str) -> dict[str, Any]:
     """The record once it is final, by the supervisor's hand alone: nothing else looks at the nodes."""
-    until(lambda: orch.recorded(run) not in ("STARTING", "RUNNING"), what="the supervisor's verdict")
+    until(lambda: orch.recorded(run) not in ("STARTING", "RUNNING"), awaited="the supervisor's verdict")
     return _record(orch, run)
 
 
@@ -73,7 +73,7 @@ def test_killed_rank_ends_all_ranks_and_is_named(orch: Orch, number: signal.Sign
     assert (record["exit"]["node"], record["exit"]["rank"], record["exit"]["signal"]) == ("n1", 3, number.name)
     assert record["exit"]["lines"] == ["last words of 3"]
     orch("status", run, code=1)
-    until(lambda: _gone(orch, run), what="every process of the run to be gone")
+    until(lambda: _gone(orch, run), awaited="every process of the run to be gone")
 
 
 @pytest.mark.parametrize("victims", [("agent",), ("guard",), ("guard", "agent")])
@@ -86,11 +86,11 @@ def test_killed_agent_ends_all_ranks_and_is_named(orch: Orch, victims: tuple[str
     for victim in victims:
         with contextlib.suppress(ProcessLookupError):  # an agent without its guard ends by itself, too
             os.kill(pids[victim], signal.SIGKILL)
-    until(lambda: not set(orphans) & set(orch.processes_of(run)), what="the orphans to be gone", deadline_s=10)
+    until(lambda: not set(orphans) & set(orch.processes_of(run)), awaited="the orphans to be gone", deadline_s=10)
     record = _ended(orch, run)
     assert record["state"] == "FAILED"
     assert "n2" in record["message"]
-    until(lambda: _gone(orch, run), what="every process of the run to be gone")
+    until(lambda: _gone(orch, run), awaited="every process of the run to be gone")
 
 
 def test_agent_that_somebody_else_asks_to_stop_fails_the_run_and_is_named(orch: Orch) -> None:
@@ -100,7 +100,7 @@ def test_agent_that_somebody_else_asks_to_stop_fails_the_run_and_is_named(orch: 
     record = _ended(orch, run)
     assert record["state"] == "FAILED"
     assert "n1 was asked to stop by a signal that orch did not send" in record["message"]
-    until(lambda: _gone(orch, run), what="every process of the run to be gone")
+    until(lambda: _gone(orch, run), awaited="every process of the run to be gone")
     orch("stop", run)
     assert orch.status(run)["state"] == "FAILED"
 
@@ -108,19 +108,19 @@ def test_agent_that_somebody_else_asks_to_stop_fails_the_run_and_is_named(orch: 
 def test_run_that_nobody_watches_is_done_when_it_is_done(orch: Orch) -> None:
     run = orch("ssh-launch", "--detach", "--", "sh", "-c", "sleep 0.5; echo done").stdout.strip()
     assert _ended(orch, run)["state"] == "DONE"
-    until(lambda: orch.supervisor(run) is None, what="the supervisor to end")
+    until(lambda: orch.supervisor(run) is None, awaited="the supervisor to end")
 
 
 def test_run_goes_on_without_its_supervisor_and_attach_takes_it_up_again(orch: Orch) -> None:
     run = _started(orch)
     orch.kill_supervisor(run)
     os.kill(_pids(orch, run, "rank-started", rank=4), signal.SIGKILL)
-    until(lambda: any(e["event"] == "agent-finished" for e in orch.events(orch.node_folder(run, "n2"))), what="n2")
+    until(lambda: any(e["event"] == "agent-finished" for e in orch.events(orch.node_folder(run, "n2"))), awaited="n2")
     assert len(orch.processes_of(run)) > 1
     done = orch("attach", run, code=1)
     assert "rank 4 on n2 was killed by SIGKILL" in done.stderr
     assert _record(orch, run)["exit"]["rank"] == 4
-    until(lambda: _gone(orch, run), what="every process of the run to be gone")
+    until(lambda: _gone(orch, run), awaited="every process of the run to be gone")
 
 
 def _failed_unsupervised(orch: Orch) -> str:
@@ -128,7 +128,7 @@ def _failed_unsupervised(orch: Orch) -> str:
     run = _started(orch)
     orch.kill_supervisor(run)
     os.kill(_pids(orch, run, "rank-started", rank=4), signal.SIGKILL)
-    until(lambda: any(e["event"] == "agent-finished" for e in orch.events(orch.node_folder(run, "n2"))), what="n2")
+    until(lambda: any(e["event"] == "agent-finished" for e in orch.events(orch.node_folder(run, "n2"))), awaited="n2")
     return run
 
 
@@ -138,7 +138,7 @@ def _attached_to_its_end(orch: Orch, run: str) -> None:
     assert "rank 4 on n2 was killed by SIGKILL" in orch("attach", run, code=1).stderr
     record = _record(orch, run)
     assert (record["state"], record["exit"]["rank"]) == ("FAILED", 4)
-    until(lambda: _gone(orch, run), what="every process of the run to be gone")
+    until(lambda: _gone(orch, run), awaited="every process of the run to be gone")
 
 
 def test_status_of_a_failed_run_that_nobody_ends_leaves_it_to_attach(orch: Orch) -> None:
@@ -154,7 +154,7 @@ def test_status_of_a_failed_run_that_nobody_ends_leaves_it_to_attach(orch: Orch)
 def test_reader_of_a_failed_run_that_nobody_ends_reads_on_until_it_has_been_ended(orch: Orch) -> None:
     run = _failed_unsupervised(orch)
     reader = orch.start("logs", "-f", run)
-    until(lambda: _record(orch, run)["exit"], what="the reader to see the failure", deadline_s=30)
+    until(lambda: _record(orch, run)["exit"], awaited="the reader to see the failure", deadline_s=30)
     assert reader.poll() is None
     _attached_to_its_end(orch, run)
     _, said = reader.communicate(timeout=60)
@@ -168,7 +168,7 @@ def test_status_names_a_supervisor_that_is_stopped_and_it_ends_the_run_when_it_i
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     os.kill(_pids(orch, run, "rank-started", rank=4), signal.SIGKILL)
-    until(lambda: any(e["event"] == "agent-finished" for e in orch.events(orch.node_folder(run, "n2"))), what="n2")
+    until(lambda: any(e["event"] == "agent-finished" for e in orch.events(orch.node_folder(run, "n2"))), awaited="n2")
     done = orch("status", run)
     assert "RUNNING  rank 4 on n2 was killed by SIGKILL" in done.stdout
     assert f"pid {pid} on " in done.stderr
@@ -176,7 +176,7 @@ def test_status_names_a_supervisor_that_is_stopped_and_it_ends_the_run_when_it_i
     assert f"kill -CONT {pid}" in orch("attach", run, code=2).stderr
     os.kill(pid, signal.SIGCONT)
     assert _ended(orch, run)["exit"]["rank"] == 4
-    until(lambda: _gone(orch, run), what="every process of the run to be gone")
+    until(lambda: _gone(orch, run), awaited="every process of the run to be gone")
 
 
 def test_second_supervisor_is_refused(orch: Orch) -> None:
@@ -213,7 +213,7 @@ def test_supervisors_pid_used_again_keeps_nobody_out(orch: Orch) -> None:
 def test_attach_to_a_run_that_is_over_says_so(orch: Orch) -> None:
     run = _started(orch)
     orch("stop", run)
-    until(lambda: orch.supervisor(run) is None, what="the supervisor to end")
+    until(lambda: orch.supervisor(run) is None, awaited="the supervisor to end")
     assert "STOPPED" in orch("attach", run, code=6).stderr
 
 
@@ -221,7 +221,7 @@ def test_ranks_end_by_themselves_after_the_orphan_timeout(orch: Orch) -> None:
     run = _started(orch, "--orphan-timeout", "5s")  # longer than a busy machine takes to start the supervisor
     assert orch.processes_of(run)
     orch.kill_supervisor(run)
-    until(lambda: _gone(orch, run), what="the ranks to end", deadline_s=40)
+    until(lambda: _gone(orch, run), awaited="the ranks to end", deadline_s=40)
     assert any("--orphan-timeout" in event["text"] for event in orch.events(orch.node_folder(run, "n0")))
 
 
@@ -235,7 +235,7 @@ def test_supervisor_and_rank_killed_in_any_order_leave_nothing_once_attached(orc
     for kill in kills if order == "supervisor first" else kills[::-1]:
         kill()
     orch("attach", run, code=1)
-    until(lambda: _gone(orch, run), what="every process of the run to be gone")
+    until(lambda: _gone(orch, run), awaited="every process of the run to be gone")
 
 
 def test_time_span_that_is_none_is_refused(orch: Orch) -> None:

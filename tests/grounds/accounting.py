@@ -60,13 +60,15 @@ def start_accounting(folder: Path, env: Mapping[str, str], keeper: Keeper) -> st
     files = [f"--init-file={script}", f"--pid-file={folder}/database.pid"]
     database = [program("mariadbd"), *options, *listening, *files, "--skip-name-resolve"]
     keeper.start(database, env=env, log=folder / "mariadbd.out")
-    until(lambda: _answers(database_port), deadline_s=_START_S, what="MariaDB to answer")
+    until(lambda: _answers(database_port), deadline_s=_START_S, awaited="MariaDB to answer")
     host = socket.gethostname().partition(".")[0]
     fields = {"folder": folder, "host": host, "port": port, "user": user, "database_port": database_port}
     _write_private(folder / "slurmdbd.conf", _CONF.format(**fields, password=password))
     keeper.start([program("slurmdbd"), "-D"], env=env, log=folder / "slurmdbd.out")
     until(
-        lambda: _answers(port), deadline_s=_START_S, what=lambda: (folder / "slurmdbd.out").read_text("utf-8")[-2000:]
+        lambda: _answers(port),
+        deadline_s=_START_S,
+        awaited=lambda: (folder / "slurmdbd.out").read_text("utf-8")[-2000:],
     )
     return _CLUSTER_CONF.format(port=port, folder=folder)
 

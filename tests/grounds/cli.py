@@ -98,11 +98,11 @@ class Orch:
 
     def kill_supervisor(self, run: str) -> None:
         """SIGKILL for the run's supervisor, once it is there."""
-        until(lambda: self.supervisor(run) is not None, what="the supervisor")
+        until(lambda: self.supervisor(run) is not None, awaited="the supervisor")
         pid = self.supervisor(run)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        until(lambda: self.supervisor(run) is None, what="the supervisor to be gone")
+        until(lambda: self.supervisor(run) is None, awaited="the supervisor to be gone")
 
     def records(self) -> list[dict[str, Any]]:
         """What `orch list --json` says."""

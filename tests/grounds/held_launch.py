@@ -94,10 +94,10 @@ def held_launch(phase: str, farm: Farm, folder: Path, *, env_file: str | None = 
     with orch.start("ssh-launch", "--", "sh", "./program.sh") as process:
         assert process.stdout is not None
         for _ in range(2 if phase == "follow" else 0):
-            until(lambda: "] up" in process.stdout.readline(), what="a rank")  # type: ignore[union-attr]
-        until(lambda: phase == "follow" or (place / "reached").exists(), what=f"the phase {phase}", deadline_s=30)
+            until(lambda: "] up" in process.stdout.readline(), awaited="a rank")  # type: ignore[union-attr]
+        until(lambda: phase == "follow" or (place / "reached").exists(), awaited=f"the phase {phase}", deadline_s=30)
         [run] = [str(record["id"]) for record in orch.records()]
-        until((orch.home / "runs" / run / "plan" / "plan.json").exists, what="the plan")
+        until((orch.home / "runs" / run / "plan" / "plan.json").exists, awaited="the plan")
         try:
             yield HeldLaunch(orch, run, process, place)
         finally:

@@ -77,7 +77,7 @@ class Host(Machine):
             self._frozen += running
             return not running
 
-        until(stop, what=f"all of {self.name} to stop")
+        until(stop, awaited=f"all of {self.name} to stop")
 
     def thaw(self) -> None:
         """Continue what `freeze` stopped."""
@@ -88,7 +88,7 @@ class Host(Machine):
     def kill(self) -> None:
         """Cut the power: nothing of the host is left but its files, and nobody hears of it."""
         self.link(up=False)
-        until(lambda: not kill_each(self.everything()), what=f"{self.name} to die")
+        until(lambda: not kill_each(self.everything()), awaited=f"{self.name} to die")
         self.unplug()
         self.release()
         self._frozen.clear()
@@ -138,7 +138,7 @@ class Host(Machine):
 
     def wait_ready(self) -> None:
         """Return when sshd listens."""
-        until(lambda: "Server listening" in self._said(), what=lambda: f"sshd of {self.name}: {self._said()}")
+        until(lambda: "Server listening" in self._said(), awaited=lambda: f"sshd of {self.name}: {self._said()}")
 
     def heal(self) -> None:
         """Undo all faults, end all that was started and empty the home."""

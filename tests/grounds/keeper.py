@@ -130,10 +130,10 @@ def _serve(folder: str, user: str) -> None:
             sys.stdout.flush()
     finally:
         networks = _networks_below()
-        _wait(lambda: not _kill_all(networks), what="processes to end")
+        _wait(lambda: not _kill_all(networks), awaited="processes to end")
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if user:
-            _wait(lambda: _remove_user(user), what=f"user {user} to go")
+            _wait(lambda: _remove_user(user), awaited=f"user {user} to go")
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -197,12 +197,12 @@ def _remove_user(user: str) -> bool:
     return user not in {entry.pw_name for entry in pwd.getpwall()}
 
 
-def _wait(condition: Callable[[], bool], *, what: str) -> None:
+def _wait(condition: Callable[[], bool], *, awaited: str) -> None:
     end = time.monotonic() + _END_S
     pause = threading.Event()
     while not condition():
         if time.monotonic() > end:
-            raise TimeoutError(f"waited {_END_S:g} s for {what}")
+            raise TimeoutError(f"waited {_END_S:g} s for {awaited}")
         pause.wait(_PAUSE_S)
 
 

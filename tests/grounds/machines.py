@@ -62,7 +62,7 @@ class Machine:
             own = {self.pid, self._starter}
             return not kill_each({pid: command for pid, command in self.everything().items() if pid not in own})
 
-        until(end, what=lambda: f"the processes on {self.name} to end: {self.everything()}")
+        until(end, awaited=lambda: f"the processes on {self.name} to end: {self.everything()}")
 
     def link(self, *, up: bool) -> None:
         """Let the bridge pass on what comes from and goes to this machine, or swallow all of it: neither side can tell."""
@@ -89,7 +89,7 @@ class Machine:
 
     def _hold(self, starter: int) -> None:
         """Wait until a process just started has its namespaces, and keep them."""
-        until(lambda: network_name(starter) not in {"", network_name(os.getpid())}, what=f"{self.name} to start")
+        until(lambda: network_name(starter) not in {"", network_name(os.getpid())}, awaited=f"{self.name} to start")
         self._starter = starter
         self._network = Network(starter)
 
@@ -108,7 +108,7 @@ class Controller(Machine):
         argv = [program("unshare"), "--net", "--uts", "--mount", "sleep", "infinity"]
         self._hold(keeper.start(argv, env={"PATH": os.environ["PATH"]}, log=folder / "ctl.log"))
         self.pid = self._starter
-        until(lambda: self.everything().get(self.pid) == "sleep", what="the controller's namespaces")
+        until(lambda: self.everything().get(self.pid) == "sleep", awaited="the controller's namespaces")
         self.do("sh", "-ec", f"hostname {self.name}; mount --bind {folder}/etc-hosts /etc/hosts")
         self.do("ip", "-batch", "-", lines=["link add bridge type bridge", "link set bridge up"])
         self.plug_in()
@@ -120,4 +120,4 @@ class Controller(Machine):
 
 def first_process(starter: int) -> int:
     """Pid of the init of the namespaces that `unshare --fork` made."""
-    return until(lambda: next(iter(descendants(starter)), 0), what="the first process of a host")
+    return until(lambda: next(iter(descendants(starter)), 0), awaited="the first process of a host")

@@ -55,7 +55,7 @@ class Screen:
 
     def until(self, text: str, *, times: int = 1) -> None:
         """Wait until a text has been on the screen so many times."""
-        until(lambda: self.read().count(text) >= times, deadline_s=30, what=lambda: f"{text!r} in:\n{self.text}")
+        until(lambda: self.read().count(text) >= times, deadline_s=30, awaited=lambda: f"{text!r} in:\n{self.text}")
 
     def type(self, text: str) -> None:
         """Press these keys, Enter is a newline."""
@@ -68,6 +68,6 @@ class Screen:
 
     def ended(self) -> int:
         """The exit code, once it has ended; what it wrote last has been read."""
-        until(lambda: (self.read(), self._process.poll())[1] is not None, deadline_s=30, what=lambda: self.text)
+        until(lambda: (self.read(), self._process.poll())[1] is not None, deadline_s=30, awaited=lambda: self.text)
         self.read()
         return int(self._process.returncode)

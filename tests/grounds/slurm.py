@@ -120,7 +120,7 @@ class Cluster:
         def evidence() -> str:
             return f"{run} to be {state}: {orch.status(run)['message']}\n{orch.printed(run)[-6000:]}"
 
-        found = until(status, what=evidence, deadline_s=deadline_s)
+        found = until(status, awaited=evidence, deadline_s=deadline_s)
         assert found["state"] == state, evidence()
         return found
 
@@ -148,13 +148,13 @@ class Cluster:
             # refused for a job that is just ending, which is as good
             self._run("scancel", "--signal=KILL", "--full", *jobs, check=False)
             self._run("scancel", *jobs, check=False)
-        until(lambda: not self.jobs(), deadline_s=30, what="cancelled jobs to leave the queue")
-        until(lambda: not kill_each(self.processes()), what="processes of jobs to end")
+        until(lambda: not self.jobs(), deadline_s=30, awaited="cancelled jobs to leave the queue")
+        until(lambda: not kill_each(self.processes()), awaited="processes of jobs to end")
 
     def requeue_waiting(self, job: str) -> None:
         """Requeue a job as an admin does: it waits, by itself until the credentials it had have expired."""
         self._run("scontrol", "requeue", job)
-        until(lambda: self.jobs().get(job) == "PENDING", deadline_s=60, what="the job to be in the queue again")
+        until(lambda: self.jobs().get(job) == "PENDING", deadline_s=60, awaited="the job to be in the queue again")
 
     def requeue(self, job: str) -> None:
         """Requeue a job, and have it begin soon."""
@@ -168,7 +168,7 @@ class Cluster:
         until(
             lambda: self._run(*asked).strip() == waits,
             deadline_s=60,
-            what=lambda: f"the job to be in the queue again, and not {self._run(*asked).strip()}",
+            awaited=lambda: f"the job to be in the queue again, and not {self._run(*asked).strip()}",
         )
         self.begin(job)
 
@@ -191,7 +191,7 @@ class Cluster:
         for pid in self._pids("slurmctld", "slurmscriptd"):
             kill(pid, signal.SIGSTOP if hang else signal.SIGTERM)
         if not hang:
-            until(lambda: not self._pids("slurmctld"), deadline_s=30, what="slurmctld to end")
+            until(lambda: not self._pids("slurmctld"), deadline_s=30, awaited="slurmctld to end")
 
     def start_controller(self) -> None:
         """Have slurmctld at work again, with what it had saved."""
@@ -200,7 +200,7 @@ class Cluster:
             kill(pid, signal.SIGCONT)
         if not hanging:
             self._daemon("slurmctld", "-D")
-        until(self._states, deadline_s=60, what="slurmctld to answer")
+        until(self._states, deadline_s=60, awaited="slurmctld to answer")
 
     def lose_node(self, node: str) -> None:
         """Kill a node's slurmd and all that jobs run there, and have slurmctld notice at once."""
@@ -221,7 +221,7 @@ class Cluster:
         pid = self._slurmd(node)
         assert pid is not None, f"no slurmd on {node}"
         kill(pid)
-        until(lambda: self._slurmd(node) is None, what="slurmd to end")
+        until(lambda: self._slurmd(node) is None, awaited="slurmd to end")
 
     def mend(self) -> None:
         """Undo the faults: every daemon runs, every node takes jobs."""
@@ -235,7 +235,7 @@ class Cluster:
         until(
             lambda: set(self._states().split()[1::2]) <= {"idle", "mixed", "allocated"},
             deadline_s=60,
-            what=self._states,
+            awaited=self._states,
         )
 
     def _pids(self, *commands: str) -> list[int]:
@@ -272,7 +272,7 @@ class Cluster:
         for node in NODES:
             self._daemon("slurmd", "-D", "-N", node, log=f"slurmd-{node}")
         idle = " ".join(f"{node} idle" for node in NODES)
-        until(lambda: self._states() == idle, deadline_s=_START_S, what=lambda: f"idle nodes\n{self._complaints()}")
+        until(lambda: self._states() == idle, deadline_s=_START_S, awaited=lambda: f"idle nodes\n{self._complaints()}")
 
     def _complaints(self) -> str:
         """The end of every daemon's output: the folder is gone before anybody can look."""
@@ -286,7 +286,7 @@ class Cluster:
         (munge / "key").chmod(0o600)
         files = [f"--{name}-file={munge / name}" for name in ("key", "pid", "log", "seed")]
         self._daemon("munged", "--foreground", "--force", f"--socket={munge / 'socket'}", *files)
-        until((munge / "socket").exists, what="munged's socket")
+        until((munge / "socket").exists, awaited="munged's socket")
 
     def _daemon(self, name: str, *arguments: str, log: str = "") -> None:
         self._keeper.start([program(name), *arguments], env=self.env, log=self.folder / f"{log or name}.out")

@@ -15,6 +15,6 @@ from tests.until import until
 def open_agent(socket: Path) -> Iterator[None]:
     """Run an empty ssh-agent behind this socket; what should use it needs SSH_AUTH_SOCK."""
     with subprocess.Popen([program("ssh-agent"), "-D", "-a", str(socket)], stdout=subprocess.DEVNULL) as agent:
-        until(socket.is_socket, what="ssh-agent")
+        until(socket.is_socket, awaited="ssh-agent")
         yield
         agent.terminate()

@@ -119,11 +119,11 @@ class Farm:
 
     def end_processes(self) -> None:
         """Kill all that runs on the nodes' side."""
-        until(lambda: not kill_each(self.processes()), what="the farm's processes to end")
+        until(lambda: not kill_each(self.processes()), awaited="the farm's processes to end")
 
     def drop_connections(self) -> None:
         """Cut every open connection from the nodes' side; what they started goes on, new connections are welcome."""
-        until(lambda: not kill_each(self.connections()), what="connections to end")
+        until(lambda: not kill_each(self.connections()), awaited="connections to end")
 
     def connections(self) -> dict[int, str]:
         """Pid -> command name of what sshd has started for connections that are open."""
@@ -189,7 +189,7 @@ class Farm:
         log = self.folder / "sshd.log"
         argv = [program("sshd"), "-D", "-e", "-f", str(config)]
         self._pid = self._keeper.start(argv, env={"PATH": os.environ.get("PATH", os.defpath)}, log=log)
-        until(lambda: _greets(self.port), what=lambda: f"sshd to answer; its log: {log.read_text(encoding='utf-8')}")
+        until(lambda: _greets(self.port), awaited=lambda: f"sshd to answer; its log: {log.read_text(encoding='utf-8')}")
 
     def _settings(self, options: Mapping[str, str]) -> dict[str, str]:
         settings = {
@@ -205,7 +205,7 @@ class Farm:
 
     def _stop(self) -> None:
         kill(self._pid, signal.SIGTERM)
-        until(lambda: self._pid not in self._keeper.processes(), what="sshd to end")
+        until(lambda: self._pid not in self._keeper.processes(), awaited="sshd to end")
 
     def _write_known_hosts(self, host_key: Path) -> None:
         # every address is spelled out: paramiko knows no patterns in this file

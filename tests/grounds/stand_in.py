@@ -59,7 +59,7 @@ class Ground:
 
     def rank(self) -> int:
         """The pid of the last rank that was started."""
-        pid = until(lambda: [e["pid"] for e in self.events() if e["event"] == "rank-started"], what="a rank")[-1]
+        pid = until(lambda: [e["pid"] for e in self.events() if e["event"] == "rank-started"], awaited="a rank")[-1]
         self.pids.append(pid)
         return int(pid)
 

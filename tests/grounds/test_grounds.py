@@ -40,13 +40,13 @@ def test_a_missing_component_skips_here_and_fails_in_ci(monkeypatch: pytest.Monk
 
 def test_until_returns_the_first_truthy_value() -> None:
     values = iter(["", "", "there", "later"])
-    assert until(lambda: next(values), what="a value") == "there"
+    assert until(lambda: next(values), awaited="a value") == "there"
 
 
 def test_until_fails_naming_what_was_awaited() -> None:
     started = time.monotonic()
     with pytest.raises(pytest.fail.Exception, match=r"waited 0\.1 s for rain; last seen: 0"):
-        until(lambda: 0, deadline_s=0.1, what="rain")
+        until(lambda: 0, deadline_s=0.1, awaited="rain")
     assert time.monotonic() - started < 5
 
 
@@ -56,7 +56,7 @@ def test_a_detached_grandchild_stays_below_the_keeper_and_ends_with_it(tmp_path:
     (tmp_path / "folder").mkdir()
     detach = ["/bin/sh", "-c", "(setsid sleep 1000 &)"]
     keeper.start(detach, env={}, log=tmp_path / "log")
-    until(lambda: list(keeper.processes().values()) == ["sleep"], what="the grandchild alone")
+    until(lambda: list(keeper.processes().values()) == ["sleep"], awaited="the grandchild alone")
     pids = keeper.processes()
     keeper.close()
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
@@ -72,8 +72,8 @@ def test_killed_tests_leave_nothing_behind(tmp_path: Path) -> None:
     ) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "started\n"
-        until(lambda: list(descendants(owner.pid).values()).count("sleep") == 2, what="both processes")
+        until(lambda: list(descendants(owner.pid).values()).count("sleep") == 2, awaited="both processes")
         pids = descendants(owner.pid)
         os.kill(owner.pid, signal.SIGKILL)
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="keeper and daemons to end")
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), awaited="keeper and daemons to end")
     assert not folder.exists()

@@ -143,10 +143,10 @@ def test_a_one_way_block_loses_one_direction_of_one_pair(hosts: Hosts) -> None:
 
 def test_a_frozen_host_takes_connections_and_says_nothing_until_it_thaws(hosts: Hosts) -> None:
     hosts.ssh(hosts[2], "setsid sleep 1000 >/dev/null 2>&1 & setsid sleep 1000 >/dev/null 2>&1 &")
-    until(lambda: list(hosts[2].processes().values()) == ["sleep"] * 2, what="the two alone")
+    until(lambda: list(hosts[2].processes().values()) == ["sleep"] * 2, awaited="the two alone")
     stopped = next(iter(hosts[2].processes()))
     kill(stopped, signal.SIGSTOP)
-    until(lambda: "T (stopped)" in Path(f"/proc/{stopped}/status").read_text("utf-8"), what="it to stop")
+    until(lambda: "T (stopped)" in Path(f"/proc/{stopped}/status").read_text("utf-8"), awaited="it to stop")
     hosts[2].freeze()
     assert greeting(hosts.controller, hosts[2]) == "connected timed out"
     hosts[2].thaw()
@@ -161,7 +161,7 @@ def test_a_killed_host_is_silent_and_comes_back_with_its_files_and_another_boot_
     pids = hosts[0].everything()
     argv = [*hosts.controller.enter(), "ssh", "-F", str(hosts.ssh_config), "h0", "cat"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
-        until(lambda: "cat" in hosts[0].processes().values(), what="the client's command")
+        until(lambda: "cat" in hosts[0].processes().values(), awaited="the client's command")
         hosts[0].kill()
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
         assert hosts[0].processes() == {}
@@ -195,7 +195,7 @@ def test_heal_undoes_every_fault_and_what_was_done_since(hosts: Hosts) -> None:
 
 def test_heal_revives_a_host_whose_first_process_was_killed(hosts: Hosts) -> None:
     kill(hosts[0].pid)
-    until(lambda: not hosts[0].is_up, what="the host to be dead")
+    until(lambda: not hosts[0].is_up, awaited="the host to be dead")
     hosts.heal()
     assert greeting(hosts.controller, hosts[0]) == "connected SSH-"
 
@@ -222,12 +222,12 @@ def test_killed_tests_leave_nothing_of_their_hosts() -> None:
         folder, user, *pids = owner.stdout.readline().split()
         assert len(pids) == 7, "the controller's own, two a host, two sleepers"
         os.kill(owner.pid, signal.SIGKILL)
-    until(lambda: not Path(folder).exists(), what="the folder to go")
+    until(lambda: not Path(folder).exists(), awaited="the folder to go")
     _assert_gone(Path(folder), user, [int(pid) for pid in pids])
 
 
 def _assert_gone(folder: Path, user: str, pids: list[int]) -> None:
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="the dead to be reaped")
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), awaited="the dead to be reaped")
     assert not folder.exists()
     assert user not in {entry.pw_name for entry in pwd.getpwall()}
     assert str(folder) not in Path("/proc/self/mountinfo").read_text(encoding="utf-8")

@@ -78,9 +78,10 @@ def test_taken_port_is_retried_on_another_one(tmp_path: Path) -> None:
         outputs = [tmp_path / f"work/runs/{plan.run_id}/attempt-1/n{rank}/rank-{rank}.out" for rank in (0, 1)]
         # the other node knew nothing of the theft and may have run once before
         until(
-            lambda: [path.is_file() and path.read_text().split()[-1:] for path in outputs] == [[second]] * 2, what="all"
+            lambda: [path.is_file() and path.read_text().split()[-1:] for path in outputs] == [[second]] * 2,
+            awaited="all",
         )
-        until(lambda: not _alive(launcher), what="both agents to end")
+        until(lambda: not _alive(launcher), awaited="both agents to end")
     finally:
         _close(launcher)
 

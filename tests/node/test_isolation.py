@@ -43,7 +43,7 @@ def test_refusal_is_an_answer_and_silence_is_none() -> None:
 
 def test_node_without_supervisor_and_peers_is_isolated(tmp_path: Path) -> None:
     with unreachable_port() as port, closing(_peer(tmp_path, port)) as node:
-        until(lambda: node.isolated_s() > ISOLATION_S, what="the isolation")
+        until(lambda: node.isolated_s() > ISOLATION_S, awaited="the isolation")
 
 
 def test_node_that_reaches_a_peer_is_not_isolated_without_a_supervisor(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_node_that_reaches_a_peer_is_not_isolated_without_a_supervisor(tmp_path:
 
 def test_heartbeat_ends_the_silence(tmp_path: Path) -> None:
     node = _peer(tmp_path, 1)
-    until(lambda: node.unsupervised_s() > 0.2, what="some silence")
+    until(lambda: node.unsupervised_s() > 0.2, awaited="some silence")
     leave_heartbeat(str(tmp_path), [])
     assert node.unsupervised_s() < 0.2
 

@@ -184,7 +184,7 @@ def test_a_node_that_is_not_the_head_needs_the_heads_record(ground: Ground) -> N
 def test_the_head_holds_the_port_as_long_as_it_lives(ground: Ground) -> None:
     ground.job("sh", "-c", "echo up; sleep 300")
     agent = ground.start()
-    until(ground.out, what="output")
+    until(ground.out, awaited="output")
     port = int(ground.record()["rendezvous"].split()[1])
     with pytest.raises(OSError, match="already in use"):
         bind(socket.AF_INET, "127.0.0.1", port, reuse=False)
@@ -198,7 +198,7 @@ def test_the_head_takes_over_a_reserved_port(ground: Ground) -> None:
     with reservation.process:
         ground.job("sh", "-c", "echo up; sleep 300")
         ground.start(rendezvous=reservation.record)
-        until(ground.out, what="output")
+        until(ground.out, awaited="output")
         reservation.process.terminate()
     assert ground.record()["rendezvous"] == reservation.record
     with pytest.raises(OSError, match="already in use"):

@@ -27,8 +27,8 @@ def test_orch_opens_no_listening_socket_on_a_node_or_here(hosts: Hosts, tmp_path
     with orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000") as following:
         assert following.stdout is not None
         for _ in range(3):
-            until(lambda: "] up" in following.stdout.readline(), what="a rank")  # type: ignore[union-attr]
-        until(lambda: orch.supervisor(orch.records()[0]["id"]), what="the supervisor")
+            until(lambda: "] up" in following.stdout.readline(), awaited="a rank")  # type: ignore[union-attr]
+        until(lambda: orch.supervisor(orch.records()[0]["id"]), awaited="the supervisor")
         assert [_listening(host) for host in hosts.hosts] == [{SSHD}] * 3
         assert _listening(hosts.controller) == set()
         orch("stop")
@@ -41,7 +41,7 @@ def test_trainer_listens_at_the_address_of_the_rendezvous_alone(hosts: Hosts, tm
     hosts.inventory(tmp_path, nodes=["h0", "h1"])
     orch = hosts.orch(tmp_path)
     run = orch("ssh-launch", "--detach", "steps=1000000").stdout.strip()
-    until(lambda: "ranks ready" in orch("logs", run).stdout, what="the group", deadline_s=60)
+    until(lambda: "ranks ready" in orch("logs", run).stdout, awaited="the group", deadline_s=60)
     for host in hosts.hosts[:2]:
         found = _listening(host) - {SSHD}
         assert {address.rpartition(":")[0] for address in found} == {host.address}

@@ -146,7 +146,7 @@ def test_launch_that_is_interrupted_leaves_the_secret_in_node_sh_at_most(
     python.chmod(0o700)
     orch = _orch(tmp_path, python=str(python), secret=secret)
     with orch.start("ssh-launch", "--", "sh", "-c", f"touch {tmp_path}/.reached; exec sleep 1000") as launch:
-        until((tmp_path / ".reached").exists, what=f"the stage {stage}")
+        until((tmp_path / ".reached").exists, awaited=f"the stage {stage}")
         os.kill(launch.pid, number)
         (tmp_path / ".gate").touch()
         launch.communicate(timeout=60)
@@ -165,7 +165,7 @@ def test_push_that_is_interrupted_leaves_the_secret_in_node_sh_at_most(
         os.kill(launch.process.pid, number)
         launch.process.communicate(timeout=60)
         launch.let_go()
-        until(lambda: not farm.processes(), what="what was pushed to end", deadline_s=40)
+        until(lambda: not farm.processes(), awaited="what was pushed to end", deadline_s=40)
     assert _holders(tmp_path, secret) == {}
     assert _holders(farm.home, secret).items() <= {("node.sh", 0o600)}
 

@@ -119,14 +119,14 @@ def test_secret_is_nowhere_else_during_and_after_a_run_over_ssh(farm: Farm, tmp_
     orch, gate = Orch(tmp_path), farm.home / "gate"
     with _command_lines_watched(canaries) as command_lines:
         run_id = orch("ssh-launch", "--detach", "--", "sh", "-c", PROGRAM.replace("GATE", str(gate))).stdout.strip()
-        until(lambda: orch.printed(run_id).splitlines().count("up") == 2, what="both ranks")
+        until(lambda: orch.printed(run_id).splitlines().count("up") == 2, awaited="both ranks")
         holders, of_the_nodes = _holders_of_environment(canaries), farm.processes()
         assert holders & of_the_nodes.keys()
         assert [pid for pid in holders if pid not in of_the_nodes and Path(f"/proc/{pid}").exists()] == []
         said = _printed(orch, *ABOUT_RUNS, *ABOUT_THE_INVENTORY, ("ssh-launch", "--dry-run", "--", "true"))
         _check_nowhere_else(orch, canaries, farm.home)
         gate.touch()
-        until(lambda: orch.recorded(run_id) == "DONE", what="the end")
+        until(lambda: orch.recorded(run_id) == "DONE", awaited="the end")
     gate.unlink()
     said += _printed(orch, *ABOUT_RUNS)
     assert not canaries.within(said.encode())
@@ -144,7 +144,7 @@ def test_secret_is_nowhere_else_in_slurm(cluster: Cluster, tmp_path: Path, canar
     with _command_lines_watched(canaries) as command_lines:
         words = ("--detach", "-j", "2x1", "--", "sh", "-c", PROGRAM.replace("GATE", str(gate)))
         run_id = orch("submit", *words).stdout.strip()
-        until(lambda: orch.printed(run_id).splitlines().count("up") == 2, deadline_s=40, what="both ranks")
+        until(lambda: orch.printed(run_id).splitlines().count("up") == 2, deadline_s=40, awaited="both ranks")
         job = str(orch.status(run_id)["slurm_job"])
         shown = subprocess.run(
             ["scontrol", "show", "job", job], env=cluster.env, capture_output=True, check=True

@@ -53,7 +53,7 @@ def _train(cwd: Path, **options: object) -> subprocess.Popen[str]:
 def _launch(orch: Orch) -> str:
     (orch.cwd / "train.py").write_text(TRAIN)
     run = orch("ssh-launch", "--detach", "--", "train.py").stdout.strip()
-    until(lambda: len(processes_of(run)) == 3, what=f"guard, agent and rank of {run}")
+    until(lambda: len(processes_of(run)) == 3, awaited=f"guard, agent and rank of {run}")
     return run
 
 
@@ -85,7 +85,7 @@ def test_stranger_on_an_ssh_node_survives_stop_and_gc(farm: Farm, tmp_path: Path
     run = orch("ssh-launch", "--detach", "--", "train.py").stdout.strip()
     orch("stop", run)
     orch("gc", "--older-than", "0s")
-    until(lambda: list(farm.processes()) == [stranger], what=lambda: f"the stranger alone: {farm.processes()}")
+    until(lambda: list(farm.processes()) == [stranger], awaited=lambda: f"the stranger alone: {farm.processes()}")
 
 
 @pytest.mark.parametrize("change", [{"start_time": 1}, {"boot_id": "another"}])
@@ -145,7 +145,7 @@ def test_gc_takes_no_process_for_a_stray_that_merely_resembles_one(orch: Orch) -
         for change in [{}, *changes]:
             process = stack.enter_context(subprocess.Popen(["sleep", "1000"], env={**marks, **change}))
             stack.callback(process.kill)
-        until(lambda: len(_strays(run)) == 1, what="the one that carries every mark")
+        until(lambda: len(_strays(run)) == 1, awaited="the one that carries every mark")
         assert not _strays("mine")
 
 
@@ -175,7 +175,7 @@ def _kill_agent_and_guard(run: str) -> None:
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             os.kill(pid, number)
-    until(lambda: not any(alive(pid) for pid in pids), what="guard and agent to end")
+    until(lambda: not any(alive(pid) for pid in pids), awaited="guard and agent to end")
 
 
 def _start_time(pid: int) -> int:

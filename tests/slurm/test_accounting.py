@@ -44,7 +44,7 @@ def test_jobs_that_slurmctld_has_forgotten_are_judged_by_sacct(orch: Orch, accou
     subprocess.run(["scancel", *jobs], env=accounted_cluster.env, check=True)
     done_job = json.loads((orch.home / "runs" / done / "run.json").read_text("utf-8"))["slurm_job"]
     for job in (done_job, *jobs):
-        until(partial(_forgotten, accounted_cluster, job), deadline_s=180, what="slurmctld to forget the job")
+        until(partial(_forgotten, accounted_cluster, job), deadline_s=180, awaited="slurmctld to forget the job")
     listed = {record["id"]: record for record in json.loads(orch("list", "--all", "--json").stdout)}
     cancelled = ("STOPPED", f"the job was cancelled by user {os.geteuid()}")
     assert [(listed[run]["state"], listed[run]["message"]) for run, _ in held] == [cancelled] * 2

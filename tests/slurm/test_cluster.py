@@ -29,8 +29,8 @@ def test_two_tasks_on_each_of_four_nodes_run_at_once(cluster: Cluster) -> None:
 def test_a_batch_job_is_listed_and_ends_when_cancelled(cluster: Cluster, tmp_path: Path) -> None:
     script = "srun --ntasks-per-node=1 sleep 1000"
     job = run(cluster, "sbatch", "-N2", "--parsable", f"--output={tmp_path}/out", "--wrap", script).strip()
-    until(lambda: cluster.jobs().get(job) == "RUNNING", what="the job to run")
-    until(lambda: list(cluster.processes().values()).count("sleep") == 2, what="the job's processes")
+    until(lambda: cluster.jobs().get(job) == "RUNNING", awaited="the job to run")
+    until(lambda: list(cluster.processes().values()).count("sleep") == 2, awaited="the job's processes")
     cluster.end_jobs()
     assert cluster.jobs() == {}
     assert cluster.processes() == {}
@@ -56,7 +56,7 @@ def test_inventory_names_the_four_nodes(cluster: Cluster, tmp_path: Path) -> Non
 def test_teardown_leaves_no_process_and_no_folder() -> None:
     with open_cluster() as cluster:
         run(cluster, "sbatch", "-N4", "--output=/dev/null", "--wrap", "srun setsid sleep 1000")
-        until(lambda: list(cluster.processes().values()).count("sleep") == 4, what="the job's processes")
+        until(lambda: list(cluster.processes().values()).count("sleep") == 4, awaited="the job's processes")
         pids = cluster.processes()
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
     assert not cluster.folder.exists()

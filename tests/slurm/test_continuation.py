@@ -52,7 +52,7 @@ def start(orch: Orch, cluster: Cluster) -> Start:
         cluster.inventory(orch.cwd, slurm=slurm)
         submitting = Orch(orch.cwd, env={**orch.env, **(env or {})})
         run = submitting("submit", "--detach", "-j", "2x1", "--", "program.py").stdout.strip()
-        until(lambda: not awaited or orch.printed(run).count(awaited) == 2, what=awaited, deadline_s=60)
+        until(lambda: not awaited or orch.printed(run).count(awaited) == 2, awaited=awaited, deadline_s=60)
         return run, orch.slurm_job(run)
 
     return start
@@ -81,7 +81,7 @@ def test_training_saves_and_goes_on_in_another_attempt_as_if_nothing_had_been(or
     for how in ("warned", "preempted"):
         run = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING).stdout.strip()
         folder, job = _run_dir(orch, run), orch.slurm_job(run)
-        until(lambda folder=folder: len(_steps(folder)) > 1, what="the first steps", deadline_s=90)  # type: ignore[misc]
+        until(lambda folder=folder: len(_steps(folder)) > 1, awaited="the first steps", deadline_s=90)  # type: ignore[misc]
         if how == "warned":
             cluster.signal(job, "USR2")
         else:
@@ -101,7 +101,7 @@ def test_training_saves_and_goes_on_in_another_attempt_as_if_nothing_had_been(or
 def test_run_that_waits_for_its_next_attempt_is_pending(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("waits(signal.SIGUSR2)", "in attempt 1")
     cluster.signal(job, "USR2")
-    until(lambda: cluster.jobs().get(job) == "PENDING", what="the job to be in the queue again", deadline_s=60)
+    until(lambda: cluster.jobs().get(job) == "PENDING", awaited="the job to be in the queue again", deadline_s=60)
     assert orch.status(run)["state"] == "PENDING"
     assert "told by SIGUSR2" in _said(orch, run)
     orch("stop", run)
@@ -110,9 +110,9 @@ def test_run_that_waits_for_its_next_attempt_is_pending(start: Start, orch: Orch
 
 def test_program_that_does_not_listen_to_the_warning_goes_on(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("while not os.path.exists('../enough'): print('here', flush=True); signal.sigtimedwait((), 0.2)")
-    until(lambda: "here" in orch.printed(run), what="the ranks", deadline_s=60)
+    until(lambda: "here" in orch.printed(run), awaited="the ranks", deadline_s=60)
     cluster.signal(job, "USR2")
-    until(lambda: orch.printed(run).count("Slurm will end the job") == 2, what="the warning", deadline_s=60)
+    until(lambda: orch.printed(run).count("Slurm will end the job") == 2, awaited="the warning", deadline_s=60)
     for node in ("n0", "n1"):
         (orch.node_folder(run, node) / "enough").touch()
     assert cluster.wait_for(orch, run, "DONE")["attempt"] == 1
@@ -146,7 +146,7 @@ def test_cancelled_job_does_not_come_again_though_its_ranks_ask_for_it(
 def test_three_attempts_without_progress_are_enough(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("save(7); sys.exit(99)")
     for attempt in (2, 3, 4):
-        until(lambda: f"for attempt {attempt}" in orch.printed(run), what="the next attempt", deadline_s=60)  # noqa: B023
+        until(lambda: f"for attempt {attempt}" in orch.printed(run), awaited="the next attempt", deadline_s=60)  # noqa: B023
         cluster.begin_soon(job)
     status = cluster.wait_for(orch, run, "FAILED")
     assert status["attempt"] == 4  # the first one made some
@@ -186,7 +186,7 @@ def test_time_limit_that_nobody_minded_is_continued_as_progress_was_made(
 ) -> None:
     """A minute and a half: Slurm looks at limits twice a minute."""
     run, job = start("save(5 * attempt)\nif attempt == 1: waits()", "in attempt 1", time="00:01:00", warn_s=5)
-    until(lambda: "Slurm will end the job" in orch.printed(run), what="the warning", deadline_s=100)
-    until(lambda: cluster.jobs().get(job) == "PENDING", what="the job to be in the queue again", deadline_s=150)
+    until(lambda: "Slurm will end the job" in orch.printed(run), awaited="the warning", deadline_s=100)
+    until(lambda: cluster.jobs().get(job) == "PENDING", awaited="the job to be in the queue again", deadline_s=150)
     cluster.begin_soon(job)
     assert cluster.wait_for(orch, run, "DONE")["attempt"] == 2

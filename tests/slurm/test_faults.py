@@ -33,7 +33,7 @@ def _texts(orch: Orch, run: str) -> list[str]:
 def _counting(orch: Orch) -> tuple[str, Path]:
     enough = orch.cwd / "enough"
     run = orch("submit", "--detach", "-j", "1x1", "--", "sh", "-c", COUNT, str(enough)).stdout.strip()
-    until(lambda: "line 3" in orch.printed(run), deadline_s=60, what="a few lines")
+    until(lambda: "line 3" in orch.printed(run), deadline_s=60, awaited="a few lines")
     return run, enough
 
 
@@ -50,7 +50,7 @@ def test_run_that_ends_while_slurmctld_is_down_is_done_and_its_log_is_whole(orch
             said = following.stderr.readline()
             assert said, "the follow ended"
         before = orch.printed(run).count("line")
-        until(lambda: orch.printed(run).count("line") > before + 3, deadline_s=60, what="more lines")
+        until(lambda: orch.printed(run).count("line") > before + 3, deadline_s=60, awaited="more lines")
         enough.touch()
         text = following.stdout.read()
         assert following.wait() == 0
@@ -75,7 +75,7 @@ def test_follow_prints_on_while_squeue_hangs(orch: Orch) -> None:
     _wrapped(orch, "squeue", 'echo $$ >pid; mv pid asked; until [ -e enough ]; do sleep 0.1; done; exec $real "$@"')
     with orch.start("logs", "-f", run) as following:
         assert following.stdout is not None
-        until((orch.cwd / "asked").exists, what="squeue to be asked")
+        until((orch.cwd / "asked").exists, awaited="squeue to be asked")
         for _ in range(30):
             assert following.stdout.readline(), "the follow ended"
         assert Path("/proc", (orch.cwd / "asked").read_text().strip()).exists()
@@ -103,7 +103,7 @@ def test_job_that_slurm_took_although_sbatch_timed_out_is_the_runs_and_the_only_
     _wrapped(orch, "sbatch", '$real "$@"; code=$?; touch gave-up; exit $code')
     cluster.stop_controller(hang=True)
     with orch.start("submit", "--detach", "-j", "1x1", "--", "sleep", "1000") as submitting:
-        until((orch.cwd / "gave-up").exists, deadline_s=60, what="sbatch to give up")
+        until((orch.cwd / "gave-up").exists, deadline_s=60, awaited="sbatch to give up")
         cluster.start_controller()
         out, said = submitting.communicate()
         assert submitting.returncode == 0, said
@@ -147,7 +147,7 @@ def test_stop_never_cancels_a_job_of_another_name(orch: Orch, cluster: Cluster) 
     assert f"squeue --me --name={run}" in said
     assert set(cluster.jobs()) == running
     _slurm(cluster, "scancel", other)
-    until(lambda: other not in cluster.jobs(), deadline_s=30, what="the other job to be over")
+    until(lambda: other not in cluster.jobs(), deadline_s=30, awaited="the other job to be over")
     assert "is named wrap" in orch("stop", run, code=4).stderr  # the run's own job still runs
 
 
@@ -184,11 +184,11 @@ def test_place_in_the_queue_and_expected_start_are_told(orch: Orch, cluster: Clu
     (orch.cwd / "inventory.yaml").write_text(text.replace("slurm:", "slurm:\n  options: ['--exclusive']"))
     runs = [orch("submit", "--detach", "-j", "4x1", "--", "sleep", "1000").stdout.strip() for _ in range(3)]
     cluster.wait_for(orch, runs[0], "RUNNING")
-    until(lambda: "2 of 2" in (orch.status(runs[2])["queue"]["position"]), deadline_s=30, what="two to wait")
+    until(lambda: "2 of 2" in (orch.status(runs[2])["queue"]["position"]), deadline_s=30, awaited="two to wait")
     said = until(
         lambda: (text := orch("status", runs[1]).stdout) and "expected to start" in text and text,
         deadline_s=60,
-        what="an estimate",
+        awaited="an estimate",
     )
     assert "1 of 2 waiting in partition debug" in said
     assert "(Resources): the nodes that it asks for are not free yet" in said
@@ -211,7 +211,7 @@ def test_run_goes_on_and_is_done_though_a_slurmd_was_killed(orch: Orch, cluster:
 def test_job_of_a_lost_node_waits_and_goes_on_in_its_next_attempt(orch: Orch, cluster: Cluster) -> None:
     program = 'echo "attempt $ORCH_ATTEMPT"; [ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000'
     run = orch("submit", "--detach", "-j", "2x1", "--", "sh", "-c", program).stdout.strip()
-    until(lambda: orch.printed(run).splitlines()[:2] == ["attempt 1"] * 2, deadline_s=60, what="the first attempt")
+    until(lambda: orch.printed(run).splitlines()[:2] == ["attempt 1"] * 2, deadline_s=60, awaited="the first attempt")
     status = orch.status(run)
     cluster.lose_node(status["nodes"][1]["node"])
     cluster.wait_for(orch, run, "PENDING")
@@ -226,7 +226,7 @@ def test_job_that_needs_a_drained_node_names_it(orch: Orch, cluster: Cluster) ->
     said = until(
         lambda: (text := orch("status", run).stdout) and "drained or do not answer: n1" in text and text,
         deadline_s=60,
-        what="the reason",
+        awaited="the reason",
     )
     assert "PENDING" in said
     orch("stop", run)

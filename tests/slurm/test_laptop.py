@@ -54,7 +54,7 @@ def test_line_to_the_login_node_that_is_silent_for_a_while_costs_no_line(laptop:
         ways = ((hosts.controller, login), (login, hosts.controller))
         for way in ways:
             hosts.block(*way)
-        until(lambda: not slurm_hosts.jobs(), what="the job to end unheard", deadline_s=60)
+        until(lambda: not slurm_hosts.jobs(), awaited="the job to end unheard", deadline_s=60)
         for way in ways:
             hosts.unblock(*way)
         text, said = "".join([*seen, watcher.stdout.read()]), watcher.stderr.read()

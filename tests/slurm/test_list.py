@@ -40,7 +40,7 @@ def _states(orch: Orch, *words: str) -> dict[str, str]:
 
 def test_run_that_ended_while_nobody_looked_is_listed_as_what_it_is(orch: Orch, cluster: Cluster) -> None:
     done, failed = (orch("submit", "--detach", "-j", "1x1", "--", word).stdout.strip() for word in ("true", "false"))
-    until(lambda: not cluster.jobs(), deadline_s=60, what="the jobs to end")
+    until(lambda: not cluster.jobs(), deadline_s=60, awaited="the jobs to end")
     before = _states(orch)
     assert not {before[done], before[failed]} & {"DONE", "FAILED"}
     _calls(orch)
@@ -55,7 +55,7 @@ def test_run_whose_plan_is_damaged_is_named_and_the_others_are_listed_as_what_th
     orch: Orch, cluster: Cluster
 ) -> None:
     damaged, whole = (orch("submit", "--detach", "-j", "1x1", "--", "true").stdout.strip() for _ in range(2))
-    until(lambda: not cluster.jobs(), deadline_s=60, what="the jobs to end")
+    until(lambda: not cluster.jobs(), deadline_s=60, awaited="the jobs to end")
     (orch.home / "runs" / damaged / "plan" / "plan.json").unlink()
     listed = orch("list", "--all", "--json")
     assert f"warning: {damaged}: " in listed.stderr
@@ -64,7 +64,7 @@ def test_run_whose_plan_is_damaged_is_named_and_the_others_are_listed_as_what_th
 
 def test_hundreds_of_runs_cost_one_call_of_squeue(orch: Orch, cluster: Cluster) -> None:
     runs = [orch("submit", "--detach", "-j", "4x1", "--", "sleep", "1000").stdout.strip() for _ in range(2)]
-    until(lambda: sorted(cluster.jobs().values()) == ["PENDING", "RUNNING"], deadline_s=60, what="one to run")
+    until(lambda: sorted(cluster.jobs().values()) == ["PENDING", "RUNNING"], deadline_s=60, awaited="one to run")
     for number in range(RECORDS):
         source = orch.home / "runs" / runs[number % 2]
         copied = source.with_name(f"{source.name[:-4]}{number:04x}")

@@ -78,7 +78,7 @@ def test_job_is_submitted_followed_and_judged_over_one_connection(laptop: Orch, 
 
 def test_detached_job_is_asked_after_read_and_stopped(laptop: Orch, cluster: Cluster) -> None:
     run = laptop("submit", "--detach", "-j", "2x1", "--", "sh", "-c", "echo up; exec sleep 1000").stdout.strip()
-    until(lambda: sum(line["text"] == "up" for line in laptop.lines(run)) == 2, what="two ranks", deadline_s=60)
+    until(lambda: sum(line["text"] == "up" for line in laptop.lines(run)) == 2, awaited="two ranks", deadline_s=60)
     status = laptop.status(run)
     assert status["state"] == "RUNNING"
     assert list(cluster.jobs()) == [status["slurm_job"]]
@@ -193,7 +193,7 @@ def test_login_node_that_is_lost_while_following_costs_no_line(laptop: Orch, far
             seen.append(line)
             farm.drop_connections()
         with farm.down():
-            until(lambda: not cluster.jobs(), what="the job to end unheard", deadline_s=60)
+            until(lambda: not cluster.jobs(), awaited="the job to end unheard", deadline_s=60)
         text, said = "".join([*seen, watcher.stdout.read()]), watcher.stderr.read()
     assert watcher.returncode == 0, said
     assert "trying again" in said
@@ -218,9 +218,9 @@ def test_connection_that_is_lost_before_sbatch_answers_makes_no_second_job(
     laptop: Orch, farm: Farm, cluster: Cluster, slow_sbatch: Path
 ) -> None:
     with laptop.start("submit", "-j", "1x1", "--", "echo", "ran") as launch:
-        until(cluster.jobs, what="the job", deadline_s=30)
+        until(cluster.jobs, awaited="the job", deadline_s=30)
         farm.drop_connections()
-        until(lambda: len(farm.connections()) > 1, what="another connection", deadline_s=30)
+        until(lambda: len(farm.connections()) > 1, awaited="another connection", deadline_s=30)
         slow_sbatch.touch()
         out, err = launch.communicate(timeout=60)
     assert launch.returncode == 0, err
@@ -277,13 +277,13 @@ def test_job_that_sbatch_makes_only_after_ctrl_c_is_cancelled(laptop: Orch, farm
     wait = 'touch "$HOME/asked"; until [ -e "$HOME/answer" ]; do sleep 0.05; done; exec /usr/bin/sbatch "$@"'
     put_program(farm, "sbatch", f'if [ "$1" = --version ]; then exit 0; fi; {wait}')
     with laptop.start("submit", "-j", "1x1", "--", "sleep", "1000") as launch:
-        until(asked.exists, what="sbatch to begin", deadline_s=30)
+        until(asked.exists, awaited="sbatch to begin", deadline_s=30)
         launch.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             launch.wait(timeout=4)  # one that asks nobody but squeue has given up by then
         [attempt] = (farm.home / laptop.cwd.name / "runs").glob("*/attempt-1")
         go.touch()
-        until((attempt / "submission.json").read_text, what="the answer of sbatch", deadline_s=30)
+        until((attempt / "submission.json").read_text, awaited="the answer of sbatch", deadline_s=30)
         _, err = launch.communicate(timeout=60)
     assert launch.returncode == 4, err
     assert laptop.records()[-1]["state"] == "STOPPED"

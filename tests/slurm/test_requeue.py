@@ -30,7 +30,7 @@ def _out(text: str) -> list[str]:
 def _submitted(orch: Orch) -> tuple[str, str]:
     """Run and job, with both ranks asleep in the first attempt."""
     run = orch("submit", "--detach", "-j", "2x1", "--", "sh", "-c", PROGRAM).stdout.strip()
-    until(lambda: set(SAID[:2]) <= set(orch.printed(run).splitlines()), what="the first attempt", deadline_s=60)
+    until(lambda: set(SAID[:2]) <= set(orch.printed(run).splitlines()), awaited="the first attempt", deadline_s=60)
     return run, orch.slurm_job(run)
 
 

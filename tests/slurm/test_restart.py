@@ -80,7 +80,7 @@ def test_node_whose_rank_failed_is_replaced_and_the_head_moves_with_it(orch: Orc
 @pytest.mark.timeout(300)
 def test_node_that_is_lost_is_replaced_though_nothing_was_saved(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, '[ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000')
-    until(lambda: len(_ranks(orch, run)) == 2, deadline_s=60, what="the first attempt")
+    until(lambda: len(_ranks(orch, run)) == 2, deadline_s=60, awaited="the first attempt")
     cluster.lose_node("n1")
     status = cluster.wait_for(orch, run, "DONE")
     assert (status["attempt"], status["slurm_job"]) == (2, job)
@@ -91,7 +91,7 @@ def test_node_that_is_lost_is_replaced_though_nothing_was_saved(orch: Orch, clus
 def test_job_of_which_too_few_nodes_are_left_waits_for_others_in_the_queue(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, '[ "$ORCH_ATTEMPT" = 3 ] || exec sleep 1000')
     for attempt, node in ((1, "n1"), (2, "n2")):
-        until(lambda: len(_ranks(orch, run)) == 2 * attempt, deadline_s=60, what=f"attempt {attempt}")  # noqa: B023
+        until(lambda: len(_ranks(orch, run)) == 2 * attempt, deadline_s=60, awaited=f"attempt {attempt}")  # noqa: B023
         cluster.lose_node(node)
     cluster.mend()
     cluster.begin_soon(job)
@@ -121,7 +121,7 @@ def test_crash_after_finished_work_is_a_warning_and_no_reason_to_restart(orch: O
 
 def test_job_that_is_cancelled_while_it_fails_again_and_again_is_stopped(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, 'save "$ORCH_ATTEMPT"; exit 7')
-    until(lambda: "in attempt 3" in orch.printed(run), deadline_s=60, what="the third attempt")
+    until(lambda: "in attempt 3" in orch.printed(run), deadline_s=60, awaited="the third attempt")
     orch("stop", run)
     assert orch.status(run)["state"] == "STOPPED"
     assert job not in cluster.jobs()
@@ -132,7 +132,7 @@ def test_training_whose_rank_is_killed_goes_on_elsewhere_as_if_nothing_had_been(
     straight = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING).stdout.strip()
     cluster.wait_for(orch, straight, "DONE")
     run = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING).stdout.strip()
-    until(lambda: len(_steps(orch, run)) > 12, deadline_s=90, what="the first steps")
+    until(lambda: len(_steps(orch, run)) > 12, deadline_s=90, awaited="the first steps")
     events = (orch.node_folder(run, "n1") / "events.jsonl").read_text("utf-8").splitlines()
     [pid] = [event["pid"] for event in map(json.loads, events) if event["event"] == "rank-started"]
     killed = time.time()

@@ -84,7 +84,7 @@ def test_failing_rank_fails_the_run_and_ends_the_other_nodes(orch: Orch, cluster
     assert "exited 7" in done.stderr
     status = orch.status()
     assert (status["state"], status["exit"]["rank"], status["exit"]["code"]) == ("FAILED", 3, 7)
-    until(lambda: not cluster.jobs(), what="the job to be over")
+    until(lambda: not cluster.jobs(), awaited="the job to be over")
 
 
 def test_detached_job_is_followed_by_logs_and_stopped_by_stop(orch: Orch, cluster: Cluster) -> None:
@@ -93,7 +93,7 @@ def test_detached_job_is_followed_by_logs_and_stopped_by_stop(orch: Orch, cluste
     orch("stop", run_id)
     assert orch.status(run_id)["state"] == "STOPPED"
     assert not cluster.jobs()
-    until(lambda: not cluster.processes(), what="every process of the job to be gone")
+    until(lambda: not cluster.processes(), awaited="every process of the job to be gone")
     assert [line["text"] for line in orch.lines(run_id) if line["stream"] == "out"] == ["up", "up"]
 
 
@@ -105,7 +105,7 @@ def test_job_that_the_user_cancelled_is_stopped_and_one_that_somebody_ended_has_
         run_id = orch("submit", "--detach", "-j", "2x1", "--", "sleep", "1000").stdout.strip()
         job = cluster.wait_for(orch, run_id, "RUNNING")["slurm_job"]
         subprocess.run([*command, job], check=True, timeout=30)
-        until(lambda: not cluster.jobs(), deadline_s=40, what="the job to be over")
+        until(lambda: not cluster.jobs(), deadline_s=40, awaited="the job to be over")
         states.append((orch.status(run_id)["state"], orch.status(run_id)["message"] or ""))
     assert states[0] == ("STOPPED", "")
     assert states[1][0] == "FAILED"
@@ -117,7 +117,7 @@ def test_waiting_job_is_pending_with_slurms_reason(orch: Orch) -> None:
     inventory = (orch.cwd / "inventory.yaml").read_text("utf-8")
     (orch.cwd / "inventory.yaml").write_text(inventory.replace("slurm:", "slurm:\n  options: ['--exclusive']"), "utf-8")
     second = orch("submit", "--detach", "-j", "4x2", "--", "true").stdout.strip()
-    until(lambda: orch.status(second).get("message"), deadline_s=40, what="a reason")
+    until(lambda: orch.status(second).get("message"), deadline_s=40, awaited="a reason")
     status = orch.status(second)
     assert status["state"] == "PENDING"
     orch("stop", second)
@@ -182,7 +182,7 @@ def test_job_whose_id_was_never_recorded_is_found_by_its_name(orch: Orch, cluste
     record = orch.home / "runs" / run_id / "run.json"
     fields = json.loads(record.read_text("utf-8"))
     record.write_text(json.dumps(fields | {"slurm_job": None, "state": "STARTING", "started": False}))
-    until(lambda: orch.status(run_id)["state"] == "RUNNING", deadline_s=40, what="the job to be found")
+    until(lambda: orch.status(run_id)["state"] == "RUNNING", deadline_s=40, awaited="the job to be found")
     orch("stop", run_id)
     assert not cluster.jobs()
     assert orch.status(run_id)["state"] == "STOPPED"
@@ -241,4 +241,4 @@ def test_port_that_is_taken_every_time_fails_the_job(cluster: Cluster, tmp_path:
     orch("submit", "-j", "2x1", "--", "sh", "-c", "sleep 1000", code=1)
     assert orch.status()["state"] == "FAILED"
     assert sum("already in use" in line["text"] for line in orch.lines()) == 3
-    until(lambda: not cluster.jobs() and not cluster.processes(), what="the job to be gone")
+    until(lambda: not cluster.jobs() and not cluster.processes(), awaited="the job to be gone")

@@ -33,7 +33,7 @@ def _settings(cluster: Cluster) -> tuple[str, ...]:
 def test_every_combination_is_a_run_of_its_own_and_they_are_compared(orch: Orch, cluster: Cluster) -> None:
     sweeps = ("--sweep", "lr=1e-3,1e-1", "--sweep", "seed=1,2")
     sweep = orch("submit", "-j", "1x1", *sweeps, *_settings(cluster)).stdout.strip()
-    until(lambda: not cluster.jobs(), what="the array to be over", deadline_s=100)
+    until(lambda: not cluster.jobs(), awaited="the array to be over", deadline_s=100)
     records = json.loads(orch("list", "--sweep", sweep, "--json").stdout)
     assert [(one["state"], one["swept"]) for one in records] == [
         ("DONE", {"lr": lr, "seed": seed}) for lr in ("1e-3", "1e-1") for seed in ("1", "2")
@@ -65,12 +65,12 @@ def test_of_an_array_the_task_that_was_warned_goes_on_in_another_attempt_and_no_
 ) -> None:
     sweep = orch("submit", "-j", "1x1", "--sweep", "steps=3,1000000", *_settings(cluster)[1:]).stdout.strip()
     short, long = (one["id"] for one in json.loads(orch("list", "--sweep", sweep, "--json").stdout))
-    until(lambda: "step=" in orch.printed(long), what="the first steps", deadline_s=90)
+    until(lambda: "step=" in orch.printed(long), awaited="the first steps", deadline_s=90)
     cluster.wait_for(orch, short, "DONE")
     job = orch.slurm_job(long)
     cluster.signal(job, "USR2")
     cluster.begin_soon(job)
-    until(lambda: "resuming from" in orch.printed(long), what="the second attempt", deadline_s=90)
+    until(lambda: "resuming from" in orch.printed(long), awaited="the second attempt", deadline_s=90)
     assert (orch.status(long)["state"], orch.status(long)["attempt"]) == ("RUNNING", 2)
     assert (orch.status(short)["state"], orch.status(short)["attempt"]) == ("DONE", 1)
     orch("stop", long)

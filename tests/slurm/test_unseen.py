@@ -50,7 +50,7 @@ def test_job_that_runs_for_long_and_shows_nothing_is_remarked_on_until_it_does(
         assert asked().word == "RUNNING"
         return asked().reason
 
-    until(lambda: time_limit_s(asked().elapsed) >= 2, what="the job to run", deadline_s=60)
+    until(lambda: time_limit_s(asked().elapsed) >= 2, awaited="the job to run", deadline_s=60)
     assert reason() == ""
     monkeypatch.setattr(slurm, "UNSEEN_S", 1.0)
     assert reason().startswith(f"nothing of the job shows in {planned.run_dir(planned.head)}")

@@ -41,7 +41,7 @@ def test_node_python_runs_there_and_does_not_see_the_project(farm: Farm) -> None
 
 def test_detached_processes_are_seen_and_ended(farm: Farm) -> None:
     ssh(farm, "n1", "setsid sleep 1000 >/dev/null 2>&1 &")
-    until(lambda: "sleep" in farm.processes().values(), what="the detached process")
+    until(lambda: "sleep" in farm.processes().values(), awaited="the detached process")
     farm.end_processes()
     assert farm.processes() == {}
 
@@ -69,7 +69,7 @@ def test_sshd_options_hold_within_the_block_only(farm: Farm) -> None:
 
 def test_a_farm_that_is_down_refuses_and_its_processes_go_on(farm: Farm) -> None:
     ssh(farm, "n1", "setsid sleep 1000 >/dev/null 2>&1 &")
-    until(lambda: list(farm.processes().values()) == ["sleep"], what="the detached process")
+    until(lambda: list(farm.processes().values()) == ["sleep"], awaited="the detached process")
     before = farm.processes()
     with farm.down():
         assert "refused" in ssh(farm, "n1", "true").stderr
@@ -78,7 +78,7 @@ def test_a_farm_that_is_down_refuses_and_its_processes_go_on(farm: Farm) -> None
 
 def test_dropped_connections_end_at_the_client(farm: Farm) -> None:
     with subprocess.Popen(["ssh", "-F", str(farm.ssh_config), "n0", "sleep 1000"], stderr=subprocess.PIPE) as client:
-        until(lambda: "sleep" in farm.processes().values(), what="the remote command")
+        until(lambda: "sleep" in farm.processes().values(), awaited="the remote command")
         farm.drop_connections()
         assert client.wait(timeout=10) == 255
 
@@ -109,7 +109,7 @@ def test_silent_port_takes_connections_and_says_nothing() -> None:
 def test_teardown_leaves_no_process_folder_or_account(own_account: bool | None) -> None:
     with open_farm(own_account=own_account) as farm:
         assert ssh(farm, "n0", "cd; pwd; setsid sleep 1000 >/dev/null 2>&1 &").returncode == 0
-        pids = until(farm.processes, what="the detached process")
+        pids = until(farm.processes, awaited="the detached process")
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
     assert not farm.folder.exists()
     assert not farm.is_own_account or farm.user not in {entry.pw_name for entry in pwd.getpwall()}

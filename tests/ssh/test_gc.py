@@ -119,12 +119,12 @@ def test_stray_of_a_killed_agent_is_ended_and_listed(orch: Orch) -> None:
         "(setsid sh -c 'trap \"\" TERM; echo up; sleep 1001; sleep 1002' &)\nexec sleep 1003"
     )
     run = orch("ssh-launch", "--nodes", "n0", "--detach", "--", "sh", "./deaf.sh").stdout.strip()
-    until(lambda: len(processes_of(run)) == 5, what="guard, agent, rank and daemon with a child")
+    until(lambda: len(processes_of(run)) == 5, awaited="guard, agent, rank and daemon with a child")
     ((guard, agent),) = guards_of(run).items()
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in (guard, agent):
             os.kill(pid, number)
-    until(lambda: len(processes_of(run)) == 2, what="the strays alone")
+    until(lambda: len(processes_of(run)) == 2, awaited="the strays alone")
     assert json.loads(orch("gc", "--json").stdout)["strays"] == []
     inventory = load(orch.cwd / "inventory.yaml")
     transport = transport_factory("ssh", inventory.ssh)

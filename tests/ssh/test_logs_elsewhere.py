@@ -227,7 +227,7 @@ def test_cut_connections_cost_a_follower_elsewhere_no_line(here: Orch, elsewhere
         before = _written(here, run)
         until(
             lambda: all(len(lines) > len(before[node]) + 50 for node, lines in _written(here, run).items()),
-            what="more lines",
+            awaited="more lines",
             deadline_s=30,
         )
         _enough(here, run)

@@ -33,7 +33,7 @@ def orch(farm: Farm, tmp_path: Path) -> Iterator[Orch]:
         unavailable("no account of the farm's own, so no password for it: run as root")
     orch = _orch(farm, tmp_path)
     yield orch
-    until(lambda: not orch.supervisors(), what="supervisors to give up")  # their logins are no part of the next test
+    until(lambda: not orch.supervisors(), awaited="supervisors to give up")  # their logins are no part of the next test
 
 
 def _orch(farm: Farm, folder: Path, nodes: int = 2, **options: str) -> Orch:
@@ -111,7 +111,7 @@ def test_a_run_whose_nodes_asked_is_said_to_be_unsupervised_when_it_is_attached_
         screen.until("password: ")
         screen.type(f"{word}\n")
         assert screen.ended() == 0, screen.text
-        until(lambda: not orch.supervisors(), what="the supervisor to give up")
+        until(lambda: not orch.supervisors(), awaited="the supervisor to give up")
         assert orch("attach", "--detach").stderr.count(UNSUPERVISED) == 1
 
 
@@ -163,7 +163,7 @@ def test_a_node_that_hung_up_before_its_turn_is_connected_again(orch: Orch, farm
         screen.until("password: ")
         first = "n0" if _asked(farm, "n0") in screen.text else "n1"
         second = "n1" if first == "n0" else "n0"
-        until(lambda: not farm.connections(), what="sshd to hang up on both")
+        until(lambda: not farm.connections(), awaited="sshd to hang up on both")
         screen.type(f"{word}\n")
         screen.until(_asked(farm, second) + "password: ")
         screen.type(f"{word}\n")
@@ -180,7 +180,7 @@ def test_gc_asks_for_one_node_after_the_other_and_shows_no_answer(
     argv = orch.argv(("gc", "-i", "inventory.yaml"))
     with _password(farm, **options) as word, Screen(argv, cwd=orch.cwd, env=orch.environ()) as screen:
         screen.until(question)
-        until(lambda: len(farm.connections()) > 1, what="both nodes to be connected to")
+        until(lambda: len(farm.connections()) > 1, awaited="both nodes to be connected to")
         first = "n0" if _asked(farm, "n0") in screen.read() else "n1"
         second = "n1" if first == "n0" else "n0"
         assert screen.text.count(question) == 1

@@ -53,6 +53,6 @@ def test_a_connection_that_was_given_up_is_closed_before_the_next(
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
         launcher.reach(plan.head)
-        until(lambda: _is_within(_held(farm), before), what=lambda: f"{_held(farm)} to be within {before}")
+        until(lambda: _is_within(_held(farm), before), awaited=lambda: f"{_held(farm)} to be within {before}")
     finally:
         launcher.close()

@@ -242,7 +242,7 @@ def test_a_proxy_command_that_will_not_end_is_ended(farm: Farm, tmp_path: Path) 
         login(Node(name="n0"), config=str(config), connect_timeout_s=1)
     assert time.monotonic() - begun < 15
     group = int(pids.read_text())
-    until(lambda: _is_gone(group), what="the proxy command and what it started to end")
+    until(lambda: _is_gone(group), awaited="the proxy command and what it started to end")
 
 
 def _is_gone(group: int) -> bool:
@@ -271,8 +271,8 @@ def test_keepalives_go_out_on_every_connection_of_the_way(
         transport = SshTransport(node, SshOptions.model_validate({"config": way["config"], "proxy_jump": "n1"}))
         with pytest.raises(Unreachable, match="the node starts no program"):  # the login is done, and stays
             transport.open(["true"])
-        until(lambda: "keepalive@lag.net" in requests, what="a keepalive to the node")
-        until(lambda: b"keepalive@lag.net" in log.read_bytes()[begin:], what="a keepalive to the jump host")
+        until(lambda: "keepalive@lag.net" in requests, awaited="a keepalive to the node")
+        until(lambda: b"keepalive@lag.net" in log.read_bytes()[begin:], awaited="a keepalive to the jump host")
         transport.close()
 
 

@@ -36,7 +36,7 @@ def test_users_arguments_arrive_untouched_on_every_rank(orch: Orch, farm: Farm) 
     orch("ssh-launch", "--", "python_script.py", *words)
     said = [json.loads(line["text"]) for line in orch.lines() if line["stream"] == "out"]
     assert sorted(said, key=lambda one: int(one[1])) == [[words, str(rank), "4"] for rank in range(4)]
-    until(lambda: _nothing_runs(farm), what="the agents to be gone")
+    until(lambda: _nothing_runs(farm), awaited="the agents to be gone")
 
 
 def test_environment_value_arrives_byte_equal_and_is_per_node(farm: Farm, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_failing_rank_gives_code_1_and_names_rank_node_and_code(orch: Orch) -> N
 
 def test_failure_on_one_node_ends_the_others(orch: Orch, farm: Farm) -> None:
     orch("ssh-launch", "--", "sh", "-c", '[ "$RANK" = 3 ] && exit 7; exec sleep 1000', code=1)
-    until(lambda: _nothing_runs(farm), what="every rank to end")
+    until(lambda: _nothing_runs(farm), awaited="every rank to end")
 
 
 def test_rank_that_forbids_a_retry_ends_orch_with_93(orch: Orch) -> None:
@@ -105,11 +105,11 @@ def test_closed_terminal_leaves_the_job_running_to_its_end_with_every_line(orch:
     script = f"echo before; while [ ! -e {gate} ]; do sleep 0.05; done; echo after"
     with orch.start("ssh-launch", "--", "sh", "-c", script) as watcher:
         assert watcher.stdout is not None
-        until(lambda: "before" in watcher.stdout.readline(), what="the first line")  # type: ignore[union-attr]
+        until(lambda: "before" in watcher.stdout.readline(), awaited="the first line")  # type: ignore[union-attr]
         os.killpg(watcher.pid, signal.SIGKILL)
         watcher.communicate()
     gate.touch()
-    until(lambda: orch.status()["state"] == "DONE", what="the run to be DONE")
+    until(lambda: orch.status()["state"] == "DONE", awaited="the run to be DONE")
     gate.unlink()
     out = [line["text"] for line in orch.lines() if line["stream"] == "out"]
     assert sorted(out) == ["after"] * 4 + ["before"] * 4
@@ -118,7 +118,7 @@ def test_closed_terminal_leaves_the_job_running_to_its_end_with_every_line(orch:
 def test_ctrl_c_stops_watching_and_says_so_while_the_job_goes_on(orch: Orch, farm: Farm) -> None:
     with orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000") as watcher:
         assert watcher.stdout is not None
-        until(lambda: "up" in watcher.stdout.readline(), what="the first line")  # type: ignore[union-attr]
+        until(lambda: "up" in watcher.stdout.readline(), awaited="the first line")  # type: ignore[union-attr]
         os.killpg(watcher.pid, signal.SIGINT)
         _, said = watcher.communicate(timeout=30)
     assert watcher.returncode == 130
@@ -127,7 +127,7 @@ def test_ctrl_c_stops_watching_and_says_so_while_the_job_goes_on(orch: Orch, far
     assert orch.status()["state"] == "RUNNING"
     orch("stop")
     assert orch.status()["state"] == "STOPPED"
-    until(lambda: _nothing_runs(farm), what="every process of the run to be gone")
+    until(lambda: _nothing_runs(farm), awaited="every process of the run to be gone")
 
 
 def test_stop_ends_one_run_and_leaves_the_other(orch: Orch) -> None:
@@ -144,7 +144,7 @@ def test_stop_ends_one_run_and_leaves_the_other(orch: Orch) -> None:
 def test_stopped_run_ends_a_watching_orch_with_6(orch: Orch) -> None:
     with orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000") as watcher:
         assert watcher.stdout is not None
-        until(lambda: "up" in watcher.stdout.readline(), what="the first line")  # type: ignore[union-attr]
+        until(lambda: "up" in watcher.stdout.readline(), awaited="the first line")  # type: ignore[union-attr]
         orch("stop")
         watcher.communicate(timeout=30)
     assert watcher.returncode == 6

@@ -259,8 +259,8 @@ def test_nothing_stays_behind_when_a_connection_is_closed(farm: Farm) -> None:
     before = threading.active_count()
     connect(farm, proxy_jump="n1").close()
     complaint(lambda: connect(farm, python="/nope"))
-    until(lambda: threading.active_count() <= before, what="the threads of the connections to end")
-    until(lambda: not farm.processes(), what="the endpoint to end")
+    until(lambda: threading.active_count() <= before, awaited="the threads of the connections to end")
+    until(lambda: not farm.processes(), awaited="the endpoint to end")
 
 
 def test_losing_the_jump_host_first_raises_in_no_thread(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ def test_losing_the_jump_host_first_raises_in_no_thread(farm: Farm, monkeypatch:
         outer, inner = (connection.transport for connection in transport._connections)  # noqa: SLF001
         monkeypatch.setattr(outer, "_send_user_message", _lost)  # the cable is cut, and its own thread has not noticed
         inner.sock._handle_eof(None)  # noqa: SLF001
-        until(lambda: not inner.is_alive(), what="the thread to end")
+        until(lambda: not inner.is_alive(), awaited="the thread to end")
         monkeypatch.setattr(outer, "_send_user_message", lambda _message: None)
     assert not raised
 

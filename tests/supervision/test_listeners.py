@@ -64,19 +64,21 @@ def test_at_most_fanout_nodes_log_in_at_once_and_time_in_the_queue_is_no_silence
                 len(found := [state for state in listeners.states.values() if state.queued_s is not None]) == 4
                 and found
             ),
-            what=lambda: f"four nodes to wait for their turn: {logins.begun}",
+            awaited=lambda: f"four nodes to wait for their turn: {logins.begun}",
         )
         assert len(logins.begun) == 2
         assert [state.silent_s() for state in waiting] == [state.silent_s() for state in waiting]
         logins.gate.set()
-        until(lambda: len(logins.begun) == 6, what="the others to have their turn")
+        until(lambda: len(logins.begun) == 6, awaited="the others to have their turn")
 
 
 def test_unreachable_node_is_polled_after_growing_pauses_that_no_two_nodes_share(tmp_path: Path) -> None:
     logins = Logins()
     logins.gate.set()
     with _listeners(tmp_path, logins, nodes=2, fanout=2).running():
-        until(lambda: all(len(logins.begun[node]) > 5 for node in ("n0", "n1")), what="six tries each", deadline_s=40)
+        until(
+            lambda: all(len(logins.begun[node]) > 5 for node in ("n0", "n1")), awaited="six tries each", deadline_s=40
+        )
     first, second = ([end - begin for begin, end in pairwise(times[:6])] for times in logins.begun.values())
     assert first[3] > first[0]
     assert second[3] > second[0]

@@ -65,7 +65,7 @@ def test_save_that_fails_in_the_background_ends_all_ranks_and_costs_nothing_save
     words = ("steps=100000", "save_steps=50", "async_save=true", f"out={out}")
     ranks = start_ranks(*words)
     # it has its name before older ones are removed, which would come upon the obstacles
-    until(lambda: "of which training stood still for" in ranks[0].out, deadline_s=DEADLINE_S, what="the first save")
+    until(lambda: "of which training stood still for" in ranks[0].out, deadline_s=DEADLINE_S, awaited="the first save")
     obstacles = [path for path in (out / f"step_{step}" for step in range(100, 20_000, 50)) if not path.exists()]
     for path in reversed(obstacles):
         path.touch()
@@ -78,7 +78,7 @@ def test_save_that_fails_in_the_background_ends_all_ranks_and_costs_nothing_save
     for path in obstacles:
         path.unlink()
     again = start_ranks(*words)
-    until(lambda: len(_numbers(out)) > len(straight), deadline_s=DEADLINE_S, what="the steps of before, made again")
+    until(lambda: len(_numbers(out)) > len(straight), deadline_s=DEADLINE_S, awaited="the steps of before, made again")
     for rank in again:
         rank.process.kill()
     assert re.search(r"resuming from .*, step \d+0$", again[0].out, re.MULTILINE)

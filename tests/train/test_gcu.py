@@ -241,6 +241,6 @@ def test_t20_trains_on_its_own_python_and_torch(tmp_path: Path) -> None:
         for rank in ("0", "1")
     ]
     assert [rank.wait(timeout=DEADLINE_S) for rank in ranks] == [0, 0]
-    until((tmp_path / "out" / "step_6").is_dir, what="the last checkpoint")
+    until((tmp_path / "out" / "step_6").is_dir, awaited="the last checkpoint")
     assert [step for step, *_ in _numbers(tmp_path / "out")] == [1, 2, 3, 4, 5, 6]
     assert calls_of(calls, 1).count("optimizer_step ASYNC") == 6

@@ -39,11 +39,11 @@ def test_stopped_rank_ends_the_attempt_soon_and_is_named_with_where_the_others_w
     words = [word for word in TINY if not word.startswith("ddp_timeout")]
     run = orch("ssh-launch", "--detach", *words, "steps=1000000", "hang_timeout=8").stdout.strip()
     waiting, stopped = (orch.node_folder(run, node) for node in ("n0", "n1"))
-    until(lambda: _step(stopped / "progress/1.json") > 2, deadline_s=DEADLINE_S, what="the third step")
+    until(lambda: _step(stopped / "progress/1.json") > 2, deadline_s=DEADLINE_S, awaited="the third step")
     (pid,) = (event["pid"] for event in orch.events(stopped) if event["event"] == "rank-started")
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
-    over = until(lambda: orch.status(run)["ended"] and orch.status(run), deadline_s=DEADLINE_S, what="the end")
+    over = until(lambda: orch.status(run)["ended"] and orch.status(run), deadline_s=DEADLINE_S, awaited="the end")
     assert time.monotonic() - began < 60
     stacks = waiting / "stacks/0.txt"
     assert stat.S_IMODE(stacks.stat().st_mode) == 0o600

@@ -63,7 +63,9 @@ def test_training_killed_with_9_at_random_moments_of_saving_loses_no_batch_and_r
     for _ in range(KILLS):
         before = _newest(killed)
         ranks = start_ranks(*WORDS, "save_steps=1", f"async_save={async_save}", f"out={killed}")
-        until(partial(_saved_since, killed, before, ranks), deadline_s=DEADLINE_S, what="a checkpoint of this attempt")
+        until(
+            partial(_saved_since, killed, before, ranks), deadline_s=DEADLINE_S, awaited="a checkpoint of this attempt"
+        )
         saved = _newest(killed)
         _await_save(killed, draw.uniform(0, 1.2) * size)
         for rank in draw.sample(ranks, 2):

@@ -77,7 +77,7 @@ def test_killed_training_has_every_step_once_in_tensorboard_and_in_wandb(
     words = ("steps=60", "save_steps=20", f"out={out}", "report=plot,tensorboard,wandb", "peak_tflops=0.1")
     env = {"ORCH_RUN_ID": "20261121-train-ab12", "WANDB_MODE": "offline"}
     (first,) = start_ranks(*words, env=env, world_size=1)
-    until(lambda: (out / "step_20").exists() and len(_records(out)) > 24, deadline_s=DEADLINE_S, what="step 25")
+    until(lambda: (out / "step_20").exists() and len(_records(out)) > 24, deadline_s=DEADLINE_S, awaited="step 25")
     first.process.kill()
     first.wait()
     assert len(_records(out)) < 60

@@ -91,7 +91,7 @@ def test_run_on_two_nodes_killed_with_9_repeats_a_straight_one_bit_for_bit_and_d
     launch = ("ssh-launch", "--bare", "--", WARM_RANK.name, str(gate.path), *HELD, *words, f"out={killed}")
     held = held_task.hold(killed)
     with orch.start(*launch) as first:
-        until((killed / "step_10").exists, deadline_s=DEADLINE_S, what="the first checkpoint")
+        until((killed / "step_10").exists, deadline_s=DEADLINE_S, awaited="the first checkpoint")
         gate.ranks["1"].kill()
         held.unlink()
         _, said = first.communicate(timeout=DEADLINE_S)
@@ -131,7 +131,7 @@ def test_run_as_orch_starts_it_on_two_nodes_killed_with_9_repeats_a_straight_one
     assert _codes(start_ranks(*words, f"out={straight}", base=HELD)) == [0, 0]
     launch = ("ssh-launch", *HELD, *words, f"out={killed}")
     with orch.start(*launch) as first:
-        until((killed / "step_10").exists, deadline_s=DEADLINE_S, what="the first checkpoint")
+        until((killed / "step_10").exists, deadline_s=DEADLINE_S, awaited="the first checkpoint")
         (record,) = orch.records()
         events = orch.events(orch.node_folder(record["id"], "n1"))
         os.kill(next(one["pid"] for one in events if one["event"] == "rank-started"), signal.SIGKILL)

@@ -55,7 +55,7 @@ def test_segmentation_killed_with_9_repeats_a_straight_run_bit_for_bit(
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     assert [rank.wait() for rank in start_ranks(*words, f"out={straight}", base=base)] == [0, 0]
     first = start_ranks(*words, f"out={killed}", base=base)
-    until((killed / "step_6").exists, deadline_s=DEADLINE_S, what="the first checkpoint")
+    until((killed / "step_6").exists, deadline_s=DEADLINE_S, awaited="the first checkpoint")
     for rank in first:
         rank.process.kill()
     assert first[0].wait() == -signal.SIGKILL

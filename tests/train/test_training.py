@@ -72,7 +72,7 @@ def test_killed_run_goes_on_from_its_checkpoint_under_orch(start_ranks: StartRan
     orch = {"ORCH_RUN_DIR": str(run_dir), "ORCH_NODE": "n0", "ORCH_ATTEMPT": "1"}
     first = start_ranks(*words, env=orch)
     out = run_dir / "checkpoints"
-    until((out / "step_20").exists, deadline_s=DEADLINE_S, what="the first checkpoint")
+    until((out / "step_20").exists, deadline_s=DEADLINE_S, awaited="the first checkpoint")
     first[1].process.kill()
     assert first[0].wait() not in (0, 2)  # the survivor notices, and does not wait for ddp_timeout
     assert first[1].wait() == -signal.SIGKILL
@@ -144,7 +144,7 @@ def test_loss_that_explodes_stops_before_the_update(start_ranks: StartRanks, tmp
 def test_sigterm_ends_a_rank_that_waits_in_a_collective(start_ranks: StartRanks, tmp_path: Path) -> None:
     waiting, stopped = start_ranks("steps=1000000", f"out={tmp_path / 'out'}")
     metrics = tmp_path / "out" / "metrics.jsonl"
-    until(lambda: metrics.exists() and metrics.stat().st_size > 0, deadline_s=DEADLINE_S, what="the first step")
+    until(lambda: metrics.exists() and metrics.stat().st_size > 0, deadline_s=DEADLINE_S, awaited="the first step")
     stopped.process.send_signal(signal.SIGSTOP)
     waiting.process.send_signal(signal.SIGTERM)
     assert waiting.process.wait(timeout=5) == -signal.SIGTERM
@@ -160,7 +160,7 @@ def test_warning_to_one_rank_has_all_save_and_ask_to_be_started_again(
     assert [rank.wait() for rank in start_ranks(*words, f"out={straight}")] == [0, 0]
     ranks = start_ranks(*words, f"out={resumed}")
     metrics = resumed / "metrics.jsonl"
-    until(lambda: metrics.exists() and len(_metrics(resumed)) > 1, deadline_s=DEADLINE_S, what="the first steps")
+    until(lambda: metrics.exists() and len(_metrics(resumed)) > 1, deadline_s=DEADLINE_S, awaited="the first steps")
     subprocess.run(["kill", f"-{name}", str(ranks[1].process.pid)], check=True)
     assert [rank.wait() for rank in ranks] == [99, 99]
     steps = len(_metrics(resumed))

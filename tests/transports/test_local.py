@@ -147,7 +147,7 @@ def test_what_else_prints_in_an_endpoint_goes_to_stderr() -> None:
 def test_an_endpoint_ends_with_its_connection() -> None:
     endpoint = Endpoint.connect(LocalTransport("n0"), sys.executable)
     endpoint.close()
-    until(lambda: live_fields(endpoint.facts.pid) is None, what="the endpoint to end")
+    until(lambda: live_fields(endpoint.facts.pid) is None, awaited="the endpoint to end")
     with pytest.raises(Unreachable, match="the connection is closed"):
         endpoint.observe("/tmp", None)
 

@@ -30,11 +30,11 @@ def sh(script: str) -> tuple[str, str, str]:
 
 
 def gone(*pids: int) -> None:
-    until(lambda: not any(alive(pid) for pid in pids), what=f"the end of {pids}")
+    until(lambda: not any(alive(pid) for pid in pids), awaited=f"the end of {pids}")
 
 
 def wait_for_output(ground: Ground, rank: int = 0, node_rank: int = 0) -> None:
-    until(lambda: "up\n" in ground.out(rank, node_rank), what=f"output of rank {rank}")
+    until(lambda: "up\n" in ground.out(rank, node_rank), awaited=f"output of rank {rank}")
 
 
 # ---- the end of a run
@@ -188,7 +188,7 @@ def test_a_stopped_process_dies_too(ground: Ground) -> None:
     wait_for_output(ground)
     rank = ground.pid_of_rank()
     os.kill(rank, signal.SIGSTOP)
-    until(lambda: (stat_of(rank) or "?")[0] == "T", what="the rank to stand still")
+    until(lambda: (stat_of(rank) or "?")[0] == "T", awaited="the rank to stand still")
     agent.terminate()
     assert agent.wait(timeout=10) == 6
     assert ground.events("rank-exited")[0]["signal"] == "SIGKILL"
@@ -199,7 +199,7 @@ def test_a_second_signal_kills_at_once(ground: Ground) -> None:
     agent = ground.start()
     wait_for_output(ground)
     agent.terminate()
-    until(lambda: ground.events("stopping"), what="the stop")
+    until(lambda: ground.events("stopping"), awaited="the stop")
     agent.send_signal(signal.SIGINT)
     assert agent.wait(timeout=10) == 6
     gone(ground.pid_in("daemon"))
@@ -246,7 +246,7 @@ def test_ranks_die_with_the_agent_even_when_its_guard_died_before(ground: Ground
     wait_for_output(ground)
     rank = ground.pid_of_rank()
     guard.kill()
-    until(lambda: ground.events("stopping"), what="the agent to stop when its guard dies")
+    until(lambda: ground.events("stopping"), awaited="the agent to stop when its guard dies")
     os.kill(ground.record()["pid"], signal.SIGKILL)
     gone(rank, ground.record()["pid"])
 
@@ -416,7 +416,7 @@ def test_job_whose_every_process_is_signalled_is_stopped_not_failed(ground: Grou
     """As Slurm does it: the ranks may have their SIGTERM before the agent, and guard and agent get one each."""
     ground.job(*sh("trap 'sleep 1; touch in-peace; exit 0' TERM; echo up; while :; do sleep 0.1; done"), ranks=[2])
     agent = ground.start()
-    until(lambda: ground.out(0) and ground.out(1) and len(ground.events("rank-started")) == 2, what="both ranks")
+    until(lambda: ground.out(0) and ground.out(1) and len(ground.events("rank-started")) == 2, awaited="both ranks")
     ranks = [event["pid"] for event in ground.events("rank-started")]
     os.kill(ranks[0], signal.SIGTERM)
     for pid in (ground.record()["pid"], agent.pid):
@@ -429,10 +429,10 @@ def test_job_whose_every_process_is_signalled_is_stopped_not_failed(ground: Grou
 def test_rank_ended_by_sigterm_a_moment_before_the_agent_is_asked_is_no_failure(ground: Ground) -> None:
     ground.job(*sh("echo up; exec sleep 1000"))
     agent = ground.start()
-    until(lambda: ground.out(0) and ground.events("rank-started"), what="the rank and the word of its start")
+    until(lambda: ground.out(0) and ground.events("rank-started"), awaited="the rank and the word of its start")
     (rank,) = [event["pid"] for event in ground.events("rank-started")]
     os.kill(rank, signal.SIGTERM)
-    until(lambda: not alive(rank), what="the rank to end")
+    until(lambda: not alive(rank), awaited="the rank to end")
     os.kill(ground.record()["pid"], signal.SIGTERM)
     assert agent.wait(timeout=20) == 6
     assert ground.finished()["state"] == "STOPPED"
@@ -447,7 +447,7 @@ def test_agent_that_was_stopped_and_goes_on_does_as_before(ground: Ground) -> No
     for _ in range(10):
         os.kill(pid, signal.SIGSTOP)
         stopped = time.monotonic()
-        until(lambda stopped=stopped: time.monotonic() > stopped + 2 * TICK_S, what="its deadline to pass")  # type: ignore[misc]
+        until(lambda stopped=stopped: time.monotonic() > stopped + 2 * TICK_S, awaited="its deadline to pass")  # type: ignore[misc]
         os.kill(pid, signal.SIGCONT)
     assert agent.poll() is None
     assert not ground.events("agent-finished")

@@ -129,7 +129,7 @@ class Ground:
     def record(self, node_rank: int = 0) -> dict[str, Any]:
         """agent.json, once it is there."""
         path = self.folder(node_rank) / "agent.json"
-        until(path.exists, what="agent.json")
+        until(path.exists, awaited="agent.json")
         return dict(json.loads(path.read_text(encoding="utf-8")))
 
     def events(self, name: str, node_rank: int = 0) -> list[dict[str, Any]]:
@@ -145,13 +145,15 @@ class Ground:
 
     def pid_of_rank(self) -> int:
         """The pid of the only rank, once the agent has written it down; the rank itself may be quicker."""
-        (event,) = until(lambda: self.events("rank-started"), what="the rank's start")
+        (event,) = until(lambda: self.events("rank-started"), awaited="the rank's start")
         return int(event["pid"])
 
     def pid_in(self, name: str) -> int:
         """The pid that a rank's program wrote to a file in the run folder, once it is there."""
         path = self.run_dir / name
-        return int(until(lambda: path.exists() and path.read_text(encoding="utf-8").strip(), what=f"a pid in {name}"))
+        return int(
+            until(lambda: path.exists() and path.read_text(encoding="utf-8").strip(), awaited=f"a pid in {name}")
+        )
 
     def close(self) -> None:
         for started in self.agents:

@@ -26,7 +26,7 @@ def test_warning_is_noted_once_and_kills_nobody_who_does_not_listen(ground: Grou
     os.kill(ground.pid_of_rank(), signal.SIGUSR2)
     for pid in (ground.record()["pid"], agent.pid):
         os.kill(pid, signal.SIGUSR2)
-    until(lambda: ground.events("warned"), what="the warning")
+    until(lambda: ground.events("warned"), awaited="the warning")
     os.killpg(ground.pid_of_rank(), signal.SIGKILL)
     agent.wait(timeout=10)
     assert len(ground.events("warned")) == 1
@@ -86,10 +86,10 @@ def test_word_to_stop_that_comes_before_all_ranks_are_there_is_passed_on(ground:
     ground.folder().mkdir(mode=0o700)
     os.mkfifo(ground.folder() / "rank-1.out")  # to open it takes two
     agent = ground.start()
-    until(lambda: ground.events("rank-started"), what="the first rank")
+    until(lambda: ground.events("rank-started"), awaited="the first rank")
     agent.terminate()
     status = Path(f"/proc/{ground.record()['pid']}/status")
-    until(lambda: int(status.read_text().partition("ShdPnd:")[2].split()[0], 16), what="the agent to be told")
+    until(lambda: int(status.read_text().partition("ShdPnd:")[2].split()[0], 16), awaited="the agent to be told")
     reader = os.open(ground.folder() / "rank-1.out", os.O_RDONLY | os.O_NONBLOCK)
     assert agent.wait(timeout=10) == 6
     os.close(reader)

@@ -60,7 +60,7 @@ def test_command_that_takes_too_long_is_ended_with_what_it_started(endpoint: End
     assert (answer.code, answer.out) == (124, "said\n")
     assert "no answer in 1 s" in answer.err
     pid = int((tmp_path / "pid").read_text())
-    until(lambda: not Path(f"/proc/{pid}").exists(), what="the sleeper to be gone")
+    until(lambda: not Path(f"/proc/{pid}").exists(), awaited="the sleeper to be gone")
 
 
 def test_command_that_leaves_a_child_with_its_output_is_over_with_itself(endpoint: Endpoint) -> None:
@@ -98,7 +98,7 @@ def test_who_asks_again_while_the_first_is_at_work_hears_its_answer(endpoint: En
     first: list[CommandResult] = []
     thread = threading.Thread(target=lambda: first.append(_once(endpoint, home)))
     thread.start()
-    until((run / "runs").exists, what="the first one to begin")
+    until((run / "runs").exists, awaited="the first one to begin")
     with _connected() as second:
         (run / "go").touch()
         assert _once(second, home) == CommandResult(0, "1\n", "")

@@ -37,7 +37,7 @@ def ground(tmp_path: Path) -> Iterator[Ground]:
 def test_an_agent_leads_a_session_of_its_own_and_outlives_the_endpoint(ground: Ground) -> None:
     with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
         pid = ground.start(endpoint, "ready(); print('hi', flush=True); time.sleep(1000)")
-        until(lambda: (ground.folder / "agent.log").read_text() == "hi\n", what="the agent's output")
+        until(lambda: (ground.folder / "agent.log").read_text() == "hi\n", awaited="the agent's output")
     assert alive(pid)
     assert os.getsid(pid) == pid
     assert Path(f"/proc/{pid}/fd/0").readlink() == Path(os.devnull)
@@ -77,7 +77,7 @@ me.update(record(os.getpid())); ready(); time.sleep(1000)"""
 
 def test_the_record_of_an_agent_that_is_gone_is_not_taken_for_the_new_one(endpoint: Endpoint, ground: Ground) -> None:
     first = ground.start(endpoint, "ready()")
-    until(lambda: not alive(first), what="its end")
+    until(lambda: not alive(first), awaited="its end")
     assert ground.start(endpoint, "time.sleep(0.3); ready()") != first
 
 
@@ -136,7 +136,9 @@ ready(); time.sleep(1000)"""
 
 def test_observe_tells_an_agent_that_finished_from_one_that_died(endpoint: Endpoint, ground: Ground) -> None:
     ground.start(endpoint, "event('agent-finished', state='DONE', exit=None); print('chatter'); ready()")
-    (seen,) = until(lambda: [s for s in endpoint.observe(str(ground.attempt), ["n0"]) if not s.alive], what="its end")
+    (seen,) = until(
+        lambda: [s for s in endpoint.observe(str(ground.attempt), ["n0"]) if not s.alive], awaited="its end"
+    )
     assert seen.finished is not None
     assert (seen.finished.state, seen.finished.exit, seen.log) == ("DONE", None, "")
     (ground.folder / "events.jsonl").unlink()
@@ -156,7 +158,7 @@ def test_a_zombie_counts_as_gone(ground: Ground) -> None:
     assert fields is not None
     record = {"pid": child.pid, "start_time": int(fields[19])}
     child.kill()
-    until(lambda: not is_alive(record), what="the zombie")
+    until(lambda: not is_alive(record), awaited="the zombie")
     child.wait()
 
 

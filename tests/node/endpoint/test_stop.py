@@ -89,10 +89,10 @@ def test_stop_kills_a_deaf_agent_and_then_its_ranks(endpoint: Endpoint, ground: 
 def test_stop_ends_the_groups_of_ranks_that_lost_their_agent(endpoint: Endpoint, ground: Ground) -> None:
     program = "rank(['sh', '-c', 'trap \"\" TERM; sleep 1000 & echo $! > child; wait']); ready(); time.sleep(1000)"
     pid = ground.start(endpoint, program)
-    rank, child = ground.rank(), int(until(lambda: _text(ground.folder / "child"), what="the rank's child"))
+    rank, child = ground.rank(), int(until(lambda: _text(ground.folder / "child"), awaited="the rank's child"))
     ground.pids.append(child)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: not alive(pid), what="the agent's end")
+    until(lambda: not alive(pid), awaited="the agent's end")
     (result,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=-4.5)
     assert {(sent.pid, sent.what) for sent in result.signalled} == {(rank, "rank 0"), (child, "group of rank 0")}
     assert result.remaining == ()
@@ -157,10 +157,10 @@ subprocess.Popen(["sleep", "1000"], env=marked)
 print(subprocess.Popen(["sleep", "1000"], env={{"PATH": os.environ["PATH"]}}).pid, file=open("child", "w"), flush=True)
 ready(); time.sleep(1000)"""
     pid = ground.start(endpoint, program)
-    child = int(until(lambda: _text(ground.folder / "child"), what="a child"))
+    child = int(until(lambda: _text(ground.folder / "child"), awaited="a child"))
     ground.pids.append(child)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: not alive(pid), what="the agent's end")
+    until(lambda: not alive(pid), awaited="the agent's end")
     (result,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=5)
     assert child in {sent.pid for sent in result.signalled}
     assert len(result.signalled) == 2
@@ -178,7 +178,7 @@ def test_stop_spares_other_runs_attempts_and_nodes(endpoint: Endpoint, ground: G
 
 def test_stop_spares_who_carries_the_run_but_is_older_than_its_agent(endpoint: Endpoint, ground: Ground) -> None:
     older = _say_pid(ground, "echo $$; exec sleep 1000", marks(ground))
-    until(lambda: _ticks() > _start_time(older), what="the clock's next tick")
+    until(lambda: _ticks() > _start_time(older), awaited="the clock's next tick")
     leader = ground.sleeper(start_new_session=True)
     ground.write_record(leader.pid)
     leader.kill()

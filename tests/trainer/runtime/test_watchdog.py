@@ -78,7 +78,7 @@ def _stands_still(stacks: StackDump) -> Path:
     assert stacks.path is not None
     stacks.expect(0.01)
     path = stacks.path
-    until(lambda: "in _stands_still" in path.read_text(), what="the stacks")
+    until(lambda: "in _stands_still" in path.read_text(), awaited="the stacks")
     return path
 
 
@@ -114,7 +114,7 @@ def test_outside_orch_stacks_go_to_standard_error(capfd: pytest.CaptureFixture[s
         seen += capfd.readouterr().err
         return "in test_outside_orch" in seen
 
-    until(is_there, what="the stacks")
+    until(is_there, awaited="the stacks")
     stacks.stop()
 
 
@@ -148,7 +148,7 @@ def test_child_that_is_forked_ends_although_the_timer_runs(stacks: StackDump) ->
         faulthandler.cancel_dump_traceback_later()  # as the interpreter does when it ends
         os._exit(7)
     try:
-        assert until(lambda: os.waitpid(child, os.WNOHANG)[0], what="the child's end") == child
+        assert until(lambda: os.waitpid(child, os.WNOHANG)[0], awaited="the child's end") == child
     except BaseException:
         os.kill(child, signal.SIGKILL)
         raise
