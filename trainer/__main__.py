@@ -9,7 +9,7 @@ import os
 import sys
 from typing import NoReturn, Sequence
 
-from trainer.config.config import TrainConfig, load_config, rules_by_key
+from trainer.config.config import TrainConfig, load_config, schemas_by_key
 from trainer.errors import UserError, report
 from trainer.runtime.preemption import PreemptionSignal
 
@@ -22,11 +22,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    rules = "\n".join(f"  {key:22} {rule.allowed}" for key, rule in rules_by_key().items())
+    keys = "\n".join(f"  {key:22} {schema.allowed}" for key, schema in schemas_by_key().items())
     parser = _Parser(
         prog="python -m trainer",
         description="Train a GPT on text, or a task of yours (task=package.module:Class, options.NAME=VALUE), one process per rank.",
-        epilog=f"keys:\n{rules}",
+        epilog=f"keys:\n{keys}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

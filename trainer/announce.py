@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.config.config import TrainConfig
-from trainer.console import say
+from trainer.console import log_line
 from trainer.runtime.group import Group
 from trainer.runtime.rank import Rank
 from trainer.runtime.seeds import determinism_warning
@@ -11,17 +11,17 @@ from trainer.runtime.seeds import determinism_warning
 
 def announce(group: Group, config: TrainConfig, *, parameters: int, data: str, per_step: str) -> None:
     """Rank 0 prints the training, other ranks their device."""
-    say(group.greeting)
+    log_line(group.ready_message)
     if not group.rank.is_main:
         return
-    say(
+    log_line(
         f"model {parameters} parameters, {data}, {per_step} a step, {config.steps} steps, {config.precision}, "
         f"{config.strategy}"
     )
     warning = determinism_warning(config, group.accelerator.name)
     if warning:
-        say(warning)
-    say(batch_arithmetic(config, group.rank))
+        log_line(warning)
+    log_line(batch_arithmetic(config, group.rank))
 
 
 def batch_arithmetic(config: TrainConfig, rank: Rank) -> str:

@@ -6,13 +6,13 @@ import json
 from typing import Any, Dict
 
 from trainer.config.config import TrainConfig
-from trainer.console import say
+from trainer.console import log_line
 from trainer.data.batches import Batches
 from trainer.errors import TrainerError
 from trainer.metrics.jsonl import digits
 from trainer.parallel.base import Strategy
 from trainer.runtime.group import Group
-from trainer.tasks.base import Samples, Task, numbers
+from trainer.tasks.base import Samples, Task, as_floats
 
 
 class Evaluation:
@@ -32,15 +32,15 @@ class Evaluation:
         sums: Dict[str, float] = {}
         count = 0
         with strategy.evaluating() as model:
-            for batch in self.batches.some(self.config.eval_batches):
-                for name, value in numbers(self.task.evaluate(model, batch)).items():
+            for batch in self.batches.first_batches(self.config.eval_batches):
+                for name, value in as_floats(self.task.evaluate(model, batch)).items():
                     sums[name] = sums.get(name, 0.0) + value
                 count += 1
         means = {f"eval_{name}": total / count for name, total in sums.items()}
-        found: Any = [json.loads(one) for one in self.group.gather_bytes(json.dumps(means).encode())]
-        if any(set(one) != set(means) for one in found):
+        found: Any = [json.loads(encoded) for encoded in self.group.gather_bytes(json.dumps(means).encode())]
+        if any(set(rank_means) != set(means) for rank_means in found):
             raise TrainerError.agreed(f"task={self.config.task}: evaluate() gave other names on other ranks: {found}")
-        means = {name: sum(one[name] for one in found) / len(found) for name in means}
+        means = {name: sum(rank_means[name] for rank_means in found) / len(found) for name in means}
         if self.group.rank.is_main:
-            say(f"evaluated step={step} {' '.join(f'{name}={digits(value)}' for name, value in means.items())}")
+            log_line(f"evaluated step={step} {' '.join(f'{name}={digits(value)}' for name, value in means.items())}")
         return means

@@ -14,12 +14,12 @@ from trainer.checkpoint.roll_back import RollBack
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.space import checkpoint_bytes
 from trainer.config.config import TrainConfig
-from trainer.console import say
+from trainer.console import log_line
 from trainer.data.batches import Batches
 from trainer.data.split import open_split
 from trainer.errors import REQUEUE, NumbersError
 from trainer.evaluation import Evaluation
-from trainer.metrics.hub import Measures
+from trainer.metrics.hub import MetricsHub
 from trainer.metrics.jsonl import StepResult, Summary
 from trainer.optim.schedule import learning_rate
 from trainer.parallel import choose_strategy
@@ -42,11 +42,11 @@ class Trainer:
         self.batches = Batches(samples, self.task, config, group, split="train")
         self.evaluation = Evaluation(self.task, open_split(self.task, "validation", group)[0], config, group)
         self.checkpoints = Checkpoints.open(group, config, data_digest)
-        self.measures = Measures(group, config, self.checkpoints.out, self.task.tokens_per_sample)
+        self.metrics = MetricsHub(group, config, self.checkpoints.out, self.task.tokens_per_sample)
         # The model and AdamW, replicated (ddp, zero0) or sharded (zero1 to zero3, fsdp2) over all ranks.
         self.strategy = choose_strategy(group, config, self.task, self.checkpoints.out)
         seed_everything(derive_seed(config.seed, "rank", group.rank.global_rank), group.accelerator)
-        self.saver = Saver(self.checkpoints, self.strategy, progress, self.measures.flush)
+        self.saver = Saver(self.checkpoints, self.strategy, progress, self.metrics.flush)
         self.roll_back = RollBack(self.checkpoints, self.saver, self.strategy)
         self.signals = Signals(group)
         self.skips = Skips(scales_loss=config.precision == "fp16")
@@ -67,14 +67,14 @@ class Trainer:
             try:
                 result, flags = self._step(state.step + 1)
             except NumbersError as exc:
-                state = self._go_back(exc, state)
+                state = self._roll_back(exc, state)
                 continue
             state = self._advance(state, result.loss)
             is_preempted = bool(flags & Flag.PREEMPTED)
             is_last = is_preempted or state.step == self.config.steps
             # After a preemption signal there is time for a save only.
             evaluated = {} if is_preempted else self._evaluate(state.step, last=is_last)
-            self.measures.add(state.step, result, evaluated, last=is_last)
+            self.metrics.add(state.step, result, evaluated, last=is_last)
             eval_loss = evaluated.get("eval_loss") if self.config.eval_steps else None
             self.saver.after(replace(state, eval_loss=eval_loss), flags, last=is_last)
             if is_preempted:
@@ -91,7 +91,7 @@ class Trainer:
             self.config,
             parameters=sum(self.strategy.sizes.values()),
             data=self.data_description,
-            per_step=f"{self.measures.per_step} {self.measures.unit}",
+            per_step=f"{self.metrics.per_step} {self.metrics.unit}",
         )
 
     def _resume(self) -> TrainState:
@@ -100,12 +100,12 @@ class Trainer:
         size = checkpoint_bytes(self.strategy.sizes, self.group.rank.world_size)
         self.checkpoints.check_space(size, state.step)
         self.progress.write("init", state.step, saved=state.step)
-        self.strategy.warm_up(self.group.on_all(self.batches.one))
+        self.strategy.warm_up(self.group.on_all(self.batches.peek))
         self._continue_from(state)
         return state
 
     def _continue_from(self, state: TrainState) -> None:
-        self.measures.begin(state.step, self.task.flops_per_sample(self.strategy.sizes))
+        self.metrics.begin(state.step, self.task.flops_per_sample(self.strategy.sizes))
         self.batches.begin(state.position)
         self.skips.reset()
 
@@ -141,14 +141,14 @@ class Trainer:
     def _check_before_save(self, step: int, flags: Flag, loss: torch.Tensor) -> None:
         """Judge the update just made if a checkpoint follows; otherwise the flags of the next step do it."""
         is_final = step == self.config.steps
-        if is_final or flags & Flag.PREEMPTED or self.saver.acts(step, flags):
+        if is_final or flags & Flag.PREEMPTED or self.saver.is_due(step, flags):
             self.signals.send(loss, self.skips.flag())
             self.skips.check(self.signals.receive().flags, final=is_final)
 
     def _advance(self, state: TrainState, loss: float) -> TrainState:
         return TrainState(
             state.step + 1,
-            state.tokens + self.measures.per_step,
+            state.tokens + self.metrics.per_step,
             loss if state.first_loss is None else state.first_loss,
             loss,
             position=state.position + self.samples_per_step,
@@ -160,7 +160,7 @@ class Trainer:
         self.progress.write("eval", step)
         return self.evaluation.run(step, self.strategy)
 
-    def _go_back(self, error: NumbersError, state: TrainState) -> TrainState:
+    def _roll_back(self, error: NumbersError, state: TrainState) -> TrainState:
         self.progress.write("init", state.step)  # the other ranks wait while rank 0 reads a checkpoint
         earlier = self.roll_back.after(error, state, self.samples_per_step)
         self._continue_from(earlier)
@@ -168,7 +168,7 @@ class Trainer:
 
     def _stop_early(self, step: int) -> None:
         if self.group.rank.is_main:
-            say(f"preempted: saved at step {step}, to be restarted (exit code {REQUEUE})")
+            log_line(f"preempted: saved at step {step}, to be restarted (exit code {REQUEUE})")
         self.progress.write("saved", step)
 
     def _finish(self, state: TrainState, wall_s: float) -> Summary:
@@ -179,12 +179,12 @@ class Trainer:
             state.last_loss,
             wall_s=wall_s,
             checkpoint=str(self.checkpoints.path(state.step)),
-            **self.measures.totals(),
+            **self.metrics.totals(),
         )
         if self.group.rank.is_main:
-            say(summary.line())
+            log_line(summary.line())
             self.progress.write("done", summary.steps, summary=summary.record())
-            self.measures.finish(summary)
+            self.metrics.finish(summary)
         else:
             self.progress.write("done", summary.steps)
         return summary

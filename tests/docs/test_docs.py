@@ -17,7 +17,7 @@ from orchestrator.inventory import model as inventory
 from orchestrator.inventory import slurm
 from tests.grounds.cli import Orch
 from tests.paths import ROOT
-from trainer.config.config import rules_by_key
+from trainer.config.config import schemas_by_key
 
 DOCS = ROOT / "docs"
 COMMANDS = ("submit", "ssh-launch", "logs", "status", "list", "env", "attach", "stop", "gc", "inventory")
@@ -88,7 +88,7 @@ def test_defaults_of_ssh_fields_are_those_documented() -> None:
 
 def test_every_key_of_the_trainer_is_documented() -> None:
     text = _text("docs/trainer.md")
-    for key in rules_by_key():
+    for key in schemas_by_key():
         assert f"`{key}`" in text, f"docs/trainer.md does not explain {key}"
 
 

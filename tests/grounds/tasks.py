@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from trainer.config.config import TrainConfig
-from trainer.console import say
+from trainer.console import log_line
 from trainer.tasks import Task
 
 COUNT = 64
@@ -111,7 +111,7 @@ class Counted(Points):
 
     def loss(self, model: Any, batch: Sample) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
         counters = importlib.import_module("torch._dynamo.utils").counters
-        say(f"graphs={counters['stats']['unique_graphs']}")
+        log_line(f"graphs={counters['stats']['unique_graphs']}")
         return super().loss(model, batch)
 
 

@@ -20,7 +20,7 @@ from trainer.errors import (
     kind_of,
     report,
 )
-from trainer.metrics.jsonl import Metrics
+from trainer.metrics.jsonl import MetricsFile
 
 
 class OutOfMemoryError(RuntimeError):
@@ -85,7 +85,7 @@ def test_first_failure_is_told_with_its_kind() -> None:
 
 
 def test_measures_that_a_full_disk_does_not_take_end_the_training_as_a_matter_of_storage(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path / "metrics.jsonl", last_step=0)
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", last_step=0)
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, metrics._file)  # noqa: SLF001 -- a disk that is full from now on
     with pytest.raises(StorageError, match=r"^cannot write .*/metrics\.jsonl: No space left on device; "):

@@ -154,11 +154,11 @@ def test_one_process_forms_a_group_without_a_rendezvous() -> None:
 
 
 def test_agreement_raises_the_problem_as_it_is() -> None:
-    _alone().agree("")
+    _alone().raise_if_any("")
     with pytest.raises(UserError, match=r"^no data$"):
-        _alone().agree("no data")
+        _alone().raise_if_any("no data")
     with pytest.raises(TrainerError, match=r"^no space$") as caught:
-        _alone().agree("no space", kind=TrainerError)
+        _alone().raise_if_any("no space", kind=TrainerError)
     assert caught.value.exit_code == 1
 
 

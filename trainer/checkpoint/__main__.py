@@ -12,7 +12,7 @@ from typing import Any, Iterator, Mapping, NoReturn, Sequence
 
 from trainer.checkpoint import files
 from trainer.checkpoint.files import DamagedError
-from trainer.console import say
+from trainer.console import log_line
 from trainer.errors import UserError
 
 DAMAGED = 1  # exit code
@@ -63,21 +63,23 @@ def _reading(folder: Path) -> Iterator[None]:
 def _list(folder: Path) -> int:
     found = _found(folder)
     row = "{:<12} {:>10}  {:<19}  {:<10} {:>6}  {}".format
-    say(row("checkpoint", "MB", "saved", "loss", "ranks", "strategy"))
+    log_line(row("checkpoint", "MB", "saved", "loss", "ranks", "strategy"))
     for path in found:
         try:
             about = files.read_manifest(path, files.step_of(path))
             files.check_sizes(path, about)
         except DamagedError as exc:
-            say(f"{path.name:<12} damaged: {exc}")
+            log_line(f"{path.name:<12} damaged: {exc}")
             continue
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / files.MANIFEST).stat().st_mtime))
         size = sum(file["bytes"] for file in about["files"].values())
-        say(row(path.name, f"{size / 1e6:.1f}", saved, _loss(about), about["world_size"], about["config"]["strategy"]))
+        log_line(
+            row(path.name, f"{size / 1e6:.1f}", saved, _loss(about), about["world_size"], about["config"]["strategy"])
+        )
     with _reading(folder):
         aside = files.quarantined(folder)
     if aside:
-        say(f"{aside} more set aside in {folder / 'quarantine'}")
+        log_line(f"{aside} more set aside in {folder / 'quarantine'}")
     return 0
 
 
@@ -91,10 +93,10 @@ def _verify(folder: Path) -> int:
     for path in _found(folder):
         try:
             files.verify(path, files.step_of(path))
-            say(f"{path.name}: whole")
+            log_line(f"{path.name}: whole")
         except DamagedError as exc:
             code = DAMAGED
-            say(f"{path.name}: damaged: {exc}")
+            log_line(f"{path.name}: damaged: {exc}")
     return code
 
 
@@ -111,7 +113,7 @@ def _export(folder: Path, target: Path | None) -> int:
         raise UserError(f"{path}: damaged: {exc}; name an older one") from exc
     except OSError as exc:
         raise UserError(f"{target}: cannot be written: {exc.strerror}") from exc
-    say(f"wrote {count} tensors of {path} to {target}")
+    log_line(f"wrote {count} tensors of {path} to {target}")
     return 0
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Any, Dict, List, Mapping
 
 from trainer.config.config import TrainConfig
-from trainer.console import say
+from trainer.console import log_line
 from trainer.errors import UserError
 from trainer.parallel.base import Strategy
 
@@ -23,7 +23,7 @@ FREE_KEYS = frozenset(
 NAMED_AT_MOST = 3
 
 
-def check_fits(
+def check_compatible(
     about: Mapping[str, Any], config: TrainConfig, strategy: Strategy, *, world_size: int, data_digest: str
 ) -> None:
     """
@@ -38,7 +38,7 @@ def check_fits(
     if binding:
         raise UserError(f"the checkpoint at step {step} does not fit: {', '.join(binding)} (saved -> now)")
     if changed:
-        say(f"WARNING: resuming with other settings (saved -> now): {', '.join(changed.values())}")
+        log_line(f"WARNING: resuming with other settings (saved -> now): {', '.join(changed.values())}")
     if about["data_sha256"] != data_digest:
         raise UserError(
             f"the checkpoint at step {step} was trained on other data, so its position in them is meaningless: use the "
@@ -48,7 +48,7 @@ def check_fits(
 
 def _check_world_size(about: Mapping[str, Any], world_size: int, *, any_world_size: bool) -> None:
     if about["world_size"] != world_size and any_world_size:
-        say(
+        log_line(
             f"WARNING: the checkpoint was written by {about['world_size']} ranks and is split over {world_size} now: "
             "other batches, so other losses than without the change"
         )

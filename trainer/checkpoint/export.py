@@ -44,21 +44,21 @@ def export(path: Path, target: Path) -> int:
     about = files.verify(path, files.step_of(path))
     with (path / "state.pt").open("rb") as file:
         weights = load_state(file, path.name)["model"]
-    unsupported = {name: getattr(one, "dtype", type(one).__name__) for name, one in weights.items()}
+    unsupported = {name: getattr(tensor, "dtype", type(tensor).__name__) for name, tensor in weights.items()}
     unsupported = {name: kind for name, kind in unsupported.items() if kind not in DTYPES}
     if unsupported:
         listed = ", ".join(f"{name} ({kind})" for name, kind in unsupported.items())
         raise UserError(f"{path}: export writes tensors of {_kinds()}, not {listed}")
     metadata = {"format": "pt", "step": str(about["step"]), "config": json.dumps(about["config"])}
-    aside = target.with_name(f"{target.name}.tmp-{os.getpid()}")
+    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
     try:
-        with files.create(aside) as file:
+        with files.create(temporary) as file:
             write_safetensors(file, weights, metadata)
             files.flush_to_disk(file)
-        aside.replace(target)
+        temporary.replace(target)
     except OSError:
         with contextlib.suppress(FileNotFoundError):
-            aside.unlink()
+            temporary.unlink()
         raise
     return len(weights)
 

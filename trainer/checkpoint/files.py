@@ -31,7 +31,7 @@ OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class DamagedError(Exception):
-    """The folder is no complete checkpoint; the message says which file and why."""
+    """The folder is no complete checkpoint; the message names the file and the reason."""
 
 
 @dataclass(frozen=True)
@@ -74,25 +74,25 @@ def write(out: Path, step: int, about: Mapping[str, Any], writers: Mapping[str, 
     Raises:
         OSError: no space, no permission, or the data read back differ from the data written.
     """
-    aside = out / f"step_{step}.tmp-{os.getpid()}"
-    aside.mkdir(mode=0o700)
+    temporary = out / f"step_{step}.tmp-{os.getpid()}"
+    temporary.mkdir(mode=0o700)
     files: Dict[str, Dict[str, Any]] = {}
     for name, write_to in writers.items():
-        with create(aside / name) as file:
+        with create(temporary / name) as file:
             hashed = _HashedFile(file)
             write_to(hashed)
             flush_to_disk(file)
         files[name] = {"bytes": hashed.size, "sha256": hashed.sha256.hexdigest()}
-    with create(aside / MANIFEST) as file:
+    with create(temporary / MANIFEST) as file:
         file.write(_seal({"version": VERSION, "step": step, "files": files, **about}).encode())
         flush_to_disk(file)
-    _flush_folder(aside)
+    _flush_folder(temporary)
     try:
-        verify(aside, step)
+        verify(temporary, step)
     except DamagedError as exc:
-        raise OSError(f"{aside} reads back differently: {exc}") from exc
+        raise OSError(f"{temporary} reads back differently: {exc}") from exc
     final = out / f"step_{step}"
-    aside.rename(final)
+    temporary.rename(final)
     replace_text(out / "latest", f"{final.name}\n")
     _flush_folder(out)
     return final
@@ -136,7 +136,7 @@ def newest_first(out: Path) -> list[Path]:
     return sorted((path for path in _entries(out) if step_of(path) is not None), key=lambda path: -(step_of(path) or 0))
 
 
-def distrust(found: os.stat_result) -> str:
+def trust_problem(found: os.stat_result) -> str:
     """
     Why a file or folder of such an owner and mode may not be believed, "" where it may.
 
@@ -177,7 +177,7 @@ def retain(out: Path, limit: int, best: int = 0, *, every: int | None = None) ->
     Keep the newest `limit`, the `best` ones of the lowest loss, and the milestones; call it only after the newest was verified.
     """
     present = newest_first(out)
-    kept = {*present[:limit], *sorted(present, key=_goodness)[:best], *milestones(present, every)}
+    kept = {*present[:limit], *sorted(present, key=_loss_order)[:best], *milestones(present, every)}
     for path in present:
         if path not in kept:
             # Renamed first: a half removed folder must never look like a checkpoint.
@@ -232,7 +232,7 @@ def read_manifest(path: Path, step: int | None) -> dict[str, Any]:
     return manifest
 
 
-def _goodness(path: Path) -> Tuple[bool, float]:
+def _loss_order(path: Path) -> Tuple[bool, float]:
     """Sort key, best first: evaluated checkpoints by their eval loss, then the others by their training loss."""
     try:
         about = read_manifest(path, step_of(path))
@@ -257,8 +257,8 @@ def _check_folder(path: Path) -> None:
         raise DamagedError(f"{path.name}: {exc.strerror}") from exc
     if not stat.S_ISDIR(found.st_mode):
         raise DamagedError(f"{path.name}: no folder")
-    if distrust(found):
-        raise DamagedError(f"{path.name}: {distrust(found)}")
+    if trust_problem(found):
+        raise DamagedError(f"{path.name}: {trust_problem(found)}")
 
 
 def _parts(path: Path, limit: int | None = None) -> Iterator[bytes]:
@@ -267,7 +267,7 @@ def _parts(path: Path, limit: int | None = None) -> Iterator[bytes]:
         # Not through a link, and not waiting for the other end of a pipe.
         with os.fdopen(os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             found = os.fstat(file.fileno())
-            problem = distrust(found) if stat.S_ISREG(found.st_mode) else "no plain file"
+            problem = trust_problem(found) if stat.S_ISREG(found.st_mode) else "no plain file"
             if problem or (limit is not None and found.st_size > limit):
                 raise DamagedError(f"{path.name}: {problem or f'larger than {limit} bytes'}")
             while True:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import List
 
 from trainer.checkpoint import files
-from trainer.checkpoint.compatibility import check_fits
+from trainer.checkpoint.compatibility import check_compatible
 from trainer.checkpoint.files import Checkpoint, DamagedError
 from trainer.config.config import TrainConfig
-from trainer.console import say
+from trainer.console import log_line
 from trainer.errors import UserError
 from trainer.parallel.base import Strategy
 from trainer.runtime.rank import Rank
@@ -30,7 +30,7 @@ class Finder:
         resume, present = self.config.resume, files.newest_first(self.out)
         if self.rank.is_retry and present:
             resume = "auto"  # a retry prefers this run's own checkpoints over the one its first attempt started from
-        found = self._newest_here(present) if resume == "auto" else None
+        found = self._newest_of_this_run(present) if resume == "auto" else None
         if resume not in ("auto", "none"):
             found = _named(Path(resume).expanduser())
         if present and (found is None or found.path.parent.resolve() != self.out.resolve()):
@@ -41,35 +41,35 @@ class Finder:
         if found is None:
             return None
         world_size, data_digest = self.rank.world_size, self.data_digest
-        check_fits(found.about, self.config, strategy, world_size=world_size, data_digest=data_digest)
-        self._set_aside_later(found)
-        say(f"resuming from {found.path}, step {found.about['step']}")
+        check_compatible(found.about, self.config, strategy, world_size=world_size, data_digest=data_digest)
+        self._quarantine_later(found)
+        log_line(f"resuming from {found.path}, step {found.about['step']}")
         return found
 
     def find_older(self, last: int | None) -> Checkpoint | None:
         """The newest verified checkpoint of this run; if that is step `last`, the one before it, if any."""
         present = files.newest_first(self.out)
         stuck = bool(present) and files.step_of(present[0]) == last
-        found = self._newest_whole((present[1:] or present) if stuck else present)
+        found = self._newest_verified((present[1:] or present) if stuck else present)
         if found is not None:
-            self._set_aside_later(found)
+            self._quarantine_later(found)
         return found
 
-    def _set_aside_later(self, found: Checkpoint) -> None:
+    def _quarantine_later(self, found: Checkpoint) -> None:
         for later in files.newest_first(self.out):
             if (files.step_of(later) or 0) > found.about["step"]:
-                say(f"moved {later.name} to {files.quarantine(self.out, later)}: later than {found.path}")
+                log_line(f"moved {later.name} to {files.quarantine(self.out, later)}: later than {found.path}")
 
-    def _newest_whole(self, present: List[Path]) -> Checkpoint | None:
+    def _newest_verified(self, present: List[Path]) -> Checkpoint | None:
         for path in present:
             try:
                 return files.verified(path)
             except DamagedError as exc:
-                say(f"damaged checkpoint {path.name} ({exc}), moved to {files.quarantine(self.out, path)}")
+                log_line(f"damaged checkpoint {path.name} ({exc}), moved to {files.quarantine(self.out, path)}")
         return None
 
-    def _newest_here(self, present: List[Path]) -> Checkpoint | None:
-        found = self._newest_whole(present)
+    def _newest_of_this_run(self, present: List[Path]) -> Checkpoint | None:
+        found = self._newest_verified(present)
         if found is None and files.quarantined(self.out):
             raise UserError(
                 f"resume=auto: nothing loadable in {self.out}, {files.quarantined(self.out)} set aside in its quarantine "

@@ -12,7 +12,7 @@ NAME = ".lock"
 HOLDER_BYTES = 1024
 
 
-def take(out: Path, run: str | None) -> str:
+def acquire(out: Path, run: str | None) -> str:
     """
     Lock the folder for the life of this process; returns "", or the name of the holder.
 

@@ -18,9 +18,9 @@ from trainer.checkpoint.files import Checkpoint
 from trainer.checkpoint.find import Finder
 from trainer.checkpoint.random_state import random_state, restore_random_state
 from trainer.checkpoint.space import checkpoints_to_hold
-from trainer.checkpoint.staging import allocated, copied, load_state, on_cpu, outline
+from trainer.checkpoint.staging import allocate, copy_to_cpu, load_state, on_cpu, outline
 from trainer.config.config import TrainConfig
-from trainer.console import say
+from trainer.console import log_line
 from trainer.errors import StorageError, StorageUserError, UserError
 from trainer.parallel.base import Strategy
 from trainer.runtime.group import Group
@@ -85,21 +85,21 @@ class Checkpoints:
         if self.group.rank.is_main:
             try:
                 self.out.mkdir(mode=0o700, parents=True, exist_ok=True)
-                problem = files.distrust(self.out.stat())
+                problem = files.trust_problem(self.out.stat())
                 if problem:
                     raise UserError(f"out={self.out}: {problem}; checkpoints there could be anybody's")
                 if not os.access(str(self.out), os.W_OK | os.X_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-                holder = lock.take(self.out, self._run_id)
+                holder = lock.acquire(self.out, self._run_id)
                 if holder:
                     raise UserError(f"out={self.out} is in use by {holder}: choose another out=, or stop that training")
                 for name in files.remove_stale(self.out):
-                    say(f"removed {name}, left by a save that did not finish")
+                    log_line(f"removed {name}, left by a save that did not finish")
             except OSError as exc:
                 problem = f"out={self.out}: cannot be written: {exc.strerror}"
             except UserError as exc:
                 problem = str(exc)
-        self.group.agree(problem, kind=StorageUserError)
+        self.group.raise_if_any(problem, kind=StorageUserError)
 
     def check_space(self, size: int, step: int) -> None:
         """
@@ -117,7 +117,7 @@ class Checkpoints:
                     f"out={self.out}: {free / 1e9:.2f} GB free, {count * size / 1e9:.2f} GB needed for {count} checkpoints "
                     f"of {size / 1e9:.2f} GB; free some, name another out=, or keep fewer (save_total_limit, keep_best, keep_every)"
                 )
-        self.group.agree(problem, kind=StorageUserError)
+        self.group.raise_if_any(problem, kind=StorageUserError)
 
     def save(self, state: TrainState, strategy: Strategy) -> Path:
         """
@@ -126,8 +126,8 @@ class Checkpoints:
         Raises:
             StorageError: on all ranks alike; what was saved before is still there.
         """
-        snapshot = self.take(state, strategy, lasting=False)
-        self.group.agree(self.write(snapshot) if snapshot else "", kind=StorageError)
+        snapshot = self.snapshot(state, strategy, is_async=False)
+        self.group.raise_if_any(self.write(snapshot) if snapshot else "", kind=StorageError)
         return self.path(state.step)
 
     @property
@@ -137,21 +137,28 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.out / f"step_{step}"
 
-    def take(self, state: TrainState, strategy: Strategy, *, lasting: bool, room: Any = None) -> Snapshot | None:  # noqa: ANN401
+    def snapshot(
+        self,
+        state: TrainState,
+        strategy: Strategy,
+        *,
+        is_async: bool,
+        staging: Any = None,  # noqa: ANN401
+    ) -> Snapshot | None:
         """
         Collect the data that save() writes, on rank 0; a collective.
 
         Args:
             state: goes into the manifest.
             strategy: gives the rest.
-            lasting: training continues before it is written.
-            room: tensors of an earlier, written snapshot, whose memory is reused.
+            is_async: training continues before it is written.
+            staging: tensors of an earlier, written snapshot, whose memory is reused.
         """
         randomness = self.group.gather_bytes(random_state(self.group.accelerator))
         whole = strategy.state()
         if not self.group.rank.is_main:
             return None
-        tensors = copied(whole, room) if lasting and strategy.state_is_live else on_cpu(whole)
+        tensors = copy_to_cpu(whole, staging) if is_async and strategy.state_is_live else on_cpu(whole)
         writers: Dict[str, Callable[[BinaryIO], object]] = {
             "state.pt": lambda file: torch.save(tensors, file),
             "rng.json": lambda file: file.write(b"[" + b",\n".join(randomness) + b"]"),
@@ -179,7 +186,7 @@ class Checkpoints:
         """
         return self._load(strategy, lambda: self._finder.find(strategy)) or TrainState()
 
-    def go_back(self, strategy: Strategy, last: int | None) -> TrainState | None:
+    def load_earlier(self, strategy: Strategy, last: int | None) -> TrainState | None:
         """
         Load the newest verified checkpoint of this run, during training; None if nothing was saved yet.
 
@@ -214,7 +221,7 @@ class Checkpoints:
         if about is None:
             return None
         text = self.group.broadcast_bytes(text)
-        strategy.load(allocated(text, f"step_{about['step']}") if state is None else state)
+        strategy.load(allocate(text, f"step_{about['step']}") if state is None else state)
         self._restore_random_states(self.group.broadcast_bytes(randomness))
         position = about["position"]
         return TrainState(about["step"], about["tokens"], about["first_loss"], about["last_loss"], position=position)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.checkpoint.saver import Saver
-from trainer.console import say
+from trainer.console import log_line
 from trainer.errors import NumbersError
 from trainer.parallel.base import Strategy
 
@@ -36,17 +36,17 @@ class RollBack:
         limit = self.checkpoints.config.roll_back
         if self.count == limit:
             raise error
-        self.saver.go_back()
+        self.saver.before_roll_back()
         self.strategy.discard_gradients()
-        found = self.checkpoints.go_back(self.strategy, self.last)
+        found = self.checkpoints.load_earlier(self.strategy, self.last)
         if found is None:
             raise error
         self.count, self.last = self.count + 1, found.step
         position = state.position + samples
         if self.checkpoints.group.rank.is_main:
-            what, left_out = str(error).partition(";")[0], (position - found.position) // samples
-            say(
-                f"WARNING: {what}: back to {self.checkpoints.path(found.step)} (roll_back {self.count} of {limit}), "
+            cause, left_out = str(error).partition(";")[0], (position - found.position) // samples
+            log_line(
+                f"WARNING: {cause}: back to {self.checkpoints.path(found.step)} (roll_back {self.count} of {limit}), "
                 f"without the batches of {left_out} steps"
             )
         return replace(found, position=position)

@@ -1,4 +1,4 @@
-"""When to save, decided by rank 0 for all; and, with async_save, the thread that writes while training goes on."""
+"""When to save, decided by rank 0 for all; and, with async_save, the thread that writes while training continues."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, List
 
 from trainer.checkpoint.manager import Checkpoints, TrainState
-from trainer.console import say
+from trainer.console import log_line
 from trainer.errors import StorageError
 from trainer.parallel.base import Strategy
 from trainer.runtime.progress import Progress
@@ -38,7 +38,7 @@ class Saver:
         self._writing: _Writing | None = None
         self._problem = ""
         self._postponed = False
-        self._room: Any = None  # the tensors of the last snapshot: written, before there is another
+        self._staging: Any = None  # the tensors of the last snapshot: written, before there is another
         self._saved_at = time.monotonic()
         self._losses: List[float] = []
 
@@ -50,14 +50,16 @@ class Saver:
         if self._writing and not self._writing.problem.done():
             due = wanted or self._is_at(step)
             if due and not self._postponed:
-                say(f"step {self._writing.step} is still being written: the save at step {step} is put off until it is")
+                log_line(
+                    f"step {self._writing.step} is still being written: the save at step {step} is put off until it is"
+                )
             self._postponed = due
             return Flag.POSTPONE
         if self.finish():
             return Flag.SAVE_FAILED
         return Flag.SAVE if wanted else Flag.NONE
 
-    def acts(self, step: int, flags: Flag) -> bool:
+    def is_due(self, step: int, flags: Flag) -> bool:
         """Decide from the flags of all ranks, on every rank alike, whether a save or a failed one follows `step`."""
         if flags & (Flag.SAVE | Flag.SAVE_FAILED):
             return True
@@ -72,13 +74,13 @@ class Saver:
         """
         if state.last_loss is not None:
             self._losses.append(state.last_loss)
-        if not (last or self.acts(state.step, flags)):
+        if not (last or self.is_due(state.step, flags)):
             return
         self.progress.write("save", state.step)
         if last:
             self.finish()
         if last or flags & Flag.SAVE_FAILED:
-            self.checkpoints.group.agree(self._problem, kind=StorageError)
+            self.checkpoints.group.raise_if_any(self._problem, kind=StorageError)
         self.flush()
         self._postponed, self._saved_at = False, time.monotonic()
         state = replace(state, mean_loss=sum(self._losses) / max(1, len(self._losses)))
@@ -88,10 +90,10 @@ class Saver:
         else:
             self._save(state)
 
-    def go_back(self) -> None:
-        """The training goes on from what is saved; call it before that is loaded. Raises as after() does."""
+    def before_roll_back(self) -> None:
+        """Finish the save being written and forget the losses since it; call it before loading. Raises as after() does."""
         self.finish()
-        self.checkpoints.group.agree(self._problem, kind=StorageError)
+        self.checkpoints.group.raise_if_any(self._problem, kind=StorageError)
         self._losses = []
 
     def finish(self) -> str:
@@ -101,7 +103,7 @@ class Saver:
         done, self._writing = self._writing, None
         self._problem = done.problem.result()
         if not self._problem:
-            say(
+            log_line(
                 f"saved {self.checkpoints.path(done.step)} in {time.monotonic() - done.started:.2f} s, "
                 f"of which training stood still for {done.stopped_s:.2f} s"
             )
@@ -120,13 +122,13 @@ class Saver:
     def _save(self, state: TrainState) -> None:
         path = self.checkpoints.save(state, self.strategy)
         if self.is_main:
-            say(f"saved {path} in {time.monotonic() - self._saved_at:.2f} s")
+            log_line(f"saved {path} in {time.monotonic() - self._saved_at:.2f} s")
         self.progress.write("save", state.step, saved=state.step)
 
     def _begin(self, state: TrainState) -> None:
-        snapshot = self.checkpoints.take(state, self.strategy, lasting=True, room=self._room)
+        snapshot = self.checkpoints.snapshot(state, self.strategy, is_async=True, staging=self._staging)
         if snapshot:
-            self._room = snapshot.tensors if self.strategy.state_is_live else None
+            self._staging = snapshot.tensors if self.strategy.state_is_live else None
             stopped_s = time.monotonic() - self._saved_at
             problem = self._thread.submit(self.checkpoints.write, snapshot)
             self._writing = _Writing(state.step, self._saved_at, stopped_s, problem)

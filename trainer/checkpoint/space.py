@@ -16,7 +16,7 @@ def checkpoint_bytes(sizes: Mapping[str, int], world_size: int) -> int:
 
 
 def checkpoints_to_hold(step: int, config: TrainConfig, present: Sequence[Path]) -> int:
-    """The number of checkpoints, besides those `present` (newest first), that must fit on the disk after `step`."""
+    """Number of checkpoints that must fit on the disk after `step`, not counting those `present` (newest first)."""
     removable = len(present) - len(milestones(present, config.keep_every))
     # One more than is kept: the oldest is removed after the newest is verified.
     recent = max(1, config.save_total_limit + config.keep_best + 1 - removable)

@@ -38,14 +38,19 @@ def load_state(file: Path | BinaryIO, name: str, *, mapped: bool = False) -> Any
 def outline(tree: Any) -> bytes:  # noqa: ANN401
     """Everything but the values of large tensors."""
     written = io.BytesIO()
-    torch.save(changed(tree, lambda one: one.new_empty(1).expand(one.shape) if _is_large(one) else one), written)
+    torch.save(
+        map_tensors(tree, lambda tensor: tensor.new_empty(1).expand(tensor.shape) if _is_large(tensor) else tensor),
+        written,
+    )
     return written.getvalue()
 
 
-def allocated(text: bytes, name: str) -> Any:  # noqa: ANN401
+def allocate(text: bytes, name: str) -> Any:  # noqa: ANN401
     """The state with this outline; its large tensors are allocated and uninitialised."""
     tree = load_state(io.BytesIO(text), name)
-    return changed(tree, lambda one: torch.empty(one.shape, dtype=one.dtype) if _is_large(one) else one)
+    return map_tensors(
+        tree, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype) if _is_large(tensor) else tensor
+    )
 
 
 def large_tensors(tree: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
@@ -58,35 +63,35 @@ def large_tensors(tree: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
             yield from large_tensors(value)
 
 
-def changed(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:  # noqa: ANN401
+def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:  # noqa: ANN401
     """The same with other tensors."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
     if isinstance(tree, dict):
-        return {key: changed(value, change) for key, value in tree.items()}
-    return [changed(value, change) for value in tree] if isinstance(tree, list) else tree
+        return {key: map_tensors(value, change) for key, value in tree.items()}
+    return [map_tensors(value, change) for value in tree] if isinstance(tree, list) else tree
 
 
 def on_cpu(tree: Any) -> Any:  # noqa: ANN401
     """The same on the CPU; tensors that are already there are not copied."""
-    return changed(tree, lambda one: one.detach().to("cpu"))
+    return map_tensors(tree, lambda tensor: tensor.detach().to("cpu"))
 
 
-def copied(tree: Any, into: Any) -> Any:  # noqa: ANN401
+def copy_to_cpu(tree: Any, into: Any) -> Any:  # noqa: ANN401
     """
     A copy on the CPU, in the tensors of `into`, an earlier copy or None, if they match.
 
     Reused memory takes a fraction of the time of newly allocated memory.
     """
     if isinstance(tree, torch.Tensor):
-        fits = isinstance(into, torch.Tensor) and (into.shape, into.dtype) == (tree.shape, tree.dtype)
-        return into.copy_(tree.detach()) if fits else tree.detach().to("cpu", copy=True)
+        matches = isinstance(into, torch.Tensor) and (into.shape, into.dtype) == (tree.shape, tree.dtype)
+        return into.copy_(tree.detach()) if matches else tree.detach().to("cpu", copy=True)
     if isinstance(tree, dict):
         before = into if isinstance(into, dict) else {}
-        return {key: copied(value, before.get(key)) for key, value in tree.items()}
+        return {key: copy_to_cpu(value, before.get(key)) for key, value in tree.items()}
     if isinstance(tree, list):
         ones = into if isinstance(into, list) and len(into) == len(tree) else [None] * len(tree)
-        return [copied(value, one) for value, one in zip(tree, ones)]
+        return [copy_to_cpu(value, target) for value, target in zip(tree, ones)]
     return tree
 
 

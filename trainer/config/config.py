@@ -9,7 +9,7 @@ from typing import Any, Dict, Mapping, Sequence
 
 from trainer.config.parse import read_settings
 from trainer.config.presets import SIZES
-from trainer.config.schema import Rule
+from trainer.config.schema import KeySchema
 from trainer.errors import UserError
 
 ZERO_STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
@@ -21,59 +21,61 @@ OPTIONS = "options."
 BY_BATCH = 0  # accumulation is derived from batch once the world size is known
 
 
-def _count(default: int | None, *, low: int = 1) -> Any:  # noqa: ANN401 -- dataclasses.field has no nameable type
-    return field(default=default, metadata={"rule": Rule("int", low=low, optional=default is None)})
+def _int_field(default: int | None, *, low: int = 1) -> Any:  # noqa: ANN401 -- dataclasses.field has no nameable type
+    return field(default=default, metadata={"schema": KeySchema("int", low=low, optional=default is None)})
 
 
-def _texts(*default: str, choices: Sequence[str] = ()) -> Any:  # noqa: ANN401 -- as above
-    return field(default=default, metadata={"rule": Rule("texts", choices=tuple(choices))})
+def _text_list_field(*default: str, choices: Sequence[str] = ()) -> Any:  # noqa: ANN401 -- as above
+    return field(default=default, metadata={"schema": KeySchema("texts", choices=tuple(choices))})
 
 
-def _number(default: float, *, low: float = 0.0, above: bool = False) -> Any:  # noqa: ANN401 -- as above
-    return field(default=default, metadata={"rule": Rule("float", low=low, above=above)})
+def _float_field(default: float, *, low: float = 0.0, above: bool = False) -> Any:  # noqa: ANN401 -- as above
+    return field(default=default, metadata={"schema": KeySchema("float", low=low, above=above)})
 
 
-def _flag(default: bool | None = False) -> Any:  # noqa: ANN401, FBT001, FBT002 -- as above; as the others
-    return field(default=default, metadata={"rule": Rule("flag", optional=default is None)})
+def _flag_field(default: bool | None = False) -> Any:  # noqa: ANN401, FBT001, FBT002 -- as above; as the others
+    return field(default=default, metadata={"schema": KeySchema("flag", optional=default is None)})
 
 
-def _text(default: str | None, *, choices: Sequence[str] = ()) -> Any:  # noqa: ANN401 -- as above
-    return field(default=default, metadata={"rule": Rule("text", choices=tuple(choices), optional=default is None)})
+def _text_field(default: str | None, *, choices: Sequence[str] = ()) -> Any:  # noqa: ANN401 -- as above
+    return field(
+        default=default, metadata={"schema": KeySchema("text", choices=tuple(choices), optional=default is None)}
+    )
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The GPT; `size` gives the shape where nothing else does."""
 
-    size: str = _text("1m", choices=tuple(SIZES))
-    layers: int = _count(SIZES["1m"]["layers"])
-    width: int = _count(SIZES["1m"]["width"])
-    heads: int = _count(SIZES["1m"]["heads"])
-    context: int = _count(SIZES["1m"]["context"])
-    vocabulary: int = _count(256)
+    size: str = _text_field("1m", choices=tuple(SIZES))
+    layers: int = _int_field(SIZES["1m"]["layers"])
+    width: int = _int_field(SIZES["1m"]["width"])
+    heads: int = _int_field(SIZES["1m"]["heads"])
+    context: int = _int_field(SIZES["1m"]["context"])
+    vocabulary: int = _int_field(256)
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """Files, folders or globs; no `paths` means the sources of the Python standard library, for a task that reads text."""
 
-    paths: tuple[str, ...] = _texts()
-    validation: tuple[str, ...] = _texts()
-    format: str = _text("auto", choices=FORMATS)
-    workers: int = _count(0, low=0)
-    prefetch: int = _count(2)
-    pin_memory: bool = _flag()
+    paths: tuple[str, ...] = _text_list_field()
+    validation: tuple[str, ...] = _text_list_field()
+    format: str = _text_field("auto", choices=FORMATS)
+    workers: int = _int_field(0, low=0)
+    prefetch: int = _int_field(2)
+    pin_memory: bool = _flag_field()
 
 
 @dataclass(frozen=True)
 class OptimConfig:
     """AdamW; grad_clip=0 leaves the gradients alone."""
 
-    weight_decay: float = _number(0.1)
-    betas: tuple[float, float] = field(default=(0.9, 0.95), metadata={"rule": Rule("betas")})
-    grad_clip: float = _number(1.0)
-    warmup_steps: int = _count(10, low=0)
-    fused: bool = _flag()
+    weight_decay: float = _float_field(0.1)
+    betas: tuple[float, float] = field(default=(0.9, 0.95), metadata={"schema": KeySchema("betas")})
+    grad_clip: float = _float_field(1.0)
+    warmup_steps: int = _int_field(10, low=0)
+    fused: bool = _flag_field()
 
 
 @dataclass(frozen=True)
@@ -84,40 +86,40 @@ class TrainConfig:
     options: keyword arguments of the class that `task` names.
     """
 
-    steps: int = _count(100)
-    seed: int = _count(0, low=0)
-    task: str = _text(GPT_TASK)
-    deterministic: bool = _flag()
-    out: str | None = _text(None)
-    resume: str = _text("auto")
-    save_steps: int = _count(50)
-    save_minutes: float | None = field(default=None, metadata={"rule": Rule("float", above=True, optional=True)})
-    save_total_limit: int = _count(3, low=2)
-    keep_best: int = _count(0, low=0)
-    keep_every: int | None = field(default=None, metadata={"rule": Rule("int", low=1, optional=True)})
-    async_save: bool = _flag()
-    roll_back: int = _count(0, low=0)
-    strategy: str = _text("ddp", choices=STRATEGIES)
-    deepspeed: str | None = _text(None)
-    offload_optimizer: bool = _flag()
-    offload_param: bool = _flag()
-    find_unused_parameters: bool = _flag()
-    gradient_as_bucket_view: bool | None = _flag(None)
-    precision: str = _text("fp32", choices=("fp32", "bf16", "fp16"))
-    activation_checkpointing: bool = _flag()
-    compile: bool = _flag()
-    micro_batch: int = _count(8)
-    accumulation: int = field(default=1, metadata={"rule": Rule("int", low=1, optional=True)})
-    batch: int | None = _count(None)
-    lr: float = _number(3e-3)
-    device: str = _text("auto", choices=("auto", "cuda", "gcu", "cpu"))
-    ddp_timeout: float = _number(1800.0, above=True)
-    hang_timeout: float = _number(300.0, above=True)
-    log_steps: int = _count(10)
-    eval_steps: int | None = _count(None)
-    eval_batches: int = _count(20)
-    report: tuple[str, ...] = _texts("plot", choices=REPORTS)
-    peak_tflops: float | None = field(default=None, metadata={"rule": Rule("float", above=True, optional=True)})
+    steps: int = _int_field(100)
+    seed: int = _int_field(0, low=0)
+    task: str = _text_field(GPT_TASK)
+    deterministic: bool = _flag_field()
+    out: str | None = _text_field(None)
+    resume: str = _text_field("auto")
+    save_steps: int = _int_field(50)
+    save_minutes: float | None = field(default=None, metadata={"schema": KeySchema("float", above=True, optional=True)})
+    save_total_limit: int = _int_field(3, low=2)
+    keep_best: int = _int_field(0, low=0)
+    keep_every: int | None = field(default=None, metadata={"schema": KeySchema("int", low=1, optional=True)})
+    async_save: bool = _flag_field()
+    roll_back: int = _int_field(0, low=0)
+    strategy: str = _text_field("ddp", choices=STRATEGIES)
+    deepspeed: str | None = _text_field(None)
+    offload_optimizer: bool = _flag_field()
+    offload_param: bool = _flag_field()
+    find_unused_parameters: bool = _flag_field()
+    gradient_as_bucket_view: bool | None = _flag_field(None)
+    precision: str = _text_field("fp32", choices=("fp32", "bf16", "fp16"))
+    activation_checkpointing: bool = _flag_field()
+    compile: bool = _flag_field()
+    micro_batch: int = _int_field(8)
+    accumulation: int = field(default=1, metadata={"schema": KeySchema("int", low=1, optional=True)})
+    batch: int | None = _int_field(None)
+    lr: float = _float_field(3e-3)
+    device: str = _text_field("auto", choices=("auto", "cuda", "gcu", "cpu"))
+    ddp_timeout: float = _float_field(1800.0, above=True)
+    hang_timeout: float = _float_field(300.0, above=True)
+    log_steps: int = _int_field(10)
+    eval_steps: int | None = _int_field(None)
+    eval_batches: int = _int_field(20)
+    report: tuple[str, ...] = _text_list_field("plot", choices=REPORTS)
+    peak_tflops: float | None = field(default=None, metadata={"schema": KeySchema("float", above=True, optional=True)})
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -154,14 +156,14 @@ def load_config(path: str | None = None, words: Sequence[str] = ()) -> TrainConf
     """
     values: Dict[str, Any] = {}
     if path is not None:
-        for key, value in _flatten(read_settings(path), where=path).items():
-            values[key] = rule_of(key, where=path).check(key, value, where=path)
+        for key, value in _flatten(read_settings(path), source=path).items():
+            values[key] = schema_of(key, source=path).check(key, value, source=path)
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise UserError(f"expected key=value, got {word!r}; for example steps=20 or model.layers=2")
-        values[key] = rule_of(key, where="").parse(key, text)
-    return _whole(_build(values))
+        values[key] = schema_of(key, source="").parse(key, text)
+    return _check_combinations(_build(values))
 
 
 def with_ranks(config: TrainConfig, world_size: int) -> TrainConfig:
@@ -187,37 +189,39 @@ def with_ranks(config: TrainConfig, world_size: int) -> TrainConfig:
     return dataclasses.replace(config, accumulation=config.batch // unit)
 
 
-def rule_of(key: str, *, where: str) -> Rule:
+def schema_of(key: str, *, source: str) -> KeySchema:
     """The rule of a dotted key; for an unknown key, a UserError names the nearest one."""
-    rules = rules_by_key()
-    if key in rules:
-        return rules[key]
+    schemas = schemas_by_key()
+    if key in schemas:
+        return schemas[key]
     if key.startswith(OPTIONS) and key[len(OPTIONS) :].isidentifier():
-        return Rule("value")
-    start = f"{where}: " if where else ""
-    members = [name for name in (*rules, f"{OPTIONS}NAME") if name.startswith(f"{key}.")]
+        return KeySchema("value")
+    start = f"{source}: " if source else ""
+    members = [name for name in (*schemas, f"{OPTIONS}NAME") if name.startswith(f"{key}.")]
     if members:
         raise UserError(f"{start}{key!r} is a group, not a key: set one of {', '.join(members)}")
-    near = difflib.get_close_matches(key, rules, n=1, cutoff=0.6) or [
-        name for name in rules if name.rpartition(".")[2] == key
+    near = difflib.get_close_matches(key, schemas, n=1, cutoff=0.6) or [
+        name for name in schemas if name.rpartition(".")[2] == key
     ]
     guess = f"; did you mean {near[0]!r}?" if near else ""
-    raise UserError(f"{start}unknown key {key!r}{guess}\nkeys: {', '.join(rules)}")
+    raise UserError(f"{start}unknown key {key!r}{guess}\nkeys: {', '.join(schemas)}")
 
 
-def rules_by_key() -> dict[str, Rule]:
+def schemas_by_key() -> dict[str, KeySchema]:
     """Dotted key -> rule, in the order of the dataclasses."""
-    rules: Dict[str, Rule] = {}
+    schemas: Dict[str, KeySchema] = {}
     for outer in dataclasses.fields(TrainConfig):
-        if "rule" in outer.metadata:
-            rules[outer.name] = outer.metadata["rule"]
+        if "schema" in outer.metadata:
+            schemas[outer.name] = outer.metadata["schema"]
         elif outer.name in GROUPS:
             inner = dataclasses.fields(GROUPS[outer.name])
-            rules.update({f"{outer.name}.{one.name}": one.metadata["rule"] for one in inner})
-    return rules
+            schemas.update(
+                {f"{outer.name}.{inner_field.name}": inner_field.metadata["schema"] for inner_field in inner}
+            )
+    return schemas
 
 
-def _flatten(tree: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+def _flatten(tree: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     """{"model": {"layers": 2}} -> {"model.layers": 2}; a value that should be a group is reported as one."""
     flat: Dict[str, Any] = {}
     for key, value in tree.items():
@@ -225,7 +229,7 @@ def _flatten(tree: Mapping[str, Any], *, where: str) -> dict[str, Any]:
         if is_group and isinstance(value, dict):
             flat.update({f"{key}.{name}": inner for name, inner in value.items()})
         elif is_group:
-            raise UserError(f"{where}: {key!r} is a group of keys, got {value!r}")
+            raise UserError(f"{source}: {key!r} is a group of keys, got {value!r}")
         else:
             flat[str(key)] = value
     return flat
@@ -250,7 +254,7 @@ def _build(values: Mapping[str, Any]) -> TrainConfig:
     return TrainConfig(**top, **groups, options=nested["options"])
 
 
-def _whole(config: TrainConfig) -> TrainConfig:
+def _check_combinations(config: TrainConfig) -> TrainConfig:
     """Check the limits that involve two keys, and the form of `task`."""
     module, _, name = config.task.partition(":")
     if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):

@@ -11,7 +11,7 @@ from trainer.errors import UserError
 
 
 @dataclass(frozen=True)
-class Rule:
+class KeySchema:
     """
     A kind of value and its limits.
 
@@ -56,7 +56,7 @@ class Rule:
             return self.check(key, text)
         return self.check(key, _parse_list(text, numbers=self.kind == "betas"), shown=text)
 
-    def check(self, key: str, value: Any, *, where: str = "", shown: Any = None) -> Any:  # noqa: ANN401 -- as above
+    def check(self, key: str, value: Any, *, source: str = "", shown: Any = None) -> Any:  # noqa: ANN401 -- as above
         """
         The value itself, in the type the configuration keeps.
 
@@ -72,27 +72,27 @@ class Rule:
             "flag": isinstance(value, bool),
             "text": self._is_text(value),
             "value": True,
-            "texts": isinstance(value, (list, tuple)) and all(self._is_text(one) for one in value),
-            "betas": isinstance(value, (list, tuple)) and len(value) == 2 and all(_is_beta(one) for one in value),  # noqa: PLR2004
+            "texts": isinstance(value, (list, tuple)) and all(self._is_text(item) for item in value),
+            "betas": isinstance(value, (list, tuple)) and len(value) == 2 and all(_is_beta(item) for item in value),  # noqa: PLR2004
         }
         if not good[self.kind]:
-            self._refuse(key, shown, where=where)
+            self._refuse(key, shown, source=source)
         if self.kind == "float":
             return float(value)
         if self.kind == "betas":
-            return tuple(float(one) for one in value)
+            return tuple(float(item) for item in value)
         return tuple(value) if self.kind == "texts" else value
 
     def _is_text(self, value: object) -> bool:
         return isinstance(value, str) and bool(value) and (not self.choices or value in self.choices)
 
-    def _refuse(self, key: str, value: object, *, where: str = "") -> NoReturn:
+    def _refuse(self, key: str, value: object, *, source: str = "") -> NoReturn:
         shown = value if isinstance(value, str) else json.dumps(value, default=str)
-        raise UserError(f"{_start(where)}{key}={shown}: allowed: {self.allowed}")
+        raise UserError(f"{_start(source)}{key}={shown}: allowed: {self.allowed}")
 
 
-def _start(where: str) -> str:
-    return f"{where}: " if where else ""
+def _start(source: str) -> str:
+    return f"{source}: " if source else ""
 
 
 def _is_int(value: object) -> bool:

@@ -49,7 +49,7 @@ class Source:
 
     def __getitem__(self, first: int) -> Any:  # noqa: ANN401
         chosen = [self.order.sample(position) for position in range(first, first + self.count)]
-        with drawing_from(derive_seed(self.seed, self.split, first)) if self.is_random else contextlib.nullcontext():
+        with seeded_rng(derive_seed(self.seed, self.split, first)) if self.is_random else contextlib.nullcontext():
             try:
                 return self.collate([self.samples[index] for index in chosen])
             except UserError as exc:
@@ -66,30 +66,30 @@ class Batches:
         self.pinned = config.data.pin_memory and group.device.type == "cuda"
         self.worker_start = group.accelerator.worker_start if config.data.workers else None
         if self.worker_start == "spawn":
-            group.agree(_why_not_sent(self.source))
-        self._coming: Iterator[Any] = iter(())
+            group.raise_if_any(_pickling_problem(self.source))
+        self._iterator: Iterator[Any] = iter(())
 
-    def one(self) -> Any:  # noqa: ANN401
+    def peek(self) -> Any:  # noqa: ANN401
         """A batch to look at; it does not advance the order."""
-        return self._arrived(self.source[self.first])
+        return self._receive(self.source[self.first])
 
     def begin(self, position: int) -> None:
         """Continue after this number of samples of all ranks, without end."""
-        self._coming = iter(self._loader(range(position + self.first, sys.maxsize, self.stride)))
+        self._iterator = iter(self._loader(range(position + self.first, sys.maxsize, self.stride)))
 
     def next(self) -> Any:  # noqa: ANN401
         """The next batch. Raises UserError for an invalid sample."""
-        return self._arrived(next(self._coming))
+        return self._receive(next(self._iterator))
 
-    def some(self, limit: int) -> Iterator[Any]:
+    def first_batches(self, limit: int) -> Iterator[Any]:
         """The first batches of the order, equally many on every rank, at most `limit`; if there are too few, samples repeat."""
         count = min(limit, max(1, len(self.source.samples) // self.stride))
         for batch in self._loader(range(self.first, self.first + count * self.stride, self.stride)):
-            yield self._arrived(batch)
+            yield self._receive(batch)
 
     def close(self) -> None:
         """End the workers."""
-        self._coming = iter(())
+        self._iterator = iter(())
 
     def _loader(self, firsts: Sequence[int]) -> DataLoader[Any]:
         data, workers = self.config.data, self.config.data.workers
@@ -109,15 +109,15 @@ class Batches:
             **more,
         )
 
-    def _arrived(self, batch: Any) -> Any:  # noqa: ANN401
+    def _receive(self, batch: Any) -> Any:  # noqa: ANN401
         if isinstance(batch, _Problem):
             raise UserError(batch.message)
-        return moved(batch, self.device, non_blocking=self.pinned)
+        return to_device(batch, self.device, non_blocking=self.pinned)
 
 
-def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:  # noqa: ANN401
+def to_device(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:  # noqa: ANN401
     """The same nesting with all tensors on the device."""
-    move = functools.partial(moved, device=device, non_blocking=non_blocking)
+    move = functools.partial(to_device, device=device, non_blocking=non_blocking)
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=non_blocking)
     if isinstance(batch, dict):
@@ -127,7 +127,7 @@ def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:  # no
     return type(batch)(map(move, batch)) if isinstance(batch, (list, tuple)) else batch
 
 
-def _why_not_sent(source: Source) -> str:
+def _pickling_problem(source: Source) -> str:
     """A spawned worker receives samples and task by pickle."""
     try:
         ForkingPickler.dumps(source)
@@ -147,7 +147,7 @@ def _start_tracker() -> None:
 
 
 @contextlib.contextmanager
-def drawing_from(seed: int) -> Iterator[None]:
+def seeded_rng(seed: int) -> Iterator[None]:
     """Seed Python's, torch's and numpy's CPU generators within the block; restore their states afterwards."""
     numpy: Any = sys.modules.get("numpy")
     before: List[Any] = [random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None]

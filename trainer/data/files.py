@@ -19,8 +19,8 @@ import torch
 from trainer.errors import UserError
 
 OPEN_AT_ONCE = 64
-LOOKED_AT = 256  # places of the sequence that the digest covers
-LOOK_TOKENS = 1024
+DIGEST_PARTS = 256  # places of the sequence that the digest covers
+DIGEST_PART_TOKENS = 1024
 MAX_HEADER_BYTES = 1 << 16
 # torch before 2.3 has no unsigned kinds but bytes: the bits are read as signed, and the sign is taken off.
 DTYPES = {"u1": torch.uint8, "u2": torch.int16, "u4": torch.int32, "i4": torch.int32, "i8": torch.int64}
@@ -102,9 +102,9 @@ class Tokens:
     def digest(self) -> str:
         """Hash of the sizes and of samples spread over all tokens; equal data have equal digests. Reads about a MiB at most."""
         total = hashlib.sha256(",".join(f"{file.kind}{file.count}" for file in self.files).encode())
-        last = max(0, len(self) - LOOK_TOKENS)
-        for start in sorted({last * place // LOOKED_AT for place in range(LOOKED_AT + 1)}):
-            for data, _ in self._pieces(start, min(LOOK_TOKENS, len(self))):
+        last = max(0, len(self) - DIGEST_PART_TOKENS)
+        for start in sorted({last * part // DIGEST_PARTS for part in range(DIGEST_PARTS + 1)}):
+            for data, _ in self._pieces(start, min(DIGEST_PART_TOKENS, len(self))):
                 total.update(data)
         return total.hexdigest()
 
@@ -132,7 +132,7 @@ def find_tokens(paths: Sequence[str], form: str, key: str = "data.paths") -> Tok
         UserError: nothing matches, a file cannot be read or is not what it says.
     """
     found = [path for name in paths for path in _matching(name, key)] if paths else _standard_library()
-    files = [_look_at(path, form, key) for path in found]
+    files = [_token_file(path, form, key) for path in found]
     texts, arrays = ([file for file in files if (file.kind == "u1") == is_text] for is_text in (True, False))
     if texts and arrays:
         raise UserError(
@@ -147,7 +147,7 @@ def _numbers(data: bytes, kind: str) -> torch.Tensor:
     return signed & ((1 << 8 * int(kind[1:])) - 1) if kind in ("u2", "u4") else signed
 
 
-def _look_at(path: Path, form: str, key: str) -> TokenFile:
+def _token_file(path: Path, form: str, key: str) -> TokenFile:
     try:
         size = path.stat().st_size
         if form == "auto" and path.suffix == ".npy":
@@ -210,7 +210,7 @@ def _matching(name: str, key: str) -> List[Path]:
     elif path.exists():
         return [path]
     else:
-        found = [Path(one) for one in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(one)]
+        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(name)]
         problem = "no such file or folder"
     if not found:
         raise UserError(f"{key}: {name}: {problem}")

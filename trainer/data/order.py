@@ -48,7 +48,7 @@ class Order:
 @functools.lru_cache(maxsize=16)
 def _keys(seed: int, name: str, epoch: int) -> Tuple[int, ...]:
     words = hashlib.sha256(f"{seed}/{name}/{epoch}".encode()).digest()
-    return tuple(int.from_bytes(words[8 * place : 8 * place + 8], "little") for place in range(ROUNDS))
+    return tuple(int.from_bytes(words[8 * index : 8 * index + 8], "little") for index in range(ROUNDS))
 
 
 def _mixed(number: int, key: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Dict, List, Tuple
 
-from trainer.console import say
+from trainer.console import log_line
 from trainer.errors import UserError
 from trainer.runtime.group import Group
 from trainer.tasks.base import Samples, Task
@@ -25,7 +25,7 @@ def open_split(task: Task, split: str, group: Group) -> Tuple[Any, str, str]:
         problem = _lack(samples, split, task.config.task)
     except (UserError, OSError) as exc:
         problem = str(exc)
-    group.agree(problem)
+    group.raise_if_any(problem)
     if samples is None:
         return None, "", ""
     name = f"{split} data"
@@ -42,16 +42,16 @@ def _lack(samples: Samples | None, split: str, task: str) -> str:
 
 
 def _digest(samples: Samples) -> str:
-    own = getattr(samples, "digest", None)
-    text = own() if callable(own) else f"{type(samples).__name__} {len(samples)}"
+    digest_method = getattr(samples, "digest", None)
+    text = digest_method() if callable(digest_method) else f"{type(samples).__name__} {len(samples)}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _compare(digest: str, name: str, group: Group) -> None:
     """Warn where the ranks have different data."""
     found: Dict[str, List[int]] = {}
-    for rank, one in enumerate(group.gather_bytes(digest.encode())):
-        found.setdefault(one.decode(), []).append(rank)
+    for rank, encoded in enumerate(group.gather_bytes(digest.encode())):
+        found.setdefault(encoded.decode(), []).append(rank)
     if len(found) > 1 and group.rank.is_main:
-        groups = "; ".join(f"{one[:12]} on rank {fold(ranks)}" for one, ranks in found.items())
-        say(f"WARNING: the {name} are not the same on all ranks ({groups}); losses will not repeat on other nodes")
+        groups = "; ".join(f"{digest_found[:12]} on rank {fold(ranks)}" for digest_found, ranks in found.items())
+        log_line(f"WARNING: the {name} are not the same on all ranks ({groups}); losses will not repeat on other nodes")

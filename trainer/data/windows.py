@@ -49,8 +49,8 @@ class Windows:
         """An index beyond the embedding would end a GPU process without naming the cause."""
         wrong = ((row < 0) | (row >= self.vocabulary)).nonzero()
         if len(wrong):
-            place = int(wrong[0])
+            offset = int(wrong[0])
             raise UserError(
-                f"{self.key}: {self.tokens.position_of(start + place)}: {int(row[place])} is no token of "
+                f"{self.key}: {self.tokens.position_of(start + offset)}: {int(row[offset])} is no token of "
                 f"model.vocabulary={self.vocabulary}: set it to the size of the tokenizer's, or correct data.format"
             )

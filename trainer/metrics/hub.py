@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping
 
 from trainer.config.config import TrainConfig
-from trainer.console import say
+from trainer.console import log_line
 from trainer.errors import StorageUserError, UserError
 from trainer.io import replace_text
 from trainer.metrics.bar import Bar
-from trainer.metrics.jsonl import ALLOCATOR_COUNTS, Metrics, StepLog, StepResult, Summary, percentile, read_records
+from trainer.metrics.jsonl import ALLOCATOR_COUNTS, MetricsFile, StepLog, StepResult, Summary, percentile, read_records
 from trainer.metrics.mfu import peak_flops
 from trainer.metrics.plot import plot_loss
 from trainer.metrics.reporters import Reporter, ReportError, missing_package, open_reporters
 from trainer.runtime.group import Group
 
 
-class Measures:
+class MetricsHub:
     """
     For one attempt: begin, add every step, close.
 
@@ -45,9 +45,9 @@ class Measures:
         self._seconds: List[float] = []
         self._waited_s = 0.0
         self._share_per_rate: float | None = None
-        self._metrics: Metrics | None = None
+        self._metrics: MetricsFile | None = None
         self._reporters: List[Reporter] = []
-        group.agree(missing_package(config.report) if self.is_main else "")
+        group.raise_if_any(missing_package(config.report) if self.is_main else "")
 
     def begin(self, last_step: int, flops_per_sample: int | None) -> None:
         """
@@ -63,17 +63,17 @@ class Measures:
                 self._share_per_rate = flops_per_sample / self.per_sample / (peak * self.group.rank.world_size)
             if self._metrics:
                 self._metrics.close()
-                self._each(lambda reporter: reporter.close(0))
+                self._for_each_reporter(lambda reporter: reporter.close(0))
                 self._metrics = None
             try:
-                self._metrics = Metrics(self._path, last_step=last_step)
+                self._metrics = MetricsFile(self._path, last_step=last_step)
                 self._reporters = open_reporters(self.config, self.out, last_step, os.environ)
             except UserError as exc:
                 problem = str(exc)
             except OSError as exc:
                 refused = f"{exc.filename or self.out}: {exc.strerror}; measures are kept there: mend it, or name another out="
-        self.group.agree(problem)
-        self.group.agree(refused, kind=StorageUserError)
+        self.group.raise_if_any(problem)
+        self.group.raise_if_any(refused, kind=StorageUserError)
 
     def add(self, step: int, result: StepResult, evaluated: Mapping[str, float], *, last: bool) -> None:
         """Record one step and its evaluation, if any."""
@@ -83,14 +83,14 @@ class Measures:
             numbers = {**self._record(step, result), **evaluated}
             record = {key: value if math.isfinite(value) else None for key, value in numbers.items()}  # JSON has no NaN
             self._metrics.write(record)
-            self._each(lambda reporter: reporter.write(record))
+            self._for_each_reporter(lambda reporter: reporter.write(record))
         self._log.add(step, result, last=last)
         if self.is_main:
             self._bar.show(step, result.loss, f"{self.per_step / result.seconds:.0f} {self.unit}/s")
 
     def flush(self) -> None:
         """Call before a checkpoint is written, so that no step it covers can be missing later."""
-        self._each(lambda reporter: reporter.flush())
+        self._for_each_reporter(lambda reporter: reporter.flush())
 
     def totals(self) -> Dict[str, Any]:
         """Totals over the steps of this attempt, for the summary."""
@@ -116,8 +116,8 @@ class Measures:
         try:
             replace_text(path, json.dumps(record, indent=1) + "\n")
         except OSError as exc:
-            say(f"WARNING: {path} is not written: {exc.strerror}")
-        self._each(lambda reporter: reporter.summarise(record))
+            log_line(f"WARNING: {path} is not written: {exc.strerror}")
+        self._for_each_reporter(lambda reporter: reporter.summarise(record))
 
     def close(self, code: int) -> None:
         """Call last: drawing the plot and the final upload take time."""
@@ -127,21 +127,21 @@ class Measures:
         self._metrics.close()
         if code == 0 and "plot" in self.config.report:
             problem = plot_loss(read_records(self._path), self.out / "loss.png")
-            say(f"loss.png is left out: {problem}" if problem else f"plotted {self.out / 'loss.png'}")
-        self._each(lambda reporter: reporter.close(code))
+            log_line(f"loss.png is left out: {problem}" if problem else f"plotted {self.out / 'loss.png'}")
+        self._for_each_reporter(lambda reporter: reporter.close(code))
 
     @property
     def _path(self) -> Path:
         return self.out / "metrics.jsonl"
 
-    def _each(self, act: Callable[[Reporter], None]) -> None:
+    def _for_each_reporter(self, act: Callable[[Reporter], None]) -> None:
         """A failing reporter is reported once and not used again."""
         for reporter in list(self._reporters):
             try:
                 act(reporter)
             except ReportError as exc:
                 self._reporters.remove(reporter)
-                say(f"WARNING: no more is reported to {exc}")
+                log_line(f"WARNING: no more is reported to {exc}")
 
     def _mfu(self, rate: float) -> float | None:
         return rate * self._share_per_rate if self._share_per_rate else None

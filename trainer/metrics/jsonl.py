@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
 
-from trainer.console import say
+from trainer.console import log_line
 from trainer.errors import StorageError
 from trainer.io import replace_text
 
@@ -108,17 +108,17 @@ class StepLog:
             return
         if self.rank == 0:
             rate = self.steps * self.per_step / self.seconds
-            say(
+            log_line(
                 f"step={step} loss={result.loss:.4f} lr={result.lr:.3e} grad_norm={result.grad_norm:.4f} "
                 f"{self.unit}/s={rate:.0f} step_time_s={self.seconds / self.steps:.4f} "
                 f"data_wait_s={self.waited_s / self.steps:.4f}"
             )
         else:
-            say(f"step={step} loss={result.losses[self.rank]:.4f}")
+            log_line(f"step={step} loss={result.losses[self.rank]:.4f}")
         self.steps, self.seconds, self.waited_s = 0, 0.0, 0.0
 
 
-class Metrics:
+class MetricsFile:
     """metrics.jsonl of rank 0: one line per step, full precision; a resumed run continues it without duplicates."""
 
     def __init__(self, path: Path, *, last_step: int) -> None:

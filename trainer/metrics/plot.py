@@ -19,15 +19,15 @@ def plot_loss(records: Sequence[Mapping[str, Any]], path: Path) -> str:
     except ImportError as exc:
         return f"matplotlib is installed, but broken: {exc}"
     axes = figure.add_subplot()
-    axes.plot([one["step"] for one in records], [one["loss"] for one in records], linewidth=1)
+    axes.plot([record["step"] for record in records], [record["loss"] for record in records], linewidth=1)
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
     axes.grid(alpha=0.3)
-    aside = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
-        with os.fdopen(os.open(str(aside), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with os.fdopen(os.open(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             figure.savefig(file, format="png", bbox_inches="tight")
-        aside.replace(path)
+        temporary.replace(path)
     except OSError as exc:
         return f"{path}: {exc.strerror}"
     return ""

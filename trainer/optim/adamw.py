@@ -23,9 +23,9 @@ def make_optimizer(model: torch.nn.Module, lr: float, config: OptimConfig) -> to
 
 def decay_groups(model: torch.nn.Module, weight_decay: float) -> List[Dict[str, Any]]:
     """Parameter groups: matrices and embeddings with weight decay, the rest without."""
-    matrices = [one for one in model.parameters() if len(whole_shape(one)) > 1]
-    others = [one for one in model.parameters() if len(whole_shape(one)) <= 1]
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    matrices = [parameter for parameter in model.parameters() if len(whole_shape(parameter)) > 1]
+    vectors = [parameter for parameter in model.parameters() if len(whole_shape(parameter)) <= 1]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
 def whole_shape(parameter: torch.Tensor) -> torch.Size:

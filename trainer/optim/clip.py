@@ -18,7 +18,7 @@ def clip_gradients(parameters: Sequence[torch.nn.Parameter], limit: float) -> fl
     tools: Any = torch.nn.utils
     if not hasattr(tools, "get_total_norm"):  # torch < 2.6
         return float(tools.clip_grad_norm_(parameters, limit))
-    norm = tools.get_total_norm([one.grad for one in parameters if one.grad is not None])
+    norm = tools.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     if not float(norm) + CLIP_MARGIN <= limit:
         tools.clip_grads_with_norm_(parameters, limit, norm)
     return float(norm)

@@ -21,7 +21,7 @@ def choose_strategy(group: Group, config: TrainConfig, task: Task, out: Path) ->
     Raises:
         UserError: the same on all ranks; the device, torch or a package of some rank does not support the settings.
     """
-    group.agree(unmet_requirement(group, config))
+    group.raise_if_any(unmet_requirement(group, config))
     if config.strategy in ZERO_STAGES:
         return Zero(group, config, task, out)
     return Fsdp2(group, config, task) if config.strategy == "fsdp2" else Ddp(group, config, task)

@@ -36,7 +36,7 @@ def _reentrant(forward: Callable[..., Any]) -> Callable[..., Any]:
     checkpoint: Any = torch.utils.checkpoint.checkpoint
 
     def recomputed(*inputs: Any) -> Any:  # noqa: ANN401 -- a module's
-        if any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs):
+        if any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
             return checkpoint(forward, *inputs, **option)
         # No input needs a gradient, as in the first block of an image model: the reentrant variant would return none.
         return forward(*inputs)

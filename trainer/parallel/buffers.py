@@ -27,17 +27,17 @@ class Buffers:
         for name in self.names:
             same.setdefault(found[name].dtype, []).append(found[name])
         for some in same.values():
-            flat = torch.cat([one.flatten() for one in some])
+            flat = torch.cat([buffer.flatten() for buffer in some])
             group.accelerator.distributed.broadcast(flat, 0)
-            parts: Any = flat.split([one.numel() for one in some])  # type: ignore[no-untyped-call]  # torch leaves it so
-            for one, part in zip(some, parts):
-                one.copy_(part.view_as(one))
+            parts: Any = flat.split([buffer.numel() for buffer in some])  # type: ignore[no-untyped-call]  # torch leaves it so
+            for buffer, part in zip(some, parts):
+                buffer.copy_(part.view_as(buffer))
 
 
 def refuse_batch_norm(model: torch.nn.Module, config: TrainConfig) -> None:
     """Raise UserError for BatchNorm below fp32: its running means are fp32 and its weights would not be."""
     kind = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 -- what all of them are
-    if config.precision != "fp32" and any(isinstance(one, kind) for one in model.modules()):
+    if config.precision != "fp32" and any(isinstance(module, kind) for module in model.modules()):
         raise UserError.agreed(
             f"precision={config.precision} with strategy={config.strategy} has the whole model compute in it, which "
             "BatchNorm does not: use strategy=ddp, or GroupNorm in the model"

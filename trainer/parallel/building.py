@@ -16,7 +16,7 @@ from trainer.parallel.activation_checkpoint import recompute
 from trainer.runtime.accelerators import Accelerator
 from trainer.runtime.group import Group
 from trainer.runtime.seeds import seed_everything
-from trainer.tasks.base import Task, fills
+from trainer.tasks.base import Task, has_initialise
 
 
 def build_whole(group: Group, config: TrainConfig, task: Task) -> torch.nn.Module:
@@ -33,7 +33,7 @@ def build_whole(group: Group, config: TrainConfig, task: Task) -> torch.nn.Modul
         fill(task, model, lambda weight, whole: weight.copy_(whole()))
     else:
         model = build_plain(task, config).to(group.device)  # before it is wrapped: DDP checks its device
-        if fills(task):
+        if has_initialise(task):
             fill(task, model, lambda weight, whole: weight.copy_(whole()))
     warn_if_on_cpu(model, group.accelerator, group.rank.global_rank)
     return model
@@ -46,7 +46,7 @@ def build_fillable(task: Task, config: TrainConfig) -> torch.nn.Module | None:
     `to_empty` would untie shared weights and leave buffers uninitialised; and DeepSpeed would compute the buffers of a
     model that it shards while building in the precision of the weights.
     """
-    if not fills(task) or not hasattr(torch.device, "__enter__"):  # torch >= 2.0
+    if not has_initialise(task) or not hasattr(torch.device, "__enter__"):  # torch >= 2.0
         return None
     model = build_empty(task, config)
     return None if _has_other_tensors(model) or any(count > 1 for count in occurrences(model).values()) else model
@@ -54,13 +54,13 @@ def build_fillable(task: Task, config: TrainConfig) -> torch.nn.Module | None:
 
 def occurrences(model: torch.nn.Module) -> Counter[torch.nn.Parameter]:
     """Count the names of each parameter: a tied one has several; torch >= 2.0."""
-    return Counter(one for _, one in model.named_parameters(remove_duplicate=False))
+    return Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
 
 
 def _has_other_tensors(model: torch.nn.Module) -> bool:
     """Return True if there are buffers, or tensors as plain attributes."""
-    attributes = (one for module in model.modules() for one in vars(module).values())
-    return any(True for _ in model.buffers()) or any(isinstance(one, torch.Tensor) for one in attributes)
+    attributes = (value for module in model.modules() for value in vars(module).values())
+    return any(True for _ in model.buffers()) or any(isinstance(value, torch.Tensor) for value in attributes)
 
 
 def build_empty(task: Task, config: TrainConfig) -> torch.nn.Module:
@@ -94,12 +94,12 @@ def _initial_values(task: Task, name: str, shape: torch.Size) -> torch.Tensor:
 
 def sizes_of(model: torch.nn.Module) -> Dict[str, int]:
     """Number of elements of each parameter, by name."""
-    return {name: whole_shape(one).numel() for name, one in model.named_parameters()}
+    return {name: whole_shape(parameter).numel() for name, parameter in model.named_parameters()}
 
 
 def warn_if_on_cpu(model: torch.nn.Module, accelerator: Accelerator, rank: int) -> None:
     """Warn of parameters on the CPU: training would continue, slowly and partly on the wrong device."""
-    left = [name for name, one in model.named_parameters() if one.device.type == "cpu"]
+    left = [name for name, parameter in model.named_parameters() if parameter.device.type == "cpu"]
     if accelerator.name != "cpu" and left:
         sys.stderr.write(
             f"WARNING: rank {rank}: {len(left)} parameters are on the CPU although {accelerator.name} was asked for "

@@ -13,12 +13,12 @@ from trainer.text import fold
 MOST_SKIPS = 40
 
 
-def check_finite(what: str, values: Sequence[float], step: int) -> None:
+def check_finite(quantity: str, values: Sequence[float], step: int) -> None:
     """
     Check one value per rank, before the weights are updated.
 
     Args:
-        what: name of the values, for the message.
+        quantity: name of the values, for the message.
         values: in rank order.
         step: the step they belong to.
 
@@ -27,9 +27,9 @@ def check_finite(what: str, values: Sequence[float], step: int) -> None:
     """
     bad = [rank for rank, value in enumerate(values) if not math.isfinite(value)]
     if bad:
-        where = f"rank {fold(bad)}" if len(values) > 1 else "all ranks"
+        ranks = f"rank {fold(bad)}" if len(values) > 1 else "all ranks"
         raise NumbersError(
-            f"{where}: {what} is {values[bad[0]]} at step {step}; the weights were not updated. "
+            f"{ranks}: {quantity} is {values[bad[0]]} at step {step}; the weights were not updated. "
             "Continue from the last checkpoint with a smaller lr, or look at the data and the device of that rank"
         )
 
@@ -72,7 +72,7 @@ class Skips:
         if not self._is_pending:
             return
         self._is_pending = self._skipped = False
-        bad = [rank for rank, one in enumerate(flags) if one & Flag.SKIPPED]
+        bad = [rank for rank, flag in enumerate(flags) if flag & Flag.SKIPPED]
         if bad and not (self.scales_loss and len(bad) == len(flags)):
             raise NumbersError(_message(bad, len(flags), self._step))
         self._in_a_row = self._in_a_row + 1 if bad else 0

@@ -9,7 +9,7 @@ import torch
 
 from trainer.checkpoint.staging import large_tensors
 from trainer.config.config import TrainConfig
-from trainer.data.batches import drawing_from
+from trainer.data.batches import seeded_rng
 from trainer.optim.adamw import make_optimizer
 from trainer.optim.clip import clip_gradients
 from trainer.parallel.base import TorchStrategy
@@ -41,25 +41,25 @@ class Ddp(TorchStrategy):
         """
         if not self.group.rank.launched:
             return
-        buffers = [(one, one.clone()) for one in self.bare.buffers()]
+        buffers = [(buffer, buffer.clone()) for buffer in self.bare.buffers()]
         # A task may draw from any generator, and a resume has restored their states by now.
-        with preserve_rng(self.group.accelerator), drawing_from(self.config.seed):
+        with preserve_rng(self.group.accelerator), seeded_rng(self.config.seed):
             with self.computing():
                 loss = loss_of(self.task, self.model, batch)
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         # forward() can create parameters.
         warn_if_on_cpu(self.bare, self.group.accelerator, self.group.rank.global_rank)
         self.optimizer.zero_grad(set_to_none=True)
-        for one, before in buffers:  # such as the running means of a BatchNorm
-            one.copy_(before)
+        for buffer, before in buffers:  # such as the running means of a BatchNorm
+            buffer.copy_(before)
 
     def state(self) -> Dict[str, Any]:
         state: Dict[str, Any] = {"model": self.bare.state_dict(), "optimizer": self.optimizer.state_dict()}
         return {**state, "scaler": self.scaler.state_dict()} if self.scaler else state
 
     def load(self, state: Mapping[str, Any]) -> None:
-        for one in large_tensors(state):
-            self.group.broadcast(one)
+        for tensor in large_tensors(state):
+            self.group.broadcast(tensor)
         self.bare.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scaler and "scaler" in state:

@@ -52,9 +52,9 @@ class Fsdp2(TorchStrategy):
         return {**state, "scaler": self.scaler.state_dict()} if self.scaler else state
 
     def load(self, state: Mapping[str, Any]) -> None:
-        for name, one in state["model"].items():
+        for name, tensor in state["model"].items():
             if name not in self.sizes:  # a buffer; set_state_dict scatters the parameters from rank 0
-                self.group.broadcast(one)
+                self.group.broadcast(tensor)
         api = importlib.import_module("torch.distributed.checkpoint.state_dict")
         api.set_state_dict(
             self.model,
@@ -88,7 +88,9 @@ class Fsdp2(TorchStrategy):
 def blocks_without_tied_weights(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> List[torch.nn.Module]:
     """Blocks without tied weights: a tied weight sharded in two units would be duplicated."""
     total = occurrences(model)
-    return [block for block in blocks if all(total[one] == count for one, count in occurrences(block).items())]
+    return [
+        block for block in blocks if all(total[parameter] == count for parameter, count in occurrences(block).items())
+    ]
 
 
 def shard(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], group: Group, *, precision: str) -> Any:  # noqa: ANN401 -- a class made by fully_shard

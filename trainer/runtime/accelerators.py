@@ -66,9 +66,9 @@ class Accelerator(abc.ABC):
 
     def changed(self, **attributes: Any) -> Accelerator:  # noqa: ANN401
         """Return a copy with other attributes."""
-        other = copy.copy(self)
-        vars(other).update(attributes)
-        return other
+        changed = copy.copy(self)
+        vars(changed).update(attributes)
+        return changed
 
     def device_string(self, local_rank: int) -> str:
         """Return cuda:3, xla:3, gcu:3 or cpu."""
@@ -322,25 +322,25 @@ def load_torch_gcu() -> tuple[Any, str]:
         return None, f"torch_gcu is installed but cannot be imported: {exc}"
 
 
-def choose(asked: str, torch: Any, load_gcu: Callable[[], tuple[Any, str]] = load_torch_gcu) -> Accelerator:  # noqa: ANN401
+def choose(requested: str, torch: Any, load_gcu: Callable[[], tuple[Any, str]] = load_torch_gcu) -> Accelerator:  # noqa: ANN401
     """
-    Return the accelerator for `asked`: auto, cuda, gcu or cpu. auto takes the first that is present, in this order.
+    Return the accelerator for `requested`: auto, cuda, gcu or cpu. auto takes the first that is present, in this order.
 
     Raises:
         UserError: cuda or gcu was asked for and is not present; the message has the remedy.
     """
-    if asked == "cpu":
+    if requested == "cpu":
         return Cpu(torch)
-    if asked in ("auto", "cuda") and torch.cuda.is_available() and torch.cuda.device_count() > 0:
+    if requested in ("auto", "cuda") and torch.cuda.is_available() and torch.cuda.device_count() > 0:
         return Cuda(torch)
-    if asked == "cuda":
+    if requested == "cuda":
         raise UserError(f"device=cuda: {_why_no_cuda(torch)}, or use device=cpu")
     gcu, problem = load_gcu()
     if gcu is not None and _has_devices(torch, gcu):
         return GcuI3x(torch) if hasattr(torch, "gcu") else GcuT2x(torch, gcu)
     if gcu is not None:
         problem = NO_CARD
-    if asked == "gcu":
+    if requested == "gcu":
         raise UserError(f"device=gcu: {problem}; {INSTALL_GCU}, or use device=cpu")
     return Cpu(torch).changed(unusable_card=_unusable_card(torch, problem))
 

@@ -32,7 +32,7 @@ class Group:
     ready: str
 
     @property
-    def greeting(self) -> str:
+    def ready_message(self) -> str:
         """The first log line. Rank 0: all ranks are ready; other ranks: their device."""
         return self.ready if self.rank.is_main else f"rank {self.rank.global_rank} ready, device {self.device}"
 
@@ -54,9 +54,9 @@ class Group:
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """All-gather bytes of any length; returns them in rank order."""
-        sizes = [_number(one) for one in self._all_gather(self._tensor(len(data).to_bytes(8, "little")))]
+        sizes = [_to_int(tensor) for tensor in self._all_gather(self._tensor(len(data).to_bytes(8, "little")))]
         padded = self._tensor(data.ljust(max(1, *sizes), b"\0"))
-        return [_bytes(one)[:size] for one, size in zip(self._all_gather(padded), sizes)]
+        return [_to_bytes(tensor)[:size] for tensor, size in zip(self._all_gather(padded), sizes)]
 
     def broadcast_bytes(self, data: bytes) -> bytes:
         """Return rank 0's bytes on every rank; `data` of the others is ignored."""
@@ -64,7 +64,7 @@ class Group:
             return data
         head = self._tensor(len(data).to_bytes(8, "little"))
         self.accelerator.distributed.broadcast(head, 0)
-        whole = bytearray(data if self.rank.is_main else _number(head))
+        whole = bytearray(data if self.rank.is_main else _to_int(head))
         if whole:
             self.broadcast(torch.frombuffer(whole, dtype=torch.uint8))
         return bytes(whole)
@@ -84,14 +84,14 @@ class Group:
             if there is not part and not self.rank.is_main:
                 part.copy_(there)
 
-    def agree(self, problem: str, *, kind: Type[TrainerError] = UserError) -> None:
+    def raise_if_any(self, problem: str, *, kind: Type[TrainerError] = UserError) -> None:
         """
         Continue only if no rank has a problem; "" is none.
 
         Raises:
             TrainerError: of class `kind`, the same on every rank; names the ranks with a problem.
         """
-        problems = [one.decode() for one in self.gather_bytes(problem.encode())]
+        problems = [encoded.decode() for encoded in self.gather_bytes(problem.encode())]
         if not any(problems):
             return
         if len(set(problems)) == 1:
@@ -103,9 +103,9 @@ class Group:
         try:
             result = function()
         except UserError as exc:
-            self.agree(str(exc))
+            self.raise_if_any(str(exc))
             raise  # not reached: agree() raises
-        self.agree("")
+        self.raise_if_any("")
         return result
 
     def set_timeout(self, seconds: float) -> None:
@@ -137,11 +137,11 @@ class Group:
         return self.start_all_gather(mine)()
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
+def _to_bytes(tensor: torch.Tensor) -> bytes:
     """Copy by address: numpy may be missing, and tolist() takes seconds on a checkpoint."""
     here = tensor.cpu().contiguous()
     return ctypes.string_at(here.data_ptr(), here.numel())
 
 
-def _number(tensor: torch.Tensor) -> int:
-    return int.from_bytes(_bytes(tensor), "little")
+def _to_int(tensor: torch.Tensor) -> int:
+    return int.from_bytes(_to_bytes(tensor), "little")

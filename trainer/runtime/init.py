@@ -23,12 +23,14 @@ from .rank import Rank
 from .rendezvous import Rendezvous
 
 
-def initialise(asked: str, timeout_s: float, env: Mapping[str, str], *, rendezvous: Rendezvous | None = None) -> Group:
+def initialise(
+    requested_device: str, timeout_s: float, env: Mapping[str, str], *, rendezvous: Rendezvous | None = None
+) -> Group:
     """
     Take the device, meet the other ranks, join the group, and test both.
 
     Args:
-        asked: auto, cuda, gcu or cpu.
+        requested_device: auto, cuda, gcu or cpu.
         timeout_s: limit of a collective.
         env: MASTER_ADDR, MASTER_PORT and the variables that Rank reads.
         rendezvous: if the caller has opened it already.
@@ -39,7 +41,7 @@ def initialise(asked: str, timeout_s: float, env: Mapping[str, str], *, rendezvo
     """
 
     def find() -> Accelerator:
-        accelerator = choose(asked, torch)
+        accelerator = choose(requested_device, torch)
         if accelerator.unusable_card and env.get("LOCAL_RANK", "0") == "0":  # once per node
             sys.stderr.write(f"WARNING: training on the CPU: {accelerator.unusable_card}, or say device=cpu\n")
         return accelerator

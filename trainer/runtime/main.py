@@ -9,7 +9,7 @@ from typing import MutableMapping, NoReturn
 import torch
 
 from trainer.config.config import TrainConfig, with_ranks
-from trainer.console import say
+from trainer.console import log_line
 from trainer.errors import REQUEUE, TrainerError, report
 from trainer.runtime.exit import exit_now, exit_on_unexpected_errors, wait_at_most
 from trainer.runtime.group import Group
@@ -70,7 +70,7 @@ def _end_alone(code: int, trainer: Trainer | None, timeout_s: float) -> NoReturn
     """
     if trainer:
         wait_at_most(timeout_s, functools.partial(_finish_save, trainer))
-        wait_at_most(CLOSE_S, functools.partial(trainer.measures.close, code))
+        wait_at_most(CLOSE_S, functools.partial(trainer.metrics.close, code))
     exit_now(code)
 
 
@@ -79,7 +79,7 @@ def _end_together(code: int, trainer: Trainer | None, group: Group | None, rende
     if trainer:
         trainer.batches.close()
         _finish_save(trainer)
-        trainer.measures.close(code)  # after the error is reported: it may take a while
+        trainer.metrics.close(code)  # after the error is reported: it may take a while
     if group:
         group.close(code)
     if rendezvous:
@@ -90,4 +90,4 @@ def _end_together(code: int, trainer: Trainer | None, group: Group | None, rende
 def _finish_save(trainer: Trainer) -> None:
     problem = trainer.saver.finish()
     if problem:
-        say(f"WARNING: {problem}")
+        log_line(f"WARNING: {problem}")

@@ -57,6 +57,6 @@ class Signals:
     def receive(self) -> Received:
         """Wait for the values of all ranks. The host waits for the device here."""
         assert self._wait is not None  # send() comes first
-        pairs = [one.tolist() for one in self._wait()]
+        pairs = [pair.tolist() for pair in self._wait()]
         self._wait = None
         return Received([loss for loss, _ in pairs], [Flag(round(flags)) for _, flags in pairs])

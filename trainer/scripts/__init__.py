@@ -58,11 +58,11 @@ class AfterImport:
         """Wrap exec_module of the module's own loader, so that `__loader__` stays the expected one."""
         assert spec.loader is not None, "no namespace package"
         execute = spec.loader.exec_module
-        where, name = self.functions[spec.name].split(".")
+        module_name, function_name = self.functions[spec.name].split(".")
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            getattr(importlib.import_module(f"{__name__}.{where}"), name)(module)
+            getattr(importlib.import_module(f"{__name__}.{module_name}"), function_name)(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
 

@@ -68,7 +68,7 @@ def _join(accelerator: Accelerator, *, init_backend: str = "torch", timeout: tim
         group = initialise_on(lambda: accelerator, timeout.total_seconds(), os.environ, **for_torch)
     except TrainerError as exc:
         raise SystemExit(report(exc, os.environ)) from exc
-    sys.stderr.write(f"{group.greeting}\n")
+    sys.stderr.write(f"{group.ready_message}\n")
     if init_backend == "deepspeed":  # it uses the existing group
         importlib.import_module("deepspeed").init_distributed(accelerator.backend, timeout=timeout, **more)
 

@@ -116,9 +116,9 @@ def _ready(group: Any, optimizer: Any) -> Dict[str, str]:  # noqa: ANN401
     if not group.is_available() or not group.is_initialized():
         return {}
     ranks, backend = group.get_world_size(), group.get_backend()
-    device = next((one.device.type for one in _parameters(optimizer)), "none")
+    device = next((parameter.device.type for parameter in _parameters(optimizer)), "none")
     return {"ready": f"{ranks}/{ranks} ranks ready, backend {backend}, device {device}"}
 
 
 def _parameters(optimizer: Any) -> Iterator[Any]:  # noqa: ANN401
-    return (one for group in optimizer.param_groups for one in group["params"])
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])

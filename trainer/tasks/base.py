@@ -106,11 +106,11 @@ def loss_of(task: Task, model: Any, batch: Any) -> torch.Tensor:  # noqa: ANN401
     return loss
 
 
-def fills(task: Task) -> bool:
+def has_initialise(task: Task) -> bool:
     """The task overrides `initialise`."""
     return type(task).initialise is not Task.initialise
 
 
-def numbers(found: Mapping[str, Any]) -> Dict[str, float]:
+def as_floats(found: Mapping[str, Any]) -> Dict[str, float]:
     """The result of evaluate() as plain numbers."""
     return {str(name): float(value) for name, value in found.items()}

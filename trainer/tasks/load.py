@@ -23,18 +23,18 @@ def load_task(config: TrainConfig) -> Task:
             not take the options.
     """
     module, _, name = config.task.partition(":")
-    found = getattr(_imported(module, config.task), name, None)
+    found = getattr(_import_module(module, config.task), name, None)
     if found is None:
         raise UserError(f"task={config.task}: module {module} has no {name}")
     if not (inspect.isclass(found) and issubclass(found, Task)):
         raise UserError(f"task={config.task}: {name} is no class derived from trainer.tasks.Task")
     missing = sorted(getattr(found, "__abstractmethods__", ()))
     if missing:
-        raise UserError(f"task={config.task}: {name} lacks {', '.join(f'{one}()' for one in missing)}")
-    return _made(found, config)
+        raise UserError(f"task={config.task}: {name} lacks {', '.join(f'{method}()' for method in missing)}")
+    return _construct(found, config)
 
 
-def _made(kind: Type[Any], config: TrainConfig) -> Task:
+def _construct(kind: Type[Any], config: TrainConfig) -> Task:
     signature = inspect.signature(kind)
     try:
         signature.bind(config, **config.options)
@@ -52,7 +52,7 @@ def _made(kind: Type[Any], config: TrainConfig) -> Task:
     return task
 
 
-def _imported(module: str, task: str) -> Any:  # noqa: ANN401 -- a module
+def _import_module(module: str, task: str) -> Any:  # noqa: ANN401 -- a module
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:

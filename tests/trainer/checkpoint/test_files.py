@@ -23,7 +23,7 @@ from trainer.checkpoint.code import code_version
 from trainer.checkpoint.compatibility import differences
 from trainer.checkpoint.files import DamagedError
 from trainer.checkpoint.manager import TrainState
-from trainer.checkpoint.staging import allocated, large_tensors, load_state, outline
+from trainer.checkpoint.staging import allocate, large_tensors, load_state, outline
 from trainer.config.config import DataConfig, load_config
 from trainer.errors import TrainerError, UserError
 
@@ -181,16 +181,16 @@ def test_going_back_takes_the_newest_or_where_that_did_not_help_the_one_before(
         session.train()
         session.checkpoints.save(TrainState(number, position=left_out), session.strategy)
     session.train()
-    found = session.checkpoints.go_back(session.strategy, last)
+    found = session.checkpoints.load_earlier(session.strategy, last)
     assert found == TrainState(step, position=position)
     assert [path.name for path in files.newest_first(tmp_path)] == [f"step_{number}" for number in range(step, 1, -1)]
 
 
 def test_nothing_saved_is_nothing_to_go_back_to_and_the_only_one_is_taken_again(tmp_path: Path) -> None:
     session = Session.start(tmp_path)
-    assert session.checkpoints.go_back(session.strategy, None) is None
+    assert session.checkpoints.load_earlier(session.strategy, None) is None
     session.train_and_save(1)
-    assert session.checkpoints.go_back(session.strategy, 1) == TrainState(1, 2, 5.5, 1.0)
+    assert session.checkpoints.load_earlier(session.strategy, 1) == TrainState(1, 2, 5.5, 1.0)
 
 
 def test_checkpoint_of_unknown_loss_is_never_the_best(tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_outline_has_everything_but_the_values_of_large_tensors() -> None:
     }
     text = outline(state)
     assert len(text) < large.numel()
-    back = allocated(text, "step_1")
+    back = allocate(text, "step_1")
     assert [one.shape for one in large_tensors(back)] == [large.shape]
     assert back["model"]["a"].is_contiguous()
     assert torch.equal(back["model"]["b"], small)
@@ -424,7 +424,7 @@ def test_folder_in_use_is_refused_and_free_again_when_its_user_is_gone(tmp_path:
     if not child:
         try:
             os.close(writing)
-            lock.take(tmp_path, "20260101-000000-abcd")
+            lock.acquire(tmp_path, "20260101-000000-abcd")
             os.write(release, b"x")
             os.read(reading, 1)
         finally:
@@ -435,7 +435,7 @@ def test_folder_in_use_is_refused_and_free_again_when_its_user_is_gone(tmp_path:
             UserError, match=rf"out=.* is in use by run 20260101-000000-abcd, pid {child} on .*: choose"
         ):
             Session.start(tmp_path)
-        assert lock.take(tmp_path, "20260101-000000-abcd") == ""  # the next attempt of the same run
+        assert lock.acquire(tmp_path, "20260101-000000-abcd") == ""  # the next attempt of the same run
     finally:
         os.close(writing)
         os.waitpid(child, 0)

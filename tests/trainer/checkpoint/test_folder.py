@@ -28,7 +28,7 @@ def test_out_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None
 
 def test_only_the_user_and_root_are_trusted(tmp_path: Path) -> None:
     mine = tmp_path.stat()
-    owned = {uid: files.distrust(os.stat_result((*mine[:4], uid, *mine[5:]))) for uid in (os.geteuid(), 0, 4711)}
+    owned = {uid: files.trust_problem(os.stat_result((*mine[:4], uid, *mine[5:]))) for uid in (os.geteuid(), 0, 4711)}
     assert owned == {os.geteuid(): "", 0: "", 4711: f"belongs to uid 4711, not to uid {os.geteuid()} or root"}
 
 

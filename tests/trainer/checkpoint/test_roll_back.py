@@ -46,7 +46,7 @@ def _train(out: Path, *words: str) -> tuple[Summary | None, list[dict[str, Any]]
         summary = trainer.run()
     finally:
         trainer.saver.finish()
-        trainer.measures.close(1)
+        trainer.metrics.close(1)
     return summary, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 

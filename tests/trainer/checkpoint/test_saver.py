@@ -91,10 +91,10 @@ def test_memory_of_the_last_snapshot_is_used_again(tmp_path: Path) -> None:
     """Fresh memory would take several times as long, and training stands still for that time."""
     loop = _open(tmp_path, async_save=True)
     loop.train(2)
-    first = loop.saver._room["model"]["head.weight"].data_ptr()  # noqa: SLF001 -- where it lies shows nowhere else
+    first = loop.saver._staging["model"]["head.weight"].data_ptr()  # noqa: SLF001 -- where it lies shows nowhere else
     loop.saver.finish()
     loop.train(2)
-    assert loop.saver._room["model"]["head.weight"].data_ptr() == first  # noqa: SLF001 -- as above
+    assert loop.saver._staging["model"]["head.weight"].data_ptr() == first  # noqa: SLF001 -- as above
     loop.saver.finish()
     weights = Session.start(tmp_path)
     assert weights.resume().step == 4
@@ -169,7 +169,7 @@ def test_going_back_hears_of_a_save_that_failed_meanwhile(tmp_path: Path) -> Non
     (tmp_path / "step_2").write_text("a file in the way")
     loop.train(2)
     with pytest.raises(StorageError, match=r"cannot save .*step_2: "):
-        loop.saver.go_back()
+        loop.saver.before_roll_back()
 
 
 def test_loss_of_a_checkpoint_is_the_mean_since_the_one_before(tmp_path: Path) -> None:

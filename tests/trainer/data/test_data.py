@@ -17,7 +17,7 @@ import torch
 
 from trainer.config.config import load_config
 from trainer.data.batches import Batches
-from trainer.data.files import LOOK_TOKENS, OPEN_AT_ONCE, find_tokens
+from trainer.data.files import DIGEST_PART_TOKENS, OPEN_AT_ONCE, find_tokens
 from trainer.data.order import Order
 from trainer.data.split import open_split
 from trainer.data.windows import Windows
@@ -148,7 +148,7 @@ def test_file_larger_than_memory_is_read_in_place(tmp_path: Path) -> None:
 
 def test_digest_covers_every_token_of_a_small_text_and_both_ends_of_a_large_one(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
-    for size, changed in ((5000, 2500), (50 * LOOK_TOKENS * 256, 0), (50 * LOOK_TOKENS * 256, -1)):
+    for size, changed in ((5000, 2500), (50 * DIGEST_PART_TOKENS * 256, 0), (50 * DIGEST_PART_TOKENS * 256, -1)):
         data = bytearray(size)
         path.write_bytes(data)
         before = find_tokens([str(path)], "auto").digest()
@@ -327,7 +327,7 @@ def test_evaluation_takes_as_many_batches_on_every_rank(samples: int, expected: 
     seen = []
     for rank in (0, 1):
         batches = Batches(_Numbers(samples), _OfNumbers(config), config, _group(rank, 2), split="validation")
-        seen.append(_indices(list(batches.some(4))))
+        seen.append(_indices(list(batches.first_batches(4))))
     assert [len(one) for one in seen] == [expected] * 2
     order = Order(samples, 0, "validation")
     taken = [index for batch in zip(*seen, strict=True) for rank in batch for index in rank]

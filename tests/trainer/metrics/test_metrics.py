@@ -19,10 +19,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.config.config import ModelConfig, TrainConfig, load_config
-from trainer.console import say
+from trainer.console import log_line
 from trainer.errors import StorageUserError, UserError
 from trainer.metrics.bar import Bar
-from trainer.metrics.hub import Measures
+from trainer.metrics.hub import MetricsHub
 from trainer.metrics.jsonl import StepResult, Summary, percentile
 from trainer.metrics.mfu import flops_per_token, peak_flops
 from trainer.metrics.reporters import ReportError
@@ -93,7 +93,7 @@ def test_percentile_is_a_value_that_was_measured(values: list[float], percent: i
 
 def _measured(out: Path, config: TrainConfig, *, code: int = 0) -> dict[str, Any]:
     """The totals of two steps of a half and of a second, 8 * 128 tokens each, 1000 FLOPs a token."""
-    measures = Measures(_alone(), config, out, config.model.context)
+    measures = MetricsHub(_alone(), config, out, config.model.context)
     measures.begin(0, 1000 * config.model.context)
     for step, seconds in ((1, 0.5), (2, 1.0)):
         result = StepResult([2.0], 1e-3, 0.5, seconds, data_wait_s=0.25)
@@ -125,7 +125,7 @@ def test_summary_tells_percentiles_waiting_and_memory_of_the_attempt(tmp_path: P
 
 def _finished(out: Path, group: Group, *, steps: int = 2) -> Mapping[str, Any]:
     """A training of so many steps, its summary told."""
-    measures = Measures(group, load_config(words=["report="]), out, 128)
+    measures = MetricsHub(group, load_config(words=["report="]), out, 128)
     measures.begin(0, None)
     for step in range(1, steps + 1):
         measures.add(step, StepResult([2.0], 1e-3, 0.5, 0.5), {}, last=step == steps)
@@ -166,7 +166,7 @@ def test_retries_and_failures_of_the_allocator_are_told_where_the_device_counts_
 
 def test_number_that_is_none_is_null_in_the_record(tmp_path: Path) -> None:
     """JSON has no NaN, and what reads the file line by line would break at it."""
-    measures = Measures(_alone(), load_config(words=["report="]), tmp_path, 128)
+    measures = MetricsHub(_alone(), load_config(words=["report="]), tmp_path, 128)
     measures.begin(0, None)
     result = StepResult([2.0], 1e-3, float("inf"), 0.5)
     measures.add(1, result, {"eval_loss": float("nan"), "eval_iou": 0.5}, last=True)
@@ -178,21 +178,21 @@ def test_number_that_is_none_is_null_in_the_record(tmp_path: Path) -> None:
 def test_missing_package_is_one_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _hide(monkeypatch, "wandb", "tensorboard")
     with pytest.raises(UserError) as caught:
-        Measures(_alone(), load_config(words=["report=plot,tensorboard,wandb"]), tmp_path, 128)
+        MetricsHub(_alone(), load_config(words=["report=plot,tensorboard,wandb"]), tmp_path, 128)
     assert "tensorboard and wandb not installed on the node of rank 0" in str(caught.value)
     assert "pip install tensorboard wandb" in str(caught.value)
-    Measures(_alone(), load_config(words=["report=plot"]), tmp_path, 128)
+    MetricsHub(_alone(), load_config(words=["report=plot"]), tmp_path, 128)
 
 
 def test_record_that_a_disk_gives_back_wrong_costs_no_other_and_no_start(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"st\xe5p": 2}\n{"step": 3}\n')
-    measures = Measures(_alone(), load_config(words=["report="]), tmp_path, 128)
+    measures = MetricsHub(_alone(), load_config(words=["report="]), tmp_path, 128)
     measures.begin(3, None)
     measures.close(0)
     assert [one["step"] for one in _records(tmp_path)] == [1, 3]
 
 
-@pytest.mark.parametrize("broken", ["Metrics", "open_reporters"])
+@pytest.mark.parametrize("broken", ["MetricsFile", "open_reporters"])
 def test_disk_that_refuses_the_measures_is_a_problem_all_ranks_agree_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str
 ) -> None:
@@ -200,7 +200,7 @@ def test_disk_that_refuses_the_measures_is_a_problem_all_ranks_agree_on(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/disk/events")
 
     monkeypatch.setattr(f"trainer.metrics.hub.{broken}", refuse)
-    measures = Measures(_alone(), load_config(words=["report="]), tmp_path, 128)
+    measures = MetricsHub(_alone(), load_config(words=["report="]), tmp_path, 128)
     with pytest.raises(StorageUserError, match=r"^/disk/events: No space left on device; ") as caught:
         measures.begin(0, None)
     assert caught.value.is_agreed
@@ -247,7 +247,7 @@ def test_reporters_are_flushed_before_a_checkpoint_is_written(monkeypatch: pytes
     group = _alone()
     trainer = Trainer(config, group, Progress(group.rank, config.steps), NOT_WARNED)
     assert trainer.run() is not None
-    trainer.measures.close(0)
+    trainer.metrics.close(0)
     assert seen == [
         *(("write", 1), ("write", 2), ("flush", [])),
         *(("write", 3), ("flush", ["step_2"]), ("summary", 3), ("close", 0)),
@@ -280,7 +280,7 @@ def test_bar_is_on_a_terminal_only_and_leaves_its_line_to_what_is_said_next(
     plain = io.StringIO()
     Bar(plain, 10).show(1, 2.5, "1000 tokens/s")
     assert plain.getvalue() == ""
-    say("in a log")
+    log_line("in a log")
     assert capsys.readouterr().out == "in a log\n"
     times = iter([7.0, 7.01, 17.0])
     ours, theirs = os.openpty()
@@ -290,7 +290,7 @@ def test_bar_is_on_a_terminal_only_and_leaves_its_line_to_what_is_said_next(
         bar.show(6, 2.5, "1000 tokens/s")  # too soon
         bar.show(7, 2.25, "1000 tokens/s")
         with contextlib.redirect_stdout(terminal):
-            say("above the bar")
+            log_line("above the bar")
         assert screen.readline() == ("\x1b[K5/10 [##########          ] loss 2.5000  1000 tokens/s\n")
         assert screen.readline() == "\x1b[K7/10 [##############      ] loss 2.2500  1000 tokens/s  0:00:15 left\n"
         assert screen.readline() == "\x1b[Kabove the bar\n"

@@ -78,7 +78,7 @@ class Session:
             run=lambda: self._fail(error),
             batches=SimpleNamespace(close=lambda: self.seen.append("batches")),
             saver=SimpleNamespace(finish=lambda: self.seen.append("save")),
-            measures=SimpleNamespace(close=self._report),
+            metrics=SimpleNamespace(close=self._report),
         )
         rendezvous = SimpleNamespace(report_failure=lambda failure: self.seen.append((failure, *_recorded(folder, 1))))
         group = SimpleNamespace(close=self._leave, set_timeout=None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import UserError
-from trainer.metrics.jsonl import Metrics, StepLog, StepResult, Summary
+from trainer.metrics.jsonl import MetricsFile, StepLog, StepResult, Summary
 from trainer.runtime.progress import Progress
 from trainer.runtime.rank import Rank
 from trainer.runtime.rendezvous import verdict_of
@@ -110,7 +110,7 @@ def test_fold(ranks: list[int], text: str) -> None:
 def test_resumed_metrics_have_every_step_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 0.1}\n{"step": 2, "loss": 0.2}\n{"step": 3, "lo')
-    metrics = Metrics(path, last_step=1)
+    metrics = MetricsFile(path, last_step=1)
     metrics.write({"step": 2, "loss": 1 / 3})
     metrics.close()
     assert [json.loads(line) for line in path.read_text().splitlines()] == [

@@ -209,7 +209,12 @@ def test_ranks_know_before_they_wait_for_what_rank_0_does_alone(
     """A whole training, with a save in the background that the last step has to wait for, and a loss that is no number."""
     phases: list[str] = []
     found: dict[str, str] = {}
-    for owner, name in ((Checkpoints, "go_back"), (Evaluation, "run"), (Saver, "finish"), (Checkpoints, "take")):
+    for owner, name in (
+        (Checkpoints, "load_earlier"),
+        (Evaluation, "run"),
+        (Saver, "finish"),
+        (Checkpoints, "snapshot"),
+    ):
         whole = getattr(owner, name)
 
         def told(*args: Any, name: str = name, whole: Any = whole, **more: Any) -> Any:  # noqa: ANN401 -- whatever it is
@@ -225,8 +230,8 @@ def test_ranks_know_before_they_wait_for_what_rank_0_does_alone(
     group = initialise("cpu", 60.0, {})
     trainer = Trainer(config, group, Progress(group.rank, config.steps, on_phase=phases.append), NOT_WARNED)
     assert trainer.run() is not None
-    trainer.measures.close(0)
-    assert found == {"go_back": "init", "run": "eval", "finish": "save", "take": "save"}
+    trainer.metrics.close(0)
+    assert found == {"load_earlier": "init", "run": "eval", "finish": "save", "snapshot": "save"}
 
 
 def test_timeout_is_that_of_every_group_whose_backend_takes_one() -> None:

@@ -78,28 +78,28 @@ def _ours(config: TrainConfig, rank: Rank) -> Dict[str, Any]:
         "bf16.enabled": config.precision == "bf16" and stage > 0,
         "fp16.enabled": config.precision == "fp16",
     }
-    for key, asked in (("offload_optimizer", config.offload_optimizer), ("offload_param", config.offload_param)):
-        ours[f"zero_optimization.{key}.device"] = "cpu" if asked else "none"
+    for key, is_offloaded in (("offload_optimizer", config.offload_optimizer), ("offload_param", config.offload_param)):
+        ours[f"zero_optimization.{key}.device"] = "cpu" if is_offloaded else "none"
     return ours
 
 
 def _origins(config: TrainConfig, rank: Rank) -> Dict[str, str]:
     """Dotted key -> the trainer's setting as the user would write it, for messages."""
     settings = ("micro_batch", "accumulation", "strategy", "precision", "offload_optimizer", "offload_param", "lr")
-    said = {key: f"{key}={_shown(getattr(config, key))}" for key in settings}
-    product = f"{said['micro_batch']} x {rank.world_size} ranks x {said['accumulation']}"
+    words = {key: f"{key}={_shown(getattr(config, key))}" for key in settings}
+    product = f"{words['micro_batch']} x {rank.world_size} ranks x {words['accumulation']}"
     return {
         "train_batch_size": f"{product} = {config.micro_batch * rank.world_size * config.accumulation}",
-        "train_micro_batch_size_per_gpu": said["micro_batch"],
-        "gradient_accumulation_steps": said["accumulation"],
+        "train_micro_batch_size_per_gpu": words["micro_batch"],
+        "gradient_accumulation_steps": words["accumulation"],
         "gradient_clipping": f"optim.grad_clip={config.optim.grad_clip:g}",
-        "zero_optimization.stage": said["strategy"],
-        "bf16.enabled": said["precision"],
-        "fp16.enabled": said["precision"],
-        "zero_optimization.offload_optimizer.device": said["offload_optimizer"],
-        "zero_optimization.offload_param.device": said["offload_param"],
+        "zero_optimization.stage": words["strategy"],
+        "bf16.enabled": words["precision"],
+        "fp16.enabled": words["precision"],
+        "zero_optimization.offload_optimizer.device": words["offload_optimizer"],
+        "zero_optimization.offload_param.device": words["offload_param"],
         "optimizer.type": "AdamW, the trainer's optimizer",
-        "optimizer.params.lr": said["lr"],
+        "optimizer.params.lr": words["lr"],
         "optimizer.params.betas": f"optim.betas={_shown(list(config.optim.betas))}",
         "optimizer.params.weight_decay": f"optim.weight_decay={config.optim.weight_decay:g}",
     }
@@ -144,7 +144,9 @@ def _check_groups(flat: Mapping[str, Any], ours: Iterable[str], path: str) -> No
         raise UserError(
             f'{path}: {plain}={_shown(flat[plain])}: allowed: a group of keys in braces{example}, or "auto"'
         )
-    group = next((one for one in ours if any(key.startswith(f"{one}.") for key in flat)), None)
+    group = next(
+        (key_of_value for key_of_value in ours if any(key.startswith(f"{key_of_value}.") for key in flat)), None
+    )
     if group:
         raise UserError(f'{path}: {group} is a group of keys there: allowed: one value, or "auto"')
 

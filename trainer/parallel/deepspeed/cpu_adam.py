@@ -10,7 +10,7 @@ from typing import Any, List
 import torch
 
 from trainer.config.config import TrainConfig
-from trainer.console import say
+from trainer.console import log_line
 from trainer.optim.adamw import decay_groups
 from trainer.parallel.deepspeed.package import search_path
 from trainer.runtime.group import Group
@@ -29,7 +29,7 @@ def cpu_adam(group: Group, config: TrainConfig, model: torch.nn.Module) -> Any: 
         problem = (
             f"offload_optimizer=true: DeepSpeed cannot build its Adam for CPUs (g++ >= 9 and ninja): {_cause(exc)}"
         )
-    group.agree(problem)
+    group.raise_if_any(problem)
     return adam
 
 
@@ -38,11 +38,11 @@ def _warn_of_locks(group: Group) -> None:
     extensions = importlib.import_module("torch.utils.cpp_extension")
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or extensions.get_default_build_root())
     for lock in folder.glob("**/cpu_adam/lock") if group.rank.local_rank == 0 else ():
-        say(
+        log_line(
             f"WARNING: rank {group.rank.global_rank}: {lock}: DeepSpeed's Adam is being compiled by another program, or was when "
             "that was killed: this one waits until the file is gone, so remove it if nothing is compiling"
         )
-    group.agree("")  # no rank compiles before all have looked
+    group.raise_if_any("")  # no rank compiles before all have looked
 
 
 def _cause(error: BaseException | None) -> str:

@@ -13,7 +13,7 @@ from typing import Dict, List, Sequence
 
 from trainer.config.config import ZERO_STAGES, TrainConfig
 
-VENDORS_MARK = "+gcu"
+VENDOR_SUFFIX = "+gcu"
 # DeepSpeed's functions that state.py calls, by stage and file; the vendor's 0.9.2 lacks some.
 READS = ("safe_get_full_fp32_param", "safe_get_full_optimizer_state")
 WRITES = ("safe_set_full_fp32_param", "safe_set_full_optimizer_state")
@@ -32,7 +32,7 @@ def package_problem(accelerator: str, config: TrainConfig) -> str:
     if spec is None:
         return f"strategy={config.strategy}: deepspeed is not installed: pip install --no-build-isolation deepspeed, or use strategy=ddp"
     version = _version()
-    if accelerator.startswith("gcu") and VENDORS_MARK not in version:
+    if accelerator.startswith("gcu") and VENDOR_SUFFIX not in version:
         return (
             f"strategy={config.strategy}: deepspeed {version} does not know GCUs; install the one of TopsRider "
             "(0.9.2+gcu has zero0 alone), or use strategy=ddp"

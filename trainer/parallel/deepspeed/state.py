@@ -42,10 +42,10 @@ def collect(engine: Any, *, keep: bool) -> Dict[str, Any]:  # noqa: ANN401
             moments[name] = on_cpu
     for name, buffer in _buffers(engine).items() if keep else ():
         model[name] = buffer.detach().cpu().clone()
-    first = {one: name for name, one in parameters.items()}
-    for name, one in engine.module.state_dict(keep_vars=True).items() if keep else ():
-        if name not in model and one in first:  # a tied weight has two names, as in the state of other strategies
-            model[name] = model[first[one]]
+    first = {parameter: name for name, parameter in parameters.items()}
+    for name, tensor in engine.module.state_dict(keep_vars=True).items() if keep else ():
+        if name not in model and tensor in first:  # a tied weight has two names, as in the state of other strategies
+            model[name] = model[first[tensor]]
     scaler = getattr(sharded, "loss_scaler", None)
     scale = {key: getattr(scaler, key) for key in SCALER if hasattr(scaler, key)}
     optimizer = {"step": started["step"] if started else None, "moments": moments}
@@ -76,7 +76,7 @@ def restore(engine: Any, state: Mapping[str, Any], group: Group) -> None:  # noq
 def _buffers(engine: Any) -> Dict[str, torch.Tensor]:  # noqa: ANN401
     """Persistent buffers, such as running means; every rank has them whole."""
     kept = engine.module.state_dict().keys()
-    return {name: one for name, one in engine.module.named_buffers() if name in kept}
+    return {name: buffer for name, buffer in engine.module.named_buffers() if name in kept}
 
 
 def _flat_slices(sharded: Any) -> List[torch.Tensor]:  # noqa: ANN401
@@ -89,10 +89,10 @@ def _flat_slices(sharded: Any) -> List[torch.Tensor]:  # noqa: ANN401
 def _make_moments(sharded: Any, parameters: Mapping[str, Any], step: Any) -> None:  # noqa: ANN401
     """Create Adam's state, which it would create in its first step, to be filled."""
     inner, flat = sharded.optimizer, _flat_slices(sharded)
-    for one in flat:
+    for weights in flat:
         # A fused Adam keeps its step count on the device.
-        mine = step.to(one.device, copy=True) if inner.defaults.get("fused") else _copied(step)
-        inner.state[one] = {"step": mine, **{key: torch.zeros_like(one) for key in MOMENTS}}
+        mine = step.to(weights.device, copy=True) if inner.defaults.get("fused") else _copied(step)
+        inner.state[weights] = {"step": mine, **{key: torch.zeros_like(weights) for key in MOMENTS}}
     _link(sharded, parameters)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from trainer.checkpoint.staging import large_tensors
 from trainer.config.config import ZERO_STAGES, TrainConfig
-from trainer.console import say
+from trainer.console import log_line
 from trainer.errors import UserError
 from trainer.io import replace_text
 from trainer.optim.adamw import make_optimizer
@@ -41,7 +41,7 @@ class Zero:
         self._holds_gradients = False
         warning = package_warning(group.accelerator.name, config.strategy)
         if warning and group.rank.is_main:
-            say(warning)
+            log_line(warning)
         settings = agreed_settings(group, config, out)
         deepspeed = load_deepspeed(group)
         _check(group, deepspeed, settings, config.deepspeed or "its configuration")
@@ -115,8 +115,8 @@ class Zero:
 
     def load(self, state: Mapping[str, Any]) -> None:
         if self.stage == 0:
-            for one in large_tensors(state):
-                self.group.broadcast(one)
+            for tensor in large_tensors(state):
+                self.group.broadcast(tensor)
             self.engine.module.load_state_dict(state["model"])
             self.engine.optimizer.load_state_dict(state["optimizer"])
         else:
@@ -144,8 +144,10 @@ def _build_split(group: Group, config: TrainConfig, task: Task, settings: Mappin
 
 def _cast_inputs(model: torch.nn.Module, inputs: Tuple[Any, ...]) -> Tuple[Any, ...]:
     """Cast floating-point inputs, such as images, to the weights' precision: DeepSpeed casts the model only."""
-    dtype = next(one.dtype for one in model.parameters() if one.is_floating_point())
-    return tuple(one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one for one in inputs)
+    dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    return tuple(
+        value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value for value in inputs
+    )
 
 
 def load_deepspeed(group: Group) -> Any:  # noqa: ANN401 -- a module without types
@@ -168,7 +170,7 @@ def agreed_settings(group: Group, config: TrainConfig, out: Path) -> Dict[str, A
             theirs = read_relaxed_json(config.deepspeed) if config.deepspeed else {}
             text = strict_json(deepspeed_config(config, group.rank, theirs))
             replace_text(out / "deepspeed.json", text)
-            say(f"DeepSpeed's configuration: {out / 'deepspeed.json'}")
+            log_line(f"DeepSpeed's configuration: {out / 'deepspeed.json'}")
         except UserError as exc:
             problem = str(exc)
         except OSError as exc:
@@ -191,4 +193,4 @@ def _check(group: Group, deepspeed: Any, settings: Mapping[str, Any], name: str)
         deepspeed.DeepSpeedConfig(dict(settings))
     except (ValueError, TypeError, KeyError, AssertionError) as exc:
         problem = f"DeepSpeed refuses {name}: {exc}"
-    group.agree(problem)
+    group.raise_if_any(problem)

@@ -24,10 +24,10 @@ if sys.version_info >= (3, 8) and _NAME not in sys.modules:
     _spec.loader.exec_module(sys.modules[_NAME])
     importlib.import_module(_NAME + ".scripts").install()
 
-_own = sys.modules.pop(__name__)
+_this_module = sys.modules.pop(__name__)
 try:
     import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 -- the node's own, later on sys.path
 except ImportError as _error:
     if getattr(_error, "name", __name__) != __name__:
         raise
-    sys.modules[__name__] = _own
+    sys.modules[__name__] = _this_module
