@@ -28,7 +28,7 @@ from orchestrator.store import RunFolder, Store, home
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # of typing itself from Python 3.11 on
 
-Program = Sequence[str] | Callable[..., object] | None
+ProgramLike = Sequence[str] | Callable[..., object] | None
 """Words as after `--`; or a function of a file that travels; None: the shared trainer."""
 LAST_LOOK_S = 5.0
 # The file is run under another name, so what stands below `if __name__ == "__main__":` does not run on the nodes.
@@ -99,7 +99,7 @@ class Options(TypedDict, total=False):
     """As --bare."""
 
 
-def submit(program: Program, inventory: str | Path | None = None, **options: Unpack[Options]) -> Run:
+def submit(program: ProgramLike, inventory: str | Path | None = None, **options: Unpack[Options]) -> Run:
     """
     Start a run through Slurm, with the code of the working folder, and return at once.
 
@@ -109,12 +109,12 @@ def submit(program: Program, inventory: str | Path | None = None, **options: Unp
     return _launched("slurm", program, inventory, options)
 
 
-def ssh_launch(program: Program, inventory: str | Path | None = None, **options: Unpack[Options]) -> Run:
+def ssh_launch(program: ProgramLike, inventory: str | Path | None = None, **options: Unpack[Options]) -> Run:
     """Start a run over SSH, or on this machine (transport local). Otherwise as submit."""
     return _launched("ssh", program, inventory, options)
 
 
-def _launched(launcher: LauncherName, program: Program, inventory: str | Path | None, options: Options) -> Run:
+def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Path | None, options: Options) -> Run:
     words = Words(
         launcher,
         inventory=None if inventory is None else str(inventory),
@@ -132,7 +132,7 @@ def _launched(launcher: LauncherName, program: Program, inventory: str | Path | 
     return Run(planned.plan.run_id, tuple(warnings))
 
 
-def _words_of(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...] | None:
+def _words_of(program: ProgramLike, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...] | None:
     if not callable(program):
         if args or kwargs:
             raise UsageError("args and kwargs are for a function", hint="put the words of a program into one list")

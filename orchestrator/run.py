@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -11,9 +10,6 @@ from typing import Any, Literal
 from orchestrator.node.events import NO_RETRY
 
 LauncherName = Literal["ssh", "slurm"]
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-\d{8}-\d{6}-[0-9a-f]{4}")
-
-
 ISOLATION_TIMEOUT_S = 60.0
 
 

@@ -17,10 +17,11 @@ from typing import IO, Any, Protocol
 
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.node.files import make_own, working_folder
+from orchestrator.node.run_folder import RUN_ID
 from orchestrator.plan import plan as plans
 from orchestrator.plan.files import node_files
 from orchestrator.plan.plan import LaunchPlan, redacted
-from orchestrator.run import RUN_ID, RunRecord
+from orchestrator.run import RunRecord
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 LOCK_WAIT_S = 1.0

@@ -16,7 +16,8 @@ import pytest
 
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.node.events import NO_RETRY
-from orchestrator.run import RUN_ID, RankExit, RunRecord, RunState, new_run_id
+from orchestrator.node.run_folder import RUN_ID
+from orchestrator.run import RankExit, RunRecord, RunState, new_run_id
 from orchestrator.store import Store, home
 
 

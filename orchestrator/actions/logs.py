@@ -15,8 +15,9 @@ from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
 from orchestrator.logs.lines import LogLines
 from orchestrator.names.hostlist import expand
+from orchestrator.node.run_folder import RUN_ID
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.run import RUN_ID, RunRecord, RunState
+from orchestrator.run import RunRecord, RunState
 from orchestrator.store import KeptRun, Store, UnrecordedRun, home
 
 

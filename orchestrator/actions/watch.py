@@ -12,7 +12,7 @@ from orchestrator.errors import NodeError, NodesError
 from orchestrator.fanout import each
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.job import SILENT
-from orchestrator.launchers.slurm.poll import Answer, Poll, news
+from orchestrator.launchers.slurm.poll import Poll, PollResult, news
 from orchestrator.logs.follow import Batch, Feed, history, live, merged
 from orchestrator.logs.lines import LogLines, last
 from orchestrator.plan.plan import GRACE_S, LaunchPlan
@@ -50,7 +50,7 @@ class Watch:
         self._viewer = viewer
         self._keep = keep
         self._poll: Poll | None = None
-        self._told = Answer(None, 1)
+        self._told = PollResult(None, 1)
         self._newest = launcher.attempt()
         self._begin(1)
         self._shown_from: dict[str, float] = {}

@@ -45,8 +45,8 @@ PYTHON_HINT = "set python: in the inventory to a Python of 3.8 or newer on that 
 WORKDIR_HINT = "set workdir: in the inventory to a folder that is yours on that node"
 
 
-Request = TypeVar("Request")
-Reply = TypeVar("Reply")
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
 
 
 def frame(header: Mapping[str, object], payload_bytes: int = 0) -> bytes:
@@ -64,15 +64,15 @@ class Heartbeat:
     wait_s: float
 
 
-class PortTaken(NodeError):
+class RendezvousPortTaken(NodeError):
     """Another program listens on the rendezvous port that was held: a new one must be reserved."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Generic[Reply]):
+class TimedReply(Generic[ReplyT]):
     """A reply, its payload, and when it was written."""
 
-    reply: Reply
+    reply: ReplyT
     payload: bytes
     written: ReplyWindow
 
@@ -341,13 +341,13 @@ class Endpoint:
 
     def _call(
         self,
-        op: Op[Request, Reply],
-        request: Request,
+        op: Op[RequestT, ReplyT],
+        request: RequestT,
         payload: bytes = b"",
         *,
         answer_s: float = ANSWER_S,
         hint: str = "",
-    ) -> Answer[Reply]:
+    ) -> TimedReply[ReplyT]:
         header = {"op": op, **cast("Mapping[str, object]", request)}
         with self._lock:
             if self._channel is None:
@@ -365,9 +365,9 @@ class Endpoint:
                 self._drop()
                 raise
         if not reply["ok"]:
-            kind = PortTaken if reply["kind"] == "PortTaken" else NodeError
+            kind = RendezvousPortTaken if reply["kind"] == "HeadPortTaken" else NodeError
             raise kind(self.node, str(reply["message"]), hint=hint)
-        return Answer(cast("Reply", reply), data, written)
+        return TimedReply(cast("ReplyT", reply), data, written)
 
     def _drop(self) -> None:
         """Close the channel: a late reply would be taken for that of the next request."""

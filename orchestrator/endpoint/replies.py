@@ -122,7 +122,7 @@ class RunTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class RankExit:
+class ReportedExit:
     """How a rank ended: a code or a signal's name; message and kind of its error, if it left them."""
 
     rank: int
@@ -132,7 +132,7 @@ class RankExit:
     kind: str | None = None
 
     @classmethod
-    def of(cls, event: RankResult) -> RankExit:
+    def of(cls, event: RankResult) -> ReportedExit:
         """From a rank-exited event or the exit of an agent-finished event."""
         return cls(event["rank"], event.get("code"), event.get("signal"), event.get("error"), event.get("kind"))
 
@@ -147,7 +147,7 @@ class Finished:
 
     state: str
     time: float
-    exit: RankExit | None
+    exit: ReportedExit | None
     text: str = ""
 
     @classmethod
@@ -155,7 +155,10 @@ class Finished:
         """From an agent-finished event."""
         exit_ = event.get("exit")
         return cls(
-            event["state"], cause_s(event) + correction_s, RankExit.of(exit_) if exit_ else None, event.get("text", "")
+            event["state"],
+            cause_s(event) + correction_s,
+            ReportedExit.of(exit_) if exit_ else None,
+            event.get("text", ""),
         )
 
 
@@ -173,7 +176,7 @@ class NodeObservation:
     alive: bool
     same_boot: bool
     finished: Finished | None
-    first_failure: RankExit | None
+    first_failure: ReportedExit | None
     ranks: Mapping[int, str] = field(default_factory=dict)
     progress: Mapping[int, Json] = field(default_factory=dict)
     log: str = ""
@@ -190,7 +193,7 @@ class NodeObservation:
             alive=body["alive"],
             same_boot=body["same_boot"],
             finished=Finished.of(body["finished"], correction_s) if body["finished"] else None,
-            first_failure=RankExit.of(body["first_failure"]) if body["first_failure"] else None,
+            first_failure=ReportedExit.of(body["first_failure"]) if body["first_failure"] else None,
             ranks={int(rank): state for rank, state in body["ranks"].items()},
             progress={int(rank): value for rank, value in body["progress"].items()},
             log=body["log"],

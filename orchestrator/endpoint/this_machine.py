@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
+from orchestrator.node.rendezvous import is_loopback
 from orchestrator.transports.ssh.route import DEFAULT_PORT
 
 if TYPE_CHECKING:
@@ -33,11 +34,6 @@ def is_own_name(name: str) -> bool:
     own, name = socket.gethostname().lower(), name.lower()
     both_long = "." in own and "." in name
     return name == own if both_long else name.partition(".")[0] == own.partition(".")[0]
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an address means whatever machine it is used on."""
-    return address.startswith("127.") or address == "::1"
 
 
 def _has_address_of(hop: Hop) -> bool:

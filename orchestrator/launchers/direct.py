@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from orchestrator.bundle import Bundle
 from orchestrator.endpoint.access import TransportFactory
-from orchestrator.endpoint.client import Endpoint, PortTaken
+from orchestrator.endpoint.client import Endpoint, RendezvousPortTaken
 from orchestrator.errors import LaunchError, NodeError, NodesError, Unreachable, folded
 from orchestrator.fanout import each, successes
 from orchestrator.launchers.base import NodeFolders
@@ -61,7 +61,7 @@ class DirectLauncher:
             try:
                 self._start_agents()
             except NodesError as exc:
-                port_taken = any(isinstance(failure, PortTaken) for failure in exc.failures)
+                port_taken = any(isinstance(failure, RendezvousPortTaken) for failure in exc.failures)
                 if not port_taken or not tries_left or self.undo():
                     raise
             else:

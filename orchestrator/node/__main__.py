@@ -23,19 +23,19 @@ UMASK = os.umask(0o077)  # for the files of the agent, byte code included; the r
 # Started by path, not installed: import the modules of the bundle.
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from orchestrator.node.agent.guard import Options, guard, run_agent  # noqa: E402
+from orchestrator.node.agent.guard import AgentOptions, guard, run_agent  # noqa: E402
 from orchestrator.node.batch.restart import begin_attempt  # noqa: E402
 from orchestrator.node.processes import CAUGHT, PR_SET_CHILD_SUBREAPER, Inherited, prctl  # noqa: E402
 from orchestrator.node.rendezvous import hold_rendezvous  # noqa: E402
 
 
-def options_of(words: list[str]) -> Options:
+def options_of(words: list[str]) -> AgentOptions:
     """The words after `run`. Without argparse, whose import takes as long as the agent's own."""
     given = dict(zip(words[1::2], words[2::2]))
     rendezvous = given.get("--rendezvous")
     if rendezvous == "-":
         rendezvous = sys.stdin.readline().strip()
-    return Options(words[0], given["--node"], int(given["--node-rank"]), rendezvous)
+    return AgentOptions(words[0], given["--node"], int(given["--node-rank"]), rendezvous)
 
 
 def main() -> int:

@@ -67,7 +67,7 @@ def read_json(path: str) -> Optional[Json]:
     return value if isinstance(value, dict) else None
 
 
-def expand(path: str) -> str:
+def absolute_path(path: str) -> str:
     """An absolute path; `~/` is the home folder of this user."""
     expanded = os.path.expanduser(path)
     if not os.path.isabs(expanded) or "\0" in expanded:
@@ -109,7 +109,7 @@ def working_folder(workdir: str) -> str:
 
     It may be a symbolic link of this user's own (or root's) and may be readable for a group; what is below it may not.
     """
-    path = expand(workdir)
+    path = absolute_path(workdir)
     os.makedirs(path, 0o700, exist_ok=True)
     link, state = os.lstat(path), os.stat(path)
     if link.st_uid not in (0, os.geteuid()) or state.st_uid != os.geteuid():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 
-from orchestrator.node.files import expand
+from orchestrator.node.files import absolute_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,11 +15,12 @@ if TYPE_CHECKING:
 
 
 ATTEMPT = "attempt-"
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-\d{8}-\d{6}-[0-9a-f]{4}\Z")
 
 
 def node_folders(request: NodeFolders) -> List[Tuple[str, str]]:
     """Node name and folder, of the nodes asked for or of all that are there, in that order."""
-    attempt, nodes = expand(request["attempt_dir"]), request["nodes"]
+    attempt, nodes = absolute_path(request["attempt_dir"]), request["nodes"]
     if nodes is None:
         try:
             with os.scandir(attempt) as entries:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HINT = "orch's own is templates/slurm.sbatch.j2, shown as rendered by --dry-run; start from a copy of it"
 
 
-def render(file: Path, environment: Environment, values: Mapping[str, Any]) -> str:
+def render_custom(file: Path, environment: Environment, values: Mapping[str, Any]) -> str:
     """
     Render a template in the environment of orch's own; it may include files beside it, and orch's templates.
 

@@ -69,7 +69,7 @@ def sbatch_script(plan: LaunchPlan) -> str:
         return render("slurm.sbatch.j2", **values)
     from orchestrator.plan import custom_template  # noqa: PLC0415  only for who has a template
 
-    return custom_template.render(Path(plan.slurm["template"]).expanduser(), environment(), values)
+    return custom_template.render_custom(Path(plan.slurm["template"]).expanduser(), environment(), values)
 
 
 def _srun_options(plan: LaunchPlan) -> list[str]:

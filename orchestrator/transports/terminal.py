@@ -74,7 +74,7 @@ class Terminal:
             characters[termios.VEOL] = _CTRL_C
             try:
                 termios.tcsetattr(terminal, termios.TCSAFLUSH, [*asking, characters])
-                os.write(terminal, f"orch: {printable(question)}".encode(errors="replace"))
+                os.write(terminal, f"orch: {without_controls(question)}".encode(errors="replace"))
                 line = os.read(terminal, _LONGEST_ANSWER)
             finally:
                 termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
@@ -90,7 +90,7 @@ class Terminal:
         raise GivenUp
 
 
-def printable(text: str) -> str:
+def without_controls(text: str) -> str:
     """Make foreign text safe to show: nothing in it moves the cursor or imitates a line."""
     return "".join(character if character.isprintable() else " " for character in text)
 

@@ -284,5 +284,5 @@ def _canceller(queue: JobStatus) -> str | None:
     return f"the job was cancelled {queue.reason}" if queue.reason.startswith("by ") else None
 
 
-def _exit_of(node: str, reported: replies.RankExit) -> RankExit:
+def _exit_of(node: str, reported: replies.ReportedExit) -> RankExit:
     return RankExit(node, reported.rank, reported.code, reported.signal, reported.error, kind=reported.kind)

@@ -98,7 +98,7 @@ def test_run_that_fails_says_so_in_its_record_and_one_that_sleeps_can_be_stopped
     ],
 )
 def test_what_cannot_be_launched_is_refused_before_anything_starts(
-    here: Path, program: orchestrator.api.Program, options: orchestrator.api.Options, why: str
+    here: Path, program: orchestrator.api.ProgramLike, options: orchestrator.api.Options, why: str
 ) -> None:
     with pytest.raises(UsageError, match=why):
         orchestrator.ssh_launch(program, here / "inventory.yaml", **options)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation, RankExit
+from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation, ReportedExit
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.job import JobStatus
 from orchestrator.plan.make import make_plan
@@ -29,7 +29,7 @@ def _node(
 ) -> NodeObservation:
     rank = int(name[1:])
     agent = AgentRecord(1, 1, 1, "b", "h", name, "3.11.7", name, rank, (rank,), 2, "10.0.0.1 29500 h", 0.0)
-    exit_ = RankExit(rank, code, None, None) if state == "FAILED" else None
+    exit_ = ReportedExit(rank, code, None, None) if state == "FAILED" else None
     finished = Finished(state, at, exit_) if state else None
     return NodeObservation(name, agent, alive, same_boot, finished, exit_)
 

@@ -16,10 +16,11 @@ from orchestrator.backoff import backoff
 from orchestrator.endpoint.access import PlannedSsh, SshSettings, Terminal, TransportFactory, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import CommandResult, RunTrace
-from orchestrator.endpoint.this_machine import is_loopback, is_own_name
+from orchestrator.endpoint.this_machine import is_own_name
 from orchestrator.errors import LaunchError, NodeError, Unreachable
 from orchestrator.launchers.slurm import submit
 from orchestrator.launchers.slurm.queue import ASK_S, run_here
+from orchestrator.node.rendezvous import is_loopback
 from orchestrator.plan.files import sbatch_path, submission_path
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 

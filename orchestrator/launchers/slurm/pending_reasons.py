@@ -79,7 +79,7 @@ SENTENCES = {
 _NODES = re.compile(r"UnavailableNodes:\s*(\S+?)\)?$")
 
 
-def explained(reason: str, job: str) -> str:
+def explanation(reason: str, job: str) -> str:
     """The sentence for Slurm's reason, with the job's id in its commands; empty for an unknown one."""
     plain = reason.replace("_", " ").strip("() ")  # scontrol writes _ for a space, some versions add brackets
     sentence = next((text for pattern, text in SENTENCES.items() if fnmatchcase(plain, pattern)), "")

@@ -20,7 +20,7 @@ POSITION_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PollResult:
     """What was heard at one time of a job; `attempt` is the newest that had begun by then."""
 
     queue: JobStatus | None
@@ -36,7 +36,7 @@ class Poll:
     """
 
     def __init__(self, launcher: Launcher, job: str | None, attempt: int) -> None:
-        self.answer = Answer(JobStatus(SILENT), attempt)
+        self.answer = PollResult(JobStatus(SILENT), attempt)
         """The newest answer; before the first one nothing is known."""
         self._launcher, self._job = launcher, job
         self._enough = threading.Event()
@@ -62,15 +62,15 @@ class Poll:
             pause_s = next_pause_s(pause_s, self.answer.queue)
             self._enough.wait(pause_s)
 
-    def _ask(self) -> Answer:
+    def _ask(self) -> PollResult:
         before = self.answer
         queue = self._launcher.queue(self._job)  # first: what it calls over has begun its last attempt by then
         attempt, position = self._launcher.attempt(), before.position
         if queue is None or not queue.waits:
-            return Answer(queue, attempt)
+            return PollResult(queue, attempt)
         if _state(queue) != _state(before.queue) or time.monotonic() - self._positioned > POSITION_S:
             position, self._positioned = self._launcher.position(queue), time.monotonic()
-        return Answer(queue, attempt, position)
+        return PollResult(queue, attempt, position)
 
 
 def next_pause_s(last_s: float, queue: JobStatus | None) -> float:
@@ -86,7 +86,7 @@ def described(queue: JobStatus, position: str) -> str:
     return f"Slurm job {queue.job} is {queue.word}{reason}" + (f": {said}" if said else "")
 
 
-def news(before: Answer, now: Answer, *, heard: bool) -> str:
+def news(before: PollResult, now: PollResult, *, heard: bool) -> str:
     """The message for a changed scheduler state, or "" if nothing changed; shorter if the log of the run arrives (`heard`)."""
     old, new = before.queue, now.queue
     if new is None or (_state(new) == _state(old) and now.position == before.position):

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
-from orchestrator.launchers.slurm.pending_reasons import explained
+from orchestrator.launchers.slurm.pending_reasons import explanation
 
 RunCommand = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 """Runs a command of Slurm where Slurm is; 127 when there is none, 124 when it does not answer."""
@@ -163,7 +163,7 @@ def _queue(job: str, word: str, reason: str, cells: Sequence[str], *, name: str)
         over=over,
         job=job,
         name=name,
-        explanation="" if over else explained(reason, job),
+        explanation="" if over else explanation(reason, job),
         partition=partition,
         nodes=nodes,
         node_count=count,

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 REFUSED, PORT_TAKEN = 4, errno.EADDRINUSE
 
 
-class Options:
+class AgentOptions:
     """The command line: the job, this node's name and rank, and the head's rendezvous record."""
 
     def __init__(self, job: str, node: str, node_rank: int, rendezvous: str | None) -> None:
@@ -88,7 +88,7 @@ def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> 
     write_json(os.path.join(folder, "agent.json"), record)
 
 
-def run_ranks(options: Options, folder: str, events: EventLog, inherited: Inherited) -> int:
+def run_ranks(options: AgentOptions, folder: str, events: EventLog, inherited: Inherited) -> int:
     """Start the ranks and wait for their end; the rendezvous port is held until then."""
     refuse_second_agent(folder)
     job = load_job(options.job, options.node, options.node_rank)
@@ -114,7 +114,7 @@ def run_ranks(options: Options, folder: str, events: EventLog, inherited: Inheri
     return code
 
 
-def run_agent(options: Options, folder: str, inherited: Inherited) -> int:
+def run_agent(options: AgentOptions, folder: str, inherited: Inherited) -> int:
     """Run the agent; REFUSED if it could not start its ranks or write its record, PORT_TAKEN if the head needs another port."""
     os.setsid()
     prctl(PR_SET_CHILD_SUBREAPER, 1)

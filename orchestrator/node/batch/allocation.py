@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from orchestrator.node.batch.history import Attempt
 
 
-def expand(nodelist: str) -> list[str]:
+def node_names(nodelist: str) -> list[str]:
     """The names in SLURM_JOB_NODELIST, such as `n[00-02,7],r[0-1]n[1-2]`, in its order: compute nodes may lack scontrol."""
     names: list[str] = []
     for piece in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", nodelist):

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from orchestrator.node.batch.allocation import choose, expand
+from orchestrator.node.batch.allocation import choose, node_names
 from orchestrator.node.batch.history import Attempt, attempts_without_progress, wait_for_ends
 from orchestrator.node.batch.requeue import requeue
 from orchestrator.node.events import Clock, EventLog, Kind
@@ -69,7 +69,7 @@ def nodes_for(path: str) -> list[str]:
     """The nodes on which the attempt of that job.json is to run."""
     job = load_job(path, os.environ["SLURMD_NODENAME"], 0)
     assert job.slurm is not None, "a job of Slurm"
-    return choose(expand(os.environ["SLURM_JOB_NODELIST"]), len(job.ranks), attempts_of(job), job.slurm["spares"])
+    return choose(node_names(os.environ["SLURM_JOB_NODELIST"]), len(job.ranks), attempts_of(job), job.slurm["spares"])
 
 
 def is_worth_it(attempts: Sequence[Attempt]) -> bool:
@@ -82,7 +82,7 @@ def is_worth_it(attempts: Sequence[Attempt]) -> bool:
 def restart(job: Job, folder: str, attempts: Sequence[Attempt], status: int) -> int:
     """Prepare the next attempt in this allocation, or requeue if too few nodes of it are left or little time."""
     assert job.slurm is not None, "a job of Slurm"
-    names = choose(expand(os.environ["SLURM_JOB_NODELIST"]), len(job.ranks), attempts, job.slurm["spares"])
+    names = choose(node_names(os.environ["SLURM_JOB_NODELIST"]), len(job.ranks), attempts, job.slurm["spares"])
     last = attempts[-1]
     if len(names) < len(job.ranks) or last.was_warned or not last.started:
         return restart_from_queue(job, folder, attempts, status, at_limit=False)

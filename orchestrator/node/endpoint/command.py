@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 
-from orchestrator.node.files import check_own, expand, read_json, write_json
+from orchestrator.node.files import absolute_path, check_own, read_json, write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ ENVIRONMENT = f"echo {MARK}; exec cat /proc/self/environ"
 
 def command(request: protocol.LocalCommandRequest, _payload: bytes) -> Tuple[protocol.CommandReply, bytes]:
     """Run argv; its exit code (127: there is no such program, 124: it took too long and was ended), stdout and stderr."""
-    argv, folder = [expand(arg) if arg.startswith("~/") else arg for arg in request["argv"]], expand(request["folder"])
+    argv, folder = (
+        [absolute_path(arg) if arg.startswith("~/") else arg for arg in request["argv"]],
+        absolute_path(request["folder"]),
+    )
     private = os.umask(request["umask"])  # the user's own: sbatch hands it on to the job
     try:
         code, out, err = run(argv, login_environment(), folder, request["timeout_s"])
@@ -49,7 +52,7 @@ def command_once(request: protocol.LocalCommandOnceRequest, payload: bytes) -> T
 
     Without `begin`, a command that has not begun by now never will. One whose result is not known within `timeout_s` gives 124.
     """
-    mark = expand(request["mark"])
+    mark = absolute_path(request["mark"])
     withdrawn: protocol.CommandReply = {"code": WITHDRAWN, "out": "", "err": "it was withdrawn before it began"}
     if not request["begin"] and not os.path.lexists(os.path.dirname(mark)):
         return withdrawn, b""  # the folder is made before the command begins
@@ -78,7 +81,7 @@ def result_of(mark: str, wait_s: float) -> protocol.CommandReply:
 @functools.lru_cache(maxsize=None)
 def login_environment() -> Dict[str, str]:
     """The environment of a login: a site's profile sets the path of its Slurm. This program's own if the profile ends the shell."""
-    _, out, _ = run([login_shell(), "-l", "-c", ENVIRONMENT], dict(os.environ), expand("~"), PROFILE_S)
+    _, out, _ = run([login_shell(), "-l", "-c", ENVIRONMENT], dict(os.environ), absolute_path("~"), PROFILE_S)
     _, found, text = os.fsdecode(out).rpartition(f"{MARK}\n")
     pairs = (entry.partition("=") for entry in text.split("\0") if "=" in entry)
     return {name: value for name, _, value in pairs} if found else dict(os.environ)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.node.files import expand
+from orchestrator.node.files import absolute_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ LOCAL = frozenset(
 def file_system(request: protocol.FileSystemRequest, _payload: bytes) -> Tuple[protocol.FileSystemReply, bytes]:
     """The type of the file system that a path is on, and whether that is this machine's own."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        kind = type_of(os.path.realpath(expand(request["path"])), file.read())
+        kind = type_of(os.path.realpath(absolute_path(request["path"])), file.read())
     return {"type": kind, "local": kind in LOCAL}, b""
 
 

@@ -12,11 +12,11 @@ import re
 import stat
 import time
 
-from orchestrator.node.endpoint.strays import RUN_ID
 from orchestrator.node.events import read_history
-from orchestrator.node.files import expand, read_json
+from orchestrator.node.files import absolute_path, read_json
 from orchestrator.node.machine import boot_id, is_alive
 from orchestrator.node.ownership import agent_mark, own_processes, rank_mark
+from orchestrator.node.run_folder import RUN_ID
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Size:
         self.bytes = self.checkpoint_bytes = 0
         self.has_checkpoints = False
         self.newest = os.lstat(path).st_mtime
-        for root, folders, files in os.walk(path, onerror=give_up):
+        for root, folders, files in os.walk(path, onerror=raise_unless_missing):
             parts = os.path.relpath(root, path).split(os.sep)
             within = parts[0] == CHECKPOINTS or any(map(CHECKPOINT.match, parts))
             for name in folders + files:
@@ -57,7 +57,7 @@ class Size:
             self.checkpoint_bytes += size
 
 
-def give_up(error: OSError) -> None:
+def raise_unless_missing(error: OSError) -> None:
     """Fail: a folder that cannot be read is not removed."""
     if not isinstance(error, FileNotFoundError):
         raise error
@@ -73,7 +73,7 @@ def is_own(path: str) -> bool:
 
 def clear(request: protocol.ClearRequest, _payload: bytes) -> Tuple[protocol.ClearReply, bytes]:
     """Remove what has ended and is older than older_than_s from a working folder, or only list it (dry_run)."""
-    workdir = expand(request["workdir"])
+    workdir = absolute_path(request["workdir"])
     clearing = Clearing(request["older_than_s"], checkpoints=request["checkpoints"], dry_run=request["dry_run"])
     runs = clearing.runs(os.path.join(workdir, "runs"))
     gone = {entry["name"] for entry in runs if entry["action"] == "remove"}

@@ -6,7 +6,15 @@ import errno
 import io
 import os
 
-from orchestrator.node.files import check_own, expand, make_own, make_parents, relative, working_folder, write_new
+from orchestrator.node.files import (
+    absolute_path,
+    check_own,
+    make_own,
+    make_parents,
+    relative,
+    working_folder,
+    write_new,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +102,7 @@ def unpack(payload: bytes, root: str) -> None:
 
 def put_files(request: protocol.PutFilesRequest, payload: bytes) -> Tuple[protocol.PutFilesReply, bytes]:
     """Write files below a folder, each whole or not at all."""
-    folder, files = expand(request["folder"]), request["files"]
+    folder, files = absolute_path(request["folder"]), request["files"]
     if sum(file["size"] for file in files) != len(payload):
         raise ValueError("the sizes of the files do not add up to what arrived")
     paths = [os.path.join(folder, relative(file["path"])) for file in files]

@@ -6,7 +6,7 @@ import os
 import time
 
 from orchestrator.node.events import EVENTS, OFFSETS, read_history
-from orchestrator.node.files import expand, read_at, read_json, relative, tail
+from orchestrator.node.files import absolute_path, read_at, read_json, relative, tail
 from orchestrator.node.isolation import leave_heartbeat, reachable_hosts
 from orchestrator.node.machine import boot_id, is_alive
 from orchestrator.node.run_folder import ATTEMPT, newest_attempt, node_folders
@@ -42,7 +42,7 @@ class Reader:
     def read(self, request: protocol.ReadRequest, _payload: bytes) -> Tuple[protocol.ReadReply, bytes]:
         """Wait up to wait_s for files to grow beyond the given offsets, and return what they grew by."""
         deadline = time.monotonic() + request["wait_s"]
-        attempt = expand(request["attempt_dir"])
+        attempt = absolute_path(request["attempt_dir"])
         while True:
             begun = time.monotonic()
             grown, gaps = changes(request)
@@ -85,7 +85,7 @@ def changes(request: protocol.ReadRequest) -> Tuple[Dict[str, Tuple[int, int]], 
     """Files that have grown: name -> offset, bytes beyond it; and gaps: files that are shorter than what was read of them."""
     grown: Dict[str, Tuple[int, int]] = {}
     gaps: List[protocol.ChunkBody] = []
-    if not os.path.isdir(expand(request["attempt_dir"])):
+    if not os.path.isdir(absolute_path(request["attempt_dir"])):
         return grown, gaps
     offsets: Dict[str, int] = request["offsets"]
     only = None if request["only"] is None else set(request["only"])
@@ -154,7 +154,7 @@ def observe(request: protocol.NodeFolders, _payload: bytes) -> Tuple[protocol.Ob
 
 def find(request: protocol.FindRequest, _payload: bytes) -> Tuple[protocol.FindReply, bytes]:
     """The newest attempt of a run in a working folder: its number, its job.json, and whether the run went through Slurm."""
-    run = os.path.join(expand(request["workdir"]), "runs", relative(request["run"]))
+    run = os.path.join(absolute_path(request["workdir"]), "runs", relative(request["run"]))
     newest = newest_attempt(run)
     if newest is None:
         return {"trace": None}, b""

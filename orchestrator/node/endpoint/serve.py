@@ -159,11 +159,11 @@ class Handlers:
                 raise ValueError(f"no such request: {request.get('op')!r}")
             reply, data = self._by_op[request["op"]](request, payload)
         except Exception as error:  # noqa: BLE001  see above
-            return describe(error), b""
+            return error_reply(error), b""
         return dict(reply, ok=True), data
 
 
-def describe(error: BaseException) -> Json:
+def error_reply(error: BaseException) -> Json:
     """An exception as a reply; an OSError as 'path: reason', without its number."""
     message = str(error)
     if isinstance(error, OSError) and error.strerror:

@@ -8,7 +8,7 @@ import signal
 import time
 
 from orchestrator.node.endpoint.report import LOG_TAIL_BYTES
-from orchestrator.node.files import check_own, expand, read_json, tail
+from orchestrator.node.files import absolute_path, check_own, read_json, tail
 from orchestrator.node.machine import is_alive
 
 TYPE_CHECKING = False
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 START_POLL_S = 0.01
 
 
-class PortTaken(Exception):
+class HeadPortTaken(Exception):
     """Another program listens on the rendezvous port, which the head's agent found."""
 
 
@@ -40,13 +40,13 @@ class Starter:
 
     def start(self, request: protocol.StartRequest, _payload: bytes) -> Tuple[protocol.StartReply, bytes]:
         """Start argv detached in a node folder and wait until it has written agent.json about itself."""
-        folder = expand(request["folder"])
+        folder = absolute_path(request["folder"])
         check_own(folder)
         record = os.path.join(folder, "agent.json")
         earlier = read_json(record)
         if earlier is not None and is_alive(earlier):
             raise FileExistsError(f"an agent already runs in {folder}, pid {earlier['pid']}")
-        child = self._spawn([expand(arg) if arg.startswith("~/") else arg for arg in request["argv"]], folder)
+        child = self._spawn([absolute_path(arg) if arg.startswith("~/") else arg for arg in request["argv"]], folder)
         deadline = time.monotonic() + request["wait_s"]
         while True:
             code = child.poll()
@@ -65,7 +65,7 @@ class Starter:
             child.wait()
             return TimeoutError(f"no agent.json after {wait_s:g} s, the agent was killed\n{log}".rstrip())
         if code == errno.EADDRINUSE:
-            return PortTaken(log.strip())
+            return HeadPortTaken(log.strip())
         return ChildProcessError(f"the agent {outcome(code)} before it wrote agent.json\n{log}".rstrip())
 
     def _spawn(self, argv: List[str], folder: str) -> subprocess.Popen[bytes]:

@@ -18,6 +18,7 @@ from orchestrator.node.ownership import (
     signal_exactly,
     users,
 )
+from orchestrator.node.run_folder import RUN_ID
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     Json = Dict[str, Any]
     Family = Tuple[str, str]  # run id and node
 
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-\d{8}-\d{6}-[0-9a-f]{4}\Z")
 CARD = re.compile(r"/dev/(nvidia|gcu)\d+\Z")
 TOOL_WAIT_S = 10.0
 KILL_WAIT_S = 5.0
@@ -63,7 +63,7 @@ def find_strays(young_s: float, condemned: Set[Family]) -> Dict[Key, protocol.St
             continue
         if family in condemned or any(age_s(processes[pid]) >= young_s for pid in marks):
             condemned.add(family)
-            found.update({key_of(pid, processes[pid]): describe(pid, family, processes[pid]) for pid in marks})
+            found.update({key_of(pid, processes[pid]): stray_body(pid, family, processes[pid]) for pid in marks})
     return found
 
 
@@ -85,12 +85,12 @@ def recorded_agent(mark: Mark) -> bool:
     return any(is_alive(record) for record in records)
 
 
-def describe(pid: int, family: Family, fields: List[str]) -> protocol.StrayBody:
+def stray_body(pid: int, family: Family, fields: List[str]) -> protocol.StrayBody:
     age = age_s(fields)
-    return {"pid": pid, "run": family[0], "node": family[1], "command": command(pid), "age_s": age, "alive": True}
+    return {"pid": pid, "run": family[0], "node": family[1], "command": command_name(pid), "age_s": age, "alive": True}
 
 
-def command(pid: int) -> str:
+def command_name(pid: int) -> str:
     """The name of a process, without its arguments, which may hold secrets."""
     try:
         with open(f"/proc/{pid}/comm", errors="replace") as file:
@@ -150,7 +150,7 @@ def card_users() -> Tuple[List[protocol.CardUserBody], str]:
     for pid, card in sorted(holders.items()):
         uids = users(pid)
         if os.geteuid() not in uids:
-            found.append({"pid": pid, "uid": min(uids, default=None), "command": command(pid), "card": card})
+            found.append({"pid": pid, "uid": min(uids, default=None), "command": command_name(pid), "card": card})
     return found, note
 
 

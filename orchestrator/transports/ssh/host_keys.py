@@ -25,7 +25,7 @@ from orchestrator.fanout import once
 from orchestrator.transports.ssh.host_certificate import NotVouchedFor, check_certificate
 from orchestrator.transports.ssh.route import Hop
 from orchestrator.transports.ssh.user_keys import CERTIFICATE
-from orchestrator.transports.terminal import printable
+from orchestrator.transports.terminal import without_controls
 
 _LEAST_FIELDS = 3
 _MARKERS = ("", "@revoked", "@cert-authority")
@@ -242,4 +242,4 @@ class _Transport(paramiko.Transport):
 
     def _parse_disconnect(self, message: paramiko.Message) -> None:
         message.get_int()
-        self.farewell = printable(message.get_text())
+        self.farewell = without_controls(message.get_text())

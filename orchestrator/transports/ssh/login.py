@@ -16,7 +16,7 @@ from orchestrator.errors import LoginRefused, Unreachable
 from orchestrator.transports.ssh.host_keys import _Transport
 from orchestrator.transports.ssh.route import Hop
 from orchestrator.transports.ssh.user_keys import Keyring, UserKeys
-from orchestrator.transports.terminal import TRIES, GivenUp, Terminal, printable
+from orchestrator.transports.terminal import TRIES, GivenUp, Terminal, without_controls
 
 ANSWER_S = 600.0  # for somebody to fetch a telephone; most nodes hang up earlier
 LONG_WAIT_S = 1.0
@@ -143,4 +143,4 @@ class Login:
 
 
 def _listed(proofs: Sequence[str]) -> str:
-    return ", ".join(printable(proof) for proof in proofs)
+    return ", ".join(without_controls(proof) for proof in proofs)

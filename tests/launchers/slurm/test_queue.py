@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
-from orchestrator.launchers.slurm.pending_reasons import SENTENCES, explained
-from orchestrator.launchers.slurm.poll import Answer, news, next_pause_s
+from orchestrator.launchers.slurm.pending_reasons import SENTENCES, explanation
+from orchestrator.launchers.slurm.poll import PollResult, news, next_pause_s
 from orchestrator.launchers.slurm.queue import OVER, ask, position
 from tests import paths
 
@@ -114,18 +114,18 @@ REASONS = [
 
 @pytest.mark.parametrize(("reason", "part"), REASONS, ids=[reason for reason, _ in REASONS])
 def test_reason_is_explained_with_what_the_user_can_do(reason: str, part: str) -> None:
-    assert part in explained(reason, "12")
+    assert part in explanation(reason, "12")
 
 
 def test_reason_of_a_later_version_is_shown_as_it_is() -> None:
-    assert explained("MoonIsFull", "12") == ""
+    assert explanation("MoonIsFull", "12") == ""
     assert JobStatus("PENDING", "MoonIsFull").why == "MoonIsFull"
 
 
 def test_every_pattern_of_the_table_is_reached_by_its_own_word() -> None:
     for pattern, sentence in SENTENCES.items():
         example = pattern.replace("*UnavailableNodes:*", ", UnavailableNodes:n1").replace("*", "")
-        assert explained(example, "<id>") == sentence.replace("{nodes}", "n1"), pattern
+        assert explanation(example, "<id>") == sentence.replace("{nodes}", "n1"), pattern
 
 
 PENDING = JobStatus("PENDING", "Priority", job="7", explanation="others go first")
@@ -136,29 +136,29 @@ DOWN = JobStatus(SILENT, "squeue: no answer")
 @pytest.mark.parametrize(
     ("before", "now", "heard", "text"),
     [
-        (None, Answer(JobStatus(SILENT), 1), False, ""),
+        (None, PollResult(JobStatus(SILENT), 1), False, ""),
         (
             JobStatus(SILENT),
-            Answer(PENDING, 1, "3 of 9 waiting in partition gpu"),
+            PollResult(PENDING, 1, "3 of 9 waiting in partition gpu"),
             False,
             "others go first; 3 of 9 waiting",
         ),
-        (PENDING, Answer(PENDING, 1, ""), False, ""),
-        (PENDING, Answer(PENDING, 1, "2 of 9"), False, "2 of 9"),
-        (PENDING, Answer(JobStatus("PENDING", "Resources", job="7"), 1), False, "is PENDING (Resources)"),
-        (PENDING, Answer(RUNNING, 1), False, "Slurm job 7 is RUNNING"),
-        (PENDING, Answer(RUNNING, 1), True, ""),
-        (RUNNING, Answer(DOWN, 1), True, "Slurm does not answer (squeue: no answer)"),
-        (DOWN, Answer(RUNNING, 1), True, "Slurm answers again: Slurm job 7 is RUNNING"),
-        (RUNNING, Answer(PENDING, 1), True, "is PENDING (Priority)"),
-        (RUNNING, Answer(JobStatus("COMPLETING", job="7"), 1), True, ""),
-        (RUNNING, Answer(None, 1), True, ""),
+        (PENDING, PollResult(PENDING, 1, ""), False, ""),
+        (PENDING, PollResult(PENDING, 1, "2 of 9"), False, "2 of 9"),
+        (PENDING, PollResult(JobStatus("PENDING", "Resources", job="7"), 1), False, "is PENDING (Resources)"),
+        (PENDING, PollResult(RUNNING, 1), False, "Slurm job 7 is RUNNING"),
+        (PENDING, PollResult(RUNNING, 1), True, ""),
+        (RUNNING, PollResult(DOWN, 1), True, "Slurm does not answer (squeue: no answer)"),
+        (DOWN, PollResult(RUNNING, 1), True, "Slurm answers again: Slurm job 7 is RUNNING"),
+        (RUNNING, PollResult(PENDING, 1), True, "is PENDING (Priority)"),
+        (RUNNING, PollResult(JobStatus("COMPLETING", job="7"), 1), True, ""),
+        (RUNNING, PollResult(None, 1), True, ""),
     ],
 )
 def test_only_what_is_new_and_not_in_the_log_is_told(
-    before: JobStatus | None, now: Answer, heard: bool, text: str
+    before: JobStatus | None, now: PollResult, heard: bool, text: str
 ) -> None:
-    told = news(Answer(before, 1), now, heard=heard)
+    told = news(PollResult(before, 1), now, heard=heard)
     assert text in told
     assert bool(told) == bool(text)
 

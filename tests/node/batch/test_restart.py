@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.node.batch import requeue, restart
-from orchestrator.node.batch.allocation import choose, expand
+from orchestrator.node.batch.allocation import choose, node_names
 from orchestrator.node.batch.history import Attempt, attempts_without_progress
 from orchestrator.node.job import Job
 
@@ -215,7 +215,7 @@ def test_attempt_that_was_stopped_before_anything_failed_was_asked_to_stop(
     ],
 )
 def test_allocation_is_read_as_slurm_writes_it(nodelist: str, names: list[str]) -> None:
-    assert expand(nodelist) == names
+    assert node_names(nodelist) == names
 
 
 def _attempts(run: Path, *attempts: tuple[int, dict[str, list[dict[str, Any]]]]) -> list[Attempt]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import RankExit
+from orchestrator.endpoint.replies import ReportedExit
 from orchestrator.errors import NodeError
 from orchestrator.node.machine import is_alive, live_fields
 from orchestrator.transports.local import LocalTransport
@@ -129,7 +129,7 @@ ready(); time.sleep(1000)"""
     ground.start(endpoint, program)
     (seen,) = endpoint.observe(str(ground.attempt), None)
     assert seen.ranks == {0: "exited", 1: "exited", 2: "running"}
-    assert seen.first_failure == RankExit(0, None, "SIGKILL", "lost")
+    assert seen.first_failure == ReportedExit(0, None, "SIGKILL", "lost")
     assert seen.progress == {0: {"step": 5}}
     assert (seen.alive, seen.same_boot, seen.finished, seen.log) == (True, True, None, "")
 
