@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.actions.durations import seconds
-from orchestrator.actions.watch import Keep
+from orchestrator.actions.log_reader import Keep
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher

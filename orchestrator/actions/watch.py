@@ -1,20 +1,18 @@
-"""Watching a run: print its lines as they come, until it ends or the user looks away."""
+"""Watches a run to its end: follows the logs of all attempts, judges how the run ended, and records its outcome."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Protocol
+from enum import Enum, auto
 
+from orchestrator.actions.log_reader import LogReader, Viewer
 from orchestrator.endpoint.replies import NodeObservation
-from orchestrator.errors import NodeError, NodesError
-from orchestrator.fanout import each
+from orchestrator.errors import NodesError
 from orchestrator.launchers.base import Launcher
-from orchestrator.launchers.job import SILENT
+from orchestrator.launchers.job import SILENT, JobStatus
 from orchestrator.launchers.slurm.poll import Poll, PollResult, news
-from orchestrator.logs.follow import Batch, Feed, history, live, merged
-from orchestrator.logs.lines import LogLines, last
 from orchestrator.plan.plan import GRACE_S, LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import KeptRun
@@ -24,228 +22,165 @@ from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.observe import Status
 from orchestrator.verdict.settle import settle
 
-Keep = Callable[[LogLines], LogLines | None]
-"""Of some lines those that are wanted."""
 
+class Phase(Enum):
+    """The step after the logs of an attempt have been followed."""
 
-class Viewer(Protocol):
-    """Shows the lines of a watched run, and what happens to it."""
-
-    def write(self, lines: Iterable[LogLines]) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def warn(self, text: str) -> None: ...
+    NEXT_ATTEMPT = auto()
+    """A newer attempt has begun: follow that."""
+    RECORDED = auto()
+    """The run's supervisor has recorded its end: show the rest."""
+    CONFIRM = auto()
+    """The attempt appears to have ended: query the nodes, and continue to follow it if it has not."""
 
 
 class Watch:
-    """One run being watched from here."""
+    """Follows one run to its end."""
 
-    def __init__(self, run: KeptRun, launcher: Launcher, viewer: Viewer, keep: Keep) -> None:
-        self.run = run
-        self.launcher = launcher
-        self._plan: LaunchPlan = run.read_plan()
-        self._is_guest = self._plan.launcher == "ssh" and not run.is_recorded
-        self._quiet_since: float | None = None
-        self._viewer = viewer
-        self._keep = keep
-        self._poll: Poll | None = None
-        self._told = PollResult(None, 1)
-        self._newest = launcher.attempt()
-        self._begin(1)
-        self._shown_from: dict[str, float] = {}
-        self._ends_failed = False
-        self._has_warned = False
-
-    def _begin(self, attempt: int) -> None:
-        """Turn to the node folders of that attempt."""
-        self._attempt = attempt
-        self._feeds = [Feed(place, failure=place.failure) for place in self.launcher.places(attempt)]
-        self._nodes: dict[str, NodeObservation] = {}
-        self.lost = {feed.place.name: feed.failure for feed in self._feeds if feed.failure is not None}
-        """The places that cannot be heard just now, and why."""
-
-    def past(self, *, tail: int | None, unfinished: bool) -> None:
-        """Print what is there already, or the last `tail` lines of it; `unfinished` lines too if no more is expected."""
-        lines: Iterable[LogLines] = self._kept(self._history(unfinished=unfinished))
-        if tail is not None:
-            lines = last(lines, tail)
-            self._shown_from = dict.fromkeys(self.lost, time.time())  # what is to be left out comes with them, later
-        self._viewer.write(lines)
-        for feed in self._feeds:
-            if feed.failure is not None and feed.place.name not in self.lost:  # it was lost in the midst
-                self.lost[feed.place.name] = feed.failure
-                self._write(feed.gaps(feed.failure) if unfinished else ())
-
-    def _history(self, *, unfinished: bool) -> Iterator[LogLines]:
-        """All attempts, one after the other."""
-        while True:
-            yield from history(self._feeds)
-            if unfinished or self._attempt < self._newest:
-                yield from self._unfinished()
-            if self._attempt == self._newest:
-                return
-            self._begin(self._attempt + 1)
-
-    def to_end(self, *, stop_failed: bool) -> RunRecord:
+    def __init__(
+        self, run: KeptRun, launcher: Launcher, reader: LogReader, viewer: Viewer, *, ends_failed: bool
+    ) -> None:
         """
-        Print what comes until the run ends; returns its record.
+        Prepare to watch the run.
 
         Args:
-            stop_failed: when one node has failed, end the others; a mere reader leaves them alone.
+            ends_failed: if one node has failed, end the others; False for a command that only reads.
+        """
+        self._run = run
+        self._launcher = launcher
+        self._reader = reader
+        self._viewer = viewer
+        self._plan: LaunchPlan = run.read_plan()
+        self._ends_failed = ends_failed
+        self._supervisor_unknown = self._plan.launcher == "ssh" and not run.is_recorded
+        """Another machine launched the run over SSH; this machine cannot find out whether it has a supervisor."""
+        self._poll: Poll | None = None
+        self._shown_answer = PollResult(None, 1)
+        """The last scheduler answer that was shown."""
+        self._ended_s: float | None = None
+        """When a run with an unknown supervisor began to appear ended, by time.monotonic()."""
+        self._has_warned = False
+
+    def to_end(self) -> RunRecord:
+        """
+        Show the logs until the run ends; return its record.
 
         Raises:
-            NodesError: the run looks over, but nodes that cannot be reached leave open how it ended.
+            NodesError: the run appears to have ended, but unreachable nodes leave its outcome open.
         """
-        self._ends_failed = stop_failed
-        for error in self.lost.values():
-            self._warn_lost(error)
-        job = self.run.read().slurm_job
-        self._poll = Poll(self.launcher, job, self._newest) if self._plan.launcher == "slurm" else None
+        for error in self._reader.unreadable.values():
+            self._reader.warn_unreadable(error)
+        job = self._run.read().slurm_job
+        if self._plan.launcher == "slurm":
+            self._poll = Poll(self._launcher, job, self._launcher.attempt())
         with self._poll or nullcontext():
             status = self._last_status()
         if status is None:
-            return self.run.read()
-        if stop_failed and status.verdict.state is RunState.FAILED and any(n.finished is None for n in status.nodes):
-            for trouble in self.launcher.stop(job, grace_s=GRACE_S):
-                self._viewer.say(trouble)
-        self._rest()
-        return settle(self.run, status.verdict, status.nodes, attempt=status.attempt)
+            return self._run.read()
+        has_failed = status.verdict.state is RunState.FAILED
+        if self._ends_failed and has_failed and any(node.finished is None for node in status.nodes):
+            for warning in self._launcher.stop(job, grace_s=GRACE_S):
+                self._viewer.say(warning)
+        self._reader.show_remaining()
+        return settle(self._run, status.verdict, status.nodes, attempt=status.attempt)
 
     def _last_status(self) -> Status | None:
-        """Print what comes until the run is over; how it stands then, None where its supervisor has written that down."""
+        """Follow all attempts to the end of the run; return its status, or None if its supervisor has recorded the end."""
         while True:
-            self._follow()
-            self._newest = self.launcher.attempt()
-            if self._attempt < self._newest:
-                self._rest()
-                self._begin(self._attempt + 1)
-                self._viewer.say(f"run {self._plan.run_id} goes on in attempt {self._attempt}")
-                continue
-            if self._ended():  # by the supervisor's word
-                self._rest()
+            phase = self._reader.follow(self._next_phase) or Phase.CONFIRM
+            if phase is Phase.CONFIRM and self._reader.attempt < self._launcher.attempt():
+                phase = Phase.NEXT_ATTEMPT
+            elif phase is Phase.CONFIRM and self._has_recorded_end():
+                phase = Phase.RECORDED
+            if phase is Phase.NEXT_ATTEMPT:
+                self._reader.show_remaining()
+                self._reader.begin(self._reader.attempt + 1)
+                self._viewer.say(f"run {self._plan.run_id} continues in attempt {self._reader.attempt}")
+            elif phase is Phase.RECORDED:
+                self._reader.show_remaining()
                 return None
-            queue = self._poll.answer.queue if self._poll else None
-            try:
-                status = observe.observe(self.run, self._plan, self.launcher, queue)
-            except NodesError:
-                self._rest()
-                raise
-            nodes = {**self._nodes, **{node.node: node for node in status.nodes}}
-            if self._recordable(status.verdict, list(nodes.values())).state.final:
-                return status
-
-    def _rest(self) -> None:
-        # who waits for one that is gone waits for all of them at once
-        found = each(self._feeds, lambda feed: feed.place.endpoint, limit=int(self._plan.ssh["fanout"]))
-        for feed, endpoint in zip(self._feeds, found, strict=True):
-            try:
-                if isinstance(endpoint, NodeError):
-                    raise endpoint
-                while lines := feed.read(wait_s=0):
-                    self._write(lines)
-            except NodeError as error:
-                self.lost[feed.place.name] = error
-                self._write(feed.gaps(error))
             else:
-                self.lost.pop(feed.place.name, None)
-        self._write(self._unfinished())
+                status = self._confirmed_status()
+                if status is not None:
+                    return status
 
-    def _ended(self) -> bool:
-        """Whether the record says so; LOST is only the lack of a better word."""
-        state = self.run.read().state
+    def _confirmed_status(self) -> Status | None:
+        """Query the nodes; return the status if the run has ended, else None."""
+        queue = self._poll.answer.queue if self._poll else None
+        try:
+            status = observe.observe(self._run, self._plan, self._launcher, queue)
+        except NodesError:
+            self._reader.show_remaining()
+            raise
+        nodes = {**self._reader.nodes, **{node.node: node for node in status.nodes}}
+        return status if self._recordable(status.verdict, list(nodes.values())).state.final else None
+
+    def _has_recorded_end(self) -> bool:
+        """True if the record is final; LOST does not count, since it only means that nothing better is known."""
+        state = self._run.read().state
         return state.final and state is not RunState.LOST
 
-    def _unfinished(self) -> Iterator[LogLines]:
-        """The last lines that no newline ends."""
-        for feed in self._feeds:
-            yield from feed.rest()
+    def _next_phase(self) -> Phase | None:
+        """Return the next phase, judged by the logs and observations so far; None to continue following the attempt."""
+        if self._has_recorded_end():
+            return Phase.RECORDED
+        if self._reader.pending - (self._reader.unreadable.keys() if self._supervisor_unknown else set()):
+            return None
+        if self._poll is None:
+            return self._judged(None)
+        answer = self._poll.answer
+        if self._reader.attempt < answer.attempt:
+            return Phase.NEXT_ATTEMPT
+        text = news(self._shown_answer, answer, heard=bool(self._reader.nodes))
+        self._shown_answer = answer
+        if text:
+            self._viewer.say(text)
+        return self._judged(answer.queue)
 
-    def _follow(self) -> None:
-        """Until the run looks over, and all that was read by then is printed."""
-        unheard = {feed.place.name for feed in self._feeds}
-        with live(self._feeds) as (arrivals, enough):
-            for batches in arrivals:
-                self._write(merged(batches))
-                for batch in batches:
-                    self._take(batch, unheard)
-                missing = unheard - self.lost.keys() if self._is_guest else unheard
-                if not enough.is_set() and (self._ended() or (not missing and self._turns())):
-                    enough.set()
-
-    def _take(self, batch: Batch, unheard: set[str]) -> None:
-        name = batch.feed.place.name
-        if batch.error is not None:
-            if name not in self.lost:
-                self._warn_lost(batch.error)
-            self.lost[name] = batch.error
-            return
-        if self.lost.pop(name, None) is not None:
-            self._viewer.say(f"{name} is heard again, and read on where it was lost")
-        self._nodes |= {node.node: node for node in batch.nodes}
-        if not batch.lines or batch.nodes:
-            unheard.discard(name)
-
-    def _turns(self) -> bool:
-        """Whether the attempt has ended by what was heard, or another one has begun; a change of state goes into the record."""
-        queue = None
-        if self._poll is not None:
-            answer, queue = self._poll.answer, self._poll.answer.queue
-            self._newest = answer.attempt
-            if self._attempt < self._newest:
-                return True
-            before, self._told = self._told, answer
-            if text := news(before, answer, heard=bool(self._nodes)):
-                self._viewer.say(text)
-        asked, nodes = self.run.is_asked_to_stop(), list(self._nodes.values())
-        verdict = judge(self._plan, nodes, queue, stop_requested=asked)
-        if self._is_guest:
-            return self._is_quiet(verdict)
-        if verdict.state.final and is_launching(self.run.read()):
-            return False  # its nodes are still being started, perhaps again on another port
-        supervisor = self.run.supervisor()
+    def _judged(self, queue: JobStatus | None) -> Phase | None:
+        """Judge the attempt and record a change of state; CONFIRM if it appears to have ended."""
+        nodes = list(self._reader.nodes.values())
+        verdict = judge(self._plan, nodes, queue, stop_requested=self._run.is_asked_to_stop())
+        if self._supervisor_unknown:
+            return Phase.CONFIRM if self._has_stayed_ended(verdict) else None
+        if verdict.state.final and is_launching(self._run.read()):
+            return None  # its nodes are still being started, perhaps a second time, on another port
+        supervisor = self._run.supervisor()
         if supervisor is not None or not self._ends_failed:
             self._warn_unless_ended(observe.may_still_run(self._plan, verdict, nodes))
         if supervisor is not None and verdict.state is not RunState.DONE:
-            return self._ended()  # who supervises sees to the end, and writes it down
+            return None  # the supervisor ends the run and records that
         verdict = self._recordable(verdict, nodes)
-        if not verdict.state.final and (queue is None or queue.word != SILENT):
-            settle(self.run, verdict, attempt=self._attempt)
-        return verdict.state.final
+        if verdict.state.final:
+            return Phase.CONFIRM
+        if queue is None or queue.word != SILENT:
+            settle(self._run, verdict, attempt=self._reader.attempt)
+        return None
 
     def _recordable(self, verdict: Verdict, nodes: Sequence[NodeObservation]) -> Verdict:
-        """The verdict, not final as long as a run that has failed may run on and is not ended from here."""
-        if self._ends_failed or self._is_guest:
+        """Return the verdict; not final while a failed run may still run on some nodes and this command does not end it."""
+        if self._ends_failed or self._supervisor_unknown:
             return verdict
         return observe.recordable_verdict(self._plan, verdict, nodes)
 
     def _warn_unless_ended(self, left: Sequence[str]) -> None:
-        """Say, once, that nobody ends what is left of a run that has failed."""
-        text = "" if self._has_warned else observe.still_running_warning(self.run, self._plan.run_id, left)
-        if text and not self._ended():
+        """Warn, once, that no supervisor ends the remaining processes of a failed run."""
+        text = "" if self._has_warned else observe.still_running_warning(self._run, self._plan.run_id, left)
+        if text and not self._has_recorded_end():
             self._viewer.warn(text)
             self._has_warned = True
 
-    def _is_quiet(self, verdict: Verdict) -> bool:
+    def _has_stayed_ended(self, verdict: Verdict) -> bool:
         """
-        Whether nothing of a run that has ended lives on any node that can be heard: all that shows where its supervisor is not.
+        Report whether no reachable node has had a live agent for LATE_WRITES_S, or every agent has recorded its end.
 
-        An agent that left no end of its own may be just starting, or again on another port, and is waited for.
+        An agent without a recorded end may still be starting, perhaps a second time, on another port.
         """
-        living = {name for name, node in self._nodes.items() if node.alive and node.finished is None}
-        if not verdict.state.final or living - self.lost.keys():
-            self._quiet_since = None
+        living = {name for name, node in self._reader.nodes.items() if node.alive and node.finished is None}
+        if not verdict.state.final or living - self._reader.unreadable.keys():
+            self._ended_s = None
             return False
-        self._quiet_since = self._quiet_since or time.monotonic()
-        ends = sum(node.finished is not None for node in self._nodes.values())
-        return ends == self._plan.node_count or time.monotonic() - self._quiet_since > observe.LATE_WRITES_S
-
-    def _write(self, lines: Iterable[LogLines]) -> None:
-        self._viewer.write(self._kept(lines))
-
-    def _kept(self, lines: Iterable[LogLines]) -> Iterator[LogLines]:
-        shown = (some for some in lines if some.time >= self._shown_from.get(some.node, 0.0))
-        return (kept for kept in map(self._keep, shown) if kept is not None)
-
-    def _warn_lost(self, error: NodeError) -> None:
-        self._viewer.warn(f"{error}; trying again, the others go on")
+        if self._ended_s is None:
+            self._ended_s = time.monotonic()
+        ends = sum(node.finished is not None for node in self._reader.nodes.values())
+        return ends == self._plan.node_count or time.monotonic() - self._ended_s > observe.LATE_WRITES_S

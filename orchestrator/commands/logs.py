@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import closing
 
+from orchestrator.actions.log_reader import LogReader
 from orchestrator.actions.logs import Filter, found_on_nodes, keep_of, recorded
 from orchestrator.actions.watch import Watch
 from orchestrator.commands.watch import WATCH_STOPPED
@@ -18,17 +19,18 @@ def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail
     plan = run.read_plan()
     try:
         with closing(launcher):
-            watch = Watch(run, launcher, LogView(as_json=as_json), keep_of(wanted, plan, time.time()))
-            watch.past(tail=tail, unfinished=not follow)
+            view = LogView(as_json=as_json)
+            reader = LogReader(launcher, plan, view, keep_of(wanted, plan, time.time()))
+            reader.past(tail=tail, unfinished=not follow)
             if follow:
-                record = watch.to_end(stop_failed=False)
+                record = Watch(run, launcher, reader, view, ends_failed=False).to_end()
                 say(f"run {record.id} is {record.state.value}")
     except KeyboardInterrupt:
         command = f": orch status {plan.run_id}" if run.is_recorded else ""
-        say(f"stopped watching; the run goes on unless it has ended{command}")
+        say(f"stopped watching; the run continues unless it has ended{command}")
         return WATCH_STOPPED
-    if not watch.lost:
+    if not reader.unreadable:
         return 0
-    error = NodesError(list(watch.lost.values()), plan.node_count)
+    error = NodesError(list(reader.unreadable.values()), plan.node_count)
     say_error(error)
     return error.exit_code

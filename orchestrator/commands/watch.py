@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from orchestrator.actions.log_reader import LogReader
 from orchestrator.actions.watch import Watch
 from orchestrator.console import LogView, say, say_error, say_summary
 from orchestrator.errors import LaunchError
@@ -16,23 +17,24 @@ WATCH_STOPPED = 130  # the exit status that a shell reports for a command ended 
 
 
 def watch(launched: Launched) -> int:
-    """Follow a run that was started or taken up again here, and print its outcome; returns its exit code."""
+    """Follow a run that this command started or attached to, and print its outcome; return its exit code."""
     run_id = launched.folder.path.name
-    say(f"run {run_id} started; Ctrl-C stops watching, the run goes on")
+    say(f"run {run_id} started; Ctrl-C stops watching, the run continues")
+    folder, launcher, view = launched.folder, launched.launcher, LogView(as_json=False)
     try:
-        following = Watch(launched.folder, launched.launcher, LogView(as_json=False), lambda lines: lines)
-        record = following.to_end(stop_failed=True)
+        reader = LogReader(launcher, folder.read_plan(), view, lambda lines: lines)
+        record = Watch(folder, launcher, reader, view, ends_failed=True).to_end()
     except KeyboardInterrupt:
-        say(f"stopped watching; the run goes on. `orch logs -f {run_id}` watches again, `orch stop {run_id}` ends it")
+        say(f"stopped watching; the run continues. `orch logs -f {run_id}` watches again, `orch stop {run_id}` ends it")
         return WATCH_STOPPED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # stdout is closed; what is still buffered must go somewhere
-        say(f"nobody reads the output any more; the run goes on: `orch logs -f {run_id}`")
+        say(f"nobody reads the output any more; the run continues: `orch logs -f {run_id}`")
         return WATCH_STOPPED
     except LaunchError as exc:
         say_error(exc)
         say(
-            f"stopped watching; the run goes on. `orch logs -f {run_id}` watches again, `orch status {run_id}` asks after it"
+            f"stopped watching; the run continues. `orch logs -f {run_id}` watches again, `orch status {run_id}` shows its state"
         )
         return exc.exit_code
     say(f"run {run_id} is {record.state.value}" + (f": {record.message}" if record.message else ""))

@@ -39,7 +39,7 @@ def test_cut_connections_cost_no_line_and_repeat_none(orch: Orch, farm: Farm) ->
         text, said = _followed_through_cuts(watcher, farm)
     assert watcher.returncode == 0, said
     assert "trying again" in said
-    assert "is heard again" in said
+    assert "answers again" in said
     run = orch.records()[-1]["id"]
     for rank, node in enumerate(("n0", "n1")):
         assert (

@@ -25,7 +25,7 @@ def orch(hosts: Hosts, tmp_path: Path) -> Orch:
 
 
 def _cut_off_one(orch: Orch, hosts: Hosts) -> str:
-    """A run that goes on, h1 being heard by the other hosts but not by the controller."""
+    """A run that goes on while h1 reaches the other hosts but not the controller."""
     run = orch("ssh-launch", "--detach", "--", "sh", "-c", COUNT).stdout.strip()
     until(lambda: {"h0", "h1", "h2"} <= _speakers(orch, run), awaited="three ranks", deadline_s=30)
     hosts.block(hosts[1], hosts.controller)
@@ -73,7 +73,7 @@ def test_node_that_cannot_be_reached_at_first_joins_when_it_can(orch: Orch, host
         rest, said = _rest(following)
     assert following.returncode == 0, said
     assert "warning: h1: " in said
-    assert "h1 is heard again" in said
+    assert "h1 answers again" in said
     for rank, host in enumerate(hosts.hosts):
         written = host.path(orch.node_folder(run, host.name)) / f"rank-{rank}.out"
         lines = re.findall(rf"^\[{host.name}:{rank}\] (.*)$", text + rest, re.MULTILINE)
@@ -132,4 +132,4 @@ def test_follow_ends_where_no_node_can_be_reached(orch: Orch, hosts: Hosts) -> N
         following.send_signal(signal.SIGINT)
         _, said = _rest(following)
     assert following.returncode == 130
-    assert "the run goes on" in said
+    assert "the run continues" in said

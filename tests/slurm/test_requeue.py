@@ -45,7 +45,7 @@ def test_requeued_job_is_followed_into_its_next_attempt(orch: Orch, cluster: Clu
         said = following.stderr.read()
     assert following.returncode == 0, said
     assert _out(text) == SAID
-    assert f"run {run} goes on in attempt 2" in said
+    assert f"run {run} continues in attempt 2" in said
     assert f"run {run} is DONE" in said
     assert _out(orch("logs", run).stdout) == SAID
     status = orch.status(run)

@@ -122,7 +122,7 @@ def test_ctrl_c_stops_watching_and_says_so_while_the_job_goes_on(orch: Orch, far
         os.killpg(watcher.pid, signal.SIGINT)
         _, said = watcher.communicate(timeout=30)
     assert watcher.returncode == 130
-    assert "the run goes on" in said
+    assert "the run continues" in said
     assert "Traceback" not in said
     assert orch.status()["state"] == "RUNNING"
     orch("stop")
