@@ -67,7 +67,7 @@ def program() -> bytes:
     texts = {name: _source(name) for name in _with_imports(folder, _IMPORT)} | dict.fromkeys(PACKAGES, "")
     at_start = _with_imports([ENTRY], _IMPORT_AT_START)
     codes = {name: compile(texts[name], name, "exec", dont_inherit=True, optimize=2) for name in at_start}
-    code, text = zlib.compress(marshal.dumps(codes), 9), zlib.compress(json.dumps(texts).encode(), 9)
+    code, text = zlib.compress(marshal.dumps(codes)), zlib.compress(json.dumps(texts).encode())
     bootstrap, magic = BOOTSTRAP.encode(), importlib.util.MAGIC_NUMBER.hex().encode()
     return b"%d\n%b%b %d %d\n%b%b" % (len(bootstrap), bootstrap, magic, len(code), len(text), code, text)
 
