@@ -1,5 +1,5 @@
 """
-orch from Python: the same plan, launch and record as the commands make.
+The Python interface of orch: the same plan, launch and record as those of the commands.
 
     run = orchestrator.submit(["train.py", "--lr", "1e-3"], "h800.yaml", shape="2x8")
     print(run.wait().state)
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from orchestrator.actions import stop
-from orchestrator.actions.launch import plan_of, started
+from orchestrator.actions.launch import plan_launch, started
 from orchestrator.actions.refresh import refresh
-from orchestrator.actions.request import Words
+from orchestrator.actions.request import LaunchArguments
 from orchestrator.backoff import backoff
 from orchestrator.errors import LaunchError, UsageError
 from orchestrator.run import LauncherName, RunRecord
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # of typing itself from Python 3.11 on
 
 ProgramLike = Sequence[str] | Callable[..., object] | None
-"""Words as after `--`; or a function of a file that travels; None: the shared trainer."""
-LAST_LOOK_S = 5.0
-# The file is run under another name, so what stands below `if __name__ == "__main__":` does not run on the nodes.
+"""The program and its arguments, as after `--`; or a top-level function of a file; None: the shared trainer."""
+LONGEST_POLL_S = 5.0
+# The file runs under another name, so its code below `if __name__ == "__main__":` does not run on the nodes.
 CALL = "import json, runpy, sys; file, name, args, kwargs = sys.argv[1:]; runpy.run_path(file, run_name='orch')[name](*json.loads(args), **json.loads(kwargs))"
 
 
@@ -58,16 +58,16 @@ class Run:
 
         Raises:
             TimeoutError: it is not over after `timeout_s`.
-            LaunchError: it has failed on one node, and nobody ends it on the others.
+            LaunchError: it has failed on one node, and no supervisor ends it on the others.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        pauses = backoff(LAST_LOOK_S)
+        pauses = backoff(LONGEST_POLL_S)
         while True:
-            found = refresh(self._folder)
-            record = found.record
+            refreshed = refresh(self._folder)
+            record = refreshed.record
             if record.state.final:
                 return record
-            if warning := found.not_being_ended():
+            if warning := refreshed.not_being_ended():
                 raise LaunchError(f"{record.message}: {warning}")
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"run {self.id} is {record.state.value} after {timeout_s:g} s")
@@ -75,7 +75,7 @@ class Run:
 
     def stop(self) -> RunRecord:
         """End the run on every node; returns its record."""
-        return stop.stop(self._folder, lambda _notice: None)
+        return stop.stop(self._folder, lambda _text: None)
 
     @property
     def _folder(self) -> RunFolder:
@@ -104,7 +104,7 @@ def submit(program: ProgramLike, inventory: str | Path | None = None, **options:
     Start a run through Slurm, with the code of the working folder, and return at once.
 
     Raises:
-        OrchError: as the command; nothing is left running.
+        OrchError: the same errors as those of the command; nothing is left running.
     """
     return _launched("slurm", program, inventory, options)
 
@@ -115,36 +115,38 @@ def ssh_launch(program: ProgramLike, inventory: str | Path | None = None, **opti
 
 
 def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Path | None, options: Options) -> Run:
-    words = Words(
+    arguments = LaunchArguments(
         launcher,
         inventory=None if inventory is None else str(inventory),
         nodes=options.get("nodes"),
         shape=options.get("shape"),
         config=None,
         settings=tuple(f"{name}={value}" for name, value in options.get("settings", {}).items()),
-        program=_words_of(program, options.get("args", ()), options.get("kwargs", {})),
+        program=_argv(program, options.get("args", ()), options.get("kwargs", {})),
         bare=options.get("bare", False),
     )
-    planned = plan_of(words)
+    planned = plan_launch(arguments)
     warnings = list(planned.warnings)
     with started(planned, warnings.append):
         pass
     return Run(planned.plan.run_id, tuple(warnings))
 
 
-def _words_of(program: ProgramLike, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...] | None:
+def _argv(program: ProgramLike, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...] | None:
     if not callable(program):
         if args or kwargs:
-            raise UsageError("args and kwargs are for a function", hint="put the words of a program into one list")
+            raise UsageError("args and kwargs are for a function", hint="put a program and its arguments into one list")
         return None if program is None else tuple(program)
     name = getattr(program, "__qualname__", "")
     file = inspect.getsourcefile(program) if inspect.isfunction(program) else None
     if file is None or not name.isidentifier():
-        raise UsageError(f"{program!r} is no function of a file", hint="define it at the top level of one")
+        raise UsageError(f"{program!r} is not a function of a file", hint="define it at the top level of one")
     path = os.path.relpath(Path(file).resolve(), Path.cwd().resolve())
     if path.startswith(".."):
-        raise UsageError(f"{file} is not below {Path.cwd()}, so it would not travel", hint="start from its folder")
+        raise UsageError(
+            f"{file} is not below {Path.cwd()}, so it would not be sent to the nodes", hint="start from its folder"
+        )
     try:
         return ("-c", CALL, path, name, json.dumps(list(args)), json.dumps(dict(kwargs)))
     except (TypeError, ValueError) as exc:
-        raise UsageError(f"arguments of {name}: {exc}", hint="numbers, text, lists and mappings travel") from exc
+        raise UsageError(f"arguments of {name}: {exc}", hint="use numbers, text, lists and mappings") from exc

@@ -17,7 +17,7 @@ from orchestrator.errors import OrchError, UsageError
 from orchestrator.version import __version__
 
 if TYPE_CHECKING:
-    from orchestrator.actions.request import Words
+    from orchestrator.actions.request import LaunchArguments
     from orchestrator.run import LauncherName
 
 # Each command imports what it calls: what one command needs takes longer to load than most commands take to run.
@@ -48,8 +48,8 @@ _follow = click.option(
 )
 _run = click.argument("run", default="latest", metavar="[RUN]")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-# By the names that they have in Words.
-_WORDS: tuple[Callable[[_Command], _Command], ...] = (
+# By the names that they have in LaunchArguments.
+_LAUNCH_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
     click.argument("settings", nargs=-1, metavar="[KEY=VALUE]... [-- PROGRAM ARGS...]"),
     _inventory,
     _nodes,
@@ -61,10 +61,10 @@ _WORDS: tuple[Callable[[_Command], _Command], ...] = (
 )
 
 
-def _words(command: _Command) -> _Command:
-    """Give a command the words that say what to start, and the program that main() found after `--`."""
+def _launch_options(command: _Command) -> _Command:
+    """Give a command the arguments that say what to start, and the program that main() found after `--`."""
     command = click.pass_obj(command)
-    for option in reversed(_WORDS):
+    for option in reversed(_LAUNCH_OPTIONS):
         command = option(command)
     return command
 
@@ -87,7 +87,7 @@ def app() -> None:
 
 
 @app.command()
-@_words
+@_launch_options
 @_dry_run
 @_follow
 @click.option(
@@ -98,21 +98,21 @@ def submit(
     dry_run: bool,
     follow: bool,
     sweep: tuple[str, ...],
-    **typed: Any,  # noqa: ANN401  see _words
+    **typed: Any,  # noqa: ANN401  see _launch_options
 ) -> int:
     """Start a run through Slurm. Without -- PROGRAM the shared trainer runs, with KEY=VALUE settings."""
-    words = _as_words("slurm", program, typed)
+    arguments = _arguments("slurm", program, typed)
     if sweep:
         from orchestrator.commands.sweep import submit_sweep  # noqa: PLC0415
 
-        return submit_sweep(words, sweep, dry_run=dry_run)
+        return submit_sweep(arguments, sweep, dry_run=dry_run)
     from orchestrator.commands.launch import launch  # noqa: PLC0415
 
-    return launch(words, dry_run=dry_run, follow=follow)
+    return launch(arguments, dry_run=dry_run, follow=follow)
 
 
 @app.command()
-@_words
+@_launch_options
 @_dry_run
 @_follow
 @click.option("--orphan-timeout", metavar="SPAN", help="End the ranks after so long without a supervisor.")
@@ -121,18 +121,18 @@ def ssh_launch(
     program: tuple[str, ...] | None,
     dry_run: bool,
     follow: bool,
-    **typed: Any,  # noqa: ANN401  see _words
+    **typed: Any,  # noqa: ANN401  see _launch_options
 ) -> int:
     """Start a run over SSH, or on this machine (transport local). Otherwise as submit."""
     from orchestrator.commands.launch import launch  # noqa: PLC0415
 
-    return launch(_as_words("ssh", program, typed), dry_run=dry_run, follow=follow)
+    return launch(_arguments("ssh", program, typed), dry_run=dry_run, follow=follow)
 
 
-def _as_words(launcher: LauncherName, program: tuple[str, ...] | None, typed: dict[str, Any]) -> Words:
-    from orchestrator.actions.request import Words  # noqa: PLC0415
+def _arguments(launcher: LauncherName, program: tuple[str, ...] | None, typed: dict[str, Any]) -> LaunchArguments:
+    from orchestrator.actions.request import LaunchArguments  # noqa: PLC0415
 
-    return Words(launcher, program=program, **typed)
+    return LaunchArguments(launcher, program=program, **typed)
 
 
 @app.command()

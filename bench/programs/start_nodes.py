@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from orchestrator.actions.inventory import load_inventory
-from orchestrator.actions.request import Words, request_of
+from orchestrator.actions.request import LaunchArguments, make_request
 from orchestrator.launchers import launcher_for
 from orchestrator.plan.make import make_plan
 from orchestrator.run import new_run_id
@@ -19,7 +19,7 @@ from orchestrator.run import new_run_id
 path = sys.argv[1]
 program = ("sleep", "1000")
 inventory = load_inventory(path, None)
-request, bundle = request_of(Words("ssh", path, None, None, None, (), program))
+request, bundle = make_request(LaunchArguments("ssh", path, None, None, None, (), program))
 run_id = new_run_id(inventory.name, datetime.now(timezone.utc), secrets.token_hex(2))
 launcher = launcher_for(make_plan(inventory, request, run_id=run_id, bundle=bundle.digest))
 begun = time.monotonic()

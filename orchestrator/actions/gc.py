@@ -1,4 +1,4 @@
-"""Garbage collection: end stray processes and remove what old runs left, on the nodes and in the records here."""
+"""Garbage collection: end stray processes and remove the garbage of old runs, on the nodes and in the records here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.endpoint.access import PlannedSsh, SshSettings, Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import Leftover, StrayReport
+from orchestrator.endpoint.replies import GarbageEntry, StrayReport
 from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, RunNotFound
 from orchestrator.fanout import each
 from orchestrator.inventory.model import Node
@@ -20,17 +20,17 @@ from orchestrator.node.endpoint.garbage import Clearing
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.store import RunFolder, Store, home
 
-__all__ = ["Garbage", "Leftover", "Limits", "Visit", "collect"]
+__all__ = ["Garbage", "GarbageEntry", "Limits", "SiteGarbage", "collect"]
 
-YOUNG_S = 60.0  # what has just been started may not have its agent's record yet
-RECORDS = "-"  # in place of a node's name: the records of this machine
+YOUNG_S = 60.0  # the agent of a younger process may not have written its record yet
+RECORDS = "-"  # shown as the node of garbage among the records of this machine
 FANOUT = 64
 Key = tuple[str, str, str | None, int | None, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What to remove; without `checkpoints`, run folders that hold some stay."""
+    """Limits on the removal; without `checkpoints`, run folders that contain checkpoints are kept."""
 
     older_than_s: float
     checkpoints: bool
@@ -39,7 +39,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A node and the way to it; equal keys are the same working folder reached in the same way."""
+    """A node and how to connect to it; sites with equal keys are the same working folder, reached in the same way."""
 
     node: Node | NodePlan
     transport: str
@@ -47,76 +47,81 @@ class Site:
 
     @property
     def key(self) -> Key:
-        """Equal for two names of the same folder."""
+        """The identity of the site, without the node's name."""
         return self.transport, self.node.address, self.node.user, self.node.port, self.node.workdir
 
     def connect(self, terminal: Terminal) -> Endpoint:
-        """Reach it; `terminal` is where a login asks its questions."""
+        """Connect to the node; logins that need answers use `terminal`."""
         transport = transport_factory(self.transport, self.ssh, terminal)(self.node)
         return Endpoint.connect(transport, self.node.python)
 
 
 @dataclass(slots=True)
-class Visit:
-    """The garbage of one site; a machine with several names is searched once."""
+class SiteGarbage:
+    """The garbage of one site, and what was done about it; a machine with several names is searched once."""
 
     node: str
-    hunted: StrayReport = field(default_factory=lambda: StrayReport((), (), ""))
-    leftovers: Sequence[Leftover] = ()
+    stray_report: StrayReport = field(default_factory=lambda: StrayReport((), (), ""))
+    entries: Sequence[GarbageEntry] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """All that was found; each visit says what was removed or ended of it."""
+    """The garbage of all sites, and the failures."""
 
-    visits: Sequence[Visit]
+    sites: Sequence[SiteGarbage]
     has_sites: bool
     """False if no run is recorded here and no inventory was given, so that no node is known."""
     damaged: Sequence[str]
-    """Why plans cannot be read."""
-    outcomes: Sequence[Visit | OrchError]
+    """The errors of plans that cannot be read."""
+    outcomes: Sequence[SiteGarbage | OrchError]
+    """One for each site."""
     dry_run: bool
 
     def raise_failures(self) -> None:
         """
-        Report what could not be done.
+        Raise the failures, if any.
 
         Raises:
-            NodesError: nodes could not be reached; everything was done on all others.
-            LaunchError: something is still there that should have gone.
+            NodesError: nodes could not be reached; all other nodes were cleared.
+            LaunchError: garbage could not be removed, or a stray could not be ended.
         """
         failures = [outcome for outcome in self.outcomes if isinstance(outcome, OrchError)]
-        of_nodes = [failure for failure in failures if isinstance(failure, NodeError)]
-        if of_nodes:
-            raise NodesError(of_nodes, len(self.outcomes))
+        node_failures = [failure for failure in failures if isinstance(failure, NodeError)]
+        if node_failures:
+            raise NodesError(node_failures, len(self.outcomes))
         for failure in failures:
             raise failure
-        left = [f"{v.node}: {e.path}: {e.why}" for v in self.visits for e in v.leftovers if e.action == "fail"]
+        left = [f"{g.node}: {e.path}: {e.why}" for g in self.sites for e in g.entries if e.action == "fail"]
         if not self.dry_run:
             left += [
-                f"{v.node}: pid {s.pid} of {s.run} is alive" for v in self.visits for s in v.hunted.strays if s.alive
+                f"{g.node}: pid {s.pid} of {s.run} is alive"
+                for g in self.sites
+                for s in g.stray_report.strays
+                if s.alive
             ]
         if left:
             raise LaunchError(
-                "\n  ".join(["not everything could be cleared", *left]), hint="look at what holds them there"
+                "\n  ".join(["not everything could be removed", *left]),
+                hint="find what prevents it, then orch gc again",
             )
 
 
 def collect(limits: Limits, inventory: str | None) -> Garbage:
-    """Clear the nodes, then the records of runs of which no node keeps anything."""
+    """Collect the garbage of the nodes, then that of records: only of runs that have no folder on any node."""
     plans, damaged = _plans(Store(home(os.environ)))
     sites = _sites_of_inventory(inventory) if inventory is not None else _sites_of_runs(plans.values())
     claims, terminal = _Claims(), Terminal()
     limit = max([FANOUT, *(site.ssh.fanout for site in sites)])
-    outcomes = each(sites, lambda site: _visit(site, limits, claims, terminal), limit=limit)
-    visits = [visit for visit in outcomes if isinstance(visit, Visit)]
-    reached = {site.key for site, visit in zip(sites, outcomes, strict=True) if isinstance(visit, Visit)}
-    visits.append(Visit(RECORDS, leftovers=_records(plans, visits, reached, limits)))
-    return Garbage(visits, bool(sites), damaged, outcomes, limits.dry_run)
+    outcomes = each(sites, lambda site: _collect_site(site, limits, claims, terminal), limit=limit)
+    found = [outcome for outcome in outcomes if isinstance(outcome, SiteGarbage)]
+    reached = {site.key for site, outcome in zip(sites, outcomes, strict=True) if isinstance(outcome, SiteGarbage)}
+    found.append(SiteGarbage(RECORDS, entries=_collect_records(plans, found, reached, limits)))
+    return Garbage(found, bool(sites), damaged, outcomes, limits.dry_run)
 
 
 class _Claims:
-    """Lets each machine and each folder be cleared by one site only, the first."""
+    """Assigns each machine and each folder to the first site that claims it; all others skip it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -130,7 +135,7 @@ class _Claims:
 
 
 def _plans(store: Store) -> tuple[dict[RunFolder, LaunchPlan | None], list[str]]:
-    """All runs recorded here, oldest first, with None for a plan that cannot be read; and why it cannot."""
+    """The plans of all runs recorded here, oldest first, None for one that cannot be read; and the errors of those."""
     plans: dict[RunFolder, LaunchPlan | None] = {}
     damaged = []
     for folder in store.all():
@@ -151,11 +156,13 @@ def _sites_of_inventory(given: str) -> list[Site]:
 
 def _sites_of_runs(plans: Iterable[LaunchPlan | None]) -> list[Site]:
     sites = [site for plan in plans if plan is not None for site in _sites_of(plan)]
-    return list({site.key: site for site in sites}.values())  # the newest run's way to it is the likeliest to work
+    return list(
+        {site.key: site for site in sites}.values()
+    )  # the last one stays: the connection of the newest run is the likeliest to work
 
 
 def _sites_of(plan: LaunchPlan) -> list[Site]:
-    """Under Slurm only the machine that shares the working folder, the login node or this one; all nodes too if it is not shared."""
+    """The sites of a run. Under Slurm: the login node or this machine, and all nodes only if the working folder is not shared."""
     ssh = PlannedSsh(**plan.ssh)
     if plan.launcher == "slurm":
         login = login_node(plan.slurm["login"], plan.head, ssh)
@@ -167,34 +174,34 @@ def _sites_of(plan: LaunchPlan) -> list[Site]:
     return [Site(node, plan.transport, ssh) for node in plan.nodes]
 
 
-def _visit(site: Site, limits: Limits, claims: _Claims, terminal: Terminal) -> Visit:
-    """End the strays first, so that the folders they write to can be cleared as well."""
-    visit = Visit(site.node.name)
+def _collect_site(site: Site, limits: Limits, claims: _Claims, terminal: Terminal) -> SiteGarbage:
+    """End the strays first, so that the folders they write to can be removed as well."""
+    garbage = SiteGarbage(site.node.name)
     with site.connect(terminal) as endpoint:
         machine = (endpoint.facts.host_id, endpoint.facts.user)
         if claims.first(*machine):
-            visit.hunted = endpoint.strays(young_s=YOUNG_S, grace_s=GRACE_S, dry_run=limits.dry_run)
+            garbage.stray_report = endpoint.strays(young_s=YOUNG_S, grace_s=GRACE_S, dry_run=limits.dry_run)
         if claims.first(*machine, site.node.workdir):
-            visit.leftovers = endpoint.clear(
+            garbage.entries = endpoint.clear(
                 site.node.workdir,
                 older_than_s=limits.older_than_s,
                 checkpoints=limits.checkpoints,
                 dry_run=limits.dry_run,
             )
-    return visit
+    return garbage
 
 
-def _records(
-    plans: dict[RunFolder, LaunchPlan | None], visits: Sequence[Visit], reached: set[Key], limits: Limits
-) -> list[Leftover]:
-    """Clear the records of runs that are over; a record stays as long as a node has, or may have, the run's folder."""
-    stays = {entry.name: visit.node for visit in visits for entry in visit.leftovers if entry.action != "remove"}
+def _collect_records(
+    plans: dict[RunFolder, LaunchPlan | None], found: Sequence[SiteGarbage], reached: set[Key], limits: Limits
+) -> list[GarbageEntry]:
+    """Remove the records of runs that are over, except of runs whose folder is, or may be, on a node."""
+    kept_on = {entry.name: garbage.node for garbage in found for entry in garbage.entries if entry.action != "remove"}
     reasons: dict[str, str] = {}
     for folder, plan in plans.items():
         run = folder.path.name
         unreached = [site.node.name for site in _sites_of(plan) if site.key not in reached] if plan is not None else []
-        reasons[run] = f"its folder on {stays[run]} stays" if run in stays else ""
+        reasons[run] = f"its folder on {kept_on[run]} stays" if run in kept_on else ""
         reasons[run] = f"{unreached[0]} was not searched for its folder" if unreached else reasons[run]
     clearing = Clearing(limits.older_than_s, checkpoints=limits.checkpoints, dry_run=limits.dry_run)
     runs = home(os.environ) / "runs"
-    return [replace(Leftover(**entry), kind="record") for entry in clearing.runs(str(runs), reasons)]
+    return [replace(GarbageEntry(**entry), kind="record") for entry in clearing.runs(str(runs), reasons)]

@@ -1,4 +1,4 @@
-"""The launch: from the user's words to a plan, from the plan to a run that has started and is supervised."""
+"""Launch a run: make the plan from the arguments, start it, and start its supervisor. A failed launch is undone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator import bundle as bundles
 from orchestrator.actions.inventory import load_inventory
-from orchestrator.actions.request import Words, request_of
+from orchestrator.actions.request import LaunchArguments, make_request
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, OrchError
 from orchestrator.inventory.model import Inventory
@@ -35,13 +35,13 @@ from orchestrator.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A launch that is decided and not yet begun."""
+    """A launch that is planned and has not begun."""
 
     plan: LaunchPlan
     bundle: bundles.Bundle
     record: RunRecord
     private: Sequence[str]
-    """Files that do not travel and are in no record."""
+    """Files that are neither sent to the nodes nor recorded."""
     warnings: tuple[str, ...]
 
 
@@ -52,20 +52,22 @@ class Launched:
     folder: RunFolder
     launcher: Launcher
     terminal_closed: bool = False
-    """The terminal was closed during the launch: there is nobody to show the run to."""
+    """The terminal was closed during the launch, so the run cannot be shown."""
 
 
-def plan_of(words: Words) -> Planned:
-    """Decide everything; nothing is started or written."""
-    inventory = load_inventory(words.inventory, words.nodes if words.launcher == "ssh" else None)
-    if words.launcher == "ssh" and inventory.accelerator == "auto" and inventory.devices is None:
-        inventory = probed(inventory, words.nodes)
-    request, bundle = request_of(words, inventory.private_files)
+def plan_launch(arguments: LaunchArguments) -> Planned:
+    """Plan a run; nothing is started or written."""
+    inventory = load_inventory(arguments.inventory, arguments.nodes if arguments.launcher == "ssh" else None)
+    if arguments.launcher == "ssh" and inventory.accelerator == "auto" and inventory.devices is None:
+        inventory = probed(inventory, arguments.nodes)
+    request, bundle = make_request(arguments, inventory.private_files)
     now = datetime.now(timezone.utc)
     run_id = new_run_id(inventory.name, now, secrets.token_hex(2))
-    slurm_home = home_of_slurm(inventory) if words.launcher == "slurm" else None
+    slurm_home = home_of_slurm(inventory) if arguments.launcher == "slurm" else None
     plan = make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=slurm_home)
-    links = (f"the symbolic link {link} leads out of the code and does not travel" for link in bundle.left_out)
+    links = (
+        f"the symbolic link {link} points out of the code and is not sent to the nodes" for link in bundle.left_out
+    )
     record = _record(plan, request, inventory, now)
     return Planned(plan, bundle, record, inventory.private_files, (*links, *plan.warnings))
 
@@ -73,7 +75,7 @@ def plan_of(words: Words) -> Planned:
 @contextmanager
 def started(planned: Planned, on_warning: Callable[[str], None]) -> Iterator[Launched]:
     """
-    Start the run; the launcher stays connected within the context.
+    Start the run; the launcher stays connected until the context ends.
 
     Raises:
         OrchError: the launch failed; what had started was stopped, or is named.
@@ -81,31 +83,31 @@ def started(planned: Planned, on_warning: Callable[[str], None]) -> Iterator[Lau
     terminal = Terminal()
     launcher = launcher_for(planned.plan, terminal)
     try:
-        with _terminal_may_close() as closed, sigterm_interrupts():
-            folder = _start(planned, launcher, on_warning)
-        with _supervised(folder, planned.plan, on_warning, asked=terminal.asked):
+        with _survive_sighup() as closed, sigterm_interrupts():
+            folder = _launch(planned, launcher, on_warning)
+        with _supervised(folder, planned.plan, on_warning, needs_answers=terminal.asked):
             yield Launched(folder, launcher, closed.is_set())
     finally:
         launcher.close()
 
 
 def _supervised(
-    folder: RunFolder, plan: LaunchPlan, on_warning: Callable[[str], None], *, asked: bool
+    folder: RunFolder, plan: LaunchPlan, on_warning: Callable[[str], None], *, needs_answers: bool
 ) -> AbstractContextManager[None]:
-    """Start a supervisor for the run; `asked`: a person had to answer for a login, which a supervisor cannot."""
-    if plan.launcher == "slurm":  # which supervises its jobs itself
+    """Start a supervisor for the run; `needs_answers`: a person had to answer a login, which a supervisor cannot do."""
+    if plan.launcher == "slurm":  # Slurm supervises its jobs itself
         return nullcontext()
-    from orchestrator.supervision.start import logins_need_answers, supervised  # noqa: PLC0415  while the nodes begin
+    from orchestrator.supervision.start import logins_need_answers, supervised  # noqa: PLC0415  imported while the nodes start
 
-    if asked:
+    if needs_answers:
         folder.update(attended=True)
         on_warning(logins_need_answers(folder))
     return supervised(folder, on_warning)
 
 
 @contextmanager
-def _terminal_may_close() -> Iterator[threading.Event]:
-    """Finish a launch although its terminal is closed (SIGHUP), which sets the event; under nohup it never is."""
+def _survive_sighup() -> Iterator[threading.Event]:
+    """Finish a launch although its terminal is closed: SIGHUP only sets the event. Under nohup SIGHUP stays ignored."""
     closed = threading.Event()
     with _handled(signal.SIGHUP, lambda *_: closed.set()):
         yield closed
@@ -118,7 +120,7 @@ def sigterm_interrupts() -> AbstractContextManager[None]:
 
 @contextmanager
 def _handled(number: signal.Signals, handler: Callable[..., object]) -> Iterator[None]:
-    """Handle a signal that has its default action; one that is ignored or handled by the caller of the API stays so."""
+    """Handle a signal that has its default action; one that the caller of the API ignores or handles is left as it is."""
     is_main_thread = threading.current_thread() is threading.main_thread()
     if signal.getsignal(number) is not signal.SIG_DFL or not is_main_thread:
         yield
@@ -130,20 +132,20 @@ def _handled(number: signal.Signals, handler: Callable[..., object]) -> Iterator
         signal.signal(number, signal.SIG_DFL)
 
 
-def _start(planned: Planned, launcher: Launcher, on_warning: Callable[[str], None]) -> RunFolder:
-    """Write the record before anything starts; a launch that fails is a FAILED run, or a LOST one if something may be left."""
+def _launch(planned: Planned, launcher: Launcher, on_warning: Callable[[str], None]) -> RunFolder:
+    """Record the run, then start it; if the launch fails, the run is FAILED, or LOST if some of it may still be running."""
     folder = Store(home(os.environ)).create(planned.record)
     with undo_on_failure([folder], launcher, "while connecting; nothing was started"):
         with ThreadPoolExecutor(1) as executor:
-            writing = executor.submit(complete, folder, planned)
-            doubts = launcher.connect()  # waits for the network meanwhile
+            writing = executor.submit(record_plan, folder, planned)
+            warnings = launcher.connect()  # waits for the network meanwhile
             writing.result()
-        for doubt in doubts:
-            on_warning(doubt)
+        for warning in warnings:
+            on_warning(warning)
     with undo_on_failure([folder], launcher, "during the launch; what had started was stopped"):
         job = launcher.start(planned.bundle)
         folder.update(slurm_job=job, started=True, launching=None)
-        for warning in keep_as_carried_out(folder, planned.plan, launcher.plan):
+        for warning in record_changed_plan(folder, planned.plan, launcher.plan):
             on_warning(warning)
     return folder
 
@@ -151,10 +153,10 @@ def _start(planned: Planned, launcher: Launcher, on_warning: Callable[[str], Non
 @contextmanager
 def undo_on_failure(folders: Sequence[RunFolder], launcher: Launcher, outcome: str) -> Iterator[None]:
     """
-    If the block fails, whatever the reason, stop what had started of these runs and record why.
+    If the block raises any exception, stop what had started of these runs and record the cause.
 
     Args:
-        outcome: when the failure happens, and what is left then; for the message.
+        outcome: the phase of the launch and what a failure leaves, such as `during the launch; nothing was started`.
 
     Raises:
         LaunchError: instead of a KeyboardInterrupt or OSError, and if something may still be running.
@@ -163,20 +165,20 @@ def undo_on_failure(folders: Sequence[RunFolder], launcher: Launcher, outcome: s
     try:
         yield
     except KeyboardInterrupt:
-        failure = give_up(folders, launcher, RunState.STOPPED, f"interrupted {when}")
+        failure = abandon_launch(folders, launcher, RunState.STOPPED, f"interrupted {when}")
         raise failure or LaunchError(f"interrupted {outcome}") from None
     except OSError as exc:
         why = f"the launch failed: {exc}"
-        raise give_up(folders, launcher, RunState.FAILED, why) or LaunchError(f"{why}; {left}") from exc
+        raise abandon_launch(folders, launcher, RunState.FAILED, why) or LaunchError(f"{why}; {left}") from exc
     except BaseException as exc:
         why = str(exc) if isinstance(exc, OrchError) else f"the launch failed: {type(exc).__name__}: {exc}"
-        if failure := give_up(folders, launcher, RunState.FAILED, why):
+        if failure := abandon_launch(folders, launcher, RunState.FAILED, why):
             raise failure from exc
         raise
 
 
-def complete(folder: RunFolder, planned: Planned) -> None:
-    """Add the plan and the code's state to the record: neither needs to be there from the first moment."""
+def record_plan(folder: RunFolder, planned: Planned) -> None:
+    """Add the plan and the state of the code to the record; done after the record exists, so that the launch waits less."""
     folder.write_plan(planned.plan)
     commit, diff = bundles.revision(Path.cwd(), planned.private)
     if diff:
@@ -184,7 +186,7 @@ def complete(folder: RunFolder, planned: Planned) -> None:
     folder.update(state=RunState.STARTING, code={"commit": commit, "dirty": bool(diff)})
 
 
-def keep_as_carried_out(folder: RunFolder, planned: LaunchPlan, plan: LaunchPlan) -> Sequence[str]:
+def record_changed_plan(folder: RunFolder, planned: LaunchPlan, plan: LaunchPlan) -> Sequence[str]:
     """Record the plan if the launcher changed it; return the warnings that it has added."""
     if plan is planned:
         return ()
@@ -192,16 +194,16 @@ def keep_as_carried_out(folder: RunFolder, planned: LaunchPlan, plan: LaunchPlan
     return plan.warnings[len(planned.warnings) :]
 
 
-def give_up(folders: Sequence[RunFolder], launcher: Launcher, state: RunState, why: str) -> LaunchError | None:
-    """Stop what had started of these runs and record why; return an error if something may still be running."""
+def abandon_launch(folders: Sequence[RunFolder], launcher: Launcher, state: RunState, why: str) -> LaunchError | None:
+    """Stop what had started of these runs and record the cause; return an error if something may still be running."""
     try:
         if state is RunState.STOPPED:
-            launcher.close()  # ends what still waits for a node, so that it starts nothing any more
+            launcher.close()  # cancels the requests in progress, so that they start nothing more
             for folder in folders:
                 folder.ask_to_stop()
         left = launcher.undo()
     except KeyboardInterrupt:
-        left = ["interrupted again: nobody waited for the nodes"]
+        left = ["interrupted a second time, without waiting for the nodes"]
     except Exception as exc:  # noqa: BLE001  the first failure is the one to report
         left = [f"it could not be stopped: {exc}"]
     if left:

@@ -1,4 +1,4 @@
-"""From the words that a user typed to a Request: the program, its code, the trainer's settings. Refuses, starts nothing."""
+"""Check the arguments of a launch and make a Request of them: the program, its code, the trainer's settings. Starts nothing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from orchestrator.run import LauncherName, Program, Request, Shape
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """What the user typed. `settings` are the key=value words, `program` what stands after `--`."""
+class LaunchArguments:
+    """The arguments of a launch as typed. `settings` are the KEY=VALUE words, `program` the words after `--`."""
 
     launcher: LauncherName
     inventory: str | None
@@ -36,59 +36,59 @@ class Words:
     bare: bool = False
 
 
-def request_of(words: Words, private: Sequence[str] = ()) -> tuple[Request, bundles.Bundle]:
+def make_request(arguments: LaunchArguments, private: Sequence[str] = ()) -> tuple[Request, bundles.Bundle]:
     """
-    What is asked for, and what the nodes need for it; `private` files do not travel.
+    Make the request and the bundle that the nodes need for it; `private` files are not sent.
 
     Raises:
-        UsageError: a word is wrong, the program does not exist, or the trainer refuses its configuration.
+        UsageError: an argument is wrong, the program does not exist, or the trainer refuses its configuration.
     """
-    if words.program is not None and not any(words.program[:1]):
-        raise UsageError("after -- stands no program", hint="-- train.py …, or leave -- away to run the shared trainer")
-    settings = trainer_config(words) if words.program is None else None
-    called = settings.called if settings else words.program
-    code = bundles.find_code(Path.cwd(), called, private) if called else None
-    program = _program(words, code)
-    shape = _shape(words.shape) if words.shape else None
+    if arguments.program is not None and not any(arguments.program[:1]):
+        raise UsageError("there is no program after --", hint="-- train.py …, or omit -- to run the shared trainer")
+    settings = trainer_config(arguments) if arguments.program is None else None
+    argv = settings.user_module if settings else arguments.program
+    code = bundles.find_code(Path.cwd(), argv, private) if argv else None
+    program = _program(arguments, code)
+    shape = _shape(arguments.shape) if arguments.shape else None
     config = settings.text if settings else None
-    request = Request(words.launcher, program, nodes=words.nodes, shape=shape, config=config, **_timeouts(words))
+    request = Request(
+        arguments.launcher, program, nodes=arguments.nodes, shape=shape, config=config, **_timeouts(arguments)
+    )
     return request, bundles.build(trainer=program.needs_trainer, code=code)
 
 
 def _shape(text: str) -> Shape:
-    found = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,3})", text)
-    if found is None:
+    match = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,3})", text)
+    if match is None:
         raise UsageError(f"-j {text}: not a shape", hint="write NODESxRANKS, as in -j 2x8: two nodes of eight ranks")
-    return Shape(int(found[1]), int(found[2]))
+    return Shape(int(match[1]), int(match[2]))
 
 
-def _program(words: Words, code: bundles.Code | None) -> Program:
+def _program(arguments: LaunchArguments, code: bundles.Code | None) -> Program:
     cwd = code.cwd if code and code.files else None
-    if code is None or words.program is None:
-        if words.bare:
-            raise UsageError("--bare is for a program of yours", hint="put it after --, or leave --bare away")
-        return Program("trainer", words.settings, cwd)
-    if words.settings or words.config:
-        given = words.settings[0] if words.settings else "--config"
+    if code is None or arguments.program is None:
+        if arguments.bare:
+            raise UsageError("--bare is for a program of yours", hint="put the program after --, or omit --bare")
+        return Program("trainer", arguments.settings, cwd)
+    if arguments.settings or arguments.config:
+        refused = arguments.settings[0] if arguments.settings else "--config"
         raise UsageError(
-            f"{given} is for the shared trainer, but a program of yours runs", hint="put its arguments after --"
+            f"{refused} is for the shared trainer, but a program of yours runs", hint="put its arguments after --"
         )
-    first, *rest = words.program
+    first, *rest = arguments.program
     if first.endswith(".py"):
         _require_file(first, code)
     if first.endswith(".py") or (first in ("-m", "-c") and rest):
-        return Program("python", words.program, cwd, words.bare)
+        return Program("python", arguments.program, cwd, arguments.bare)
     if first.startswith("-"):
-        raise UsageError(
-            f"after -- stands {first!r}, which is no program", hint="-- train.py …, -- -m pkg.mod …, -- ./run.sh …"
-        )
+        raise UsageError(f"{first!r} after -- is not a program", hint="-- train.py …, -- -m pkg.mod …, -- ./run.sh …")
     if "/" in first and not first.startswith("/"):
         _require_file(first, code)
-    return Program("executable", words.program, cwd)
+    return Program("executable", arguments.program, cwd)
 
 
 def _require_file(name: str, code: bundles.Code) -> None:
-    """An absolute path is the node's own; a relative one must be among the files that travel."""
+    """Refuse a relative path that is not among the files sent to the nodes; an absolute path names a file of the node."""
     if name.startswith("/"):
         return
     path = Path.cwd() / name
@@ -99,12 +99,13 @@ def _require_file(name: str, code: bundles.Code) -> None:
     relative = os.path.relpath(path.resolve(), code.root.resolve())
     if relative not in code.files:
         raise UsageError(
-            f"program {name} would not travel: git ignores it, or it is outside {code.root}", hint="git add it"
+            f"program {name} would not be sent to the nodes: git ignores it, or it is outside {code.root}",
+            hint="git add it",
         )
 
 
-def _timeouts(words: Words) -> dict[str, float]:
-    typed = {"orphan_timeout": words.orphan_timeout, "isolation_timeout": words.isolation_timeout}
+def _timeouts(arguments: LaunchArguments) -> dict[str, float]:
+    typed = {"orphan_timeout": arguments.orphan_timeout, "isolation_timeout": arguments.isolation_timeout}
     return {
         f"{name}_s": seconds(f"--{name.replace('_', '-')}", text) for name, text in typed.items() if text is not None
     }
@@ -112,46 +113,46 @@ def _timeouts(words: Words) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class TrainerConfig:
-    """The configuration file as JSON text, if there is one, and the task that it comes to together with the settings."""
+    """The configuration file as JSON text, if there is one, and the task that file and settings together select."""
 
     text: str | None
     task: str
 
     @property
-    def called(self) -> tuple[str, ...] | None:
-        """As a program's words, what of the user's code runs: the module of a task, if that is not the trainer's own."""
+    def user_module(self) -> tuple[str, ...] | None:
+        """The user's module that defines the task, as the arguments `-m MODULE`; None if the task is the trainer's own."""
         module = self.task.partition(":")[0]
         return None if module.split(".")[0] == "trainer" else ("-m", module)
 
 
-def trainer_config(words: Words) -> TrainerConfig:
+def trainer_config(arguments: LaunchArguments) -> TrainerConfig:
     """
-    The configuration, after the trainer itself has checked it together with the settings.
+    Let the trainer check the configuration file together with the settings, and return it.
 
     Raises:
         UsageError: the trainer refuses the configuration.
     """
-    for word in words.settings:
+    for word in arguments.settings:
         if "=" not in word or word.startswith("-"):
             raise UsageError(
-                f"{word!r} is not a key=value setting", hint="a program of yours goes after --: -- train.py …"
+                f"{word!r} is not a key=value setting", hint="put a program of yours after --: -- train.py …"
             )
-    text = None if words.config is None else _as_json(words.config)
+    text = None if arguments.config is None else _as_json(arguments.config)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
         if text is not None:
             file.write_text(text, "utf-8")
         config = [] if text is None else ["--config", str(file)]
-        command = [sys.executable, "-m", "trainer", "--print-config", *config, *words.settings]
-        # -m looks in the working folder first: a trainer.py of the user's there is not meant. With PYTHONSAFEPATH it does not.
-        folder_above = str(trainer_folder().parent)
-        path = os.pathsep.join(filter(None, (folder_above, os.environ.get("PYTHONPATH"))))
+        command = [sys.executable, "-m", "trainer", "--print-config", *config, *arguments.settings]
+        # -m searches the working folder first, where the user may have a trainer.py; with PYTHONSAFEPATH it does not
+        parent = str(trainer_folder().parent)
+        path = os.pathsep.join(filter(None, (parent, os.environ.get("PYTHONPATH"))))
         env = {**os.environ, "PYTHONPATH": path}
-        done = subprocess.run(command, cwd=folder_above, env=env, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            message = done.stderr.strip().replace(str(file), str(words.config)).removeprefix("error: ")
+        result = subprocess.run(command, cwd=parent, env=env, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            message = result.stderr.strip().replace(str(file), str(arguments.config)).removeprefix("error: ")
             raise UsageError(message or "the trainer refused its configuration")
-    return TrainerConfig(text, json.loads(done.stdout)["task"])
+    return TrainerConfig(text, json.loads(result.stdout)["task"])
 
 
 def _as_json(path: Path) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from orchestrator.actions.launch import plan_of, started
-from orchestrator.actions.request import Words
+from orchestrator.actions.launch import plan_launch, started
+from orchestrator.actions.request import LaunchArguments
 from orchestrator.console import print_text, warn
 from orchestrator.plan import transcript
 
 
-def launch(words: Words, *, dry_run: bool, follow: bool) -> int:
+def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool) -> int:
     """Plan, then act; returns the exit code."""
-    planned = plan_of(words)
+    planned = plan_launch(arguments)
     for warning in planned.warnings:
         warn(warning)
     if dry_run:

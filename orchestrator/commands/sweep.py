@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.actions.refresh import bring_up_to_date, readable
-from orchestrator.actions.request import Words
+from orchestrator.actions.request import LaunchArguments
 from orchestrator.actions.sweep import of_sweep, plan_sweep, submit
 from orchestrator.console import print_json, print_table, print_text, say, warn
 from orchestrator.plan import transcript
@@ -14,9 +14,9 @@ from orchestrator.run import RunRecord
 COMPARED = ("steps", "first_loss", "last_loss", "tokens_per_s")
 
 
-def submit_sweep(words: Words, axes: Sequence[str], *, dry_run: bool) -> int:
+def submit_sweep(arguments: LaunchArguments, axes: Sequence[str], *, dry_run: bool) -> int:
     """Plan all runs, then submit them together; prints the id of the sweep."""
-    planned = plan_sweep(words, axes)
+    planned = plan_sweep(arguments, axes)
     for warning in planned[0].warnings:
         warn(warning)
     if dry_run:

@@ -16,7 +16,7 @@ from orchestrator.endpoint.replies import (
     Chunk,
     CommandResult,
     Facts,
-    Leftover,
+    GarbageEntry,
     NodeObservation,
     ReplyWindow,
     RunTrace,
@@ -247,7 +247,7 @@ class Endpoint:
         request: protocol.StraysRequest = {"young_s": young_s, "grace_s": grace_s, "dry_run": dry_run}
         return StrayReport.of(self._call(protocol.STRAYS, request, answer_s=grace_s + STRAYS_MARGIN_S + ANSWER_S).reply)
 
-    def clear(self, workdir: str, *, older_than_s: float, checkpoints: bool, dry_run: bool) -> list[Leftover]:
+    def clear(self, workdir: str, *, older_than_s: float, checkpoints: bool, dry_run: bool) -> list[GarbageEntry]:
         """Remove older run folders and bundles that have ended, or only list them; runs with checkpoints only on request."""
         request: protocol.ClearRequest = {
             "workdir": workdir,
@@ -255,7 +255,9 @@ class Endpoint:
             "checkpoints": checkpoints,
             "dry_run": dry_run,
         }
-        return [Leftover(**entry) for entry in self._call(protocol.CLEAR, request, answer_s=CLEAR_S).reply["entries"]]
+        return [
+            GarbageEntry(**entry) for entry in self._call(protocol.CLEAR, request, answer_s=CLEAR_S).reply["entries"]
+        ]
 
     def command(self, argv: Sequence[str], *, timeout_s: float) -> CommandResult:
         """Run a command in the environment of a login there, from the home folder; an argument that begins with `~/` is below it."""

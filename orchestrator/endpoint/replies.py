@@ -272,7 +272,7 @@ class StrayReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Leftover:
+class GarbageEntry:
     """
     A run folder or a bundle, and the action on it: `remove`, `keep` (`why` is the reason), `young`, or `fail` (`why` is the error).
     """

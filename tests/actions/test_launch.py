@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.actions import launch as action
-from orchestrator.actions.request import Words
+from orchestrator.actions.request import LaunchArguments
 from orchestrator.bundle import Bundle
 from orchestrator.commands.launch import launch
 from orchestrator.errors import LaunchError
@@ -58,7 +58,7 @@ def _launched(
     monkeypatch.setattr(action, "launcher_for", launcher_for)
     monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    words = Words("ssh", str(inventory), None, None, None, (), ("sleep", "1000"))
+    words = LaunchArguments("ssh", str(inventory), None, None, None, (), ("sleep", "1000"))
     with pytest.raises((LaunchError, type(end))) as caught:
         launch(words, dry_run=False, follow=False)
     [folder] = Store(tmp_path / "home").all()

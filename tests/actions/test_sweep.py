@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.sweep import points
+from orchestrator.actions.sweep import combinations
 from orchestrator.errors import UsageError
 from tests.grounds.cli import Orch
 
 
 def test_every_combination_is_one_run_and_the_last_setting_varies_fastest() -> None:
-    assert points(["optim.lr=1e-3,3e-4", "model.layers=2,4"]) == [
+    assert combinations(["optim.lr=1e-3,3e-4", "model.layers=2,4"]) == [
         {"optim.lr": "1e-3", "model.layers": "2"},
         {"optim.lr": "1e-3", "model.layers": "4"},
         {"optim.lr": "3e-4", "model.layers": "2"},
         {"optim.lr": "3e-4", "model.layers": "4"},
     ]
-    assert points(["seed=7"]) == [{"seed": "7"}]
+    assert combinations(["seed=7"]) == [{"seed": "7"}]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_every_combination_is_one_run_and_the_last_setting_varies_fastest() -> N
 )
 def test_what_is_no_sweep_is_refused_with_the_word(words: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        points(words, ["steps=20"])
+        combinations(words, ["steps=20"])
 
 
 @pytest.mark.processes

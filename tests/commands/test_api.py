@@ -89,9 +89,9 @@ def test_run_that_fails_says_so_in_its_record_and_one_that_sleeps_can_be_stopped
 @pytest.mark.parametrize(
     ("program", "options", "why"),
     [
-        (lambda: None, {}, "no function of a file"),
-        (print, {}, "no function of a file"),
-        (test_program_runs_once_a_rank, {}, "would not travel"),
+        (lambda: None, {}, "not a function of a file"),
+        (print, {}, "not a function of a file"),
+        (test_program_runs_once_a_rank, {}, "would not be sent"),
         (["sh"], {"args": [1]}, "for a function"),
         (None, {"settings": {"stepz": 3}}, "stepz"),
         (["sh"], {"nodes": "n7"}, "n7"),

@@ -97,7 +97,7 @@ def test_run_named_after_two_dashes_is_the_one_meant(orch: Orch) -> None:
 
 @pytest.mark.parametrize("program", [[], [""]])
 def test_nothing_after_two_dashes_is_no_wish_for_the_trainer(orch: Orch, program: list[str]) -> None:
-    assert "after -- stands no program" in orch("ssh-launch", "--", *program, code=2).stderr
+    assert "there is no program after --" in orch("ssh-launch", "--", *program, code=2).stderr
 
 
 def test_tail_counts_lines_without_a_newline_too(orch: Orch) -> None:

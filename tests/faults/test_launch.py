@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.actions import launch as launching
 from orchestrator.actions import stop as stopping
-from orchestrator.actions.request import Words
+from orchestrator.actions.request import LaunchArguments
 from orchestrator.commands.launch import launch
 from orchestrator.errors import LaunchError, Unreachable
 from orchestrator.launchers.direct import DirectLauncher
@@ -62,7 +62,7 @@ def _launched(orch: Orch, monkeypatch: pytest.MonkeyPatch) -> LaunchError:
     monkeypatch.setenv("ORCH_HOME", str(orch.home))
     monkeypatch.chdir(orch.cwd)
     with pytest.raises(LaunchError) as caught:
-        launch(Words("ssh", None, None, None, None, (), SLEEPERS), dry_run=False, follow=False)
+        launch(LaunchArguments("ssh", None, None, None, None, (), SLEEPERS), dry_run=False, follow=False)
     return caught.value
 
 

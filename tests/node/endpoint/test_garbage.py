@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import Leftover
+from orchestrator.endpoint.replies import GarbageEntry
 from orchestrator.node.endpoint import strays
 from orchestrator.node.machine import boot_id, live_fields
 from orchestrator.transports.local import LocalTransport
@@ -66,7 +66,7 @@ class Workdir:
         checkpoints: bool = False,
         dry_run: bool = False,
         age_s: float = 8 * DAY_S,
-    ) -> dict[str, Leftover]:
+    ) -> dict[str, GarbageEntry]:
         """What became of each, by name, after everything there has been made that old."""
         then = time.time() - age_s
         for path in [*self.path.rglob("*"), self.path / "runs" / OLD]:

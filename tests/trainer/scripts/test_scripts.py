@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.request import Words, request_of
+from orchestrator.actions.request import LaunchArguments, make_request
 from orchestrator.errors import UsageError
 from orchestrator.inventory import model as inventories
 from orchestrator.plan import plan as plans
@@ -153,8 +153,8 @@ def test_module_is_changed_once_it_is_imported_and_found_where_it_always_was(scr
     assert prepared == (0, plain[1].replace("True ", "False ", 1), "")
 
 
-def _words(*program: str, bare: bool = False) -> Words:
-    return Words("ssh", None, None, None, None, (), program or None, bare=bare)
+def _words(*program: str, bare: bool = False) -> LaunchArguments:
+    return LaunchArguments("ssh", None, None, None, None, (), program or None, bare=bare)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_what_prepares_a_script_travels_with_python_programs_that_are_not_bare(
     monkeypatch.chdir(scripts.folder)
     (scripts.folder / "train.py").touch()
     (scripts.folder / "inventory.yaml").write_text(NODES)
-    request, bundle = request_of(_words(*program, bare=bare))
+    request, bundle = make_request(_words(*program, bare=bare))
     plan = make_plan(inventories.load(Path("inventory.yaml")), request, run_id="x", bundle=bundle.digest)
     assert job(plan)["program"]["pythonpath"] == path
     assert (f"{SITE}/sitecustomize.py" in dict(bundle.files)) is (path is not None)
@@ -184,4 +184,4 @@ def test_what_prepares_a_script_travels_with_python_programs_that_are_not_bare(
 @pytest.mark.processes
 def test_shared_trainer_cannot_be_bare() -> None:
     with pytest.raises(UsageError, match="--bare is for a program of yours"):
-        request_of(_words(bare=True))
+        make_request(_words(bare=True))
