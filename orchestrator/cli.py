@@ -286,15 +286,15 @@ def main() -> int:
 
 def _end(exc: Exception) -> int:
     """Print an error and its next step; returns the exit code."""
-    from orchestrator.console import say_error  # noqa: PLC0415
+    from orchestrator.console import print_error  # noqa: PLC0415
 
     error = exc if isinstance(exc, OrchError) else _of_machine(exc)
     if error is not None:
-        say_error(error)
+        print_error(error)
         return error.exit_code
     traceback.print_exc()
     what = f"a bug in orch: {type(exc).__name__}: {exc}"
-    say_error(OrchError(what, hint=f"report it with the lines above; this is orch {__version__}"))
+    print_error(OrchError(what, hint=f"report it with the lines above; this is orch {__version__}"))
     return BUG
 
 

@@ -17,26 +17,26 @@ PRINTED_AT_ONCE = 1 << 20  # characters
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
-def harmless(text: str) -> str:
+def without_controls(text: str) -> str:
     """What a rank or another user of a node may have a word in, for a terminal."""
     return "\n".join(map(printable, text.split("\n")))
 
 
-def say(text: str) -> None:
+def inform(text: str) -> None:
     """A message about what orch does; on stderr, so that stdout holds only what was asked for."""
-    print(f"orch: {harmless(text)}", file=sys.stderr, flush=True)
+    print(f"orch: {without_controls(text)}", file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:
     """A warning, on stderr."""
-    say(f"warning: {text}")
+    inform(f"warning: {text}")
 
 
-def say_error(error: OrchError) -> None:
+def print_error(error: OrchError) -> None:
     """An error and its next step."""
-    print(f"orch: error: {harmless(str(error))}", file=sys.stderr)
+    print(f"orch: error: {without_controls(str(error))}", file=sys.stderr)
     if error.hint:
-        print(f"  next: {harmless(error.hint)}", file=sys.stderr, flush=True)
+        print(f"  next: {without_controls(error.hint)}", file=sys.stderr, flush=True)
 
 
 def print_text(text: str) -> None:
@@ -57,9 +57,9 @@ class LogView:
         self._as_json = as_json
         self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
-    def say(self, text: str) -> None:
+    def inform(self, text: str) -> None:
         """Print a message."""
-        say(text)
+        inform(text)
 
     def warn(self, text: str) -> None:
         """Print a warning."""
@@ -98,11 +98,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     table = Table(*columns, title=title, box=box.SIMPLE_HEAD if console.is_terminal else None, title_justify="left")
     for row in rows:
         # as Text, for rich takes [words] in brackets for its markup
-        table.add_row(*(Text("" if cell is None else harmless(str(cell))) for cell in row))
+        table.add_row(*(Text("" if cell is None else without_controls(str(cell))) for cell in row))
     console.print(table)
 
 
-def say_summary(summary: dict[str, Any]) -> None:
+def print_summary(summary: dict[str, Any]) -> None:
     """The trainer's summary of a run that is done."""
     labels = {
         "steps": "steps",

@@ -50,7 +50,7 @@ class KeptRun(Protocol):
 
     def supervisor(self) -> str | None: ...
 
-    def is_asked_to_stop(self) -> bool: ...
+    def is_stop_requested(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class UnrecordedRun:
         """None: a supervisor on another machine cannot be seen from here."""
         return None
 
-    def is_asked_to_stop(self) -> bool:
+    def is_stop_requested(self) -> bool:
         """Unknown here; if signals ended its agents, assume that orch sent them."""
         return True
 
@@ -173,17 +173,17 @@ class RunFolder:
         """Where the supervisor's own output goes: empty as long as all is well."""
         return _private(self.path / "supervisor.log", "a")
 
-    def note(self, event: str, text: str) -> None:
+    def add_event(self, event: str, text: str) -> None:
         """Add to what the supervisor saw and did, events.jsonl."""
         with _private(self.path / "events.jsonl", "a") as file:
             file.write(json.dumps({"time": time.time(), "event": event, "text": text}) + "\n")
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """Leave word that the user stops the run: in a file of its own, which nobody who writes the record can lose."""
         with _private(self._stop_file, "a"):
             pass
 
-    def is_asked_to_stop(self) -> bool:
+    def is_stop_requested(self) -> bool:
         """Whether `orch stop` was here: agents that end then were stopped by the user."""
         return self._stop_file.exists()
 

@@ -200,7 +200,7 @@ def abandon_launch(folders: Sequence[RunFolder], launcher: Launcher, state: RunS
         if state is RunState.STOPPED:
             launcher.close()  # cancels the requests in progress, so that they start nothing more
             for folder in folders:
-                folder.ask_to_stop()
+                folder.request_stop()
         left = launcher.undo()
     except KeyboardInterrupt:
         left = ["interrupted a second time, without waiting for the nodes"]

@@ -24,7 +24,7 @@ class Viewer(Protocol):
 
     def write(self, lines: Iterable[LogLines]) -> None: ...
 
-    def say(self, text: str) -> None: ...
+    def inform(self, text: str) -> None: ...
 
     def warn(self, text: str) -> None: ...
 
@@ -102,7 +102,7 @@ class LogReader:
             self.unreadable[name] = batch.error
             return
         if self.unreadable.pop(name, None) is not None:
-            self._viewer.say(f"{name} answers again; its logs continue where they stopped")
+            self._viewer.inform(f"{name} answers again; its logs continue where they stopped")
         self.nodes |= {node.node: node for node in batch.nodes}
         if not batch.lines or batch.nodes:
             self.pending.discard(name)

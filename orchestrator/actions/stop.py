@@ -36,7 +36,7 @@ def stop(folder: RunFolder, on_notice: Callable[[str], None]) -> RunRecord:
     elsewhere = remote_launch_host(record)
     over = record.state.final and record.state is not RunState.LOST
     if not over:
-        folder.ask_to_stop()
+        folder.request_stop()
     launcher = launcher_for(plan)
     try:
         left = launcher.stop(record.slurm_job, grace_s=GRACE_S)

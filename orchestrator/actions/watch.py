@@ -80,7 +80,7 @@ class Watch:
         has_failed = status.verdict.state is RunState.FAILED
         if self._ends_failed and has_failed and any(node.finished is None for node in status.nodes):
             for warning in self._launcher.stop(job, grace_s=GRACE_S):
-                self._viewer.say(warning)
+                self._viewer.inform(warning)
         self._reader.show_remaining()
         return settle(self._run, status.verdict, status.nodes, attempt=status.attempt)
 
@@ -95,7 +95,7 @@ class Watch:
             if phase is Phase.NEXT_ATTEMPT:
                 self._reader.show_remaining()
                 self._reader.begin(self._reader.attempt + 1)
-                self._viewer.say(f"run {self._plan.run_id} continues in attempt {self._reader.attempt}")
+                self._viewer.inform(f"run {self._plan.run_id} continues in attempt {self._reader.attempt}")
             elif phase is Phase.RECORDED:
                 self._reader.show_remaining()
                 return None
@@ -134,13 +134,13 @@ class Watch:
         text = news(self._shown_answer, answer, heard=bool(self._reader.nodes))
         self._shown_answer = answer
         if text:
-            self._viewer.say(text)
+            self._viewer.inform(text)
         return self._judged(answer.queue)
 
     def _judged(self, queue: JobStatus | None) -> Phase | None:
         """Judge the attempt and record a change of state; CONFIRM if it appears to have ended."""
         nodes = list(self._reader.nodes.values())
-        verdict = judge(self._plan, nodes, queue, stop_requested=self._run.is_asked_to_stop())
+        verdict = judge(self._plan, nodes, queue, stop_requested=self._run.is_stop_requested())
         if self._supervisor_unknown:
             return Phase.CONFIRM if self._has_stayed_ended(verdict) else None
         if verdict.state.final and is_launching(self._run.read()):

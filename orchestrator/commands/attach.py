@@ -6,7 +6,7 @@ import os
 
 from orchestrator.actions.attach import attached, supervise
 from orchestrator.commands.watch import watch
-from orchestrator.console import print_text, say, warn
+from orchestrator.console import inform, print_text, warn
 from orchestrator.run import RunState
 from orchestrator.store import Store, home
 
@@ -16,7 +16,7 @@ def attach(run: str, *, follow: bool) -> int:
     folder = Store(home(os.environ)).find(run)
     record = folder.read()
     if record.state.final and record.state is not RunState.LOST:
-        say(f"run {record.id} is {record.state.value}" + (f": {record.message}" if record.message else ""))
+        inform(f"run {record.id} is {record.state.value}" + (f": {record.message}" if record.message else ""))
         return record.exit_code
     supervise(folder, warn)
     if not follow:

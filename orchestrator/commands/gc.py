@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from orchestrator.actions.durations import seconds, worded
 from orchestrator.actions.gc import GarbageEntry, Limits, SiteGarbage, collect
-from orchestrator.console import print_json, print_table, say, warn
+from orchestrator.console import inform, print_json, print_table, warn
 
 _THOUSAND = 1000
 
@@ -24,7 +24,7 @@ def gc(older_than: str, inventory: str | None, *, checkpoints: bool, dry_run: bo
     for warning in garbage.damaged:
         warn(warning)
     if not garbage.has_sites:
-        say("no run is recorded here, so no node is known; name an inventory with -i FILE")
+        inform("no run is recorded here, so no node is known; name an inventory with -i FILE")
     if as_json:
         _report_json(garbage.sites, dry_run=dry_run)
     else:
@@ -44,7 +44,7 @@ def _report(sites: Sequence[SiteGarbage], limits: Limits) -> None:
     freed = sum(entry.bytes for entry in entries if entry.action == "remove")
     young = sum(entry.action == "young" for entry in entries)
     would = "would be " if limits.dry_run else ""
-    say(f"{_size(freed)} {would}freed; {young} younger than {worded(limits.older_than_s)} left alone")
+    inform(f"{_size(freed)} {would}freed; {young} younger than {worded(limits.older_than_s)} left alone")
 
 
 def _rows(site: SiteGarbage, *, dry_run: bool) -> list[tuple[object, ...]]:

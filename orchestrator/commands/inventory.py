@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.actions.inventory import load_inventory
-from orchestrator.console import print_json, print_text, say
+from orchestrator.console import inform, print_json, print_text
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import inventory_json
 from orchestrator.names.hostlist import fold
@@ -23,7 +23,7 @@ def validate(given: str | None) -> int:
     """Check the inventory and print its size."""
     inventory = load_inventory(given, None)
     devices = sum(node.devices for node in inventory.nodes)
-    say(
+    inform(
         f"{inventory.file} is valid: {len(inventory.nodes)} nodes, {devices} devices: {fold(n.name for n in inventory.nodes)}"
     )
     return 0

@@ -9,13 +9,13 @@ from orchestrator.actions.log_reader import LogReader
 from orchestrator.actions.logs import Filter, found_on_nodes, keep_of, recorded
 from orchestrator.actions.watch import Watch
 from orchestrator.commands.watch import WATCH_STOPPED
-from orchestrator.console import LogView, say, say_error, warn
+from orchestrator.console import LogView, inform, print_error, warn
 from orchestrator.errors import NodesError
 
 
 def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail: int | None, as_json: bool) -> int:
     """Print the lines that are there; with `follow`, also those to come until the run ends."""
-    run, launcher = recorded(name) if inventory is None else found_on_nodes(name, inventory, say, warn)
+    run, launcher = recorded(name) if inventory is None else found_on_nodes(name, inventory, inform, warn)
     plan = run.read_plan()
     try:
         with closing(launcher):
@@ -24,13 +24,13 @@ def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail
             reader.past(tail=tail, unfinished=not follow)
             if follow:
                 record = Watch(run, launcher, reader, view, ends_failed=False).to_end()
-                say(f"run {record.id} is {record.state.value}")
+                inform(f"run {record.id} is {record.state.value}")
     except KeyboardInterrupt:
         command = f": orch status {plan.run_id}" if run.is_recorded else ""
-        say(f"stopped watching; the run continues unless it has ended{command}")
+        inform(f"stopped watching; the run continues unless it has ended{command}")
         return WATCH_STOPPED
     if not reader.unreadable:
         return 0
     error = NodesError(list(reader.unreadable.values()), plan.node_count)
-    say_error(error)
+    print_error(error)
     return error.exit_code

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from orchestrator.actions.refresh import NodeObservation, Refreshed, bring_up_to_date, readable, refresh
-from orchestrator.console import harmless, print_json, print_table, print_text, warn
+from orchestrator.console import print_json, print_table, print_text, warn, without_controls
 from orchestrator.store import Store, home
 
 
@@ -23,13 +23,13 @@ def status(run: str, *, as_json: bool) -> int:
         nodes = [asdict(node) for node in found.nodes]
         print_json(record.to_json() | {"nodes": nodes, "queue": _queue_json(found)})
         return record.exit_code
-    print_text(harmless(_headline(found)))
+    print_text(without_controls(_headline(found)))
     if warning := found.not_being_ended() or found.unsupervised():
         warn(warning)
     if found.nodes:
         print_table(("NODE", "RANKS", "AGENT", "STEP", "PHASE", "SEEN"), [_row(node) for node in found.nodes])
         for ready in sorted({str(p["ready"]) for node in found.nodes for p in node.progress.values() if "ready" in p}):
-            print_text(f"{harmless(ready)}\n")
+            print_text(f"{without_controls(ready)}\n")
     return record.exit_code
 
 

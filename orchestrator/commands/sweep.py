@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from orchestrator.actions.refresh import bring_up_to_date, readable
 from orchestrator.actions.request import LaunchArguments
 from orchestrator.actions.sweep import of_sweep, plan_sweep, submit
-from orchestrator.console import print_json, print_table, print_text, say, warn
+from orchestrator.console import inform, print_json, print_table, print_text, warn
 from orchestrator.plan import transcript
 from orchestrator.run import RunRecord
 
@@ -24,7 +24,7 @@ def submit_sweep(arguments: LaunchArguments, axes: Sequence[str], *, dry_run: bo
         return 0
     job = submit(planned, warn)
     sweep = planned[0].plan.job_name
-    say(f"{len(planned)} runs are tasks of Slurm job {job}: `orch list --sweep {sweep}` compares them")
+    inform(f"{len(planned)} runs are tasks of Slurm job {job}: `orch list --sweep {sweep}` compares them")
     print_text(f"{sweep}\n")
     return 0
 

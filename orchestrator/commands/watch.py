@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.actions.log_reader import LogReader
 from orchestrator.actions.watch import Watch
-from orchestrator.console import LogView, say, say_error, say_summary
+from orchestrator.console import LogView, inform, print_error, print_summary
 from orchestrator.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -19,24 +19,26 @@ WATCH_STOPPED = 130  # the exit status that a shell reports for a command ended 
 def watch(launched: Launched) -> int:
     """Follow a run that this command started or attached to, and print its outcome; return its exit code."""
     run_id = launched.folder.path.name
-    say(f"run {run_id} started; Ctrl-C stops watching, the run continues")
+    inform(f"run {run_id} started; Ctrl-C stops watching, the run continues")
     folder, launcher, view = launched.folder, launched.launcher, LogView(as_json=False)
     try:
         reader = LogReader(launcher, folder.read_plan(), view, lambda lines: lines)
         record = Watch(folder, launcher, reader, view, ends_failed=True).to_end()
     except KeyboardInterrupt:
-        say(f"stopped watching; the run continues. `orch logs -f {run_id}` watches again, `orch stop {run_id}` ends it")
+        inform(
+            f"stopped watching; the run continues. `orch logs -f {run_id}` watches again, `orch stop {run_id}` ends it"
+        )
         return WATCH_STOPPED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # stdout is closed; what is still buffered must go somewhere
-        say(f"nobody reads the output any more; the run continues: `orch logs -f {run_id}`")
+        inform(f"nobody reads the output any more; the run continues: `orch logs -f {run_id}`")
         return WATCH_STOPPED
     except LaunchError as exc:
-        say_error(exc)
-        say(
+        print_error(exc)
+        inform(
             f"stopped watching; the run continues. `orch logs -f {run_id}` watches again, `orch status {run_id}` shows its state"
         )
         return exc.exit_code
-    say(f"run {run_id} is {record.state.value}" + (f": {record.message}" if record.message else ""))
-    say_summary(record.summary)
+    inform(f"run {run_id} is {record.state.value}" + (f": {record.message}" if record.message else ""))
+    print_summary(record.summary)
     return record.exit_code

@@ -1,4 +1,4 @@
-"""What a rank wrote, made harmless for a terminal. The raw bytes stay in the node's files."""
+"""Output of a rank made safe for a terminal, without control characters. The raw bytes stay in the files of its node."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Listeners:
         state.refusing_s = None
         state.witness_report = ""
         if had_failed:
-            self._folder.note("node-answered", f"{state.node.name} answers again")
+            self._folder.add_event("node-answered", f"{state.node.name} answers again")
 
     def _failed(self, state: NodeState, failure: NodeError) -> None:
         is_first = state.failure is None
@@ -151,10 +151,10 @@ class Listeners:
         elif state.refusing_s is None:
             state.refusing_s = time.monotonic()
         if is_first:
-            self._folder.note("node-failed", f"{failure}")
+            self._folder.add_event("node-failed", f"{failure}")
         if isinstance(failure, LoginRefused):  # a retry cannot help: there is nobody to answer for it
             state.login_refused = True
-            self._folder.note("node-unsupervised", f"{state.node.name} goes on without supervision")
+            self._folder.add_event("node-unsupervised", f"{state.node.name} goes on without supervision")
 
     def _peers_of(self, state: NodeState) -> list[str]:
         """Addresses of a few other nodes, as far as they are known."""

@@ -54,7 +54,7 @@ class Supervisor:
             verdict = self._until_over()
             if verdict is not None:
                 return self._end_returning_nodes(self._end(verdict))
-        self._folder.note("run-unsupervised", "no node can be polled any more; orch status queries them anew")
+        self._folder.add_event("run-unsupervised", "no node can be polled any more; orch status queries them anew")
         return None
 
     def _until_over(self) -> Verdict | None:
@@ -80,7 +80,7 @@ class Supervisor:
     def _judge(self) -> Verdict | None:
         """Judge by the observations so far; None while they are too few."""
         nodes = self._observations()
-        verdict = judge(self._plan, nodes, None, stop_requested=self._folder.is_asked_to_stop())
+        verdict = judge(self._plan, nodes, None, stop_requested=self._folder.is_stop_requested())
         if verdict.state is RunState.LOST and len(nodes) < len(self._states):
             return None
         return verdict
@@ -122,7 +122,7 @@ class Supervisor:
         report = "but others reach it" if reached_from else "and no other node can tell whether it is there"
         if report != state.witness_report:
             state.witness_report = report
-            self._folder.note("node-silent", f"{name} does not answer this machine, {report}: the run goes on")
+            self._folder.add_event("node-silent", f"{name} does not answer this machine, {report}: the run goes on")
         return None
 
     def _reached_from(self, state: NodeState, witnesses: Sequence[NodeState]) -> dict[str, bool]:
@@ -172,7 +172,7 @@ class Supervisor:
 
     def _record(self, verdict: Verdict) -> None:
         record = settle(self._folder, verdict, self._observations())
-        self._folder.note("run-ended", f"{record.state.value}: {record.message or 'nothing is left running'}")
+        self._folder.add_event("run-ended", f"{record.state.value}: {record.message or 'nothing is left running'}")
 
     def _with_last_lines(self, failure: RankExit | None) -> RankExit | None:
         """The first failure with the last lines of its rank."""
@@ -182,7 +182,7 @@ class Supervisor:
         try:
             lines = _last_lines(self._launcher.reach(node), self._plan.attempt_dir(node), failure)
         except NodeError as error:
-            self._folder.note("node-failed", f"{error}; its last lines are not in the record")
+            self._folder.add_event("node-failed", f"{error}; its last lines are not in the record")
             return failure
         return replace(failure, lines=tuple(lines))
 
@@ -193,7 +193,7 @@ class Supervisor:
             outcomes = each(unreached, self._stop, limit=int(self._plan.ssh["fanout"]))
             for node, outcome in zip(unreached, outcomes, strict=True):
                 if not isinstance(outcome, Exception):
-                    self._folder.note("node-answered", f"{node.name} is back, and what it still ran is ended")
+                    self._folder.add_event("node-answered", f"{node.name} is back, and what it still ran is ended")
             unreached = [node for node, outcome in zip(unreached, outcomes, strict=True) if _is_worth_a_retry(outcome)]
             time.sleep(RETRY_S if unreached else 0.0)
 
@@ -241,13 +241,13 @@ def main() -> int:
         if not is_ours:
             sys.stderr.write(f"orch: {folder.path.name} has a supervisor: {folder.supervisor()}\n")
             return LaunchError.exit_code
-        folder.note("supervisor-started", f"pid {os.getpid()} supervises")
+        folder.add_event("supervisor-started", f"pid {os.getpid()} supervises")
         launcher = direct_launcher(folder.read_plan())
         try:
             Supervisor(folder, launcher).run()
         except Exception as error:
             with contextlib.suppress(OSError):  # its disk may be the reason
-                folder.note("supervisor-failed", f"{error}; the run goes on without supervision")
+                folder.add_event("supervisor-failed", f"{error}; the run goes on without supervision")
             raise
         finally:
             launcher.close()

@@ -50,7 +50,7 @@ def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: JobStatus
         for folder in folders:
             if folder.failure is None:
                 nodes += folder.endpoint.observe(folder.attempt_dir, folder.nodes)
-        verdict = judge(plan, nodes, queue, stop_requested=run.is_asked_to_stop())
+        verdict = judge(plan, nodes, queue, stop_requested=run.is_stop_requested())
         unreachable = [folder.failure for folder in folders if folder.failure is not None]
         if unreachable and verdict.state is not RunState.FAILED:
             raise NodesError(unreachable, plan.node_count)
