@@ -24,7 +24,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_list_tells_step_size_loss_ranks_and_strategy(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_step_size_loss_ranks_and_strategy(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (out / "step_1" / "rng.json").unlink()
     assert main(["list", str(out)]) == 0
     head, second, first = capsys.readouterr().out.splitlines()
@@ -33,7 +33,7 @@ def test_list_tells_step_size_loss_ranks_and_strategy(out: Path, capsys: pytest.
     assert first == "step_1       damaged: rng.json: No such file or directory"
 
 
-def test_list_counts_what_was_set_aside(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_counts_quarantined_checkpoints(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flip(out / "step_2" / "state.pt")
     Session.start(out).resume()
     capsys.readouterr()
@@ -65,7 +65,7 @@ def test_list_and_verify_work_without_torch(out: Path) -> None:
         assert done.stdout.count("step_") == 2
 
 
-def test_export_gives_the_weights_of_the_newest_in_a_file_that_safetensors_reads(
+def test_export_writes_the_newest_weights_as_safetensors(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "weights.safetensors"
@@ -84,13 +84,13 @@ def test_every_dtype_shape_and_layout_survives_the_export() -> None:
     file = io.BytesIO()
     write_safetensors(file, tensors, {"a": "b"})
     found = load(file.getvalue())
-    assert {name: (one.dtype, one.shape) for name, one in found.items()} == {
-        name: (one.dtype, one.shape) for name, one in tensors.items()
+    assert {name: (tensor.dtype, tensor.shape) for name, tensor in found.items()} == {
+        name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()
     }
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 
-def test_export_refuses_what_is_damaged_and_writes_nothing(
+def test_export_refuses_a_damaged_checkpoint_and_writes_nothing(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flip(out / "step_2" / "state.pt")
@@ -101,7 +101,7 @@ def test_export_refuses_what_is_damaged_and_writes_nothing(
     assert list(tmp_path.glob("weights*")) == []
 
 
-def test_export_refuses_numbers_of_other_kinds_and_writes_nothing(
+def test_export_refuses_unsupported_dtypes_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = Session.start(tmp_path / "out")
@@ -117,7 +117,7 @@ def test_export_refuses_numbers_of_other_kinds_and_writes_nothing(
 
 
 @pytest.mark.parametrize("command", ["list", "verify", "export"])
-def test_folder_that_cannot_be_read_is_one_message(out: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_folder_is_one_error_message(out: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 300
     assert main([command, long]) == 2
     assert capsys.readouterr().err == f"error: {long}: cannot be read: File name too long\n"
@@ -128,7 +128,7 @@ def test_folder_that_cannot_be_read_is_one_message(out: Path, command: str, caps
         finally:
             out.chmod(0o700)
     else:
-        os.seteuid(65534)  # nobody's; the folder is root's alone
+        os.seteuid(65534)  # nobody, who may not read the folder of root
         try:
             assert main([command, str(out)]) == 2
         finally:
@@ -138,13 +138,13 @@ def test_folder_that_cannot_be_read_is_one_message(out: Path, command: str, caps
     assert error.endswith(": cannot be read: Permission denied\n")
 
 
-@pytest.mark.parametrize("place", ["there.safetensors", "missing/new.safetensors"])
-def test_export_overwrites_nothing_and_says_where_it_cannot_write(
-    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+@pytest.mark.parametrize("target", ["there.safetensors", "missing/new.safetensors"])
+def test_export_never_overwrites_and_names_the_unwritable_path(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
 ) -> None:
     (tmp_path / "there.safetensors").write_text("precious")
-    assert main(["export", str(out), str(tmp_path / place)]) == 2
-    assert f"error: {tmp_path / place}: cannot be written: " in capsys.readouterr().err
+    assert main(["export", str(out), str(tmp_path / target)]) == 2
+    assert f"error: {tmp_path / target}: cannot be written: " in capsys.readouterr().err
     assert (tmp_path / "there.safetensors").read_text() == "precious"
 
 
@@ -157,7 +157,7 @@ def test_export_overwrites_nothing_and_says_where_it_cannot_write(
         (["list", ".", "--all"], "unrecognized arguments: --all"),
     ],
 )
-def test_wrong_request_is_one_line_and_2(
+def test_wrong_arguments_print_one_line_and_exit_2(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Checkpoints that were damaged, half written, or belong to another training; one process, real files."""
+"""Checkpoints that are damaged, half written, or of another training; one process, real files."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def _names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != lock.NAME)
 
 
-def test_everything_that_was_saved_comes_back(tmp_path: Path) -> None:
+def test_resume_restores_everything_that_was_saved(tmp_path: Path) -> None:
     random.seed(4)
     torch.manual_seed(4)
     first = Session.start(tmp_path)
     first.train_and_save(1, 2)
-    drawn = random.random(), float(torch.rand(()))  # noqa: S311 -- the generator is what is tested
+    drawn = random.random(), float(torch.rand(()))  # noqa: S311 -- this test is about the generator
     random.seed(5)
     second = Session.start(tmp_path)
     assert second.resume() == TrainState(2, 4, 5.5, 0.5)
     assert second.weights() == first.weights()
     assert (random.random(), float(torch.rand(()))) == drawn  # noqa: S311 -- as above
-    for one, other in zip(
+    for saved, resumed in zip(
         first.strategy.optimizer.state.values(), second.strategy.optimizer.state.values(), strict=True
     ):
-        assert all(torch.equal(one[name], other[name]) for name in ("exp_avg", "exp_avg_sq", "step"))
+        assert all(torch.equal(saved[name], resumed[name]) for name in ("exp_avg", "exp_avg_sq", "step"))
 
 
 def test_files_are_private_and_complete(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_files_are_private_and_complete(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_newest_is_set_aside_and_the_older_one_used(
+def test_damaged_newest_checkpoint_is_quarantined_and_the_older_one_resumed(
     tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Session.start(tmp_path).train_and_save(1, 2)
@@ -90,14 +90,14 @@ def test_same_step_can_be_damaged_twice(tmp_path: Path) -> None:
 def test_only_damaged_checkpoints_never_mean_step_0(tmp_path: Path) -> None:
     Session.start(tmp_path).train_and_save(1)
     flip(tmp_path / "step_1" / "state.pt")
-    for _ in range(2):  # the second start finds the quarantine only
+    for _ in range(2):  # the second start finds only the quarantine
         with pytest.raises(UserError, match=r"nothing loadable in .* 1 set aside"):
             Session.start(tmp_path).resume()
     assert Session.start(tmp_path, resume="none").resume().step == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"step_77\n", None])
-def test_latest_is_for_people_and_may_be_anything(tmp_path: Path, content: bytes | None) -> None:
+def test_resume_ignores_the_content_of_latest(tmp_path: Path, content: bytes | None) -> None:
     Session.start(tmp_path).train_and_save(1)
     if content is None:
         (tmp_path / "latest").unlink()
@@ -116,26 +116,26 @@ def test_stale_half_written_folder_is_removed_and_never_resumed(
     assert _names(tmp_path) == ["latest", "step_1"]
 
 
-def test_whole_checkpoint_under_another_name_is_damaged(tmp_path: Path) -> None:
+def test_renamed_checkpoint_counts_as_damaged(tmp_path: Path) -> None:
     Session.start(tmp_path).train_and_save(1)
     (tmp_path / "step_1").rename(tmp_path / "step_9")
     with pytest.raises(DamagedError, match="is of step 1"):
         files.verified(tmp_path / "step_9")
 
 
-def test_oldest_go_beyond_the_limit_by_number_not_by_name(tmp_path: Path) -> None:
+def test_oldest_checkpoints_beyond_the_limit_are_removed_by_step_number(tmp_path: Path) -> None:
     Session.start(tmp_path, save_total_limit=2).train_and_save(8, 9, 10)
     assert _names(tmp_path) == ["latest", "step_10", "step_9"]
 
 
-def test_best_are_kept_beside_the_newest(tmp_path: Path) -> None:
+def test_best_checkpoints_are_kept_beside_the_newest(tmp_path: Path) -> None:
     session = Session.start(tmp_path, save_total_limit=2, keep_best=2)
     for step, loss in enumerate([3.0, 1.0, 4.0, 1.5, 9.0, 2.0], start=1):
         session.train_and_save(step, mean_loss=loss)
     assert _names(tmp_path) == ["latest", "step_2", "step_4", "step_5", "step_6"]
 
 
-def test_best_are_those_that_did_best_in_an_evaluation_where_there_was_one(tmp_path: Path) -> None:
+def test_best_checkpoints_are_chosen_by_evaluation_loss_if_there_is_one(tmp_path: Path) -> None:
     session = Session.start(tmp_path, save_total_limit=2, keep_best=2)
     for step, loss in enumerate([None, 3.0, math.nan, 2.0, 9.0, None, None, None], start=1):
         session.train()
@@ -144,14 +144,14 @@ def test_best_are_those_that_did_best_in_an_evaluation_where_there_was_one(tmp_p
 
 
 def test_milestones_are_kept_for_good(tmp_path: Path) -> None:
-    """The save at step 6 was put off to step 7: the first checkpoint from there on is the milestone."""
+    """No save at step 6: the first checkpoint after a multiple of `keep_every` is the milestone."""
     session = Session.start(tmp_path, save_total_limit=2, keep_every=3)
     session.train_and_save(1, 2, 3, 4, 5, 7, 8, 9, 10, 11)
     assert [path.name for path in files.newest_first(tmp_path)] == ["step_11", "step_10", "step_9", "step_7", "step_3"]
 
 
 def test_manifest_names_the_code(tmp_path: Path) -> None:
-    """The bundle where orch brought it, else the commit of the work tree."""
+    """The bundle if orch sent the code, else the commit of the work tree."""
     assert code_version(tmp_path / "bundles" / "0a1b" / "trainer", tmp_path) == "bundle 0a1b"
     assert code_version(tmp_path / "site-packages" / "trainer", tmp_path) is None
     git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.com"]
@@ -171,22 +171,22 @@ def test_manifest_names_the_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("last", "step", "position"),
     [(None, 3, 0), (2, 3, 0), (3, 2, 5)],
-    ids=["at first", "saved since", "not saved since"],
+    ids=["first roll back", "saved since", "not saved since"],
 )
-def test_going_back_takes_the_newest_or_where_that_did_not_help_the_one_before(
+def test_roll_back_takes_the_newest_checkpoint_or_the_one_before_if_that_did_not_help(
     tmp_path: Path, last: int | None, step: int, position: int
 ) -> None:
     session = Session.start(tmp_path)
-    for number, left_out in ((2, 5), (3, 0)):
+    for number, data_position in ((2, 5), (3, 0)):
         session.train()
-        session.checkpoints.save(TrainState(number, position=left_out), session.strategy)
+        session.checkpoints.save(TrainState(number, position=data_position), session.strategy)
     session.train()
     found = session.checkpoints.load_earlier(session.strategy, last)
     assert found == TrainState(step, position=position)
     assert [path.name for path in files.newest_first(tmp_path)] == [f"step_{number}" for number in range(step, 1, -1)]
 
 
-def test_nothing_saved_is_nothing_to_go_back_to_and_the_only_one_is_taken_again(tmp_path: Path) -> None:
+def test_roll_back_needs_a_checkpoint_and_may_reuse_the_only_one(tmp_path: Path) -> None:
     session = Session.start(tmp_path)
     assert session.checkpoints.load_earlier(session.strategy, None) is None
     session.train_and_save(1)
@@ -212,30 +212,30 @@ class Payload:
 
 
 def test_state_that_holds_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
-    """Hashed and sealed as a real one is."""
+    """Its hash and seal are valid."""
     session = Session.start(tmp_path / "out")
     session.train_and_save(1)
-    about, *_ = [files.read_manifest(path, 1) for path in files.newest_first(tmp_path / "out")]
+    manifest, *_ = [files.read_manifest(path, 1) for path in files.newest_first(tmp_path / "out")]
     (tmp_path / "out" / "step_1").rename(tmp_path / "real")
     writers = {
         "state.pt": lambda file: torch.save({"model": Payload(tmp_path / "made")}, file),
         "rng.json": lambda file: file.write((tmp_path / "real" / "rng.json").read_bytes()),
     }
-    files.write(tmp_path / "out", 1, {key: about[key] for key in about if key not in ("files", "seal")}, writers)
+    files.write(tmp_path / "out", 1, {key: manifest[key] for key in manifest if key not in ("files", "seal")}, writers)
     with pytest.raises(UserError, match=r"step_1: state\.pt: ") as caught:
         Session.start(tmp_path / "out").resume()
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "made").exists()
 
 
-def test_generators_of_numpy_go_on_where_they_were(tmp_path: Path) -> None:
+def test_resume_restores_the_state_of_numpy_generators(tmp_path: Path) -> None:
     Session.start(tmp_path).train_and_save(1)
     drawn = np.random.rand()  # noqa: NPY002 -- the global generator is what users' tasks draw from
     Session.start(tmp_path).resume()
     assert np.random.rand() == drawn  # noqa: NPY002 -- as above
 
 
-def test_failed_save_keeps_the_older_ones_and_tells_why(tmp_path: Path) -> None:
+def test_failed_save_keeps_older_checkpoints_and_names_the_reason(tmp_path: Path) -> None:
     session = Session.start(tmp_path, save_total_limit=2)
     session.train_and_save(1, 2)
     (tmp_path / "step_3").write_text("a file in the way")
@@ -257,7 +257,7 @@ def test_fresh_start_refuses_a_folder_with_another_training(tmp_path: Path) -> N
         Session.start(tmp_path, resume="none").resume()
 
 
-def test_checkpoint_from_elsewhere_refuses_a_folder_with_another_training(tmp_path: Path) -> None:
+def test_resume_from_elsewhere_refuses_a_folder_with_another_training(tmp_path: Path) -> None:
     for name in ("old", "out"):
         Session.start(tmp_path / name).train_and_save(1)
     with pytest.raises(UserError, match=r"resume=.*old, but .*out holds step_1 of an earlier training"):
@@ -268,13 +268,13 @@ def test_auto_starts_afresh_in_an_empty_folder(tmp_path: Path) -> None:
     assert Session.start(tmp_path).resume() == TrainState()
 
 
-def test_named_checkpoint_sets_later_ones_aside(tmp_path: Path) -> None:
+def test_resume_from_a_named_checkpoint_quarantines_later_ones(tmp_path: Path) -> None:
     Session.start(tmp_path).train_and_save(1, 2)
     assert Session.start(tmp_path, resume=str(tmp_path / "step_1")).resume().step == 1
     assert _names(tmp_path / "quarantine") == ["step_2-0"]
 
 
-def test_named_folder_gives_its_newest_whole_one_and_is_left_as_it_is(tmp_path: Path) -> None:
+def test_resume_from_a_named_folder_takes_its_newest_whole_checkpoint_and_changes_nothing(tmp_path: Path) -> None:
     Session.start(tmp_path / "old").train_and_save(1, 2)
     flip(tmp_path / "old" / "step_2" / "state.pt")
     assert Session.start(tmp_path / "new", resume=str(tmp_path / "old")).resume().step == 1
@@ -290,16 +290,16 @@ def test_named_checkpoint_that_cannot_be_loaded_is_an_error(tmp_path: Path, name
         Session.start(tmp_path / "new", resume=str(tmp_path / "old" / name)).resume()
 
 
-@pytest.mark.parametrize("asked", ["none", "elsewhere"])
-def test_retry_goes_on_from_its_own_checkpoints_whatever_the_first_attempt_asked(tmp_path: Path, asked: str) -> None:
+@pytest.mark.parametrize("resume", ["none", "elsewhere"])
+def test_retry_resumes_from_its_own_checkpoints_whatever_resume_is_set_to(tmp_path: Path, resume: str) -> None:
     Session.start(tmp_path).train_and_save(1)
-    session = Session.start(tmp_path, resume=asked)
+    session = Session.start(tmp_path, resume=resume)
     group = session.checkpoints.group
     retry = replace(session.checkpoints, group=replace(group, rank=replace(group.rank, is_retry=True)))
     assert retry.resume(session.strategy).step == 1
 
 
-def test_other_world_size_is_refused(tmp_path: Path) -> None:
+def test_different_world_size_is_refused(tmp_path: Path) -> None:
     Session.start(tmp_path).train_and_save(1)
     session = Session.start(tmp_path)
     group = session.checkpoints.group
@@ -308,11 +308,13 @@ def test_other_world_size_is_refused(tmp_path: Path) -> None:
         larger.resume(session.strategy)
 
 
-def test_other_model_is_refused_and_other_settings_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_different_model_is_refused_and_different_settings_are_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Session.start(tmp_path).train_and_save(1)
     with pytest.raises(UserError, match=r"does not fit: model\.width: 8 -> 16"):
         Session.start(tmp_path, model=replace(TINY, width=16)).resume()
-    session = Session.start(tmp_path)  # as when the code of a task was changed, and its settings were not
+    session = Session.start(tmp_path)  # the code of a task was changed, its settings were not
     session.strategy.sizes = {**session.strategy.sizes, "head.weight": 7, "gate.weight": 3}
     with pytest.raises(
         UserError, match=r"does not fit: gate\.weight of no -> 3 numbers, head\.weight of \d+ -> 7 numbers"
@@ -329,13 +331,13 @@ def test_other_model_is_refused_and_other_settings_are_told(tmp_path: Path, caps
         ({"options": {"width": 3}}, r"does not fit: options\.width: null -> 3"),
     ],
 )
-def test_other_task_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+def test_different_task_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
     Session.start(tmp_path).train_and_save(1)
     with pytest.raises(UserError, match=message):
         Session.start(tmp_path, **change).resume()
 
 
-def test_other_data_are_refused_wherever_they_lie(tmp_path: Path) -> None:
+def test_different_data_are_refused_but_data_may_be_moved(tmp_path: Path) -> None:
     Session.start(tmp_path).train_and_save(1)
     session = Session.start(tmp_path, data=DataConfig(paths=("moved",)))
     assert session.resume().step == 1
@@ -345,7 +347,7 @@ def test_other_data_are_refused_wherever_they_lie(tmp_path: Path) -> None:
         replace(session.checkpoints, data_digest="other").resume(session.strategy)
 
 
-def test_settings_that_do_not_bear_on_the_numbers_may_change() -> None:
+def test_settings_that_do_not_affect_the_numbers_may_change() -> None:
     words = [
         "out=x",
         "resume=none",
@@ -383,13 +385,13 @@ def test_outline_has_everything_but_the_values_of_large_tensors() -> None:
     text = outline(state)
     assert len(text) < large.numel()
     back = allocate(text, "step_1")
-    assert [one.shape for one in large_tensors(back)] == [large.shape]
+    assert [tensor.shape for tensor in large_tensors(back)] == [large.shape]
     assert back["model"]["a"].is_contiguous()
     assert torch.equal(back["model"]["b"], small)
     assert (back["optimizer"]["state"][0]["step"], back["optimizer"]["betas"]) == (4.0, (0.9, 1))
 
 
-def test_state_can_stay_on_the_disk_until_it_is_looked_at(tmp_path: Path) -> None:
+def test_state_can_be_memory_mapped(tmp_path: Path) -> None:
     Session.start(tmp_path).train_and_save(1)
     path = tmp_path / "step_1" / "state.pt"
     read, mapped = (load_state(path, "step_1", mapped=mapped)["model"] for mapped in (False, True))
@@ -398,8 +400,8 @@ def test_state_can_stay_on_the_disk_until_it_is_looked_at(tmp_path: Path) -> Non
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away")
-def test_folder_of_another_user_is_set_aside_by_one_who_is_not_root() -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="chown needs root")
+def test_folder_of_another_user_is_quarantined_without_root() -> None:
     with tempfile.TemporaryDirectory() as name:
         out = Path(name)
         (out / "step_2").mkdir(mode=0o755)
@@ -417,7 +419,7 @@ def test_folder_of_another_user_is_set_aside_by_one_who_is_not_root() -> None:
 
 
 @pytest.mark.processes
-def test_folder_in_use_is_refused_and_free_again_when_its_user_is_gone(tmp_path: Path) -> None:
+def test_folder_in_use_is_refused_until_its_process_has_ended(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     ready, release = os.pipe()
     child = os.fork()

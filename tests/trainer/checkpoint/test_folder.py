@@ -1,4 +1,4 @@
-"""Where checkpoints go: whose folder it is, and what there has to be room for."""
+"""The checkpoint folder: its owner, its permissions and the disk space that it needs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_only_the_user_and_root_are_trusted(tmp_path: Path) -> None:
     assert owned == {os.geteuid(): "", 0: "", 4711: f"belongs to uid 4711, not to uid {os.geteuid()} or root"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="chown needs root")
 def test_out_of_another_user_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -41,7 +41,7 @@ def test_out_of_another_user_is_refused(tmp_path: Path) -> None:
         Session.start(out)
 
 
-def test_disk_too_small_is_told_with_sizes_and_remedy(tmp_path: Path) -> None:
+def test_too_small_disk_is_an_error_with_sizes_and_remedy(tmp_path: Path) -> None:
     session = Session.start(tmp_path, steps=100, save_steps=10, save_total_limit=2, keep_best=1)
     session.checkpoints.check_space(10**6, 0)
     whole_disk = shutil.disk_usage(tmp_path).total
@@ -74,11 +74,11 @@ def test_disk_too_small_is_told_with_sizes_and_remedy(tmp_path: Path) -> None:
         (0, "keep_every=70", 3),
     ],
 )
-def test_checkpoints_to_come_are_counted(step: int, words: str, count: int) -> None:
+def test_number_of_remaining_saves(step: int, words: str, count: int) -> None:
     assert saves_after(step, load_config(words=words.split())) == count
 
 
-def test_disk_that_fills_up_in_the_midst_of_a_save_costs_no_older_one(tmp_path: Path) -> None:
+def test_disk_that_fills_up_during_a_save_costs_no_older_checkpoint(tmp_path: Path) -> None:
     session = Session.start(tmp_path)
     session.train_and_save(1)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

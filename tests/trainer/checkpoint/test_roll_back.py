@@ -1,4 +1,4 @@
-"""Going back to a good checkpoint when a loss is no number; one process, whole trainings."""
+"""Rolling back to a good checkpoint after a loss that is not finite; one process, whole trainings."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ from trainer.tasks.gpt_model import GPT
 from trainer.train import Trainer
 
 TINY = ("model.layers=1", "model.width=8", "model.heads=1", "model.context=8", "micro_batch=1", "device=cpu", "report=")
-NOT_WARNED: Any = SimpleNamespace(is_received=False)  # a PreemptionSignal would take this process's signals
+NO_PREEMPTION: Any = SimpleNamespace(
+    is_received=False
+)  # a real PreemptionSignal would handle the signals of this process
 
 
 class Breaking:
-    """GPT.forward, of which the calls of some numbers, from 1, give no number; and what all of them were given."""
+    """Patches GPT.forward: the calls with the numbers in `broken` (from 1) return nan; `inputs` has the tokens of every call."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *broken: int) -> None:
-        self.seen: list[str] = []
+        self.inputs: list[str] = []
         whole = GPT.forward
 
         def forward(model: GPT, tokens: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            self.seen.append(str(tokens.tolist()))
-            return whole(model, tokens, target) * (math.nan if len(self.seen) in broken else 1.0)
+            self.inputs.append(str(tokens.tolist()))
+            return whole(model, tokens, target) * (math.nan if len(self.inputs) in broken else 1.0)
 
         monkeypatch.setattr(GPT, "forward", forward)
 
@@ -41,7 +43,7 @@ class Breaking:
 def _train(out: Path, *words: str) -> tuple[Summary | None, list[dict[str, Any]]]:
     config = load_config(words=[*TINY, f"out={out}", "steps=8", "save_steps=2", *words])
     group = initialise("cpu", 60.0, {})
-    trainer = Trainer(config, group, Progress(group.rank, config.steps), NOT_WARNED)
+    trainer = Trainer(config, group, Progress(group.rank, config.steps), NO_PREEMPTION)
     try:
         summary = trainer.run()
     finally:
@@ -50,7 +52,7 @@ def _train(out: Path, *words: str) -> tuple[Summary | None, list[dict[str, Any]]
     return summary, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_training_goes_on_from_the_checkpoint_without_the_batches_that_broke_it(
+def test_roll_back_resumes_from_the_checkpoint_and_skips_the_batches_since_then(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     straight = Breaking(monkeypatch)
@@ -61,23 +63,21 @@ def test_training_goes_on_from_the_checkpoint_without_the_batches_that_broke_it(
     assert summary is not None
     assert [record["step"] for record in records] == list(range(1, 9))
     assert all(math.isfinite(record["loss"]) for record in records)
-    assert (
-        broken.seen == straight.seen[:10]
-    )  # in the data it goes on; two steps are made once more with what comes then
-    told = f"WARNING: all ranks: loss is nan at step 6: back to {tmp_path / 'out' / 'step_4'} (roll_back 1 of 1), without the "
-    assert told in capsys.readouterr().out
+    assert broken.inputs == straight.inputs[:10]  # the two repeated steps take the next batches
+    warning = f"WARNING: all ranks: loss is nan at step 6: back to {tmp_path / 'out' / 'step_4'} (roll_back 1 of 1), without the "
+    assert warning in capsys.readouterr().out
     assert files.read_manifest(tmp_path / "out" / "step_8", 8)["position"] == 10
 
 
-def test_save_that_is_on_its_way_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_roll_back_waits_for_a_save_in_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = Breaking(monkeypatch, 6)
     summary, records = _train(tmp_path, "roll_back=1", "async_save=true", "save_steps=1")
     assert summary is not None
     assert [record["step"] for record in records] == list(range(1, 9))
-    assert files.read_manifest(tmp_path / "step_8", 8)["position"] == len(broken.seen) > 8
+    assert files.read_manifest(tmp_path / "step_8", 8)["position"] == len(broken.inputs) > 8
 
 
-def test_resumed_run_leaves_the_same_batches_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_resumed_run_skips_the_same_batches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Breaking(monkeypatch, 6)
     _train(tmp_path / "one", "roll_back=1", "steps=10")
     monkeypatch.undo()
@@ -88,7 +88,7 @@ def test_resumed_run_leaves_the_same_batches_out(monkeypatch: pytest.MonkeyPatch
     resumed = Breaking(monkeypatch)
     (tmp_path / "one" / "step_10").rename(tmp_path / "whole")
     (_, records), whole = _train(tmp_path / "one", "steps=10"), (tmp_path / "whole" / "state.pt").read_bytes()
-    assert len(resumed.seen) == 2
+    assert len(resumed.inputs) == 2
     assert [record["step"] for record in records] == list(range(1, 11))
     assert (tmp_path / "one" / "step_10" / "state.pt").read_bytes() == whole
 
@@ -96,9 +96,9 @@ def test_resumed_run_leaves_the_same_batches_out(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("words", "broken", "step"),
     [((), (6,), 6), (("roll_back=1",), (6, 8), 6), (("roll_back=3",), (1,), 1)],
-    ids=["not asked for", "once too often", "nothing saved yet"],
+    ids=["not configured", "once too often", "nothing saved yet"],
 )
-def test_otherwise_the_training_ends_naming_rank_and_step(
+def test_without_a_possible_roll_back_the_error_names_rank_and_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...], broken: tuple[int, ...], step: int
 ) -> None:
     Breaking(monkeypatch, *broken)
@@ -107,7 +107,7 @@ def test_otherwise_the_training_ends_naming_rank_and_step(
     assert len(files.newest_first(tmp_path)) == (2 if step > 1 else 0)
 
 
-def test_a_checkpoint_that_did_not_help_is_set_aside_for_the_one_before(
+def test_checkpoint_that_did_not_help_is_quarantined_for_the_one_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Breaking(monkeypatch, 6, 7)

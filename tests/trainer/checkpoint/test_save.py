@@ -15,25 +15,25 @@ STATE = b"weights" * 50_000
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
-    """The calls of fsync and rename in their order: name, file name, size of the file at that moment. All are carried out."""
-    made: list[tuple[str, str, int]] = []
+    """The calls of fsync and rename, in order: name, file name, size of the file at that moment. All are executed."""
+    recorded: list[tuple[str, str, int]] = []
     fsync, rename = os.fsync, os.rename
 
-    def noted_fsync(descriptor: int) -> None:
+    def recording_fsync(descriptor: int) -> None:
         fsync(descriptor)
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
-        made.append(("fsync", path.name, path.stat().st_size))
+        recorded.append(("fsync", path.name, path.stat().st_size))
 
-    def noted_rename(source: str, target: str) -> None:
-        made.append(("rename", Path(target).name, 0))
+    def recording_rename(source: str, target: str) -> None:
+        recorded.append(("rename", Path(target).name, 0))
         rename(source, target)
 
-    monkeypatch.setattr(os, "fsync", noted_fsync)
-    monkeypatch.setattr(os, "rename", noted_rename)
-    return made
+    monkeypatch.setattr(os, "fsync", recording_fsync)
+    monkeypatch.setattr(os, "rename", recording_rename)
+    return recorded
 
 
-def test_all_of_a_checkpoint_is_flushed_before_its_rename_and_the_rename_after_it(
+def test_checkpoint_is_flushed_before_its_rename_and_its_folder_after_it(
     tmp_path: Path, calls: list[tuple[str, str, int]]
 ) -> None:
     writers = {"state.pt": lambda file: file.write(STATE), "rng.json": lambda file: file.write(b"[]")}
@@ -41,14 +41,14 @@ def test_all_of_a_checkpoint_is_flushed_before_its_rename_and_the_rename_after_i
     renamed = calls.index(("rename", "step_1", 0))
     before, after = calls[:renamed], calls[renamed:]
     for file in saved.iterdir():
-        assert ("fsync", file.name, file.stat().st_size) in before  # when the last byte had been written
+        assert ("fsync", file.name, file.stat().st_size) in before  # after its last byte was written
     temporary = f"step_1.tmp-{os.getpid()}"
-    assert before[-1][:2] == ("fsync", temporary)  # when the last file had been made
+    assert before[-1][:2] == ("fsync", temporary)  # after its last file was created
     assert ("fsync", tmp_path.name) in [call[:2] for call in after]
 
 
-def test_checkpoint_that_reads_back_differently_never_gets_its_name(tmp_path: Path) -> None:
-    """The second file's writer damages the first one, which is complete by then: as a disk that lies would."""
+def test_checkpoint_that_reads_back_differently_never_gets_its_final_name(tmp_path: Path) -> None:
+    """The writer of the second file damages the first one, which is complete by then, as a faulty disk would."""
 
     def damage_the_first(file: BinaryIO) -> None:
         [state] = tmp_path.glob("step_1.tmp-*/state.pt")

@@ -1,4 +1,4 @@
-"""When a checkpoint is saved, and what training may do while one is written; one process, real files."""
+"""The steps that are saved, and training during an asynchronous save; one process, real files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.runtime.signals import Flag
 
 @dataclass(frozen=True)
 class Gated(Checkpoints):
-    """Writes when `gate` is open; `begun` is set once it waits there."""
+    """Waits in each write until `gate` is set; sets `begun` when it waits."""
 
     gate: threading.Event = field(default_factory=threading.Event)
     begun: threading.Event = field(default_factory=threading.Event)
@@ -33,13 +33,13 @@ class Gated(Checkpoints):
 
 
 class Loop:
-    """What the training loop does with a saver, a step at a time."""
+    """The training loop's use of a saver, step by step."""
 
     def __init__(self, out: Path, **config: object) -> None:
         self.session = Session.start(out, **{"save_steps": 2, "steps": 100, **config})
-        mine = self.session.checkpoints
-        self.checkpoints = Gated(mine.group, mine.config, mine.out, mine.data_digest)
-        self.progress = Progress(mine.group.rank, 100)
+        checkpoints = self.session.checkpoints
+        self.checkpoints = Gated(checkpoints.group, checkpoints.config, checkpoints.out, checkpoints.data_digest)
+        self.progress = Progress(checkpoints.group.rank, 100)
         self.saver = Saver(self.checkpoints, self.session.strategy, self.progress, lambda: None)
         self.step = 0
 
@@ -70,7 +70,7 @@ def _open(out: Path, **config: object) -> Loop:
     return loop
 
 
-def test_state_of_its_step_is_written_though_training_goes_on(loop: Loop, tmp_path: Path) -> None:
+def test_async_save_writes_the_state_of_its_step_while_training_continues(loop: Loop, tmp_path: Path) -> None:
     reference = Session.start(tmp_path / "reference")
     for _ in range(2):
         reference.train()
@@ -83,15 +83,17 @@ def test_state_of_its_step_is_written_though_training_goes_on(loop: Loop, tmp_pa
     resumed = Session.start(tmp_path)
     assert resumed.resume() == TrainState(2, 0, 9.0, 1.0)
     assert resumed.weights() == reference.weights()
-    mine, theirs = (one.strategy.optimizer.state_dict()["state"] for one in (resumed, reference))
-    assert all(torch.equal(mine[number][key], theirs[number][key]) for number in theirs for key in theirs[number])
+    found, expected = (session.strategy.optimizer.state_dict()["state"] for session in (resumed, reference))
+    assert all(
+        torch.equal(found[number][key], expected[number][key]) for number in expected for key in expected[number]
+    )
 
 
-def test_memory_of_the_last_snapshot_is_used_again(tmp_path: Path) -> None:
-    """Fresh memory would take several times as long, and training stands still for that time."""
+def test_memory_of_the_last_snapshot_is_reused(tmp_path: Path) -> None:
+    """Allocating fresh memory takes several times as long, and training is paused for that time."""
     loop = _open(tmp_path, async_save=True)
     loop.train(2)
-    first = loop.saver._staging["model"]["head.weight"].data_ptr()  # noqa: SLF001 -- where it lies shows nowhere else
+    first = loop.saver._staging["model"]["head.weight"].data_ptr()  # noqa: SLF001 -- its address is visible nowhere else
     loop.saver.finish()
     loop.train(2)
     assert loop.saver._staging["model"]["head.weight"].data_ptr() == first  # noqa: SLF001 -- as above
@@ -101,9 +103,7 @@ def test_memory_of_the_last_snapshot_is_used_again(tmp_path: Path) -> None:
     assert weights.weights() == loop.session.weights()
 
 
-def test_one_is_in_flight_and_what_falls_due_meanwhile_is_put_off(
-    loop: Loop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_save_that_is_due_during_another_is_postponed(loop: Loop, capsys: pytest.CaptureFixture[str]) -> None:
     loop.train(5)
     assert "step 2 is still being written: the save at step 4 is put off until it is\n" in capsys.readouterr().out
     loop.checkpoints.gate.set()
@@ -114,7 +114,7 @@ def test_one_is_in_flight_and_what_falls_due_meanwhile_is_put_off(
     assert loop.saved == ["step_6", "step_2"]
 
 
-def test_step_is_told_as_saved_only_when_it_is(loop: Loop) -> None:
+def test_step_is_reported_as_saved_only_after_the_save(loop: Loop) -> None:
     loop.train(3)
     assert "saved" not in loop.progress.extra
     loop.checkpoints.gate.set()
@@ -122,7 +122,7 @@ def test_step_is_told_as_saved_only_when_it_is(loop: Loop) -> None:
     assert loop.progress.extra["saved"] == 2
 
 
-def test_failure_is_told_at_the_next_step_and_older_ones_stay(tmp_path: Path) -> None:
+def test_failed_save_is_reported_at_the_next_step_and_older_checkpoints_stay(tmp_path: Path) -> None:
     loop = _open(tmp_path, async_save=True)
     loop.train(2)
     loop.saver.finish()
@@ -135,7 +135,7 @@ def test_failure_is_told_at_the_next_step_and_older_ones_stay(tmp_path: Path) ->
     assert Session.start(tmp_path).resume().step == 2
 
 
-def test_failure_of_the_save_before_the_last_one_is_told_too(tmp_path: Path) -> None:
+def test_failure_of_the_save_before_the_last_one_is_reported_at_the_last(tmp_path: Path) -> None:
     loop = _open(tmp_path, async_save=True)
     (tmp_path / "step_2").write_text("a file in the way")
     loop.train(2)
@@ -143,7 +143,7 @@ def test_failure_of_the_save_before_the_last_one_is_told_too(tmp_path: Path) -> 
         loop.train(last=True)
 
 
-def test_last_save_waits_for_the_one_before_and_for_itself(loop: Loop) -> None:
+def test_last_save_waits_for_the_previous_save_and_for_its_own_end(loop: Loop) -> None:
     loop.train(2)
     threading.Timer(0.05, loop.checkpoints.gate.set).start()
     loop.train(last=True)
@@ -152,7 +152,7 @@ def test_last_save_waits_for_the_one_before_and_for_itself(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize(("minutes", "saved"), [(1e-9, ["step_3", "step_2", "step_1"]), (60.0, [])])
-def test_checkpoint_is_due_when_so_many_minutes_have_passed(tmp_path: Path, minutes: float, saved: list[str]) -> None:
+def test_checkpoint_is_due_after_save_minutes(tmp_path: Path, minutes: float, saved: list[str]) -> None:
     loop = _open(tmp_path, save_steps=50, save_minutes=minutes)
     loop.train(3)
     assert loop.saved == saved
@@ -164,7 +164,7 @@ def test_milestone_is_due_between_two_saves(tmp_path: Path) -> None:
     assert loop.saved == ["step_8", "step_6", "step_4", "step_3"]
 
 
-def test_going_back_hears_of_a_save_that_failed_meanwhile(tmp_path: Path) -> None:
+def test_roll_back_raises_the_failure_of_a_pending_save(tmp_path: Path) -> None:
     loop = _open(tmp_path, async_save=True)
     (tmp_path / "step_2").write_text("a file in the way")
     loop.train(2)
@@ -172,7 +172,7 @@ def test_going_back_hears_of_a_save_that_failed_meanwhile(tmp_path: Path) -> Non
         loop.saver.before_roll_back()
 
 
-def test_loss_of_a_checkpoint_is_the_mean_since_the_one_before(tmp_path: Path) -> None:
+def test_loss_of_a_checkpoint_is_the_mean_since_the_previous_one(tmp_path: Path) -> None:
     loop = _open(tmp_path)
     for loss in (1.0, 2.0, 5.0, 7.0):
         loop.train(loss=loss)
@@ -180,7 +180,7 @@ def test_loss_of_a_checkpoint_is_the_mean_since_the_one_before(tmp_path: Path) -
     assert means == [6.0, 1.5]
 
 
-def test_ranks_but_the_first_neither_decide_nor_write(tmp_path: Path) -> None:
+def test_only_rank_0_decides_and_writes(tmp_path: Path) -> None:
     loop = _open(tmp_path, async_save=True)
     group = loop.checkpoints.group
     second = replace(loop.checkpoints, group=replace(group, rank=replace(group.rank, global_rank=1, world_size=2)))

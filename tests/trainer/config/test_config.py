@@ -1,4 +1,4 @@
-"""The trainer's configuration: keys, limits, files, and the messages for what is wrong."""
+"""The trainer's configuration: keys, limits, files, and error messages."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_word_sets_its_key(word: str, path: tuple[str, ...], value: object) -> N
         ("model.heads=3", ["model.width=128", "multiple of model.heads=3"]),
     ],
 )
-def test_wrong_word_is_named_with_what_is_allowed(word: str, parts: list[str]) -> None:
+def test_wrong_word_is_named_with_the_allowed_values(word: str, parts: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         load_config(words=[word])
     for part in parts:
@@ -119,7 +119,7 @@ def test_wrong_word_is_named_with_what_is_allowed(word: str, parts: list[str]) -
         ),
     ],
 )
-def test_setting_that_the_strategy_cannot_take_is_named_with_those_that_can(words: str, message: str) -> None:
+def test_setting_that_the_strategy_does_not_support_is_named_with_those_that_do(words: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         load_config(words=words.split())
     assert message in str(caught.value)
@@ -153,7 +153,7 @@ def test_accumulation_follows_from_the_batch_and_the_ranks(words: str, ranks: in
 def test_batch_that_does_not_divide_is_refused_as_soon_as_the_ranks_are_known(
     monkeypatch: pytest.MonkeyPatch, words: str, message: str
 ) -> None:
-    monkeypatch.setattr("trainer.runtime.main.initialise", lambda *_: pytest.fail("the ranks have met"))
+    monkeypatch.setattr("trainer.runtime.main.initialise", lambda *_: pytest.fail("the rendezvous took place"))
     env = {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "3"}
     with pytest.raises(UserError) as caught:
         run_rank(load_config(words=words.split()), env, None)  # type: ignore[arg-type]  # not reached
@@ -240,13 +240,13 @@ def test_words_may_stand_on_both_sides_of_options(capsys: pytest.CaptureFixture[
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("argv", "code"), [(["--print-config"], 0), (["steps=x"], 2)])
-def test_config_is_judged_without_torch(argv: list[str], code: int) -> None:
+def test_config_is_checked_without_torch(argv: list[str], code: int) -> None:
     blocked = f"import sys; sys.modules['torch'] = None; from trainer.__main__ import main; sys.exit(main({argv!r}))"
     done = subprocess.run([sys.executable, "-c", blocked], check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stderr
 
 
-def test_other_ranks_say_their_error_in_one_line(
+def test_ranks_other_than_0_print_their_error_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "3")

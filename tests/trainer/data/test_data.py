@@ -1,4 +1,4 @@
-"""What the trainer reads and in which order: files in place, a shuffle that is computed, batches by their position."""
+"""The trainer's data: files read on demand, a computed shuffle, batches by their position."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def _windows(*paths: Path, context: int = 4, vocabulary: int = 256, form: str = 
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 100, 128, 1000])
-def test_each_epoch_goes_over_all_samples_once_in_an_order_of_its_own(count: int) -> None:
+def test_each_epoch_has_every_sample_once_in_a_different_order(count: int) -> None:
     order = Order(count, seed=7)
-    epochs = [[order.sample(epoch * count + place) for place in range(count)] for epoch in range(3)]
+    epochs = [[order.sample(epoch * count + index) for index in range(count)] for epoch in range(3)]
     assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
     if count > 3:
         assert epochs[0] != epochs[1] != epochs[2]
         assert epochs[0] != list(range(count))
-        assert epochs[0] != [Order(count, seed=8).sample(place) for place in range(count)]
-        assert epochs[0] != [Order(count, seed=7, name="validation").sample(place) for place in range(count)]
+        assert epochs[0] != [Order(count, seed=8).sample(index) for index in range(count)]
+        assert epochs[0] != [Order(count, seed=7, name="validation").sample(index) for index in range(count)]
 
 
 def test_order_is_the_same_on_every_machine_and_python() -> None:
-    """Pinned: a change here changes the loss of every run that is resumed or compared."""
+    """A different order would change the loss of every resumed or compared run."""
     assert [Order(1000, seed=0).sample(position) for position in (0, 1, 999, 1000)] == [954, 157, 261, 420]
     assert [Order(10**15, seed=0).sample(position) for position in (0, 10**15 + 1)] == [
         986065535276968,
@@ -64,20 +64,20 @@ def test_order_is_the_same_on_every_machine_and_python() -> None:
 
 
 def test_order_is_shuffled_evenly() -> None:
-    """Neighbours are as far apart as those of a list that torch shuffled."""
+    """Neighbours are as far apart as in a list that torch shuffled."""
     count = 10_000
     order = Order(count, seed=3)
-    mine = [order.sample(place) for place in range(count)]
-    theirs = torch.randperm(count, generator=torch.Generator().manual_seed(3)).tolist()
-    gaps = [sum(abs(a - b) for a, b in pairwise(one)) / count for one in (mine, theirs)]
+    samples = [order.sample(index) for index in range(count)]
+    reference = torch.randperm(count, generator=torch.Generator().manual_seed(3)).tolist()
+    gaps = [sum(abs(a - b) for a, b in pairwise(values)) / count for values in (samples, reference)]
     assert gaps[0] == pytest.approx(gaps[1], rel=0.05)
-    assert sum(mine[: count // 2]) == pytest.approx(sum(theirs[: count // 2]), rel=0.05)
+    assert sum(samples[: count // 2]) == pytest.approx(sum(reference[: count // 2]), rel=0.05)
 
 
 def test_folder_is_read_in_name_order_wherever_it_lies(tmp_path: Path) -> None:
     texts, digests = [], set()
-    for place in ("z", "a/deeper"):
-        folder = tmp_path / place
+    for name in ("z", "a/deeper"):
+        folder = tmp_path / name
         (folder / "sub").mkdir(parents=True)
         (folder / "b.txt").write_text("second")
         (folder / "a.txt").write_text("first ")
@@ -114,13 +114,13 @@ def test_numbers_of_an_npy_file_are_those_that_numpy_wrote(tmp_path: Path, kind:
     ("name", "form", "kind"),
     [("a.bin", "auto", "H"), ("a.bin", "uint32", "I"), ("a.tok", "uint16", "H"), ("a.bin", "bytes", "B")],
 )
-def test_numbers_without_a_header_are_read_as_data_format_says(tmp_path: Path, name: str, form: str, kind: str) -> None:
+def test_numbers_without_a_header_are_read_by_data_format(tmp_path: Path, name: str, form: str, kind: str) -> None:
     highest = 256 ** struct.calcsize(kind) - 1
     (tmp_path / name).write_bytes(struct.pack(f"<3{kind}", 5, 0, highest))
     assert _ids(tmp_path / name, form) == [5, 0, highest]
 
 
-def test_samples_go_across_files_and_leave_out_a_rest_shorter_than_one(tmp_path: Path) -> None:
+def test_samples_cross_files_and_an_incomplete_last_one_is_dropped(tmp_path: Path) -> None:
     for number in range(2 * OPEN_AT_ONCE):  # more than are kept open
         (tmp_path / f"{number:03}").write_text(f"{number:03}")
     windows = _windows(tmp_path, context=5)
@@ -130,8 +130,8 @@ def test_samples_go_across_files_and_leave_out_a_rest_shorter_than_one(tmp_path:
         assert bytes(windows[index].tolist()) == text[5 * index : 5 * index + 6]
 
 
-def test_file_larger_than_memory_is_read_in_place(tmp_path: Path) -> None:
-    """A terabyte with a hole in it, and the last sample of it."""
+def test_file_larger_than_memory_is_read_without_loading_it(tmp_path: Path) -> None:
+    """A sparse file of 1 TiB whose last sample is read."""
     path, size = tmp_path / "huge.bin", 1 << 40
     with path.open("wb") as file:
         file.truncate(size - 10)
@@ -205,21 +205,21 @@ def test_text_and_tokens_do_not_mix(tmp_path: Path) -> None:
     assert len(_windows(tmp_path, form="bytes").tokens) == 3 * 99
 
 
-def test_token_beyond_the_vocabulary_is_named_with_its_place(tmp_path: Path) -> None:
+def test_token_beyond_the_vocabulary_is_named_with_its_position(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(7, dtype="u2"))
     np.save(tmp_path / "b.npy", np.array([1, 2, 50_256, 3, 4, 5], dtype="u2"))
     windows = _windows(tmp_path, vocabulary=50_000)
     assert windows[0].tolist() == [0] * 5
     with pytest.raises(UserError) as caught:
         windows[2]
-    place = (
+    message = (
         f"data.paths: {tmp_path / 'b.npy'}, token 2: 50256 is no token of model.vocabulary=50000: set it to the size of"
     )
-    assert str(caught.value).startswith(place)
+    assert str(caught.value).startswith(message)
     assert len(_windows(tmp_path, vocabulary=50_257)[2]) == 5
 
 
-def test_file_that_shrinks_meanwhile_is_named(tmp_path: Path) -> None:
+def test_file_that_shrinks_during_training_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(bytes(100))
     windows = _windows(path)
@@ -229,12 +229,12 @@ def test_file_that_shrinks_meanwhile_is_named(tmp_path: Path) -> None:
 
 
 def _group(rank: int = 0, world_size: int = 1) -> Group:
-    alone = initialise("cpu", 60.0, {})
-    return replace(alone, rank=replace(alone.rank, global_rank=rank, world_size=world_size))
+    group = initialise("cpu", 60.0, {})
+    return replace(group, rank=replace(group.rank, global_rank=rank, world_size=world_size))
 
 
 class _Numbers(Sequence[int]):
-    """Samples that are their own indices, and a number that is drawn for each."""
+    """Samples of an index, random numbers drawn for it, and the pid of the process that made it."""
 
     def __init__(self, count: int) -> None:
         self.length = count
@@ -243,18 +243,18 @@ class _Numbers(Sequence[int]):
         return self.length
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 -- a slice, too
-        drawn = (random.random(), float(torch.rand(())), float(np.random.random()))  # noqa: NPY002, S311 -- what users call
+        drawn = (random.random(), float(torch.rand(())), float(np.random.random()))  # noqa: NPY002, S311 -- users' tasks call these
         return index, drawn, os.getpid()
 
 
-class _OfNumbers(Gpt):
+class _NumbersTask(Gpt):
     def collate(self, samples: Sequence[Any]) -> list[Any]:
         return list(samples)
 
 
 def _first(count: int, position: int, *, rank: int, world_size: int, words: str = "") -> list[list[Any]]:
     config = load_config(words=["micro_batch=2", *words.split()])
-    batches = Batches(_Numbers(10), _OfNumbers(config), config, _group(rank, world_size), split="train")
+    batches = Batches(_Numbers(10), _NumbersTask(config), config, _group(rank, world_size), split="train")
     batches.begin(position)
     found = [batches.next() for _ in range(count)]
     batches.close()
@@ -265,8 +265,8 @@ def _indices(batches: Sequence[Sequence[Any]]) -> list[list[int]]:
     return [[sample[0] for sample in batch] for batch in batches]
 
 
-def test_ranks_share_every_epoch_and_go_on_at_any_position_with_any_number_of_ranks() -> None:
-    """No sample lost or repeated: two ranks take 8 of 10 a two-step epoch, then three ranks go on."""
+def test_ranks_share_every_epoch_and_resume_at_any_position_with_any_world_size() -> None:
+    """No sample is lost or repeated: two ranks take 8 of the 10 samples in two steps, then three ranks continue."""
     two = [_indices(_first(2, 0, rank=rank, world_size=2)) for rank in (0, 1)]
     three = [_indices(_first(2, 8, rank=rank, world_size=3)) for rank in (0, 1, 2)]
     order = Order(10, seed=0)
@@ -277,7 +277,7 @@ def test_ranks_share_every_epoch_and_go_on_at_any_position_with_any_number_of_ra
 
 
 @pytest.mark.processes
-def test_what_samples_draw_follows_from_seed_and_position_in_whichever_process() -> None:
+def test_random_numbers_of_samples_depend_on_seed_and_position_only() -> None:
     torch.manual_seed(1)
     before = (random.getstate(), torch.get_rng_state())
     here = _first(3, 4, rank=0, world_size=1)
@@ -294,9 +294,9 @@ def test_what_samples_draw_follows_from_seed_and_position_in_whichever_process()
     assert len({sample[2] for batch in there for sample in batch}) == 2
 
 
-def test_samples_that_a_new_process_cannot_get_are_refused_where_workers_are_such() -> None:
+def test_unpicklable_task_is_refused_if_workers_are_spawned() -> None:
     config = load_config(words=["micro_batch=2", "data.workers=1"])
-    task = _OfNumbers(config)
+    task = _NumbersTask(config)
     task.collate = lambda samples: [*samples]  # type: ignore[method-assign]
     forking, group = _group(), _group()
     spawning = replace(group, accelerator=group.accelerator.changed(worker_start="spawn"))
@@ -324,17 +324,17 @@ def test_error_in_a_worker_is_the_same_one_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("samples", "expected"), [(3, 1), (10, 2), (100, 4)])
 def test_evaluation_takes_as_many_batches_on_every_rank(samples: int, expected: int) -> None:
     config = load_config(words=["micro_batch=2"])
-    seen = []
+    found = []
     for rank in (0, 1):
-        batches = Batches(_Numbers(samples), _OfNumbers(config), config, _group(rank, 2), split="validation")
-        seen.append(_indices(list(batches.first_batches(4))))
-    assert [len(one) for one in seen] == [expected] * 2
+        batches = Batches(_Numbers(samples), _NumbersTask(config), config, _group(rank, 2), split="validation")
+        found.append(_indices(list(batches.first_batches(4))))
+    assert [len(batches) for batches in found] == [expected] * 2
     order = Order(samples, 0, "validation")
-    taken = [index for batch in zip(*seen, strict=True) for rank in batch for index in rank]
+    taken = [index for batch in zip(*found, strict=True) for rank in batch for index in rank]
     assert taken == list(islice((order.sample(position) for position in range(99)), 4 * expected))
 
 
-def test_validation_has_files_of_its_own(tmp_path: Path) -> None:
+def test_validation_has_its_own_files(tmp_path: Path) -> None:
     (tmp_path / "valid.txt").write_text("b" * 99)
     task = Gpt(load_config(words=[f"data.validation={tmp_path / 'valid.txt'}", "model.context=4"]))
     samples, _, about = open_split(task, "validation", _group())

@@ -1,4 +1,4 @@
-"""What is measured and told of a step: MFU, percentiles, the record, the bar, the plot; one process."""
+"""Metrics of a step: MFU, percentiles, the record, the progress bar, the plot; one process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ from trainer.tasks.gpt_model import GPT, manual_causal_attention
 from trainer.train import Trainer
 
 TINY = ("model.layers=1", "model.width=8", "model.heads=1", "model.context=8", "micro_batch=1", "device=cpu")
-NOT_WARNED: Any = SimpleNamespace(is_received=False)  # a PreemptionSignal would take this process's signals
+NO_PREEMPTION: Any = SimpleNamespace(
+    is_received=False
+)  # a real PreemptionSignal would handle the signals of this process
 BF16 = load_config(words=["precision=bf16"])
 
 
@@ -51,14 +53,14 @@ def _records(out: Path) -> list[dict[str, Any]]:
 
 
 def test_flops_of_the_formula_are_those_that_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it counts is what runs; the formula adds biases and norms, a percent or two."""
+    """torch counts the matrix products that run; the formula also counts biases and norms, 1 to 2 % more."""
     monkeypatch.setattr("trainer.tasks.gpt_model.causal_attention", manual_causal_attention)
     shape = ModelConfig(layers=2, width=64, heads=4, context=48)
     model = GPT(shape)
     tokens = torch.zeros(3, shape.context, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         model(tokens, tokens).backward()
-    sizes = [(name, one.numel()) for name, one in model.named_parameters()]
+    sizes = [(name, parameter.numel()) for name, parameter in model.named_parameters()]
     assert flops_per_token(sizes, shape) == pytest.approx(counter.get_total_flops() / tokens.numel(), rel=0.02)
 
 
@@ -76,7 +78,7 @@ def test_flops_of_the_formula_are_those_that_torch_counts(monkeypatch: pytest.Mo
         ("", None),
     ],
 )
-def test_peak_is_known_by_the_name_of_the_device_and_never_guessed(device: str, tflops: float | None) -> None:
+def test_peak_flops_follow_from_the_device_name_and_are_never_guessed(device: str, tflops: float | None) -> None:
     peak = None if tflops is None else tflops * 1e12
     assert peak_flops(BF16, device) == peak
     assert peak_flops(replace(BF16, precision="fp32"), device) is None
@@ -92,7 +94,7 @@ def test_percentile_is_a_value_that_was_measured(values: list[float], percent: i
 
 
 def _measured(out: Path, config: TrainConfig, *, code: int = 0) -> dict[str, Any]:
-    """The totals of two steps of a half and of a second, 8 * 128 tokens each, 1000 FLOPs a token."""
+    """The totals of two steps of 0.5 s and 1 s, with 8 * 128 tokens each and 1000 FLOPs per token."""
     measures = MetricsHub(_alone(), config, out, config.model.context)
     measures.begin(0, 1000 * config.model.context)
     for step, seconds in ((1, 0.5), (2, 1.0)):
@@ -103,17 +105,19 @@ def _measured(out: Path, config: TrainConfig, *, code: int = 0) -> dict[str, Any
     return measures.totals()
 
 
-def test_mfu_is_the_share_of_the_peak_and_absent_where_that_is_unknown(tmp_path: Path) -> None:
+def test_mfu_is_the_share_of_the_peak_and_absent_if_that_is_unknown(tmp_path: Path) -> None:
     unknown = _measured(tmp_path, load_config(words=["report="]))
     assert "mfu" not in _records(tmp_path)[0]
     assert unknown["mfu"] is None
     totals = _measured(tmp_path, load_config(words=["report=", "peak_tflops=0.001"]))
-    # 1024 tokens in half a second, 1000 FLOPs each, of 1e9 a second
-    assert [one["mfu"] for one in _records(tmp_path)] == pytest.approx([1024 * 1000 / 0.5 / 1e9, 1024 * 1000 / 1e9])
+    # 1024 tokens in 0.5 s at 1000 FLOPs each, divided by a peak of 1e9 FLOP/s
+    assert [record["mfu"] for record in _records(tmp_path)] == pytest.approx(
+        [1024 * 1000 / 0.5 / 1e9, 1024 * 1000 / 1e9]
+    )
     assert totals["mfu"] == pytest.approx(2 * 1024 * 1000 / 1.5 / 1e9)
 
 
-def test_summary_tells_percentiles_waiting_and_memory_of_the_attempt(tmp_path: Path) -> None:
+def test_summary_has_percentiles_data_wait_and_memory_of_the_attempt(tmp_path: Path) -> None:
     totals = _measured(tmp_path, load_config(words=["report="]))
     assert totals["tokens_per_s"] == pytest.approx(2 * 1024 / 1.5)
     assert (totals["step_time_p50_s"], totals["step_time_p99_s"], totals["data_wait_s"]) == (0.5, 1.0, 0.5)
@@ -124,7 +128,7 @@ def test_summary_tells_percentiles_waiting_and_memory_of_the_attempt(tmp_path: P
 
 
 def _finished(out: Path, group: Group, *, steps: int = 2) -> Mapping[str, Any]:
-    """A training of so many steps, its summary told."""
+    """Record a training of `steps` steps and return its summary file."""
     measures = MetricsHub(group, load_config(words=["report="]), out, 128)
     measures.begin(0, None)
     for step in range(1, steps + 1):
@@ -134,7 +138,7 @@ def _finished(out: Path, group: Group, *, steps: int = 2) -> Mapping[str, Any]:
     return found
 
 
-def test_summary_is_a_private_file_that_an_attempt_without_steps_leaves_alone(tmp_path: Path) -> None:
+def test_summary_is_a_private_file_that_an_attempt_without_steps_does_not_change(tmp_path: Path) -> None:
     found = _finished(tmp_path, _alone())
     assert (found["steps"], found["step_time_p99_s"], found["checkpoint"]) == (2, 0.5, "/c/step_2")
     assert "mfu" not in found
@@ -142,16 +146,14 @@ def test_summary_is_a_private_file_that_an_attempt_without_steps_leaves_alone(tm
     assert _finished(tmp_path, _alone(), steps=0) == found
 
 
-def test_summary_that_cannot_be_written_costs_nothing_but_itself(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unwritable_summary_is_only_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "summary.json").mkdir()
-    with pytest.raises(IsADirectoryError):  # of the test, which reads it
+    with pytest.raises(IsADirectoryError):  # the helper above reads it
         _finished(tmp_path, _alone())
     assert f"WARNING: {tmp_path / 'summary.json'} is not written: Is a directory\n" in capsys.readouterr().out
 
 
-def test_retries_and_failures_of_the_allocator_are_told_where_the_device_counts_them(tmp_path: Path) -> None:
+def test_allocator_retries_and_failures_are_reported_if_the_device_counts_them(tmp_path: Path) -> None:
     alone = _alone()
     counts = {"num_alloc_retries": 3, "num_ooms": 0, "num_device_alloc": 7}
     counting = replace(alone, accelerator=alone.accelerator.changed(memory_stats=lambda: counts))
@@ -164,8 +166,8 @@ def test_retries_and_failures_of_the_allocator_are_told_where_the_device_counts_
     assert "num_ooms" not in _records(tmp_path / "other")[0]
 
 
-def test_number_that_is_none_is_null_in_the_record(tmp_path: Path) -> None:
-    """JSON has no NaN, and what reads the file line by line would break at it."""
+def test_non_finite_number_is_null_in_the_record(tmp_path: Path) -> None:
+    """JSON has no NaN; a program that reads the file would fail at it."""
     measures = MetricsHub(_alone(), load_config(words=["report="]), tmp_path, 128)
     measures.begin(0, None)
     result = StepResult([2.0], 1e-3, float("inf"), 0.5)
@@ -184,16 +186,16 @@ def test_missing_package_is_one_error_with_the_remedy(monkeypatch: pytest.Monkey
     MetricsHub(_alone(), load_config(words=["report=plot"]), tmp_path, 128)
 
 
-def test_record_that_a_disk_gives_back_wrong_costs_no_other_and_no_start(tmp_path: Path) -> None:
+def test_corrupt_record_is_dropped_and_the_others_are_kept(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"st\xe5p": 2}\n{"step": 3}\n')
     measures = MetricsHub(_alone(), load_config(words=["report="]), tmp_path, 128)
     measures.begin(3, None)
     measures.close(0)
-    assert [one["step"] for one in _records(tmp_path)] == [1, 3]
+    assert [record["step"] for record in _records(tmp_path)] == [1, 3]
 
 
 @pytest.mark.parametrize("broken", ["MetricsFile", "open_reporters"])
-def test_disk_that_refuses_the_measures_is_a_problem_all_ranks_agree_on(
+def test_unwritable_metrics_are_an_error_that_all_ranks_agree_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -209,10 +211,10 @@ def test_disk_that_refuses_the_measures_is_a_problem_all_ranks_agree_on(
 
 class _Broken:
     def __init__(self) -> None:
-        self.asked = 0
+        self.writes = 0
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self.asked += 1
+        self.writes += 1
         raise ReportError(f"somewhere: no room for step {record['step']}")
 
     def flush(self) -> None:
@@ -222,41 +224,39 @@ class _Broken:
         raise AssertionError(code)
 
 
-def test_reporter_that_fails_is_told_once_and_stops_nothing(
+def test_failing_reporter_is_reported_once_and_stops_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = _Broken()
     monkeypatch.setattr("trainer.metrics.hub.open_reporters", lambda *_: [broken])
     _measured(tmp_path, load_config(words=["report="]))
-    assert broken.asked == 1
+    assert broken.writes == 1
     assert capsys.readouterr().out.count("WARNING: no more is reported to somewhere: no room for step 1\n") == 1
-    assert [one["step"] for one in _records(tmp_path)] == [1, 2]
+    assert [record["step"] for record in _records(tmp_path)] == [1, 2]
 
 
 def test_reporters_are_flushed_before_a_checkpoint_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Else a kill between the two would lose steps that no later attempt makes again."""
-    seen: list[tuple[str, object]] = []
+    """Otherwise a kill between the two would lose steps that no later attempt repeats."""
+    calls: list[tuple[str, object]] = []
     reporter = SimpleNamespace(
-        write=lambda record: seen.append(("write", record["step"])),
-        summarise=lambda summary: seen.append(("summary", summary["steps"])),
-        flush=lambda: seen.append(("flush", sorted(path.name for path in tmp_path.glob("step_*")))),
-        close=lambda code: seen.append(("close", code)),
+        write=lambda record: calls.append(("write", record["step"])),
+        summarise=lambda summary: calls.append(("summary", summary["steps"])),
+        flush=lambda: calls.append(("flush", sorted(path.name for path in tmp_path.glob("step_*")))),
+        close=lambda code: calls.append(("close", code)),
     )
     monkeypatch.setattr("trainer.metrics.hub.open_reporters", lambda *_: [reporter])
     config = load_config(words=[*TINY, f"out={tmp_path}", "steps=3", "save_steps=2", "report="])
     group = _alone()
-    trainer = Trainer(config, group, Progress(group.rank, config.steps), NOT_WARNED)
+    trainer = Trainer(config, group, Progress(group.rank, config.steps), NO_PREEMPTION)
     assert trainer.run() is not None
     trainer.metrics.close(0)
-    assert seen == [
+    assert calls == [
         *(("write", 1), ("write", 2), ("flush", [])),
         *(("write", 3), ("flush", ["step_2"]), ("summary", 3), ("close", 0)),
     ]
 
 
-def test_loss_is_plotted_at_the_end_of_a_training_that_is_done(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_loss_is_plotted_at_the_end_of_a_finished_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for code in (1, 99):
         _measured(tmp_path, TrainConfig(), code=code)
         assert not (tmp_path / "loss.png").exists()
@@ -265,7 +265,7 @@ def test_loss_is_plotted_at_the_end_of_a_training_that_is_done(
     assert f"plotted {tmp_path / 'loss.png'}" in capsys.readouterr().out
 
 
-def test_plot_is_left_out_in_one_line_without_matplotlib(
+def test_plot_is_skipped_with_one_line_without_matplotlib(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _hide(monkeypatch, "matplotlib")
@@ -273,7 +273,7 @@ def test_plot_is_left_out_in_one_line_without_matplotlib(
     assert capsys.readouterr().out.count("loss.png is left out: matplotlib is not installed\n") == 1
 
 
-def test_bar_is_on_a_terminal_only_and_leaves_its_line_to_what_is_said_next(
+def test_bar_is_shown_on_a_terminal_only_and_the_next_output_replaces_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
@@ -283,8 +283,8 @@ def test_bar_is_on_a_terminal_only_and_leaves_its_line_to_what_is_said_next(
     log_line("in a log")
     assert capsys.readouterr().out == "in a log\n"
     times = iter([7.0, 7.01, 17.0])
-    ours, theirs = os.openpty()
-    with os.fdopen(ours, "r") as screen, os.fdopen(theirs, "w") as terminal:
+    master, slave = os.openpty()
+    with os.fdopen(master, "r") as screen, os.fdopen(slave, "w") as terminal:
         bar = Bar(terminal, 10, lambda: next(times))
         bar.show(5, 2.5, "1000 tokens/s")
         bar.show(6, 2.5, "1000 tokens/s")  # too soon

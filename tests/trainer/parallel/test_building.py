@@ -1,4 +1,4 @@
-"""A model is built without memory only where all of it can be filled; where it is more than weights, it trains the same."""
+"""A model is built on `meta` only if all of its tensors can be initialised later; any other model trains the same."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def _with_attribute(model: nn.Module) -> None:
 
 
 def _with_shared_module(model: nn.Module) -> None:
-    model.again = next(model.children())
+    model.first_child = next(model.children())
 
 
-def _with_shared_weight(model: Any) -> None:  # noqa: ANN401 -- the GPT's head and token
+def _with_shared_weight(model: Any) -> None:  # noqa: ANN401 -- `head` and `token` are of the GPT
     model.head.weight = model.token.weight
 
 
 @pytest.mark.parametrize("change", [_with_buffer, _with_attribute, _with_shared_module, _with_shared_weight])
-def test_model_with_more_than_weights_of_its_own_is_not_built_without_memory(
+def test_model_with_more_than_untied_weights_is_not_built_on_meta(
     change: Callable[[nn.Module], None],
 ) -> None:
     config = load_config()
@@ -81,15 +81,15 @@ def test_model_with_more_than_weights_of_its_own_is_not_built_without_memory(
     assert build_fillable(task, config) is None
 
 
-def test_block_that_shares_a_weight_with_another_part_is_not_split_by_itself() -> None:
+def test_block_that_shares_a_weight_with_another_part_is_not_sharded_separately() -> None:
     model = Model()
     assert blocks_without_tied_weights(model, list(model.blocks)) == [model.blocks[1]]
     twice = nn.ModuleList([model.blocks[1], model.blocks[1]])
     assert blocks_without_tied_weights(twice, list(twice)) == []
 
 
-def test_shared_weights_train_under_fsdp2_as_under_ddp_and_go_on_from_its_state(group: Group) -> None:
-    def losses(strategy: Any, steps: int) -> list[float]:  # noqa: ANN401 -- either
+def test_shared_weights_train_under_fsdp2_as_under_ddp_and_resume_from_its_state(group: Group) -> None:
+    def losses(strategy: Any, steps: int) -> list[float]:  # noqa: ANN401 -- Ddp or Fsdp2
         found = []
         for _ in range(steps):
             loss = add_gradient(strategy, BATCH)

@@ -1,4 +1,4 @@
-"""What strategies need and do within one process: demands, fp16, recomputation, the line on the batch."""
+"""Strategies in one process: requirements, fp16, recomputation, the line about the batch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _ddp(words: str = "") -> Ddp:
         ("gradient_as_bucket_view=true", {"name": "gcu-t2x"}, "torch_gcu's DistributedDataParallel refuses it"),
     ],
 )
-def test_what_a_rank_lacks_is_named_before_anything_is_built(words: str, row: dict[str, object], message: str) -> None:
+def test_unmet_requirement_is_named_before_anything_is_built(words: str, row: dict[str, object], message: str) -> None:
     config, group = _config(words), _group(**row)
     with pytest.raises(UserError) as caught:
         choose_strategy(group, config, Gpt(config), out=None)  # type: ignore[arg-type]  # not reached
@@ -79,7 +79,7 @@ def test_compiling_on_a_cpu_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class _Adding(Gpt):
-    """Its model makes a part of itself in the forward pass, where it must be on the CPU."""
+    """Its model creates a submodule in the forward pass, on the CPU."""
 
     def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- wrapped
         getattr(model, "model", model).late = torch.nn.Linear(1, 1)
@@ -87,24 +87,24 @@ class _Adding(Gpt):
 
 
 @pytest.mark.parametrize(
-    ("task", "said"), [(Gpt, ""), (_Adding, "2 parameters are on the CPU although cuda was asked")]
+    ("task", "warning"), [(Gpt, ""), (_Adding, "2 parameters are on the CPU although cuda was asked")]
 )
-def test_parameters_that_a_forward_pass_leaves_on_the_cpu_are_told(
-    capsys: pytest.CaptureFixture[str], task: type[Gpt], said: str
+def test_parameters_that_a_forward_pass_leaves_on_the_cpu_are_a_warning(
+    capsys: pytest.CaptureFixture[str], task: type[Gpt], warning: str
 ) -> None:
-    """The device is torch's meta, on which everything runs and nothing is computed."""
+    """The device is torch's `meta`, which runs every operation and computes nothing."""
     config, device = _config(), torch.device("meta")
     row = {"name": "cuda", "device": "meta", "data_parallel": lambda model, **_: model}
     strategy = Ddp(replace(_group(launched=True, **row), device=device), config, task(config))
     assert capsys.readouterr().err == ""
     strategy.warm_up(TOKENS.to(device))
-    assert said in capsys.readouterr().err
+    assert warning in capsys.readouterr().err
 
 
-def test_adam_that_cannot_be_compiled_is_told_with_the_compilers_reason(
+def test_adam_that_cannot_be_compiled_is_an_error_with_the_compilers_message(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And a lock that a killed compiler left, before torch waits for it."""
+    """A lock that a killed compiler left is warned of before torch waits for it."""
 
     def fail(*_: object, **__: object) -> None:
         try:
@@ -130,30 +130,30 @@ def test_recomputed_blocks_give_the_same_gradients_bit_for_bit() -> None:
     kept, dropped = _ddp(), _ddp("activation_checkpointing=true")
     for strategy in (kept, dropped):
         add_gradient(strategy, TOKENS)
-    for one, other in zip(kept.parameters, dropped.parameters, strict=True):
-        assert one.grad is not None
-        assert other.grad is not None
-        assert torch.equal(one.grad, other.grad)
+    for parameter, recomputed in zip(kept.parameters, dropped.parameters, strict=True):
+        assert parameter.grad is not None
+        assert recomputed.grad is not None
+        assert torch.equal(parameter.grad, recomputed.grad)
 
 
 def test_fused_adam_steps_as_the_plain_one() -> None:
     plain, fused = _ddp(), _ddp("optim.fused=true")
     for strategy in (plain, fused):
         strategy.update(1e-2, add_gradient(strategy, TOKENS))
-    for one, other in zip(plain.parameters, fused.parameters, strict=True):
-        torch.testing.assert_close(one, other)
+    for parameter, expected in zip(fused.parameters, plain.parameters, strict=True):
+        torch.testing.assert_close(parameter, expected)
 
 
 def test_fp16_that_overflows_skips_the_step_and_halves_the_scale() -> None:
     strategy = _ddp("precision=fp16")
-    before = [one.detach().clone() for one in strategy.parameters]
+    before = [parameter.detach().clone() for parameter in strategy.parameters]
     for overflows in (True, False):
         loss = add_gradient(strategy, TOKENS)
         if overflows:
             assert strategy.parameters[0].grad is not None
             strategy.parameters[0].grad[0] = math.inf
         norm = strategy.update(1e-2, loss)
-        same = all(torch.equal(one, other) for one, other in zip(before, strategy.parameters, strict=True))
+        same = all(torch.equal(*pair) for pair in zip(before, strategy.parameters, strict=True))
         assert (math.isinf(norm), same) == (overflows, overflows)
     assert strategy.state()["scaler"]["scale"] == 2.0**15
 
@@ -167,12 +167,12 @@ def test_norm_under_fp16_is_that_of_the_gradient_without_its_scale() -> None:
 
 def test_fp32_that_overflows_makes_no_update() -> None:
     strategy = _ddp()
-    before = [one.detach().clone() for one in strategy.parameters]
+    before = [parameter.detach().clone() for parameter in strategy.parameters]
     loss = add_gradient(strategy, TOKENS)
     assert strategy.parameters[0].grad is not None
     strategy.parameters[0].grad[0] = math.nan
     assert math.isnan(strategy.update(1e-2, loss))
-    assert all(torch.equal(one, other) for one, other in zip(before, strategy.parameters, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(before, strategy.parameters, strict=True))
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(2, "devices 8 x nodes 2"), (3, "ranks 16")])
@@ -184,13 +184,13 @@ def test_batch_is_printed_as_a_product(nodes: int, ranks: str) -> None:
 
 @pytest.mark.parametrize("limit", [1e-3, 0.5, 1e3, math.inf])
 def test_gradients_are_clipped_as_torch_does_it_bit_for_bit(limit: float) -> None:
-    mine, torchs = _ddp().parameters, _ddp().parameters
-    for some in (mine, torchs):
+    clipped, expected = _ddp().parameters, _ddp().parameters
+    for parameters in (clipped, expected):
         torch.manual_seed(3)
-        for one in some:
-            one.grad = torch.randn_like(one)
-    assert clip_gradients(mine, limit) == float(torch.nn.utils.clip_grad_norm_(torchs, limit))
-    assert all(torch.equal(one.grad, other.grad) for one, other in zip(mine, torchs, strict=True))  # type: ignore[arg-type]  # set above
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+    assert clip_gradients(clipped, limit) == float(torch.nn.utils.clip_grad_norm_(expected, limit))
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(clipped, expected, strict=True))  # type: ignore[arg-type]  # set above
 
 
 def test_accumulated_halves_of_a_batch_give_its_gradient_and_loss() -> None:
@@ -198,13 +198,13 @@ def test_accumulated_halves_of_a_batch_give_its_gradient_and_loss() -> None:
     loss = add_gradient(whole, TOKENS)
     losses = [add_gradient(halves, TOKENS[:1], last=False), add_gradient(halves, TOKENS[1:])]
     torch.testing.assert_close((losses[0] + losses[1]) / 2, loss)
-    for one, other in zip(whole.parameters, halves.parameters, strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
+    for accumulated, expected in zip(halves.parameters, whole.parameters, strict=True):
+        torch.testing.assert_close(accumulated.grad, expected.grad)
 
 
 @pytest.mark.parametrize(("limit", "clipped"), [(0.01, True), (1000.0, False), (0.0, False)])
 def test_optimizer_gets_the_gradient_clipped_to_grad_clip(limit: float, clipped: bool) -> None:
-    """Adam's first mean is a fixed share of the gradient that it was given; 0 turns clipping off."""
+    """Adam's first mean is a fixed share of its gradient; 0 disables clipping."""
     strategy = _ddp(f"optim.grad_clip={limit}")
     norm = strategy.update(1e-3, add_gradient(strategy, TOKENS))
     means = [state["exp_avg"] for state in strategy.optimizer.state.values()]

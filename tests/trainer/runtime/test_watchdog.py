@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed
 
-from tests.trainer.checkpoint.test_roll_back import NOT_WARNED, TINY, Breaking
+from tests.trainer.checkpoint.test_roll_back import NO_PREEMPTION, TINY, Breaking
 from tests.until import until
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.saver import Saver
@@ -228,7 +228,7 @@ def test_ranks_know_before_they_wait_for_what_rank_0_does_alone(
     words = ("steps=6", "save_steps=2", "async_save=true", "roll_back=1", "eval_steps=5", "eval_batches=1")
     config = load_config(words=[*TINY, *paths, *words])
     group = initialise("cpu", 60.0, {})
-    trainer = Trainer(config, group, Progress(group.rank, config.steps, on_phase=phases.append), NOT_WARNED)
+    trainer = Trainer(config, group, Progress(group.rank, config.steps, on_phase=phases.append), NO_PREEMPTION)
     assert trainer.run() is not None
     trainer.metrics.close(0)
     assert found == {"load_earlier": "init", "run": "eval", "finish": "save", "snapshot": "save"}
