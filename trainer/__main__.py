@@ -43,7 +43,7 @@ def _train(config: TrainConfig) -> int:
         )
     preemption = PreemptionSignal()  # before torch is imported
     # Imported here: --print-config and configuration errors must work without torch.
-    from trainer.runtime.main import run_rank  # noqa: PLC0415
+    from trainer.run_rank import run_rank  # noqa: PLC0415
 
     return run_rank(config, os.environ, preemption)
 

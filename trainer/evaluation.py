@@ -8,11 +8,12 @@ from typing import Any, Dict
 from trainer.config.config import TrainConfig
 from trainer.console import log_line
 from trainer.data.batches import Batches
+from trainer.data.samples import Samples
 from trainer.errors import TrainerError
 from trainer.metrics.jsonl import digits
 from trainer.parallel.base import Strategy
 from trainer.runtime.group import Group
-from trainer.tasks.base import Samples, Task, as_floats
+from trainer.tasks.base import Task, as_floats
 
 
 class Evaluation:

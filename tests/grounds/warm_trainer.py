@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-NEEDED = ("trainer.runtime.main", "torch._dynamo", "torch.distributed.fsdp")
+NEEDED = ("trainer.run_rank", "torch._dynamo", "torch.distributed.fsdp")
 OF_DEEPSPEED = ("deepspeed", "deepspeed.module_inject", "deepspeed.ops", "deepspeed.runtime.zero.muon.muon_optimizer")
 _NUMBER = struct.Struct("i")
 

@@ -23,10 +23,10 @@ from torch.utils.data import DataLoader
 
 from trainer.config.config import TrainConfig
 from trainer.data.order import Order
+from trainer.data.samples import DataTask, Samples
 from trainer.errors import UserError
 from trainer.runtime.group import Group
 from trainer.runtime.seeds import derive_seed
-from trainer.tasks.base import Samples, Task
 
 # `Any` below stands for a batch: tensors in any nesting, as the task makes it.
 
@@ -41,7 +41,7 @@ class _Problem:
 class Source:
     """The data set for DataLoader: an index is the position of a batch's first sample."""
 
-    def __init__(self, samples: Samples, task: Task, config: TrainConfig, split: str) -> None:
+    def __init__(self, samples: Samples, task: DataTask, config: TrainConfig, split: str) -> None:
         self.samples, self.collate, self.count = samples, task.collate, config.micro_batch
         self.seed, self.split = config.seed, split
         self.order = Order(len(samples), config.seed, split)
@@ -59,7 +59,7 @@ class Source:
 class Batches:
     """The batches of one split, on the rank's device."""
 
-    def __init__(self, samples: Samples, task: Task, config: TrainConfig, group: Group, *, split: str) -> None:
+    def __init__(self, samples: Samples, task: DataTask, config: TrainConfig, group: Group, *, split: str) -> None:
         self.source, self.config, self.device = Source(samples, task, config, split), config, group.device
         self.first = group.rank.global_rank * config.micro_batch
         self.stride = group.rank.world_size * config.micro_batch

@@ -6,13 +6,13 @@ import hashlib
 from typing import Any, Dict, List, Tuple
 
 from trainer.console import log_line
+from trainer.data.samples import DataTask, Samples
 from trainer.errors import UserError
 from trainer.runtime.group import Group
-from trainer.tasks.base import Samples, Task
 from trainer.text import fold
 
 
-def open_split(task: Task, split: str, group: Group) -> Tuple[Any, str, str]:
+def open_split(task: DataTask, split: str, group: Group) -> Tuple[Any, str, str]:
     """
     The samples (None if the task has none for evaluation), their digest, and their description for the log.
 

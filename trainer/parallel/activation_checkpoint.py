@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Callable, Sequence
 
 import torch
 import torch.utils.checkpoint
 
 from trainer.config.config import TrainConfig
-from trainer.parallel.requirements import can_recompute_without_reentry
 
 
 def recompute(config: TrainConfig, blocks: Sequence[torch.nn.Module]) -> None:
@@ -42,3 +42,8 @@ def _reentrant(forward: Callable[..., Any]) -> Callable[..., Any]:
         return forward(*inputs)
 
     return recomputed
+
+
+def can_recompute_without_reentry() -> bool:
+    """Return True from torch 1.11 on."""
+    return "use_reentrant" in inspect.signature(torch.utils.checkpoint.checkpoint).parameters

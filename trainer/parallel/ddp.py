@@ -7,7 +7,6 @@ from typing import Any, ContextManager, Dict, Mapping
 
 import torch
 
-from trainer.checkpoint.staging import large_tensors
 from trainer.config.config import TrainConfig
 from trainer.data.batches import seeded_rng
 from trainer.optim.adamw import make_optimizer
@@ -17,6 +16,7 @@ from trainer.parallel.building import build_whole, sizes_of, warn_if_on_cpu
 from trainer.runtime.group import STOCK_BACKENDS, Group
 from trainer.runtime.seeds import preserve_rng
 from trainer.tasks.base import Task, loss_of
+from trainer.tensors import large_tensors
 
 
 class Ddp(TorchStrategy):

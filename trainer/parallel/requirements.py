@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import os
 import shutil
 
 import torch
-import torch.utils.checkpoint
 
 from trainer.config.config import ZERO_STAGES, TrainConfig
+from trainer.parallel.activation_checkpoint import can_recompute_without_reentry
 from trainer.parallel.deepspeed.package import package_problem
 from trainer.runtime.accelerators import Accelerator
 from trainer.runtime.group import Group
@@ -45,11 +44,6 @@ def has_fully_shard() -> bool:
     """Return True if torch has FSDP2 under its public name."""
     found = importlib.util.find_spec("torch.distributed.fsdp")
     return found is not None and hasattr(importlib.import_module("torch.distributed.fsdp"), "fully_shard")
-
-
-def can_recompute_without_reentry() -> bool:
-    """Return True from torch 1.11 on."""
-    return "use_reentrant" in inspect.signature(torch.utils.checkpoint.checkpoint).parameters
 
 
 def _recomputing_problem(config: TrainConfig) -> str:

@@ -1,5 +1,6 @@
 """A task is one class with model, data and loss: `from trainer.tasks import Task`. gpt.py is one; add your own."""
 
-from trainer.tasks.base import Samples, Task
+from trainer.data.samples import Samples
+from trainer.tasks.base import Task
 
 __all__ = ["Samples", "Task"]

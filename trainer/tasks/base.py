@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, Dict, Mapping, Protocol, Sequence
+from typing import Any, Dict, Mapping, Sequence
 
 import torch
 from torch.utils.data import dataloader
 
 from trainer.config.config import TrainConfig
+from trainer.data.samples import Samples
 from trainer.errors import UserError
 
 # `Any` below stands for a sample or a batch: tensors in any nesting of lists, tuples and dicts.
-
-
-class Samples(Protocol):
-    """
-    A map-style data set of torch. Samples may be random: the trainer seeds the generators.
-
-    Optional: `description`, text for the log; `digest()`, text that differs for other data; and `is_random = False`,
-    which saves the seeding.
-    """
-
-    def __len__(self) -> int:
-        """At least 1."""
-
-    def __getitem__(self, index: int) -> Any:  # noqa: ANN401
-        """The sample with this index; raises UserError if it is invalid."""
 
 
 class Task(abc.ABC):

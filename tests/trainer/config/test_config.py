@@ -12,7 +12,7 @@ import pytest
 from trainer.__main__ import main
 from trainer.config.config import load_config, with_ranks
 from trainer.errors import UserError
-from trainer.runtime.main import run_rank
+from trainer.run_rank import run_rank
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_accumulation_follows_from_the_batch_and_the_ranks(words: str, ranks: in
 def test_batch_that_does_not_divide_is_refused_as_soon_as_the_ranks_are_known(
     monkeypatch: pytest.MonkeyPatch, words: str, message: str
 ) -> None:
-    monkeypatch.setattr("trainer.runtime.main.initialise", lambda *_: pytest.fail("the rendezvous took place"))
+    monkeypatch.setattr("trainer.run_rank.initialise", lambda *_: pytest.fail("the rendezvous took place"))
     env = {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "3"}
     with pytest.raises(UserError) as caught:
         run_rank(load_config(words=words.split()), env, None)  # type: ignore[arg-type]  # not reached

@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 
 import pytest
 
+from trainer import run_rank
 from trainer.config.config import TrainConfig
 from trainer.errors import StorageError, TrainerError, UserError, report, write_error_file
-from trainer.runtime import main
 from trainer.runtime.exit import exit_on_unexpected_errors
 from trainer.runtime.rank import Rank
 from trainer.runtime.rendezvous import Failure, Rendezvous
@@ -82,13 +82,13 @@ class Session:
         )
         rendezvous = SimpleNamespace(report_failure=lambda failure: self.seen.append((failure, *_recorded(folder, 1))))
         group = SimpleNamespace(close=self._leave, set_timeout=None)
-        monkeypatch.setattr(main, "Trainer", lambda *_: fails)
-        monkeypatch.setattr(main, "initialise", lambda *_, **__: group)
+        monkeypatch.setattr(run_rank, "Trainer", lambda *_: fails)
+        monkeypatch.setattr(run_rank, "initialise", lambda *_, **__: group)
         monkeypatch.setattr(Rendezvous, "open", lambda *_: rendezvous)
-        monkeypatch.setattr(main, "CLOSE_S", 0.2)
+        monkeypatch.setattr(run_rank, "CLOSE_S", 0.2)
 
     def run(self) -> None:
-        main.run_rank(TrainConfig(), _env(1, 1, self.folder), SimpleNamespace())  # type: ignore[arg-type]
+        run_rank.run_rank(TrainConfig(), _env(1, 1, self.folder), SimpleNamespace())  # type: ignore[arg-type]
 
     def _fail(self, error: TrainerError) -> NoReturn:
         raise error

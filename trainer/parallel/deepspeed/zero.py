@@ -12,7 +12,6 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, Mapping, Tuple
 
 import torch
 
-from trainer.checkpoint.staging import large_tensors
 from trainer.config.config import ZERO_STAGES, TrainConfig
 from trainer.console import log_line
 from trainer.errors import UserError
@@ -27,6 +26,7 @@ from trainer.parallel.deepspeed.package import package_warning
 from trainer.parallel.deepspeed.relaxed_json import read_relaxed_json
 from trainer.runtime.group import Group
 from trainer.tasks.base import Task, loss_of
+from trainer.tensors import large_tensors
 
 SPLIT_STAGE = 3  # weights are sharded too
 
