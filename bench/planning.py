@@ -66,7 +66,7 @@ def _plan(file: Path) -> Contestant:
         begun = time.monotonic()
         plan = make_plan(loaded, request, run_id="thousand-20261120-101500-ab12", bundle="0" * 32)
         files = node_files(plan)
-        text = transcript.of(plan)
+        text = transcript.dry_run_text(plan)
         seconds = time.monotonic() - begun
         assert len(files) == NODES
         assert len(text) > NODES

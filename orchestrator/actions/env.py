@@ -58,7 +58,7 @@ def environments(
 
 
 def _of_node(plan: LaunchPlan, node: NodePlan) -> NodeEnvironment:
-    fields = {name: value for name, value in files.job(plan).items() if name != "version"}
+    fields = {name: value for name, value in files.job_json(plan).items() if name != "version"}
     job = Job(node=node.name, node_rank=node.node_rank, **fields)
     orch = _decoded(node_environment(job, f"{_LATER} {_LATER} -"))
     ranks = [_decoded(environment) for environment in own_environments(job, _LATER)]

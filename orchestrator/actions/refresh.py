@@ -92,7 +92,7 @@ def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Termina
     launcher = launcher_for(plan, terminal)
     try:
         queue = queue or launcher.queue(record.slurm_job)
-        status = observe.observe(folder, plan, launcher, queue)
+        status = observe.observe_run(folder, plan, launcher, queue)
         if queue is not None and queue.waits:
             status = replace(status, position=launcher.position(queue))
     except NodesError as exc:

@@ -108,7 +108,7 @@ class Watch:
         """Query the nodes; return the status if the run has ended, else None."""
         queue = self._poll.answer.queue if self._poll else None
         try:
-            status = observe.observe(self._run, self._plan, self._launcher, queue)
+            status = observe.observe_run(self._run, self._plan, self._launcher, queue)
         except NodesError:
             self._reader.show_remaining()
             raise

@@ -14,7 +14,7 @@ def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool) -> int:
     for warning in planned.warnings:
         warn(warning)
     if dry_run:
-        print_text(transcript.of(planned.plan))
+        print_text(transcript.dry_run_text(planned.plan))
         return 0
     with started(planned, warn) as launched:
         if launched.terminal_closed:

@@ -20,7 +20,7 @@ def submit_sweep(arguments: LaunchArguments, axes: Sequence[str], *, dry_run: bo
     for warning in planned[0].warnings:
         warn(warning)
     if dry_run:
-        print_text("\n".join(transcript.of(run.plan) for run in planned))
+        print_text("\n".join(transcript.dry_run_text(run.plan) for run in planned))
         return 0
     job = submit(planned, warn)
     sweep = planned[0].plan.job_name

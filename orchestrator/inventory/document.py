@@ -27,7 +27,7 @@ from orchestrator.names.addresses import shown
 Tree: TypeAlias = "str | list[Tree] | dict[str, Tree] | None"
 FieldPath: TypeAlias = "tuple[str | int, ...]"
 
-MAX_BYTES = 1024 * 1024
+MAX_INVENTORY_BYTES = 1024 * 1024
 # An alias may be used many times, each use is visited: ten lines of YAML can stand for 10^9 values.
 MAX_VALUES = 200_000
 MAX_DEPTH = 16  # the deepest field that exists is nodes[i].env.NAME
@@ -82,7 +82,7 @@ class Document:
 
 def read(path: Path) -> Document:
     """
-    Read a file of at most MAX_BYTES.
+    Read a file of at most MAX_INVENTORY_BYTES.
 
     Raises:
         InventoryError: there is no such file, or it is not one YAML mapping in UTF-8.
@@ -107,13 +107,13 @@ def _default_name(path: Path) -> str:
 def _read_bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_INVENTORY_BYTES + 1)
     except OSError as error:
         hint = "name an inventory with -i FILE, or copy one of inventories/*.yaml and edit the lines marked `# edit`"
         raise InventoryError(f"{path}: {error.strerror or error}", hint=hint) from error
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_INVENTORY_BYTES:
         hint = "write nodes as a pattern such as n[0-999], and what they share under defaults:"
-        raise InventoryError(f"{path}: larger than {MAX_BYTES} bytes", hint=hint)
+        raise InventoryError(f"{path}: larger than {MAX_INVENTORY_BYTES} bytes", hint=hint)
     return data
 
 

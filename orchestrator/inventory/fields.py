@@ -101,7 +101,7 @@ def _seconds(value: object) -> float:
     raise ValueError(f"{shown(value)} is not a time in seconds; allowed: above 0, up to 3600")
 
 
-def env_name(name: str) -> str:
+def check_env_name(name: str) -> str:
     """Give the name of a variable back; ValueError where it is none, or not the user's to set."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,254}", name):
         raise ValueError("not the name of a variable; allowed: letters, digits and _, not a digit first")
@@ -114,7 +114,7 @@ def env_name(name: str) -> str:
     return name
 
 
-def env_value(value: str) -> str:
+def check_env_value(value: str) -> str:
     """Give a value back; ValueError where no variable can have it. What it is, no message says."""
     if "\0" in value:
         raise ValueError("holds a NUL, which no environment variable can")
@@ -126,7 +126,7 @@ def env_value(value: str) -> str:
 def _whole_characters(value: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise ValueError("holds half of a surrogate pair, which is no character")
-    return env_value(value)
+    return check_env_value(value)
 
 
 def each_name(check: Callable[[str], str]) -> Callable[[str], str]:
@@ -180,7 +180,7 @@ Folder: TypeAlias = Annotated[str, AfterValidator(_folder)]
 File: TypeAlias = Annotated[str, AfterValidator(_file)]
 Jump: TypeAlias = Annotated[str, AfterValidator(_jumps)]
 Environment: TypeAlias = dict[
-    Annotated[str, AfterValidator(env_name)], Annotated[str, AfterValidator(_whole_characters)]
+    Annotated[str, AfterValidator(check_env_name)], Annotated[str, AfterValidator(_whole_characters)]
 ]
 # Values out of an env_file; excluded from whatever is dumped or shown.
 Secrets: TypeAlias = Annotated[dict[str, str], Field(exclude=True, repr=False)]

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.inventory.document import FieldPath, Problem, beside
-from orchestrator.inventory.fields import env_name, env_value
+from orchestrator.inventory.fields import check_env_name, check_env_value
 
-MAX_BYTES = 1024 * 1024
+MAX_ENV_FILE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ def _private_bytes(path: str) -> bytes:
             raise OSError(
                 f"mode {stat.S_IMODE(state.st_mode):04o} lets others read it; run: chmod 600 {shlex.quote(path)}"
             )
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise OSError(f"larger than {MAX_BYTES} bytes")
+        data = file.read(MAX_ENV_FILE_BYTES + 1)
+    if len(data) > MAX_ENV_FILE_BYTES:
+        raise OSError(f"larger than {MAX_ENV_FILE_BYTES} bytes")
     return data
 
 
@@ -95,8 +95,8 @@ def _parse(data: bytes, values: dict[str, str]) -> Iterator[str]:
         try:
             if not equals:
                 raise ValueError("is not KEY=VALUE")
-            env_name(name)
-            env_value(value)
+            check_env_name(name)
+            check_env_value(value)
             if name in first:
                 raise ValueError(f"the same name as in {kind} {first[name]}")
             if value.endswith("\r") and not ends_with_nul:

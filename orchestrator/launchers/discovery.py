@@ -17,7 +17,7 @@ from orchestrator.launchers.slurm.host import login_node, slurm_host
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.names.hostlist import fold
 from orchestrator.node.endpoint import report
-from orchestrator.plan.make import numbered
+from orchestrator.plan.make import assign_ranks
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program
 
@@ -148,7 +148,7 @@ def _plan(inventory: Inventory, run_id: str, trace: RunTrace) -> LaunchPlan:
         launcher="slurm" if trace.by_slurm else "ssh",
         transport=inventory.transport,
         name=inventory.name,
-        nodes=numbered(inventory, [known[name] for name in names], ranks_each),
+        nodes=assign_ranks(inventory, [known[name] for name in names], ranks_each),
         node_count=len(trace.ranks),
         world_size=sum(trace.ranks),
         by_count=trace.nodes is None,

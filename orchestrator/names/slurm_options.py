@@ -51,11 +51,11 @@ def time_limit_s(time: str) -> float:
 
 def warn_s(slurm: Mapping[str, Any]) -> int:  # Any: JSON
     """Give how long before its end Slurm is to warn a job; of a short one a quarter, else it would have to end as it begins."""
-    limit_s = time_limit_s(setting(slurm, "time") or "") or math.inf
+    limit_s = time_limit_s(option_value(slurm, "time") or "") or math.inf
     return int(slurm["warn_s"] or max(1, min(WARN_S, limit_s // 4)))
 
 
-def setting(slurm: Mapping[str, Any], field: str) -> str | None:  # Any: JSON
+def option_value(slurm: Mapping[str, Any], field: str) -> str | None:  # Any: JSON
     """Give what the field of a section says, or the option of its name among the free ones; empty for one without value."""
     if slurm[field] is not None:
         return str(slurm[field])

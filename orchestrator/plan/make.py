@@ -1,9 +1,9 @@
-"""From inventory and request to a LaunchPlan, without touching anything."""
+"""From an inventory and a request to a LaunchPlan. Pure."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from orchestrator.inventory.model import Inventory, Node
 
 
-SPARE = "spare"
+SPARE = "spare"  # the tag of nodes that replace failed ones
 
 
 def make_plan(
@@ -29,23 +29,24 @@ def make_plan(
 
     Args:
         bundle: digest of the bundle that the nodes need.
-        home: the user's home where sbatch is run, for a "~/" that an image might take for another one; None if not known here.
+        home: the user's home folder on the machine that runs sbatch, to expand "~/": a container may have another home. None
+            if it is not known here.
 
     Raises:
         UsageError: the request does not fit the inventory.
     """
-    chosen, ranks_each, warnings = _choose(inventory, request)
+    chosen, ranks_each, warnings = _select_nodes(inventory, request)
     by_count = request.launcher == "slurm" and request.nodes is None
     node_count = request.shape.nodes if request.shape and by_count else len(chosen)
     if request.launcher == "slurm" and inventory.slurm.spare_nodes:
         chosen = _with_spares(inventory, chosen, by_count=by_count)
         ranks_each += ranks_each[:1] * (len(chosen) - len(ranks_each))
-    nodes = numbered(inventory, chosen, ranks_each)
+    nodes = assign_ranks(inventory, chosen, ranks_each)
     if request.launcher == "slurm":
-        _agree_for_slurm(chosen)
-        nodes = tuple(replace(node, workdir=_absolute(node.workdir, home, inventory)) for node in nodes)
+        _check_nodes_are_equal(chosen)
+        nodes = tuple(replace(node, workdir=_expand_home(node.workdir, home, inventory)) for node in nodes)
     slurm = inventory.slurm.model_dump(mode="json")
-    device = _device(request, chosen)
+    device = _trainer_device(request, chosen)
     return LaunchPlan(
         run_id=run_id,
         attempt=1,
@@ -65,21 +66,21 @@ def make_plan(
         slurm={**slurm, "warn_s": warn_s(slurm)},
         orphan_timeout_s=request.orphan_timeout_s,
         isolation_timeout_s=None if request.launcher == "slurm" else request.isolation_timeout_s,
-        warnings=(*warnings, *_about_env(inventory, chosen)),
+        warnings=(*warnings, *_env_warnings(inventory, chosen)),
     )
 
 
-def _about_env(inventory: Inventory, nodes: Sequence[Node]) -> Iterator[str]:
-    """Warn of variables that do more than they seem to."""
+def _env_warnings(inventory: Inventory, nodes: Sequence[Node]) -> Iterator[str]:
+    """Warn about variables that also affect the agent, and about secrets in the inventory file."""
     for name in ("LD_PRELOAD", "LD_AUDIT"):
-        if having := [node.name for node in nodes if name in inventory.environment(node)]:
-            yield f"env: {name} on {fold(having)} loads code into every program there, the agent included"
+        if affected := [node.name for node in nodes if name in inventory.environment(node)]:
+            yield f"env: {name} on {fold(affected)} loads code into every program there, the agent included"
     if inventory.file in inventory.private_files:
-        yield f"{inventory.file} holds secrets, so it does not travel with the code; env_file: is the place for them"
+        yield f"{inventory.file} holds secrets, so it is not sent to the nodes with the code; write them to the file of env_file: instead"
 
 
-def _choose(inventory: Inventory, request: Request) -> tuple[tuple[Node, ...], list[int], tuple[str, ...]]:
-    """The nodes in node order, how many ranks each of them gets, and what to warn about."""
+def _select_nodes(inventory: Inventory, request: Request) -> tuple[tuple[Node, ...], list[int], tuple[str, ...]]:
+    """The chosen nodes in node order, the number of ranks of each, and warnings."""
     if request.nodes is not None:
         nodes = tuple(inventory.select(request.nodes))
     else:
@@ -87,89 +88,92 @@ def _choose(inventory: Inventory, request: Request) -> tuple[tuple[Node, ...], l
     if not nodes:
         raise UsageError(f"{inventory.file}: every node is tagged {SPARE!r}", hint="name some with --nodes")
     if request.shape is None:
-        return nodes, [node.devices for node in nodes], _unknown_devices(inventory, nodes)
-    wanted, ranks = request.shape.nodes, request.shape.ranks
-    if wanted > len(nodes):
+        return nodes, [node.devices for node in nodes], _device_warnings(inventory, nodes)
+    node_count, ranks = request.shape.nodes, request.shape.ranks
+    if node_count > len(nodes):
         raise UsageError(
-            f"-j {wanted}x{ranks} needs {wanted} nodes; {inventory.file} has {len(nodes)}: {fold(n.name for n in nodes)}",
-            hint="ask for fewer nodes, or add nodes to the inventory",
+            f"-j {node_count}x{ranks} needs {node_count} nodes; {inventory.file} has {len(nodes)}: {fold(n.name for n in nodes)}",
+            hint="request fewer nodes, or add nodes to the inventory",
         )
     if request.launcher == "ssh":
-        nodes = nodes[:wanted]
-    short = [node for node in nodes if node.devices < ranks]
-    if short:
+        nodes = nodes[:node_count]
+    too_small = next((node for node in nodes if node.devices < ranks), None)
+    if too_small is not None:
         raise UsageError(
-            f"-j {wanted}x{ranks} asks for {ranks} ranks a node; {short[0].name} has {short[0].devices} devices",
+            f"-j {node_count}x{ranks} needs {ranks} devices per node; {too_small.name} has {too_small.devices} devices",
             hint="one rank runs on one device: lower R in -j NxR, or correct `devices` in the inventory",
         )
-    idle = [node for node in nodes if node.devices > ranks]
-    warnings = (f"{ranks} of {idle[0].devices} devices a node are used: -j {wanted}x{ranks} asks so",) if idle else ()
-    return nodes, [ranks] * len(nodes), warnings
+    larger = next((node for node in nodes if node.devices > ranks), None)
+    warning = f"-j {node_count}x{ranks} uses {ranks} of {larger.devices} devices per node" if larger else None
+    return nodes, [ranks] * len(nodes), (warning,) if warning else ()
 
 
 def _with_spares(inventory: Inventory, chosen: Sequence[Node], *, by_count: bool) -> tuple[Node, ...]:
-    """The chosen nodes and those that may replace one: by name as many as are wanted, else whatever Slurm may take."""
-    others = [node for node in inventory.nodes if SPARE in node.tags and node not in chosen]
-    wanted = inventory.slurm.spare_nodes
+    """The chosen nodes and their spares: the first `slurm.spare_nodes` of the inventory, or all if Slurm chooses nodes."""
+    spares = [node for node in inventory.nodes if SPARE in node.tags and node not in chosen]
+    count = inventory.slurm.spare_nodes
     if by_count:
-        return (*chosen, *others)
-    if len(others) < wanted:
+        return (*chosen, *spares)
+    if len(spares) < count:
         raise UsageError(
-            f"slurm.spare_nodes: {wanted} are asked for beside {fold(node.name for node in chosen)}; {inventory.file} tags "
-            f"{len(others)} more as spare",
+            f"slurm.spare_nodes: {count} needed in addition to {fold(node.name for node in chosen)}; {inventory.file} tags "
+            f"{len(spares)} more as spare",
             hint="add `tags: [spare]` to nodes, or let Slurm choose: without --nodes",
         )
-    return (*chosen, *others[:wanted])
+    return (*chosen, *spares[:count])
 
 
-def _device(request: Request, nodes: Sequence[Node]) -> str | None:
-    """The accelerator that the nodes have in the inventory, for the shared trainer; None where it says none, or the user does."""
+def _trainer_device(request: Request, nodes: Sequence[Node]) -> str | None:
+    """The nodes' accelerator for the shared trainer; None if the inventory names none, or the user sets `device`."""
     if request.program.kind != "trainer":
         return None
     settings = {word.partition("=")[0] for word in request.program.args} | set(json.loads(request.config or "{}"))
     if "device" in settings:
         return None
-    named = {node.accelerator: node.name for node in nodes if node.accelerator != "auto"}
-    if len(named) > 1:
-        one, other = list(named.items())[:2]
+    node_with = {node.accelerator: node.name for node in nodes if node.accelerator != "auto"}
+    if len(node_with) > 1:
         raise UsageError(
-            f"nodes differ in accelerator: {one[1]} has {one[0]}, {other[1]} has {other[0]}; one training runs on one kind",
-            hint="choose nodes that agree with --nodes, or say device=",
+            f"nodes differ in accelerator: {_difference(node_with)}; one training runs on one kind",
+            hint="choose equal nodes with --nodes, or set device=",
         )
-    return next(iter(named), None)
+    return next(iter(node_with), None)
 
 
-def _unknown_devices(inventory: Inventory, nodes: Sequence[Node]) -> tuple[str, ...]:
-    """Warn where a default of one rank a node may leave cards idle."""
+def _difference(node_with: Mapping[str, str]) -> str:
+    """The first two values with a node of each."""
+    return ", ".join(f"{node} has {value}" for value, node in list(node_with.items())[:2])
+
+
+def _device_warnings(inventory: Inventory, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Warn if the default of one rank per node may leave cards idle."""
     if inventory.devices is None and any(node.accelerator == "auto" and node.devices == 1 for node in nodes):
-        return (f"{inventory.file} says neither accelerator nor devices: one rank a node, whatever cards there are",)
+        return (f"{inventory.file} sets neither accelerator nor devices: one rank per node, whatever cards there are",)
     return ()
 
 
-def _absolute(path: str, home: str | None, inventory: Inventory) -> str:
+def _expand_home(path: str, home: str | None, inventory: Inventory) -> str:
     if not path.startswith("~/"):
         return path
     if home is None and inventory.slurm.container is not None:
-        hint = "write workdir as it is on the login node, from / on"
+        hint = "write workdir as an absolute path on the login node"
         raise UsageError(
             f"workdir {path}: in a container ~ may be another home than on {inventory.slurm.login}", hint=hint
         )
     return path if home is None else f"{home}/{path[2:]}"
 
 
-def _agree_for_slurm(nodes: Sequence[Node]) -> None:
-    """One batch script serves all nodes, so what it names must be the same on all of them."""
+def _check_nodes_are_equal(nodes: Sequence[Node]) -> None:
+    """Refuse nodes that one batch script cannot serve: it names one workdir, Python and device count for all."""
     for field in ("workdir", "python", "devices"):
-        values = {str(getattr(node, field)): node.name for node in nodes}
-        if len(values) > 1:
-            one, other = list(values.items())[:2]
+        node_with = {str(getattr(node, field)): node.name for node in nodes}
+        if len(node_with) > 1:
             raise UsageError(
-                f"nodes differ in {field}: {one[1]} has {one[0]}, {other[1]} has {other[0]}; under Slurm it must be one",
-                hint=f"set {field} once in `defaults:`, or choose nodes that agree with --nodes",
+                f"nodes differ in {field}: {_difference(node_with)}; under Slurm all nodes need the same",
+                hint=f"set {field} once in `defaults:`, or choose equal nodes with --nodes",
             )
 
 
-def numbered(inventory: Inventory, nodes: Sequence[Node], ranks_each: Sequence[int]) -> tuple[NodePlan, ...]:
+def assign_ranks(inventory: Inventory, nodes: Sequence[Node], ranks_each: Sequence[int]) -> tuple[NodePlan, ...]:
     """Give every node its global ranks, contiguous from 0 in node order."""
     firsts = accumulate(ranks_each, initial=0)
     return tuple(

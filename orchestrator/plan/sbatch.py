@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.names.hostlist import expand, fold
-from orchestrator.names.slurm_options import OPTION_OF, setting
-from orchestrator.plan.shell import environment, refuse_control, render
+from orchestrator.names.slurm_options import OPTION_OF, option_value
+from orchestrator.plan.shell import jinja_environment, refuse_control, render
 
 if TYPE_CHECKING:
     from orchestrator.plan.plan import LaunchPlan
@@ -69,7 +69,7 @@ def sbatch_script(plan: LaunchPlan) -> str:
         return render("slurm.sbatch.j2", **values)
     from orchestrator.plan import custom_template  # noqa: PLC0415  only for who has a template
 
-    return custom_template.render_custom(Path(plan.slurm["template"]).expanduser(), environment(), values)
+    return custom_template.render_custom(Path(plan.slurm["template"]).expanduser(), jinja_environment(), values)
 
 
 def _srun_options(plan: LaunchPlan) -> list[str]:
@@ -114,7 +114,7 @@ def _told(plan: LaunchPlan, field: str) -> str | None:
     """What sbatch is told for a field, empty for an option without a value; None where Slurm is to decide."""
     value, ranks = plan.slurm[field], len(plan.head.ranks)
     if field == "cpus" and value is None:
-        whole = setting(plan.slurm, "exclusive") in {"", "true"}
+        whole = option_value(plan.slurm, "exclusive") in {"", "true"}
         said = any(option.startswith("--cpus-per-") for option in plan.slurm["options"])
         return None if whole or said else str(ranks)  # one task a node would otherwise get a single core
     if value is None or (field, value) == ("exclusive", "false"):

@@ -18,7 +18,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @cache
-def environment() -> Environment:
+def jinja_environment() -> Environment:
     from jinja2 import FileSystemLoader, StrictUndefined  # noqa: PLC0415
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
 
@@ -36,7 +36,7 @@ def environment() -> Environment:
 
 
 def render(template: str, **values: object) -> str:
-    return environment().get_template(template).render(**values)
+    return jinja_environment().get_template(template).render(**values)
 
 
 def quoted(value: str) -> str:

@@ -9,7 +9,7 @@ from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
 from orchestrator.plan.shell import shell_path
 
 
-def of(plan: LaunchPlan) -> str:
+def dry_run_text(plan: LaunchPlan) -> str:
     """Every file and every command in order; values of secret variables are replaced, equal files are shown once."""
     plan = redacted(plan)
     files = node_files(plan)

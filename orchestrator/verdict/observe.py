@@ -35,7 +35,7 @@ class Status:
     """The position of a waiting job in the queue."""
 
 
-def observe(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: JobStatus | None) -> Status:
+def observe_run(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: JobStatus | None) -> Status:
     """
     Query the nodes and judge their reports. `queue` must be older: agents of a job that is over have then written their exits.
 

@@ -61,25 +61,25 @@ def _plan(name: str, launcher: LauncherName, program: Program = PROGRAM, nodes: 
 
 
 def _exports(plan: LaunchPlan) -> list[str]:
-    return re.findall("^export .*$", transcript.of(plan), re.MULTILINE)
+    return re.findall("^export .*$", transcript.dry_run_text(plan), re.MULTILINE)
 
 
 @pytest.mark.parametrize(("name", "launcher"), RECORDED)
 def test_transcript_is_as_recorded(name: str, launcher: LauncherName, golden: Callable[[str, str], None]) -> None:
     """A change of any file or command that a launch makes shows up in review."""
-    golden(f"{name}-{launcher}.sh" if name in SHIPPED else f"{name}.sh", transcript.of(_plan(name, launcher)))
+    golden(f"{name}-{launcher}.sh" if name in SHIPPED else f"{name}.sh", transcript.dry_run_text(_plan(name, launcher)))
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_slurm_gets_the_environment_that_ssh_gets_and_the_settings_of_the_inventory(name: str) -> None:
     under_slurm = _plan(name, "slurm")
     assert _exports(under_slurm) == _exports(_plan(name, "ssh"))[: len(_exports(under_slurm))]
-    directives = re.findall("^#SBATCH (.*)$", transcript.of(under_slurm), re.MULTILINE)
+    directives = re.findall("^#SBATCH (.*)$", transcript.dry_run_text(under_slurm), re.MULTILINE)
     assert directives[directives.index("--requeue") + 1 :] == DIRECTIVES[name]
 
 
 def test_home_of_the_nodes_is_spelled_out_under_slurm() -> None:
-    text = transcript.of(_plan("local", "slurm"))
+    text = transcript.dry_run_text(_plan("local", "slurm"))
     assert "exec /opt/conda/bin/python3 -E -s -S /home/train/.orch/bundles/" in text
     assert "~" not in text.replace("${nodes%%,*}", "")
 
@@ -87,8 +87,8 @@ def test_home_of_the_nodes_is_spelled_out_under_slurm() -> None:
 @pytest.mark.parametrize(("name", "launcher"), list(product(SHIPPED, LAUNCHERS)))
 def test_trainer_in_place_of_a_program_changes_one_line(name: str, launcher: LauncherName) -> None:
     pairs = zip(
-        transcript.of(_plan(name, launcher, TRAINER)).splitlines(),
-        transcript.of(_plan(name, launcher)).splitlines(),
+        transcript.dry_run_text(_plan(name, launcher, TRAINER)).splitlines(),
+        transcript.dry_run_text(_plan(name, launcher)).splitlines(),
         strict=True,
     )
     args = f'["-u", "-m", "trainer", "device={DEVICES[name]}", "steps=20", "model.layers=4"]'
@@ -98,7 +98,7 @@ def test_trainer_in_place_of_a_program_changes_one_line(name: str, launcher: Lau
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_sixteen_nodes_have_their_own_names_addresses_and_ranks(launcher: LauncherName) -> None:
-    text = transcript.of(_plan("h800", launcher, nodes=16))
+    text = transcript.dry_run_text(_plan("h800", launcher, nodes=16))
     for number in range(1, 16):
         name, address = f"h800-{number:02}", f"10.0.0.{number + 1}"
         if launcher == "slurm":
@@ -113,7 +113,7 @@ def test_rendered_scripts_pass_shellcheck(tmp_path: Path) -> None:
     """The transcripts as a whole, and every script in them on its own."""
     for name, launcher in CASES:
         plan = _plan(name, launcher)
-        scripts = {"transcript.sh": transcript.of(plan)}
+        scripts = {"transcript.sh": transcript.dry_run_text(plan)}
         for node, files in node_files(plan).items():
             scripts |= {f"{node}-{Path(file.path).name}": file.text for file in files if "job.json" not in file.path}
         for file_name, text in scripts.items():
@@ -126,5 +126,5 @@ def test_rendered_scripts_pass_shellcheck(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "launcher"), CASES)
 def test_values_nobody_set_are_not_rendered(name: str, launcher: LauncherName) -> None:
     """No `--partition=`, no `export X=`, no None."""
-    text = transcript.of(_plan(name, launcher))
+    text = transcript.dry_run_text(_plan(name, launcher))
     assert not re.search(r"export \w+=$|--[\w-]+=(\s|$)|\bNone\b|=''", text, re.MULTILINE)

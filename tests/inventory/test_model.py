@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import InventoryError, UsageError
-from orchestrator.inventory.document import MAX_BYTES
+from orchestrator.inventory.document import MAX_INVENTORY_BYTES
 from orchestrator.inventory.model import Inventory, Node, from_names, inventory_json, load
 from orchestrator.inventory.redaction import is_secret
 from tests.paths import CASES
@@ -175,7 +175,7 @@ def test_folder_instead_of_a_file(tmp_path: Path) -> None:
 
 
 def test_huge_file_is_refused_unread(tmp_path: Path) -> None:
-    error = _refused(tmp_path, "nodes: [{name: n0}]\n" + "#" * MAX_BYTES)
+    error = _refused(tmp_path, "nodes: [{name: n0}]\n" + "#" * MAX_INVENTORY_BYTES)
     assert "larger than 1048576 bytes" in str(error)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import InventoryError
-from orchestrator.inventory.fields import env_name
+from orchestrator.inventory.fields import check_env_name
 from orchestrator.inventory.model import Inventory, inventory_json, load
-from orchestrator.inventory.secrets import MAX_BYTES
+from orchestrator.inventory.secrets import MAX_ENV_FILE_BYTES
 from orchestrator.node.agent.environment import STALE_NAMES, STALE_PREFIXES
 
 NODES = "nodes: [{name: n0}]\n"
@@ -84,7 +84,7 @@ def test_what_env_0_writes_is_read_back(tmp_path: Path) -> None:
         (b"A=1\r\n", "line 1: ends with a carriage return; save the file with Unix line ends"),
         (b"A=1\0B\0", "entry 2: is not KEY=VALUE"),
         (b"A=" + b"x" * 130_001, "line 1: longer than 130000 bytes, more than Linux passes to a program"),
-        (b"#" * (MAX_BYTES + 1), f"larger than {MAX_BYTES} bytes"),
+        (b"#" * (MAX_ENV_FILE_BYTES + 1), f"larger than {MAX_ENV_FILE_BYTES} bytes"),
     ],
 )
 def test_mistake_is_named_by_its_line(data: bytes, said: str, tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_every_variable_that_the_agent_drops_is_refused_in_an_inventory() -> Non
     names = [name.decode() for name in STALE_NAMES] + [f"{prefix.decode()}X" for prefix in STALE_PREFIXES]
     for name in (*names, "SLURM_JOB_ID"):
         with pytest.raises(ValueError, match="delete the line"):
-            env_name(name)
-    assert env_name("SLURM_CONF") == "SLURM_CONF"
+            check_env_name(name)
+    assert check_env_name("SLURM_CONF") == "SLURM_CONF"
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash --posix"])
@@ -181,4 +181,4 @@ def test_every_variable_that_a_shell_changes_is_refused_in_an_inventory(shell: s
     assert "OPTIND" in changed
     for name in changed:
         with pytest.raises(ValueError, match="delete the line"):
-            env_name(name)
+            check_env_name(name)

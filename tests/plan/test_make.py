@@ -13,7 +13,7 @@ from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import Container, SlurmOptions
 from orchestrator.plan import plan as plans
 from orchestrator.plan import sbatch
-from orchestrator.plan.files import job, node_files
+from orchestrator.plan.files import job_json, node_files
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import LauncherName, Program, Request, Shape
@@ -88,10 +88,10 @@ def test_slurm_by_count_leaves_the_choice_of_nodes_to_slurm() -> None:
     same = _inventory(*(Node(name=f"n{k}", devices=2) for k in range(4)))
     plan = _plan(same, "slurm", shape=Shape(2, 2))
     assert (plan.by_count, plan.node_count, plan.world_size) == (True, 2, 4)
-    assert job(plan)["nodes"] is None
-    assert job(plan)["ranks"] == [2, 2]
+    assert job_json(plan)["nodes"] is None
+    assert job_json(plan)["ranks"] == [2, 2]
     named = _plan(same, "slurm", nodes="n1,n3")
-    assert (named.by_count, job(named)["nodes"]) == (False, ["n1", "n3"])
+    assert (named.by_count, job_json(named)["nodes"]) == (False, ["n1", "n3"])
 
 
 def _with_spares(*names: str) -> Inventory:
@@ -103,15 +103,15 @@ def test_spares_are_asked_for_besides_and_have_no_ranks_yet() -> None:
     plan = _plan(_with_spares("s0", "s1"), "slurm", shape=Shape(2, 1))
     assert (plan.node_count, plan.spare_count, plan.world_size) == (2, 1, 2)
     assert {"--nodes=3", "--no-kill"} <= set(sbatch.sbatch_options(plan))
-    assert job(plan)["slurm"]["spares"] == ["s0", "s1"]  # whichever Slurm gives stands by
-    assert job(plan)["ranks"] == [1, 1]
+    assert job_json(plan)["slurm"]["spares"] == ["s0", "s1"]  # whichever Slurm gives stands by
+    assert job_json(plan)["ranks"] == [1, 1]
     assert "--no-kill" not in sbatch.sbatch_options(_plan(_inventory(Node(name="n0")), "slurm"))
 
 
 def test_spares_of_named_nodes_are_named_by_the_inventory() -> None:
     plan = _plan(_with_spares("s0", "s1"), "slurm", nodes="n0,n1")
     assert "--nodelist=n[0-1],s0" in sbatch.sbatch_options(plan)
-    assert (job(plan)["nodes"], job(plan)["slurm"]["spares"]) == (None, ["s0"])
+    assert (job_json(plan)["nodes"], job_json(plan)["slurm"]["spares"]) == (None, ["s0"])
     with pytest.raises(UsageError, match=r"1 are asked for beside n\[0-1\]; .* tags 0 more as spare"):
         _plan(_with_spares(), "slurm", nodes="n0,n1")
     assert _plan(_with_spares("s0"), nodes="n0,n1").spare_count == 0  # over SSH
@@ -186,7 +186,7 @@ def test_shared_trainer_is_told_the_accelerator_of_the_inventory_unless_the_user
     inventory, request = _inventory(*(CARDS[name] for name in nodes)), Request(launcher, program, config=config)
     plan = make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1")
     for planned in (plan, plans.from_json(json.loads(json.dumps(plans.to_json(plan))))):
-        args = job(planned)["program"]["args"]
+        args = job_json(planned)["program"]["args"]
         assert [word for word in args if word.startswith("device=")] == told
     assert plan.program == program  # what the user asked for stays as it was typed, for `orch rerun` and `orch diff`
 

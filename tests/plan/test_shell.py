@@ -91,7 +91,7 @@ def test_path_is_one_word_whose_leading_tilde_is_home(path: str, shell: str) -> 
 
 
 def test_dry_run_hides_values_of_secret_variables() -> None:
-    text = transcript.of(_plan({"API_TOKEN": "hush", "X": "shown"}))
+    text = transcript.dry_run_text(_plan({"API_TOKEN": "hush", "X": "shown"}))
     assert "hush" not in text
     assert "API_TOKEN='<redacted>'" in text
     assert "X='shown'" in text

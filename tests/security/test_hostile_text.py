@@ -11,7 +11,7 @@ from jinja2.exceptions import SecurityError
 
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import model as inventories
-from orchestrator.plan.shell import environment
+from orchestrator.plan.shell import jinja_environment
 from tests.grounds.cli import Orch
 
 NODES = "devices: 1\nnodes: [{name: n0}]\n"
@@ -133,7 +133,7 @@ def test_template_in_the_place_of_a_name_is_refused(text: str, tmp_path: Path) -
 )
 def test_even_a_template_of_orchs_own_could_not(text: str, error: type[Exception]) -> None:
     with pytest.raises(error):
-        environment().from_string(text).render()
+        jinja_environment().from_string(text).render()
 
 
 @pytest.mark.processes

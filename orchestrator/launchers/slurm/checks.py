@@ -16,7 +16,7 @@ from orchestrator.errors import LaunchError, UsageError
 from orchestrator.inventory.document import did_you_mean
 from orchestrator.launchers.slurm.queue import RunCommand
 from orchestrator.names.hostlist import expand, fold
-from orchestrator.names.slurm_options import setting, time_limit_s
+from orchestrator.names.slurm_options import option_value, time_limit_s
 from orchestrator.plan.plan import LaunchPlan
 
 # What AccountingStorageEnforce has to name before slurmctld refuses a name that the accounts do not have.
@@ -57,7 +57,7 @@ def check(run: RunCommand, plan: LaunchPlan) -> list[str]:
     hint = "partitions here: " + "; ".join(map(str, list(partitions.values())[:_SHOWN]))
     if wrong := _unknown_to_the_accounts(run, plan):
         raise UsageError("\n".join(wrong))
-    named = setting(plan.slurm, "partition")
+    named = option_value(plan.slurm, "partition")
     if not named:
         return [problem for one in partitions.values() if one.is_default for problem in _misfits(one, partitions, plan)]
     chosen = named.split(",")
@@ -104,18 +104,18 @@ def _misfits(partition: _Partition, partitions: Mapping[str, _Partition], plan: 
             yield f"nodes: this cluster has no {fold(nowhere)}; {where} has {fold(partition.names)}"
         if elsewhere := absent - nowhere:
             yield f"nodes: {fold(elsewhere)} is not in {where}, which has {fold(partition.names)}"
-    if setting(plan.slurm, "qos") is not None:
+    if option_value(plan.slurm, "qos") is not None:
         return
     if partition.nodes and partition.most_nodes < count <= partition.nodes:
         yield f"nodes: {count} are asked for, and {where} allows {partition.most_nodes:.0f} a job"
-    time = setting(plan.slurm, "time") or ""
+    time = option_value(plan.slurm, "time") or ""
     if time_limit_s(time) > (time_limit_s(partition.longest) or math.inf):
         yield f"slurm.time: {time} is more than {where} allows: {partition.longest}"
 
 
 def _unknown_to_the_accounts(run: RunCommand, plan: LaunchPlan) -> list[str]:
     """What accounting does not know and slurmctld would refuse for it; nothing where nobody keeps accounts."""
-    given = {field: setting(plan.slurm, field) for field in _ENFORCED}
+    given = {field: option_value(plan.slurm, field) for field in _ENFORCED}
     if not any(given.values()):
         return []
     config = run(["scontrol", "show", "config"]).stdout

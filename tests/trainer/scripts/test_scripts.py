@@ -15,12 +15,12 @@ from orchestrator.actions.request import LaunchArguments, make_request
 from orchestrator.errors import UsageError
 from orchestrator.inventory import model as inventories
 from orchestrator.plan import plan as plans
-from orchestrator.plan.files import SITE, job
+from orchestrator.plan.files import SITE_DIR, job_json
 from orchestrator.plan.make import make_plan
 from orchestrator.resources import trainer_folder
 
 NODES = "name: here\naccelerator: cpu\ndevices: 1\ntransport: local\nnodes: [{name: n0}]\n"
-SITE_FOLDER = trainer_folder().parent / SITE
+SITE_FOLDER = trainer_folder().parent / SITE_DIR
 
 SAYS_WHAT_IT_IS = """
 import __main__, os, sys
@@ -160,9 +160,9 @@ def _words(*program: str, bare: bool = False) -> LaunchArguments:
 @pytest.mark.parametrize(
     ("program", "bare", "path"),
     [
-        (("train.py", "--bare"), False, SITE),
-        (("-m", "json.tool"), False, SITE),
-        (("-c", "pass"), False, SITE),
+        (("train.py", "--bare"), False, SITE_DIR),
+        (("-m", "json.tool"), False, SITE_DIR),
+        (("-c", "pass"), False, SITE_DIR),
         (("train.py",), True, None),
         (("-c", "pass"), True, None),
         (("sh", "-c", "python train.py"), False, None),
@@ -176,8 +176,8 @@ def test_what_prepares_a_script_travels_with_python_programs_that_are_not_bare(
     (scripts.folder / "inventory.yaml").write_text(NODES)
     request, bundle = make_request(_words(*program, bare=bare))
     plan = make_plan(inventories.load(Path("inventory.yaml")), request, run_id="x", bundle=bundle.digest)
-    assert job(plan)["program"]["pythonpath"] == path
-    assert (f"{SITE}/sitecustomize.py" in dict(bundle.files)) is (path is not None)
+    assert job_json(plan)["program"]["pythonpath"] == path
+    assert (f"{SITE_DIR}/sitecustomize.py" in dict(bundle.files)) is (path is not None)
     assert plans.from_json(plans.to_json(plan)).program == plan.program
 
 
