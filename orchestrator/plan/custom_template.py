@@ -20,7 +20,7 @@ _HINT = "orch's own is templates/slurm.sbatch.j2, shown as rendered by --dry-run
 
 def render_custom(file: Path, environment: Environment, values: Mapping[str, Any]) -> str:
     """
-    Render a template in the Jinja environment of orch's templates; it may include those and the files beside it.
+    Render a template in the Jinja environment of templates/; it may include those and the files beside it.
 
     Raises:
         UsageError: the template cannot be rendered, or orch could not follow its job; names the file and, if known, the line.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -76,7 +76,7 @@ def _env_warnings(inventory: Inventory, nodes: Sequence[Node]) -> Iterator[str]:
         if affected := [node.name for node in nodes if name in inventory.environment(node)]:
             yield f"env: {name} on {fold(affected)} loads code into every program there, the agent included"
     if inventory.file in inventory.private_files:
-        yield f"{inventory.file} holds secrets, so it is not sent to the nodes with the code; write them to the file of env_file: instead"
+        yield f"{inventory.file} holds secrets, so it is not sent to the nodes with the code; move them to an env_file:"
 
 
 def _select_nodes(inventory: Inventory, request: Request) -> tuple[tuple[Node, ...], list[int], tuple[str, ...]]:
@@ -133,15 +133,15 @@ def _trainer_device(request: Request, nodes: Sequence[Node]) -> str | None:
     node_with = {node.accelerator: node.name for node in nodes if node.accelerator != "auto"}
     if len(node_with) > 1:
         raise UsageError(
-            f"nodes differ in accelerator: {_difference(node_with)}; one training runs on one kind",
+            f"nodes differ in accelerator: {_difference(node_with.items())}; one training runs on one kind",
             hint="choose equal nodes with --nodes, or set device=",
         )
     return next(iter(node_with), None)
 
 
-def _difference(node_with: Mapping[str, str]) -> str:
-    """The first two values with a node of each."""
-    return ", ".join(f"{node} has {value}" for value, node in list(node_with.items())[:2])
+def _difference(values_and_nodes: Iterable[tuple[str, str]]) -> str:
+    """The first two values, each with a node that has it."""
+    return ", ".join(f"{node} has {value}" for value, node in list(values_and_nodes)[:2])
 
 
 def _device_warnings(inventory: Inventory, nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -168,7 +168,7 @@ def _check_nodes_are_equal(nodes: Sequence[Node]) -> None:
         node_with = {str(getattr(node, field)): node.name for node in nodes}
         if len(node_with) > 1:
             raise UsageError(
-                f"nodes differ in {field}: {_difference(node_with)}; under Slurm all nodes need the same",
+                f"nodes differ in {field}: {_difference(node_with.items())}; under Slurm all nodes need the same",
                 hint=f"set {field} once in `defaults:`, or choose equal nodes with --nodes",
             )
 

@@ -1,4 +1,4 @@
-"""The LaunchPlan: exactly what will happen, as a value that can be printed, stored and compared."""
+"""The LaunchPlan: everything that a launch will do, as a value that can be printed, stored and compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GRACE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One node's part. `ranks` are global, `env` is what its ranks get on top of the node's own environment."""
+    """One node's part. `ranks` are global; `env` is added to the node's own environment for its ranks."""
 
     name: str
     address: str
@@ -32,11 +32,11 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Runs that are submitted together, as the tasks of one array."""
+    """Runs that are submitted together, as the tasks of one job array."""
 
     id: str
     runs: tuple[str, ...]
-    """The ids of all of them, in the order of the tasks."""
+    """The run ids, in the order of the tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class LaunchPlan:
     """
     Everything that a launcher needs, and all that it does.
 
-    Under Slurm by count (`by_count`), `nodes` are the inventory's candidates: which of them run, and as which node
-    rank, Slurm decides. With `spare_count`, so many nodes more than `node_count` are asked for, to take the place of failed ones.
+    With `by_count` (Slurm only), `nodes` are the candidates of the inventory; Slurm chooses among them and assigns node ranks.
+    The job requests `node_count` + `spare_count` nodes; spares replace failed nodes.
     """
 
     run_id: str
@@ -68,11 +68,11 @@ class LaunchPlan:
     sweep: Sweep | None = None
     spare_count: int = 0
     device: str | None = None
-    """What the shared trainer is told to train on, because the inventory says it and the user does not."""
+    """The trainer's device by the inventory; None if the user sets it, or the inventory does not name it."""
 
     @property
     def job_name(self) -> str:
-        """What Slurm calls the job, by which it is found again."""
+        """The name of the Slurm job, by which later commands find it."""
         return self.sweep.id if self.sweep else self.run_id
 
     @property
@@ -85,24 +85,24 @@ class LaunchPlan:
         return f"{self.runs_dir(node)}/{self.run_id}"
 
     def runs_dir(self, node: NodePlan) -> str:
-        """Where all runs are on that node."""
+        """The folder of all runs on that node."""
         return f"{node.workdir}/runs"
 
     def attempt_dir(self, node: NodePlan) -> str:
-        """The attempt's folder on that node, with one folder a node in it."""
+        """The attempt's folder on that node, with one folder per node in it."""
         return f"{self.run_dir(node)}/attempt-{self.attempt}"
 
     def node_dir(self, node: NodePlan) -> str:
-        """The node's own folder: its agent's records, its ranks' output."""
+        """The node's folder: its agent's records and its ranks' output."""
         return f"{self.attempt_dir(node)}/{node.name}"
 
     def bundle_dir(self, node: NodePlan) -> str:
-        """Where the bundle lies on that node."""
+        """The bundle's folder on that node."""
         return f"{node.workdir}/bundles/{self.bundle}"
 
 
 def to_json(plan: LaunchPlan) -> dict[str, Any]:
-    """The plan as it is stored with the run, without environment values: those are in the 0600 scripts only."""
+    """The plan as it is stored with the run, without environment values: only the scripts (mode 0600) hold them."""
     data = {**asdict(plan), "nodes": []}
     for node in plan.nodes:
         fields = {**asdict(node), "ranks": [node.ranks.start, node.ranks.stop]}
@@ -111,7 +111,7 @@ def to_json(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> LaunchPlan:
-    """The stored plan again; its nodes' environments are empty."""
+    """The plan from its stored form; its nodes' environments are empty."""
     nodes = tuple(NodePlan(**{**node, "ranks": range(*node["ranks"]), "env": {}}) for node in data["nodes"])
     program = Program(**{**data["program"], "args": tuple(data["program"]["args"])})
     sweep = Sweep(data["sweep"]["id"], tuple(data["sweep"]["runs"])) if data.get("sweep") else None
@@ -120,9 +120,9 @@ def from_json(data: Mapping[str, Any]) -> LaunchPlan:
 
 
 def redacted(plan: LaunchPlan) -> LaunchPlan:
-    """The same plan with the values of secret variables replaced, for showing and recording it."""
+    """The plan with the values of secret variables replaced, for output and records."""
 
-    def shown(node: NodePlan) -> NodePlan:
+    def redact(node: NodePlan) -> NodePlan:
         return replace(node, env={name: REDACTED if name in node.secrets else text for name, text in node.env.items()})
 
-    return replace(plan, nodes=tuple(shown(node) for node in plan.nodes))
+    return replace(plan, nodes=tuple(redact(node) for node in plan.nodes))

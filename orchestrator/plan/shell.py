@@ -1,4 +1,4 @@
-"""Text for a shell: quoting, and the Jinja environment of templates/."""
+"""Quoting for a shell, and the Jinja environment of templates/."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def jinja_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["sh"] = quoted
+    environment.filters["sh"] = shell_quote
     environment.filters["path"] = shell_path
     return environment
 
@@ -39,23 +39,24 @@ def render(template: str, **values: object) -> str:
     return jinja_environment().get_template(template).render(**values)
 
 
-def quoted(value: str) -> str:
-    """The value as one shell word, always in quotes: `X==a` is a value of NCCL_IB_HCA and a puzzle for a reader."""
+def shell_quote(value: str) -> str:
+    """The value as one shell word, always in quotes: without them, a value such as `=mlx5_0` of NCCL_IB_HCA is hard to read."""
     return "'" + value.replace("'", "'\"'\"'") + "'"
 
 
 def shell_path(path: str) -> str:
-    """The path as one shell word; a leading "~/" becomes the home of whoever runs the script."""
+    """The path as one shell word; a leading "~/" becomes the home folder of the user who runs the script."""
     refuse_control(path, "path")
     if path.startswith("~/"):
         return '"$HOME"/' + shlex.quote(path[2:])
     return shlex.quote(path)
 
 
-def refuse_control(text: str, what: str) -> None:
+def refuse_control(text: str, noun: str) -> None:
+    """Raise a UsageError if the text, which the message calls `noun`, holds a control character."""
     found = _CONTROL.search(text)
     if found:
         raise UsageError(
-            f"{what} {text!r} holds the control character {found.group()!r}",
+            f"{noun} {text!r} holds the control character {found.group()!r}",
             hint="remove it; only environment values may hold newlines",
         )

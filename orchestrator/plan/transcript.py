@@ -1,4 +1,4 @@
-"""What --dry-run prints: every file and command of a plan, in the shape of a shell script. For reading. Pure."""
+"""The output of --dry-run: every file and command of a plan as a shell script to read. Pure."""
 
 from __future__ import annotations
 
@@ -10,36 +10,39 @@ from orchestrator.plan.shell import shell_path
 
 
 def dry_run_text(plan: LaunchPlan) -> str:
-    """Every file and every command in order; values of secret variables are replaced, equal files are shown once."""
+    """Every file and command in order; values of secret variables are redacted, equal files are written once."""
     plan = redacted(plan)
     files = node_files(plan)
     spares = f" and {plan.spare_count} spare" if plan.spare_count else ""
-    what = f"{plan.node_count} nodes{spares}, {plan.world_size} ranks"
-    head = f"#!/bin/bash\n# Run {plan.run_id}: {what}, bundle {plan.bundle}. Nothing was started.\nset -eu\numask 077\n"
+    size = f"{plan.node_count} nodes{spares}, {plan.world_size} ranks"
+    header = (
+        f"#!/bin/bash\n# Run {plan.run_id}: {size}, bundle {plan.bundle}. Nothing was started.\nset -eu\numask 077\n"
+    )
     if plan.launcher == "slurm":
-        return f"{head}\n{_slurm(plan, files[plan.head.name])}"
-    shown: dict[PlannedFile, str] = {}
-    return "\n".join([head, *(_direct(plan, node, files[node.name], shown) for node in plan.nodes)])
+        return f"{header}\n{_slurm(plan, files[plan.head.name])}"
+    first_node: dict[PlannedFile, str] = {}
+    return "\n".join([header, *(_direct(plan, node, files[node.name], first_node) for node in plan.nodes)])
 
 
 def _slurm(plan: LaunchPlan, files: list[PlannedFile]) -> str:
     head = plan.head
     login = plan.slurm["login"]
-    where = (
+    host = (
         f"login node {login} (ssh {_target(replace(head, address=login))}, unless this is it)"
         if login
         else "this machine"
     )
-    title = f"# --- on {where}, whose {head.workdir} the nodes share; the bundle goes to {plan.bundle_dir(head)}\n"
+    title = f"# --- on {host}, whose {head.workdir} the nodes share; the bundle goes to {plan.bundle_dir(head)}\n"
     script, folder = shell_path(sbatch_path(plan)), shell_path(plan.attempt_dir(head))
     return f"{title}{''.join(map(_file, files))}sbatch --job-name={plan.job_name} --chdir={folder} {script}\n"
 
 
-def _direct(plan: LaunchPlan, node: NodePlan, files: list[PlannedFile], shown: dict[PlannedFile, str]) -> str:
-    where = "this machine" if plan.transport == "local" else f"ssh {_target(node)}"
-    parts = [f"# --- node {node.name} ({where}); the bundle goes to {plan.bundle_dir(node)}\n"]
+def _direct(plan: LaunchPlan, node: NodePlan, files: list[PlannedFile], first_node: dict[PlannedFile, str]) -> str:
+    """The files and the command of one node; `first_node` maps each file written so far to its first node."""
+    host = "this machine" if plan.transport == "local" else f"ssh {_target(node)}"
+    parts = [f"# --- node {node.name} ({host}); the bundle goes to {plan.bundle_dir(node)}\n"]
     for file in files:
-        first = shown.setdefault(file, node.name)
+        first = first_node.setdefault(file, node.name)
         parts.append(_file(file) if first == node.name else f"# {file.path}: the same as on {first}\n")
     if node.node_rank == 0:
         parts.append("# this is the head: orch finds an address and a free port here first, and holds the port\n")

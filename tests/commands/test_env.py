@@ -91,4 +91,4 @@ def test_node_that_is_not_there_is_refused(words: tuple[str, str], said: str, or
 
 
 def test_secrets_in_the_inventory_itself_are_warned_about(orch: Orch) -> None:
-    assert "holds secrets, so it does not travel with the code" in orch("env").stderr
+    assert "holds secrets, so it is not sent to the nodes" in orch("env").stderr

@@ -1,4 +1,4 @@
-"""A batch script of the user's own: rendered like ours, refused with file and line, or where orch could not follow its job."""
+"""A user's batch script: rendered like orch's own, and refused if it is wrong or orch could not follow its job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _rendered(folder: Path, text: str, slurm: dict[str, Any] | None = None) -> s
     return sbatch.sbatch_script(make_plan(inventory, request, run_id="demo-1", bundle="b1", home="/home/u"))
 
 
-def test_own_template_gets_the_values_that_orchs_own_gets(tmp_path: Path) -> None:
+def test_custom_template_gets_the_values_of_the_builtin_template(tmp_path: Path) -> None:
     text = (template_folder() / "slurm.sbatch.j2").read_text("utf-8")
     copied = _rendered(tmp_path, text, PYXIS)
     file = str(tmp_path / "own.j2")
@@ -43,7 +43,7 @@ def test_own_template_gets_the_values_that_orchs_own_gets(tmp_path: Path) -> Non
     assert sbatch.sbatch_script(replace(plan, slurm={**plan.slurm, "template": file})) == copied
 
 
-def test_own_template_may_say_more_and_include_what_is_beside_it(tmp_path: Path) -> None:
+def test_custom_template_may_add_directives_and_include_files_beside_it(tmp_path: Path) -> None:
     (tmp_path / "part.sh").write_text("echo {{ run_id }}\n", "utf-8")
     text = _rendered(tmp_path, HEAD + "#SBATCH --nice 5\n#SBATCH --wckey=x\n{% include 'part.sh' %}\n" + BODY)
     assert "#SBATCH '--comment=a b'\n" in text
@@ -52,7 +52,7 @@ def test_own_template_may_say_more_and_include_what_is_beside_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (HEAD + "srun {{ rundir }}\n", ":5: 'rundir' is undefined"),
         (HEAD + "srun\n{% if %}\n", ":6: Expected an expression"),
@@ -73,19 +73,21 @@ def test_own_template_may_say_more_and_include_what_is_beside_it(tmp_path: Path)
         (HEAD + "#SBATCH -N 7\n" + BODY, ": `#SBATCH -N 7`: '-N 7' is not an sbatch option"),
     ],
 )
-def test_template_that_gives_no_job_of_orchs_is_refused_by_file_and_line(text: str, said: str, tmp_path: Path) -> None:
+def test_template_whose_job_orch_cannot_follow_is_refused_with_file_and_line(
+    text: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError) as caught:
         _rendered(tmp_path, text)
-    assert f"{tmp_path / 'own.j2'}{said}" in str(caught.value)
+    assert f"{tmp_path / 'own.j2'}{message}" in str(caught.value)
     assert "templates/slurm.sbatch.j2" in caught.value.hint
 
 
-def test_template_that_forgets_the_container_is_refused(tmp_path: Path) -> None:
+def test_template_without_the_container_options_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="leaves out --container-image=nvcr"):
         _rendered(tmp_path, HEAD + BODY, PYXIS)
 
 
-def test_template_is_found_beside_the_inventory_and_its_absence_is_said_there(tmp_path: Path) -> None:
+def test_template_path_is_relative_to_the_inventory_which_is_named_if_it_is_missing(tmp_path: Path) -> None:
     inventory = tmp_path / "inventory.yaml"
     inventory.write_text("slurm:\n  template: own.j2\nnodes: [{name: n0}]\n", "utf-8")
     with pytest.raises(InventoryError) as caught:
@@ -95,8 +97,8 @@ def test_template_is_found_beside_the_inventory_and_its_absence_is_said_there(tm
     assert load(inventory).slurm.template == str(tmp_path / "own.j2")
 
 
-def test_template_that_does_not_ask_which_nodes_to_use_is_refused_where_there_are_spares(tmp_path: Path) -> None:
-    asks = 'nodes=$(/bin/sh "$folder/node.sh" nodes)\n'
-    assert asks in _rendered(tmp_path, HEAD + asks + BODY, {"spare_nodes": 1})
-    with pytest.raises(UsageError, match=r"own\.j2: does not ask `node\.sh nodes`"):
+def test_template_that_does_not_choose_nodes_is_refused_with_spares(tmp_path: Path) -> None:
+    choice = 'nodes=$(/bin/sh "$folder/node.sh" nodes)\n'
+    assert choice in _rendered(tmp_path, HEAD + choice + BODY, {"spare_nodes": 1})
+    with pytest.raises(UsageError, match=r"own\.j2: does not run `node\.sh nodes`"):
         _rendered(tmp_path, HEAD + BODY, {"spare_nodes": 1})

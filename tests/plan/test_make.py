@@ -1,4 +1,4 @@
-"""make_plan: ranks, shapes, selections, and what it refuses."""
+"""make_plan: ranks, shapes, selections and refusals."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def test_rank_numbers_follow_the_order_of_the_inventory_and_the_head_is_its_firs
 
 @pytest.mark.parametrize("nodes", [None, "n[1-3]"])
 def test_shape_over_ssh_takes_the_first_nodes(nodes: str | None) -> None:
-    """Of the inventory, or of those that are named."""
+    """The first nodes of the inventory, or of --nodes."""
     four = _inventory(*(Node(name=f"n{k}", devices=2) for k in range(4)))
     assert [node.name for node in _plan(four, nodes=nodes, shape=Shape(2, 1)).nodes] == (
         ["n1", "n2"] if nodes else ["n0", "n1"]
     )
 
 
-def test_fewer_ranks_than_devices_is_done_and_warned_about() -> None:
+def test_fewer_ranks_than_devices_is_a_warning() -> None:
     plan = _plan(THREE, shape=Shape(2, 2))
     assert [len(node.ranks) for node in plan.nodes] == [2, 2]
-    assert plan.warnings == ("2 of 4 devices a node are used: -j 2x2 asks so",)
+    assert plan.warnings == ("-j 2x2 uses 2 of 4 devices per node",)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_shape_that_does_not_fit_is_refused(shape: Shape, message: str) -> None:
         _plan(THREE, shape=shape)
 
 
-def test_only_spare_nodes_is_an_error_and_never_this_machine() -> None:
+def test_inventory_of_spares_only_is_an_error() -> None:
     with pytest.raises(UsageError, match="every node is tagged 'spare'"):
         _plan(_inventory(Node(name="s0", tags=("spare",))))
 
@@ -99,11 +99,11 @@ def _with_spares(*names: str) -> Inventory:
     return _inventory(*nodes).model_copy(update={"slurm": SlurmOptions(spare_nodes=1)})
 
 
-def test_spares_are_asked_for_besides_and_have_no_ranks_yet() -> None:
+def test_spares_are_allocated_in_addition_and_have_no_ranks_yet() -> None:
     plan = _plan(_with_spares("s0", "s1"), "slurm", shape=Shape(2, 1))
     assert (plan.node_count, plan.spare_count, plan.world_size) == (2, 1, 2)
     assert {"--nodes=3", "--no-kill"} <= set(sbatch.sbatch_options(plan))
-    assert job_json(plan)["slurm"]["spares"] == ["s0", "s1"]  # whichever Slurm gives stands by
+    assert job_json(plan)["slurm"]["spares"] == ["s0", "s1"]  # Slurm chooses among them
     assert job_json(plan)["ranks"] == [1, 1]
     assert "--no-kill" not in sbatch.sbatch_options(_plan(_inventory(Node(name="n0")), "slurm"))
 
@@ -112,7 +112,7 @@ def test_spares_of_named_nodes_are_named_by_the_inventory() -> None:
     plan = _plan(_with_spares("s0", "s1"), "slurm", nodes="n0,n1")
     assert "--nodelist=n[0-1],s0" in sbatch.sbatch_options(plan)
     assert (job_json(plan)["nodes"], job_json(plan)["slurm"]["spares"]) == (None, ["s0"])
-    with pytest.raises(UsageError, match=r"1 are asked for beside n\[0-1\]; .* tags 0 more as spare"):
+    with pytest.raises(UsageError, match=r"1 needed in addition to n\[0-1\]; .* tags 0 more as spare"):
         _plan(_with_spares(), "slurm", nodes="n0,n1")
     assert _plan(_with_spares("s0"), nodes="n0,n1").spare_count == 0  # over SSH
 
@@ -123,14 +123,14 @@ def test_slurm_refuses_nodes_that_one_script_cannot_serve() -> None:
         _plan(differing, "slurm")
 
 
-def test_home_folder_stays_that_of_whoever_runs_there() -> None:
-    """The machine that submits may be another one than this, with another home; what Slurm itself reads has no ~ in it."""
+def test_home_folder_is_expanded_where_the_script_runs() -> None:
+    """sbatch may run on another machine with another home folder; Slurm itself expands no ~."""
     plan = _plan(_inventory(Node(name="n0")), "slurm")
     assert plan.head.workdir == "~/.orch"
     assert not [option for option in sbatch.sbatch_options(plan) if "~" in option]
 
 
-def test_home_folder_is_written_out_where_it_is_known_and_has_to_be_in_a_container() -> None:
+def test_home_folder_is_expanded_here_if_known_and_must_be_for_a_container() -> None:
     image = Container(image="/images/torch.sif", runtime="apptainer")
     inventory = _inventory(Node(name="n0")).model_copy(update={"slurm": SlurmOptions(container=image, login="login0")})
     request = Request("slurm", Program("trainer", ()))
@@ -145,9 +145,9 @@ def test_stored_plan_reads_back_equal_but_for_environment_values() -> None:
     plan = _plan(inventory)
     text = json.dumps(plans.to_json(plan))
     assert "hush" not in text
-    again = plans.from_json(json.loads(text))
-    assert plans.to_json(again) == plans.to_json(plan)
-    assert again.nodes[0].ranks == range(2)
+    restored = plans.from_json(json.loads(text))
+    assert plans.to_json(restored) == plans.to_json(plan)
+    assert restored.nodes[0].ranks == range(2)
 
 
 def test_job_is_the_same_on_all_nodes_of_one_workdir() -> None:
@@ -156,9 +156,9 @@ def test_job_is_the_same_on_all_nodes_of_one_workdir() -> None:
     assert files["n0"][-1] != files["n1"][-1]
 
 
-def test_default_of_one_rank_on_nodes_nobody_described_is_warned_about() -> None:
+def test_default_of_one_rank_per_node_is_a_warning() -> None:
     unknown = _inventory(Node(name="n0"))
-    assert "one rank a node" in _plan(unknown, "slurm").warnings[0]
+    assert "one rank per node" in _plan(unknown, "slurm").warnings[0]
     assert _plan(unknown.model_copy(update={"devices": 1})).warnings == ()
 
 
@@ -166,7 +166,7 @@ CARDS = {name: Node(name=f"n-{name}", accelerator=name) for name in ("cuda", "gc
 
 
 @pytest.mark.parametrize(
-    ("nodes", "program", "config", "told"),
+    ("nodes", "program", "config", "expected"),
     [
         (["gcu"], Program("trainer", ("steps=3",)), None, ["device=gcu"]),
         (["cuda"], Program("trainer", ()), '{"steps": 3}', ["device=cuda"]),
@@ -180,15 +180,15 @@ CARDS = {name: Node(name=f"n-{name}", accelerator=name) for name in ("cuda", "gc
     ],
 )
 @pytest.mark.parametrize("launcher", ["ssh", "slurm"])
-def test_shared_trainer_is_told_the_accelerator_of_the_inventory_unless_the_user_names_a_device(
-    launcher: LauncherName, nodes: list[str], program: Program, config: str | None, told: list[str]
+def test_trainer_gets_the_accelerator_of_the_inventory_unless_the_user_sets_a_device(
+    launcher: LauncherName, nodes: list[str], program: Program, config: str | None, expected: list[str]
 ) -> None:
     inventory, request = _inventory(*(CARDS[name] for name in nodes)), Request(launcher, program, config=config)
     plan = make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1")
     for planned in (plan, plans.from_json(json.loads(json.dumps(plans.to_json(plan))))):
         args = job_json(planned)["program"]["args"]
-        assert [word for word in args if word.startswith("device=")] == told
-    assert plan.program == program  # what the user asked for stays as it was typed, for `orch rerun` and `orch diff`
+        assert [word for word in args if word.startswith("device=")] == expected
+    assert plan.program == program  # as the user typed it, for `orch rerun` and `orch diff`
 
 
 def test_nodes_of_two_kinds_are_refused_for_one_training() -> None:
@@ -200,7 +200,7 @@ def test_nodes_of_two_kinds_are_refused_for_one_training() -> None:
     assert make_plan(mixed, program, run_id="demo-20260102-030405-0abc", bundle="b1").device is None
 
 
-def test_plan_stored_before_trainers_were_told_their_device_reads_back() -> None:
+def test_plan_stored_by_a_version_without_device_reads_back() -> None:
     stored = plans.to_json(_plan(_inventory(Node(name="n0"))))
     del stored["device"]
     assert plans.from_json(stored).device is None

@@ -1,4 +1,4 @@
-"""Quoting: whatever stands in an inventory reaches a process byte for byte, and nothing of it is ever executed."""
+"""Quoting: every value of an inventory reaches a process byte for byte, and is never executed."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def test_slurm_node_gets_its_own_values_and_no_others() -> None:
     assert _value_of_x(script, SLURMD_NODENAME="n1", X="before") == b"before"
 
 
-def test_newline_cannot_smuggle_a_directive_into_sbatch() -> None:
+def test_newline_cannot_add_a_directive_to_sbatch() -> None:
     plan = _plan({}, "slurm")
-    smuggling = replace(plan, slurm={**plan.slurm, "partition": "gpu\n#SBATCH --uid=0"})
+    malicious = replace(plan, slurm={**plan.slurm, "partition": "gpu\n#SBATCH --uid=0"})
     with pytest.raises(UsageError, match="control character"):
-        sbatch.sbatch_script(smuggling)
+        sbatch.sbatch_script(malicious)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_dry_run_hides_values_of_secret_variables() -> None:
     assert "X='shown'" in text
 
 
-def test_slurm_options_appear_as_set_and_only_then() -> None:
+def test_slurm_options_appear_only_if_set() -> None:
     plain = sbatch.sbatch_options(_plan({}, "slurm"))
     assert not [option for option in plain if option.startswith(("--partition", "--account", "--qos", "--time"))]
     given = SlurmOptions(partition="gpu", time="1-00:00:00", options=("--exclusive", "--comment=a b"))
@@ -106,7 +106,7 @@ def test_slurm_options_appear_as_set_and_only_then() -> None:
 
 
 def test_every_slurm_field_is_an_option_of_sbatch() -> None:
-    told = {
+    fields = {
         "partition": "gpu",
         "account": "proj",
         "qos": "high",
@@ -123,9 +123,9 @@ def test_every_slurm_field_is_an_option_of_sbatch() -> None:
         "comment": 'it\'s "a" $b # c',
         "cpus": 4,
     }
-    assert set(told) == set(OPTION_OF)
-    options = sbatch.sbatch_options(_plan({}, "slurm", SlurmOptions.model_validate(told)))
-    written = {**told, "exclude": "n[1-2]"}
+    assert set(fields) == set(OPTION_OF)
+    options = sbatch.sbatch_options(_plan({}, "slurm", SlurmOptions.model_validate(fields)))
+    written = {**fields, "exclude": "n[1-2]"}
     assert {f"--{OPTION_OF[field]}={value}" for field, value in written.items()} <= {shlex.split(o)[0] for o in options}
 
 
@@ -139,7 +139,7 @@ def test_every_slurm_field_is_an_option_of_sbatch() -> None:
         ("gcu,nvme:1", "gcu:2,nvme:1"),
     ],
 )
-def test_gres_without_a_count_is_one_for_every_rank_of_a_node(gres: str, rendered: str) -> None:
+def test_gres_without_a_count_is_one_per_rank_of_a_node(gres: str, rendered: str) -> None:
     options = sbatch.sbatch_options(_plan({}, "slurm", SlurmOptions(gres=gres), devices=2))
     assert f"--gres={rendered}" in options
 
@@ -150,14 +150,14 @@ def test_exclusive_is_a_flag(exclusive: Literal["true", "false"] | None, rendere
     assert [option for option in options if "exclusive" in option] == rendered
 
 
-def test_one_task_a_node_gets_a_core_for_every_rank() -> None:
-    """Slurm gives a task one core unless told otherwise, and all ranks of the node would share it."""
+def test_task_of_a_node_gets_one_core_per_rank() -> None:
+    """By default Slurm gives a task one core, which all ranks of the node would share."""
     assert "--cpus-per-task=1" in sbatch.sbatch_options(_plan({}, "slurm"))
     for whole in (SlurmOptions(options=("--exclusive",)), SlurmOptions(exclusive="true")):
         assert not [o for o in sbatch.sbatch_options(_plan({}, "slurm", whole)) if o.startswith("--cpus-per-task")]
     assert "--cpus-per-task=1" in sbatch.sbatch_options(_plan({}, "slurm", SlurmOptions(exclusive="user")))
-    a_gpu = sbatch.sbatch_options(_plan({}, "slurm", SlurmOptions(options=("--cpus-per-gpu=4",))))
-    assert not [option for option in a_gpu if option.startswith("--cpus-per-task")]
+    per_gpu = sbatch.sbatch_options(_plan({}, "slurm", SlurmOptions(options=("--cpus-per-gpu=4",))))
+    assert not [option for option in per_gpu if option.startswith("--cpus-per-task")]
 
 
 def test_unset_template_variable_is_an_error_not_an_empty_word() -> None:
