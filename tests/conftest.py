@@ -1,4 +1,4 @@
-"""What all tests share: the grounds as fixtures, the markers and what they demand, and the golden files."""
+"""Fixtures for the test grounds and golden files; markers and the components they require."""
 
 from __future__ import annotations
 

@@ -121,12 +121,12 @@ def test_node_that_was_cut_off_ends_its_ranks_itself(orch: Orch, hosts: Hosts, i
     )
 
 
-@pytest.mark.parametrize("way", ["out", "in"])
-def test_node_that_is_cut_off_one_way_ends_like_one_that_is_cut_off(orch: Orch, hosts: Hosts, way: str) -> None:
+@pytest.mark.parametrize("direction", ["out", "in"])
+def test_node_that_is_cut_off_one_way_ends_like_one_that_is_cut_off(orch: Orch, hosts: Hosts, direction: str) -> None:
     """Nobody hears it, or it hears nobody: the run is over everywhere else, and there is no second world on that node."""
     run = _started(orch, "--isolation-timeout", "6s")
-    for other in hosts.others(hosts[1]):
-        hosts.block(*((hosts[1], other) if way == "out" else (other, hosts[1])))
+    for machine in hosts.other_machines(hosts[1]):
+        hosts.block(*((hosts[1], machine) if direction == "out" else (machine, hosts[1])))
     until(lambda: _over(orch, run), awaited="the verdict", deadline_s=40)
     record = _record(orch, run)
     assert record["state"] == "FAILED"

@@ -219,7 +219,7 @@ def test_no_command_line_on_a_host_shows_an_environment_value(hosts: Hosts, tmp_
     orch = hosts.orch(tmp_path)
     run = _start(orch)
     for machine in (hosts.controller, *hosts.hosts):
-        lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in machine.everything()]
+        lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in machine.all_processes()]
         assert lines
         assert not [line for line in lines if b"s3cret-value" in line or b"plain-value" in line]
     for pid in orch.processes_of(run):

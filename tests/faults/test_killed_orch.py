@@ -23,7 +23,7 @@ def _killed(phase: str, farm: Farm, folder: Path) -> Iterator[HeldLaunch]:
     with held_launch(phase, farm, folder) as launch:
         launch.process.kill()
         launch.process.communicate(timeout=30)
-        launch.let_go()
+        launch.open_gate()
         yield launch
 
 

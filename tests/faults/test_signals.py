@@ -22,7 +22,7 @@ def _send(launch: HeldLaunch, number: signal.Signals) -> None:
 
 
 def _check_nothing_is_left(launch: HeldLaunch, farm: Farm) -> None:
-    launch.let_go()
+    launch.open_gate()
     until(lambda: not farm.processes(), awaited=lambda: f"the nodes to be idle: {farm.processes()}", deadline_s=40)
     assert launch.orch.processes_of(launch.run) == []
 
@@ -46,7 +46,7 @@ def test_ctrl_c_ends_a_launch_at_once_and_stops_what_had_started(phase: str, far
 def test_second_ctrl_c_waits_for_nobody_and_says_what_may_be_left(farm: Farm, tmp_path: Path) -> None:
     with held_launch("stuck", farm, tmp_path) as launch:
         _send(launch, signal.SIGINT)
-        until(launch.is_waiting_again, awaited="orch to stop what had started, on a node that does not answer")
+        until(launch.is_reconnected, awaited="orch to stop what had started, on a node that does not answer")
         begun = time.monotonic()
         _send(launch, signal.SIGINT)
         _, said = launch.process.communicate(timeout=100)
@@ -56,7 +56,7 @@ def test_second_ctrl_c_waits_for_nobody_and_says_what_may_be_left(farm: Farm, tm
         assert f"orch stop {launch.run}" in said
         assert "Traceback" not in said
         assert launch.orch.records()[0]["state"] == "LOST"
-        launch.let_go()
+        launch.open_gate()
         launch.orch("stop", launch.run)
         _check_nothing_is_left(launch, farm)
 
@@ -66,7 +66,7 @@ def test_closed_terminal_detaches_orch_in_any_phase(phase: str, farm: Farm, tmp_
     """The launch comes to its end, and the run is supervised; nobody is left watching."""
     with held_launch(phase, farm, tmp_path) as launch:
         _send(launch, signal.SIGHUP)
-        launch.let_go()
+        launch.open_gate()
         launch.process.communicate(timeout=100)
         assert launch.process.returncode == (-signal.SIGHUP if phase == "follow" else 0)
         until(lambda: launch.starts() == ["n0", "n1"], awaited="both ranks")

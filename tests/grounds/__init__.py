@@ -1,1 +1,1 @@
-"""Real places to run against: an sshd whose loopback addresses are nodes, a Slurm cluster, ports that misbehave."""
+"""Test grounds: an sshd whose loopback addresses are nodes, namespaces as hosts, a Slurm cluster, ports that refuse or hang."""

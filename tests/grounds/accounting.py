@@ -37,7 +37,7 @@ StorageLoc=slurm_acct_db
 LogFile={folder}/slurmdbd.log
 PidFile={folder}/slurmdbd.pid
 """
-# Jobs are forgotten at once, so that accounting is all that knows them.
+# slurmctld forgets jobs at once, so that only accounting knows them.
 _CLUSTER_CONF = """\
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
@@ -48,13 +48,13 @@ MinJobAge=2
 
 
 def start_accounting(folder: Path, env: Mapping[str, str], keeper: Keeper) -> str:
-    """Start both beside a munged that runs already; returns what slurm.conf says of it."""
+    """Start both beside a munged that already runs; returns the lines for slurm.conf."""
     port, database_port = free_ports(2)
     password, user = secrets.token_hex(16), pwd.getpwuid(os.geteuid()).pw_name
     data, script = folder / "database", folder / "database.sql"
     options = ["--no-defaults", f"--datadir={data}", f"--user={user}", "--innodb-log-file-size=8M"]
-    made = [program("mariadb-install-db"), *options, "--auth-root-authentication-method=normal", "--skip-test-db"]
-    subprocess.run(made, check=True, capture_output=True)
+    create = [program("mariadb-install-db"), *options, "--auth-root-authentication-method=normal", "--skip-test-db"]
+    subprocess.run(create, check=True, capture_output=True)
     _write_private(script, _INIT.format(password=password))
     listening = ["--bind-address=127.0.0.1", f"--port={database_port}", f"--socket={folder}/database.socket"]
     files = [f"--init-file={script}", f"--pid-file={folder}/database.pid"]
@@ -79,5 +79,5 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _answers(port: int) -> bool:
-    with socket.socket() as knock:
-        return knock.connect_ex(("127.0.0.1", port)) == 0
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0

@@ -17,7 +17,7 @@ _PRIVILEGE_SEPARATION = Path("/run/sshd")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who the nodes' side runs as."""
+    """The account that the nodes' side runs as."""
 
     user: str
     home: Path
@@ -30,11 +30,11 @@ def own_account(folder: Path) -> Account:
     # root's sshd insists on this empty folder, which the service makes when it is started the ordinary way
     _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
     user, home = f"orch-test-{os.getpid()}-{secrets.token_hex(2)}", folder / "home"
-    # password *: none fits. The default ! would lock the account, and sshd refuses a locked one its key too
+    # password *: no password matches. The default ! would lock the account, and sshd refuses keys of a locked account too
     options = ["--system", "--user-group", "--no-create-home", "--password", "*", "--shell", "/bin/bash"]
 
     def added() -> bool:
-        # fails for a moment when another worker holds the lock of the password file
+        # fails while another worker holds the lock of the password file
         subprocess.run([program("useradd"), *options, "--home-dir", str(home), user], check=False, capture_output=True)
         return user in {entry.pw_name for entry in pwd.getpwall()}
 
@@ -46,12 +46,12 @@ def own_account(folder: Path) -> Account:
 
 
 def set_password(account: Account, password: str | None) -> None:
-    """Change the password of an account that was made here; None: none fits."""
+    """Change the password of an account that was made here; None: no password matches."""
     assert account.is_own, "only of an account that the tests have made"
     encrypted = [] if password else ["--encrypted"]
 
     def changed() -> bool:
-        # on standard input, where nobody else reads it; fails for a moment when another worker holds the lock
+        # on standard input, where nobody else reads it; fails while another worker holds the lock
         line = f"{account.user}:{password or '*'}\n"
         argv = [program("chpasswd"), *encrypted]
         return subprocess.run(argv, input=line, text=True, check=False, capture_output=True).returncode == 0
@@ -60,7 +60,7 @@ def set_password(account: Account, password: str | None) -> None:
 
 
 def current_account(folder: Path) -> Account:
-    """Whoever runs the tests, with another home."""
+    """The account that runs the tests, with another home."""
     if is_root():
         _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
     home = folder / "home"

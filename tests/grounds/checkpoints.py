@@ -1,4 +1,4 @@
-"""A trainer of one process up to the point where checkpoints are used, and what may happen to a checkpoint."""
+"""A trainer of one process up to the point where checkpoints are used, and ways to damage a checkpoint."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "empty manifest.json": lambda path: (path / "manifest.json").write_bytes(b""),
     "missing state.pt": lambda path: (path / "state.pt").unlink(),
     "missing manifest.json": lambda path: (path / "manifest.json").unlink(),
-    "no file at all": _empty,
+    "no file": _empty,
     "garbled manifest.json": lambda path: (path / "manifest.json").write_bytes(b"\xff\x00{" * 99),
     "deep manifest.json": lambda path: (path / "manifest.json").write_text("[" * 100_000),
     "huge manifest.json": lambda path: os.truncate(path / "manifest.json", MANIFEST_BYTES + 1),
@@ -78,7 +78,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 def add_gradient(strategy: Strategy, batch: Any, *, last: bool = True) -> torch.Tensor:  # noqa: ANN401 -- a task's
-    """One micro batch as the trainer makes it; returns its loss."""
+    """Run one micro batch as the trainer does; returns its loss."""
     with strategy.micro_batch(last=last):
         loss = strategy.forward(batch)
         strategy.backward(loss)
@@ -95,7 +95,7 @@ class Session:
     @classmethod
     def start(cls, out: Path, **config: object) -> Session:
         settings = replace(TrainConfig(model=TINY), **config)  # type: ignore[arg-type]  # a test's own keys
-        torch.set_num_threads(1)  # more only get into each other's way on tensors as small as these
+        torch.set_num_threads(1)  # more threads are slower on tensors as small as these
         torch.manual_seed(1)
         group = initialise("cpu", 60.0, {})
         checkpoints = Checkpoints(group, settings, out, "text")
@@ -116,4 +116,4 @@ class Session:
         return self.checkpoints.resume(self.strategy)
 
     def weights(self) -> list[float]:
-        return [float(one.detach().double().sum()) for one in self.strategy.parameters]
+        return [float(parameter.detach().double().sum()) for parameter in self.strategy.parameters]

@@ -1,4 +1,4 @@
-"""orch as a user types it: a process of its own, with a home and a working folder of its own."""
+"""orch as a user runs it: a separate process with its own home and working folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.until import until
 
 
 class Started(subprocess.Popen[str]):
-    """A process that a failing test does not wait for."""
+    """A process that is killed, not waited for, when its test fails."""
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
@@ -39,15 +39,15 @@ class Orch:
 
     @property
     def home(self) -> Path:
-        """Where the records are."""
-        return self.cwd / ".orch-home"  # hidden, so that it does not travel as code
+        """The folder of the records."""
+        return self.cwd / ".orch-home"  # hidden, so that it is not bundled as code
 
     def environ(self) -> dict[str, str]:
-        """The environment of the commands."""
+        """The commands' environment."""
         return {**os.environ, "ORCH_HOME": str(self.home), "NO_COLOR": "1", **self.env}
 
     def __call__(self, *words: str, code: int | None = 0, timeout_s: float = 110) -> subprocess.CompletedProcess[str]:
-        """Run to the end; `code` is the exit code that has to come, None for any."""
+        """Run to the end; `code` is the expected exit code, None for any."""
         done = subprocess.run(
             self.argv(words),
             cwd=self.cwd,
@@ -57,13 +57,13 @@ class Orch:
             text=True,
             timeout=timeout_s,
         )
-        said = f"orch {' '.join(words)} ended {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-        assert code is None or done.returncode == code, said
-        assert "Traceback (most recent call last)" not in done.stderr, said
+        evidence = f"orch {' '.join(words)} exited {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        assert code is None or done.returncode == code, evidence
+        assert "Traceback (most recent call last)" not in done.stderr, evidence
         return done
 
     def start(self, *words: str) -> Started:
-        """Start without waiting, leading a session of its own as in a terminal of its own; for a `with` statement."""
+        """Start without waiting, as the leader of a new session, as in a terminal; for a `with` statement."""
         return Started(
             self.argv(words),
             cwd=self.cwd,
@@ -79,12 +79,12 @@ class Orch:
         return [*self.prefix, sys.executable, "-m", "orchestrator", *words]
 
     def status(self, run: str = "latest") -> dict[str, Any]:
-        """What `orch status --json` says."""
+        """The object that `orch status --json` prints."""
         status: dict[str, Any] = json.loads(self("status", run, "--json", code=None).stdout)
         return status
 
     def lines(self, *words: str) -> list[dict[str, Any]]:
-        """What `orch logs --json` says, a line an object."""
+        """The lines that `orch logs --json` prints, one object each."""
         return [json.loads(line) for line in self("logs", *words, "--json").stdout.splitlines()]
 
     def supervisor(self, run: str) -> int | None:
@@ -97,7 +97,7 @@ class Orch:
         return supervisors_below(self.home)
 
     def kill_supervisor(self, run: str) -> None:
-        """SIGKILL for the run's supervisor, once it is there."""
+        """Wait for the run's supervisor and send it SIGKILL."""
         until(lambda: self.supervisor(run) is not None, awaited="the supervisor")
         pid = self.supervisor(run)
         assert pid is not None
@@ -105,19 +105,19 @@ class Orch:
         until(lambda: self.supervisor(run) is None, awaited="the supervisor to be gone")
 
     def records(self) -> list[dict[str, Any]]:
-        """What `orch list --json` says."""
+        """The records that `orch list --json` prints."""
         records: list[dict[str, Any]] = json.loads(self("list", "--json").stdout)
         return records
 
     def recorded(self, run: str) -> str:
-        """The state in the run's record; for `until`, as `printed` is."""
+        """The state in the run's record. Cheap enough for `until`, like `printed`."""
         return RunFolder(self.home / "runs" / run).read().state.value
 
     def printed(self, run: str) -> str:
         """
-        What ranks, agents and batch script of all attempts have written, out of their files; for `until`.
+        All output of ranks, agents and batch script of all attempts, read from their files; for `until`.
 
-        Nothing is started for it: an `orch logs` that is awaited costs a fifth of a second of CPU each time.
+        It starts no process: each call of `orch logs` would cost a fifth of a second of CPU.
         """
         folders = sorted({node.parent.parent for node in self.node_folders(run)})
         names = (
@@ -130,38 +130,38 @@ class Orch:
         return "".join(path.read_text("utf-8", "replace") for path in paths)
 
     def slurm_job(self, run: str) -> str:
-        """The run's job as its record has it."""
+        """The Slurm job id in the run's record."""
         return str(RunFolder(self.home / "runs" / run).read().slurm_job)
 
     def node_folders(self, run: str) -> list[Path]:
-        """The run's folders on the nodes, which are folders of this machine."""
+        """The run's folders on the nodes, which are all on this machine."""
         plan = RunFolder(self.home / "runs" / run).read_plan()
         return [Path(plan.node_dir(node)) for node in plan.nodes]
 
     def node_folder(self, run: str, node: str) -> Path:
-        """One of them."""
+        """The run's folder on that node."""
         [folder] = [folder for folder in self.node_folders(run) if folder.name == node]
         return folder
 
     def events(self, node_folder: Path) -> list[dict[str, Any]]:
-        """What the agent wrote down."""
+        """The events that the agent recorded."""
         return [json.loads(line) for line in (node_folder / "events.jsonl").read_text("utf-8").splitlines()]
 
     def agent_pid(self, run: str, node: str) -> int:
-        """The agent of a node."""
+        """The pid of that node's agent."""
         return int(json.loads((self.node_folder(run, node) / "agent.json").read_text("utf-8"))["pid"])
 
     def parent_of(self, pid: int) -> int:
-        """The parent of a process."""
+        """The pid of the parent process."""
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
     def processes_of(self, run: str) -> list[int]:
-        """All ranks of the run and what they started, on this machine."""
-        mark = f"ORCH_RUN_ID={run}".encode()
+        """Pids on this machine of all ranks of the run and their children."""
+        variable = f"ORCH_RUN_ID={run}".encode()
         found = []
         for folder in Path("/proc").iterdir():
             try:
-                if folder.name.isdigit() and mark in (folder / "environ").read_bytes().split(b"\0"):
+                if folder.name.isdigit() and variable in (folder / "environ").read_bytes().split(b"\0"):
                     found.append(int(folder.name))
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue

@@ -1,4 +1,4 @@
-/* The wall clock of a node: the machine's, plus as many seconds as the file OFFSET says at that moment. No other clock is touched. */
+/* The wall clock of a node: the machine's plus the seconds that the file OFFSET holds at that moment. No other clock is changed. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-"""A node whose wall clock is wrong, or is set while its programs run; clock.c stands between them and the machine's clock."""
+"""A node whose wall clock is wrong, or is set while its programs run: clock.c is preloaded over the C library's clock functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.grounds.components import program
 
 @dataclass(frozen=True, slots=True)
 class WallClock:
-    """What runs on `python`, and all that it starts, sees this clock; monotonic clocks and file times are the machine's."""
+    """The wall clock of `python` and all its children; monotonic clocks and file times are the machine's."""
 
     folder: Path
 
@@ -22,16 +22,16 @@ class WallClock:
         return self.folder / "python"
 
     def set(self, ahead_s: int) -> None:
-        """Set it, from this moment on, so far ahead of the machine's clock."""
+        """Set the clock ahead of the machine's from now on."""
         offset = self.folder / "offset"
         offset.with_suffix(".new").write_text(f"{ahead_s}\n", encoding="ascii")
         offset.with_suffix(".new").chmod(0o644)
         offset.with_suffix(".new").replace(offset)
 
 
-def wall_clock(place: Path, python: Path) -> WallClock:
-    """Make a clock that is right as yet, in a folder of its own in `place`, which the node has to be able to read."""
-    folder = place / f"clock-{secrets.token_hex(4)}"
+def wall_clock(parent: Path, python: Path) -> WallClock:
+    """Make a clock without an offset in a new folder below `parent`, which the node must be able to read."""
+    folder = parent / f"clock-{secrets.token_hex(4)}"
     folder.mkdir()
     folder.chmod(0o755)
     library, source = folder / "clock.so", Path(__file__).with_name("clock.c")

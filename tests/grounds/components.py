@@ -1,4 +1,4 @@
-"""Which real programs and modules a test needs; one that is missing skips here and fails in CI."""
+"""The real programs and modules that a test needs: one that is missing skips the test here and fails it in CI."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-# Daemons live in sbin, which an ordinary user's PATH leaves out.
+# Daemons are in sbin, which is not on an ordinary user's PATH.
 _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 PROGRAMS = {
@@ -21,7 +21,7 @@ PROGRAMS = {
 
 
 def program(name: str) -> str:
-    """Absolute path of a program that has to be there."""
+    """Absolute path of a required program."""
     path = shutil.which(name, path=_PATH)
     if path is None:
         missing(name)
@@ -29,14 +29,14 @@ def program(name: str) -> str:
 
 
 def module(name: str) -> None:
-    """Insist on an importable module without importing it."""
+    """Require an importable module without importing it."""
     if importlib.util.find_spec(name) is None:
         missing(name)
 
 
-def missing(what: str) -> NoReturn:
-    """Skip the test, naming what is missing; in CI nothing may be missing, so fail."""
-    unavailable(f"{what} is not installed (scripts/install-test-components.sh lists what the tests need)")
+def missing(component: str) -> NoReturn:
+    """Skip the test and name the missing component; fail in CI, where nothing may be missing."""
+    unavailable(f"{component} is not installed (scripts/install-test-components.sh lists what the tests need)")
 
 
 def unavailable(message: str) -> NoReturn:

@@ -1,10 +1,10 @@
 """
-Damages to the newest checkpoint under every strategy, on each of several ranks that run this together.
+Damage the newest checkpoint under every strategy; every rank of a group runs this.
 
     RANK=… WORLD_SIZE=… python -m tests.grounds.damaged_strategies FOLDER STRATEGY…
 
-Each rank writes rank-N.json: lists of [strategy, damage, step it went on from, sum of its weights as that was saved], and of
-[strategy, step it went back to, the step after that as the first time].
+Each rank writes rank-N.json: lists of [strategy, damage, step it resumed from, True if the sum of its weights is the saved one], and of
+[strategy, step it returned to, True if the next step repeats bit for bit].
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from trainer.runtime.init import initialise
 from trainer.tasks.gpt import Gpt
 
 WORDS = ("model.layers=1", "model.width=16", "model.heads=1", "model.context=8", "save_steps=1")
-# Those that all strategies get; the others are read as these are.
-CHOSEN = tuple(
+# The damages that every strategy is tested with; the others take the same path through the reader.
+COMMON_DAMAGES = tuple(
     name
     for name in DAMAGES
     if name.startswith(("flipped bits in state", "truncated", "missing", "empty", "garbled", "foreign owner of the"))
 )
-THOROUGH = "fsdp2"  # gets them all, as DDP does in tests/trainer/checkpoint/test_files.py
+FULLY_TESTED = "fsdp2"  # tested with all damages, as DDP is in tests/trainer/checkpoint/test_files.py
 TOKENS = torch.arange(18).view(2, 9)
 
 
 def damages_of(strategy: str) -> tuple[str, ...]:
-    return tuple(DAMAGES) if strategy == THOROUGH else CHOSEN
+    return tuple(DAMAGES) if strategy == FULLY_TESTED else COMMON_DAMAGES
 
 
-class OneStrategy:
-    """Two checkpoints of it in FOLDER/<strategy>, and what comes of them."""
+class TrainedStrategy:
+    """A strategy with two checkpoints in FOLDER/<strategy>."""
 
     def __init__(self, folder: Path, group: Group, config: TrainConfig) -> None:
         self.group, self.config, self.folder = group, config, folder / config.strategy
@@ -58,15 +58,15 @@ class OneStrategy:
         out = self.folder.with_name(f"{self.config.strategy}-{damage}".replace(" ", "-"))
         if self.group.rank.is_main:
             shutil.copytree(self.folder, out)
-            shutil.copytree(out / "step_2", out / "step_3.tmp-4711")  # half-written, beside each of the others
+            shutil.copytree(out / "step_2", out / "step_3.tmp-4711")  # half-written, beside the complete checkpoints
             (out / "step_3.tmp-4711" / "manifest.json").unlink()
             DAMAGES[damage](out / "step_2")
         self._train()  # so that the weights are neither of step 1 nor of step 2
         step = self._checkpoints(out).resume(self.strategy).step
         return self.config.strategy, damage, step, self._sum() == self.sums.get(step)
 
-    def go_back(self) -> tuple[str, int, bool]:
-        """Twice from step 2 to step 3, the second time after a step of which only the gradients were made."""
+    def return_to_step_2(self) -> tuple[str, int, bool]:
+        """Train twice from step 2 to step 3, the second time after gradients that were computed and discarded."""
         checkpoints, sums, step = self._checkpoints(self.folder), [], 0
         for _ in range(2):
             step = checkpoints.resume(self.strategy).step
@@ -85,20 +85,20 @@ class OneStrategy:
         self.strategy.update(1e-2, add_gradient(self.strategy, TOKENS))
 
     def _sum(self) -> float:
-        """On rank 0, of all weights; nothing elsewhere."""
+        """Sum of all weights on rank 0; 0.0 on other ranks."""
         model = self.strategy.state()["model"]
-        return sum(float(one.double().sum()) for one in model.values()) if self.group.rank.is_main else 0.0
+        return sum(float(weight.double().sum()) for weight in model.values()) if self.group.rank.is_main else 0.0
 
 
 def main(folder: Path, *strategies: str) -> None:
     group = initialise("cpu", 60.0, os.environ)
-    found, went_back = [], []
+    found, returned = [], []
     for name in strategies:
         config = replace(load_config(words=WORDS), strategy=name)
-        mine = OneStrategy(folder, group, config)
-        found += [mine.damage(damage) for damage in damages_of(name)]
-        went_back.append(mine.go_back())
-    (folder / f"rank-{group.rank.global_rank}.json").write_text(json.dumps({"damaged": found, "went back": went_back}))
+        trained = TrainedStrategy(folder, group, config)
+        found += [trained.damage(damage) for damage in damages_of(name)]
+        returned.append(trained.return_to_step_2())
+    (folder / f"rank-{group.rank.global_rank}.json").write_text(json.dumps({"damaged": found, "returned": returned}))
     group.close(0)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the environment push share: text that any YAML reader gives back, and a program that tells what it got."""
+"""Parts of the tests of the environment push: text that any YAML reader gives back, and a program that writes its environment to a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ os.rename(path + ".new", path)
 
 
 def yaml_mapping(values: Mapping[str, str]) -> str:
-    """Write a mapping on one line, every character but ASCII letters and digits escaped."""
+    """Write a mapping on one line with every character but ASCII letters and digits escaped."""
     return "{" + ", ".join(f"{name}: {_yaml_text(value)}" for name, value in values.items()) + "}"
 
 
@@ -25,14 +25,14 @@ def _yaml_text(text: str) -> str:
 
 
 def env_file(path: Path, values: Mapping[str, bytes]) -> Path:
-    """Write a private env_file in its form for any bytes."""
+    """Write a private env_file in the NUL-separated form, which takes any bytes."""
     path.touch(mode=0o600)
     path.write_bytes(b"".join(name.encode() + b"=" + value + b"\0" for name, value in values.items()))
     return path
 
 
 def environs(root: Path, run_id: str) -> dict[int, dict[str, bytes]]:
-    """Rank -> its whole environment, as DUMP left it below `root`."""
+    """Rank -> its whole environment, as DUMP wrote it below `root`."""
     found = {}
     for path in root.rglob(f"runs/{run_id}/environ-*.json"):
         values: dict[str, str] = json.loads(path.read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""What a process needs to find torch_gcu's double of one generation, and what it noted of the calls that were made."""
+"""The environment in which a process finds the torch_gcu double of one generation, and the calls that the double recorded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ GENERATIONS = ("t20", "s60")
 
 
 def environment(generation: str, calls: Path | None = None) -> dict[str, str]:
-    """PYTHONPATH with the double on it (generation "none": without), and where it writes its calls."""
+    """PYTHONPATH with the double on it (not for generation "none"), and the folder where it writes its calls."""
     folder = [] if generation == "none" else [str(ROOT / "tests" / "doubles" / generation)]
-    noting = {"GCU_DOUBLE_CALLS": str(calls)} if calls else {}
-    return {"PYTHONPATH": os.pathsep.join([*folder, str(ROOT)]), **noting}
+    recording = {"GCU_DOUBLE_CALLS": str(calls)} if calls else {}
+    return {"PYTHONPATH": os.pathsep.join([*folder, str(ROOT)]), **recording}
 
 
 def calls_of(calls: Path, rank: int) -> list[str]:
@@ -26,7 +26,7 @@ def calls_of(calls: Path, rank: int) -> list[str]:
 
 
 def try_each(statements: Sequence[tuple[str, str]]) -> list[str]:
-    """What each (generation, statement) raised; see tests/doubles/try_each.py."""
+    """Run each (generation, statement) and return the errors; see tests/doubles/try_each.py."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.doubles.try_each"],
         env={**os.environ, **environment("none"), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
@@ -36,5 +36,5 @@ def try_each(statements: Sequence[tuple[str, str]]) -> list[str]:
         text=True,
         timeout=60,
     )
-    answers: list[str] = json.loads(done.stdout)
-    return answers
+    errors: list[str] = json.loads(done.stdout)
+    return errors

@@ -1,4 +1,4 @@
-"""A launch that is held in one of its phases, so that something can happen to it in that very moment."""
+"""A launch that is held in one of its phases, so that a test can cause a fault in exactly that phase."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.grounds.sshd import Farm
 from tests.until import until
 
 _PUSHED_BYTES = 2 << 20
-# The Python of n1. In its stage it says so and waits for the gate: as the endpoint before it answers (connect), in the
-# middle of what it is sent (push), as the agent before it comes up (start), or so, and with every later endpoint too (stuck).
+# The Python of n1. In its stage it writes `reached` and waits for the gate: as the endpoint before it answers (connect), in the
+# middle of a push (push), as the agent before it starts (start), or as the agent and as every later endpoint (stuck).
 _PYTHON = """#!{python}
 import os, sys, time
 
@@ -28,16 +28,16 @@ stage, is_agent = "{stage}", any(word.endswith("__main__.py") for word in sys.ar
 if (stage == "connect" and not is_agent) or (stage in ("start", "stuck") and is_agent):
     wait("reached")
 if stage == "stuck" and not is_agent and os.path.exists("{folder}/reached"):
-    wait("reached-again")
+    wait("reconnected")
 if stage == "push" and not is_agent:
     out, into = os.pipe()
     if os.fork() == 0:
         os.close(out)
-        seen = 0
+        received = 0
         while True:
             data = os.read(0, 65536)
-            seen += len(data)
-            if seen > {half}:
+            received += len(data)
+            if received > {half}:
                 wait("reached")
             if not data:
                 os._exit(0)
@@ -53,35 +53,35 @@ _PROGRAM = 'echo "$ORCH_NODE" >> "$ORCH_RUN_DIR/../../../started"; echo up; exec
 
 @dataclass(frozen=True, slots=True)
 class HeldLaunch:
-    """An `orch ssh-launch` on n0 and n1, one rank each, which n1 holds up in that phase; `follow`: it has come to its end."""
+    """An `orch ssh-launch` on n0 and n1, one rank each, which n1 holds in that phase; in `follow` the launch is complete."""
 
     orch: Orch
     run: str
     process: subprocess.Popen[str]
-    _place: Path
+    _folder: Path
 
-    def let_go(self) -> None:
-        """Have n1 go on."""
-        (self._place / "gate").touch()
+    def open_gate(self) -> None:
+        """Open the gate for n1."""
+        (self._folder / "gate").touch()
 
-    def is_waiting_again(self) -> bool:
-        """Whether n1 was connected to another time (stuck)."""
-        return (self._place / "reached-again").exists()
+    def is_reconnected(self) -> bool:
+        """True if orch has connected to n1 a second time (stuck)."""
+        return (self._folder / "reconnected").exists()
 
     def starts(self) -> list[str]:
-        """The node of every rank that ever ran, once a start."""
+        """The node of every rank that ever ran, one entry per start."""
         file = self.orch.node_folder(self.run, "n0").parents[4] / "started"
         return sorted(file.read_text("utf-8").splitlines()) if file.exists() else []
 
 
 @contextlib.contextmanager
 def held_launch(phase: str, farm: Farm, folder: Path, *, env_file: str | None = None) -> Iterator[HeldLaunch]:
-    """Launch, and wait until that phase is reached; orch runs in `folder`."""
-    place = farm.home / f"held-{secrets.token_hex(4)}"
-    place.mkdir()
-    place.chmod(0o777)
-    python = place / "python"
-    text = _PYTHON.format(python=farm.python, folder=place, stage=phase, half=_PUSHED_BYTES // 2)
+    """Launch orch in `folder` and wait until it reaches that phase."""
+    held = farm.home / f"held-{secrets.token_hex(4)}"
+    held.mkdir()
+    held.chmod(0o777)
+    python = held / "python"
+    text = _PYTHON.format(python=farm.python, folder=held, stage=phase, half=_PUSHED_BYTES // 2)
     python.write_text(text, "utf-8")
     python.chmod(0o755)
     inventory = farm.inventory(folder, nodes=2)
@@ -95,12 +95,12 @@ def held_launch(phase: str, farm: Farm, folder: Path, *, env_file: str | None = 
         assert process.stdout is not None
         for _ in range(2 if phase == "follow" else 0):
             until(lambda: "] up" in process.stdout.readline(), awaited="a rank")  # type: ignore[union-attr]
-        until(lambda: phase == "follow" or (place / "reached").exists(), awaited=f"the phase {phase}", deadline_s=30)
+        until(lambda: phase == "follow" or (held / "reached").exists(), awaited=f"the phase {phase}", deadline_s=30)
         [run] = [str(record["id"]) for record in orch.records()]
         until((orch.home / "runs" / run / "plan" / "plan.json").exists, awaited="the plan")
         try:
-            yield HeldLaunch(orch, run, process, place)
+            yield HeldLaunch(orch, run, process, held)
         finally:
-            (place / "gate").touch()
+            (held / "gate").touch()
             process.kill()
             process.communicate()

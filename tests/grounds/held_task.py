@@ -1,4 +1,4 @@
-"""A task that waits while a test wants to act in between: task=tests.grounds.held_task:Held."""
+"""A task that waits between steps until a test releases it: task=tests.grounds.held_task:Held."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from trainer.config.config import ModelConfig, TrainConfig
 from trainer.tasks.gpt import Gpt
 
 HOLD = "hold"
-"""While a file of this name is in `out`, no step after the first checkpoint is made."""
+"""While `out` holds a file of this name, no step runs after the first checkpoint."""
 
 
 class Held(Gpt):
-    """The GPT, number for number, in the size of the tests: settings of model.* are for the GPT by its own name alone."""
+    """The GPT with the same numbers, in the tests' size: settings of model.* are accepted for `gpt` alone."""
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(replace(config, model=ModelConfig(layers=1, width=32, heads=2, context=32)))
@@ -28,7 +28,7 @@ class Held(Gpt):
 
 
 def hold(out: Path) -> Path:
-    """Make `out` with the file in it; the training goes on when that is removed."""
+    """Make `out` with the file in it; training continues when the file is removed."""
     out.mkdir(mode=0o700)
     (out / HOLD).touch()
     return out / HOLD

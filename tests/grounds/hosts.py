@@ -1,8 +1,8 @@
 """
-Real hosts that can be cut off: each with its own name, address, processes, files and sshd, joined by a bridge.
+Hosts that can be cut off: each has its own name, address, processes, files and sshd; a bridge joins them.
 
 They are namespaces (see machines.py), so the kernel, its clock and all files but home, /etc/hosts and /dev/shm are shared.
-Nothing of them is seen from outside, and they go with the tests, however those end. Only root can make them.
+They are not visible from outside and end with the tests, however those end. Only root can make them.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class Host(Machine):
         write_server_config(self._folder / "sshd_config", {**listen, **settings})
 
     def freeze(self) -> None:
-        """Stop all processes; the kernel goes on, so connections are still taken and bytes still acknowledged."""
+        """Stop all processes. The kernel still runs: it accepts connections and acknowledges bytes."""
 
         def stop() -> bool:
-            running = [pid for pid in self.everything() if _state(pid) not in "TZX"]
+            running = [pid for pid in self.all_processes() if _state(pid) not in "TZX"]
             for pid in running:
                 kill(pid, signal.SIGSTOP)
             self._frozen += running
@@ -80,37 +80,43 @@ class Host(Machine):
         until(stop, awaited=f"all of {self.name} to stop")
 
     def thaw(self) -> None:
-        """Continue what `freeze` stopped."""
-        for pid in set(self._frozen) & set(self.everything()):
+        """Continue the processes that `freeze` stopped."""
+        for pid in set(self._frozen) & set(self.all_processes()):
             kill(pid, signal.SIGCONT)
         self._frozen.clear()
 
     def kill(self) -> None:
-        """Cut the power: nothing of the host is left but its files, and nobody hears of it."""
+        """Cut the power: only the host's files are left, and no peer gets a FIN or RST."""
         self.link(up=False)
-        until(lambda: not kill_each(self.everything()), awaited=f"{self.name} to die")
+        until(lambda: not kill_each(self.all_processes()), awaited=f"{self.name} to die")
         self.unplug()
         self.release()
         self._frozen.clear()
 
     def revive(self) -> None:
-        """Switch on after `kill`: another boot id, the same address, keys and files, ways that were blocked are free."""
+        """Boot after `kill`: new boot id, same address, keys and files; blocks between machines are undone."""
         self.start()
         self.wait_ready()
 
     def processes(self) -> dict[int, str]:
-        """Pid, as the tests see it, -> command name of all that was started here; sshd's own processes are left out."""
-        own = {self.pid, self._starter}
-        started = {pid: name for pid, name in self.everything().items() if pid not in own and not is_connection(name)}
-        return {pid: name for pid, name in started.items() if name != "nsenter"}  # waits outside for what it started
+        """Pid in the tests' namespace -> command name of all processes that were started here, without those of sshd."""
+        machine_pids = {self.pid, self._starter}
+        started = {
+            pid: name
+            for pid, name in self.all_processes().items()
+            if pid not in machine_pids and not is_connection(name)
+        }
+        return {
+            pid: name for pid, name in started.items() if name != "nsenter"
+        }  # it runs outside and waits for its command
 
     def enter_as_account(self) -> tuple[str, ...]:
-        """Begin of a command line whose rest then runs on this host as the account, in its home."""
+        """The command prefix that runs a command on this host as the account, in its home."""
         ground = self._ground
-        who = ("--setuid", str(ground.uid), "--setgid", str(ground.gid))
+        identity = ("--setuid", str(ground.uid), "--setgid", str(ground.gid))
         environ = (f"HOME={ground.home}", f"USER={ground.user}", f"LOGNAME={ground.user}", f"PATH={os.defpath}")
         *enter, end = self.enter()
-        return (*enter, *who, end, "env", "-i", "-C", str(ground.home), *environ)
+        return (*enter, *identity, end, "env", "-i", "-C", str(ground.home), *environ)
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """Run a command on this host as the account, in its home."""
@@ -120,11 +126,11 @@ class Host(Machine):
         )
 
     def path(self, inside: str | Path) -> Path:
-        """Where the tests find a file of this host's home, given by its path there; also while the host is down."""
+        """The tests' path of a file in this host's home, given its path on the host; also while the host is down."""
         return self._home / Path(inside).relative_to(self._ground.home)
 
     def start(self) -> None:
-        """Boot; `wait_ready` says when logins are taken."""
+        """Boot; `wait_ready` returns when logins are accepted."""
         ground = self._ground
         (self._folder / "boot_id").write_text(f"{uuid.uuid4()}\n", encoding="ascii")
         self._log.unlink(missing_ok=True)
@@ -134,20 +140,22 @@ class Host(Machine):
         self._hold(ground.keeper.start([*unshare, "sh", "-ec", _BOOT], env=environ, log=self._log))
         self.pid = first_process(self._starter)
         self.plug_in()
-        self.meet(ground.others(self))
+        self.add_neighbours(ground.other_machines(self))
 
     def wait_ready(self) -> None:
         """Return when sshd listens."""
-        until(lambda: "Server listening" in self._said(), awaited=lambda: f"sshd of {self.name}: {self._said()}")
+        until(
+            lambda: "Server listening" in self._log_text(), awaited=lambda: f"sshd of {self.name}: {self._log_text()}"
+        )
 
     def heal(self) -> None:
-        """Undo all faults, end all that was started and empty the home."""
+        """Undo all faults, end all processes that were started and empty the home."""
         if not self.is_up:
-            self._drop_remains()
+            self._release_after_death()
             self.revive()
         self.thaw()
         self.link(up=True)
-        self.meet(self._ground.others(self))
+        self.add_neighbours(self._ground.other_machines(self))
         self.end_processes()
         for entry in self._home.iterdir():
             if entry.is_dir() and not entry.is_symlink():
@@ -155,8 +163,8 @@ class Host(Machine):
             else:
                 entry.unlink()
 
-    def _drop_remains(self) -> None:
-        """After a test killed the first process by itself."""
+    def _release_after_death(self) -> None:
+        """Release the namespaces after a test has killed the first process itself."""
         if self._network is not None:
             self.kill()
 
@@ -164,20 +172,20 @@ class Host(Machine):
     def _log(self) -> Path:
         return self._folder / "sshd.log"
 
-    def _said(self) -> str:
+    def _log_text(self) -> str:
         return self._log.read_text(encoding="utf-8") if self._log.exists() else ""
 
 
 class Hosts:
-    """The hosts, the controller, and what is needed to reach the former from the latter; made by `open_hosts`."""
+    """The hosts, the controller and the keys and files for logins from it; made by `open_hosts`."""
 
     def __init__(self, folder: Path, account: Account, *, python: Path, keeper: Keeper, count: int) -> None:
         self.folder = folder
         self.user, self.home = account.user, account.home
-        """Whose login it is; every host has a home of its own at that path."""
+        """The account of the logins; every host has its own home at that path."""
         self.uid, self.gid = account.home.stat().st_uid, account.home.stat().st_gid
         self.python = python
-        """Interpreter for the nodes: sees torch when the tests do, never the project."""
+        """Interpreter of the nodes: it can import torch if the tests can, never the project."""
         self.keeper = keeper
         self.client_key = make_key(folder / "client_key")
         self.authorized_keys = authorize(self.client_key, folder / "authorized_keys")
@@ -190,7 +198,7 @@ class Hosts:
         self.known_hosts = folder / "known_hosts"
         self.known_hosts.write_text("".join(lines), encoding="utf-8")
         self.ssh_config = self.write_ssh_config(folder / "ssh_config")
-        self.controller.meet(self.hosts)
+        self.controller.add_neighbours(self.hosts)
         for host in self.hosts:
             host.start()
         for host in self.hosts:
@@ -200,13 +208,13 @@ class Hosts:
         return self.hosts[index]
 
     def write_ssh_config(self, path: Path, **options: str) -> Path:
-        """Write a client configuration for names and addresses; `options` are ssh_config keywords that win."""
+        """Write a client configuration for names and addresses; `options` are ssh_config keywords that take precedence."""
         aliases = {host.name: host.address for host in self.hosts}
         settings = client_settings(user=self.user, port=PORT, key=self.client_key, known_hosts=self.known_hosts)
         return write_client_config(path, aliases, pattern=f"h? {SUBNET}.*", settings=settings, winning=options)
 
     def inventory(self, folder: Path, *, nodes: Sequence[str] | None = None, devices: int = 1, **extra: object) -> Path:
-        """Write `folder`/inventory.yaml for all hosts or the named ones; mappings of `extra` are merged into what is there."""
+        """Write `folder`/inventory.yaml for all hosts or the named ones; mappings of `extra` are merged into the defaults."""
         chosen = [host for host in self.hosts if nodes is None or host.name in nodes]
         base = {
             "name": "hosts",
@@ -220,7 +228,7 @@ class Hosts:
         return write_inventory(folder / "inventory.yaml", base, extra)
 
     def orch(self, folder: Path, *, on: Machine | None = None, **env: str) -> Orch:
-        """Make an orch that is started in `folder` on the controller; `on` a host, it dies with that one."""
+        """Make an orch that runs in `folder` on the controller, or on the host `on`, with which it dies."""
         return Orch(folder, env, prefix=(*(on or self.controller).enter(), "env", "-C", str(folder)))
 
     def ssh(self, host: Host, *command: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
@@ -229,33 +237,33 @@ class Hosts:
         return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
 
     def block(self, source: Machine, target: Machine) -> None:
-        """Lose, without a word, all that `source` sends to `target`; what comes the other way still arrives."""
-        source.lose_way(target)
+        """Drop all packets from `source` to `target` silently; the other direction still works."""
+        source.drop_packets_to(target)
 
     def unblock(self, source: Machine, target: Machine) -> None:
         """Undo `block`."""
-        source.meet([target])
+        source.add_neighbours([target])
 
-    def others(self, machine: Machine) -> list[Machine]:
-        """All machines but one."""
-        return [other for other in (self.controller, *self.hosts) if other is not machine]
+    def other_machines(self, machine: Machine) -> list[Machine]:
+        """All machines but this one."""
+        return [candidate for candidate in (self.controller, *self.hosts) if candidate is not machine]
 
     def heal(self) -> None:
-        """Undo all faults, end all that was started and empty the homes."""
+        """Undo all faults, end all processes that were started and empty the homes."""
         self.controller.end_processes()
         self.controller.link(up=True)
-        self.controller.meet(self.hosts)
+        self.controller.add_neighbours(self.hosts)
         for host in self.hosts:
             host.heal()
 
     def release(self) -> None:
-        """Let go of the namespaces."""
+        """Release the namespaces."""
         for machine in (self.controller, *self.hosts):
             machine.release()
 
 
 def require_namespaces() -> None:
-    """Skip, in CI too, where namespaces cannot be had: in a chroot or a container, which nothing that is installed changes."""
+    """Skip, in CI too, where namespaces cannot be made: in a chroot or a container, which no installed program can change."""
     argv = [program("unshare"), "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "true"]
     tried = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=30)
     if tried.returncode != 0:
@@ -267,7 +275,7 @@ def open_hosts(count: int = 3, *, own_account: bool = True) -> Iterator[Hosts]:
     """
     Start hosts h0, h1, … and a controller; on leaving, they and their processes, folder and account are gone.
 
-    Where an own account cannot reach the installed packages (a checkout below root's home), one logs in as root.
+    If a new account cannot reach the installed packages (a checkout below root's home), logins are root's.
     """
     if not accounts.is_root():
         components.unavailable("only root can make hosts")
@@ -295,7 +303,7 @@ def open_hosts(count: int = 3, *, own_account: bool = True) -> Iterator[Hosts]:
 
 
 def _state(pid: int) -> str:
-    """State letter of a process; X when it is gone."""
+    """State letter of a process; X if it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,8 +1,8 @@
 """
-The process above a test ground's daemons, and the handle that tests hold on it. Standard library only.
+The parent process of a test ground's daemons, and the tests' handle to it. Standard library only.
 
-It is a sub-reaper: whatever a daemon starts stays below it, however often it detaches. When its stdin closes, because the
-test session ended or was killed, it ends everything below it, whatever tests started in the network namespaces of its
+It is a sub-reaper: all descendants of a daemon stay below it, however often they detach. When its stdin closes, because
+the test session ended or was killed, it kills all its descendants and all processes in the network namespaces of its
 daemons, and removes the ground's folder and user.
 """
 
@@ -29,16 +29,16 @@ _PAUSE_S = 0.02
 
 
 class Keeper:
-    """Starts daemons that cannot outlive this process. Close it to end them."""
+    """Starts daemons that cannot outlive this process; `close` ends them."""
 
     def __init__(self, folder: Path, *, user: str = "") -> None:
-        """Own `folder` and, when named, the system account `user`: both are gone after `close`."""
+        """Own `folder` and, if given, the system account `user`: `close` removes both."""
         self._process = subprocess.Popen(
             [sys.executable, "-I", __file__, str(folder), user],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for the tests; the end comes through stdin
+            start_new_session=True,  # Ctrl-C is for the tests; the keeper ends when stdin closes
         )
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> int:
@@ -50,16 +50,16 @@ class Keeper:
         return int(self._process.stdout.readline())
 
     def processes(self) -> dict[int, str]:
-        """Pid -> command name of everything alive below the keeper."""
+        """Pid -> command name of all live processes below the keeper."""
         return descendants(self._process.pid)
 
     def close(self) -> None:
-        """End everything; returns when nothing is left."""
+        """End all processes; returns when none is left."""
         self._process.communicate(timeout=2 * _END_S)
 
 
 def descendants(ancestor: int) -> dict[int, str]:
-    """Pid -> command name of all live processes below `ancestor`; zombies are dead."""
+    """Pid -> command name of all live processes below `ancestor`; zombies do not count."""
     children: dict[int, list[tuple[int, str, str]]] = {}
     for pid in _pids():
         stat = _stat(pid)
@@ -67,20 +67,20 @@ def descendants(ancestor: int) -> dict[int, str]:
             command, state, parent = stat
             children.setdefault(parent, []).append((pid, command, state))
     found: dict[int, str] = {}
-    unseen = [ancestor]
-    while unseen:
-        for pid, command, state in children.get(unseen.pop(), []):
-            unseen.append(pid)
+    unvisited = [ancestor]
+    while unvisited:
+        for pid, command, state in children.get(unvisited.pop(), []):
+            unvisited.append(pid)
             if state != "Z":
                 found[pid] = command
     return found
 
 
 class Network:
-    """A network namespace but our own; held open until `close`, so that its number passes to no other one meanwhile."""
+    """A network namespace other than this process's, held open until `close` so that its number is not reused."""
 
     def __init__(self, pid: int) -> None:
-        """Hold the namespace that a process is in."""
+        """Hold the namespace of a process."""
         self._descriptor = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
         self.name = str(Path(f"/proc/self/fd/{self._descriptor}").readlink())
         if self.name == network_name(os.getpid()):
@@ -88,7 +88,7 @@ class Network:
             raise ProcessLookupError(f"process {pid} has no network namespace of its own")
 
     def processes(self) -> dict[int, str]:
-        """Pid -> command name of all live processes in it, whoever started them."""
+        """Pid -> command name of all live processes in the namespace."""
         stats = {pid: _stat(pid) for pid in _pids() if network_name(pid) == self.name}
         return {pid: stat[0] for pid, stat in stats.items() if stat is not None}
 
@@ -97,7 +97,7 @@ class Network:
 
 
 def network_name(pid: int) -> str:
-    """What tells the network namespace of a process from others; empty when it is dead or somebody else's."""
+    """The name of a process's network namespace; empty if the process has ended or is another user's."""
     try:
         return str(Path(f"/proc/{pid}/ns/net").readlink())
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -109,7 +109,7 @@ def _pids() -> list[int]:
 
 
 def _stat(pid: int) -> tuple[str, str, int] | None:
-    """Command name, state and parent of a process; None when it has ended meanwhile."""
+    """Command name, state and parent of a process; None if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -159,11 +159,11 @@ def _leave(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _networks_below() -> list[Network]:
-    """The network namespaces of the daemons, unless it is the keeper's own."""
+    """The daemons' network namespaces other than the keeper's own."""
     found: dict[str, Network] = {}
     for pid in descendants(os.getpid()):
         if network_name(pid) not in {"", network_name(os.getpid()), *found}:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
                 network = Network(pid)
                 found[network.name] = network
     return list(found.values())
@@ -173,11 +173,11 @@ def _kill_all(networks: Sequence[Network]) -> Mapping[int, str]:
     victims = descendants(os.getpid())
     for network in networks:
         victims.update(network.processes())
-    return kill_each(victims)  # SIGKILL: all they could still write lies in the folder that goes next
+    return kill_each(victims)  # SIGKILL: they write only to the folder that is removed next
 
 
 def kill(pid: int, signal_number: int = signal.SIGKILL) -> None:
-    """Signal a process that may have ended meanwhile."""
+    """Signal a process that may have ended."""
     try:
         os.kill(pid, signal_number)
     except ProcessLookupError:
@@ -185,14 +185,14 @@ def kill(pid: int, signal_number: int = signal.SIGKILL) -> None:
 
 
 def kill_each(processes: Mapping[int, str]) -> Mapping[int, str]:
-    """Send SIGKILL to each and return them: when there are none any more, all have ended."""
+    """Send SIGKILL to each and return them: an empty result means that all have ended."""
     for pid in processes:
         kill(pid)
     return processes
 
 
 def _remove_user(user: str) -> bool:
-    # fails for a moment when another session holds the lock of the password file
+    # fails while another session holds the lock of the password file
     subprocess.run(["userdel", user], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return user not in {entry.pw_name for entry in pwd.getpwall()}
 

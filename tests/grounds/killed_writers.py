@@ -1,10 +1,10 @@
 """
-Writers of tiny checkpoints that are killed with signal 9; a process of its own, without torch, so that forks are cheap.
+Writers of tiny checkpoints that are killed with SIGKILL, in a process without torch, so that forks are cheap.
 
-    python -m tests.grounds.killed_writers moments FOLDER COUNT SEED     at random moments, one writer after the other
-    python -m tests.grounds.killed_writers calls FOLDER                  before each call that a save makes, in turn
+    python -m tests.grounds.killed_writers moments FOLDER COUNT SEED     at random moments, one writer at a time
+    python -m tests.grounds.killed_writers calls FOLDER                  before each system call of a save, in turn
 
-Ends with 0 and one line of JSON when after every kill all checkpoints were whole and none was lost.
+Exits with 0 and one line of JSON if after every kill all checkpoints were complete and none was lost.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def fork(work: Callable[[], object]) -> int:
 
 
 def check(out: Path, saved: int) -> int:
-    """The newest step; every checkpoint under its final name must be whole, and what was announced must be there."""
+    """The newest step. Every checkpoint under its final name must be complete, and every reported step must exist."""
     found = files.newest_first(out)
     for path in found:
         step = files.step_of(path)
@@ -61,7 +61,7 @@ def check(out: Path, saved: int) -> int:
     newest = files.step_of(found[0]) if found else 0
     assert newest is not None
     assert newest >= saved, f"step {saved} was saved, the newest is {newest}"
-    assert len(found) >= min(LIMIT, newest), f"of {newest} saved steps only {len(found)} are left"
+    assert len(found) >= min(LIMIT, newest), f"of {newest} saved steps only {len(found)} are remaining"
     return newest
 
 
@@ -69,27 +69,27 @@ def at_moments(out: Path, count: int, seed: int) -> dict[str, int]:
     started = time.perf_counter()
     for step in (1, 2):
         save(out, step)
-    longest_s, draw, saved, amid = 3 * (time.perf_counter() - started) / 2, random.Random(seed), 2, 0  # noqa: S311 -- as above
+    longest_s, draw, saved, half_written = 3 * (time.perf_counter() - started) / 2, random.Random(seed), 2, 0  # noqa: S311 -- as above
     for _ in range(count):
         files.remove_stale(out)
         reading, writing = os.pipe()
-        child = fork(lambda: _save_for_ever(out, saved, writing))  # noqa: B023 -- runs before the next turn
+        child = fork(lambda: _save_forever(out, saved, writing))  # noqa: B023 -- runs before the next turn
         os.close(writing)
         select.select([], [], [], draw.uniform(0, longest_s))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         with os.fdopen(reading, "rb") as pipe:
-            told = pipe.read()
-        saved = check(out, int(told.split()[-1]) if told else saved)
-        amid += any(files.STALE.match(path.name) for path in out.iterdir())
-    return {"kills": count, "saved": saved, "amid": amid}
+            reported = pipe.read()
+        saved = check(out, int(reported.split()[-1]) if reported else saved)
+        half_written += any(files.STALE.match(path.name) for path in out.iterdir())
+    return {"kills": count, "saved": saved, "half_written": half_written}
 
 
-def _save_for_ever(out: Path, step: int, told: int) -> None:
+def _save_forever(out: Path, step: int, report: int) -> None:
     while True:
         step += 1
         save(out, step)
-        os.write(told, f"{step}\n".encode())
+        os.write(report, f"{step}\n".encode())
 
 
 def before_calls(out: Path) -> dict[str, int]:
@@ -98,7 +98,7 @@ def before_calls(out: Path) -> dict[str, int]:
     kills = 0
     while True:
         files.remove_stale(out)
-        files.retain(out, LIMIT)  # or what each kill leaves too many would make the next save longer
+        files.retain(out, LIMIT)  # otherwise surplus checkpoints of each kill would make the next save longer
         before = check(out, 0)
         child = fork(lambda: _save_killed(out, before + 1, kills))  # noqa: B023 -- runs before the next turn
         _, status = os.waitpid(child, 0)
@@ -109,24 +109,24 @@ def before_calls(out: Path) -> dict[str, int]:
         kills += 1
 
 
-def _save_killed(out: Path, step: int, spared: int) -> None:
-    """Spares so many calls, then dies before the next."""
-    left = iter(range(spared))
+def _save_killed(out: Path, step: int, call_count: int) -> None:
+    """Save, but die before the call after the first `call_count` calls."""
+    remaining = iter(range(call_count))
 
-    def deadly(call: Callable[..., Any]) -> Callable[..., Any]:
-        def instead(*args: Any, **more: Any) -> Any:  # noqa: ANN401 -- whatever the call takes and gives
-            if next(left, None) is None:
+    def killing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def replacement(*args: Any, **more: Any) -> Any:  # noqa: ANN401 -- any call's arguments and result
+            if next(remaining, None) is None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return call(*args, **more)
 
-        return instead
+        return replacement
 
     for name in CALLS:
-        setattr(os, name, deadly(getattr(os, name)))
+        setattr(os, name, killing(getattr(os, name)))
     save(out, step)
 
 
 if __name__ == "__main__":
-    what, folder, *numbers = sys.argv[1:]
-    result = before_calls(Path(folder)) if what == "calls" else at_moments(Path(folder), *map(int, numbers))
+    mode, folder, *numbers = sys.argv[1:]
+    result = before_calls(Path(folder)) if mode == "calls" else at_moments(Path(folder), *map(int, numbers))
     sys.stdout.write(json.dumps(result) + "\n")

@@ -11,17 +11,17 @@ from tests.grounds.components import program
 from tests.grounds.keeper import Keeper, Network, descendants, kill_each, network_name
 from tests.until import until
 
-SUBNET = "10.77.0"  # namespaces hide it: every ground may have the same
-_NOBODY = "02:00:00:00:ff:ff"
-_FOR_GOOD = "dev eth0 nud permanent"
+SUBNET = "10.77.0"  # private to the namespaces: every ground may use the same
+_UNUSED_MAC = "02:00:00:00:ff:ff"
+_PERMANENT = "dev eth0 nud permanent"
 _DISABLED, _FORWARDING = "0", "3"  # states of a bridge's port
 
 
 class Machine:
     """
-    What the controller and the hosts have in common. `pid` is the process that the namespaces live by.
+    The common part of the controller and the hosts. `pid` is the process that keeps the namespaces alive.
 
-    `switch` is the machine that has the bridge among its namespaces; None: this one.
+    `switch` is the machine whose network namespace holds the bridge; None: this one.
     """
 
     def __init__(self, name: str, *, number: int, switch: Machine | None = None) -> None:
@@ -35,86 +35,88 @@ class Machine:
 
     @property
     def is_up(self) -> bool:
-        """Whether there is anything to enter."""
+        """True if the namespaces exist and can be entered."""
         return self._network is not None and network_name(self.pid) == self._network.name
 
     def enter(self) -> tuple[str, ...]:
-        """Begin of a command line whose rest then runs as root on this machine, in the same process unless it is a host."""
+        """The command prefix that runs a command as root on this machine; on the controller without a fork."""
         assert self.is_up, f"{self.name} is down"
         spaces = ("--mount", "--uts", "--net", "--pid")
         return (program("nsenter"), "--target", str(self.pid), *spaces, "--")
 
     def do(self, *argv: str, lines: Iterable[str] = ()) -> str:
-        """Run a command as root on this machine, `lines` on its stdin, and return what it says; it has to succeed."""
+        """Run a command as root on this machine with `lines` on its stdin; it must succeed. Returns its output."""
         command = [*self.enter(), *argv]
         done = subprocess.run(command, input="\n".join(lines), check=False, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, f"{argv} on {self.name} ended {done.returncode}: {done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{argv} on {self.name} exited {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def everything(self) -> dict[int, str]:
-        """Pid, as the tests see it, -> command name of all that runs here, whoever started it."""
+    def all_processes(self) -> dict[int, str]:
+        """Pid in the tests' namespace -> command name of all processes of this machine."""
         return self._network.processes() if self._network else {}
 
     def end_processes(self) -> None:
-        """Kill all that runs here but what the machine itself consists of."""
+        """Kill all processes of this machine but those that hold its namespaces."""
 
         def end() -> bool:
-            own = {self.pid, self._starter}
-            return not kill_each({pid: command for pid, command in self.everything().items() if pid not in own})
+            machine_pids = {self.pid, self._starter}
+            return not kill_each(
+                {pid: command for pid, command in self.all_processes().items() if pid not in machine_pids}
+            )
 
-        until(end, awaited=lambda: f"the processes on {self.name} to end: {self.everything()}")
+        until(end, awaited=lambda: f"the processes on {self.name} to end: {self.all_processes()}")
 
     def link(self, *, up: bool) -> None:
-        """Let the bridge pass on what comes from and goes to this machine, or swallow all of it: neither side can tell."""
+        """Have the bridge forward this machine's packets or drop them silently in both directions."""
         self._switch.do("bridge", "link", "set", "dev", self.name, "state", _FORWARDING if up else _DISABLED)
 
     def plug_in(self) -> None:
-        """Lay a cable to the bridge, as `eth0` here and under this machine's name there, and take the address."""
-        cable = f"link add {self.name} type veth peer name eth0 address {self.mac} netns {self.pid}"
-        self._switch.do("ip", "-batch", "-", lines=[cable, f"link set {self.name} master bridge up"])
-        own = ["link set lo up", f"address add {self.address}/24 dev eth0", "link set eth0 up"]
-        self.do("ip", "-batch", "-", lines=own)
+        """Add a veth pair to the bridge, `eth0` here and this machine's name there, and set the address."""
+        veth = f"link add {self.name} type veth peer name eth0 address {self.mac} netns {self.pid}"
+        self._switch.do("ip", "-batch", "-", lines=[veth, f"link set {self.name} master bridge up"])
+        eth0_commands = ["link set lo up", f"address add {self.address}/24 dev eth0", "link set eth0 up"]
+        self.do("ip", "-batch", "-", lines=eth0_commands)
 
     def unplug(self) -> None:
-        """Take the cable away."""
+        """Delete the veth pair."""
         self._switch.do("ip", "link", "delete", self.name)
 
-    def meet(self, others: Sequence[Machine]) -> None:
-        """Know the way to others for good: with fixed hardware addresses a dead one is silence, not "no route"."""
-        self.do("ip", "-batch", "-", lines=[f"neigh replace {m.address} lladdr {m.mac} {_FOR_GOOD}" for m in others])
+    def add_neighbours(self, machines: Sequence[Machine]) -> None:
+        """Add permanent neighbour entries: a dead machine then times out instead of failing with "no route"."""
+        self.do("ip", "-batch", "-", lines=[f"neigh replace {m.address} lladdr {m.mac} {_PERMANENT}" for m in machines])
 
-    def lose_way(self, target: Machine) -> None:
-        """Send what is meant for `target` to nobody from now on: it leaves as ever and never arrives."""
-        self.do("ip", "-batch", "-", lines=[f"neigh replace {target.address} lladdr {_NOBODY} {_FOR_GOOD}"])
+    def drop_packets_to(self, target: Machine) -> None:
+        """Send packets for `target` to an unused hardware address from now on: they leave and never arrive."""
+        self.do("ip", "-batch", "-", lines=[f"neigh replace {target.address} lladdr {_UNUSED_MAC} {_PERMANENT}"])
 
     def _hold(self, starter: int) -> None:
-        """Wait until a process just started has its namespaces, and keep them."""
+        """Wait until a new process has its namespaces, and keep them open."""
         until(lambda: network_name(starter) not in {"", network_name(os.getpid())}, awaited=f"{self.name} to start")
         self._starter = starter
         self._network = Network(starter)
 
     def release(self) -> None:
-        """Let go of the namespaces; they go with their last process."""
+        """Close the namespaces; the kernel removes them with their last process."""
         if self._network is not None:
             self._network.close()
         self._network = None
 
 
 class Controller(Machine):
-    """Where orch is started. The bridge is here too, so that nothing of it is seen outside."""
+    """The machine where orch runs. It also holds the bridge, which is thus not visible outside."""
 
     def __init__(self, keeper: Keeper, folder: Path) -> None:
         super().__init__("ctl", number=254)
         argv = [program("unshare"), "--net", "--uts", "--mount", "sleep", "infinity"]
         self._hold(keeper.start(argv, env={"PATH": os.environ["PATH"]}, log=folder / "ctl.log"))
         self.pid = self._starter
-        until(lambda: self.everything().get(self.pid) == "sleep", awaited="the controller's namespaces")
+        until(lambda: self.all_processes().get(self.pid) == "sleep", awaited="the controller's namespaces")
         self.do("sh", "-ec", f"hostname {self.name}; mount --bind {folder}/etc-hosts /etc/hosts")
         self.do("ip", "-batch", "-", lines=["link add bridge type bridge", "link set bridge up"])
         self.plug_in()
 
     def enter(self) -> tuple[str, ...]:
-        # the tests' own pids: what is started here can be signalled from outside by the number that it knows
+        # pids are the tests' own: a process started here can be signalled from outside by its pid
         return tuple(word for word in super().enter() if word != "--pid")
 
 

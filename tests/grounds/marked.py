@@ -1,4 +1,4 @@
-"""The processes of a run as the kernel shows them: by the environment they carry, and below its agents."""
+"""The processes of a run as /proc shows them: by their environment, and descendant its agents."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ Process = tuple[int, int]
 
 
 def guards_of(run_id: str) -> dict[int, int]:
-    """Guard -> agent of the run's nodes on this machine."""
+    """Pid of the guard -> pid of the agent, for the run's nodes on this machine."""
     found = [pid for pid in _pids() if _is_agent(pid, run_id)]
     parents = {pid: stat[1] for pid in found if (stat := stat_of(pid)) is not None}
     return {parent: pid for pid, parent in parents.items() if parent in found}
 
 
 def processes_of(run_id: str) -> set[Process]:
-    """All that carry the run's id, its agents and guards, and everything below those."""
-    mark = f"ORCH_RUN_ID={run_id}".encode()
-    found = {pid for pid in _pids() if _is_agent(pid, run_id) or mark in _words(pid, "environ")}
-    found |= {below for pid in found if _is_agent(pid, run_id) for below in descendants(pid)}
+    """Processes with the run's id in their environment, its agents and guards, and all descendants of those."""
+    variable = f"ORCH_RUN_ID={run_id}".encode()
+    found = {pid for pid in _pids() if _is_agent(pid, run_id) or variable in _words(pid, "environ")}
+    found |= {descendant for pid in found if _is_agent(pid, run_id) for descendant in descendants(pid)}
     return {(pid, stat[2]) for pid in found if (stat := stat_of(pid)) is not None and stat[0] not in "ZX"}
 
 
 def still_alive(processes: set[Process]) -> set[Process]:
-    """Those of them that have not ended."""
+    """Those processes that have not ended."""
     stats = {process: stat_of(process[0]) for process in processes}
     return {p for p, stat in stats.items() if stat is not None and stat[2] == p[1] and stat[0] not in "ZX"}
 

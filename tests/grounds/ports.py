@@ -1,4 +1,4 @@
-"""Ports: free ones for daemons, and ones that refuse or never answer."""
+"""Ports: free ones for daemons, and ones that refuse connections or never answer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import secrets
 import socket
 from collections.abc import Iterator
 
-# Below Linux's ephemeral range (32768 up), so no outgoing connection takes one between choice and use. The choice is the
-# system's randomness: pytest-randomly gives every worker the same seed, and workers must not choose alike.
+# Below Linux's ephemeral range (32768 up), so that no outgoing connection takes a port between choice and use. Chosen by the
+# system's randomness: pytest-randomly gives every worker the same seed, and workers must choose different ports.
 _FIRST, _LAST = 20000, 32000
 
 
@@ -24,7 +24,7 @@ def free_ports(count: int) -> list[int]:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # a port whose last connections are in TIME_WAIT is free for a daemon, which sets this too
+        # a port with connections in TIME_WAIT is free for a daemon, which sets this option too
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
@@ -43,7 +43,7 @@ def refusing_port() -> Iterator[int]:
 
 @contextlib.contextmanager
 def silent_port() -> Iterator[int]:
-    """A port, on every loopback address, that takes connections and never says a word: the kernel shakes hands, nobody accepts."""
+    """A port, on every loopback address, that connects and never sends a byte: the kernel completes the handshake, no process accepts."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         listener.listen(128)
@@ -52,11 +52,11 @@ def silent_port() -> Iterator[int]:
 
 @contextlib.contextmanager
 def unreachable_port() -> Iterator[int]:
-    """A port of 127.0.0.1 that answers no connection, as a host that is cut off: its queue is full, so the kernel drops the rest."""
+    """A port of 127.0.0.1 that answers no connection, like a host that is cut off: its queue is full, so the kernel drops every SYN."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
         port = int(listener.getsockname()[1])
-        stack.enter_context(socket.create_connection(("127.0.0.1", port)))  # the one that fits
+        stack.enter_context(socket.create_connection(("127.0.0.1", port)))  # fills the queue
         yield port

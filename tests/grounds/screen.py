@@ -1,4 +1,4 @@
-"""A program at a terminal of its own, and somebody who reads its screen and types."""
+"""A program on its own terminal, whose screen a test reads and whose keyboard it types on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Screen:
-    """Leads a session whose controlling terminal is a pty; ended with the block."""
+    """A session leader whose controlling terminal is a pty; killed at the end of the block."""
 
     def __init__(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> None:
         self._ours, self._theirs = pty.openpty()
@@ -48,26 +48,26 @@ class Screen:
         os.close(self._theirs)
 
     def read(self) -> str:
-        """All that has been on the screen so far."""
+        """All output so far."""
         with contextlib.suppress(BlockingIOError):
             self.text += os.read(self._ours, 1 << 16).decode("utf-8", "replace")
         return self.text
 
     def until(self, text: str, *, times: int = 1) -> None:
-        """Wait until a text has been on the screen so many times."""
+        """Wait until a text has appeared on the screen `times` times."""
         until(lambda: self.read().count(text) >= times, deadline_s=30, awaited=lambda: f"{text!r} in:\n{self.text}")
 
     def type(self, text: str) -> None:
-        """Press these keys, Enter is a newline."""
+        """Type a text; a newline is Enter."""
         os.write(self._ours, text.encode())
 
     def echoes(self) -> bool:
-        """Whether the terminal shows what is typed, and takes Ctrl-C as a signal."""
+        """True if the terminal echoes input and turns Ctrl-C into a signal."""
         flags = termios.tcgetattr(self._theirs)[3]
         return bool(flags & termios.ECHO and flags & termios.ISIG)
 
     def ended(self) -> int:
-        """The exit code, once it has ended; what it wrote last has been read."""
+        """Wait for the end, read the last output and return the exit code."""
         until(lambda: (self.read(), self._process.poll())[1] is not None, deadline_s=30, awaited=lambda: self.text)
         self.read()
         return int(self._process.returncode)

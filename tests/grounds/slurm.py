@@ -1,4 +1,4 @@
-"""A Slurm cluster of four nodes on this machine: slurmctld, four slurmd and a private munged in one temporary folder."""
+"""A Slurm cluster of four nodes on this machine: slurmctld, four slurmds and a private munged in one temporary folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NODES = ("n0", "n1", "n2", "n3")
 _DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd", "slurmdbd", "mariadbd")
 _START_S = 30.0
 
-# KillWait and the scheduler's intervals are short so that tests wait for what they test; more CPUs are declared than there are.
+# KillWait and the scheduler's intervals are short, so that tests wait little; more CPUs are declared than the machine has.
 COMMON_CONF = """\
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -48,8 +48,8 @@ PropagateResourceLimits=NONE
 ReturnToService=2
 KillWait=5
 """
-# So many CPUs that eight tasks fit on a two-core machine. A job in `urgent` preempts those in `debug`.
-# Accounting only where it is asked for: without sacct is the harder case.
+# Enough CPUs for eight tasks on a two-core machine. A job in `urgent` preempts those in `debug`.
+# No accounting unless requested: the case without sacct is the harder one.
 _CONF = """\
 ClusterName=orchtest
 SlurmctldHost={host}(127.0.0.1)
@@ -65,7 +65,7 @@ PartitionName=debug Nodes=n[0-3] Default=YES MaxTime=01:00:00 PriorityTier=1 Gra
 PartitionName=urgent Nodes=n[0-3] MaxTime=01:00:00 PriorityTier=2 State=UP
 """
 
-# slurmd loads a cgroup plugin although nothing here uses one; v1's is content where nothing is mounted or writable.
+# slurmd loads a cgroup plugin although nothing here uses one; v1's loads even if nothing is mounted or writable.
 _CGROUP_CONF = "CgroupPlugin=cgroup/v1\n"
 
 
@@ -78,8 +78,8 @@ class Cluster:
         self.folder = folder
         self.conf = folder / "slurm.conf"
         self.python = python
-        """Interpreter for the nodes: sees torch when the tests do, never the project."""
-        # a test started from within a job must not look like a part of that job
+        """Interpreter of the nodes: it can import torch if the tests can, never the project."""
+        # tests that run inside a job must not look like a part of that job
         outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
         self.env = {**outside, "SLURM_CONF": str(self.conf)}
         self._keeper = keeper
@@ -98,21 +98,21 @@ class Cluster:
         return write_inventory(folder / "inventory.yaml", base, extra)
 
     def jobs(self) -> dict[str, str]:
-        """Job id -> state of every job that is not over."""
+        """Job id -> state of every job that has not ended."""
         lines = self._run("squeue", "--noheader", "--format=%i %T").splitlines()
         return dict(line.split() for line in lines)
 
     def wait_for(self, orch: Orch, run: str, state: str, *, deadline_s: float = 90.0) -> dict[str, Any]:
         """
-        The status of a run once it is in that state; one that has ended otherwise fails the test.
+        Wait for a state of the run and return its status; a run that ends in another state fails the test.
 
-        squeue costs a tenth of what orch costs, so orch is asked only when the job's state makes the run's likely.
+        squeue costs a tenth of `orch status`, which is called only if the job's state makes the run's state likely.
         """
-        before_the_end = {"PENDING", "RUNNING"}
+        active = {"PENDING", "RUNNING"}
 
         def status() -> dict[str, Any] | None:
             job = self.jobs().get(orch.slurm_job(run))
-            if job != state and (job in before_the_end or state in before_the_end):
+            if job != state and (job in active or state in active):
                 return None
             found = orch.status(run)
             return found if found["state"] in {state, "DONE", "FAILED", "STOPPED", "LOST"} else None
@@ -125,16 +125,16 @@ class Cluster:
         return found
 
     def signal(self, job: str, name: str) -> None:
-        """Signal all steps of a job, as Slurm itself does with USR2 before a time limit."""
+        """Signal all steps of a job, as Slurm does with USR2 before a time limit."""
         self._run("scancel", f"--signal={name}", job)
 
     def preempt(self, *nodes: str) -> None:
-        """Have a more urgent job take these nodes, for as long as it needs to say so."""
-        where = f"--nodelist={','.join(nodes)}"
-        self._run("sbatch", "--partition=urgent", "--exclusive", where, "--output=/dev/null", "--wrap", "true")
+        """Preempt these nodes with a job of the urgent partition, which ends at once."""
+        nodelist = f"--nodelist={','.join(nodes)}"
+        self._run("sbatch", "--partition=urgent", "--exclusive", nodelist, "--output=/dev/null", "--wrap", "true")
 
     def processes(self) -> dict[int, str]:
-        """Pid -> command name of all that jobs run, and of the steps above them; the daemons are left out."""
+        """Pid -> command name of all processes of jobs and of their slurmstepds, without the daemons."""
         return {pid: command for pid, command in self._keeper.processes().items() if command not in _DAEMONS}
 
     def daemons(self) -> dict[int, str]:
@@ -142,59 +142,59 @@ class Cluster:
         return {pid: command for pid, command in self._keeper.processes().items() if command in _DAEMONS}
 
     def end_jobs(self) -> None:
-        """Cancel every job and wait until nothing of them runs; a step that resists is killed."""
+        """Cancel every job and wait until all their processes have ended; a step that resists is killed."""
         jobs = self.jobs()
         if jobs:
-            # refused for a job that is just ending, which is as good
+            # refused for a job that is just ending, which does no harm
             self._run("scancel", "--signal=KILL", "--full", *jobs, check=False)
             self._run("scancel", *jobs, check=False)
         until(lambda: not self.jobs(), deadline_s=30, awaited="cancelled jobs to leave the queue")
         until(lambda: not kill_each(self.processes()), awaited="processes of jobs to end")
 
     def requeue_waiting(self, job: str) -> None:
-        """Requeue a job as an admin does: it waits, by itself until the credentials it had have expired."""
+        """Requeue a job as an admin does: it waits until its old credentials have expired."""
         self._run("scontrol", "requeue", job)
-        until(lambda: self.jobs().get(job) == "PENDING", deadline_s=60, awaited="the job to be in the queue again")
+        until(lambda: self.jobs().get(job) == "PENDING", deadline_s=60, awaited="the job to be requeued")
 
     def requeue(self, job: str) -> None:
-        """Requeue a job, and have it begin soon."""
+        """Requeue a job and make it start soon."""
         self._run("scontrol", "requeue", job)
-        self.begin_soon(job)
+        self.start_soon(job)
 
-    def begin_soon(self, job: str) -> None:
-        """Have a job that is in the queue again, or soon will be, not wait for its old credentials to expire."""
-        asked = ("squeue", "--noheader", f"--jobs={job}", "--format=%T %r")
-        waits = "PENDING BeginTime"
+    def start_soon(self, job: str) -> None:
+        """Make a job that is, or soon will be, requeued start without waiting for its old credentials to expire."""
+        state_and_reason = ("squeue", "--noheader", f"--jobs={job}", "--format=%T %r")
+        waiting = "PENDING BeginTime"
         until(
-            lambda: self._run(*asked).strip() == waits,
+            lambda: self._run(*state_and_reason).strip() == waiting,
             deadline_s=60,
-            awaited=lambda: f"the job to be in the queue again, and not {self._run(*asked).strip()}",
+            awaited=lambda: f"the job to be requeued, and not {self._run(*state_and_reason).strip()}",
         )
-        self.begin(job)
+        self.start_now(job)
 
-    def begin(self, job: str) -> None:
+    def start_now(self, job: str) -> None:
         """
-        Have a requeued job begin now, and not when all credentials that it had have expired.
+        Make a requeued job start in two seconds, not only when all its old credentials have expired.
 
-        A slurmd takes none that is of the second in which it revoked one, and the job would fail with it.
+        Not at once: slurmd refuses credentials of the second in which it revoked one, and the job would fail.
         """
         self._run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
 
-    def impatient(self) -> dict[str, str]:
-        """The environment for commands that give up soon: Slurm's own take 20 s to miss a slurmctld."""
-        conf = self.folder / "impatient.conf"
+    def short_timeout_env(self) -> dict[str, str]:
+        """The environment for commands with a short timeout: by default Slurm's take 20 s to notice a missing slurmctld."""
+        conf = self.folder / "short-timeout.conf"
         conf.write_text(self.conf.read_text("utf-8") + "MessageTimeout=2\n", "utf-8")
         return {**self.env, "SLURM_CONF": str(conf)}
 
     def stop_controller(self, *, hang: bool = False) -> None:
-        """End slurmctld, or have it hang: it takes connections, and answers nothing."""
+        """End slurmctld, or make it hang: it accepts connections and answers nothing."""
         for pid in self._pids("slurmctld", "slurmscriptd"):
             kill(pid, signal.SIGSTOP if hang else signal.SIGTERM)
         if not hang:
             until(lambda: not self._pids("slurmctld"), deadline_s=30, awaited="slurmctld to end")
 
     def start_controller(self) -> None:
-        """Have slurmctld at work again, with what it had saved."""
+        """Continue or restart slurmctld, with its saved state."""
         hanging = self._pids("slurmctld", "slurmscriptd")
         for pid in hanging:
             kill(pid, signal.SIGCONT)
@@ -203,28 +203,28 @@ class Cluster:
         until(self._states, deadline_s=60, awaited="slurmctld to answer")
 
     def lose_node(self, node: str) -> None:
-        """Kill a node's slurmd and all that jobs run there, and have slurmctld notice at once."""
+        """Kill a node's slurmd and all processes of jobs there, and set the node DOWN at once."""
         self.kill_slurmd(node)
         lost = f"SLURMD_NODENAME={node}".encode()
-        there = []
+        victims = []
         for pid in self.processes():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if lost in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                    there.append(pid)
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # at once: none sees another one go
-            for pid in there:
+                    victims.append(pid)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that none sees another one end
+            for pid in victims:
                 kill(pid, number)
         self._run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
 
     def kill_slurmd(self, node: str) -> None:
-        """Kill the slurmd of a node; what jobs run there goes on."""
+        """Kill the slurmd of a node; processes of jobs there keep running."""
         pid = self._slurmd(node)
         assert pid is not None, f"no slurmd on {node}"
         kill(pid)
         until(lambda: self._slurmd(node) is None, awaited="slurmd to end")
 
-    def mend(self) -> None:
-        """Undo the faults: every daemon runs, every node takes jobs."""
+    def repair(self) -> None:
+        """Undo the faults: every daemon runs, every node accepts jobs."""
         if not self._pids("slurmctld") or not self._states():
             self.start_controller()
         for node in NODES:
@@ -244,7 +244,7 @@ class Cluster:
     def _slurmd(self, node: str) -> int | None:
         words = f"-N\0{node}\0".encode()
         for pid in self._pids("slurmd"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
                 if words in Path(f"/proc/{pid}/cmdline").read_bytes():
                     return pid
         return None
@@ -272,10 +272,10 @@ class Cluster:
         for node in NODES:
             self._daemon("slurmd", "-D", "-N", node, log=f"slurmd-{node}")
         idle = " ".join(f"{node} idle" for node in NODES)
-        until(lambda: self._states() == idle, deadline_s=_START_S, awaited=lambda: f"idle nodes\n{self._complaints()}")
+        until(lambda: self._states() == idle, deadline_s=_START_S, awaited=lambda: f"idle nodes\n{self._daemon_logs()}")
 
-    def _complaints(self) -> str:
-        """The end of every daemon's output: the folder is gone before anybody can look."""
+    def _daemon_logs(self) -> str:
+        """The end of every daemon's output, for the message: the folder is removed when the test fails."""
         outputs = {path.name: path.read_text(encoding="utf-8", errors="replace") for path in self.folder.glob("*.out")}
         return "\n".join(f"== {name}\n{text[-1500:]}" for name, text in sorted(outputs.items()))
 
@@ -292,7 +292,7 @@ class Cluster:
         self._keeper.start([program(name), *arguments], env=self.env, log=self.folder / f"{log or name}.out")
 
     def _states(self) -> str:
-        """`n0 idle n1 idle …`; empty while the controller does not answer."""
+        """`n0 idle n1 idle …`; empty if the controller does not answer."""
         return " ".join(
             self._run("sinfo", "--noheader", "--Node", "--partition=debug", "--format=%N %T", check=False).split()
         )
@@ -306,7 +306,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def open_cluster(*, accounted: bool = False) -> Iterator[Cluster]:
-    """Start a cluster, with slurmdbd and its database if it is to be `accounted`; on leaving, processes and folder are gone."""
+    """Start a cluster, with slurmdbd and its database if `accounted`; on exit, end its processes and remove its folder."""
     for name in PROGRAMS["accounting" if accounted else "slurm"]:
         program(name)
     folder = Path(tempfile.mkdtemp(prefix="orch-slurm-"))

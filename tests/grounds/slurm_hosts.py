@@ -1,4 +1,4 @@
-"""A Slurm cluster over the hosts of hosts.py: h0 is the login node and has the controller, all others compute."""
+"""A Slurm cluster on the hosts of hosts.py: h0 is the login node and runs slurmctld, all others are compute nodes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SlurmHosts:
         self._start()
 
     def inventory(self, folder: Path, *, shared: bool = True, config: Path | None = None) -> Path:
-        """Write `folder`/inventory.yaml; the workdir is shared by all hosts, or below the home that each of them has for itself."""
+        """Write `folder`/inventory.yaml; the workdir is shared by all hosts, or below each host's own home."""
         work = Path("~/work")
         if shared:
             work = self.hosts.folder / f"shared-{secrets.token_hex(4)}"
@@ -57,7 +57,7 @@ class SlurmHosts:
         return write_inventory(folder / "inventory.yaml", base, {})
 
     def jobs(self) -> list[str]:
-        """The ids of all jobs that are not over."""
+        """The ids of all jobs that have not ended."""
         return self._do("squeue", "--noheader", "--format=%i").split()
 
     def _start(self) -> None:
@@ -82,7 +82,7 @@ class SlurmHosts:
         for host in self.nodes:
             self._daemon(host, "slurmd", "-D")
         idle = [f"{host.name} idle" for host in self.nodes]
-        until(lambda: self._states() == idle, deadline_s=30, awaited=self._complaints)
+        until(lambda: self._states() == idle, deadline_s=30, awaited=self._daemon_logs)
 
     def _daemon(self, host: Host, name: str, *arguments: str) -> None:
         env = {"PATH": os.environ["PATH"], "SLURM_CONF": str(self.conf)}
@@ -96,5 +96,5 @@ class SlurmHosts:
         argv = [*self.login.enter(), "env", f"SLURM_CONF={self.conf}", *command]
         return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60).stdout
 
-    def _complaints(self) -> str:
+    def _daemon_logs(self) -> str:
         return "\n".join(f"== {path.name}\n{path.read_text('utf-8')[-1500:]}" for path in self._folder.glob("*.out"))

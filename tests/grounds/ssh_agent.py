@@ -13,7 +13,7 @@ from tests.until import until
 
 @contextlib.contextmanager
 def open_agent(socket: Path) -> Iterator[None]:
-    """Run an empty ssh-agent behind this socket; what should use it needs SSH_AUTH_SOCK."""
+    """Run an empty ssh-agent on this socket; clients need SSH_AUTH_SOCK."""
     with subprocess.Popen([program("ssh-agent"), "-D", "-a", str(socket)], stdout=subprocess.DEVNULL) as agent:
         until(socket.is_socket, awaited="ssh-agent")
         yield

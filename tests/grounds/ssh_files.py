@@ -1,4 +1,4 @@
-"""The files that a ground's sshd and its clients read: settings, and whose keys are known."""
+"""The files that a ground's sshd and its clients read: settings and known keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def authorize(key: Path, path: Path) -> Path:
-    """Write an authorized_keys file that lets `key` in."""
+    """Write an authorized_keys file that accepts `key`."""
     path.write_bytes(key.with_suffix(".pub").read_bytes())
     path.chmod(0o644)  # sshd reads it as the account
     return path
@@ -21,7 +21,7 @@ def known_hosts_line(names: str, host_key: Path) -> str:
 
 
 def server_settings(*, host_key: Path, authorized_keys: Path) -> dict[str, str]:
-    """What every sshd of the grounds is set to; the caller adds where it listens and whom it lets in."""
+    """The settings of every sshd of the grounds; the caller adds ListenAddress and AllowUsers."""
     return {
         "HostKey": str(host_key),
         "PidFile": "none",
@@ -39,7 +39,7 @@ def server_settings(*, host_key: Path, authorized_keys: Path) -> dict[str, str]:
 
 
 def client_settings(*, user: str, port: int, key: Path, known_hosts: Path) -> dict[str, str]:
-    """What every client of the grounds is set to: this key alone, strict host keys, no question asked."""
+    """The settings of every client of the grounds: this key alone, strict host keys, no prompts."""
     return {
         "User": user,
         "Port": str(port),
@@ -61,11 +61,11 @@ def write_server_config(path: Path, settings: Mapping[str, str]) -> Path:
 def write_client_config(
     path: Path, aliases: Mapping[str, str], *, pattern: str, settings: Mapping[str, str], winning: Mapping[str, str]
 ) -> Path:
-    """Write an ssh_config: alias -> address, and for `pattern` the `settings`, over which `winning` ones win."""
+    """Write an ssh_config: alias -> address, and for `pattern` the `settings`, overridden by `winning`."""
     lines = []
     for alias, address in aliases.items():
         lines += [f"Host {alias}", f"  HostName {address}"]
-    # the first value of a keyword counts, and the order among the others is nobody's business
+    # ssh takes the first value of a keyword; the order of keywords does not matter
     lines += [f"Host {pattern}", *(f"  {key} {value}" for key, value in {**winning, **settings, **winning}.items())]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path

@@ -1,8 +1,8 @@
 """
-One real sshd that answers on every address of 127.0.0.0/8 and on ::1, so that each address is a node.
+One sshd that listens on every address of 127.0.0.0/8 and on ::1, so that each address is a node.
 
-Run by root, the nodes' side is an unprivileged account made for the occasion; run by anybody else, it is that same
-account with a home of its own. Keys, homes and logs lie in one temporary folder; nobody's ~/.ssh is read or written.
+If root runs the tests, the nodes' account is a new unprivileged one; otherwise it is the account that runs the tests,
+with another home. Keys, homes and logs are in one temporary folder; no ~/.ssh is read or written.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _KNOWN_ADDRESSES = 1024
 
 
 class Farm:
-    """A running sshd and what is needed to reach it; made by `open_farm`."""
+    """A running sshd and the keys and files for logins to it; made by `open_farm`."""
 
     def __init__(self, folder: Path, account: Account, *, python: Path, keeper: Keeper) -> None:
         self.folder = folder
         self.user = account.user
         self.home = account.home
         self.is_own_account = account.is_own
-        """The nodes run as an account of their own; False: as whoever runs the tests."""
+        """The nodes run as a separate account; False: as the account that runs the tests."""
         self.python = python
-        """Interpreter for the nodes: sees torch when the tests do, never the project."""
+        """Interpreter of the nodes: it can import torch if the tests can, never the project."""
         (self.port,) = free_ports(1)
         self.known_hosts = folder / "known_hosts"
         self._account = account
@@ -66,11 +66,11 @@ class Farm:
         self._start({})
 
     def addresses(self, count: int) -> list[str]:
-        """The first addresses; `n0` to `n7` are aliases of the first eight, and 1,024 are in `known_hosts`."""
+        """The first `count` addresses; `n0` to `n7` are aliases of the first eight, and 1,024 are in `known_hosts`."""
         return [str(_FIRST_ADDRESS + index) for index in range(count)]
 
     def write_ssh_config(self, path: Path, *, known_hosts: Path | None = None, **options: str) -> Path:
-        """Write a client configuration for aliases and addresses; `options` are ssh_config keywords that win."""
+        """Write a client configuration for aliases and addresses; `options` are ssh_config keywords that take precedence."""
         aliases = {f"n{index}": address for index, address in enumerate(self.addresses(ALIASES))}
         known_hosts = known_hosts or self.known_hosts
         settings = client_settings(user=self.user, port=self.port, key=self.client_key, known_hosts=known_hosts)
@@ -90,10 +90,10 @@ class Farm:
         Write `folder`/inventory.yaml for nodes n0, n1, … of the farm.
 
         Args:
-            nodes: how many, or their names out of n0 … n7.
-            aliases: leave the addresses out, so that the names reach the nodes through ssh_config alone.
-            shared: one work folder for all nodes, as on a shared file system; otherwise every node has its own.
-            extra: further top-level keys; mappings are merged into what is written anyway.
+            nodes: the number of nodes, or names out of n0 … n7.
+            aliases: without addresses, so that the names are resolved by ssh_config alone.
+            shared: one work folder for all nodes, as on a shared file system; otherwise one per node.
+            extra: further top-level keys; mappings are merged into the defaults.
         """
         names = [f"n{index}" for index in range(nodes)] if isinstance(nodes, int) else list(nodes)
         work = self.home / secrets.token_hex(4)  # orch makes it
@@ -114,19 +114,19 @@ class Farm:
         return write_inventory(folder / "inventory.yaml", base, extra)
 
     def processes(self) -> dict[int, str]:
-        """Pid -> command name of all that runs on the nodes' side, detached or not; sshd's own processes are left out."""
+        """Pid -> command name of all processes on the nodes' side, detached or not, without those of sshd."""
         return {pid: command for pid, command in self._keeper.processes().items() if not is_connection(command)}
 
     def end_processes(self) -> None:
-        """Kill all that runs on the nodes' side."""
+        """Kill all processes on the nodes' side."""
         until(lambda: not kill_each(self.processes()), awaited="the farm's processes to end")
 
     def drop_connections(self) -> None:
-        """Cut every open connection from the nodes' side; what they started goes on, new connections are welcome."""
+        """Cut every open connection from the nodes' side; processes keep running, new connections are accepted."""
         until(lambda: not kill_each(self.connections()), awaited="connections to end")
 
     def connections(self) -> dict[int, str]:
-        """Pid -> command name of what sshd has started for connections that are open."""
+        """Pid -> command name of sshd's processes for open connections."""
         return {pid: name for pid, name in self._keeper.processes().items() if is_connection(name) and pid != self._pid}
 
     @contextlib.contextmanager
@@ -142,7 +142,7 @@ class Farm:
 
     @contextlib.contextmanager
     def password(self) -> Iterator[str]:
-        """Give the nodes' own account a password within the block; sshd takes it where `restarted` says so."""
+        """Give the nodes' own account a password within the block; sshd accepts it if `restarted` enables passwords."""
         word = secrets.token_urlsafe(12)
         accounts.set_password(self._account, word)
         try:
@@ -152,23 +152,23 @@ class Farm:
 
     @contextlib.contextmanager
     def counted(self, **options: str) -> Iterator[Callable[[], int]]:
-        """Run with other sshd_config keywords within the block, and tell how many connections there were in it."""
+        """Run with other sshd_config keywords within the block, and count the connections in it."""
         log = self.folder / "sshd.log"
         before = log.stat().st_size
         with self.restarted(LogLevel="VERBOSE", **options):
-            greetings = log.read_bytes()[before:].count(b"Connection from")  # until it answered
-            yield lambda: log.read_bytes()[before:].count(b"Connection from") - greetings
+            startup_probes = log.read_bytes()[before:].count(b"Connection from")
+            yield lambda: log.read_bytes()[before:].count(b"Connection from") - startup_probes
 
     @contextlib.contextmanager
     def restart_with_new_host_key(self) -> Iterator[None]:
-        """Present another host key than `known_hosts` tells within the block."""
-        other = make_key(self.folder / f"host_key_{secrets.token_hex(4)}")
-        with self.restarted(HostKey=str(other)):
+        """Present a host key that is not in `known_hosts` within the block."""
+        new_key = make_key(self.folder / f"host_key_{secrets.token_hex(4)}")
+        with self.restarted(HostKey=str(new_key)):
             yield
 
     @contextlib.contextmanager
     def down(self) -> Iterator[None]:
-        """Refuse new connections and cut the open ones within the block, while processes go on: an unreachable node."""
+        """Refuse new connections and cut the open ones within the block; processes keep running: an unreachable node."""
         self._stop()
         self.drop_connections()
         try:
@@ -178,9 +178,11 @@ class Farm:
 
     @contextlib.contextmanager
     def only(self, count: int) -> Iterator[None]:
-        """The first nodes stay within the block: all others refuse connections, and the open ones are cut."""
-        places = "\nListenAddress ".join(f"{address}:{self.port}" for address in ("127.0.0.1", *self.addresses(count)))
-        with self.restarted(ListenAddress=places):
+        """Only the first `count` nodes listen within the block: all others refuse connections, and open ones are cut."""
+        listeners = "\nListenAddress ".join(
+            f"{address}:{self.port}" for address in ("127.0.0.1", *self.addresses(count))
+        )
+        with self.restarted(ListenAddress=listeners):
             self.drop_connections()
             yield
 
@@ -189,18 +191,21 @@ class Farm:
         log = self.folder / "sshd.log"
         argv = [program("sshd"), "-D", "-e", "-f", str(config)]
         self._pid = self._keeper.start(argv, env={"PATH": os.environ.get("PATH", os.defpath)}, log=log)
-        until(lambda: _greets(self.port), awaited=lambda: f"sshd to answer; its log: {log.read_text(encoding='utf-8')}")
+        until(
+            lambda: _sends_banner(self.port),
+            awaited=lambda: f"sshd to answer; its log: {log.read_text(encoding='utf-8')}",
+        )
 
     def _settings(self, options: Mapping[str, str]) -> dict[str, str]:
         settings = {
-            # loopback as a whole cannot be listened on; AllowUsers keeps everybody else out
+            # sshd cannot listen on a whole network; AllowUsers refuses clients from elsewhere
             "ListenAddress": f"0.0.0.0:{self.port}\nListenAddress [::1]:{self.port}",
             "AllowUsers": f"{self.user}@127.0.0.0/8 {self.user}@::1",
             **server_settings(host_key=self._host_key, authorized_keys=self._authorized_keys),
         }
         if not self._account.is_own:
             settings["SetEnv"] = f"HOME={self.home}"
-            settings["ForceCommand"] = str(_write_entrance(self.folder / "enter"))
+            settings["ForceCommand"] = str(_write_login_script(self.folder / "enter"))
         return {**settings, **options}
 
     def _stop(self) -> None:
@@ -216,10 +221,10 @@ class Farm:
 @contextlib.contextmanager
 def open_farm(*, own_account: bool | None = None) -> Iterator[Farm]:
     """
-    Start a farm; on leaving, its processes, folder and account are gone.
+    Start a farm; on exit, end its processes and remove its folder and account.
 
-    `own_account` None takes an own account when that is possible: for root, when the account can reach a Python and the
-    installed packages. Otherwise the farm logs in as whoever runs the tests.
+    `own_account` None makes a separate account if possible: if root runs the tests and the account can reach a Python and
+    the installed packages. Otherwise the logins are those of the account that runs the tests.
     """
     for name in ("sshd", "ssh", "ssh-keygen"):
         program(name)
@@ -241,14 +246,14 @@ def open_farm(*, own_account: bool | None = None) -> Iterator[Farm]:
     if not account.is_own or own_account:
         raise RuntimeError(f"no Python for {account.user} that reaches the installed packages")
     logging.getLogger(__name__).warning(
-        "another account cannot reach this checkout: nodes run as whoever runs the tests"
+        "another account cannot reach this checkout: nodes run as the account that runs the tests"
     )
     with open_farm(own_account=False) as farm:
         yield farm
 
 
-def _write_entrance(path: Path) -> Path:
-    """What a login as an account with another home runs: sshd itself enters the home of the password file."""
+def _write_login_script(path: Path) -> Path:
+    """Write the ForceCommand that enters the account's other home: sshd itself enters the home of the password file."""
     path.write_text(
         '#!/bin/sh\ncd "$HOME" && exec "$SHELL" -c "${SSH_ORIGINAL_COMMAND:-exec $SHELL -l}"\n', encoding="utf-8"
     )
@@ -270,7 +275,7 @@ def certify(public: Path, authority: Path, *options: str) -> Path:
     return public.with_name(f"{public.stem}-cert.pub")
 
 
-def _greets(port: int) -> bool:
+def _sends_banner(port: int) -> bool:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
             return connection.recv(4) == b"SSH-"
@@ -279,5 +284,5 @@ def _greets(port: int) -> bool:
 
 
 def is_connection(command: str) -> bool:
-    """Tell a process of sshd's, by its command name, from what it was asked to run."""
+    """True if the command name is that of an sshd process, not of a user's command."""
     return command.startswith(("sshd", "sftp-server"))  # later OpenSSH also has sshd-session and sshd-auth

@@ -1,5 +1,5 @@
 """
-A stand-in for the agent that does whatever a test of the endpoint wants, and the folders it runs in.
+A stand-in for the agent that runs the program of a test of the endpoint, and the folders it runs in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.node.machine import boot_id, live_fields
 from tests.until import until
 
-# Writes agent.json as the real one does, then does what the test wants.
+# `ready` writes agent.json as the real agent does; the test's own program follows.
 AGENT = """
 import json, os, signal, subprocess, sys, time
 def record(pid):
@@ -39,7 +39,7 @@ def ready():
 
 
 class Ground:
-    """One attempt's folder with the node folder n0, and whatever is started there."""
+    """An attempt's folder with the node folder n0, and the processes started there."""
 
     def __init__(self, attempt: Path) -> None:
         self.attempt = attempt
@@ -58,7 +58,7 @@ class Ground:
         return pid
 
     def rank(self) -> int:
-        """The pid of the last rank that was started."""
+        """The pid of the rank that started last."""
         pid = until(lambda: [e["pid"] for e in self.events() if e["event"] == "rank-started"], awaited="a rank")[-1]
         self.pids.append(pid)
         return int(pid)
@@ -73,7 +73,7 @@ class Ground:
         return child
 
     def write_record(self, pid: int, **changes: object) -> None:
-        """Write an agent.json and the event of a rank that both name this process."""
+        """Write an agent.json and a rank-started event that both name this process."""
         fields = live_fields(pid)
         assert fields is not None
         record = {"pid": pid, "start_time": int(fields[19]), "boot_id": boot_id(), **changes}
@@ -85,7 +85,7 @@ class Ground:
         (self.folder / "events.jsonl").write_text(json.dumps(event) + "\n")
 
     def end(self) -> None:
-        """End all that was started here."""
+        """Kill all processes that were started here."""
         for pid in self.pids:
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)

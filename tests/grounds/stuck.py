@@ -1,4 +1,4 @@
-"""Servers that stop or hang up in the middle of a login, on every loopback address: stand-ins, for no real sshd can be told to."""
+"""Servers that hang or close the connection in the middle of a login, on every loopback address: no real sshd can be made to."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import paramiko
 
 
 @contextlib.contextmanager
-def stuck_after_greeting() -> Iterator[int]:
-    """A port where the server introduces itself and then says nothing more."""
+def stuck_after_banner() -> Iterator[int]:
+    """A port where the server sends its SSH banner and then nothing more."""
     with _listening(lambda connection: connection.sendall(b"SSH-2.0-stuck\r\n")) as port:
         yield port
 
 
 @contextlib.contextmanager
 def resetting(connections: list[socket.socket]) -> Iterator[int]:
-    """A port where every connection is reset at once, and kept count of."""
+    """A port where every connection is reset at once and appended to `connections`."""
 
     def reset(connection: socket.socket) -> None:
         connections.append(connection)
@@ -41,27 +41,29 @@ def stuck_in_login(
     requests: list[str] | None = None,
 ) -> Iterator[int]:
     """
-    A port with a paramiko server of this host key that takes any key, but makes up its mind when the gate opens.
+    A port with a paramiko server of this host key that accepts any key, but answers only when the gate opens.
 
     Args:
-        hang_up: it closes the connection without a word instead, and keeps the keys that it saw there.
-        requests: where it keeps the names of the global requests that come, such as keepalives.
+        hang_up: close the connection without an answer instead, and append the offered keys to this list.
+        requests: append the names of the client's global requests, such as keepalives, to this list.
     """
     key = paramiko.Ed25519Key.from_private_key_file(str(host_key))
     transports: list[paramiko.Transport] = []
 
-    def greet(connection: socket.socket) -> None:
+    def serve_login(connection: socket.socket) -> None:
         transport = paramiko.Transport(connection)
         transport.add_server_key(key)
         transports.append(transport)
         server = (
-            _Undecided(gate, [] if requests is None else requests) if hang_up is None else _Rude(connection, hang_up)
+            _GatedServer(gate, [] if requests is None else requests)
+            if hang_up is None
+            else _ClosingServer(connection, hang_up)
         )
-        with contextlib.suppress(paramiko.SSHException):  # the client has had enough
+        with contextlib.suppress(paramiko.SSHException):  # the client has disconnected
             transport.start_server(event=threading.Event(), server=server)
 
     try:
-        with _listening(greet) as port:
+        with _listening(serve_login) as port:
             yield port
     finally:
         gate.set()
@@ -70,7 +72,7 @@ def stuck_in_login(
             transport.join()
 
 
-class _Undecided(paramiko.ServerInterface):
+class _GatedServer(paramiko.ServerInterface):
     def __init__(self, gate: threading.Event, requests: list[str]) -> None:
         self._gate = gate
         self._requests = requests
@@ -87,22 +89,22 @@ class _Undecided(paramiko.ServerInterface):
         return False
 
 
-class _Rude(paramiko.ServerInterface):
-    def __init__(self, connection: socket.socket, seen: list[paramiko.PKey]) -> None:
+class _ClosingServer(paramiko.ServerInterface):
+    def __init__(self, connection: socket.socket, offered_keys: list[paramiko.PKey]) -> None:
         self._connection = connection
-        self._seen = seen
+        self._offered_keys = offered_keys
 
     def get_allowed_auths(self, username: str) -> str:  # noqa: ARG002  paramiko's signature
         return "publickey"
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:  # noqa: ARG002  paramiko's signature
-        self._seen.append(key)
+        self._offered_keys.append(key)
         self._connection.shutdown(socket.SHUT_RDWR)
         return paramiko.common.AUTH_FAILED
 
 
 @contextlib.contextmanager
-def _listening(greet: Callable[[socket.socket], None]) -> Iterator[int]:
+def _listening(handle: Callable[[socket.socket], None]) -> Iterator[int]:
     connections: list[socket.socket] = []
     with socket.socket() as listener:
         listener.bind(("", 0))
@@ -115,7 +117,7 @@ def _listening(greet: Callable[[socket.socket], None]) -> Iterator[int]:
                 except OSError:  # closed
                     return
                 connections.append(connection)
-                greet(connection)
+                handle(connection)
 
         server = threading.Thread(target=serve)
         server.start()

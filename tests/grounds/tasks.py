@@ -1,4 +1,4 @@
-"""Tasks as a user may write them, for ranks that a test starts: task=tests.grounds.tasks:Points."""
+"""Tasks like those of users, for ranks that a test starts: task=tests.grounds.tasks:Points."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Sample = tuple[torch.Tensor, torch.Tensor]
 
 class Points(Task):
     """
-    A small net through points.
+    A small net that fits points on a line.
 
     Args:
         config: as for every task.
-        broken: the sample of this number is no number.
-        draws: the loss depends on what Python's and numpy's generators give.
-        part: batches of which the first point has a negative sum leave a half of the net out.
-        steep: the gradient is no number, though the loss is one.
+        broken: the sample of this number is NaN.
+        draws: the loss depends on Python's and numpy's generators.
+        part: batches whose first point has a negative sum do not use one half of the net.
+        steep: the gradient is NaN, though the loss is a number.
     """
 
     def __init__(
@@ -51,25 +51,25 @@ class Points(Task):
     def loss(self, model: Any, batch: Sample) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
         points, targets = batch
         both = not (self.part and float(points[0].sum()) < 0)
-        found = model(points, both=both).float()
-        loss: torch.Tensor = (found - targets).pow(2).mean()
+        prediction = model(points, both=both).float()
+        loss: torch.Tensor = (prediction - targets).pow(2).mean()
         if self.steep:
-            loss = loss + (found * 0).abs().sqrt().sum()
+            loss = loss + (prediction * 0).abs().sqrt().sum()
         return loss * (1 + random.random() + np.random.rand()) if self.draws else loss  # noqa: NPY002, S311 -- as users do
 
 
 class Ranked(Points):
-    """Its evaluation gives the number of the rank that evaluates."""
+    """Its evaluation returns the rank that evaluates."""
 
     def build_data(self, split: str) -> list[Sample] | None:  # noqa: ARG002 -- the same points for both
         return super().build_data("train")
 
-    def evaluate(self, model: Any, batch: Sample) -> dict[str, float]:  # noqa: ANN401, ARG002 -- neither matters
+    def evaluate(self, model: Any, batch: Sample) -> dict[str, float]:  # noqa: ANN401, ARG002 -- both unused
         return {"loss": float(os.environ["RANK"])}
 
 
 class Fp16OnCpu(Points):
-    """The same where CPUs know fp16 in DeepSpeed's eyes: it refuses there what torch can compute."""
+    """Points with DeepSpeed's check for fp16 on CPUs overridden: it refuses what torch can compute."""
 
     def __init__(self, config: TrainConfig, *, steep: bool = False) -> None:
         super().__init__(config, steep=steep)
@@ -80,12 +80,12 @@ class Fp16OnCpu(Points):
 
 class Miscomputing(Points):
     """
-    On a device that goes wrong once, on one rank: the norm of the gradient that all ranks share is no number there.
+    A device that miscomputes once, on one rank: the norm of the gradient that all ranks share is NaN there.
 
     Args:
         config: as for every task.
-        at: in the norm of this number, from 1; DDP computes one a step.
-        rank: whose device it is.
+        at: the number of the wrong norm, from 1; DDP computes one per step.
+        rank: the rank of that device.
     """
 
     def __init__(self, config: TrainConfig, *, at: int, rank: int) -> None:
@@ -103,11 +103,11 @@ class Miscomputing(Points):
 
 
 class Counted(Points):
-    """In two blocks; each loss reports how many graphs torch.compile has made so far."""
+    """Points with two blocks; each loss prints the number of graphs that torch.compile has made so far."""
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         assert isinstance(model, Halves)
-        return [model.one, model.other]
+        return [model.first, model.second]
 
     def loss(self, model: Any, batch: Sample) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
         counters = importlib.import_module("torch._dynamo.utils").counters
@@ -116,12 +116,12 @@ class Counted(Points):
 
 
 class Halves(nn.Module):
-    """Two small nets, whose sum it gives, or the first alone."""
+    """Two small nets; returns their sum, or the first one's output alone."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.other = (nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1)) for _ in range(2))
+        self.first, self.second = (nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1)) for _ in range(2))
 
     def forward(self, points: torch.Tensor, *, both: bool) -> torch.Tensor:
-        found: torch.Tensor = self.one(points) + self.other(points) if both else self.one(points)
-        return found
+        prediction: torch.Tensor = self.first(points) + self.second(points) if both else self.first(points)
+        return prediction

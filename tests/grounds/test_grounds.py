@@ -1,4 +1,4 @@
-"""The parts that the grounds share."""
+"""Tests of the common parts of the grounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task with all that a model may have beside weights of its own: weights in two places, buffers, and a plain tensor."""
+"""A task whose model has shared weights, buffers and a plain tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDS, WIDTH, LENGTH = 13, 8, 6
 
 
 class Block(nn.Module):
-    """Attention to what came before, with positions turned into the queries."""
+    """Causal attention whose queries are scaled by position."""
 
     turn: torch.Tensor
     past: torch.Tensor
@@ -25,7 +25,7 @@ class Block(nn.Module):
         super().__init__()
         self.mix = nn.Linear(WIDTH, WIDTH)
         self.out = nn.Linear(WIDTH, WIDTH)
-        # Of positions that bf16 does not tell apart.
+        # cosines of positions that are equal in bf16
         self.register_buffer(
             "turn", 5.0 * torch.arange(1000.0, 1000.0 + LENGTH).cos()[:, None].repeat(1, WIDTH), persistent=False
         )
@@ -40,14 +40,14 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """One weight for the words at both ends, and one for the first and the last block."""
+    """The embedding and the head share a weight, and so do the first and the last block."""
 
     def __init__(self) -> None:
         super().__init__()
         self.token = nn.Embedding(WORDS, WIDTH)
-        first, between, last = Block(), Block(), Block()
+        first, middle, last = Block(), Block(), Block()
         last.out.weight = first.out.weight
-        self.blocks = nn.ModuleList([first, between, last])
+        self.blocks = nn.ModuleList([first, middle, last])
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
         self.head.weight = self.token.weight
 
@@ -60,7 +60,7 @@ class Model(nn.Module):
 
 
 class Sentences:
-    """Each follows from its index."""
+    """Samples that are a function of their index."""
 
     def __len__(self) -> int:
         return 64
@@ -70,7 +70,7 @@ class Sentences:
 
 
 class Tied(Task):
-    """Trains in no time."""
+    """Trains within seconds."""
 
     def build_model(self) -> Model:
         return Model()

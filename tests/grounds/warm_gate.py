@@ -1,4 +1,4 @@
-"""Where ranks that orch has started become ranks of a warm trainer: what a node runs is tests/grounds/warm_rank.py."""
+"""A socket through which ranks that orch starts run in a warm trainer: a node runs tests/grounds/warm_rank.py."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any
 
 from tests.grounds.warm_trainer import WarmProcess, WarmTrainer
 
-NOT_OURS = ("ORCH_RUN_DIR", "TORCHELASTIC_ERROR_FILE")
+RUN_FOLDER_VARIABLES = ("ORCH_RUN_DIR", "TORCHELASTIC_ERROR_FILE")
 WARM_RANK = Path(__file__).with_name("warm_rank.py")
 
 
 class WarmGate:
-    """A socket at which they ask, with the environment and the words that orch gave them."""
+    """A socket to which ranks send the environment and the arguments that orch gave them."""
 
     def __init__(self, path: Path, trainer_for: Callable[[Sequence[str]], WarmTrainer]) -> None:
         self.path = path
         self.ranks: dict[str, WarmProcess] = {}
-        """RANK -> the process that was started last for it."""
+        """RANK -> its latest process."""
         self._trainer_for = trainer_for
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
-        path.chmod(0o666)  # nodes have an account of their own
+        path.chmod(0o666)  # nodes run as another account
         self._listener.listen()
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -48,23 +48,23 @@ class WarmGate:
             self._threads[-1].start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Whoever asked and rank end together, whichever ends first."""
-        with connection, connection.makefile("rb") as asked:
-            request: dict[str, Any] = json.loads(asked.readline())
+        """Run a rank for one request; if the rank or its client ends, so does the other."""
+        with connection, connection.makefile("rb") as requests:
+            request: dict[str, Any] = json.loads(requests.readline())
             words = request["words"]
-            # Not what leads into the run's folder, which is the nodes' account's own.
-            env = {name: value for name, value in request["env"].items() if name not in NOT_OURS}
+            # without paths below the run's folder, which only the nodes' account can read
+            env = {name: value for name, value in request["env"].items() if name not in RUN_FOLDER_VARIABLES}
             output = [Path(path) for path in request["output"]]
             process = self._trainer_for(words).start(words, env=env, cwd=Path(request["cwd"]), output=output)
             self.ranks[env["RANK"]] = process
-            ended = threading.Thread(target=_tell, args=(process, connection), daemon=True)
-            ended.start()
-            asked.read()
+            reporter = threading.Thread(target=_report_exit, args=(process, connection), daemon=True)
+            reporter.start()
+            requests.read()
             process.kill()
-            ended.join()
+            reporter.join()
 
 
-def _tell(process: WarmProcess, connection: socket.socket) -> None:
+def _report_exit(process: WarmProcess, connection: socket.socket) -> None:
     code = process.wait()
     with contextlib.suppress(OSError):
         connection.sendall(str(code).encode())

@@ -1,5 +1,5 @@
 """
-What orch starts on a node in place of `python -m trainer`: it has a warm trainer do its work, and ends as that ends.
+The program that orch starts on a node in place of `python -m trainer`: a warm trainer does the work, this exits like it.
 
     warm_rank.py SOCKET WORD…
 """

@@ -1,4 +1,4 @@
-"""Ranks of the trainer, forked from a process that has imported what they need: seconds of imports are paid once, not by each."""
+"""Ranks of the trainer, forked from a process that has imported their modules: the seconds of imports are spent once, not per rank."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-NEEDED = ("trainer.run_rank", "torch._dynamo", "torch.distributed.fsdp")
-OF_DEEPSPEED = ("deepspeed", "deepspeed.module_inject", "deepspeed.ops", "deepspeed.runtime.zero.muon.muon_optimizer")
+MODULES = ("trainer.run_rank", "torch._dynamo", "torch.distributed.fsdp")
+DEEPSPEED_MODULES = (
+    "deepspeed",
+    "deepspeed.module_inject",
+    "deepspeed.ops",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+)
 _NUMBER = struct.Struct("i")
 
 
 class WarmProcess:
-    """A rank: what tests need of a subprocess.Popen. Its parent, who sends its signals, is a process that does nothing else."""
+    """A rank, with the part of subprocess.Popen's interface that tests need. Its parent process only waits and forwards signals."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -43,7 +48,7 @@ class WarmProcess:
             return None
 
     def send_signal(self, number: int) -> None:
-        """To one that has ended, nothing is sent."""
+        """Send a signal, unless the rank has ended."""
         if self._code is None:
             self._connection.settimeout(None)
             with contextlib.suppress(ConnectionError):
@@ -60,7 +65,7 @@ class WarmProcess:
 
 
 class WarmTrainer:
-    """The process that they are forked from."""
+    """The process that the ranks are forked from."""
 
     def __init__(self, modules: Sequence[str], env: Mapping[str, str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -69,7 +74,7 @@ class WarmTrainer:
         theirs.close()
 
     def start(self, words: Sequence[str], *, env: Mapping[str, str], cwd: Path, output: Sequence[Path]) -> WarmProcess:
-        """Run `python -m trainer WORDS` there; `output` are the files of its standard output and error."""
+        """Run `python -m trainer WORDS` in `cwd`; `output` are the files of its standard output and error."""
         ours, theirs = socket.socketpair()
         request = {"words": words, "env": dict(env), "cwd": str(cwd), "output": [str(path) for path in output]}
         socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])
@@ -82,7 +87,7 @@ class WarmTrainer:
 
 
 def _serve(control: socket.socket) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who minds a rank needs no parent
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the parents of ranks need not be reaped
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, 1 << 18, 1)
         if not request:
@@ -90,39 +95,41 @@ def _serve(control: socket.socket) -> None:
         connection = socket.socket(fileno=descriptors[0])
         if os.fork() == 0:
             control.close()
-            _mind(json.loads(request), connection)
+            _supervise_rank(json.loads(request), connection)
             return
         connection.close()
 
 
-def _mind(request: Mapping[str, Any], connection: socket.socket) -> None:
-    """Be the parent of a rank; returns in the rank, when that has ended of itself."""
+def _supervise_rank(request: Mapping[str, Any], connection: socket.socket) -> None:
+    """Fork a rank, forward its signals and report its exit code; returns in the rank, after its training."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     rank = os.fork()
     if rank == 0:
         connection.close()
-        _become(request)
+        _run_trainer(request)
         return
     connection.sendall(_NUMBER.pack(rank))
-    threading.Thread(target=_pass_on, args=(connection, rank), daemon=True).start()
+    threading.Thread(target=_forward_signals, args=(connection, rank), daemon=True).start()
     _, status = os.waitpid(rank, 0)
     connection.sendall(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
     os._exit(0)
 
 
-def _pass_on(connection: socket.socket, rank: int) -> None:
-    """Send the rank what signals come; none of them lives longer than the test."""
-    with contextlib.suppress(ProcessLookupError):  # it has ended, and the test may have heard of it
+def _forward_signals(connection: socket.socket, rank: int) -> None:
+    """Forward signals to the rank, and kill it when the test closes the connection."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended
         while number := connection.recv(1):
             os.kill(rank, number[0])
         os.kill(rank, signal.SIGKILL)
 
 
-def _become(request: Mapping[str, Any]) -> None:
+def _run_trainer(request: Mapping[str, Any]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    sys.path[:0] = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one and one not in sys.path]
+    sys.path[:0] = [
+        folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder not in sys.path
+    ]
     for descriptor, path in enumerate(request["output"], start=1):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, descriptor)

@@ -164,7 +164,7 @@ def test_push_that_is_interrupted_leaves_the_secret_in_node_sh_at_most(
     with held_launch("push", farm, tmp_path, env_file=".env") as launch:
         os.kill(launch.process.pid, number)
         launch.process.communicate(timeout=60)
-        launch.let_go()
+        launch.open_gate()
         until(lambda: not farm.processes(), awaited="what was pushed to end", deadline_s=40)
     assert _holders(tmp_path, secret) == {}
     assert _holders(farm.home, secret).items() <= {("node.sh", 0o600)}

@@ -86,7 +86,7 @@ def test_training_saves_and_goes_on_in_another_attempt_as_if_nothing_had_been(or
             cluster.signal(job, "USR2")
         else:
             cluster.preempt("n0", "n1")
-        cluster.begin_soon(job)
+        cluster.start_soon(job)
         assert cluster.wait_for(orch, run, "DONE")["attempt"] == 2
         cluster.wait_for(orch, straight, "DONE")
         assert len(_steps(folder)) == 80
@@ -129,7 +129,7 @@ def test_job_requeues_itself_where_nodes_have_no_scontrol(
     lines = "if attempt == 1: waits(signal.SIGUSR2)"
     run, job = start(lines, "in attempt 1", env={"PATH": str(tmp_path / "bin")})
     cluster.signal(job, "USR2")
-    cluster.begin_soon(job)
+    cluster.start_soon(job)
     assert cluster.wait_for(orch, run, "DONE")["attempt"] == 2
 
 
@@ -147,7 +147,7 @@ def test_three_attempts_without_progress_are_enough(start: Start, orch: Orch, cl
     run, job = start("save(7); sys.exit(99)")
     for attempt in (2, 3, 4):
         until(lambda: f"for attempt {attempt}" in orch.printed(run), awaited="the next attempt", deadline_s=60)  # noqa: B023
-        cluster.begin_soon(job)
+        cluster.start_soon(job)
     status = cluster.wait_for(orch, run, "FAILED")
     assert status["attempt"] == 4  # the first one made some
     assert "3 attempts in a row made no progress" in status["message"]
@@ -156,7 +156,7 @@ def test_three_attempts_without_progress_are_enough(start: Start, orch: Orch, cl
 
 def test_retries_are_bounded_though_each_makes_progress(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("save(attempt); sys.exit(99)", max_retries=1)
-    cluster.begin_soon(job)
+    cluster.start_soon(job)
     status = cluster.wait_for(orch, run, "FAILED")
     assert status["attempt"] == 2
     assert "attempt 2 was the last: slurm.max_retries is 1" in status["message"]
@@ -188,5 +188,5 @@ def test_time_limit_that_nobody_minded_is_continued_as_progress_was_made(
     run, job = start("save(5 * attempt)\nif attempt == 1: waits()", "in attempt 1", time="00:01:00", warn_s=5)
     until(lambda: "Slurm will end the job" in orch.printed(run), awaited="the warning", deadline_s=100)
     until(lambda: cluster.jobs().get(job) == "PENDING", awaited="the job to be in the queue again", deadline_s=150)
-    cluster.begin_soon(job)
+    cluster.start_soon(job)
     assert cluster.wait_for(orch, run, "DONE")["attempt"] == 2

@@ -23,7 +23,7 @@ COUNT = 'n=0; while ! [ -e "$0" ]; do n=$((n+1)); echo "line $n"; sleep 0.2; don
 def orch(cluster: Cluster, tmp_path: Path) -> Iterator[Orch]:
     cluster.inventory(tmp_path)
     yield Orch(tmp_path, env=dict(cluster.env))
-    cluster.mend()
+    cluster.repair()
 
 
 def _texts(orch: Orch, run: str) -> list[str]:
@@ -40,7 +40,7 @@ def _counting(orch: Orch) -> tuple[str, Path]:
 @pytest.mark.timeout(300)
 def test_run_that_ends_while_slurmctld_is_down_is_done_and_its_log_is_whole(orch: Orch, cluster: Cluster) -> None:
     run, enough = _counting(orch)
-    orch.env = cluster.impatient()
+    orch.env = cluster.short_timeout_env()
     with orch.start("logs", "-f", run) as following:
         assert following.stdout is not None
         assert following.stderr is not None
@@ -86,7 +86,7 @@ def test_follow_prints_on_while_squeue_hangs(orch: Orch) -> None:
 
 def test_submission_that_slurmctld_refuses_to_hear_fails_and_leaves_nothing(orch: Orch, cluster: Cluster) -> None:
     cluster.stop_controller()
-    orch.env = cluster.impatient()
+    orch.env = cluster.short_timeout_env()
     done = orch("submit", "--detach", "-j", "1x1", "--", "true", code=4)
     assert "Unable to contact slurm controller" in done.stderr
     assert "scontrol ping" in done.stderr
@@ -215,7 +215,7 @@ def test_job_of_a_lost_node_waits_and_goes_on_in_its_next_attempt(orch: Orch, cl
     status = orch.status(run)
     cluster.lose_node(status["nodes"][1]["node"])
     cluster.wait_for(orch, run, "PENDING")
-    cluster.begin(status["slurm_job"])
+    cluster.start_now(status["slurm_job"])
     cluster.wait_for(orch, run, "DONE", deadline_s=120)
     assert _texts(orch, run) == ["attempt 1"] * 2 + ["attempt 2"] * 2
 

@@ -37,7 +37,7 @@ def orch(cluster: Cluster, tmp_path: Path) -> Iterator[Orch]:
     ]
     cluster.inventory(tmp_path, env={"OMP_NUM_THREADS": "1"}, slurm={"spare_nodes": 1}, nodes=nodes)
     yield Orch(tmp_path, env=dict(cluster.env))
-    cluster.mend()
+    cluster.repair()
 
 
 def _submit(orch: Orch, lines: str) -> tuple[str, str]:
@@ -93,8 +93,8 @@ def test_job_of_which_too_few_nodes_are_left_waits_for_others_in_the_queue(orch:
     for attempt, node in ((1, "n1"), (2, "n2")):
         until(lambda: len(_ranks(orch, run)) == 2 * attempt, deadline_s=60, awaited=f"attempt {attempt}")  # noqa: B023
         cluster.lose_node(node)
-    cluster.mend()
-    cluster.begin_soon(job)
+    cluster.repair()
+    cluster.start_soon(job)
     assert cluster.wait_for(orch, run, "DONE")["attempt"] == 3
     said = orch("logs", run).stdout
     assert said.count("the job restarts in the same allocation, as attempt 2, without n1") == 1

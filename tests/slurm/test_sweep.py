@@ -69,7 +69,7 @@ def test_of_an_array_the_task_that_was_warned_goes_on_in_another_attempt_and_no_
     cluster.wait_for(orch, short, "DONE")
     job = orch.slurm_job(long)
     cluster.signal(job, "USR2")
-    cluster.begin_soon(job)
+    cluster.start_soon(job)
     until(lambda: "resuming from" in orch.printed(long), awaited="the second attempt", deadline_s=90)
     assert (orch.status(long)["state"], orch.status(long)["attempt"]) == ("RUNNING", 2)
     assert (orch.status(short)["state"], orch.status(short)["attempt"]) == ("DONE", 1)

@@ -22,7 +22,7 @@ from orchestrator.transports.ssh import transport as ssh
 from orchestrator.transports.ssh.transport import SshTransport
 from tests.grounds.ports import refusing_port, silent_port
 from tests.grounds.sshd import Farm, make_key
-from tests.grounds.stuck import resetting, stuck_after_greeting, stuck_in_login
+from tests.grounds.stuck import resetting, stuck_after_banner, stuck_in_login
 from tests.until import until
 
 
@@ -194,7 +194,7 @@ def test_a_channel_is_closed_though_its_connection_has_gone(farm: Farm, monkeypa
 
 
 def test_a_server_that_only_greets_is_given_up(farm: Farm) -> None:
-    with stuck_after_greeting() as port:
+    with stuck_after_banner() as port:
         begun = time.monotonic()
         with pytest.raises(Unreachable, match=rf"port {port}: timed out after 1 s"):
             login(Node(name="n0", port=port), config=str(farm.ssh_config), connect_timeout_s=1)
@@ -208,7 +208,7 @@ def test_hosts_that_hang_delay_nobody_beyond_their_own_timeouts(
     """Seven hang, in every stage of a login, and stand first; seven are well. Behind them: how many times all may hang."""
     with (
         silent_port() as silent,
-        stuck_after_greeting() as greeting,
+        stuck_after_banner() as greeting,
         _known(farm, tmp_path, threading.Event(), host_key) as way,
     ):
         ports = [silent, greeting, silent, greeting, silent, way["port"], way["port"]]

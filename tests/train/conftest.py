@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.grounds.ports import free_ports
-from tests.grounds.warm_trainer import NEEDED, OF_DEEPSPEED, WarmProcess, WarmTrainer
+from tests.grounds.warm_trainer import DEEPSPEED_MODULES, MODULES, WarmProcess, WarmTrainer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 90.0
@@ -63,7 +63,7 @@ def warm() -> Iterator[Warm]:
 
     def of(*, deepspeed: bool) -> WarmTrainer:
         if deepspeed not in trainers:
-            modules = (*NEEDED, *OF_DEEPSPEED) if deepspeed else NEEDED
+            modules = (*MODULES, *DEEPSPEED_MODULES) if deepspeed else MODULES
             trainers[deepspeed] = WarmTrainer(modules, clean_environment())
         return trainers[deepspeed]
 

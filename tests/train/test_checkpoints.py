@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.grounds import components
-from tests.grounds.damaged_strategies import CHOSEN, damages_of
+from tests.grounds.damaged_strategies import COMMON_DAMAGES, damages_of
 from tests.grounds.ports import free_ports
 from tests.train.conftest import DEADLINE_S, REPOSITORY, StartRanks, clean_environment
 from tests.until import until
@@ -44,8 +44,8 @@ def test_damage_under_every_strategy_takes_all_ranks_to_the_older_checkpoint_and
     expected = [[strategy, damage, 1, True] for strategy in STRATEGIES for damage in damages_of(strategy)]
     found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
     assert [one["damaged"] for one in found] == [expected, expected]
-    assert found[0]["went back"] == [[strategy, 2, True] for strategy in STRATEGIES]
-    assert len(CHOSEN) >= 7
+    assert found[0]["returned"] == [[strategy, 2, True] for strategy in STRATEGIES]
+    assert len(COMMON_DAMAGES) >= 7
     assert len(damages_of("fsdp2")) >= 18
     assert list(tmp_path.glob("*/step_3*")) == []
     aside = sorted(str(path.parent.parent.relative_to(tmp_path)) for path in tmp_path.glob("*/quarantine/*"))
