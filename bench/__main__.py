@@ -81,7 +81,7 @@ def _options() -> argparse.Namespace:
         "--repetitions", type=int, default=7, metavar="N", help="counted runs of each contestant (default: 7)"
     )
     parser.add_argument(
-        "--only", action="append", choices=list(MEASURES), help="run this benchmark only; may be repeated"
+        "--only", type=_names, metavar="NAME[,NAME...]", help=f"run only these benchmarks, of {', '.join(MEASURES)}"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures of every run to FILE")
     parser.add_argument("--update", type=Path, metavar="FILE", help="replace the figures in FILE")
@@ -91,6 +91,13 @@ def _options() -> argparse.Namespace:
             f"--update {options.update}: no such file, or no lines {report.BEGIN.strip()} and {report.END.strip()}"
         )
     return options
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in MEASURES]:
+        raise argparse.ArgumentTypeError(f"no benchmark is called {unknown[0]!r}; there are {', '.join(MEASURES)}")
+    return names
 
 
 if __name__ == "__main__":
