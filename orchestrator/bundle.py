@@ -1,4 +1,4 @@
-"""What a node needs beside Python and torch: the agent, the trainer and the user's code, named by its digest."""
+"""The bundle that is sent to the nodes: the agent, the trainer and the user's code in one archive, named by its digest."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv"}
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """The files as they were when they were read, once: `digest` names exactly the content of `archive`."""
+    """Files that were read exactly once, so that `digest` identifies the content of `archive`."""
 
     files: tuple[tuple[str, Path], ...]
-    """Name within the bundle -> the file here; symbolic links travel as links."""
+    """Pairs of the name within the bundle and the file here; a symbolic link is sent as a link."""
     digest: str
-    """Hex digest over names, modes and contents: equal bundles are pushed once."""
+    """Hex digest of names, modes and contents; a node that has a bundle of this digest is sent none."""
     archive: bytes = field(repr=False)
     """A tar.gz, the same for all nodes."""
     archive_sha256: str
     left_out: tuple[str, ...] = ()
-    """Symbolic links of the code that lead out of it: a node would refuse them."""
+    """Symbolic links of the code that point out of it; a node would refuse them."""
 
 
 def _pack(files: Sequence[tuple[str, Path]]) -> tuple[str, bytes]:
     """
-    Read each file once, and give the digest and the archive of what was read.
+    Read each file once, and return the digest and the archive of the contents.
 
-    Compression 1, since most of what travels is small and the network is near.
+    Compression level 1: most files are small, and the network to the nodes is fast.
     """
     total, buffer = hashlib.sha256(), io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
@@ -47,14 +47,14 @@ def _pack(files: Sequence[tuple[str, Path]]) -> tuple[str, bytes]:
             total.update(f"{name}\0{mode}\0{hashlib.sha256(content).hexdigest()}\n".encode(errors="surrogateescape"))
             archive.addfile(info, io.BytesIO(content))
         for folder in sorted({PurePosixPath(name).parent for name, _ in files if name.startswith("trainer/")}):
-            kept = tarfile.TarInfo(f"{folder}/__pycache__")  # else a rank makes it, as open as the user's umask is
-            kept.type, kept.mode = tarfile.DIRTYPE, 0o700
-            archive.addfile(kept)
+            cache = tarfile.TarInfo(f"{folder}/__pycache__")  # else a rank makes it, with the permissions of its umask
+            cache.type, cache.mode = tarfile.DIRTYPE, 0o700
+            archive.addfile(cache)
     return total.hexdigest()[:32], buffer.getvalue()
 
 
 def _member(name: str, path: Path) -> tuple[tarfile.TarInfo, bytes]:
-    """A file's header, which tells nothing of its owner and age, and its content: of a link the target."""
+    """The header of a file, without its owner and times, and its content; the content of a link is its target."""
     info = tarfile.TarInfo(name)
     if path.is_symlink():
         info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
@@ -68,7 +68,7 @@ def _member(name: str, path: Path) -> tuple[tarfile.TarInfo, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The user's code: the folder that travels, the working folder below it, and the files."""
+    """The user's code: its root folder, the working folder relative to it, and the files to send."""
 
     root: Path
     cwd: str
@@ -77,43 +77,47 @@ class Code:
 
 def build(*, trainer: bool, code: Code | None) -> Bundle:
     """
-    Read a bundle: the agent always, trainer/ when something of it runs, the code when a program of the user's runs.
+    Read the files of a bundle: the agent, trainer/ if `trainer`, and the user's code if there is any.
 
     Raises:
         UsageError: the code is larger than LIMIT_BYTES.
     """
     folders = {"orchestrator/node": node_folder(), **({"trainer": trainer_folder()} if trainer else {})}
-    files = [(f"{where}/{name}", folder / name) for where, folder in folders.items() for name in _walk(folder)]
-    # an empty package: the launching machine's own imports what is not on the nodes
+    files = [(f"{prefix}/{name}", folder / name) for prefix, folder in folders.items() for name in _walk(folder)]
+    # empty, because the package of the launching machine imports modules that the nodes do not have
     files.append(("orchestrator/__init__.py", node_folder() / "__init__.py"))
     left_out: tuple[str, ...] = ()
     if code is not None:
         _refuse_large(code)
-        left_out = tuple(name for name in code.files if _leads_out(code.root, name))
+        left_out = tuple(name for name in code.files if _points_out(code.root, name))
         files += [(f"code/{name}", code.root / name) for name in code.files if name not in left_out]
     files.sort()
     digest, archive = _pack(files)
     return Bundle(tuple(files), digest, archive, hashlib.sha256(archive).hexdigest(), left_out)
 
 
-def find_code(cwd: Path, words: Sequence[str], private: Sequence[str] = ()) -> Code:
+def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = ()) -> Code:
     """
-    The code that a program started in `cwd` needs; `words` are the program and its arguments, `private` files stay here.
+    Find the code that a program started in `cwd` needs.
 
-    In a git work tree: every tracked file plus the uncommitted ones that are not ignored. Elsewhere, if a word names
-    something of the folder: every file below `cwd` but hidden ones and virtual environments; otherwise nothing.
+    In a git work tree: all tracked files, and uncommitted files that are not ignored. Elsewhere, if an argument names a file
+    or folder below `cwd`: all files below `cwd` except hidden ones and virtual environments; otherwise no files.
+
+    Args:
+        argv: the program and its arguments.
+        private: files that are not sent to the nodes.
 
     Raises:
-        UsageError: outside of git, `cwd` is a home folder or the root, which hold more than code.
+        UsageError: outside of git, `cwd` is a home folder or the root, which contain more than code.
     """
     top = _git(cwd, "rev-parse", "--show-toplevel")
     if top is None:
         _require_no_repository(cwd)
-        if words[0] != "-m" and not any(word and not word.startswith("/") and (cwd / word).exists() for word in words):
+        if argv[0] != "-m" and not any(word and not word.startswith("/") and (cwd / word).exists() for word in argv):
             return Code(cwd, "", ())
         if cwd in {Path.home(), Path(cwd.anchor)}:
             raise UsageError(
-                f"the code in {cwd} is in no git work tree, and all of that folder would be sent to the nodes",
+                f"the code in {cwd} is not in a git work tree, and all of that folder would be sent to the nodes",
                 hint="start from a folder that holds only the code, or keep it in git",
             )
         return Code(cwd, "", tuple(sorted({*_walk(cwd)} - {*_below(cwd, private)})))
@@ -126,16 +130,16 @@ def find_code(cwd: Path, words: Sequence[str], private: Sequence[str] = ()) -> C
 
 
 def _require_no_repository(cwd: Path) -> None:
-    """Where git does not answer though there is a work tree, what belongs to the code cannot be told."""
+    """Refuse a git work tree that git cannot read: its ignored files would be sent as code."""
     if any((folder / ".git").exists() for folder in (cwd, *cwd.parents)):
         raise UsageError(
-            f"{cwd} is in a git work tree, but git does not read it: not installed, or it is somebody else's",
-            hint="git -C . status says why",
+            f"{cwd} is in a git work tree that git cannot read: git is not installed, or another user owns the work tree",
+            hint="git -C . status shows why",
         )
 
 
 def revision(cwd: Path, private: Sequence[str] = ()) -> tuple[str | None, str]:
-    """The git commit of the work tree at `cwd` and the diff against it, less `private` files; (None, "") outside of git."""
+    """The git commit of the work tree at `cwd`, and the diff against it without `private` files; (None, "") outside of git."""
     commit = _git(cwd, "rev-parse", "--verify", "-q", "HEAD")
     if commit is None:
         return None, ""
@@ -145,14 +149,15 @@ def revision(cwd: Path, private: Sequence[str] = ()) -> tuple[str | None, str]:
 
 
 def _below(root: Path, files: Sequence[str]) -> Iterator[str]:
-    """The names, relative to `root`, of those of the files that are below it: as given, and as they are without links."""
+    """The paths, relative to `root`, of the files below it: as given, and with symbolic links resolved."""
     for file in files:
         for path, base in ((Path(file).absolute(), root), (Path(file).resolve(), root.resolve())):
             if path.is_relative_to(base):
                 yield path.relative_to(base).as_posix()
 
 
-def _leads_out(root: Path, name: str) -> bool:
+def _points_out(root: Path, name: str) -> bool:
+    """True if the file is a symbolic link to a target outside of `root`, or an absolute link."""
     path = root / name
     if not path.is_symlink():
         return False
@@ -161,12 +166,12 @@ def _leads_out(root: Path, name: str) -> bool:
 
 
 def _git(cwd: Path, *args: str) -> str | None:
-    """What git prints, or None where there is no git, no work tree or no such thing."""
+    """The output of git; None if git fails or is not installed."""
     try:
-        done = subprocess.run(["git", *args], cwd=cwd, capture_output=True, check=False)
+        result = subprocess.run(["git", *args], cwd=cwd, capture_output=True, check=False)
     except FileNotFoundError:
         return None
-    return done.stdout.decode(errors="surrogateescape") if done.returncode == 0 else None
+    return result.stdout.decode(errors="surrogateescape") if result.returncode == 0 else None
 
 
 def _is_file(path: Path) -> bool:
@@ -193,6 +198,6 @@ def _refuse_large(code: Code) -> None:
         return
     largest = ", ".join(f"{name} ({size >> 20} MiB)" for size, name in sizes[:3])
     raise UsageError(
-        f"the code below {code.root} is {total >> 20} MiB, and at most {LIMIT_BYTES >> 20} MiB travel; largest: {largest}",
+        f"the code below {code.root} is {total >> 20} MiB, and at most {LIMIT_BYTES >> 20} MiB are sent; largest: {largest}",
         hint="list data and checkpoints in .gitignore, or start from a folder that holds only the code",
     )

@@ -1,4 +1,4 @@
-"""The command line: argv to one call in commands/, and its result or error to an exit code. The only user of click."""
+"""The command line: turns argv into one call in commands/, and its result or error into an exit code. The only user of click."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.actions.request import LaunchArguments
     from orchestrator.run import LauncherName
 
-# Each command imports what it calls: what one command needs takes longer to load than most commands take to run.
+# Each command imports its own modules: importing those of all commands takes longer than most commands run.
 
 # The exit status that a shell reports for a command ended by SIGINT, by SIGPIPE.
 CTRL_C, CLOSED_PIPE = 130, 141
@@ -48,7 +48,7 @@ _follow = click.option(
 )
 _run = click.argument("run", default="latest", metavar="[RUN]")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-# By the names that they have in LaunchArguments.
+# Named like the fields of LaunchArguments.
 _LAUNCH_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
     click.argument("settings", nargs=-1, metavar="[KEY=VALUE]... [-- PROGRAM ARGS...]"),
     _inventory,
@@ -56,13 +56,13 @@ _LAUNCH_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
     click.option("-j", "shape", metavar="NxR", help="Number of nodes and ranks on each, as in 2x8; default: all."),
     click.option("--config", type=_PATH, metavar="FILE", help="Configuration of the shared trainer, YAML or JSON."),
     click.option(
-        "--bare", is_flag=True, help="Run a Python program as plain Python: no help without CUDA, no progress."
+        "--bare", is_flag=True, help="Run a Python program unprepared: CUDA is not replaced, progress is not reported."
     ),
 )
 
 
 def _launch_options(command: _Command) -> _Command:
-    """Give a command the arguments that say what to start, and the program that main() found after `--`."""
+    """Add the arguments of a launch to a command, and the program that main() found after `--`."""
     command = click.pass_obj(command)
     for option in reversed(_LAUNCH_OPTIONS):
         command = option(command)
@@ -70,7 +70,7 @@ def _launch_options(command: _Command) -> _Command:
 
 
 class _InOrder(click.Group):
-    """Lists its commands as they stand here: what starts a run comes first."""
+    """Lists its commands in the order of this file: those that start a run come first."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(self.commands)
@@ -91,7 +91,7 @@ def app() -> None:
 @_dry_run
 @_follow
 @click.option(
-    "--sweep", multiple=True, metavar="KEY=A,B", help="A run for every combination of the values; may be repeated."
+    "--sweep", multiple=True, metavar="KEY=A,B", help="Start one run per combination of the values; may be repeated."
 )
 def submit(
     program: tuple[str, ...] | None,
@@ -115,8 +115,10 @@ def submit(
 @_launch_options
 @_dry_run
 @_follow
-@click.option("--orphan-timeout", metavar="SPAN", help="End the ranks after so long without a supervisor.")
-@click.option("--isolation-timeout", metavar="SPAN", help="End the ranks of a node cut off for so long (60s).")
+@click.option("--orphan-timeout", metavar="SPAN", help="End the ranks after this time without a supervisor.")
+@click.option(
+    "--isolation-timeout", metavar="SPAN", help="End the ranks of a node that is cut off for this time (60s)."
+)
 def ssh_launch(
     program: tuple[str, ...] | None,
     dry_run: bool,
@@ -137,7 +139,7 @@ def _arguments(launcher: LauncherName, program: tuple[str, ...] | None, typed: d
 
 @app.command()
 @_run
-@click.option("-f", "--follow", is_flag=True, help="Go on printing until the run ends.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing until the run ends.")
 @click.option("--node", "nodes", metavar="LIST", help="Only these nodes.")
 @click.option("--rank", "ranks", metavar="LIST", help="Only these ranks, as in 3 or 0-7.")
 @click.option("--grep", "pattern", metavar="RE", help="Only lines that match.")
@@ -165,14 +167,14 @@ def logs(
 @_run
 @_json
 def status(run: str, as_json: bool) -> int:
-    """Show how a run stands; ends with the run's exit code."""
+    """Show the state of a run; ends with the run's exit code."""
     from orchestrator.commands.status import status  # noqa: PLC0415
 
     return status(run, as_json=as_json)
 
 
 @app.command("list")
-@click.option("--all", "up_to_date", is_flag=True, help="Ask first after all runs that have not ended.")
+@click.option("--all", "up_to_date", is_flag=True, help="Query all unfinished runs first.")
 @click.option("--sweep", metavar="ID", help="Compare the runs of a sweep.")
 @_json
 def list_(up_to_date: bool, sweep: str | None, as_json: bool) -> int:
@@ -190,7 +192,7 @@ def list_(up_to_date: bool, sweep: str | None, as_json: bool) -> int:
 @_run
 @_follow
 def attach(run: str, follow: bool) -> int:
-    """Supervise a run again whose supervisor is gone, and watch it."""
+    """Start a new supervisor for a run that has lost its supervisor, and watch the run."""
     from orchestrator.commands.attach import attach  # noqa: PLC0415
 
     return attach(run, follow=follow)
@@ -219,12 +221,12 @@ def stop(run: str) -> int:
 
 @app.command()
 @_inventory
-@click.option("--older-than", default="7d", show_default=True, metavar="SPAN", help="Only what is older.")
-@click.option("--checkpoints", is_flag=True, help="Remove runs that hold checkpoints, too.")
-@click.option("--dry-run", is_flag=True, help="Only tell what would be ended and removed.")
+@click.option("--older-than", default="7d", show_default=True, metavar="SPAN", help="Only garbage older than this.")
+@click.option("--checkpoints", is_flag=True, help="Also remove runs that contain checkpoints.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be ended and removed.")
 @_json
 def gc(inventory: str | None, older_than: str, checkpoints: bool, dry_run: bool, as_json: bool) -> int:
-    """End stray processes of runs, and remove what old runs left."""
+    """End stray processes of runs, and remove the garbage of old runs."""
     from orchestrator.commands.gc import gc  # noqa: PLC0415
 
     return gc(older_than, inventory, checkpoints=checkpoints, dry_run=dry_run, as_json=as_json)
@@ -238,7 +240,7 @@ def inventory_app() -> None:
 @inventory_app.command("show")
 @_inventory
 def inventory_show(inventory: str | None) -> int:
-    """Print the inventory as orch understands it, as JSON."""
+    """Print the inventory as JSON, with patterns expanded and defaults applied."""
     from orchestrator.commands.inventory import show  # noqa: PLC0415
 
     return show(inventory)
@@ -267,8 +269,8 @@ def main() -> int:
     """Run the command line; returns the exit code."""
     argv, program = sys.argv[1:], None
     if argv[:1] in (["submit"], ["ssh-launch"]) and "--" in argv:
-        at = argv.index("--")  # what follows is the user's, untouched
-        argv, program = argv[:at], tuple(argv[at + 1 :])
+        index = argv.index("--")  # the words after it are passed on unchanged
+        argv, program = argv[:index], tuple(argv[index + 1 :])
     _make_output_safe()
     try:
         code: int | None = app.main(argv, prog_name="orch", standalone_mode=False, obj=program)
@@ -288,18 +290,18 @@ def _end(exc: Exception) -> int:
     """Print an error and its next step; returns the exit code."""
     from orchestrator.console import print_error  # noqa: PLC0415
 
-    error = exc if isinstance(exc, OrchError) else _of_machine(exc)
+    error = exc if isinstance(exc, OrchError) else _machine_error(exc)
     if error is not None:
         print_error(error)
         return error.exit_code
     traceback.print_exc()
-    what = f"a bug in orch: {type(exc).__name__}: {exc}"
-    print_error(OrchError(what, hint=f"report it with the lines above; this is orch {__version__}"))
+    message = f"a bug in orch: {type(exc).__name__}: {exc}"
+    print_error(OrchError(message, hint=f"report it with the lines above; this is orch {__version__}"))
     return BUG
 
 
-def _of_machine(exc: Exception) -> OrchError | None:
-    """The error of this machine behind an exception that no command expects; None for a bug."""
+def _machine_error(exc: Exception) -> OrchError | None:
+    """The failure of this machine that caused an unexpected exception; None for a bug."""
     if isinstance(exc, OSError):
         text = exc.strerror or str(exc)
         return OrchError(f"{exc.filename}: {text}" if exc.filename else text, hint=_REMEDIES.get(exc.errno or 0, ""))
@@ -311,7 +313,7 @@ def _of_machine(exc: Exception) -> OrchError | None:
 
 
 def _make_output_safe() -> None:
-    """A log may hold what the terminal cannot show, and a stream may have been closed (`>&-`): neither ends orch."""
+    """Escape characters that the terminal cannot show, and replace closed streams (`>&-`): neither must end orch."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  open as long as orch runs

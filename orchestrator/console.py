@@ -1,4 +1,4 @@
-"""Everything printed for a person, and log lines for a pipe. Colours only on a terminal, and never with NO_COLOR."""
+"""All output of the commands. Colours only on a terminal, and never with NO_COLOR."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from orchestrator.errors import OrchError
 from orchestrator.logs.lines import LogLines, prefix_of, prefixed
 from orchestrator.logs.printable import printable
 
-PRINTED_AT_ONCE = 1 << 20  # characters
+PRINTED_CHARACTERS = 1 << 20  # written to stdout in one call, at least
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
 def without_controls(text: str) -> str:
-    """What a rank or another user of a node may have a word in, for a terminal."""
+    """A text that may contain output of a rank or of another user, made safe for a terminal."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def inform(text: str) -> None:
-    """A message about what orch does; on stderr, so that stdout holds only what was asked for."""
+    """Print a message about an action of orch; on stderr, because stdout is for results."""
     print(f"orch: {without_controls(text)}", file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:
-    """A warning, on stderr."""
+    """Print a warning on stderr."""
     inform(f"warning: {text}")
 
 
 def print_error(error: OrchError) -> None:
-    """An error and its next step."""
+    """Print an error and its next step on stderr."""
     print(f"orch: error: {without_controls(str(error))}", file=sys.stderr)
     if error.hint:
         print(f"  next: {without_controls(error.hint)}", file=sys.stderr, flush=True)
 
 
 def print_text(text: str) -> None:
-    """The answer to what was asked, as it is."""
+    """Print a result as it is, on stdout."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def print_json(value: object) -> None:
-    """The answer as JSON."""
+    """Print a result as JSON, on stdout."""
     print_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 class LogView:
-    """Prints the lines and the messages of a watched run; every node's prefix has its own colour."""
+    """Prints the log lines and the messages of a watched run; every node's prefix has its own colour."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -66,12 +66,12 @@ class LogView:
         warn(text)
 
     def write(self, lines: Iterable[LogLines]) -> None:
-        """Print and flush piece by piece, so that the memory stays bounded."""
+        """Print and flush in pieces, so that memory stays bounded."""
         texts, size = [], 0
-        for some in lines:
-            texts.append(self._text(some) + "\n")
+        for group in lines:
+            texts.append(self._text(group) + "\n")
             size += len(texts[-1])
-            if size >= PRINTED_AT_ONCE:
+            if size >= PRINTED_CHARACTERS:
                 print_text("".join(texts))
                 texts, size = [], 0
         if texts:
@@ -88,8 +88,8 @@ class LogView:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """A table; in a pipe without frames and as wide as it needs to be."""
-    from rich import box  # noqa: PLC0415  rich is loaded when something is to be drawn
+    """Print a table; in a pipe without frames, and 200 characters wide."""
+    from rich import box  # noqa: PLC0415  rich is imported only by commands that print a table
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -97,13 +97,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     table = Table(*columns, title=title, box=box.SIMPLE_HEAD if console.is_terminal else None, title_justify="left")
     for row in rows:
-        # as Text, for rich takes [words] in brackets for its markup
+        # as Text, because rich reads words in brackets as markup
         table.add_row(*(Text("" if cell is None else without_controls(str(cell))) for cell in row))
     console.print(table)
 
 
 def print_summary(summary: dict[str, Any]) -> None:
-    """The trainer's summary of a run that is done."""
+    """Print the trainer's summary of a run that is done."""
     labels = {
         "steps": "steps",
         "first_loss": "first loss",

@@ -1,13 +1,13 @@
 """
-Every error that a user can meet, with its exit code. Codes 1 (the training failed) and 6 (stopped) are of runs; 3 is reserved.
+All errors for users, with their exit codes. 1 (the training failed) and 6 (stopped) are exit codes of runs; 3 is reserved.
 
-    OrchError (4)            orch itself could not go on, such as on a full disk
-     +- UsageError (2)        what was typed or written is wrong; nothing was started
+    OrchError (4)            orch itself cannot continue, such as on a full disk
+     +- UsageError (2)        the arguments or files of the user are wrong; nothing was started
      |   +- InventoryError    the inventory file, with file, line and field
      |   +- RunNotFound       no run of that name on this machine
      +- LaunchError (4)       the launch failed; what had started was stopped again, or is named
      |   +- NodeError         one node: no Python, unwritable folder
-     |   |   +- Unreachable   no connection; NotListening where the node answers that the port is closed
+     |   |   +- Unreachable   no connection; NotListening if the node answers that the port is closed
      |   |   +- LoginRefused  retrying cannot help
      |   +- NodesError        several nodes, every one of them named
      +- RunLost (5)           the state of a run cannot be known
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from orchestrator.names.hostlist import fold
 
-MOST_REASONS = 20  # lines of a NodesError; nodes that fail for different reasons need no more for a first look
+MOST_REASONS = 20  # different reasons that a NodesError lists
 
 
 class OrchError(Exception):
@@ -33,13 +33,13 @@ class OrchError(Exception):
 
 
 class UsageError(OrchError):
-    """The request itself is wrong: arguments, configuration, a program that does not exist."""
+    """The request is wrong: its arguments, its configuration, or a program that does not exist."""
 
     exit_code = 2
 
 
 class InventoryError(UsageError):
-    """The inventory is wrong; the message starts with `file:line: field:` as far as they are known."""
+    """The inventory is wrong; the message starts with `file:line: field:`, as far as these are known."""
 
 
 class RunNotFound(UsageError):
@@ -56,8 +56,8 @@ class NodeError(LaunchError):
 
     Args:
         node: its inventory name.
-        reason: the cause, worded alike for every node that fails alike: a NodesError folds equal reasons.
-        at: the address that failed, if there is one; it may differ between nodes that fail alike.
+        reason: the cause, in the same words for all nodes with the same failure: a NodesError folds equal reasons.
+        at: the address that failed, if any; it may differ between nodes with the same failure.
     """
 
     def __init__(self, node: str, reason: str, *, at: str = "", hint: str = "") -> None:
@@ -70,7 +70,7 @@ class NodeError(LaunchError):
 
 
 class Unreachable(NodeError):
-    """There is no connection to the node, or it was lost. Its ranks may still be running."""
+    """The node cannot be connected to, or the connection was lost. Its ranks may still be running."""
 
 
 class NotListening(Unreachable):
@@ -82,7 +82,7 @@ class LoginRefused(NodeError):
 
 
 class NodesError(LaunchError):
-    """Some of many nodes failed; every failure is kept, in node order. Equal reasons are one line with one hint."""
+    """Some of many nodes failed; `failures` are in node order. Equal reasons become one line with one hint."""
 
     def __init__(self, failures: Sequence[NodeError], total: int) -> None:
         self.failures = tuple(failures)
@@ -104,14 +104,14 @@ def folded(failures: Sequence[NodeError], total: int) -> list[tuple[str, str]]:
         by_reason.setdefault(failure.reason, []).append(failure)
     groups = list(by_reason.values())
     lines = [(_line(group, total), group[0].hint) for group in groups[:MOST_REASONS]]
-    if others := groups[MOST_REASONS:]:
-        names = fold(failure.node for group in others for failure in group)
-        lines.append((f"{names}: {len(others)} other reasons", ""))
+    if omitted := groups[MOST_REASONS:]:
+        names = fold(failure.node for group in omitted for failure in group)
+        lines.append((f"{names}: {len(omitted)} other reasons", ""))
     return lines
 
 
 def _line(group: Sequence[NodeError], total: int) -> str:
-    """The nodes of one reason; an address that they do not share is left out."""
+    """The line of the nodes with one reason; it names the address only if all of them share it."""
     first = group[0]
     if len(group) == 1:
         text = str(first)

@@ -1,6 +1,4 @@
-"""
-Many threads: the same work on many nodes at once, and values that all of them need but one makes.
-"""
+"""Threads: the same work on many nodes at once, and values that many threads share and one computes."""
 
 from __future__ import annotations
 
@@ -15,19 +13,19 @@ from orchestrator.errors import NodeError, NodesError, OrchError
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
-MOST_KEPT = 16
+MOST_CACHED = 16
 
 
 def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | OrchError]:
     """
-    Do the work on every item, at most `limit` at a time; a slow item delays no other one.
+    Do the work on every item, at most `limit` at the same time; a slow item does not delay the others.
 
     Returns:
-        Result or failure of each item, in their order.
+        The result or failure of each item, in the order of the items.
 
     Raises:
-        Exception: anything but an OrchError, once the running items have ended; no further item is started.
-        KeyboardInterrupt: at once. Work that waits for a node ends with its connection, or with the process.
+        Exception: an error that is not an OrchError, once the running items have ended; no further item is started.
+        KeyboardInterrupt: at once. Work that waits for a node ends when its connection or the process ends.
     """
     results: dict[int, R | OrchError] = {}
     errors: list[Exception] = []
@@ -46,7 +44,7 @@ def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | 
             except Exception as error:  # noqa: BLE001  raised again below
                 errors.append(error)
 
-    # daemons: the threads of a pool would keep an interrupted orch from exiting
+    # daemon threads: those of a pool would keep an interrupted orch from exiting
     threads = [threading.Thread(target=run, name="node", daemon=True) for _ in range(min(limit, len(items)))]
     try:
         for thread in threads:
@@ -62,32 +60,32 @@ def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | 
 
 def successes(results: Sequence[R | OrchError]) -> list[R]:
     """
-    Return the results if there is no failure among them.
+    Return the results if all work succeeded.
 
     Raises:
-        NodesError: nodes failed; it holds all their failures.
-        OrchError: a failure that is not a node's, before those of nodes.
+        NodesError: nodes failed; it contains all their failures.
+        OrchError: the first failure that is not a NodeError, even if nodes failed too.
     """
     failures = [result for result in results if isinstance(result, OrchError)]
-    of_nodes = [failure for failure in failures if isinstance(failure, NodeError)]
-    if len(of_nodes) < len(failures):
+    node_failures = [failure for failure in failures if isinstance(failure, NodeError)]
+    if len(node_failures) < len(failures):
         raise next(failure for failure in failures if not isinstance(failure, NodeError))
-    if of_nodes:
-        raise NodesError(of_nodes, len(results))
+    if node_failures:
+        raise NodesError(node_failures, len(results))
     return [result for result in results if not isinstance(result, OrchError)]
 
 
 def once(function: Callable[P, R]) -> Callable[P, R]:
     """
-    Cache the results of a function by its arguments, and let one thread make them while the others wait.
+    Cache the results of a function by its arguments; one thread computes a result while the others wait for it.
 
-    functools.lru_cache and cached_property have no lock: 64 threads that need a value together would make it 64 times.
+    functools.lru_cache and cached_property have no lock: 64 threads that need a value together would compute it 64 times.
     """
-    lock, cached = threading.Lock(), functools.lru_cache(maxsize=MOST_KEPT)(function)
+    lock, cached = threading.Lock(), functools.lru_cache(maxsize=MOST_CACHED)(function)
 
     @functools.wraps(function)
     def locked(*args: P.args, **kwargs: P.kwargs) -> R:
         with lock:
-            return cached(*args, **kwargs)  # type: ignore[arg-type]  # typeshed knows hashable arguments alone
+            return cached(*args, **kwargs)  # type: ignore[arg-type]  # typeshed accepts only hashable arguments
 
     return locked

@@ -1,5 +1,5 @@
 """
-Where the files that orch brings along lie: templates, shipped inventories, and the sources that go to the nodes.
+The folders of files that are shipped with orch: templates, inventories, and the sources that are sent to the nodes.
 
 Templates, inventories and the trainer are top-level folders of the repository and folders of the package once installed.
 """
@@ -18,12 +18,12 @@ def template_folder() -> Path:
 
 
 def inventory_folder() -> Path:
-    """The inventories to start from."""
+    """The shipped inventories."""
     return _installed_or_beside("inventories")
 
 
 def node_folder() -> Path:
-    """The sources that run on nodes; self-contained files."""
+    """The sources that run on nodes; they import nothing else of orchestrator."""
     return _PACKAGE / "node"
 
 
@@ -31,8 +31,8 @@ def trainer_folder() -> Path:
     """
     The sources of the shared trainer, a package that its own modules import as `trainer`.
 
-    The folder above is on sys.path of the processes that run the trainer, and of no other: the user may have installed
-    another package of that name.
+    Its parent is on sys.path only of processes that run the trainer: the user may have installed another package of that
+    name.
     """
     return _installed_or_beside("trainer", inside="payload")
 

@@ -1,4 +1,4 @@
-"""What a run is: its id, what was asked, its states and its record. Values only; files are store.py's."""
+"""The values of a run: its id, request, states and record. Its files are in store.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ISOLATION_TIMEOUT_S = 60.0
 
 
 class RunState(str, Enum):
-    """Where a run stands; the last four are final."""
+    """The state of a run; the last four are final."""
 
     PENDING = "PENDING"
     STARTING = "STARTING"
@@ -26,12 +26,12 @@ class RunState(str, Enum):
 
     @property
     def final(self) -> bool:
-        """Nothing of the run is expected to happen any more."""
+        """True if the run has ended, or is lost."""
         return self in _EXIT_CODES
 
     @property
     def exit_code(self) -> int:
-        """What `orch` ends with when it has watched the run up to here; 0 while the run goes on."""
+        """The exit code of an `orch` that has watched the run to this state; 0 if it is not final."""
         return _EXIT_CODES.get(self, 0)
 
 
@@ -40,23 +40,23 @@ _EXIT_CODES = {RunState.DONE: 0, RunState.FAILED: 1, RunState.LOST: 5, RunState.
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What every rank runs. `args` are the words after the program kind, untouched."""
+    """The program that every rank runs. `args` are passed on unchanged."""
 
     kind: Literal["trainer", "python", "executable"]
     args: tuple[str, ...]
     cwd: str | None = None
-    """Folder below the root of the user's code, "" for the root; None when no code travels, as for the trainer's own task."""
+    """Folder relative to the root of the code, "" for the root; None if no code is sent, as for the trainer's own tasks."""
     bare: bool = False
-    """A Python program gets nothing of what would prepare it for the node."""
+    """Run a Python program without the preparation of `is_prepared`."""
 
     @property
     def is_prepared(self) -> bool:
-        """Whether it is a Python program of the user's, made to run where CUDA is not and to show its progress."""
+        """True for a user's Python program that trainer/scripts makes run without CUDA and report its progress."""
         return self.kind == "python" and not self.bare
 
     @property
     def needs_trainer(self) -> bool:
-        """Whether files of trainer/ have to be on the nodes."""
+        """True if the program needs trainer/ on the nodes."""
         return self.kind == "trainer" or self.is_prepared
 
 
@@ -70,7 +70,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asked for; with an inventory it makes a plan."""
+    """The user's request; with an inventory, it becomes a plan."""
 
     launcher: LauncherName
     program: Program
@@ -80,9 +80,9 @@ class Request:
     config: str | None = None
     """The trainer's configuration file as JSON text."""
     orphan_timeout_s: float | None = None
-    """After so long without a supervisor a node ends its ranks; None: never."""
+    """A node ends its ranks after this time without a supervisor; None: never."""
     isolation_timeout_s: float = ISOLATION_TIMEOUT_S
-    """After so long without a supervisor and without a way to any other node, a node ends its ranks."""
+    """A node ends its ranks after this time without a supervisor and without a connection to any other node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +95,19 @@ class RankExit:
     signal: str | None
     error: str | None = None
     lines: tuple[str, ...] = ()
-    """What the rank wrote last."""
+    """The last lines of its output."""
     kind: str | None = None
-    """What the shared trainer calls its failure: config, storage, memory, network, numbers, hang or code."""
+    """The class of the failure, by the shared trainer: config, storage, memory, network, numbers, hang or code."""
 
     def __str__(self) -> str:
-        who = f"rank {self.rank} on {self.node}" if self.rank is not None else f"the agent of {self.node}"
+        failed = f"rank {self.rank} on {self.node}" if self.rank is not None else f"the agent of {self.node}"
         how = f"was killed by {self.signal}" if self.signal else f"exited {self.code}"
-        return f"{who} {how}" + (f" ({self.kind})" if self.kind else "") + (f": {self.error}" if self.error else "")
+        return f"{failed} {how}" + (f" ({self.kind})" if self.kind else "") + (f": {self.error}" if self.error else "")
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """run.json: readable after any crash, rewritten as a whole on every change."""
+    """The content of run.json, which is replaced atomically on every change."""
 
     id: str
     launcher: LauncherName
@@ -119,11 +119,11 @@ class RunRecord:
     code: dict[str, Any]
     versions: dict[str, str]
     launching: dict[str, Any] | None = None
-    """The process that launches it: pid, start_time, host and boot_id, as long as it has not ended its work."""
+    """The process that launches the run: pid, start_time, host and boot_id; None once the launch is over."""
     started: bool = False
-    """Everything was started; without it a final state is that of the launch itself."""
+    """The launch was completed; if False, a final state is that of the launch itself."""
     attended: bool = False
-    """Somebody answered a question for its logins: a password, a code, a passphrase. Its supervisor cannot."""
+    """A person answered a prompt of its logins: a password, a code or a passphrase. Its supervisor cannot."""
     attempt: int = 1
     slurm_job: str | None = None
     ended: str | None = None
@@ -131,8 +131,9 @@ class RunRecord:
     message: str | None = None
     summary: dict[str, Any] = field(default_factory=dict)
     sweep: str | None = None
-    """The sweep that it belongs to, and what it sets for that."""
+    """The id of its sweep."""
     swept: dict[str, str] = field(default_factory=dict)
+    """Its values of the swept settings."""
 
     @property
     def exit_code(self) -> int:
@@ -151,7 +152,7 @@ class RunRecord:
         Read a record written by this or an earlier version.
 
         Raises:
-            KeyError, TypeError, ValueError: the data is no run record.
+            KeyError, TypeError, ValueError: the data is not a run record.
         """
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         exit_ = (

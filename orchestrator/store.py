@@ -1,4 +1,4 @@
-"""Runs on this machine's disk: every file name of a run's record is spelled here, and nowhere else."""
+"""The records of runs on this machine's disk; the only module that spells their file names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from orchestrator.run import RunRecord
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 LOCK_WAIT_S = 1.0
 LOCK_POLL_S = 0.002
-RECORD_WAIT_S = 5.0  # a process that was stopped (SIGSTOP) during a change delays others no longer than this
+RECORD_WAIT_S = 5.0  # the longest delay by a process that is stopped (SIGSTOP) while it changes the record
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -39,7 +39,7 @@ class KeptRun(Protocol):
 
     @property
     def is_recorded(self) -> bool:
-        """The run was launched on this machine, so its record, and its supervisor if any, are here."""
+        """True if the run was launched on this machine, so that its record and its supervisor are here."""
         ...
 
     def read(self) -> RunRecord: ...
@@ -62,7 +62,7 @@ class UnrecordedRun:
     is_recorded: bool = False
 
     def read(self) -> RunRecord:
-        """The record so far."""
+        """The present record."""
         return self.record
 
     def read_plan(self) -> LaunchPlan:
@@ -75,48 +75,48 @@ class UnrecordedRun:
         return self.record
 
     def supervisor(self) -> str | None:
-        """None: a supervisor on another machine cannot be seen from here."""
+        """None: this machine cannot find out whether a supervisor runs on another one."""
         return None
 
     def is_stop_requested(self) -> bool:
-        """Unknown here; if signals ended its agents, assume that orch sent them."""
+        """True: unknown here, so assume that signals which ended its agents were sent by `orch stop`."""
         return True
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """One run's record here: run.json and plan/."""
+    """The folder of one run's record."""
 
     path: Path
 
     @property
     def is_recorded(self) -> bool:
-        """Always: this is the record."""
+        """True: this is the record."""
         return True
 
     @property
     def record_file(self) -> Path:
-        """The run's record."""
+        """The file of the run's record."""
         return self.path / "run.json"
 
     @property
     def change_lock(self) -> Path:
-        """Locked while the record is changed."""
+        """The file that is locked while the record is changed."""
         return self.path / "run.lock"
 
     @property
     def plan_folder(self) -> Path:
-        """Every rendered file of the run."""
+        """The folder of the plan and all rendered files."""
         return self.path / "plan"
 
     @property
     def diff_file(self) -> Path:
-        """What the user's code differed in from its commit."""
+        """The diff of the code against its commit."""
         return self.plan_folder / "code.diff"
 
     def read(self) -> RunRecord:
         """
-        The record.
+        Read the record.
 
         Raises:
             RunNotFound: it is missing or cannot be read.
@@ -129,7 +129,7 @@ class RunFolder:
             ) from exc
 
     def write(self, record: RunRecord) -> None:
-        """Replace the record in one step."""
+        """Replace the record atomically."""
         write_file(self.record_file, json.dumps(record.to_json(), indent=1) + "\n")
 
     def update(self, **changes: Any) -> RunRecord:  # noqa: ANN401  fields of RunRecord, checked by replace()
@@ -137,7 +137,7 @@ class RunFolder:
         return self.change(lambda record: replace(record, **changes))
 
     def change(self, change: Callable[[RunRecord], RunRecord]) -> RunRecord:
-        """Make a new record of the one that is there, while no other process does so; what changes nothing writes nothing."""
+        """Apply `change` to the record under the lock, and return the result; write nothing if nothing changes."""
         if change(record := self.read()) == record:
             return record
         with _private(self.change_lock, "a") as lock:
@@ -149,9 +149,9 @@ class RunFolder:
     @contextmanager
     def supervision(self) -> Iterator[bool]:
         """
-        Be the run's one supervisor, or be told that there is one already.
+        Take the lock of the run's only supervisor; yields False if another process has it.
 
-        The lock is the kernel's: it ends with the process, however that ends, and no pid has to be compared.
+        It is a lock of the kernel: it ends with the process, however the process ends, and no pids are compared.
         """
         with _private(self._lock_file, "a+") as lock:
             is_ours = _lock(lock, LOCK_WAIT_S)
@@ -162,29 +162,29 @@ class RunFolder:
             yield is_ours
 
     def supervisor(self) -> str | None:
-        """Who supervises the run, in words; None when nobody does."""
+        """The supervisor of the run, as `pid PID on HOST`; None if there is none."""
         try:
             with self._lock_file.open("r", encoding="utf-8") as lock:
-                return None if _lock(lock, 0.0, fcntl.LOCK_SH) else lock.read().strip() or "one that is just starting"
+                return None if _lock(lock, 0.0, fcntl.LOCK_SH) else lock.read().strip() or "one that is starting"
         except FileNotFoundError:
             return None
 
     def supervisor_log(self) -> IO[str]:
-        """Where the supervisor's own output goes: empty as long as all is well."""
+        """Open the log of the supervisor's output; it stays empty unless the supervisor fails."""
         return _private(self.path / "supervisor.log", "a")
 
     def add_event(self, event: str, text: str) -> None:
-        """Add to what the supervisor saw and did, events.jsonl."""
+        """Append to events.jsonl, the supervisor's observations and actions."""
         with _private(self.path / "events.jsonl", "a") as file:
             file.write(json.dumps({"time": time.time(), "event": event, "text": text}) + "\n")
 
     def request_stop(self) -> None:
-        """Leave word that the user stops the run: in a file of its own, which nobody who writes the record can lose."""
+        """Record that the user stops the run; in its own file, so that a process that rewrites the record cannot lose it."""
         with _private(self._stop_file, "a"):
             pass
 
     def is_stop_requested(self) -> bool:
-        """Whether `orch stop` was here: agents that end then were stopped by the user."""
+        """True after `orch stop`: agents that end then were stopped by the user."""
         return self._stop_file.exists()
 
     @property
@@ -196,12 +196,12 @@ class RunFolder:
         return self.path / "supervisor.lock"
 
     def write_diff(self, diff: str) -> None:
-        """Keep what the user's code differs in from its commit."""
+        """Save the diff of the code against its commit."""
         write_file(self.diff_file, diff)
 
     def read_plan(self) -> LaunchPlan:
         """
-        The plan that was carried out, without environment values.
+        Read the plan that was carried out, without environment values.
 
         Raises:
             RunNotFound: it is missing or cannot be read.
@@ -213,7 +213,7 @@ class RunFolder:
             raise RunNotFound(f"{file} cannot be read: {exc}", hint="its nodes are not known without it") from exc
 
     def write_plan(self, plan: LaunchPlan) -> None:
-        """Keep the plan and every file that it renders, without the values of secrets."""
+        """Save the plan and every file that it renders, without the values of secrets."""
         write_file(self.plan_folder / "plan.json", json.dumps(plans.to_json(plan), indent=1) + "\n")
         for node, files in node_files(redacted(plan)).items():
             for file in files:
@@ -221,13 +221,13 @@ class RunFolder:
 
 
 def _private(path: Path, mode: str) -> IO[str]:
-    """Open a file that only its owner can read."""
+    """Open a file with permissions for its owner only."""
     return open(path, mode, encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def _lock(file: IO[str], wait_s: float, kind: int = fcntl.LOCK_EX) -> bool:
     """
-    Take the lock within wait_s; a process that only checks whether it is taken holds it for a moment.
+    Take the lock within wait_s, and return whether it was free; a process that only checks it holds it briefly.
 
     Raises:
         UsageError: the file system has no locks (Lustre without `-o flock`, NFS without lockd).
@@ -252,7 +252,7 @@ def _lock(file: IO[str], wait_s: float, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a private file in one step: whoever reads it sees the old or the new one, whole."""
+    """Replace a private file atomically: readers get the complete old or the complete new content."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -272,7 +272,7 @@ class Store:
 
     def create(self, record: RunRecord) -> RunFolder:
         """
-        Make the run's folder and write its record, before anything else happens.
+        Make the run's folder and write its first record.
 
         Raises:
             UsageError: the folder cannot be made.
@@ -283,10 +283,10 @@ class Store:
             make_own(str(self.path / "runs"))
             folder.path.mkdir(mode=0o700)
             with _private(folder.change_lock, "a") as lock:
-                _lock(lock, 0.0)  # finds out now whether the disk has locks
+                _lock(lock, 0.0)  # fails now if the file system has no locks
             folder.write(record)
         except OSError as exc:
-            raise UsageError(f"cannot keep the run's record in {folder.path}: {exc}", hint="set ORCH_HOME") from exc
+            raise UsageError(f"cannot write the run's record in {folder.path}: {exc}", hint="set ORCH_HOME") from exc
         return folder
 
     def all(self) -> list[RunFolder]:
@@ -295,14 +295,14 @@ class Store:
         if not runs.is_dir():
             return []
         folders = [RunFolder(path) for path in runs.iterdir() if RUN_ID.fullmatch(path.name)]
-        return sorted((f for f in folders if f.record_file.is_file()), key=_age)
+        return sorted((f for f in folders if f.record_file.is_file()), key=_creation)
 
     def find(self, name: str) -> RunFolder:
         """
-        The run of that id, or unique prefix of ids, or name (its newest), or `latest`.
+        Find a run by its id, a unique prefix of its id, its name (the newest run of that name), or `latest`.
 
         Raises:
-            RunNotFound: there is none, or the prefix fits several.
+            RunNotFound: there is none, or several ids have the prefix.
         """
         folders = self.all()
         if not folders:
@@ -312,21 +312,21 @@ class Store:
         same_name = [folder for folder in folders if folder.path.name.rsplit("-", 3)[0] == name]
         if same_name:
             return same_name[-1]
-        fitting = [folder for folder in folders if folder.path.name.startswith(name)]
-        exact = [folder for folder in fitting if folder.path.name == name]
-        if len(exact or fitting) == 1:
-            return (exact or fitting)[0]
-        if fitting:
+        matches = [folder for folder in folders if folder.path.name.startswith(name)]
+        exact = [folder for folder in matches if folder.path.name == name]
+        if len(exact or matches) == 1:
+            return (exact or matches)[0]
+        if matches:
             raise RunNotFound(
-                f"{name!r} fits {len(fitting)} runs, {fitting[0].path.name} among them", hint="type more of the id"
+                f"{name!r} matches {len(matches)} runs, {matches[0].path.name} among them", hint="type more of the id"
             )
         raise RunNotFound(f"no run {name!r} in {self.path}", hint="orch list shows all runs")
 
 
-def _age(folder: RunFolder) -> tuple[str, str]:
-    """By the second of the id; runs of one second by the time in their records."""
+def _creation(folder: RunFolder) -> tuple[str, str]:
+    """Sort key: the second in the id, then the creation time in the record."""
     _, day, second, _ = folder.path.name.rsplit("-", 3)
     try:
         return day + second, folder.read().created
     except RunNotFound:
-        return day + second, ""  # an unreadable record still takes its place in the list
+        return day + second, ""  # a run whose record is unreadable is listed too

@@ -141,7 +141,7 @@ def test_files_of_submodules_travel(repository: Path, tmp_path_factory: pytest.T
 
 def test_work_tree_that_git_does_not_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / ".git").write_text("gitdir: nowhere")
-    with pytest.raises(UsageError, match="git does not read it"):
+    with pytest.raises(UsageError, match="git cannot read"):
         bundles.find_code(tmp_path, ["x.py"])
 
 

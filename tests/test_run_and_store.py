@@ -65,7 +65,7 @@ def test_store_is_private_and_finds_by_id_prefix_name_and_latest(tmp_path: Path)
     assert store.find("a-b-2026").path.name == "a-b-20260102-030406-0abc"
     assert store.find("a").path.name == "a-20260102-030407-0abd"
     assert store.find("latest").path.name == "a-20260102-030407-0abd"
-    with pytest.raises(RunNotFound, match="fits 2 runs"):
+    with pytest.raises(RunNotFound, match="matches 2 runs"):
         store.find("a-20260102")
     with pytest.raises(RunNotFound, match="no run 'x'"):
         store.find("x")
