@@ -105,7 +105,7 @@ def test_record_is_not_written_through_somebodys_link(name: str, tmp_path: Path)
         orch.home.mkdir()
     (orch.home / name).symlink_to(elsewhere)
     done = orch("ssh-launch", "--", "true", code=2)
-    assert "cannot keep the run's record" in done.stderr
+    assert "cannot write the run's record" in done.stderr
     assert "set ORCH_HOME" in done.stderr
     assert not list(elsewhere.iterdir())
 
