@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from orchestrator.errors import RunNotFound, UsageError
-from orchestrator.node.files import make_own, working_folder
+from orchestrator.node.files import make_private_folder, working_folder
 from orchestrator.node.run_folder import RUN_ID
 from orchestrator.plan import plan as plans
 from orchestrator.plan.files import node_files
@@ -280,7 +280,7 @@ class Store:
         folder = RunFolder(self.path / "runs" / record.id)
         try:
             working_folder(str(self.path))
-            make_own(str(self.path / "runs"))
+            make_private_folder(str(self.path / "runs"))
             folder.path.mkdir(mode=0o700)
             with _private(folder.change_lock, "a") as lock:
                 _lock(lock, 0.0)  # fails now if the file system has no locks

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.errors import UsageError
-from orchestrator.node.agent.environment import defaults, node_environment, own_environments
+from orchestrator.node.agent.environment import defaults, node_environment, rank_variables
 from orchestrator.node.job import Job
 from orchestrator.plan import files
 from orchestrator.plan.make import make_plan
@@ -61,7 +61,7 @@ def _of_node(plan: LaunchPlan, node: NodePlan) -> NodeEnvironment:
     fields = {name: value for name, value in files.job_json(plan).items() if name != "version"}
     job = Job(node=node.name, node_rank=node.node_rank, **fields)
     orch = _decoded(node_environment(job, f"{_LATER} {_LATER} -"))
-    ranks = [_decoded(environment) for environment in own_environments(job, _LATER)]
+    ranks = [_decoded(environment) for environment in rank_variables(job, _LATER)]
     unless_set = _decoded(defaults(job, _LATER, {os.fsencode(name): b"" for name in node.env}))
     later = [name for name, value in {**unless_set, **orch, **ranks[0]}.items() if _LATER in value]
     return NodeEnvironment(

@@ -180,7 +180,7 @@ def _collect_site(site: Site, limits: Limits, claims: _Claims, terminal: Termina
     with site.connect(terminal) as endpoint:
         machine = (endpoint.facts.host_id, endpoint.facts.user)
         if claims.first(*machine):
-            garbage.stray_report = endpoint.strays(young_s=YOUNG_S, grace_s=GRACE_S, dry_run=limits.dry_run)
+            garbage.stray_report = endpoint.strays(min_age_s=YOUNG_S, grace_s=GRACE_S, dry_run=limits.dry_run)
         if claims.first(*machine, site.node.workdir):
             garbage.entries = endpoint.clear(
                 site.node.workdir,

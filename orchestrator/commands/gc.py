@@ -38,8 +38,8 @@ def _report(sites: Sequence[SiteGarbage], limits: Limits) -> None:
     if rows:
         print_table(("NODE", "WHAT", "NAME", "SIZE", "AGE", "DONE"), rows)
     for site in sites:
-        if site.stray_report.note:
-            warn(f"{site.node}: {site.stray_report.note}")
+        if site.stray_report.tool_error:
+            warn(f"{site.node}: {site.stray_report.tool_error}")
     entries = [entry for site in sites for entry in site.entries]
     freed = sum(entry.bytes for entry in entries if entry.action == "remove")
     young = sum(entry.action == "young" for entry in entries)
@@ -83,7 +83,11 @@ def _report_json(sites: Sequence[SiteGarbage], *, dry_run: bool) -> None:
             "strays": [{"at": site.node, **asdict(stray)} for site in sites for stray in site.stray_report.strays],
             "other_users": [{"at": site.node, **asdict(user)} for site in sites for user in site.stray_report.users],
             "folders": [{"at": site.node, **asdict(entry)} for site in sites for entry in site.entries],
-            "notes": [{"at": site.node, "note": site.stray_report.note} for site in sites if site.stray_report.note],
+            "notes": [
+                {"at": site.node, "note": site.stray_report.tool_error}
+                for site in sites
+                if site.stray_report.tool_error
+            ],
         }
     )
 

@@ -242,9 +242,9 @@ class Endpoint:
         answer = self._call(protocol.STOP, request, answer_s=grace_s + STOP_MARGIN_S + ANSWER_S)
         return [StopResult.of(body) for body in answer.reply["nodes"]]
 
-    def strays(self, *, young_s: float, grace_s: float, dry_run: bool) -> StrayReport:
+    def strays(self, *, min_age_s: float, grace_s: float, dry_run: bool) -> StrayReport:
         """End this user's strays on that machine, or only list them; and list the other users of its cards."""
-        request: protocol.StraysRequest = {"young_s": young_s, "grace_s": grace_s, "dry_run": dry_run}
+        request: protocol.StraysRequest = {"min_age_s": min_age_s, "grace_s": grace_s, "dry_run": dry_run}
         return StrayReport.of(self._call(protocol.STRAYS, request, answer_s=grace_s + STRAYS_MARGIN_S + ANSWER_S).reply)
 
     def clear(self, workdir: str, *, older_than_s: float, checkpoints: bool, dry_run: bool) -> list[GarbageEntry]:
@@ -265,18 +265,20 @@ class Endpoint:
         reply = self._call(protocol.COMMAND, request, answer_s=timeout_s + ANSWER_S).reply
         return CommandResult(reply["code"], reply["out"], reply["err"])
 
-    def command_once(self, argv: Sequence[str], mark: str, *, timeout_s: float, begin: bool = True) -> CommandResult:
+    def command_once(
+        self, argv: Sequence[str], result_file: str, *, timeout_s: float, begin: bool = True
+    ) -> CommandResult:
         """
-        Run a command from the folder of the file `mark`, once: a later request, over any connection, returns the first result.
+        Run a command in the folder of `result_file`, once: a later request, over any connection, returns the first result.
 
         Args:
-            begin: False if it must not begin any more; one that has begun is still waited for.
+            begin: False if the command must not begin any more; if it has begun, wait for its result.
         """
         request: protocol.CommandOnceRequest = {
             "argv": list(argv),
-            "folder": mark.rpartition("/")[0],
+            "folder": result_file.rpartition("/")[0],
             "timeout_s": timeout_s,
-            "mark": mark,
+            "result_file": result_file,
             "begin": begin,
         }
         reply = self._call(protocol.COMMAND_ONCE, request, answer_s=timeout_s + ANSWER_S).reply

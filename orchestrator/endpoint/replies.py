@@ -213,10 +213,10 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class Signalled:
-    """A signal that was sent; `what` is `agent`, `rank 3`, `group of rank 3` or `process of the run`."""
+    """A signal that was sent; `role` is `agent`, `rank 3`, `group of rank 3` or `process of the run`."""
 
     pid: int
-    what: str
+    role: str
     signal: str
 
 
@@ -258,17 +258,17 @@ class CardUser:
 
 @dataclass(frozen=True, slots=True)
 class StrayReport:
-    """The strays of a machine and the other users of its cards; `note` is the error of a vendor's tool."""
+    """The strays of a machine and the other users of its cards; `tool_error` is the error of a vendor's tool, or empty."""
 
     strays: tuple[Stray, ...]
     users: tuple[CardUser, ...]
-    note: str
+    tool_error: str
 
     @classmethod
     def of(cls, reply: protocol.StraysReply) -> StrayReport:
         """From the endpoint's reply."""
         strays = tuple(Stray(**stray) for stray in reply["strays"])
-        return cls(strays, tuple(CardUser(**user) for user in reply["users"]), reply["note"])
+        return cls(strays, tuple(CardUser(**user) for user in reply["users"]), reply["tool_error"])
 
 
 @dataclass(frozen=True, slots=True)

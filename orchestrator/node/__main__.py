@@ -1,5 +1,5 @@
 """
-The command line of a node, for its script and srun:
+The command line of a node, used by node.sh, the batch script and srun:
 
     python3 <bundle>/orchestrator/node/__main__.py run JOB.json --node NAME --node-rank N [--rendezvous "ADDR PORT HOST_ID" | -]
     python3 <bundle>/orchestrator/node/__main__.py rendezvous [--address CANDIDATE]…
@@ -7,10 +7,10 @@ The command line of a node, for its script and srun:
     python3 <bundle>/orchestrator/node/__main__.py nodes JOB.json
     python3 <bundle>/orchestrator/node/__main__.py next JOB.json STATUS ENDED
 
-`run` starts this node's ranks and waits until every process below it has ended; with `-` it reads the head's record from
+`run` starts this node's ranks and waits until all its descendants have ended; with `-` it reads the head's record from
 stdin. `rendezvous` reserves a port on this node, prints its record and holds the port until stdin ends. `attempt` makes the
-folder of the next attempt of a Slurm job and prints it; `nodes` prints the nodes for an attempt; `next` decides after an attempt
-whether another one follows, and prints its folder if it runs in this allocation.
+folder of the next attempt of a Slurm job and prints its path; `nodes` prints the nodes of an attempt; `next` decides after an
+attempt whether to start another, and prints its folder if it runs in this allocation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 
-UMASK = os.umask(0o077)  # for the files of the agent, byte code included; the ranks get the original back
+UMASK = os.umask(0o077)  # the agent's files, byte code included, are private; the ranks get the original umask
 # Started by path, not installed: import the modules of the bundle.
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -30,12 +30,12 @@ from orchestrator.node.rendezvous import hold_rendezvous  # noqa: E402
 
 
 def options_of(words: list[str]) -> AgentOptions:
-    """The words after `run`. Without argparse, whose import takes as long as the agent's own."""
-    given = dict(zip(words[1::2], words[2::2]))
-    rendezvous = given.get("--rendezvous")
+    """Parse the words after `run`. Not with argparse: importing it takes as long as importing the agent."""
+    values = dict(zip(words[1::2], words[2::2]))
+    rendezvous = values.get("--rendezvous")
     if rendezvous == "-":
         rendezvous = sys.stdin.readline().strip()
-    return AgentOptions(words[0], given["--node"], int(given["--node-rank"]), rendezvous)
+    return AgentOptions(words[0], values["--node"], int(values["--node-rank"]), rendezvous)
 
 
 def main() -> int:
@@ -46,7 +46,7 @@ def main() -> int:
         print(begin_attempt(sys.argv[2]))
         return 0
     if sys.argv[1:2] == ["nodes"]:
-        from orchestrator.node.batch.restart import nodes_for  # noqa: PLC0415  slow to import, and an agent does without
+        from orchestrator.node.batch.restart import nodes_for  # noqa: PLC0415  slow to import, and agents do not need it
 
         print(",".join(nodes_for(sys.argv[2])))
         return 0
@@ -60,7 +60,7 @@ def main() -> int:
         sys.exit(__doc__)
     folder = os.path.join(os.path.dirname(os.path.abspath(options.job)), options.node)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, CAUGHT)
-    for number in CAUGHT:  # a shell's `&` and nohup leave some ignored, and the ranks would inherit that
+    for number in CAUGHT:  # a shell's `&` and nohup ignore some signals, and the ranks would inherit that
         signal.signal(number, signal.SIG_DFL)
     if os.getpgrp() != os.getpid():  # a group leader, as under a terminal, cannot lead a new session
         os.setsid()

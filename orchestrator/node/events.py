@@ -1,7 +1,7 @@
 """
-events.jsonl of a node folder: the kinds and keys of its events, their writer, their reader, and the state they add up to.
+events.jsonl of a node folder: the kinds and keys of its events, their writer, their reader, and the state that they result in.
 
-The agent writes it, its guard, and after an attempt the batch script of a Slurm job.
+It is written by the agent, by its guard, and after an attempt by the batch script of a Slurm job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     class RankResult(TypedDict, total=False):
-        """How a rank ended: its code or the name of a signal; message and kind of its error, if it left them."""
+        """The exit of a rank: its code or the name of a signal, and the message and kind in its error file, if any."""
 
         rank: int
         code: Optional[int]
@@ -50,21 +50,21 @@ if TYPE_CHECKING:
 
 EVENTS, OFFSETS = "events.jsonl", "offsets.jsonl"
 EVENTS_LIMIT_BYTES = 16 << 20
-CLOCK_READINGS = 5  # the quickest counts: a process may lose the processor between two readings
-NO_RETRY = 93  # a rank that exits so reports that a retry cannot help (the convention of nvidia-resiliency-ext)
-REQUEUE = 99  # a rank that exits so has saved, and asks for another attempt
+CLOCK_READINGS = 5  # the quickest is used: a process may be descheduled between two readings
+NO_RETRY = 93  # exit code of a rank: a retry cannot help (the convention of nvidia-resiliency-ext)
+REQUEUE = 99  # exit code of a rank: it has saved, and requests another attempt
 
 
 class Kind:
     """The values of an event's key `event`."""
 
     AGENT_STARTED = "agent-started"
-    AGENT_FINISHED = "agent-finished"  # written when nothing below the agent is alive
+    AGENT_FINISHED = "agent-finished"  # written when no descendant of the agent is alive
     RANK_STARTED = "rank-started"
     RANK_EXITED = "rank-exited"
     STOPPING = "stopping"  # the agent begins to end its ranks
-    WARNED = "warned"  # by Slurm, which is about to end the job
-    NOTE = "note"
+    WARNED = "warned"  # Slurm has announced the end of the job
+    MESSAGE = "note"  # text alone
     RESTARTING = "restarting"  # in the same allocation
     REQUEUED = "requeued"
 
@@ -79,7 +79,7 @@ class State:
 
 
 class Clock:
-    """Seconds since the epoch, counted from one reading of the wall clock: setting that one later shifts no record."""
+    """Seconds since the epoch, by the monotonic clock and one reading of the wall clock: setting that later shifts no record."""
 
     def __init__(self) -> None:
         readings = [(time.monotonic(), time.time(), time.monotonic()) for _ in range(CLOCK_READINGS)]
@@ -91,30 +91,30 @@ class Clock:
 
 
 class Journal:
-    """JSON lines, appended whole. A line that a full disk refuses waits for the next flush: the job goes on."""
+    """JSON lines, each appended whole. A line that the full disk refuses is kept for the next flush; the job continues."""
 
     def __init__(self, path: str, clock: Clock) -> None:
         self.path = path
         self.clock = clock
-        self.waiting: list[bytes] = []
+        self.pending: list[bytes] = []
         self._descriptor = open_for_write(path, os.O_APPEND)
 
     def add(self, **fields: object) -> None:
-        self.waiting.append(json.dumps({"time": self.clock.now(), **fields}).encode() + b"\n")
+        self.pending.append(json.dumps({"time": self.clock.now(), **fields}).encode() + b"\n")
         self.flush()
 
     def flush(self) -> OSError | None:
-        """Write what waits; the error that prevents it."""
-        while self.waiting:
+        """Write the pending lines; return the error that prevents it."""
+        while self.pending:
             size = os.fstat(self._descriptor).st_size
             try:
-                written = os.write(self._descriptor, self.waiting[0])
+                written = os.write(self._descriptor, self.pending[0])
             except OSError as error:
                 return OSError(error.errno, error.strerror, self.path)
-            if written < len(self.waiting[0]):  # the disk is full within the line
+            if written < len(self.pending[0]):  # the disk is full within the line
                 os.ftruncate(self._descriptor, size)
                 return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
-            del self.waiting[0]
+            del self.pending[0]
         return None
 
     def require_written(self) -> None:
@@ -124,63 +124,63 @@ class Journal:
 
 
 class EventLog(Journal):
-    """Appends to events.jsonl of a node folder."""
+    """The writer of events.jsonl in a node folder."""
 
     def __init__(self, folder: str, clock: Clock) -> None:
         super().__init__(os.path.join(folder, EVENTS), clock)
 
     def write(self, event: str, text: str, /, **keys: Unpack[Keys]) -> None:
-        """Append an event; `text` is for a person."""
+        """Append an event; `text` is for the user."""
         self.add(event=event, **keys, text=text)
 
-    def note(self, text: str) -> None:
-        self.write(Kind.NOTE, text)
+    def write_message(self, text: str) -> None:
+        self.write(Kind.MESSAGE, text)
 
-    def agent_failed(self, text: str) -> None:
+    def write_failure(self, text: str) -> None:
         """Append the last event of an agent that failed for a reason other than a rank's exit."""
         self.write(Kind.AGENT_FINISHED, text, state=State.FAILED, exit=None)
 
 
 def read_events(folder: str) -> List[Event]:
-    """The whole lines of events.jsonl that are objects; only the end of a huge file."""
+    """The complete lines of events.jsonl that are objects, in the last EVENTS_LIMIT_BYTES."""
     events: List[Event] = []
     for line in tail(os.path.join(folder, EVENTS), EVENTS_LIMIT_BYTES).splitlines():
         try:
             event = json.loads(line)
         except ValueError:
-            continue  # the last line may be half written, the first one cut
+            continue  # the last line may be incomplete, the first one cut
         if isinstance(event, dict):
-            events.append(event)  # type: ignore[arg-type]  # any object may be in the file
+            events.append(event)  # type: ignore[arg-type]  # the file may hold any object
     return events
 
 
 class NodeHistory:
     """
-    The state that the events of one node folder add up to.
+    The state of one node folder, computed from its events.
 
-    A later agent (on another rendezvous port) makes void what an earlier one left, but for `rank_starts` and the warning.
+    The events of a later agent (on another rendezvous port) replace those of an earlier one, except `rank_starts` and the warning.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
         self.rank_starts: List[Event] = []
         self.warned_s: Optional[float] = None
         self.has_started = False
-        self._forget()
+        self._reset()
         for event in events:
             self._add(event)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.finished: Optional[Event] = None  # the agent's last event
         self.first_failure: Optional[Event] = None  # the exit of the first rank that failed
         self.ranks: Dict[int, str] = {}  # rank -> running or exited
         self.stops_s: List[float] = []  # when the agent began to end its ranks
-        self.requeues_s: List[float] = []  # when ranks exited that asked for another attempt
+        self.requeues_s: List[float] = []  # when ranks exited with REQUEUE
         self.no_retry = False  # a rank reported that a retry cannot help
 
     def _add(self, event: Event) -> None:
         kind = event.get("event")
         if kind == Kind.AGENT_STARTED:
-            self._forget()
+            self._reset()
             self.has_started = True
         elif kind == Kind.AGENT_FINISHED:
             self.finished = event
@@ -207,14 +207,13 @@ class NodeHistory:
 
 
 def read_history(folder: str) -> NodeHistory:
-    """The state of a node folder, by its events."""
     return NodeHistory(read_events(folder))
 
 
 def cause_s(finished: Event) -> float:
     """
-    When what ended this agent happened: the exit of its first failed rank, else its own end.
+    The time of the cause of an agent's end: the exit of its first failed rank, else its own end.
 
-    Of several agents that failed, the one with the earliest cause is to blame.
+    If several agents failed, the one with the earliest cause is the cause of the others.
     """
     return (finished.get("exit") or finished).get("time", finished["time"])

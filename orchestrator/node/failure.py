@@ -1,4 +1,4 @@
-"""Why a rank failed, by what it left in its node folder: its error file and its stacks."""
+"""The cause of a rank's failure, from its error file and stacks in the node folder."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def error_of(path: str) -> tuple[str | None, str | None]:
 
 def failure_of(folder: str, rank: int, signal: str | None) -> tuple[str | None, str | None]:
     """
-    Message and kind of a rank's failure, by its files in the node folder; `signal` is the name of the one that ended it.
+    Message and kind of a rank's failure, from its files in the node folder; `signal` is the name of the signal that ended it.
 
-    A rank that left stacks was hanging: its kind is "hang" after an abort by NCCL's watchdog (SIGABRT) or a lost connection.
+    A rank that left stacks hung: its kind is "hang" after an abort by NCCL's watchdog (SIGABRT) or a lost connection.
     """
     error, kind = error_of(os.path.join(folder, "error", f"{rank}.json"))
-    waited = kind == "network" or (kind is None and signal == "SIGABRT")
-    return error, "hang" if waited and has_left_stacks(folder, rank) else kind
+    may_have_hung = kind == "network" or (kind is None and signal == "SIGABRT")
+    return error, "hang" if may_have_hung and has_left_stacks(folder, rank) else kind

@@ -1,4 +1,4 @@
-"""Files of a node: opened without following links, written whole or not at all, folders of this user alone."""
+"""Files and folders of a node: opened without following links, written atomically, private to this user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NotPlainFile(PermissionError):
 
 
 def open_plain(path: str) -> int:
-    """A descriptor of a regular file; NotPlainFile for anything else."""
+    """Open a regular file for reading; NotPlainFile for anything else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -37,7 +37,7 @@ def open_plain(path: str) -> int:
 
 
 def read_at(path: str, offset: int, size: int) -> bytes:
-    """Up to size bytes from the offset on; empty if there is no such file."""
+    """Read up to size bytes at the offset; empty if there is no such file."""
     try:
         descriptor = open_plain(path)
     except FileNotFoundError:
@@ -58,7 +58,7 @@ def tail(path: str, size: int) -> str:
 
 
 def read_json(path: str) -> Optional[Json]:
-    """The JSON object in a file that others may write; None if the file is missing, torn or holds something else."""
+    """The JSON object in a file that other programs may write; None if it is missing, incomplete or holds something else."""
     try:
         with open(open_plain(path), "rb") as file:
             value = json.loads(file.read(JSON_LIMIT_BYTES))
@@ -83,8 +83,8 @@ def relative(path: str) -> str:
     return path
 
 
-def check_own(path: str) -> None:
-    """Raise unless path is a real folder of this user, closed to everyone else."""
+def check_private_folder(path: str) -> None:
+    """Raise unless path is a folder of this user and no link; if other users have access, remove it (mode 0700)."""
     state = os.lstat(path)
     if stat.S_ISLNK(state.st_mode):
         raise PermissionError(f"{path} is a symbolic link")
@@ -96,18 +96,18 @@ def check_own(path: str) -> None:
         os.chmod(path, 0o700)
 
 
-def make_own(path: str) -> None:
-    """Make path a folder of this user, mode 0700, unless it is one."""
-    with contextlib.suppress(FileExistsError):  # check_own decides whether it will do
+def make_private_folder(path: str) -> None:
+    """Make a folder of this user, mode 0700, unless path is one."""
+    with contextlib.suppress(FileExistsError):  # check_private_folder raises if it is not a folder of this user
         os.mkdir(path, 0o700)
-    check_own(path)
+    check_private_folder(path)
 
 
 def working_folder(workdir: str) -> str:
     """
-    The working folder, made if missing.
+    Return the working folder's path; make the folder if it is missing.
 
-    It may be a symbolic link of this user's own (or root's) and may be readable for a group; what is below it may not.
+    It may be a symbolic link that belongs to this user or root, and it may be readable for a group; the folders in it may not.
     """
     path = absolute_path(workdir)
     os.makedirs(path, 0o700, exist_ok=True)
@@ -122,10 +122,10 @@ def working_folder(workdir: str) -> str:
 
 
 def make_parents(root: str, folder: str) -> None:
-    """Make every folder between root and folder; a link on the way is refused."""
+    """Make every folder between root and folder; PermissionError if one of them is a link."""
     if folder != root:
         make_parents(root, os.path.dirname(folder))
-        make_own(folder)
+        make_private_folder(folder)
 
 
 def write_new(path: str, content: IO[bytes], mode: int) -> None:
@@ -137,12 +137,12 @@ def write_new(path: str, content: IO[bytes], mode: int) -> None:
 
 
 def open_for_write(path: str, flag: int) -> int:
-    """Open a file of this user: a link planted there is refused."""
+    """Open a file for writing, mode 0600 if it is new; OSError if the path is a symbolic link."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flag, 0o600)
 
 
 def write_json(path: str, value: Mapping[str, Any]) -> None:
-    """Write a file as a whole: readers never see a part of it."""
+    """Write a file atomically: readers never get a part of it."""
     with open(open_for_write(path + ".tmp", os.O_TRUNC), "w", encoding="utf-8") as file:
         json.dump(value, file)
     os.replace(path + ".tmp", path)

@@ -1,8 +1,8 @@
 """
 Isolation of a node: the time since the last heartbeat of its supervisor, and since a peer was last reachable.
 
-A heartbeat is a file in the node folder that the endpoint touches. A peer is reachable if a TCP connection to its host, closed
-at once, is accepted or refused: a refusal proves a way to the host, too.
+A heartbeat is a file in the node folder that the endpoint touches. A peer is reachable if a TCP connection to its host is
+accepted (and then closed) or refused: a refusal proves a route to the host, too.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import List, Optional
 
-SUPERVISED = "supervised"  # in the node folder: the addresses of the peers; its time is that of the last heartbeat
-SILENT_S = 5.0  # the supervisor's heartbeats come at least every 3 s
+SUPERVISED = "supervised"  # in the node folder: the addresses of the peers; its mtime is that of the last heartbeat
+SILENT_S = 5.0  # the supervisor sends a heartbeat at least every 3 s
 PROBE_WAIT_S = 3.0
 PROBES = 6  # within the isolation timeout
-PAUSED_S = 3.0  # an agent polls four times a second: after a longer gap it had been suspended
-MOST_PROBES = 3
+SUSPENDED_S = 3.0  # an agent polls four times a second: after a longer gap it was suspended
+MAX_PROBES = 3  # at the same time
 
 
 class Probe:
-    """One attempt to reach a host, which never blocks."""
+    """One non-blocking attempt to reach a host."""
 
     def __init__(self, address: str, port: int) -> None:
-        import socket  # noqa: PLC0415  slow to import, and most connections probe nothing
+        import socket  # noqa: PLC0415  slow to import, and most connections need no probe
 
         self._deadline = time.monotonic() + PROBE_WAIT_S
         self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
@@ -35,8 +35,8 @@ class Probe:
         self._target = (address, port)
 
     def answered(self) -> Optional[bool]:
-        """True if the host has answered, False if it did not in time; None while that is open."""
-        code = self._socket.connect_ex(self._target)  # called repeatedly, it returns the state of the first attempt
+        """True if the host has answered, False after PROBE_WAIT_S without an answer; None until then."""
+        code = self._socket.connect_ex(self._target)  # called repeatedly, it returns the state of the first call
         if code in (errno.EINPROGRESS, errno.EALREADY):
             if time.monotonic() < self._deadline:
                 return None
@@ -63,7 +63,7 @@ def reachable_hosts(addresses: List[str], port: int) -> List[str]:
 
 
 def leave_heartbeat(folder: str, peers: List[str]) -> None:
-    """Leave the supervisor's heartbeat in a node folder, with the addresses of the peers."""
+    """Record the supervisor's heartbeat in a node folder, with the addresses of the peers."""
     path = os.path.join(folder, SUPERVISED)
     text = "\n".join(peers)
     try:
@@ -81,7 +81,7 @@ def leave_heartbeat(folder: str, peers: List[str]) -> None:
 
 
 class Isolation:
-    """How long an agent has been without a supervisor and without its peers."""
+    """Measures how long an agent has had neither a heartbeat of its supervisor nor an answer of a peer."""
 
     def __init__(self, folder: str, rendezvous: str, *, is_head: bool, timeout_s: float) -> None:
         self._path = os.path.join(folder, SUPERVISED)
@@ -91,8 +91,9 @@ class Isolation:
         self._heartbeat_ns: Optional[int] = None  # the time of the file
         self._probes: List[Probe] = []
         self._next_probe_s = 0.0
-        self._pause_s = timeout_s / PROBES
-        self._has_answered = not is_head  # the ranks will meet at the rendezvous; a peer may be behind a firewall
+        self._probe_interval_s = timeout_s / PROBES
+        # The ranks must reach the head's rendezvous port; on other nodes a firewall may drop every probe.
+        self._has_answered = not is_head
         now = time.monotonic()
         self._supervisor_s = now  # of the last heartbeat
         self._peer_s = now  # of the last answer
@@ -105,10 +106,10 @@ class Isolation:
         except FileNotFoundError:
             heartbeat_ns = None
         now = time.monotonic()
-        if heartbeat_ns != self._heartbeat_ns:  # the clock of the file may jump, this one does not
+        if heartbeat_ns != self._heartbeat_ns:  # the clock of the file system may jump, the monotonic one does not
             self._heartbeat_ns = heartbeat_ns
             self._supervisor_s = now
-        if now - self._poll_s > PAUSED_S:  # the whole host may have been suspended: the silence proves nothing
+        if now - self._poll_s > SUSPENDED_S:  # the whole host may have been suspended: the silence proves nothing
             self._supervisor_s = now
             self._peer_s = now
         self._poll_s = now
@@ -125,24 +126,24 @@ class Isolation:
         return min(silent_s, time.monotonic() - self._peer_s) if self._has_answered else 0.0
 
     def close(self) -> None:
-        """Give up all probes."""
+        """Cancel all probes."""
         for probe in self._probes:
             probe.close()
         self._probes = []
 
     def _probe_peers(self) -> None:
-        waiting = []
+        pending = []
         for probe in self._probes:
             answered = probe.answered()
             if answered is None:
-                waiting.append(probe)
+                pending.append(probe)
             elif answered:
                 self._has_answered = True
                 self._peer_s = time.monotonic()
-        if not waiting and time.monotonic() >= self._next_probe_s:
-            waiting = [Probe(address, self._port) for address in self._peers()[:MOST_PROBES]]
-            self._next_probe_s = time.monotonic() + (self._pause_s if waiting else 0.0)
-        self._probes = waiting
+        if not pending and time.monotonic() >= self._next_probe_s:
+            pending = [Probe(address, self._port) for address in self._peers()[:MAX_PROBES]]
+            self._next_probe_s = time.monotonic() + (self._probe_interval_s if pending else 0.0)
+        self._probes = pending
 
     def _peers(self) -> List[str]:
         if not self._is_head:

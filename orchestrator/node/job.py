@@ -1,4 +1,4 @@
-"""job.json as one node reads it: checked, with the node's name and rank."""
+"""job.json of one node: read, checked, and completed with the node's name and rank."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ if TYPE_CHECKING:
 
 
 class Refused(Exception):
-    """The agent does not start the ranks; the message is the reason, and what to change."""
+    """The agent does not start the ranks; the message is the cause and the next step."""
 
     ends_run = True
 
 
 class AlreadyRunning(Refused):
-    """Another agent owns the node folder, whose state must not be written."""
+    """Another agent owns the node folder, so its state must not be changed."""
 
     ends_run = False
 
 
 class PortTaken(Refused):
-    """Another program listens on the rendezvous port; the launcher retries on another one, so the run has not ended."""
+    """Another program listens on the rendezvous port; the launcher retries on another port, so the run has not ended."""
 
     ends_run = False
 
 
 class Job:
-    """job.json for one node. A plain class: importing dataclasses takes longer than all the rest of an agent."""
+    """job.json for one node. Not a dataclass: importing dataclasses takes longer than all other imports of an agent."""
 
     node: str
     node_rank: int
@@ -44,7 +44,7 @@ class Job:
     grace_s: float
     orphan_timeout_s: float | None = None
     isolation_timeout_s: float | None = None
-    slurm: dict[str, Any] | None = None  # of a Slurm job: requeue, max_retries, warn_s, spares, requeues and shared
+    slurm: dict[str, Any] | None = None  # if it is a Slurm job: requeue, max_retries, warn_s, spares, requeues, shared
 
     def __init__(self, **fields: object) -> None:
         unknown = [name for name in fields if name not in Job.__annotations__]
@@ -60,7 +60,7 @@ class Job:
 
 
 def load_job(path: str, node: str, node_rank: int) -> Job:
-    """Read job.json for one node; Refused if it is no job, or not this node's."""
+    """Read job.json for one node; Refused if it is invalid or has no such node."""
     try:
         with open(path, encoding="utf-8") as file:
             raw = json.load(file)
@@ -71,7 +71,7 @@ def load_job(path: str, node: str, node_rank: int) -> Job:
         fault = fault_of(job, os.path.dirname(os.path.abspath(path)))
     except (OSError, ValueError) as error:
         raise Refused(f"{path}: {error}") from error
-    except (TypeError, KeyError, AttributeError) as error:  # a key or a type is not what it should be
+    except (TypeError, KeyError, AttributeError) as error:  # a wrong key or type
         raise Refused(f"{path}: not a job: {error!r}") from error
     if version != 1 or fault:
         raise Refused(f"{path}: {fault or f'version {version}: agent and controller are of different versions'}")
@@ -79,10 +79,10 @@ def load_job(path: str, node: str, node_rank: int) -> Job:
 
 
 def fault_of(job: Job, folder: str) -> str:
-    """The fault of a job.json in this folder; empty if there is none."""
+    """The fault in a job.json of this folder; empty if there is none."""
     if not job.program["args"] or not {"python", "pythonpath", "cwd"} <= set(job.program):
         return "program: expected args, python, pythonpath and cwd"
     if job.node_rank not in range(len(job.ranks)) or (job.nodes and job.nodes[job.node_rank] != job.node):
         return f"{job.node} is not the node of rank {job.node_rank}"
-    home = os.path.join(job.run_dir, f"attempt-{job.attempt}")
-    return "" if os.path.realpath(home) == os.path.realpath(folder) else f"run_dir: this file belongs in {home}"
+    expected = os.path.join(job.run_dir, f"attempt-{job.attempt}")
+    return "" if os.path.realpath(expected) == os.path.realpath(folder) else f"run_dir: this file belongs in {expected}"

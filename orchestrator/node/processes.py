@@ -1,4 +1,4 @@
-"""Find, signal and reap the processes below this one, so that nothing outlives its agent. Linux only."""
+"""Find, signal and reap the descendants of this process, so that none outlives its agent. Linux only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 TICK_S = 0.25
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LIBC = ctypes.CDLL(None, use_errno=True)
-# Faults must hit at once; PIPE and XFSZ are OSErrors in Python; KILL and STOP cannot be held back.
+# Faults must end the process at once; PIPE and XFSZ are OSErrors in Python; KILL and STOP cannot be blocked.
 UNCAUGHT = ("SEGV", "BUS", "FPE", "ILL", "TRAP", "SYS", "ABRT", "PIPE", "XFSZ", "KILL", "STOP")
 CAUGHT = {int(number) for number in signal.valid_signals()} - {int(signal.Signals[f"SIG{name}"]) for name in UNCAUGHT}
 
 
 class Inherited:
-    """Settings that this process inherited and changed for itself; the ranks get the inherited ones."""
+    """Settings that this process inherited and changed for itself; the ranks get the inherited values."""
 
     def __init__(self, signal_mask: frozenset[int], umask: int) -> None:
         self.signal_mask = signal_mask
@@ -37,7 +37,7 @@ def prctl(option: int, value: int) -> None:
 
 def await_signal(numbers: Iterable[int], wait_s: float) -> int | None:
     """
-    The next of these blocked signals, or None after wait_s. SIGALRM is the clock.
+    The next of these blocked signals, or None after wait_s. SIGALRM is the timer.
 
     Not sigtimedwait: in Python it returns garbage if the process was stopped (SIGSTOP, a debugger) beyond its deadline.
     """
@@ -58,16 +58,16 @@ def stat_of(pid: int) -> tuple[str, int, int] | None:
 
 
 def descendants() -> dict[int, tuple[str, int, int]]:
-    """Everything alive below this process, pid -> stat_of(pid)."""
+    """The living descendants of this process, pid -> stat_of(pid)."""
     stats = {int(name): stat_of(int(name)) for name in os.listdir("/proc") if name.isdigit()}
     children: dict[int, list[int]] = {}
     for pid, stat in stats.items():
         if stat is not None:
             children.setdefault(stat[1], []).append(pid)
-    below = list(children.get(os.getpid(), ()))
-    for pid in below:
-        below.extend(children.get(pid, ()))
-    found = {pid: stats[pid] for pid in below}
+    pids = list(children.get(os.getpid(), ()))
+    for pid in pids:
+        pids.extend(children.get(pid, ()))
+    found = {pid: stats[pid] for pid in pids}
     return {pid: stat for pid, stat in found.items() if stat is not None and stat[0] not in "ZX"}
 
 
@@ -78,12 +78,12 @@ def send(pid: int, number: int, *, group: bool = False) -> None:
     except ProcessLookupError:
         if group:  # a rank may have moved to another group
             send(pid, number)
-    except PermissionError as error:  # a set-uid program: it can only be waited for
+    except PermissionError as error:  # a set-uid program: the agent can only wait for its end
         print(f"orch agent: pid {pid}: {error}", file=sys.stderr, flush=True)
 
 
 def signal_descendants(number: int, signalled: set[tuple[int, int]]) -> None:
-    """Signal every process below this one that is not in `signalled`, and add it; never a new process with the same pid."""
+    """Signal every descendant that is not in `signalled`, and add it; never a new process with the same pid."""
     for pid, (_, _, start_time) in descendants().items():
         stat = stat_of(pid)
         if (pid, start_time) not in signalled and stat is not None and stat[2] == start_time:
@@ -101,7 +101,7 @@ def reap() -> Iterator[tuple[int, int]]:
 
 
 def end_descendants() -> None:
-    """Kill every process below this one and return when none is left."""
+    """Kill every descendant and return when none is left."""
     try:
         while True:
             signal_descendants(signal.SIGKILL, set())

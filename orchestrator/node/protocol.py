@@ -2,10 +2,10 @@
 The requests to an endpoint and its replies, for both sides: one constant per operation, typed by the keys that it carries.
 
 At run time an operation is its name. To a type checker it is an Op of its request and its reply, so that a misspelt key, a
-missing one or a handler of another operation is a type error in endpoint/client.py and node/endpoint/ alike.
+missing one or a handler of another operation is a type error in both endpoint/client.py and node/endpoint/.
 
-A request has the key `op` too. A reply has `ok` and `held_s`, the seconds until it was ready; if not ok, it has only `kind`, the
-class of an exception, and `message`. With `bytes`, that many bytes follow either.
+A request also has the key `op`. A reply also has `ok` and `held_s`, the seconds that the node took to answer; if not ok, it has
+only `kind`, the class of an exception, and `message`. If either has `bytes`, that many raw bytes follow.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
         agent: Json
 
     class NodeFolders(TypedDict):
-        """The folders of these nodes in an attempt; of all that are there if `nodes` is None."""
+        """The folders of these nodes in an attempt; those of all its nodes if `nodes` is None."""
 
         attempt_dir: str
         nodes: Optional[List[str]]
@@ -157,7 +157,7 @@ if TYPE_CHECKING:
 
     class SignalledBody(TypedDict):
         pid: int
-        what: str
+        role: str
         signal: str
 
     class StopBody(TypedDict):
@@ -176,7 +176,7 @@ if TYPE_CHECKING:
         local: bool
 
     class StraysRequest(TypedDict):
-        young_s: float
+        min_age_s: float
         grace_s: float
         dry_run: bool
 
@@ -197,7 +197,7 @@ if TYPE_CHECKING:
     class StraysReply(TypedDict):
         strays: List[StrayBody]
         users: List[CardUserBody]
-        note: str
+        tool_error: str
 
     class ClearRequest(TypedDict):
         workdir: str
@@ -205,7 +205,7 @@ if TYPE_CHECKING:
         checkpoints: bool
         dry_run: bool
 
-    class LeftoverBody(TypedDict):
+    class GarbageBody(TypedDict):
         kind: str
         name: str
         path: str
@@ -216,7 +216,7 @@ if TYPE_CHECKING:
         why: str
 
     class ClearReply(TypedDict):
-        entries: List[LeftoverBody]
+        entries: List[GarbageBody]
 
     class CommandRequest(TypedDict):
         argv: List[str]
@@ -224,16 +224,16 @@ if TYPE_CHECKING:
         timeout_s: float
 
     class CommandOnceRequest(CommandRequest):
-        mark: str
+        result_file: str
         begin: bool
 
     class LocalCommandRequest(CommandRequest):
-        """On the node, with the umask of this user."""
+        """As the handler gets it: with the umask of this user."""
 
         umask: int
 
     class LocalCommandOnceRequest(CommandOnceRequest, LocalCommandRequest):
-        """As above."""
+        """As LocalCommandRequest."""
 
     class CommandReply(TypedDict):
         code: int

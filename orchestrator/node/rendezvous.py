@@ -1,4 +1,4 @@
-"""The rendezvous of the ranks: an address of this host that the others can reach, and a port that is held for them."""
+"""The rendezvous of the ranks: an address of this host that the other nodes can reach, and a reserved port."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def hold_port(port: int = 0) -> socket.socket:
     """
     Bind a port (0: a free one) without listening on it.
 
-    Both sides set SO_REUSEADDR, so rank 0's store can listen there, while a plain bind() and the kernel's choice of
-    ephemeral ports avoid it.
+    Both sides set SO_REUSEADDR, so rank 0's store can listen there; a plain bind() fails, and the kernel does not choose it
+    as an ephemeral port.
     """
     dual = socket.has_dualstack_ipv6()
     holder = socket.socket(socket.AF_INET6 if dual else socket.AF_INET, socket.SOCK_STREAM)
@@ -39,16 +39,18 @@ def hold_port(port: int = 0) -> socket.socket:
 
 
 def matching_interfaces(pattern: str, names: Sequence[str]) -> list[str]:
-    """NCCL's rule: comma-separated prefixes; a leading `=` makes them whole names, a leading `^` an exclusion."""
+    """Select interfaces as NCCL does: by comma-separated prefixes; a leading `=` makes them full names, a leading `^` excludes."""
     excluded = pattern.startswith("^")
     whole = pattern[excluded:].startswith("=")
-    wanted = [name for name in pattern[excluded + whole :].split(",") if name]
-    hits = {name for name in names if any(name == one if whole else name.startswith(one) for one in wanted)}
-    return [name for name in names if (name in hits) is not excluded]
+    prefixes = [prefix for prefix in pattern[excluded + whole :].split(",") if prefix]
+    matches = {
+        name for name in names if any(name == prefix if whole else name.startswith(prefix) for prefix in prefixes)
+    }
+    return [name for name in names if (name in matches) is not excluded]
 
 
 def interface_addresses(environ: Mapping[str, str]) -> Iterator[str]:
-    """IPv4 addresses of the interfaces that NCCL_SOCKET_IFNAME, then GLOO_SOCKET_IFNAME, name."""
+    """IPv4 addresses of the interfaces in NCCL_SOCKET_IFNAME, then of those in GLOO_SOCKET_IFNAME."""
     names = [name for _, name in socket.if_nameindex()]
     chosen = matching_interfaces(environ.get("NCCL_SOCKET_IFNAME") or "=", names)
     chosen += matching_interfaces("=" + environ.get("GLOO_SOCKET_IFNAME", ""), names)
@@ -62,7 +64,7 @@ def interface_addresses(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def usable_addresses(candidates: Sequence[str], environ: Mapping[str, str]) -> Iterator[str]:
-    """This host's own addresses, best first; looked up one by one, to query a slow name server only if necessary."""
+    """Addresses of this host, best first; looked up one by one, to query a slow name server only if necessary."""
     yield from interface_addresses(environ)
     for host in (*candidates, socket.gethostname()):
         try:
@@ -77,17 +79,17 @@ def usable_addresses(candidates: Sequence[str], environ: Mapping[str, str]) -> I
                     continue
                 yield str(address[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        if probe.connect_ex(("192.0.2.1", 9)) == 0:  # sends nothing; the default route names the source
+        if probe.connect_ex(("192.0.2.1", 9)) == 0:  # sends nothing; the default route determines the source address
             yield str(probe.getsockname()[0])
 
 
 def is_loopback(address: str) -> bool:
-    """Only the host itself can reach it."""
+    """Return whether only the host itself can reach the address."""
     return address.startswith("127.") or address in ("::1", "localhost")
 
 
 def choose_address(candidates: Sequence[str], environ: Mapping[str, str]) -> str:
-    """The address at which other nodes reach this one; a loopback address only if there is no other, or on request."""
+    """The address at which other nodes reach this one; a loopback address only if there is no other or a candidate is one."""
     loopback = "127.0.0.1"
     for address in usable_addresses(candidates, environ):
         if not is_loopback(address) or address in candidates:
@@ -97,20 +99,20 @@ def choose_address(candidates: Sequence[str], environ: Mapping[str, str]) -> str
 
 
 def address_towards(host: str) -> str:
-    """This host's address on the route to another; nothing is sent."""
+    """This host's address on the route to another host, empty if there is no route; nothing is sent."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         code = probe.connect_ex((host, 9))
         return str(probe.getsockname()[0]) if code == 0 else ""
 
 
 def reserve(candidates: Sequence[str], environ: Mapping[str, str]) -> tuple[str, socket.socket]:
-    """The rendezvous record of this host, and the socket that keeps its port until it is closed."""
+    """The rendezvous record of this host, and the socket that reserves its port until it is closed."""
     holder = hold_port()
     return f"{choose_address(candidates, environ)} {holder.getsockname()[1]} {host_id()}", holder
 
 
 def hold_rendezvous(candidates: Sequence[str]) -> int:
-    """Print the record and keep the port until standard input ends or SIGTERM comes."""
+    """Print the record and hold the port until standard input ends or SIGTERM arrives."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     record, holder = reserve(candidates, os.environ)
     with holder:

@@ -19,7 +19,7 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-\d{8}-\d{6}-[0-9a-f]{4}\Z")
 
 
 def node_folders(request: NodeFolders) -> List[Tuple[str, str]]:
-    """Node name and folder, of the nodes asked for or of all that are there, in that order."""
+    """Name and folder of each requested node, or of all nodes in the attempt folder if `nodes` is None, in that order."""
     attempt, nodes = absolute_path(request["attempt_dir"]), request["nodes"]
     if nodes is None:
         try:
@@ -34,7 +34,7 @@ def node_folders(request: NodeFolders) -> List[Tuple[str, str]]:
 
 
 def newest_attempt(run: str) -> Optional[int]:
-    """The number of the last attempt in a run's folder; None where there is none."""
+    """The number of the last attempt in a run's folder; None if there is none."""
     try:
         numbers = [name[len(ATTEMPT) :] for name in os.listdir(run) if name.startswith(ATTEMPT)]
     except FileNotFoundError:

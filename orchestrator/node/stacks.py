@@ -18,27 +18,31 @@ def path_of(folder: str, rank: int) -> str:
 
 
 def has_left_stacks(folder: str, rank: int) -> bool:
-    """The rank hung until its end: progress empties the file."""
+    """Return whether the rank hung until its end: progress empties the file."""
     try:
         return os.path.getsize(path_of(folder, rank)) > 0
     except OSError:
         return False
 
 
-def places(folder: str, ranks: Iterable[int]) -> Dict[int, str]:
-    """Rank -> the innermost call of its main thread, for those that have left stacks."""
-    from orchestrator.node.files import tail  # noqa: PLC0415  an agent does without
+def innermost_calls(folder: str, ranks: Iterable[int]) -> Dict[int, str]:
+    """Rank -> the innermost call of its main thread, for the ranks that have left stacks."""
+    from orchestrator.node.files import tail  # noqa: PLC0415  an agent does not need it
 
-    found = {rank: tail(path_of(folder, rank), LAST_BYTES) for rank in ranks}
-    return {rank: innermost(text) for rank, text in found.items() if text}
+    stacks = {rank: tail(path_of(folder, rank), LAST_BYTES) for rank in ranks}
+    return {rank: innermost_call(text) for rank, text in stacks.items() if text}
 
 
-def innermost(text: str) -> str:
-    """Such as `trainer/runtime/group.py:139 in end`, of code that is no library; the main thread is the oldest, so the last."""
+def innermost_call(text: str) -> str:
+    """
+    The innermost call outside libraries, such as `trainer/runtime/group.py:139 in end`.
+
+    The main thread's stack is the last one in the text: faulthandler writes the oldest thread last.
+    """
     frames = text.rpartition("(most recent call first):\n")[2].splitlines()
     calls = [_parts(frame.strip()) for frame in frames if frame.startswith('  File "')]
-    own = [call for call in calls if not any(folder in call[0] for folder in LIBRARIES)]
-    for path, line, function in (own or calls)[:1]:
+    user_calls = [call for call in calls if not any(folder in call[0] for folder in LIBRARIES)]
+    for path, line, function in (user_calls or calls)[:1]:
         return f"{'/'.join(path.split('/')[-2:])}:{line} in {function}"
     return "an unknown place"
 

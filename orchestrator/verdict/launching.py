@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from orchestrator.node.machine import is_alive, own_record
+from orchestrator.node.machine import is_alive, process_record
 from orchestrator.run import RunRecord
 
 
 def this_process() -> dict[str, Any]:
     """The record of this process, for RunRecord.launching."""
-    return {**own_record(), "host": socket.gethostname()}
+    return {**process_record(), "host": socket.gethostname()}
 
 
 def is_launching(record: RunRecord) -> bool:

@@ -152,7 +152,7 @@ def test_gc_takes_no_process_for_a_stray_that_merely_resembles_one(orch: Orch) -
 def _strays(run: str) -> list[int]:
     """What gc would end of that run, however young; asked without ending anything."""
     with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
-        return [stray.pid for stray in endpoint.strays(young_s=0, grace_s=0, dry_run=True).strays if stray.run == run]
+        return [stray.pid for stray in endpoint.strays(min_age_s=0, grace_s=0, dry_run=True).strays if stray.run == run]
 
 
 def test_nothing_in_the_source_kills_by_name() -> None:

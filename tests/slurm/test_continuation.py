@@ -94,7 +94,7 @@ def test_training_saves_and_goes_on_in_another_attempt_as_if_nothing_had_been(or
         said = _said(orch, run)
         assert said.count("Slurm will end the job") == (2 if how == "warned" else 0)  # once a node
         assert said.count("preempted: saved at step") == 1
-        assert said.count("the job is in the queue again, for attempt 2") == 1
+        assert said.count("the job is requeued, for attempt 2") == 1
         assert said.count("resuming from") == 1
 
 

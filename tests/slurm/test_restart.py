@@ -98,7 +98,7 @@ def test_job_of_which_too_few_nodes_are_left_waits_for_others_in_the_queue(orch:
     assert cluster.wait_for(orch, run, "DONE")["attempt"] == 3
     said = orch("logs", run).stdout
     assert said.count("the job restarts in the same allocation, as attempt 2, without n1") == 1
-    assert said.count("the job is in the queue again, for attempt 3") == 1
+    assert said.count("the job is requeued, for attempt 3") == 1
 
 
 def test_failures_without_progress_come_to_an_end(orch: Orch, cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.node.failure import failure_of
-from orchestrator.node.stacks import innermost, places
+from orchestrator.node.stacks import innermost_call, innermost_calls
 from orchestrator.run import RankExit
 from orchestrator.verdict.hangs import diagnose_hang
 
@@ -89,7 +89,7 @@ MAIN = 'Timeout (0:00:07)!\nThread 0x1 (most recent call first):\n  File "/a/not
 )  # fmt: skip
 def test_call_of_a_rank_is_the_innermost_of_its_main_thread_outside_libraries(frames: list[str], call: str) -> None:
     lines = "".join(f"  File {frame}\n" for frame in frames)
-    assert innermost(f"{MAIN}Thread 0x2 (most recent call first):\n{lines}") == call
+    assert innermost_call(f"{MAIN}Thread 0x2 (most recent call first):\n{lines}") == call
 
 
 def test_innermost_call_is_found_in_a_deep_stack(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_innermost_call_is_found_in_a_deep_stack(tmp_path: Path) -> None:
     (tmp_path / "stacks").mkdir()
     text = f'{MAIN}Thread 0x2 (most recent call first):\n  File "/w/trainer/train.py", line 85 in _step\n{outer}'
     (tmp_path / "stacks/3.txt").write_text(text)
-    assert places(str(tmp_path), [3]) == {3: "trainer/train.py:85 in _step"}
+    assert innermost_calls(str(tmp_path), [3]) == {3: "trainer/train.py:85 in _step"}
 
 
 @pytest.mark.parametrize(
@@ -121,4 +121,4 @@ def test_exit_of_a_rank_that_left_stacks_is_a_hang(
         (tmp_path / "error/3.json").write_text(f'{{"message": {{"message": "m", "extraInfo": {{"kind": "{kind}"}}}}}}')
     (tmp_path / "stacks/3.txt").write_text(stacks)
     assert failure_of(str(tmp_path), 3, signal)[1] == found
-    assert set(places(str(tmp_path), [3, 4])) == ({3} if stacks else set())
+    assert set(innermost_calls(str(tmp_path), [3, 4])) == ({3} if stacks else set())

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from enum import Enum  # signal imports it too
+from enum import Enum  # costs nothing: signal imports it, too
 
 from orchestrator.node.agent.log_index import LogIndex
 from orchestrator.node.events import NO_RETRY, REQUEUE, EventLog, Kind, State
@@ -35,31 +35,31 @@ if TYPE_CHECKING:
     from orchestrator.node.events import RankResult
     from orchestrator.node.isolation import Isolation
 
-# On any other code than 0, srun would kill the ranks of the other nodes, which may still be saving.
+# REQUEUE is 0, too: on any other code srun would kill the ranks of the other nodes, which may still be saving.
 EXIT_CODES = {State.DONE: 0, State.FAILED: 1, State.STOPPED: 6, State.REQUEUE: 0}
-SURVIVOR_S = 5.0  # what survives SIGKILL for longer hangs in the kernel, and is reported
+SURVIVOR_S = 5.0  # a process that survives SIGKILL for longer hangs in the kernel, and is reported
 SAME_SIGNAL_S = 1.0  # Slurm signals every process of a job: the guard's copy is not a second request
 SHELL_TERM = 128 + signal.SIGTERM  # the exit code of a shell whose command was ended by SIGTERM
-AFTER_STOP_S = 1.0  # for what the ranks leave running after a stop
+AFTER_STOP_S = 1.0  # the grace, after a stop, of processes that the ranks left running
 
 
 class Phase(Enum):
-    """The life of an agent; each phase is followed by the next one, or the one after."""
+    """The phases of an agent, in order; STOPPING is skipped if the ranks end by themselves."""
 
     RUNNING = "ranks run"
-    STOPPING = "ranks have been asked to end"
-    SWEEPING = "ranks have ended; what they left running is being ended"
+    STOPPING = "ranks have been sent SIGTERM"
+    SWEEPING = "ranks have ended; their remaining descendants are being ended"
 
 
 class Outcome:
-    """Why the ranks are being ended, and the state that the agent will report unless all of them are done."""
+    """The reason for ending the ranks, and the state that the agent reports unless all of them are done."""
 
     def __init__(self, state: str, *, exit: RankResult | None = None, reason: str = "") -> None:  # noqa: A002  as in the event
         self.state, self.exit, self.reason = state, exit, reason
 
 
 class Agent:
-    """Starts the ranks, watches them, and ends only when nothing below it is alive."""
+    """Starts and watches the ranks, and exits only when none of its descendants is alive."""
 
     def __init__(self, job: Job, folder: str, events: EventLog, isolation: Isolation) -> None:
         self.job, self.folder, self.events, self.isolation = job, folder, events, isolation
@@ -70,10 +70,10 @@ class Agent:
         self.running: dict[int, int] = {}  # pid -> rank
         self.done: list[int] = []  # the ranks that have finished their work
         self.stop_requests: list[tuple[int, float]] = []  # signal and time; a second one kills at once
-        self.is_signalled_early = False  # SIGTERM came before all ranks were there to receive it
-        self.kill_at_s: float | None = None  # monotonic; what is alive then is killed
+        self.is_signalled_early = False  # SIGTERM arrived before all ranks were started
+        self.kill_at_s: float | None = None  # monotonic; ranks and descendants alive then are killed
         self.terminated: set[tuple[int, int]] = set()  # descendants that have been sent SIGTERM
-        self.reported: set[str] = set()  # what is to be reported only once
+        self.reported: set[str] = set()  # names of reports that are made only once
 
     def start(
         self, command: Sequence[str], cwd: str, environments: Sequence[Mapping[bytes, bytes]], inherited: Inherited
@@ -93,32 +93,32 @@ class Agent:
                 )
             except (OSError, subprocess.SubprocessError) as error:
                 raise Refused(f"rank {rank} cannot be started: {error}") from error
-            process.returncode = 0  # reap() waits for it, Popen must not
+            process.returncode = 0  # reap() collects its status, so Popen must not
             self.running[process.pid] = rank
-            stat = stat_of(process.pid)  # a zombie still has one
+            stat = stat_of(process.pid)  # of a zombie, too
             text = f"rank {rank} started as pid {process.pid}"
             start_time = stat[2] if stat else None
             self.events.write(Kind.RANK_STARTED, text, rank=rank, pid=process.pid, start_time=start_time)
         self.is_signalled_early = signal.SIGTERM in signal.sigpending()
 
     def rank_setup(self, inherited: Inherited) -> Callable[[], None]:
-        """What a rank does between fork and exec."""
+        """Return the function that a rank runs between fork and exec."""
         agent_pid = os.getpid()
 
         def become_rank() -> None:
             os.setpgid(0, 0)
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != agent_pid:  # the agent died before the line above
+            if os.getppid() != agent_pid:  # the agent ended before PR_SET_PDEATHSIG took effect
                 os._exit(1)
             signal.pthread_sigmask(signal.SIG_SETMASK, inherited.signal_mask)
-            if self.job.slurm:  # Slurm warns every process by SIGUSR2, which ends those that do not handle it
+            if self.job.slurm:  # Slurm warns every process by SIGUSR2, whose default action ends the process
                 signal.signal(signal.SIGUSR2, signal.SIG_IGN)
             os.umask(inherited.umask)
 
         return become_rank
 
     def watch(self) -> int:
-        """Wait until every rank and every descendant has ended; the agent's exit code."""
+        """Wait until every rank and every descendant has ended; return the agent's exit code."""
         while self.reap_children():
             self.sweep_if_ranks_ended()
             self.kill_if_due()
@@ -132,7 +132,7 @@ class Agent:
         return self.finish()
 
     def reap_children(self) -> bool:
-        """Take in the children that have ended; False if there is none left."""
+        """Handle the children that have ended; False if none is left."""
         try:
             for pid, status in reap():
                 if pid in self.running:
@@ -143,7 +143,7 @@ class Agent:
 
     def on_rank_exit(self, pid: int, rank: int, status: int) -> None:
         self.logs.record(now=True)
-        exited_s = self.events.clock.now()  # later than the record above: the rank's output precedes its exit
+        exited_s = self.events.clock.now()  # after that record: the rank's output must precede its exit
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         name = None if code is not None else signal_name(os.WTERMSIG(status))
         if (name == "SIGTERM" or code == SHELL_TERM) and self.outcome is None:
@@ -154,9 +154,9 @@ class Agent:
         error, kind = (None, None) if code == 0 else failure_of(self.folder, rank, name)
         text = f"rank {rank} (pid {pid}) " + (f"exited with code {code}" if name is None else f"was ended by {name}")
         text += f": {error}" if error else ""
-        note = ", after the stop" if is_stopped and not is_done else ""
+        text_end = ", after the stop" if is_stopped and not is_done else ""
         if is_done and code != 0:
-            note = "; warning: its work was finished before, so it counts as done"
+            text_end = "; warning: its work was finished before, so it counts as done"
         result: RankResult = {
             "time": exited_s,
             "rank": rank,
@@ -165,36 +165,36 @@ class Agent:
             "error": error,
             "kind": kind,
         }
-        self.events.write(Kind.RANK_EXITED, text + note, pid=pid, done=is_done, **result)
+        self.events.write(Kind.RANK_EXITED, text + text_end, pid=pid, done=is_done, **result)
         if is_done:
             self.done.append(rank)
         elif code == REQUEUE and self.job.slurm:
             self.on_restart_request(text)
-        elif not is_stopped:  # what fails after a stop is a consequence, not the cause
+        elif not is_stopped:  # a failure after a stop is its consequence, not the cause
             self.stop(Outcome(State.FAILED, exit=result), text)
 
     def on_restart_request(self, text: str) -> None:
-        """A rank has saved, and asks for another attempt, at its own wish or as it was asked to stop."""
+        """A rank has saved and requests another attempt, whether or not it was stopped."""
         if self.outcome is None:
-            self.stop_with_slurm(Outcome(State.REQUEUE), f"{text}, which asks for another attempt")
+            self.stop_with_slurm(Outcome(State.REQUEUE), f"{text}, which requests another attempt")
         elif self.outcome.state == State.STOPPED:
             self.outcome = Outcome(State.REQUEUE)
 
     def await_stop_request(self) -> None:
-        """When the whole job is stopped, a rank may receive SIGTERM just before the agent does: wait briefly for ours."""
+        """If the whole job is stopped, a rank may receive SIGTERM just before the agent: wait briefly for the agent's."""
         number = await_signal({signal.SIGTERM}, SAME_SIGNAL_S)
         if number is not None:
             self.on_signal(number)
 
     def stop(self, outcome: Outcome, reason: str) -> None:
-        """End the ranks, within the grace."""
+        """End the ranks within the grace."""
         self.begin_stop(outcome, reason, self.job.grace_s)
         if self.phase is not Phase.SWEEPING:
             self.phase = Phase.STOPPING
             self.terminate(self.job.grace_s)
 
     def stop_with_slurm(self, outcome: Outcome, reason: str) -> None:
-        """Let the ranks end as Slurm ends them: it sends SIGTERM to every process of the job itself, and kills after warn_s."""
+        """Wait for the end of the ranks, which get SIGTERM from Slurm itself; kill them after warn_s."""
         assert self.job.slurm is not None, "only Slurm restarts a job"
         self.begin_stop(outcome, reason, self.job.slurm["warn_s"])
         self.kill_at_s = time.monotonic() + self.job.slurm["warn_s"]
@@ -205,7 +205,7 @@ class Agent:
 
     def begin_stop(self, outcome: Outcome, reason: str, within_s: float) -> None:
         self.outcome = outcome
-        text = f"stopping the ranks: {reason}; what is alive in {within_s:g} s is killed"
+        text = f"stopping the ranks: {reason}; processes still alive in {within_s:g} s are killed"
         self.events.write(Kind.STOPPING, text, reason=reason)
 
     def terminate(self, grace_s: float) -> None:
@@ -214,12 +214,12 @@ class Agent:
             send(pid, signal.SIGTERM, group=True)
 
     def sweep_if_ranks_ended(self) -> None:
-        """End what the ranks have left running, whatever its group and session and however late it was forked."""
+        """End the descendants that the ranks have left running, in any group and session, and however late they are forked."""
         if self.running:
             return
         if self.phase is not Phase.SWEEPING:
             self.phase = Phase.SWEEPING
-            # After a stop the ranks have used the grace up: what they left must not double it.
+            # After a stop the ranks have used up the grace: their descendants must not double it.
             self.terminate(self.job.grace_s if self.outcome is None else min(self.job.grace_s, AFTER_STOP_S))
         signal_descendants(signal.SIGTERM, self.terminated)
 
@@ -232,8 +232,8 @@ class Agent:
         if self.phase is Phase.SWEEPING:
             signal_descendants(signal.SIGKILL, set())
         if time.monotonic() > self.kill_at_s + SURVIVOR_S and self.is_first("survivors"):
-            left = ", ".join(f"{pid} (state {stat[0]})" for pid, stat in descendants().items())
-            self.events.note(f"killed, but still alive, and waited for: pid {left}")
+            survivors = ", ".join(f"{pid} (state {stat[0]})" for pid, stat in descendants().items())
+            self.events.write_message(f"killed, but still alive, and waited for: pid {survivors}")
 
     def on_signal(self, number: int) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
@@ -251,43 +251,47 @@ class Agent:
             self.stop_requests.append((number, now))
         if self.outcome is not None:
             return
-        reason = f"asked to by {signal_name(number)}"
-        if os.getppid() != self.guard_pid:  # its death comes as a SIGTERM too, but is no request
-            self.cut_off("the guard of the agent was killed")
+        reason = f"requested by {signal_name(number)}"
+        if os.getppid() != self.guard_pid:  # the guard's death sends SIGTERM, too, but is not a request
+            self.stop_unrequested("the guard of the agent was killed")
         elif self.job.slurm:
             self.stop_with_slurm(Outcome(State.STOPPED), reason)
         else:
             self.stop(Outcome(State.STOPPED), reason)
 
     def on_warning(self, warn_s: int) -> None:
-        """Nothing is passed on: Slurm signals every process of a step, and a second SIGUSR2 may hit a rank that is exiting."""
+        """
+        Record the warning. SIGUSR2 is not passed on: Slurm signals every process of a step.
+
+        A second SIGUSR2 may end a rank that is exiting.
+        """
         if self.is_first("warning"):
             text = f"Slurm will end the job (at its time limit, in {warn_s} s or a little more)"
             self.events.write(Kind.WARNED, f"{text}: the ranks are asked to save and end")
 
     def check_supervision(self) -> None:
-        """Stop the ranks of a node that is cut off from all others, or, if that was asked for, from its supervisor."""
+        """Stop the ranks if the node is isolated, or (with --orphan-timeout) if it has no supervisor."""
         isolation_s, orphan_s = self.job.isolation_timeout_s, self.job.orphan_timeout_s
         if self.outcome is not None:
             return
         if orphan_s is not None and self.isolation.unsupervised_s() >= orphan_s:
-            self.cut_off(f"no supervisor for {orphan_s:g} s (--orphan-timeout)")
+            self.stop_unrequested(f"no supervisor for {orphan_s:g} s (--orphan-timeout)")
         elif isolation_s is not None and self.isolation.isolated_s() >= isolation_s:
-            self.cut_off(f"cut off from the supervisor and from all other nodes for {isolation_s:g} s")
+            self.stop_unrequested(f"cut off from the supervisor and from all other nodes for {isolation_s:g} s")
 
-    def cut_off(self, reason: str) -> None:
-        """End the ranks though nobody asked for it."""
+    def stop_unrequested(self, reason: str) -> None:
+        """End the ranks without a request: the agent has failed."""
         self.stop(Outcome(State.FAILED, reason=reason), reason)
 
     def is_first(self, report: str) -> bool:
-        """True the first time that this is reported."""
+        """Return whether this report has not been made before."""
         if report in self.reported:
             return False
         self.reported.add(report)
         return True
 
     def finish(self) -> int:
-        """Write the agent's last event; the agent's exit code."""
+        """Write the agent's last event; return its exit code."""
         outcome = self.outcome
         if outcome is None or len(self.done) == len(self.job.rank_numbers):
             outcome = Outcome(State.DONE)

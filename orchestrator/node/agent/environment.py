@@ -1,4 +1,4 @@
-"""The environment of a rank: what the node's script exported, less what other launchers left, plus what torchrun sets."""
+"""The environment of a rank: the variables that node.sh exports, without those of other launchers, plus those of torchrun."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ STALE_NAMES = frozenset(
     b"RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
     b"NODE_RANK MASTER_ADDR MASTER_PORT ORCH_RUN_ID ORCH_RUN_DIR ORCH_NODE ORCH_NODE_RANK ORCH_ATTEMPT".split()
 )
-# The file prefix of torch's record of a collective of NCCL that times out; the second name before torch 2.9.
+# The file prefix of the flight record that torch writes if an NCCL collective times out; the second name is for torch < 2.9.
 RECORD_NAMES = (b"TORCH_FR_DUMP_TEMP_FILE", b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 KEPT_NAMES = frozenset((b"SLURM_CONF", b"SLURM_JOB_ID"))
 
 
 def inherited_environment() -> tuple[dict[bytes, bytes], list[str]]:
-    """The agent's environment, byte for byte, without variables of other launchers; and the names of those."""
+    """The agent's environment, byte for byte, without the variables of other launchers; and the names of those."""
     stale = {
         name
         for name in os.environb
@@ -33,26 +33,26 @@ def inherited_environment() -> tuple[dict[bytes, bytes], list[str]]:
 
 
 def summary(names: Sequence[str]) -> str:
-    """The names for a person: those of Slurm, some fifty in every job, as a count."""
-    others = [name for name in names if not name.startswith("SLURM")]
-    count = len(names) - len(others)
-    return ", ".join([*others, f"SLURM* ({count})"] if count else others)
+    """The names for a message; those of Slurm, some fifty in every job, as a count."""
+    listed = [name for name in names if not name.startswith("SLURM")]
+    count = len(names) - len(listed)
+    return ", ".join([*listed, f"SLURM* ({count})"] if count else listed)
 
 
 def defaults(job: Job, folder: str, kept: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """Variables for the ranks of a node that neither the inventory nor the node itself sets."""
-    # torchrun's 1 aborts the collective before its record is written, and the abort may hang (pytorch#121055).
+    """Default variables for the ranks of a node, used if neither the inventory nor the node sets them."""
+    # torchrun's default, 1, aborts the collective before its record is written, and the abort may hang (pytorch#121055).
     found = {b"TORCH_NCCL_ASYNC_ERROR_HANDLING": b"3", b"TORCH_NCCL_DUMP_ON_TIMEOUT": b"1"}
     if len(job.rank_numbers) > 1:
         found[b"OMP_NUM_THREADS"] = b"1"
-    if not any(name in kept for name in RECORD_NAMES):  # synonyms, of which torch takes the first
-        record = os.fsencode(os.path.join(folder, STACKS, "nccl_trace_rank_"))  # the number follows
+    if not any(name in kept for name in RECORD_NAMES):  # synonyms: torch reads the first that is set
+        record = os.fsencode(os.path.join(folder, STACKS, "nccl_trace_rank_"))  # torch appends the rank
         found.update(dict.fromkeys(RECORD_NAMES, record))
     return {name: value for name, value in found.items() if name not in kept}
 
 
 def node_environment(job: Job, rendezvous: str) -> dict[bytes, bytes]:
-    """The variables of the launch for all ranks of a node: those of torchrun, and orch's own."""
+    """The variables of the launch that all ranks of a node share: those of torchrun, and ORCH_*."""
     address, port, _ = rendezvous.split()
     world, group = str(sum(job.ranks)), str(job.node_rank)
     shared = {"WORLD_SIZE": world, "ROLE_WORLD_SIZE": world, "ROLE_NAME": "default", "GROUP_RANK": group}
@@ -66,23 +66,23 @@ def node_environment(job: Job, rendezvous: str) -> dict[bytes, bytes]:
     return {os.fsencode(name): os.fsencode(value) for name, value in shared.items()}
 
 
-def own_environments(job: Job, folder: str) -> list[dict[bytes, bytes]]:
+def rank_variables(job: Job, folder: str) -> list[dict[bytes, bytes]]:
     """The variables that differ per rank, in local order."""
     environments = []
     for local_rank, rank in enumerate(job.rank_numbers):
-        own = {"RANK": str(rank), "ROLE_RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-        own["TORCHELASTIC_ERROR_FILE"] = os.path.join(folder, "error", f"{rank}.json")
-        environments.append({os.fsencode(name): os.fsencode(value) for name, value in own.items()})
+        variables = {"RANK": str(rank), "ROLE_RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+        variables["TORCHELASTIC_ERROR_FILE"] = os.path.join(folder, "error", f"{rank}.json")
+        environments.append({os.fsencode(name): os.fsencode(value) for name, value in variables.items()})
     return environments
 
 
 def rank_environments(
     job: Job, rendezvous: str, kept: Mapping[bytes, bytes], node_folder: str
 ) -> list[dict[bytes, bytes]]:
-    """One environment per rank, in local order, added to the inherited one."""
+    """The environment of each rank, in local order: the inherited variables and those of the launch."""
     shared = {**defaults(job, node_folder, kept), **kept}
     if job.program["pythonpath"] is not None:
         folder = os.fsencode(os.path.normpath(os.path.join(job.bundle_dir, job.program["pythonpath"])))
         shared[b"PYTHONPATH"] = b":".join(filter(None, (folder, kept.get(b"PYTHONPATH"))))
     shared.update(node_environment(job, rendezvous))
-    return [{**shared, **own} for own in own_environments(job, node_folder)]
+    return [{**shared, **variables} for variables in rank_variables(job, node_folder)]

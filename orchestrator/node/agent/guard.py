@@ -1,9 +1,9 @@
 """
 The agent's process and its guard, from the start to the last event:
 
-    guard              the process that was started; a sub-reaper; ends what is left if the agent itself is killed
-     +- agent          leads its own session; a sub-reaper; agent.json names this one
-         +- ranks      one process group each; die with the agent
+    guard              the process that was started; a sub-reaper; ends the remaining processes if the agent is killed
+     +- agent          leads its own session; a sub-reaper; agent.json records this process
+         +- ranks      one process group each; killed when the agent ends
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import time
 from orchestrator.node.agent.agent import EXIT_CODES, Agent
 from orchestrator.node.agent.environment import inherited_environment, rank_environments, summary
 from orchestrator.node.agent.program import command_of, prepare_folder
-from orchestrator.node.events import Clock, EventLog, Kind
+from orchestrator.node.events import Clock, EventLog, Kind, State
 from orchestrator.node.files import read_json, write_json
 from orchestrator.node.isolation import Isolation
 from orchestrator.node.job import AlreadyRunning, Job, PortTaken, Refused, load_job
-from orchestrator.node.machine import host_id, is_alive, own_record
+from orchestrator.node.machine import host_id, is_alive, process_record
 from orchestrator.node.processes import (
     CAUGHT,
     PR_SET_CHILD_SUBREAPER,
@@ -52,7 +52,7 @@ class AgentOptions:
 
 
 def join_rendezvous(job: Job, record: str | None) -> tuple[str, socket.socket | None]:
-    """The record that all nodes share and, on the head, the socket that keeps the port."""
+    """The rendezvous record that all nodes share and, on the head, the socket that holds the port."""
     if record is None:
         if job.node_rank != 0:
             raise Refused(f"{job.node}: node rank {job.node_rank} needs --rendezvous, the record of the head node")
@@ -72,7 +72,7 @@ def join_rendezvous(job: Job, record: str | None) -> tuple[str, socket.socket | 
 
 
 def refuse_second_agent(folder: str) -> None:
-    """Refuse while the agent of agent.json is alive."""
+    """Raise AlreadyRunning if the agent of agent.json is alive."""
     record = read_json(os.path.join(folder, "agent.json"))
     if record is not None and is_alive(record):
         raise AlreadyRunning(f"{folder}: the agent with pid {record['pid']} is alive; stop that run first")
@@ -80,7 +80,7 @@ def refuse_second_agent(folder: str) -> None:
 
 def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> None:
     """Record the owner of the node folder, before any rank starts."""
-    record: dict[str, Any] = {**own_record(), "pgid": os.getpgrp(), "host_id": host_id()}
+    record: dict[str, Any] = {**process_record(), "pgid": os.getpgrp(), "host_id": host_id()}
     record.update(hostname=socket.gethostname(), python="{}.{}.{}".format(*sys.version_info[:3]))
     record.update(node=job.node, node_rank=job.node_rank, ranks=list(job.rank_numbers), world_size=sum(job.ranks))
     record.update(rendezvous=rendezvous, address=address_towards(rendezvous.split(maxsplit=1)[0]))
@@ -89,7 +89,7 @@ def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> 
 
 
 def run_ranks(options: AgentOptions, folder: str, events: EventLog, inherited: Inherited) -> int:
-    """Start the ranks and wait for their end; the rendezvous port is held until then."""
+    """Start the ranks and wait for their end, holding the rendezvous port; return the agent's exit code."""
     refuse_second_agent(folder)
     job = load_job(options.job, options.node, options.node_rank)
     cwd = prepare_folder(job, folder)
@@ -102,7 +102,7 @@ def run_ranks(options: AgentOptions, folder: str, events: EventLog, inherited: I
     kept, stale = inherited_environment()
     if stale:
         text = f"left out variables that another launcher had set: {summary(stale)}"
-        events.write(Kind.NOTE, text, dropped=stale)
+        events.write(Kind.MESSAGE, text, dropped=stale)
     timeout_s = job.isolation_timeout_s or 0.0
     isolation = Isolation(folder, rendezvous, is_head=job.node_rank == 0, timeout_s=timeout_s)
     agent = Agent(job, folder, events, isolation)
@@ -118,7 +118,7 @@ def run_agent(options: AgentOptions, folder: str, inherited: Inherited) -> int:
     """Run the agent; REFUSED if it could not start its ranks or write its record, PORT_TAKEN if the head needs another port."""
     os.setsid()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # the death of the guard stops the agent
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # if the guard is killed, the agent stops
     events: EventLog | None = None
     try:
         if not os.path.isdir(folder):
@@ -129,16 +129,18 @@ def run_agent(options: AgentOptions, folder: str, inherited: Inherited) -> int:
         end_descendants()
         print(f"orch agent: {error}", file=sys.stderr, flush=True)
         if events is not None:
-            write = events.note if isinstance(error, Refused) and not error.ends_run else events.agent_failed
+            write = events.write_message if isinstance(error, Refused) and not error.ends_run else events.write_failure
             write(str(error))
         if not isinstance(error, PortTaken):
             return REFUSED
-        write_json(os.path.join(folder, "port-taken"), {"time": time.time()})  # for a batch script: srun hides the code
+        write_json(
+            os.path.join(folder, "port-taken"), {"time": time.time()}
+        )  # a batch script cannot get the code from srun
         return PORT_TAKEN
 
 
 def guard(agent_pid: int, folder: str) -> int:
-    """Pass signals on to the agent and return its exit code; if the agent is killed, end what it leaves running."""
+    """Pass signals on to the agent and return its exit code; if the agent is killed, end its remaining descendants."""
     status, clock = None, Clock()
     while status is None:
         number = signal.sigwait(CAUGHT)
@@ -150,6 +152,6 @@ def guard(agent_pid: int, folder: str) -> int:
     end_descendants()
     if os.WIFEXITED(status):
         return os.WEXITSTATUS(status)
-    text = f"{os.path.basename(folder)}: the agent (pid {agent_pid}) was ended by {signal_name(os.WTERMSIG(status))}; nothing is left running"
-    EventLog(folder, clock).agent_failed(text)
-    return EXIT_CODES["FAILED"]
+    cause = f"the agent (pid {agent_pid}) was ended by {signal_name(os.WTERMSIG(status))}"
+    EventLog(folder, clock).write_failure(f"{os.path.basename(folder)}: {cause}; nothing is left running")
+    return EXIT_CODES[State.FAILED]

@@ -1,4 +1,4 @@
-"""The files that ranks write to, and offsets.jsonl, the index from time to bytes of them."""
+"""The output files of the ranks, and offsets.jsonl, an index of their sizes by time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class LogIndex:
-    """Records how large each file is, at most once per TICK_S unless asked to."""
+    """Records the size of each file, at most once per TICK_S unless requested (`now`)."""
 
     def __init__(self, folder: str, clock: Clock) -> None:
         self._folder = folder
         self._journal = Journal(os.path.join(folder, OFFSETS), clock)
         self._descriptors: dict[str, int] = {}  # by file name
-        self._sizes: dict[str, int] = {}  # as recorded last
+        self._sizes: dict[str, int] = {}  # the last recorded ones
         self._next_s = 0.0
 
     def open(self, name: str) -> int:
@@ -30,7 +30,7 @@ class LogIndex:
         return self._descriptors[name]
 
     def record(self, *, now: bool = False) -> None:
-        """Record the files that have grown; on a full disk, later."""
+        """Record the sizes of the files that have grown; if the disk is full, in a later call."""
         if (time.monotonic() < self._next_s and not now) or self._journal.flush() is not None:
             return
         self._next_s = time.monotonic() + TICK_S

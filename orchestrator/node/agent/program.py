@@ -1,4 +1,4 @@
-"""The folder that a node's ranks run in, and the command line of a rank."""
+"""The working directory and the command line of a node's ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def prepare_folder(job: Job, folder: str) -> str:
-    """Remove the files of an earlier agent and copy the code; the folder the ranks run in."""
-    import shutil  # noqa: PLC0415  slow to import, and a rendezvous does without
+    """Remove the files of an earlier agent and copy the code; return the working directory of the ranks."""
+    import shutil  # noqa: PLC0415  slow to import, and a rendezvous does not need it
 
     for name in ("progress", "error", "stacks", "code", "DONE", "port-taken"):
         path = os.path.join(folder, name)
@@ -37,19 +37,19 @@ def prepare_folder(job: Job, folder: str) -> str:
 
 def script_of(args: Sequence[str]) -> str | None:
     """The script among a Python interpreter's arguments; None for -m, -c and standard input."""
-    rest = iter(args)
-    for arg in rest:
+    remaining = iter(args)
+    for arg in remaining:
         if not arg.startswith("-"):
             return arg
         if arg in ("-W", "-X", "--check-hash-based-pycs"):
-            next(rest, None)
+            next(remaining, None)
         elif not arg.startswith(("--", "-W", "-X")) and (arg == "-" or "m" in arg or "c" in arg):
-            return None  # -um pkg too
+            return None  # also -um pkg
     return None
 
 
 def command_of(job: Job, cwd: str) -> list[str]:
-    """Argv of a rank; Refused if there is no such program."""
+    """The argv of a rank; Refused if there is no such program."""
     import shutil  # noqa: PLC0415  as above
 
     args = job.program["args"]

@@ -1,4 +1,4 @@
-"""The nodes of a Slurm allocation that an attempt runs on: those that failed are left out while there are others."""
+"""The nodes of a Slurm allocation that an attempt runs on: nodes that failed are left out while there are others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 
 def node_names(nodelist: str) -> list[str]:
-    """The names in SLURM_JOB_NODELIST, such as `n[00-02,7],r[0-1]n[1-2]`, in its order: compute nodes may lack scontrol."""
+    """
+    The names in SLURM_JOB_NODELIST, such as `n[00-02,7],r[0-1]n[1-2]`, in its order.
+
+    Not by `scontrol show hostnames`: a compute node may have no scontrol.
+    """
     names: list[str] = []
     for piece in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", nodelist):
         texts = re.split(r"\[([^\]]*)\]", piece)  # text, bracket, text, bracket, ..., text
@@ -24,7 +28,7 @@ def node_names(nodelist: str) -> list[str]:
 
 
 def numbers(span: str) -> list[str]:
-    """`7` or `08-11`, zero padding kept."""
+    """The numbers of `7` or `08-11`, with their zero padding."""
     first, _, last = span.partition("-")
     return [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
 
@@ -35,12 +39,12 @@ def choose(names: Sequence[str], count: int, attempts: Sequence[Attempt], spares
 
     Args:
         names: the allocation.
-        attempts: all so far. A node that was lost in this allocation is not used again; one that failed, only for lack of others.
-        spares: the nodes that stand by until another one fails.
+        attempts: all so far. A node that was lost in this allocation is excluded; one that failed is used if there is no other.
+        spares: the nodes that are unused until another one fails.
     """
     in_allocation = [attempt for attempt in attempts if attempt.requeues == attempts[-1].requeues]
     lost = {name for attempt in in_allocation for name in attempt.lost}
-    culprits = [attempt.culprit for attempt in attempts]
+    failed_nodes = [attempt.first_failed_node for attempt in attempts]
     usable = [name for name in names if name not in lost]
-    best = sorted(usable, key=lambda name: (culprits.count(name), name in spares))[:count]
+    best = sorted(usable, key=lambda name: (failed_nodes.count(name), name in spares))[:count]
     return [name for name in names if name in best]

@@ -1,4 +1,4 @@
-"""The attempts of a Slurm job so far, by what their agents left in the run's folder."""
+"""The attempts of a Slurm job so far, from the files of their agents in the run's folder."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ EARLY_S = 5.0  # Slurm's clock may differ from this node's
 
 class Attempt:
     """
-    One attempt, which has ended or is ending. Times are seconds since the epoch.
+    One attempt, which has ended or is ending. Times are seconds since the epoch, by the clock of the node that wrote them.
 
-    A time is as its own node's clock gave it. Within a node times compare exactly; between nodes as well as the cluster's
-    clocks agree, for on a shared file system nothing shows by how much one is off: `orch status` on a login node, which reads
-    the same files, cannot correct them either.
+    Times of one node compare exactly, those of different nodes only as well as the cluster's clocks agree: files on a shared
+    file system do not show the offset of a clock. `orch status` on a login node reads the same files and cannot correct them
+    either.
     """
 
     def __init__(self, folder: str) -> None:
         job = read_json(os.path.join(folder, "job.json")) or {}
-        self.requeues: int = (job.get("slurm") or {}).get("requeues", 0)  # each had other nodes to choose from
+        self.requeues: int = (job.get("slurm") or {}).get("requeues", 0)  # each resulted in another allocation
         folders = node_folders({"attempt_dir": folder, "nodes": None})
         self.nodes: dict[str, NodeHistory] = {node: read_history(path) for node, path in folders}
         steps = [newest_step(os.path.join(path, "progress")) for _, path in folders]
@@ -49,26 +49,25 @@ class Attempt:
 
     @property
     def failures(self) -> list[tuple[float, str]]:
-        """Time and node of each failure, the cause first: the rest are its consequences."""
+        """Time and node of each failure, the cause first: the others are its consequences."""
         return sorted((cause_s(end), node) for node, end in self.ends.items() if end["state"] == State.FAILED)
 
     @property
-    def culprit(self) -> str | None:
+    def first_failed_node(self) -> str | None:
         """The node whose failure ended the attempt; None if no rank failed first."""
-        return self.failures[0][1] if self.failures and not self.lost and not self.asks_for_restart else None
+        return self.failures[0][1] if self.failures and not self.lost and not self.restart_requested else None
 
     @property
     def lost(self) -> set[str]:
-        """The nodes that left no end: killed with all that ran there, or cut off. None if that is true of all."""
-        stopped = {
-            name for name, node in self.nodes.items() if node.stops_s
-        }  # Slurm may kill what the others' failure ended
-        silent = self.started - set(self.ends) - stopped
-        return silent if silent != self.started else set()
+        """The nodes whose agents wrote no last event: killed together with their ranks, or cut off. Empty if all are such."""
+        # Slurm may kill agents that are ending their ranks because of a failure elsewhere.
+        stopping = {name for name, node in self.nodes.items() if node.stops_s}
+        without_end = self.started - set(self.ends) - stopping
+        return without_end if without_end != self.started else set()
 
     @property
     def broken(self) -> set[str]:
-        """The nodes that failed under their ranks: lost, or their agent was killed."""
+        """The nodes that failed while their ranks ran: they were lost, or their agent was killed."""
         without_exit = {name for name, end in self.ends.items() if end["state"] == State.FAILED and end["exit"] is None}
         return self.lost | {name for name in without_exit if self.nodes[name].ranks}
 
@@ -78,47 +77,47 @@ class Attempt:
 
     @property
     def first_request_s(self) -> float:
-        """When the first rank exited that asked for another attempt."""
+        """When the first rank exited that requested another attempt."""
         return min((time_s for node in self.nodes.values() for time_s in node.requeues_s), default=math.inf)
 
     @property
     def no_retry(self) -> bool:
-        """A rank reported that a retry cannot help."""
+        """True if a rank reported that a retry cannot help."""
         return any(node.no_retry for node in self.nodes.values())
 
     @property
-    def asks_for_restart(self) -> bool:
-        """A rank asked for another attempt before any had failed: what fails after that is a consequence."""
+    def restart_requested(self) -> bool:
+        """True if a rank requested another attempt before any failed: later failures are its consequences."""
         return not self.no_retry and self.first_request_s < math.inf and self.first_request_s <= self.first_failure_s
 
     @property
-    def was_asked_to_stop(self) -> bool:
-        """Agents were asked to stop before a rank had failed, or had asked for another attempt."""
+    def stopped_first(self) -> bool:
+        """True if an agent was stopped before any rank failed or requested another attempt."""
         first_stop_s = min((time_s for node in self.nodes.values() for time_s in node.stops_s), default=math.inf)
         return first_stop_s < min(self.first_failure_s, self.first_request_s)
 
     @property
     def was_warned(self) -> bool:
-        """Slurm announced the end of the job."""
+        """True if Slurm announced the end of the job."""
         return any(node.warned_s is not None for node in self.nodes.values())
 
     def is_done(self, nodes: int) -> bool:
         return len(self.ends) == nodes and all(end["state"] == State.DONE for end in self.ends.values())
 
-    def reached_time_limit(self, warn_s: int, here: str) -> bool:
+    def reached_time_limit(self, warn_s: int, batch_host: str) -> bool:
         """
-        The job that Slurm has ended was at its time limit, and not cancelled: the warning was due.
+        True if the job that Slurm has ended was at its time limit and not cancelled: the warning is warn_s old.
 
-        The warning counts that came by the clock of this node (`here`), if it had a part in the attempt.
+        The warning of the batch host counts, whose clock this is, if it took part in the attempt; else the latest one.
         """
         warnings = {name: node.warned_s for name, node in self.nodes.items() if node.warned_s is not None}
         if not warnings:
             return False
-        return time.time() >= warnings.get(here, max(warnings.values())) + warn_s - EARLY_S
+        return time.time() >= warnings.get(batch_host, max(warnings.values())) + warn_s - EARLY_S
 
 
 def newest_step(folder: str) -> int | None:
-    """The newest step that ranks of a node have saved; of programs that do not report saving, the newest step."""
+    """The newest step that ranks of a node have saved; for programs that do not report saving, the newest step."""
     steps = []
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
         progress = (read_json(os.path.join(folder, name)) or {}) if name.endswith(".json") else {}
@@ -128,7 +127,7 @@ def newest_step(folder: str) -> int | None:
 
 
 def wait_for_ends(folder: str, nodes: int, patience_s: float) -> Attempt:
-    """The attempt once all nodes have ended, or as it is after patience_s."""
+    """Wait until the agents of all nodes have ended, at most patience_s; return the attempt."""
     deadline = time.monotonic() + patience_s
     while True:
         attempt = Attempt(folder)
@@ -138,7 +137,11 @@ def wait_for_ends(folder: str, nodes: int, patience_s: float) -> Attempt:
 
 
 def attempts_without_progress(attempts: Sequence[Attempt]) -> int:
-    """How many of the last attempts in a row saved no new step, or report none and were not even warned."""
+    """
+    Count the last attempts in a row without progress.
+
+    An attempt makes progress if it saves a new step; if it reports no steps, if it runs until Slurm's warning.
+    """
     best, count = 0, 0
     for attempt in attempts:
         has_progress = attempt.was_warned if attempt.saved is None else attempt.saved > best

@@ -1,4 +1,4 @@
-"""Put this job back into Slurm's queue: by scontrol, or by Slurm's library on a compute node without scontrol."""
+"""Requeue this Slurm job: by scontrol, or by libslurm on a compute node without scontrol."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAUSES_S = (0.0, 5.0, 15.0, 40.0)  # a restart of the controller takes less
 
 
 class ArrayAnswer(ctypes.Structure):
-    """job_array_resp_msg_t of slurm.h, the part that all versions have in common."""
+    """job_array_resp_msg_t of slurm.h: the fields that all versions have."""
 
     _fields_ = (
         ("count", ctypes.c_uint32),
@@ -28,9 +28,9 @@ class ArrayAnswer(ctypes.Structure):
 
 
 def requeue(env: Mapping[str, str]) -> str:
-    """Requeue the job of this environment; Slurm's reason if it refuses, else empty."""
+    """Requeue the job of this environment; return Slurm's reason if it refuses, else empty."""
     job = env["SLURM_JOB_ID"]
-    if "SLURM_ARRAY_TASK_ID" in env:  # by its plain id, the last task would stand for the whole array
+    if "SLURM_ARRAY_TASK_ID" in env:  # the job id of the last task is also the id of the whole array
         job = f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
     refusal = ""
     for pause_s in PAUSES_S:
@@ -43,7 +43,7 @@ def requeue(env: Mapping[str, str]) -> str:
 
 
 def by_command(scontrol: str, job: str) -> str:
-    """The error of scontrol, or empty."""
+    """Requeue by scontrol; return its error, or empty."""
     try:
         done = subprocess.run(
             [scontrol, "requeue", job],
@@ -60,12 +60,12 @@ def by_command(scontrol: str, job: str) -> str:
 
 
 def by_library(job: str) -> str:
-    """The error of libslurm, or empty; every machine with srun has the library."""
+    """Requeue by libslurm, which every machine with srun has; return its error, or empty."""
     path = library_of(shutil.which("srun"))
     if path is None:
         return "this node has no scontrol, and no libslurm near srun"
-    slurm = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL, use_errno=True)  # its plugins look for its names
-    if hasattr(slurm, "slurm_init"):  # since 22.05, to be called first
+    slurm = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL, use_errno=True)  # its plugins need its symbols
+    if hasattr(slurm, "slurm_init"):  # required since 22.05
         slurm.slurm_init(None)
     slurm.slurm_strerror.restype = ctypes.c_char_p
     answer = ctypes.POINTER(ArrayAnswer)()
@@ -78,7 +78,7 @@ def by_library(job: str) -> str:
 
 
 def library_of(srun: str | None) -> str | None:
-    """The library below the prefix that srun is installed in."""
+    """The path of libslurm below the prefix that srun is installed in; None if there is none."""
     prefix = os.path.dirname(os.path.dirname(os.path.realpath(srun))) if srun else ""
     names = ("libslurm.so*", "slurm*/libslurmfull.so")
     patterns = [os.path.join(prefix, folder, name) for folder in ("lib*", "lib*/*") for name in names]

@@ -1,4 +1,4 @@
-"""Decide after an attempt of a Slurm job: stop, restart in this allocation, or requeue. And prepare the next attempt."""
+"""After an attempt of a Slurm job: decide to stop, to restart in this allocation or to requeue; prepare the next attempt."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from orchestrator.node.job import Job
 
 MOST_WITHOUT_PROGRESS = 3  # attempts in a row
-LATE_S = 2.0  # for Slurm's SIGTERM, which may come after that of the ranks; and for the last events of agents
-SAVING_S = 20.0  # a save that runs at the time limit may still become progress; Slurm kills after 30 s (KillWait)
+LATE_S = 2.0  # the wait for Slurm's SIGTERM, which may arrive after that of the ranks, and for the agents' last events
+SAVING_S = 20.0  # the wait for a save that runs at the time limit; Slurm kills after 30 s (KillWait)
 
 
 def next_attempt(path: str, status: str, ended: str) -> int:
     """
-    Start another attempt if it is wanted and allowed; return the exit code of the batch script.
+    Start another attempt if it may help and is allowed; return the exit code of the batch script.
 
-    For a restart in this allocation, prepare the attempt and print its folder; for any other one, Slurm requeues the job.
+    For a restart in this allocation, prepare the attempt and print its folder; otherwise Slurm requeues the job.
 
     Args:
         path: job.json of the attempt that has ended.
@@ -37,8 +37,8 @@ def next_attempt(path: str, status: str, ended: str) -> int:
         ended: 1 if Slurm has signalled the batch script that the job is over, else 0.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a requeue sends it too, and must not be interrupted
-    here = os.environ["SLURMD_NODENAME"]
-    job = load_job(path, here, 0)
+    batch_host = os.environ["SLURMD_NODENAME"]
+    job = load_job(path, batch_host, 0)
     assert job.slurm is not None, "a job of Slurm"
     if not job.slurm.get("shared", True):  # the files of the other nodes' agents cannot be read from this node
         return int(status)
@@ -46,22 +46,22 @@ def next_attempt(path: str, status: str, ended: str) -> int:
     last, folder = attempts[-1], os.path.dirname(path)
     if last.is_done(len(job.ranks)):
         return 0
-    is_unclear = last.was_asked_to_stop or not last.failures
-    is_over = ended == "1" or (is_unclear and signal.sigtimedwait({signal.SIGTERM}, LATE_S) is not None)
-    at_limit = is_over and last.reached_time_limit(job.slurm["warn_s"], here)
+    may_be_cancelled = last.stopped_first or not last.failures
+    is_over = ended == "1" or (may_be_cancelled and signal.sigtimedwait({signal.SIGTERM}, LATE_S) is not None)
+    at_limit = is_over and last.reached_time_limit(job.slurm["warn_s"], batch_host)
     if is_over and not at_limit:  # the job was cancelled: no other attempt is wanted
         return int(status)
     patience_s = SAVING_S if at_limit and attempts_without_progress(attempts) else LATE_S
     last = attempts[-1] = wait_for_ends(folder, len(job.ranks), patience_s)
     if last.is_done(len(job.ranks)):
         return 0
-    if at_limit or last.asks_for_restart:
+    if at_limit or last.restart_requested:
         return restart_from_queue(job, folder, attempts, int(status), at_limit=at_limit)
-    return restart(job, folder, attempts, int(status)) if is_worth_it(attempts) else int(status)
+    return restart(job, folder, attempts, int(status)) if retry_may_help(attempts) else int(status)
 
 
 def attempts_of(job: Job) -> list[Attempt]:
-    """All attempts up to that of the job."""
+    """All attempts up to the job's current one."""
     return [Attempt(os.path.join(job.run_dir, f"attempt-{number}")) for number in range(1, job.attempt + 1)]
 
 
@@ -72,25 +72,25 @@ def nodes_for(path: str) -> list[str]:
     return choose(node_names(os.environ["SLURM_JOB_NODELIST"]), len(job.ranks), attempts_of(job), job.slurm["spares"])
 
 
-def is_worth_it(attempts: Sequence[Attempt]) -> bool:
-    """A failed run may get further in another attempt: it has saved something, or its nodes or Slurm were at fault."""
+def retry_may_help(attempts: Sequence[Attempt]) -> bool:
+    """True if another attempt may succeed: a step was saved, or the cause of the failure was a node or Slurm."""
     last = attempts[-1]
-    is_stillborn = len(attempts) > 1 and not last.started  # the program itself started before
-    return not last.no_retry and bool(last.broken or is_stillborn or any(attempt.saved for attempt in attempts))
+    start_failed = len(attempts) > 1 and not last.started  # the program can start: it did so before
+    return not last.no_retry and bool(last.broken or start_failed or any(attempt.saved for attempt in attempts))
 
 
 def restart(job: Job, folder: str, attempts: Sequence[Attempt], status: int) -> int:
-    """Prepare the next attempt in this allocation, or requeue if too few nodes of it are left or little time."""
+    """Prepare the next attempt in this allocation; requeue if it has too few usable nodes or too little time left."""
     assert job.slurm is not None, "a job of Slurm"
     names = choose(node_names(os.environ["SLURM_JOB_NODELIST"]), len(job.ranks), attempts, job.slurm["spares"])
     last = attempts[-1]
     if len(names) < len(job.ranks) or last.was_warned or not last.started:
         return restart_from_queue(job, folder, attempts, status, at_limit=False)
-    reason = objection(job, attempts)
-    events = own_events(folder)
+    reason = reason_against_restart(job, attempts)
+    events = node_events(folder)
     if reason:
         print(f"orch: {reason}", file=sys.stderr)
-        events.note(reason)
+        events.write_message(reason)
         return status or 1
     left_out = ", ".join(sorted(last.started - set(names)))
     text = f"the job restarts in the same allocation, as attempt {job.attempt + 1}"
@@ -100,34 +100,34 @@ def restart(job: Job, folder: str, attempts: Sequence[Attempt], status: int) -> 
 
 
 def restart_from_queue(job: Job, folder: str, attempts: Sequence[Attempt], status: int, *, at_limit: bool) -> int:
-    """Put the job back into Slurm's queue, unless there is a reason against it."""
-    if not at_limit and signal.SIGTERM in signal.sigpending():  # cancelled in the meantime
+    """Requeue the job, unless there is a reason against it; return the exit code of the batch script."""
+    if not at_limit and signal.SIGTERM in signal.sigpending():  # the job has been cancelled
         return status
-    reason = objection_to_queueing(job, attempts, at_limit=at_limit) or requeue(os.environ)
-    events = own_events(folder)
+    reason = reason_against_requeue(job, attempts, at_limit=at_limit) or requeue(os.environ)
+    events = node_events(folder)
     if not reason:
-        events.write(Kind.REQUEUED, f"the job is in the queue again, for attempt {job.attempt + 1}")
+        events.write(Kind.REQUEUED, f"the job is requeued, for attempt {job.attempt + 1}")
         return 0
     print(f"orch: {reason}", file=sys.stderr)
-    if attempts[-1].culprit:
-        events.note(reason)
+    if attempts[-1].first_failed_node:
+        events.write_message(reason)
     else:
-        events.agent_failed(reason)
+        events.write_failure(reason)
     return status or 1
 
 
-def objection_to_queueing(job: Job, attempts: Sequence[Attempt], *, at_limit: bool) -> str:
+def reason_against_requeue(job: Job, attempts: Sequence[Attempt], *, at_limit: bool) -> str:
     """The reason not to requeue the job; empty if there is none."""
     assert job.slurm is not None, "a job of Slurm"
     if job.slurm["requeue"] == "never":
         return "the job is not restarted: slurm.requeue is never"
     if at_limit and (attempts[-1].saved is None or attempts_without_progress(attempts)):
         return f"the time limit came before progress was saved, so the job is not restarted: {newest_saved(attempts)}"
-    return objection(job, attempts)
+    return reason_against_restart(job, attempts)
 
 
-def objection(job: Job, attempts: Sequence[Attempt]) -> str:
-    """The reason against any other attempt; empty if there is none."""
+def reason_against_restart(job: Job, attempts: Sequence[Attempt]) -> str:
+    """The reason against any further attempt; empty if there is none."""
     assert job.slurm is not None, "a job of Slurm"
     retries, newest = job.slurm["max_retries"], newest_saved(attempts)
     if attempts_without_progress(attempts) >= MOST_WITHOUT_PROGRESS:
@@ -142,16 +142,16 @@ def newest_saved(attempts: Sequence[Attempt]) -> str:
     return f"the newest saved step is {step}" if step else "nothing was saved"
 
 
-def own_events(folder: str) -> EventLog:
-    """The events of this node in that attempt, which may not have run here."""
-    own = os.path.join(folder, os.environ["SLURMD_NODENAME"])
-    os.makedirs(own, mode=0o700, exist_ok=True)
-    return EventLog(own, Clock())
+def node_events(folder: str) -> EventLog:
+    """The event log of this node in an attempt, which may not have run on this node."""
+    node_folder = os.path.join(folder, os.environ["SLURMD_NODENAME"])
+    os.makedirs(node_folder, mode=0o700, exist_ok=True)
+    return EventLog(node_folder, Clock())
 
 
 def begin_attempt(path: str) -> str:
-    """Make the folder of the job's next attempt in one step, with a numbered job.json and the first attempt's node.sh."""
-    import shutil  # noqa: PLC0415  slow to import, and a rendezvous does without
+    """Make the folder of the job's next attempt, atomically, with its job.json and the first attempt's node.sh; return its path."""
+    import shutil  # noqa: PLC0415  slow to import, and a rendezvous does not need it
 
     from orchestrator.node.run_folder import ATTEMPT, newest_attempt  # noqa: PLC0415  as above
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 
-from orchestrator.node.files import absolute_path, check_own, read_json, write_json
+from orchestrator.node.files import absolute_path, check_private_folder, read_json, write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,21 +24,21 @@ OUTPUT_BYTES = 4 << 20
 BLOCK_BYTES = 1 << 16
 PROFILE_S = 20.0
 RESULT_POLL_S = 0.05
-POLL_S = 0.5  # a child that has ended may have left its output open to one of its own
+POLL_S = 0.5  # a descendant may keep the output of a child that has ended open
 NOT_FOUND, NO_ANSWER, WITHDRAWN = 127, 124, 125
-# Shells that take these options and the line below; users of other shells have a profile for bash, too.
+# Shells that accept -l, -c and PRINT_ENVIRONMENT; users of other shells have a profile for bash, too.
 SHELLS = ("bash", "zsh", "ksh", "fish", "dash", "sh")
-MARK = "orch-environment-5b1d"  # what precedes it was printed by a profile
-ENVIRONMENT = f"echo {MARK}; exec cat /proc/self/environ"
+MARKER = "orch-environment-5b1d"  # the output before it is that of a profile
+PRINT_ENVIRONMENT = f"echo {MARKER}; exec cat /proc/self/environ"
 
 
 def command(request: protocol.LocalCommandRequest, _payload: bytes) -> Tuple[protocol.CommandReply, bytes]:
-    """Run argv; its exit code (127: there is no such program, 124: it took too long and was ended), stdout and stderr."""
+    """Run argv; return its exit code (127: there is no such program, 124: it took too long and was killed), stdout and stderr."""
     argv, folder = (
         [absolute_path(arg) if arg.startswith("~/") else arg for arg in request["argv"]],
         absolute_path(request["folder"]),
     )
-    private = os.umask(request["umask"])  # the user's own: sbatch hands it on to the job
+    private = os.umask(request["umask"])  # the user's umask: sbatch passes it on to the job
     try:
         code, out, err = run(argv, login_environment(), folder, request["timeout_s"])
     finally:
@@ -48,59 +48,64 @@ def command(request: protocol.LocalCommandRequest, _payload: bytes) -> Tuple[pro
 
 def command_once(request: protocol.LocalCommandOnceRequest, payload: bytes) -> Tuple[protocol.CommandReply, bytes]:
     """
-    Run argv once over any number of connections: the first one creates the file `mark`, and leaves the result in it for the others.
+    Run argv once over any number of connections.
 
-    Without `begin`, a command that has not begun by now never will. One whose result is not known within `timeout_s` gives 124.
+    The first one creates `result_file` and writes the result to it; the others wait for that result, and return code 124 if
+    there is none within `timeout_s`. With `begin` false, a command that has not begun is withdrawn: it never begins.
     """
-    mark = absolute_path(request["mark"])
+    path = absolute_path(request["result_file"])
     withdrawn: protocol.CommandReply = {"code": WITHDRAWN, "out": "", "err": "it was withdrawn before it began"}
-    if not request["begin"] and not os.path.lexists(os.path.dirname(mark)):
+    if not request["begin"] and not os.path.lexists(os.path.dirname(path)):
         return withdrawn, b""  # the folder is made before the command begins
-    check_own(os.path.dirname(mark))
+    check_private_folder(os.path.dirname(path))
     try:
-        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
     except FileExistsError:
-        return result_of(mark, request["timeout_s"]), b""
+        return wait_for_result(path, request["timeout_s"]), b""
     result = command(request, payload)[0] if request["begin"] else withdrawn
-    write_json(mark, result)
+    write_json(path, result)
     return result, b""
 
 
-def result_of(mark: str, wait_s: float) -> protocol.CommandReply:
+def wait_for_result(path: str, wait_s: float) -> protocol.CommandReply:
     """The result of a command that another connection began."""
     deadline = time.monotonic() + wait_s
     while True:
-        result = read_json(mark)
+        result = read_json(path)
         if result is not None:
             return {"code": result["code"], "out": result["out"], "err": result["err"]}
         if time.monotonic() > deadline:
-            return {"code": NO_ANSWER, "out": "", "err": "it was begun and left no result"}
+            return {"code": NO_ANSWER, "out": "", "err": "it began, but there is no result"}
         time.sleep(RESULT_POLL_S)
 
 
 @functools.lru_cache(maxsize=None)
 def login_environment() -> Dict[str, str]:
-    """The environment of a login: a site's profile sets the path of its Slurm. This program's own if the profile ends the shell."""
-    _, out, _ = run([login_shell(), "-l", "-c", ENVIRONMENT], dict(os.environ), absolute_path("~"), PROFILE_S)
-    _, found, text = os.fsdecode(out).rpartition(f"{MARK}\n")
+    """
+    The environment of a login shell: a site's profile sets the path of its Slurm.
+
+    If the profile ends the shell, the environment of this program.
+    """
+    _, out, _ = run([login_shell(), "-l", "-c", PRINT_ENVIRONMENT], dict(os.environ), absolute_path("~"), PROFILE_S)
+    _, marker, text = os.fsdecode(out).rpartition(f"{MARKER}\n")
     pairs = (entry.partition("=") for entry in text.split("\0") if "=" in entry)
-    return {name: value for name, _, value in pairs} if found else dict(os.environ)
+    return {name: value for name, _, value in pairs} if marker else dict(os.environ)
 
 
 def login_shell() -> str:
-    """The user's own shell if it is one of the usual ones, else bash or sh."""
+    """The user's login shell if it is one of SHELLS, else bash or sh."""
     import pwd  # noqa: PLC0415  only Unix has it
 
     try:
-        own = pwd.getpwuid(os.geteuid()).pw_shell
+        user_shell = pwd.getpwuid(os.geteuid()).pw_shell
     except KeyError:
-        own = ""
-    known = [own] if os.path.basename(own) in SHELLS else []
+        user_shell = ""
+    known = [user_shell] if os.path.basename(user_shell) in SHELLS else []
     return next(shell for shell in (*known, "/bin/bash", "/bin/sh") if os.access(shell, os.X_OK) or shell == "/bin/sh")
 
 
 def run(argv: List[str], environment: Dict[str, str], folder: str, timeout_s: float) -> Tuple[int, bytes, bytes]:
-    """Run a command without standard input; keep the first OUTPUT_BYTES of each output."""
+    """Run a command without standard input; return its exit code and the first OUTPUT_BYTES of stdout and of stderr."""
     try:
         child = subprocess.Popen(
             argv,
@@ -120,12 +125,12 @@ def run(argv: List[str], environment: Dict[str, str], folder: str, timeout_s: fl
         if child.poll() is not None:
             return child.returncode, out, err
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)  # not reaped yet, so the number is still this child's
+            os.killpg(child.pid, signal.SIGKILL)  # not reaped yet, so the pid is still this child's
         return NO_ANSWER, out, err + f"{argv[0]} gave no answer in {timeout_s:g} s".encode()
 
 
 def outputs(child: subprocess.Popen[bytes], deadline: float) -> Tuple[bytes, bytes]:
-    """Both outputs, until they end, the child ends or the deadline is over."""
+    """Collect stdout and stderr until both end, the child ends or the deadline has passed."""
     assert child.stdout is not None
     assert child.stderr is not None
     kept = {child.stdout.fileno(): bytearray(), child.stderr.fileno(): bytearray()}

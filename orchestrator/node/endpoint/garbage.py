@@ -1,7 +1,7 @@
 """
-Garbage: run folders and bundles that nothing needs any more, found by age and content, and removed.
+Garbage: run folders and bundles that are not needed any more, found by age and content, and removed.
 
-Only folders of this user, with the name of a run or a bundle, and never through a symbolic link. In doubt a folder stays.
+Only folders of this user with the name of a run or a bundle, never through a symbolic link. In doubt a folder is kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from orchestrator.node.events import read_history
 from orchestrator.node.files import absolute_path, read_json
 from orchestrator.node.machine import boot_id, is_alive
-from orchestrator.node.ownership import agent_mark, own_processes, rank_mark
+from orchestrator.node.ownership import agent_owner, rank_owner, user_processes
 from orchestrator.node.run_folder import RUN_ID
 
 TYPE_CHECKING = False
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     Json = Dict[str, Any]
 
 BUNDLE = re.compile(r"[0-9a-f]{32}\Z|\.new-")  # `.new-…` is left by an unfinished push
-REMOVING = ".removing-"  # renamed first: half a bundle must not be taken for one
+REMOVING = ".removing-"  # a folder is renamed before its removal: an incomplete bundle must not be used
 CHECKPOINT = re.compile(r"(step_|checkpoint-|global_step)\d+\Z|.+\.(pt|pth|ckpt|safetensors|distcp)\Z")
-CHECKPOINTS = "checkpoints"  # the trainer's `out` in the run's own folder
-FINAL = ("DONE", "FAILED", "STOPPED")  # LOST may turn out to be alive
-NEVER_STARTED_S = 3600.0  # a launch takes less to push its bundle
+CHECKPOINTS = "checkpoints"  # the trainer's `out` in the run folder
+FINAL = ("DONE", "FAILED", "STOPPED")  # not LOST: the run may be alive
+NEVER_STARTED_S = 3600.0  # a launch pushes its bundle in less
 
 
 class Size:
@@ -43,27 +43,29 @@ class Size:
         self.newest = os.lstat(path).st_mtime
         for root, folders, files in os.walk(path, onerror=raise_unless_missing):
             parts = os.path.relpath(root, path).split(os.sep)
-            within = parts[0] == CHECKPOINTS or any(map(CHECKPOINT.match, parts))
+            in_checkpoint = parts[0] == CHECKPOINTS or any(map(CHECKPOINT.match, parts))
             for name in folders + files:
-                with contextlib.suppress(FileNotFoundError):  # a living run removes files of its own
-                    self._count(os.lstat(os.path.join(root, name)), within or CHECKPOINT.match(name) is not None)
+                is_checkpoint = in_checkpoint or CHECKPOINT.match(name) is not None
+                with contextlib.suppress(FileNotFoundError):  # a living run removes some of its files
+                    self._add(os.lstat(os.path.join(root, name)), is_checkpoint=is_checkpoint)
 
-    def _count(self, state: os.stat_result, checkpoint: bool) -> None:  # noqa: FBT001  private, and clear as it is
+    def _add(self, state: os.stat_result, *, is_checkpoint: bool) -> None:
         size = state.st_size if stat.S_ISREG(state.st_mode) else 0
         self.bytes += size
         self.newest = max(self.newest, state.st_mtime)
-        if checkpoint:
+        if is_checkpoint:
             self.has_checkpoints = True
             self.checkpoint_bytes += size
 
 
 def raise_unless_missing(error: OSError) -> None:
-    """Fail: a folder that cannot be read is not removed."""
+    """Raise an error of os.walk, which ignores it by default: a folder that cannot be read is not removed."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
 
-def is_own(path: str) -> bool:
+def is_user_folder(path: str) -> bool:
+    """Return whether path is a folder of this user and no link."""
     try:
         state = os.lstat(path)
     except FileNotFoundError:
@@ -72,57 +74,57 @@ def is_own(path: str) -> bool:
 
 
 def clear(request: protocol.ClearRequest, _payload: bytes) -> Tuple[protocol.ClearReply, bytes]:
-    """Remove what has ended and is older than older_than_s from a working folder, or only list it (dry_run)."""
+    """Remove ended runs and unused bundles older than older_than_s from a working folder, or only list them (dry_run)."""
     workdir = absolute_path(request["workdir"])
     clearing = Clearing(request["older_than_s"], checkpoints=request["checkpoints"], dry_run=request["dry_run"])
     runs = clearing.runs(os.path.join(workdir, "runs"))
-    gone = {entry["name"] for entry in runs if entry["action"] == "remove"}
-    return {"entries": runs + clearing.bundles(workdir, gone)}, b""
+    removed = {entry["name"] for entry in runs if entry["action"] == "remove"}
+    return {"entries": runs + clearing.bundles(workdir, removed)}, b""
 
 
 class Clearing:
     """
     Removes folders, or only lists them (dry_run), and returns an entry for each.
 
-    Its action is "remove", "keep" with the reason, "young" for what is not old enough, or "fail" with the error.
+    The action of an entry is "remove", "keep" (`why` is the reason), "young" (not old enough) or "fail" (`why` is the error).
     """
 
     def __init__(self, older_than_s: float, *, checkpoints: bool, dry_run: bool) -> None:
         self.older_than_s, self.checkpoints, self.dry_run = older_than_s, checkpoints, dry_run
 
-    def runs(self, folder: str, only: Optional[Dict[str, str]] = None) -> List[protocol.LeftoverBody]:
-        """Remove run folders; `only`: name -> the reason to keep it, or empty; others are not considered."""
+    def runs(self, folder: str, only: Optional[Dict[str, str]] = None) -> List[protocol.GarbageBody]:
+        """Remove run folders; with `only` (name -> the reason to keep it, or empty), only those that it names."""
         active = active_runs()
 
         def reason(path: str, size: Size) -> str:
             why = (only or {}).get(os.path.basename(path)) or reason_to_keep(path, active, time.time() - size.newest)
             return why or ("holds checkpoints" if size.has_checkpoints and not self.checkpoints else "")
 
-        paths = [path for path in self._own(folder, RUN_ID) if only is None or os.path.basename(path) in only]
+        paths = [path for path in self._folders(folder, RUN_ID) if only is None or os.path.basename(path) in only]
         return [self._entry("run", path, reason) for path in paths]
 
-    def bundles(self, workdir: str, gone: Set[str]) -> List[protocol.LeftoverBody]:
-        """Remove the bundles that no run folder refers to, those in `gone` not counted."""
-        needed, doubt = needed_bundles(os.path.join(workdir, "runs"), gone)
+    def bundles(self, workdir: str, removed: Set[str]) -> List[protocol.GarbageBody]:
+        """Remove the bundles that no run folder refers to, except the `removed` ones."""
+        needed, unknown = needed_bundles(os.path.join(workdir, "runs"), removed)
 
         def reason(path: str, _size: Size) -> str:
-            return doubt or ("a run that stays needs it" if os.path.basename(path) in needed else "")
+            return unknown or ("a run that is kept needs it" if os.path.basename(path) in needed else "")
 
-        paths = list(self._own(os.path.join(workdir, "bundles"), BUNDLE))
+        paths = list(self._folders(os.path.join(workdir, "bundles"), BUNDLE))
         return [self._entry("bundle", path, reason) for path in paths]
 
-    def _own(self, folder: str, pattern: re.Pattern[str]) -> Iterator[str]:
-        """Real folders of this user with such a name, in a folder that is one itself."""
-        for name in sorted(os.listdir(folder)) if is_own(folder) else ():
+    def _folders(self, folder: str, pattern: re.Pattern[str]) -> Iterator[str]:
+        """The folders of this user in `folder` whose names match; removes those whose removal was interrupted."""
+        for name in sorted(os.listdir(folder)) if is_user_folder(folder) else ():
             path = os.path.join(folder, name)
-            if is_own(path) and name.startswith(REMOVING) and not self.dry_run:
-                remove_tree(path)  # an earlier removal was interrupted
-            elif is_own(path) and pattern.match(name):
+            if is_user_folder(path) and name.startswith(REMOVING) and not self.dry_run:
+                remove_tree(path)
+            elif is_user_folder(path) and pattern.match(name):
                 yield path
 
-    def _entry(self, kind: str, path: str, reason: Callable[[str, Size], str]) -> protocol.LeftoverBody:
-        """Remove one folder unless there is a reason not to."""
-        entry: protocol.LeftoverBody = {
+    def _entry(self, kind: str, path: str, reason: Callable[[str, Size], str]) -> protocol.GarbageBody:
+        """Remove one folder, unless it is young or there is a reason to keep it; return its entry."""
+        entry: protocol.GarbageBody = {
             "kind": kind,
             "name": os.path.basename(path),
             "path": path,
@@ -145,9 +147,9 @@ class Clearing:
                 entry["action"] = "keep"
                 return entry
             if not self.dry_run:
-                aside = os.path.join(os.path.dirname(path), REMOVING + os.path.basename(path))
-                os.rename(path, aside)
-                remove_tree(aside)
+                renamed = os.path.join(os.path.dirname(path), REMOVING + os.path.basename(path))
+                os.rename(path, renamed)
+                remove_tree(renamed)
         except OSError as error:
             entry["action"] = "fail"
             entry["why"] = f"{error.filename}: {error.strerror}"
@@ -155,7 +157,7 @@ class Clearing:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder, also while another machine removes it on a shared file system."""
+    """Remove a folder, even if another machine removes it at the same time on a shared file system."""
     import shutil  # noqa: PLC0415  slow to import, and most connections remove nothing
 
     while os.path.lexists(path):
@@ -166,26 +168,26 @@ def remove_tree(path: str) -> None:
 
 
 def reason_to_keep(path: str, active: Set[str], age_s: float) -> str:
-    """The reason to keep a run, which may not have ended; empty if there is none."""
+    """The reason to keep a run: it may not have ended; empty if it has."""
     if os.path.basename(path) in active:
         return "its processes are alive"
-    reason, has_record = of_record(path)
+    reason, has_record = reason_in_record(path)
     agents = list(agents_of(path))
     if reason or agents or has_record:
         return reason or next(filter(None, (unfinished(node, folder, agent) for node, folder, agent in agents)), "")
     if age_s < NEVER_STARTED_S:
         return "no agent has started in it yet"
-    waits = any(os.path.exists(os.path.join(attempt, "submit.sbatch")) for attempt in attempts(path))
-    return "no agent has started in it; it may still wait in Slurm's queue" if waits else ""
+    may_be_queued = any(os.path.exists(os.path.join(attempt, "submit.sbatch")) for attempt in attempts(path))
+    return "no agent has started in it; it may still wait in Slurm's queue" if may_be_queued else ""
 
 
-def of_record(path: str) -> Tuple[str, bool]:
-    """The reason in the run's record to keep it, and whether there is a record: a working folder may hold the records too."""
+def reason_in_record(path: str) -> Tuple[str, bool]:
+    """The reason to keep a run by its record, and whether there is one: a working folder may also be the folder of records."""
     file = os.path.join(path, "run.json")
     record = read_json(file)
     if record is None:
-        there = os.path.lexists(file)
-        return ("its record cannot be read" if there else ""), there
+        exists = os.path.lexists(file)
+        return ("its record cannot be read" if exists else ""), exists
     if record.get("state") not in FINAL:
         return f"its record is {record.get('state')}", True
     launching = record.get("launching")
@@ -203,7 +205,7 @@ def agents_of(run: str) -> Iterator[Tuple[str, str, Json]]:
     for attempt in attempts(run):
         for node in sorted(os.listdir(attempt)):
             folder = os.path.join(attempt, node)
-            agent = read_json(os.path.join(folder, "agent.json")) if is_own(folder) else None
+            agent = read_json(os.path.join(folder, "agent.json")) if is_user_folder(folder) else None
             if agent is not None:
                 yield node, folder, agent
 
@@ -213,22 +215,22 @@ def unfinished(node: str, folder: str, agent: Json) -> str:
     if is_alive(agent):
         return f"its agent of {node} is alive"
     if agent.get("boot_id") == boot_id() or agent.get("hostname") == os.uname().nodename:
-        return ""  # dead, or this machine has rebooted
+        return ""  # it has ended, or this machine has rebooted
     if read_history(folder).finished is not None:
         return ""
-    return f"its agent of {node} left no end, and only {agent.get('hostname')} knows whether it is alive"
+    return f"its agent of {node} recorded no end, and only {agent.get('hostname')} knows whether it is alive"
 
 
 def active_runs() -> Set[str]:
     """The runs with a living process on this machine."""
-    pids = list(own_processes())
-    return {mark[0] for mark in (rank_mark(pid) or agent_mark(pid) for pid in pids) if mark is not None}
+    owners = [rank_owner(pid) or agent_owner(pid) for pid in user_processes()]
+    return {owner[0] for owner in owners if owner is not None}
 
 
-def needed_bundles(runs: str, gone: Set[str]) -> Tuple[Set[str], str]:
-    """Names of the bundles that the run folders refer to; and the reason to keep all bundles, if that is not known."""
+def needed_bundles(runs: str, removed: Set[str]) -> Tuple[Set[str], str]:
+    """Names of the bundles that the run folders refer to; and, if a run's bundle is unknown, the reason to keep all."""
     needed: Set[str] = set()
-    names = sorted(set(os.listdir(runs)) - gone) if os.path.isdir(runs) else []
+    names = sorted(set(os.listdir(runs)) - removed) if os.path.isdir(runs) else []
     for run in names:
         path = os.path.join(runs, run)
         for attempt in attempts(path) if os.path.isdir(path) else []:

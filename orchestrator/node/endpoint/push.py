@@ -1,4 +1,4 @@
-"""Push to a node: make the working folder, unpack bundles, write a run's files. Nothing is written through a symbolic link."""
+"""Receive pushed files: make the working folder, unpack bundles, write a run's files; never through a symbolic link."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import os
 
 from orchestrator.node.files import (
     absolute_path,
-    check_own,
-    make_own,
+    check_private_folder,
     make_parents,
+    make_private_folder,
     relative,
     working_folder,
     write_new,
@@ -32,19 +32,19 @@ def bundle_folder(workdir: str, digest: str) -> str:
 
 
 def prepare(request: protocol.BundleRequest, _payload: bytes) -> Tuple[protocol.PrepareReply, bytes]:
-    """Prepare the working folder for runs, and report whether it has the bundle."""
+    """Make the working folder and its subfolders; return whether it has the bundle."""
     workdir = working_folder(request["workdir"])
     bundle = bundle_folder(workdir, request["digest"])
-    make_own(os.path.join(workdir, "bundles"))
-    make_own(os.path.join(workdir, "runs"))
+    make_private_folder(os.path.join(workdir, "bundles"))
+    make_private_folder(os.path.join(workdir, "runs"))
     if os.path.lexists(bundle):
-        check_own(bundle)
-        os.utime(bundle)  # it is in use: `orch gc` goes by its age
+        check_private_folder(bundle)
+        os.utime(bundle)  # in use: `orch gc` removes bundles by age
     return {"have_bundle": os.path.isdir(bundle), "workdir": workdir}, b""
 
 
 def put_bundle(request: protocol.PutBundleRequest, payload: bytes) -> Tuple[protocol.PutBundleReply, bytes]:
-    """Unpack a bundle under another name and rename it; if another connection was faster, its bundle stays."""
+    """Unpack a bundle under a temporary name and rename it; if another connection was faster, its bundle is kept."""
     import hashlib  # noqa: PLC0415  slow to import, and most connections push nothing
     import shutil  # noqa: PLC0415
     import tempfile  # noqa: PLC0415
@@ -55,7 +55,7 @@ def put_bundle(request: protocol.PutBundleRequest, payload: bytes) -> Tuple[prot
     workdir = working_folder(request["workdir"])
     bundle = bundle_folder(workdir, request["digest"])
     bundles = os.path.dirname(bundle)
-    make_own(bundles)
+    make_private_folder(bundles)
     fresh = tempfile.mkdtemp(prefix=".new-", dir=bundles)
     try:
         unpack(payload, fresh)
@@ -64,9 +64,9 @@ def put_bundle(request: protocol.PutBundleRequest, payload: bytes) -> Tuple[prot
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-            check_own(bundle)
+            check_private_folder(bundle)
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)  # there only if the rename did not happen
+        shutil.rmtree(fresh, ignore_errors=True)  # exists only if it was not renamed
     return {"bundle": bundle}, b""
 
 
@@ -83,7 +83,7 @@ def unpack(payload: bytes, root: str) -> None:
             path = os.path.join(root, relative(name.rstrip("/")))
             make_parents(root, os.path.dirname(path))
             if member.isdir():
-                make_own(path)
+                make_private_folder(path)
             elif member.issym():
                 os.symlink(member.linkname, path)
                 links.append(path)
@@ -94,20 +94,20 @@ def unpack(payload: bytes, root: str) -> None:
             else:
                 raise ValueError(f"{member.name!r} is neither a file nor a folder nor a link")
     home = os.path.realpath(root) + os.sep
-    for path in links:  # last: a link may lead through another that comes after it
+    for path in links:  # after all are made: a link may point to a later one
         target = os.readlink(path)
         if os.path.isabs(target) or not (os.path.realpath(path) + os.sep).startswith(home):
             raise ValueError(f"{os.path.relpath(path, root)!r} links out of the bundle, to {target!r}")
 
 
 def put_files(request: protocol.PutFilesRequest, payload: bytes) -> Tuple[protocol.PutFilesReply, bytes]:
-    """Write files below a folder, each whole or not at all."""
+    """Write files below a folder, each atomically."""
     folder, files = absolute_path(request["folder"]), request["files"]
     if sum(file["size"] for file in files) != len(payload):
         raise ValueError("the sizes of the files do not add up to what arrived")
     paths = [os.path.join(folder, relative(file["path"])) for file in files]
     os.makedirs(folder, 0o700, exist_ok=True)
-    check_own(folder)
+    check_private_folder(folder)
     content = io.BytesIO(payload)
     for path, file in zip(paths, files):
         make_parents(folder, os.path.dirname(path))

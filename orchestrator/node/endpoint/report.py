@@ -1,4 +1,4 @@
-"""Report the runs of a node: their files from an offset on, and the state of their agents."""
+"""Report on the runs of a node: new content of their files, and the state of their agents."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 LOG_TAIL_BYTES = 4096
 POLL_S = 0.05
-NEWS_POLL_S = 0.2  # polling more often would take time from the training
-LEAST_SHARE_BYTES = 4096
-FIRST = (EVENTS, OFFSETS)
+NEWS_POLL_S = 0.2  # polling more often would take processor time from the training
+MIN_SHARE_BYTES = 4096
+READ_FIRST = (EVENTS, OFFSETS)
 
 
 def now_of(agent: Optional[Json]) -> Optional[float]:
-    """The present time by the clock that an agent of this boot writes its times with; None if that is not known."""
+    """The current time by the agent's clock; None if it is unknown: the agent is of another boot or an older version."""
     if agent is None or "clock_ahead_s" not in agent or agent.get("boot_id") != boot_id():
         return None
     return float(agent["clock_ahead_s"] + time.monotonic())
 
 
 class Reader:
-    """Reads the files that have grown, each in its turn."""
+    """Reads the files that have grown, in rotation."""
 
     def __init__(self) -> None:
-        self.last = ""
+        self.last_file = ""
 
     def read(self, request: protocol.ReadRequest, _payload: bytes) -> Tuple[protocol.ReadReply, bytes]:
-        """Wait up to wait_s for files to grow beyond the given offsets, and return what they grew by."""
+        """Wait up to wait_s for files to grow beyond the given offsets, and return the new content."""
         deadline = time.monotonic() + request["wait_s"]
         attempt = absolute_path(request["attempt_dir"])
         while True:
@@ -52,17 +52,19 @@ class Reader:
                 nodes = {chunk["file"].partition("/")[0] for chunk in chunks}
                 clocks = {node: now_of(read_json(os.path.join(attempt, node, "agent.json"))) for node in nodes}
                 return {"chunks": gaps + chunks, "clocks": clocks}, payload
-            time.sleep(min(deadline - now, max(POLL_S, now - begun)))  # a slow file system is not polled all the time
+            time.sleep(
+                min(deadline - now, max(POLL_S, now - begun))
+            )  # poll a slow file system half of the time at most
 
     def _collect(
         self, attempt: str, grown: Dict[str, Tuple[int, int]], budget: int
     ) -> Tuple[List[protocol.ChunkBody], bytes]:
-        """Read an equal share of every file, beginning after the one read last; then distribute what is left of the budget."""
-        firsts = [name for name in sorted(grown) if name.endswith(FIRST)]
-        others = [name for name in sorted(grown) if not name.endswith(FIRST)]
-        later = [name for name in others if name > self.last]
-        order = firsts + later + others[: len(others) - len(later)]
-        share = max(LEAST_SHARE_BYTES, budget // max(1, len(order)))
+        """Read an equal share of every file, beginning after the last one of the previous call; then distribute the rest."""
+        records = [name for name in sorted(grown) if name.endswith(READ_FIRST)]
+        outputs = [name for name in sorted(grown) if not name.endswith(READ_FIRST)]
+        later = [name for name in outputs if name > self.last_file]
+        order = records + later + outputs[: len(outputs) - len(later)]
+        share = max(MIN_SHARE_BYTES, budget // max(1, len(order)))
         sizes = dict.fromkeys(order, 0)
         for limit in (share, budget):
             for name in order:
@@ -77,12 +79,12 @@ class Reader:
             if data:
                 chunks.append({"file": name, "offset": grown[name][0], "size": len(data)})
                 parts.append(data)
-                self.last = self.last if name in firsts else name
+                self.last_file = self.last_file if name in records else name
         return chunks, b"".join(parts)
 
 
 def changes(request: protocol.ReadRequest) -> Tuple[Dict[str, Tuple[int, int]], List[protocol.ChunkBody]]:
-    """Files that have grown: name -> offset, bytes beyond it; and gaps: files that are shorter than what was read of them."""
+    """Files that have grown: name -> offset, new bytes; and gaps: files that are now shorter than their offsets."""
     grown: Dict[str, Tuple[int, int]] = {}
     gaps: List[protocol.ChunkBody] = []
     if not os.path.isdir(absolute_path(request["attempt_dir"])):
@@ -104,15 +106,15 @@ def changes(request: protocol.ReadRequest) -> Tuple[Dict[str, Tuple[int, int]], 
 
 
 def files(request: protocol.NodeFolders, _payload: bytes) -> Tuple[protocol.FilesReply, bytes]:
-    """The sizes of all files that can be read, by name."""
-    found = {f"{node}/{name}": size for node, folder in node_folders(request) for name, size in streams(folder)}
-    return {"files": found}, b""
+    """The sizes of all files that `read` reads, by name."""
+    sizes = {f"{node}/{name}": size for node, folder in node_folders(request) for name, size in streams(folder)}
+    return {"files": sizes}, b""
 
 
 def is_stream(name: str) -> bool:
-    """events.jsonl, offsets.jsonl, rank-N.out and rank-N.err. Without a regular expression: compiling it takes longer."""
-    stem, _, ending = name.partition(".")
-    return name in FIRST or (stem.startswith("rank-") and stem[5:].isdigit() and ending in ("out", "err"))
+    """True for events.jsonl, offsets.jsonl, rank-N.out and rank-N.err. Compiling a regular expression would take longer."""
+    stem, _, suffix = name.partition(".")
+    return name in READ_FIRST or (stem.startswith("rank-") and stem[5:].isdigit() and suffix in ("out", "err"))
 
 
 def streams(folder: str) -> Iterator[Tuple[str, int]]:
@@ -127,7 +129,7 @@ def streams(folder: str) -> Iterator[Tuple[str, int]]:
 
 
 def heartbeat(request: protocol.HeartbeatRequest, _payload: bytes) -> Tuple[protocol.HeartbeatReply, bytes]:
-    """One heartbeat of the supervisor: record it, wait up to wait_s for news of the agents, and report their state."""
+    """Record a heartbeat of the supervisor, wait up to wait_s until an agent's state changes, and return the states."""
     deadline = time.monotonic() + request["wait_s"]
     for _, folder in node_folders(request):
         if os.path.isdir(folder):
@@ -149,7 +151,7 @@ def reach(request: protocol.ReachRequest, _payload: bytes) -> Tuple[protocol.Rea
 
 def observe(request: protocol.NodeFolders, _payload: bytes) -> Tuple[protocol.ObserveReply, bytes]:
     """The state of every node folder's agent and ranks."""
-    return {"nodes": [observe_one(node, folder) for node, folder in node_folders(request)]}, b""
+    return {"nodes": [observe_node(node, folder) for node, folder in node_folders(request)]}, b""
 
 
 def find(request: protocol.FindRequest, _payload: bytes) -> Tuple[protocol.FindReply, bytes]:
@@ -166,13 +168,13 @@ def find(request: protocol.FindRequest, _payload: bytes) -> Tuple[protocol.FindR
 
 
 def is_batch_log(name: str) -> bool:
-    """Slurm writes it into the folder of the first attempt when it starts the job."""
+    """True for the file that Slurm creates in the folder of the first attempt when it starts the job."""
     return name.startswith("slurm-") and name.endswith(".log")
 
 
-def observe_one(node: str, folder: str) -> protocol.NodeBody:
+def observe_node(node: str, folder: str) -> protocol.NodeBody:
     """The state of one node folder."""
-    from orchestrator.node.stacks import places  # noqa: PLC0415  most connections do without
+    from orchestrator.node.stacks import innermost_calls  # noqa: PLC0415  most connections do not need it
 
     agent, history = read_json(os.path.join(folder, "agent.json")), read_history(folder)
     alive = is_alive(agent)
@@ -188,7 +190,7 @@ def observe_one(node: str, folder: str) -> protocol.NodeBody:
         "ranks": history.ranks,
         "first_failure": history.first_failure,
         "progress": {rank: value for rank, value in progress.items() if value is not None},
-        "stacks": places(folder, history.ranks),
+        "stacks": innermost_calls(folder, history.ranks),
         "folder": folder,
         "log": tail(os.path.join(folder, "agent.log"), LOG_TAIL_BYTES) if needs_log else "",
     }

@@ -1,9 +1,9 @@
 """
-The program that serves a controller on a node: framed requests on stdin, framed replies on stdout, gone when stdin ends.
+The program that serves a controller on a node: framed requests on stdin, framed replies on stdout, until stdin ends.
 
 A frame is a 4-byte big-endian length, a JSON object (node/protocol.py) and, if the object has "bytes": n, n raw bytes. The
-controller sends this program when it connects; nothing is installed. Modules that most connections do without are imported by
-the request that needs them, which saves milliseconds on every node.
+controller sends this program when it connects; nothing is installed. Modules that most connections do not need are imported
+by the request that needs them, which saves milliseconds on every node.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SUPERVISOR_IDLE_S = 60  # heartbeats come every few seconds
 
 
 def read_frame(stream: BinaryIO) -> Optional[Tuple[Json, bytes]]:
-    """The next frame; None if the stream ends, be it within a frame."""
+    """Read the next frame; None if the stream ends, also within a frame."""
     size = stream.read(SIZE_BYTES)
     if len(size) < SIZE_BYTES:
         return None
@@ -77,14 +77,14 @@ def write_frame(out: int, header: Json, payload: bytes = b"") -> None:
     if payload:
         header = dict(header, bytes=len(payload))
     text = json.dumps(header).encode()
-    rest = memoryview(len(text).to_bytes(SIZE_BYTES, "big") + text + payload)
-    while rest:
-        rest = rest[os.write(out, rest) :]
+    unwritten = memoryview(len(text).to_bytes(SIZE_BYTES, "big") + text + payload)
+    while unwritten:
+        unwritten = unwritten[os.write(out, unwritten) :]
 
 
 def user_name() -> str:
-    """The name of this user, which in a container there may not be: then the number."""
-    import pwd  # noqa: PLC0415  only Unix has it, and only here it is used
+    """The name of this user; the number if it has no name, as in some containers."""
+    import pwd  # noqa: PLC0415  only Unix has it, and only this function needs it
 
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
@@ -93,7 +93,7 @@ def user_name() -> str:
 
 
 def cards(folder: str = "/dev") -> Dict[str, int]:
-    """The number of device files of each kind of card; a vendor's tool may hang."""
+    """Count the device files of each kind of card. Not by a vendor's tool, which may hang."""
     names = os.listdir(folder)
     kinds = {"cuda": "nvidia", "gcu": "gcu"}
     return {
@@ -118,13 +118,13 @@ def hello(_request: protocol.Empty, _payload: bytes) -> Tuple[protocol.HelloRepl
 
 
 class Reservation:
-    """Keeps the rendezvous port for as long as this program runs; by then the head's agent has bound it too."""
+    """Holds the rendezvous port while this program runs; before it ends, the head's agent has bound the port, too."""
 
     def __init__(self) -> None:
         self.holder: Optional[socket.socket] = None
 
     def reserve(self, request: protocol.ReserveRequest, _payload: bytes) -> Tuple[protocol.ReserveReply, bytes]:
-        """Find an address of this host, best of the candidates, and a free port."""
+        """Choose an address of this host and hold a free port; return the rendezvous record."""
         from orchestrator.node.rendezvous import reserve  # noqa: PLC0415  only the head reserves
 
         record, self.holder = reserve(request["candidates"], dict(os.environ, **request["interfaces"]))
@@ -132,7 +132,7 @@ class Reservation:
 
 
 def later(module: str, name: str, **fixed: object) -> Callable[[Any, bytes], Tuple[Any, bytes]]:
-    """A handler whose module most connections do without; `fixed` is added to the request."""
+    """Make a handler that imports its module at the first request; `fixed` is added to the request."""
 
     def handler(request: Json, payload: bytes) -> Tuple[Json, bytes]:
         function: Callable[[Json, bytes], Tuple[Json, bytes]] = getattr(
@@ -153,7 +153,7 @@ class Handlers:
         self._by_op[op] = handler
 
     def answer(self, request: Json, payload: bytes) -> Tuple[Json, bytes]:
-        """The reply, which is an error if anything goes wrong: the controller reports it."""
+        """Handle a request; return the reply. Any exception becomes an error reply, which the controller reports."""
         try:
             if request.get("op") not in self._by_op:
                 raise ValueError(f"no such request: {request.get('op')!r}")
@@ -177,7 +177,7 @@ def serve(stream: BinaryIO) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     out = os.dup(1)
-    os.dup2(2, 1)  # whatever else prints must not break the frames
+    os.dup2(2, 1)  # other output on stdout must not break the frames
     starter = Starter(umask)
     handlers = Handlers()
     handlers.add(HELLO, hello)
@@ -200,7 +200,7 @@ def serve(stream: BinaryIO) -> None:
     handlers.add(COMMAND_ONCE, later("command", "command_once", umask=umask))
     idle_s = IDLE_S
     while True:
-        signal.alarm(idle_s)  # a cut cable closes no stream, and sshd may wait for hours: SIGALRM ends this then
+        signal.alarm(idle_s)  # a lost connection does not end the stream until sshd notices, maybe hours later
         frame = read_frame(stream)
         signal.alarm(0)
         if frame is None:

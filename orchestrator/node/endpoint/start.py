@@ -8,7 +8,7 @@ import signal
 import time
 
 from orchestrator.node.endpoint.report import LOG_TAIL_BYTES
-from orchestrator.node.files import absolute_path, check_own, read_json, tail
+from orchestrator.node.files import absolute_path, check_private_folder, read_json, tail
 from orchestrator.node.machine import is_alive
 
 TYPE_CHECKING = False
@@ -25,11 +25,11 @@ START_POLL_S = 0.01
 
 
 class HeadPortTaken(Exception):
-    """Another program listens on the rendezvous port, which the head's agent found."""
+    """The head's agent found that another program listens on the rendezvous port."""
 
 
 class Starter:
-    """Starts agents that outlive this program; reaps those that end before it does."""
+    """Starts agents that outlive this program; reaps those that end before it."""
 
     def __init__(self, umask: int) -> None:
         self.umask = umask
@@ -39,9 +39,9 @@ class Starter:
         self.children = [child for child in self.children if child.poll() is None]
 
     def start(self, request: protocol.StartRequest, _payload: bytes) -> Tuple[protocol.StartReply, bytes]:
-        """Start argv detached in a node folder and wait until it has written agent.json about itself."""
+        """Start argv detached in a node folder and wait until the agent has written agent.json."""
         folder = absolute_path(request["folder"])
-        check_own(folder)
+        check_private_folder(folder)
         record = os.path.join(folder, "agent.json")
         earlier = read_json(record)
         if earlier is not None and is_alive(earlier):
@@ -51,7 +51,7 @@ class Starter:
         while True:
             code = child.poll()
             agent = read_json(record)
-            if agent is not None and agent != earlier:  # the agent may be a child of what was started
+            if agent is not None and agent != earlier:  # the agent may be a descendant of `child`
                 return {"agent": agent}, b""
             if code is not None or time.monotonic() > deadline:
                 raise self._failure(child, request["wait_s"], tail(os.path.join(folder, "agent.log"), LOG_TAIL_BYTES))
@@ -61,7 +61,7 @@ class Starter:
         """The error of an agent that did not start; one that takes too long is killed."""
         code = child.returncode
         if code is None:
-            os.killpg(child.pid, signal.SIGKILL)  # not reaped yet, so the number is still this child's
+            os.killpg(child.pid, signal.SIGKILL)  # not reaped yet, so the pid is still this child's
             child.wait()
             return TimeoutError(f"no agent.json after {wait_s:g} s, the agent was killed\n{log}".rstrip())
         if code == errno.EADDRINUSE:
@@ -69,13 +69,13 @@ class Starter:
         return ChildProcessError(f"the agent {outcome(code)} before it wrote agent.json\n{log}".rstrip())
 
     def _spawn(self, argv: List[str], folder: str) -> subprocess.Popen[bytes]:
-        import subprocess  # noqa: PLC0415  10 ms; a connection that only reads does without
+        import subprocess  # noqa: PLC0415  takes 10 ms, and a connection that only reads does not need it
 
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         log = os.open(os.path.join(folder, "agent.log"), flags, 0o600)
-        private = os.umask(self.umask)  # the agent gets the user's own; files of orch stay private
+        private = os.umask(self.umask)  # the agent inherits the user's umask; orch's files stay private
         try:
-            child = subprocess.Popen(  # its own session, no pty: it outlives this program and the connection
+            child = subprocess.Popen(  # in a new session, without a pty: it outlives this program and the connection
                 argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         finally:
@@ -86,5 +86,5 @@ class Starter:
 
 
 def outcome(code: int) -> str:
-    """The end of a process for a message; negative codes are signals, as Popen gives them."""
+    """The end of a process, for a message; a negative code is a signal, as in Popen.returncode."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

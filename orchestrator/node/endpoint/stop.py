@@ -1,4 +1,4 @@
-"""Stop the runs of a node: the recorded agent, which ends its ranks; if it is gone, its ranks and whatever else is the run's."""
+"""Stop the runs of a node: end the recorded agent, which ends its ranks; if it has ended, the remaining processes of the run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from orchestrator.node.files import read_json
 from orchestrator.node.machine import GROUP, START_TIME, boot_id, is_alive
 from orchestrator.node.ownership import (
     add_relatives,
-    agent_mark,
+    agent_owner,
     key_of,
-    own_processes,
-    rank_mark,
+    rank_owner,
     signal_exactly,
+    user_processes,
 )
 from orchestrator.node.run_folder import node_folders
 
@@ -29,80 +29,80 @@ if TYPE_CHECKING:
 
     Json = Dict[str, Any]
 
-AGENT_MARGIN_S = 5.0  # an agent gives its ranks the grace, then has to end them and itself
+AGENT_MARGIN_S = 5.0  # after the grace, the agent kills its ranks and ends
 KILL_WAIT_S = 5.0
 POLL_S = 0.02
 
 
 class Target:
-    """One node folder while it is being stopped: the signals that were sent, and the processes that are left."""
+    """One node folder while it is being stopped: the signals that were sent, and the processes that are alive."""
 
     def __init__(self, node: str, folder: str) -> None:
         self.node, self.folder = node, folder
         run, attempt = os.path.split(os.path.dirname(folder))
-        self._mark = (os.path.basename(run), attempt[len("attempt-") :], node, os.path.realpath(run))
+        self._owner = (os.path.basename(run), attempt[len("attempt-") :], node, os.path.realpath(run))
         self.signalled: List[protocol.SignalledBody] = []
-        self._known: Set[Key] = set()  # once found to be the run's, also after its parent has ended
+        self._known: Set[Key] = set()  # processes of the run: they stay so when their parents have ended
         self._sent: Set[Tuple[Key, int]] = set()
 
     def alive(self) -> Dict[Key, str]:
-        """Process -> its role: the agent while it is alive, else whatever is left of the run."""
+        """Process -> its role: the agent while it is alive, else the remaining processes of the run."""
         agent = read_json(os.path.join(self.folder, "agent.json"))
         if agent is not None and agent.get("boot_id") != boot_id():
             return {}
         if agent is not None and is_alive(agent):
             return {(agent["pid"], agent["start_time"]): "agent"}
         history = read_history(self.folder)
-        # The agent or its guard writes its last event when nothing below it is alive.
-        return {} if history.finished is not None else self._left(agent, history.rank_starts)
+        # The last event of an agent or its guard is written when none of its descendants is alive.
+        return {} if history.finished is not None else self._remaining(agent, history.rank_starts)
 
-    def _left(self, agent: Optional[Json], rank_starts: List[Event]) -> Dict[Key, str]:
-        """Find the processes by their environment and command line: this reads those of every process of this user."""
-        processes = own_processes()
-        names = {}
+    def _remaining(self, agent: Optional[Json], rank_starts: List[Event]) -> Dict[Key, str]:
+        """Find the processes of the run: reads the environment and command line of every process of this user."""
+        processes = user_processes()
+        roles = {}
         for event in rank_starts:
             if event["pid"] in processes and is_alive(event):
-                names[event["pid"]] = f"rank {event['rank']}"
-        leaders = dict(names)
-        since = agent["start_time"] if agent else 0
+                roles[event["pid"]] = f"rank {event['rank']}"
+        leaders = dict(roles)
+        agent_start = agent["start_time"] if agent else 0
         for pid, fields in processes.items():
             leader = leaders.get(int(fields[GROUP]))
-            if pid not in names and leader is not None:
-                names[pid] = f"group of {leader}"
-            elif pid not in names and (key_of(pid, fields) in self._known or self._ours(pid, fields, since)):
-                names[pid] = "process of the run"
-        for pid in add_relatives(set(names), processes, agent["pgid"] if agent else None):
-            names.setdefault(pid, "process of the run")
-        found = {key_of(pid, processes[pid]): what for pid, what in names.items()}
+            if pid not in roles and leader is not None:
+                roles[pid] = f"group of {leader}"
+            elif pid not in roles and (key_of(pid, fields) in self._known or self._owns(pid, fields, agent_start)):
+                roles[pid] = "process of the run"
+        for pid in add_relatives(set(roles), processes, agent["pgid"] if agent else None):
+            roles.setdefault(pid, "process of the run")
+        found = {key_of(pid, processes[pid]): role for pid, role in roles.items()}
         self._known.update(found)
         return found
 
-    def _ours(self, pid: int, fields: List[str], since: int) -> bool:
-        """A process of this attempt and node; one that is older than the agent cannot be the agent's."""
-        mark = rank_mark(pid) if int(fields[START_TIME]) >= since else None
-        mark = mark or agent_mark(pid)  # the guard is older than the agent and agent.json
-        return mark is not None and (*mark[:3], os.path.realpath(mark[3])) == self._mark
+    def _owns(self, pid: int, fields: List[str], agent_start: int) -> bool:
+        """Return whether a process belongs to this attempt and node. Ranks and their descendants are younger than the agent."""
+        owner = rank_owner(pid) if int(fields[START_TIME]) >= agent_start else None
+        owner = owner or agent_owner(pid)  # at any age: the guard is older than the agent
+        return owner is not None and (*owner[:3], os.path.realpath(owner[3])) == self._owner
 
     def signal_all(self, number: signal.Signals) -> bool:
-        """Send each living process the signal once; True if any was alive."""
+        """Send each living process the signal once; return whether any was alive."""
         alive = self.alive()
-        for key, what in alive.items():
+        for key, role in alive.items():
             if (key, number) not in self._sent:
                 self._sent.add((key, number))
-                self._send(key, what, number)
+                self._send(key, role, number)
         return bool(alive)
 
-    def _send(self, key: Key, what: str, number: signal.Signals) -> None:
+    def _send(self, key: Key, role: str, number: signal.Signals) -> None:
         try:
             sent = signal_exactly(key, number)
         except PermissionError:
-            return  # reported among what remains
+            return  # reported as remaining
         if sent:
-            self.signalled.append({"pid": key[0], "what": what, "signal": number.name})
+            self.signalled.append({"pid": key[0], "role": role, "signal": number.name})
 
 
 def sweep(targets: List[Target], number: signal.Signals, deadline: float) -> List[Target]:
-    """Signal what is alive until nothing is or the deadline is over; return the targets that still have processes."""
+    """Signal living processes until none is left or the deadline has passed; return the targets that still have some."""
     while True:
         targets = [target for target in targets if target.signal_all(number)]
         if not targets or time.monotonic() >= deadline:
@@ -111,12 +111,12 @@ def sweep(targets: List[Target], number: signal.Signals, deadline: float) -> Lis
 
 
 def stop(request: protocol.StopRequest, _payload: bytes) -> Tuple[protocol.StopReply, bytes]:
-    """End the agents of the node folders within grace_s and a margin, all at once; then kill what is left."""
+    """End the agents of all node folders at once, within grace_s and a margin; then kill the remaining processes."""
     targets = [Target(node, folder) for node, folder in node_folders(request)]
     margin_s = AGENT_MARGIN_S if any("agent" in target.alive().values() for target in targets) else 0.0
-    rest = sweep(targets, signal.SIGTERM, time.monotonic() + request["grace_s"] + margin_s)
-    rest = sweep(rest, signal.SIGKILL, time.monotonic() + KILL_WAIT_S)
-    remaining = {target.node: sorted(pid for pid, _ in target.alive()) for target in rest}
+    alive = sweep(targets, signal.SIGTERM, time.monotonic() + request["grace_s"] + margin_s)
+    alive = sweep(alive, signal.SIGKILL, time.monotonic() + KILL_WAIT_S)
+    remaining = {target.node: sorted(pid for pid, _ in target.alive()) for target in alive}
     results: List[protocol.StopBody] = [
         {"node": target.node, "signalled": target.signalled, "remaining": remaining.get(target.node, [])}
         for target in targets

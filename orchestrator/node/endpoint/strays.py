@@ -1,4 +1,4 @@
-"""The strays of a machine, processes of a run whose agent is gone; and the other users of its cards."""
+"""The strays of a machine, processes of a run whose agent has ended; and other users' processes on its cards."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import time
 from orchestrator.node.files import read_json
 from orchestrator.node.machine import PARENT, START_TIME, is_alive
 from orchestrator.node.ownership import (
-    agent_mark,
+    agent_owner,
     key_of,
-    own_processes,
-    rank_mark,
+    rank_owner,
     signal_exactly,
-    users,
+    user_ids,
+    user_processes,
 )
 from orchestrator.node.run_folder import RUN_ID
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Set, Tuple
+    from typing import Any, Container, Dict, Iterable, List, Set, Tuple
 
     from orchestrator.node import protocol
-    from orchestrator.node.ownership import Key, Mark
+    from orchestrator.node.ownership import Key, Owner
 
     Json = Dict[str, Any]
     Family = Tuple[str, str]  # run id and node
@@ -37,49 +37,56 @@ POLL_S = 0.02
 
 
 def age_s(fields: List[str]) -> float:
-    """How long ago a process was started."""
+    """Seconds since a process was started."""
     with open("/proc/uptime", encoding="ascii") as file:
         up_s = float(file.read().split()[0])
     return up_s - int(fields[START_TIME]) / os.sysconf("SC_CLK_TCK")
 
 
-def find_strays(young_s: float, condemned: Set[Family]) -> Dict[Key, protocol.StrayBody]:
+def find_strays(min_age_s: float, orphaned: Set[Family]) -> Dict[Key, protocol.StrayBody]:
     """
-    The processes of a run and a node whose agent is gone, if one of them is older than young_s.
+    Find the processes of each run and node whose agent has ended, if the oldest of them is at least min_age_s old.
 
-    Those of `condemned` are strays at any age; the families found are added to it.
+    Processes of the families in `orphaned` are strays at any age; the families found are added to it.
     """
-    processes = own_processes()
-    agents = {pid: mark for pid, mark in ((pid, agent_mark(pid)) for pid in processes) if mark is not None}
-    living = {(mark[0], mark[2]) for mark in agents.values()}
-    families: Dict[Family, Dict[int, Mark]] = {}
+    processes = user_processes()
+    agents = {pid: owner for pid, owner in ((pid, agent_owner(pid)) for pid in processes) if owner is not None}
+    with_agent = {(owner[0], owner[2]) for owner in agents.values()}
+    families: Dict[Family, Dict[int, Owner]] = {}
     for pid in processes:
-        mark = None if pid in agents else rank_mark(pid)
-        if mark is not None and RUN_ID.match(mark[0]) and os.path.basename(mark[3]) == mark[0]:
-            families.setdefault((mark[0], mark[2]), {})[pid] = mark
-    found: Dict[Key, protocol.StrayBody] = {}
-    for family, marks in families.items():
-        if family in living or agent_above(marks, agents, processes) or any(map(recorded_agent, set(marks.values()))):
+        owner = None if pid in agents else rank_owner(pid)
+        if owner is not None and RUN_ID.match(owner[0]) and os.path.basename(owner[3]) == owner[0]:
+            families.setdefault((owner[0], owner[2]), {})[pid] = owner
+    strays: Dict[Key, protocol.StrayBody] = {}
+    for family, owners in families.items():
+        if family in with_agent or has_agent_ancestor(owners, agents, processes):
             continue
-        if family in condemned or any(age_s(processes[pid]) >= young_s for pid in marks):
-            condemned.add(family)
-            found.update({key_of(pid, processes[pid]): stray_body(pid, family, processes[pid]) for pid in marks})
-    return found
+        if any(map(has_living_agent, set(owners.values()))):
+            continue
+        if family in orphaned or any(age_s(processes[pid]) >= min_age_s for pid in owners):
+            orphaned.add(family)
+            strays.update({key_of(pid, processes[pid]): stray_body(pid, family, processes[pid]) for pid in owners})
+    return strays
 
 
-def agent_above(pids: Dict[int, Mark], agents: Dict[int, Mark], processes: Dict[int, List[str]]) -> bool:
-    """One of them descends from an agent, whose record may name another pid: that of its container."""
+def has_agent_ancestor(pids: Iterable[int], agents: Container[int], processes: Dict[int, List[str]]) -> bool:
+    """
+    Return whether one of the processes descends from an agent.
+
+    The agent's record may not identify it: in a container its pid is another one.
+    """
     for pid in pids:
-        while pid in processes and pid not in agents:
-            pid = int(processes[pid][PARENT])  # noqa: PLW2901  a walk upwards
-        if pid in agents:
+        ancestor = pid
+        while ancestor in processes and ancestor not in agents:
+            ancestor = int(processes[ancestor][PARENT])
+        if ancestor in agents:
             return True
     return False
 
 
-def recorded_agent(mark: Mark) -> bool:
-    """An agent of that run and node is alive by its record, in any attempt."""
-    _, _, node, folder = mark
+def has_living_agent(owner: Owner) -> bool:
+    """Return whether the record of an agent of that run and node, in any attempt, is of a living process."""
+    _, _, node, folder = owner
     attempts = os.listdir(folder) if os.path.isdir(folder) else []
     records = [read_json(os.path.join(folder, attempt, node, "agent.json")) for attempt in attempts]
     return any(is_alive(record) for record in records)
@@ -100,58 +107,62 @@ def command_name(pid: int) -> str:
 
 
 def strays(request: protocol.StraysRequest, _payload: bytes) -> Tuple[protocol.StraysReply, bytes]:
-    """End the strays of this machine, TERM and after grace_s KILL, unless dry_run; list them and the other users of its cards."""
-    hunt = Hunt(request["young_s"])
+    """
+    End the strays of this machine, by SIGTERM and after grace_s by SIGKILL, or only list them (dry_run).
+
+    The reply lists the strays and other users' processes on the cards.
+    """
+    sweep = StraySweep(request["min_age_s"])
     if not request["dry_run"]:
-        hunt.sweep(signal.SIGTERM, time.monotonic() + request["grace_s"])
-        hunt.sweep(signal.SIGKILL, time.monotonic() + KILL_WAIT_S)
-    others, note = card_users()
-    return {"strays": hunt.listed(), "users": others, "note": note}, b""
+        sweep.signal_all(signal.SIGTERM, time.monotonic() + request["grace_s"])
+        sweep.signal_all(signal.SIGKILL, time.monotonic() + KILL_WAIT_S)
+    users, tool_error = card_users()
+    return {"strays": sweep.found(), "users": users, "tool_error": tool_error}, b""
 
 
-class Hunt:
-    """The strays of this machine, including those that are forked while they are ended."""
+class StraySweep:
+    """The strays of this machine, including those that are forked while the sweep ends them."""
 
-    def __init__(self, young_s: float) -> None:
-        self._condemned: Set[Family] = set()
-        self._left = find_strays(young_s, self._condemned)
-        self._seen = dict(self._left)
+    def __init__(self, min_age_s: float) -> None:
+        self._orphaned: Set[Family] = set()
+        self._alive = find_strays(min_age_s, self._orphaned)
+        self._found = dict(self._alive)
 
-    def sweep(self, number: int, deadline: float) -> None:
-        """Signal each stray once, until none is left or the deadline is over."""
+    def signal_all(self, number: int, deadline: float) -> None:
+        """Signal each stray once, until none is alive or the deadline has passed."""
         signalled: Set[Key] = set()
-        while self._left:
-            for key in set(self._left) - signalled:
+        while self._alive:
+            for key in set(self._alive) - signalled:
                 signalled.add(key)
                 with contextlib.suppress(PermissionError):  # it is listed as alive
                     signal_exactly(key, number)
             if time.monotonic() >= deadline:
                 return
             time.sleep(POLL_S)
-            self._left = find_strays(float("inf"), self._condemned)
-            self._seen = {**self._left, **self._seen}
+            self._alive = find_strays(float("inf"), self._orphaned)
+            self._found = {**self._alive, **self._found}
 
-    def listed(self) -> List[protocol.StrayBody]:
-        """All that were found, and whether they are still alive."""
-        return [{**stray, "alive": key in self._left} for key, stray in self._seen.items()]
+    def found(self) -> List[protocol.StrayBody]:
+        """All strays that were found, and whether they are still alive."""
+        return [{**stray, "alive": key in self._alive} for key, stray in self._found.items()]
 
 
 def card_users() -> Tuple[List[protocol.CardUserBody], str]:
     """Other users' processes on the cards, as far as this user may see them; and the error of a vendor's tool."""
-    holders: Dict[int, str] = {}
+    cards: Dict[int, str] = {}  # by pid
     for name in os.listdir("/proc"):
-        if name.isdigit() and os.geteuid() not in users(int(name)):
+        if name.isdigit() and os.geteuid() not in user_ids(int(name)):
             for card in open_cards(int(name)):
-                holders[int(name)] = card
-    from_tool, note = ask_nvidia_smi()
-    for pid in from_tool:
-        holders.setdefault(pid, "nvidia")
-    found: List[protocol.CardUserBody] = []
-    for pid, card in sorted(holders.items()):
-        uids = users(pid)
+                cards[int(name)] = card
+    tool_pids, tool_error = query_nvidia_smi()
+    for pid in tool_pids:
+        cards.setdefault(pid, "nvidia")
+    users: List[protocol.CardUserBody] = []
+    for pid, card in sorted(cards.items()):
+        uids = user_ids(pid)
         if os.geteuid() not in uids:
-            found.append({"pid": pid, "uid": min(uids, default=None), "command": command_name(pid), "card": card})
-    return found, note
+            users.append({"pid": pid, "uid": min(uids, default=None), "command": command_name(pid), "card": card})
+    return users, tool_error
 
 
 def open_cards(pid: int) -> List[str]:
@@ -162,9 +173,9 @@ def open_cards(pid: int) -> List[str]:
     return sorted({os.path.basename(link) for link in links if CARD.match(link)})
 
 
-def ask_nvidia_smi() -> Tuple[List[int], str]:
-    """Pids with a compute context, and the error of nvidia-smi; a driver that hangs must not hang this."""
-    import shutil  # noqa: PLC0415  slow to import, and most connections do without
+def query_nvidia_smi() -> Tuple[List[int], str]:
+    """Pids with a compute context, and the error of nvidia-smi, which a hanging driver may cause to hang."""
+    import shutil  # noqa: PLC0415  slow to import, and most connections do not need it
     import subprocess  # noqa: PLC0415
 
     tool = shutil.which("nvidia-smi")
@@ -176,7 +187,7 @@ def ask_nvidia_smi() -> Tuple[List[int], str]:
         output = process.communicate(timeout=TOOL_WAIT_S)[0].decode("utf-8", "replace")
     except subprocess.TimeoutExpired:
         process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # in the driver it may be beyond any signal
+        with contextlib.suppress(subprocess.TimeoutExpired):  # within the driver no signal may end it
             process.wait(1.0)
         if process.stdout is not None:
             process.stdout.close()

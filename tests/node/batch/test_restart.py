@@ -64,7 +64,7 @@ def _job(attempt: int, **slurm: object) -> Job:
 def test_another_attempt_is_wanted_where_a_rank_asked_before_any_failed(
     tmp_path: Path, nodes: list[list[dict[str, Any]]], *, expected: bool
 ) -> None:
-    assert _read(tmp_path, 1, *nodes).asks_for_restart is expected
+    assert _read(tmp_path, 1, *nodes).restart_requested is expected
 
 
 def test_only_all_nodes_done_is_done(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_reasons_against_another_attempt(
     tmp_path: Path, saved: list[int], rules: dict[str, Any], *, at_limit: bool, part: str
 ) -> None:
     attempts = [_read(tmp_path, number, [], progress={"saved": step}) for number, step in enumerate(saved, start=1)]
-    found = restart.objection_to_queueing(_job(len(saved), **rules), attempts, at_limit=at_limit)
+    found = restart.reason_against_requeue(_job(len(saved), **rules), attempts, at_limit=at_limit)
     assert (part in found) if part else not found
 
 
@@ -171,7 +171,7 @@ def _failed(at_s: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "culprit", "lost"),
+    ("nodes", "first_failed_node", "lost"),
     [
         ([[STARTED, _failed(9.0)], [STARTED, _failed(5.0)], [STARTED, STOPPED]], "n1", set()),
         ([[STARTED, _failed(9.0)], [STARTED]], None, {"n1"}),  # failed as its peer was gone
@@ -183,10 +183,10 @@ def _failed(at_s: float) -> dict[str, Any]:
     ],
 )
 def test_node_to_blame_is_the_one_that_is_lost_or_failed_first(
-    tmp_path: Path, nodes: list[list[dict[str, Any]]], culprit: str | None, lost: set[str]
+    tmp_path: Path, nodes: list[list[dict[str, Any]]], first_failed_node: str | None, lost: set[str]
 ) -> None:
     attempt = _read(tmp_path, 1, *nodes)
-    assert (attempt.culprit, attempt.lost) == (culprit, lost)
+    assert (attempt.first_failed_node, attempt.lost) == (first_failed_node, lost)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_node_to_blame_is_the_one_that_is_lost_or_failed_first(
 def test_attempt_that_was_stopped_before_anything_failed_was_asked_to_stop(
     tmp_path: Path, events: list[dict[str, Any]], *, expected: bool
 ) -> None:
-    assert _read(tmp_path, 1, events).was_asked_to_stop is expected
+    assert _read(tmp_path, 1, events).stopped_first is expected
 
 
 @pytest.mark.parametrize(
@@ -274,4 +274,4 @@ TRAINS: dict[str, Any] = {"event": "rank-started", "rank": 0}
 def test_failed_run_is_restarted_where_that_may_help(
     tmp_path: Path, nodes: list[list[dict[str, Any]]], saved: int, *, expected: bool
 ) -> None:
-    assert restart.is_worth_it([_read(tmp_path, 1, *nodes, progress={"saved": saved})]) is expected
+    assert restart.retry_may_help([_read(tmp_path, 1, *nodes, progress={"saved": saved})]) is expected

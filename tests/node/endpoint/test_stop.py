@@ -94,7 +94,7 @@ def test_stop_ends_the_groups_of_ranks_that_lost_their_agent(endpoint: Endpoint,
     os.kill(pid, signal.SIGKILL)
     until(lambda: not alive(pid), awaited="the agent's end")
     (result,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=-4.5)
-    assert {(sent.pid, sent.what) for sent in result.signalled} == {(rank, "rank 0"), (child, "group of rank 0")}
+    assert {(sent.pid, sent.role) for sent in result.signalled} == {(rank, "rank 0"), (child, "group of rank 0")}
     assert result.remaining == ()
     assert not alive(rank)
     assert not alive(child)
@@ -142,7 +142,7 @@ def test_stop_ends_what_left_the_groups_of_a_run_whose_agent_died(endpoint: Endp
     ground.write_record(os.getpid(), start_time=1)
     (result,) = endpoint.stop(str(ground.attempt), None, grace_s=0.3)
     assert set(pids) <= {sent.pid for sent in result.signalled}
-    assert {sent.what for sent in result.signalled} == {"process of the run"}
+    assert {sent.role for sent in result.signalled} == {"process of the run"}
     assert result.remaining == ()
     assert not any(map(alive, pids))
 
