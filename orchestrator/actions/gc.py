@@ -15,7 +15,8 @@ from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, R
 from orchestrator.fanout import each
 from orchestrator.inventory.model import Node
 from orchestrator.launchers.slurm import unshared_workdir
-from orchestrator.launchers.slurm.host import login_node, slurm_host
+from orchestrator.launchers.slurm.host import slurm_host
+from orchestrator.launchers.slurm.login_node import login_node
 from orchestrator.node.endpoint.garbage import Clearing
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.store import RunFolder, Store, home
@@ -167,7 +168,7 @@ def _sites_of(plan: LaunchPlan) -> list[Site]:
     if plan.launcher == "slurm":
         login = login_node(plan.slurm["login"], plan.head, ssh)
         host = Site(plan.head, "local", ssh) if login is None else Site(login, "ssh", ssh)
-        if not unshared_workdir.is_apart(plan):
+        if not unshared_workdir.is_unshared(plan):
             return [host]
         ssh = PlannedSsh(**unshared_workdir.ssh_to_nodes(plan, slurm_host(plan)))
         return [host, *(Site(node, "ssh", ssh) for node in plan.nodes)]

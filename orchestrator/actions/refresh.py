@@ -15,7 +15,7 @@ from orchestrator.launchers import launcher_for
 from orchestrator.launchers.job import SILENT, JobStatus
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.poll import described
-from orchestrator.launchers.slurm.queue import ask
+from orchestrator.launchers.slurm.queue import job_statuses
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder, Store, home
@@ -155,7 +155,7 @@ def _queues(
         }
         with closing(slurm_host(plans[next(iter(jobs))], terminal)) as host:
             try:
-                queues |= ask(host.run, jobs)
+                queues |= job_statuses(host.run, jobs)
             except NodeError as exc:
                 warnings.append(str(exc))
                 queues |= dict.fromkeys(jobs, JobStatus(SILENT, str(exc)))

@@ -12,7 +12,7 @@ from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.job import SILENT, JobStatus
-from orchestrator.launchers.slurm.poll import Poll, PollResult, news
+from orchestrator.launchers.slurm.poll import Poll, PollResult, change_message
 from orchestrator.plan.plan import GRACE_S, LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import KeptRun
@@ -55,8 +55,8 @@ class Watch:
         self._supervisor_unknown = self._plan.launcher == "ssh" and not run.is_recorded
         """Another machine launched the run over SSH; this machine cannot find out whether it has a supervisor."""
         self._poll: Poll | None = None
-        self._shown_answer = PollResult(None, 1)
-        """The last scheduler answer that was shown."""
+        self._shown_result = PollResult(None, 1)
+        """The last poll result that was shown."""
         self._ended_s: float | None = None
         """When a run with an unknown supervisor began to appear ended, by time.monotonic()."""
         self._has_warned = False
@@ -106,7 +106,7 @@ class Watch:
 
     def _confirmed_status(self) -> Status | None:
         """Query the nodes; return the status if the run has ended, else None."""
-        queue = self._poll.answer.queue if self._poll else None
+        queue = self._poll.latest.queue if self._poll else None
         try:
             status = observe.observe_run(self._run, self._plan, self._launcher, queue)
         except NodesError:
@@ -128,14 +128,14 @@ class Watch:
             return None
         if self._poll is None:
             return self._judged(None)
-        answer = self._poll.answer
-        if self._reader.attempt < answer.attempt:
+        result = self._poll.latest
+        if self._reader.attempt < result.attempt:
             return Phase.NEXT_ATTEMPT
-        text = news(self._shown_answer, answer, heard=bool(self._reader.nodes))
-        self._shown_answer = answer
+        text = change_message(self._shown_result, result, has_log=bool(self._reader.nodes))
+        self._shown_result = result
         if text:
             self._viewer.inform(text)
-        return self._judged(answer.queue)
+        return self._judged(result.queue)
 
     def _judged(self, queue: JobStatus | None) -> Phase | None:
         """Judge the attempt and record a change of state; CONFIRM if it appears to have ended."""

@@ -1,4 +1,4 @@
-"""The launchers, and which of them carries out a plan. A new launcher is a module here and a line below."""
+"""The launchers, and the choice of one for a plan. To add a launcher, add a module here and a line below."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from orchestrator.plan.plan import LaunchPlan
 
 
 def launcher_for(plan: LaunchPlan, terminal: Terminal | None = None) -> Launcher:
-    """The launcher of a plan; `terminal` is where it asks what a login asks, by default this process's own."""
+    """The launcher of a plan; logins prompt at `terminal`, by default that of this process."""
     if plan.launcher == "slurm":
         return SlurmLauncher(plan, slurm_host(plan, terminal), terminal)
     return direct_launcher(plan, terminal)
 
 
 def direct_launcher(plan: LaunchPlan, terminal: Terminal | None = None) -> DirectLauncher:
-    """The launcher of a plan whose nodes orch reaches itself."""
+    """The launcher of a plan whose nodes orch connects to without a scheduler."""
     return DirectLauncher(plan, transport_factory(plan.transport, plan.ssh, terminal))

@@ -1,4 +1,4 @@
-"""The seam every launcher fills: start a plan, say where its node folders are, ask after it, stop it."""
+"""The interface of every launcher: start a plan, list its node folders, query its job, stop it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class NodeFolders:
     """
-    A folder on some machine that holds node folders of the run; `nodes` None means whichever appear there.
+    An attempt's folder on one machine, with node folders in it; `nodes` None means all that appear there.
 
-    `reach` gives the machine's endpoint, connected anew where the connection was lost; `failure` is why it could not be
-    reached when the place was made.
+    `reach` returns the machine's endpoint and reconnects if the connection was lost. `failure` is the error if the machine
+    could not be reached at first.
     """
 
     reach: Callable[[], Endpoint]
@@ -36,7 +36,7 @@ class NodeFolders:
 
     @property
     def name(self) -> str:
-        """Its name in a message."""
+        """Its name in messages."""
         return ", ".join(self.nodes) if self.nodes else "the shared folder"
 
 
@@ -45,58 +45,58 @@ class Launcher(Protocol):
 
     @property
     def plan(self) -> LaunchPlan:
-        """The plan as it is carried out: what is found at the start may change it."""
+        """The plan as it is carried out: `start` may adapt it to what it finds on the nodes."""
         ...
 
     def connect(self) -> Sequence[str]:
         """
-        Reach everything that the launch needs; nothing is started or written yet.
+        Connect to everything that the launch needs; nothing is started or written yet.
 
         Returns:
-            What to warn about, one sentence each.
+            Warnings, one sentence each.
 
         Raises:
-            UsageError: the scheduler has not got what the plan asks for.
+            UsageError: the scheduler does not have what the plan requests.
             NodesError: some nodes cannot be reached, or have no Python.
         """
         ...
 
     def start(self, bundle: Bundle) -> str | None:
         """
-        Start the plan's agents, connecting if need be; return the scheduler's job id where there is one.
+        Start the plan's agents, connecting first if necessary; return the scheduler's job id, if there is a scheduler.
 
         Raises:
-            LaunchError: not all of it was started; what was goes on until `undo`.
+            LaunchError: not all agents were started; those that were run until `undo`.
         """
         ...
 
     def undo(self) -> list[str]:
-        """End at once what `start` may have started, and nothing else; returns what could not be ended, one sentence each."""
+        """End at once what `start` may have started, and nothing else; returns failures, one sentence each."""
         ...
 
     def attempt(self) -> int:
-        """The number of the newest attempt that has begun; 1 where none has."""
+        """The number of the newest attempt that has begun; 1 if none has."""
         ...
 
     def places(self, attempt: int) -> Sequence[NodeFolders]:
         """
-        Where the node folders of an attempt are, connected but for those with a failure.
+        The folders of an attempt, one per machine to read; their machines are connected, except those with a `failure`.
 
         Raises:
-            NodesError: none can be reached.
+            NodesError: no machine can be reached.
         """
         ...
 
     def queue(self, job: str | None) -> JobStatus | None:
-        """The scheduler's state of the job; None without a scheduler, or if no job was submitted."""
+        """The job's status by the scheduler; None without a scheduler, or if no job was submitted."""
         ...
 
     def position(self, queue: JobStatus) -> str:
-        """Where among the jobs that wait this one is, in words; empty where that cannot be known."""
+        """The job's position among those that wait, as text; empty if it is not known."""
         ...
 
     def stop(self, job: str | None, *, grace_s: float) -> list[str]:
-        """End the run on every node, whatever state it is in; returns what could not be ended, one sentence each."""
+        """End the run on every node, whatever its state; returns failures, one sentence each."""
         ...
 
     def close(self) -> None:

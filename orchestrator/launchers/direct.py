@@ -1,4 +1,4 @@
-"""Starts the agents itself: over ssh, or on this machine. They differ in the transport only."""
+"""Starts the agents without a scheduler: over ssh, or on this machine. Only the transport differs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DirectLauncher:
         self._fanout = int(plan.ssh["fanout"])
         self._endpoints = dict(connected)
         self._opening: dict[str, Endpoint] = {}
-        self._begun: set[str] = set()
+        self._start_requested: set[str] = set()
         self._is_closed = False
         self._connecting = {node.name: threading.Lock() for node in plan.nodes}
 
@@ -53,7 +53,7 @@ class DirectLauncher:
         return ()
 
     def start(self, bundle: Bundle) -> str | None:
-        """Push to all nodes; find the rendezvous on the head; start all agents with it."""
+        """Push to all nodes, reserve the rendezvous on the head, start all agents with it."""
         plan = self._plan
         self.connect()
         self.push(bundle, node_files(plan))
@@ -69,50 +69,52 @@ class DirectLauncher:
         return None
 
     def push(self, bundle: Bundle, files: Mapping[str, Sequence[PlannedFile]]) -> None:
-        """Write the bundle and each node's files, given by its name."""
+        """Write the bundle and each node's files; `files` is keyed by node name."""
         self._on_each(self._plan.nodes, lambda node: self._push(node, bundle, files[node.name]))
 
     def undo(self) -> list[str]:
-        """Have every node whose agent was asked for, answered or not, end it; after `close` over connections of its own."""
-        begun = [node for node in self._plan.nodes if node.name in self._begun]
+        """End the agent on every node where a start was requested, confirmed or not; after `close`, over new connections."""
+        begun = [node for node in self._plan.nodes if node.name in self._start_requested]
         if not self._is_closed:
             return self._stop(begun, grace_s=0.0)
-        with contextlib.closing(DirectLauncher(replace(self._plan, nodes=tuple(begun)), self._transport)) as again:
-            return again.stop(None, grace_s=0.0)
+        with contextlib.closing(
+            DirectLauncher(replace(self._plan, nodes=tuple(begun)), self._transport)
+        ) as reconnected:
+            return reconnected.stop(None, grace_s=0.0)
 
     def _start_agents(self) -> None:
-        found = self._reserve()
-        self._on_each(self._plan.nodes, lambda node: self._start_agent(node, found))
+        record = self._reserve()
+        self._on_each(self._plan.nodes, lambda node: self._start_agent(node, record))
 
     def attempt(self) -> int:
-        """The plan's only one."""
+        """The plan's attempt, its only one."""
         return self._plan.attempt
 
     def places(self, attempt: int) -> Sequence[NodeFolders]:
         """One folder per node."""
         plan = replace(self._plan, attempt=attempt)
-        found = each(plan.nodes, self.reach, limit=self._fanout)
+        results = each(plan.nodes, self.reach, limit=self._fanout)
         try:
-            successes(found)
+            successes(results)
         except NodesError as exc:
-            if len(exc.failures) == len(found):
+            if len(exc.failures) == len(results):
                 raise
-        failures = [one if isinstance(one, NodeError) else None for one in found]
+        failures = [result if isinstance(result, NodeError) else None for result in results]
         return [
             NodeFolders(partial(self.reach, node), plan.attempt_dir(node), (node.name,), failure)
             for node, failure in zip(plan.nodes, failures, strict=True)
         ]
 
     def queue(self, job: str | None) -> JobStatus | None:  # noqa: ARG002  no scheduler here
-        """No scheduler here."""
+        """None: no scheduler."""
         return None
 
     def position(self, queue: JobStatus) -> str:  # noqa: ARG002  no scheduler here
-        """Nothing waits."""
+        """Empty: no job waits."""
         return ""
 
     def stop(self, job: str | None, *, grace_s: float) -> list[str]:  # noqa: ARG002  no scheduler here
-        """Have every node that can be reached end its agent and ranks."""
+        """End the agent and the ranks on every node that can be reached."""
         return self._stop(self._plan.nodes, grace_s=grace_s)
 
     def _stop(self, nodes: Sequence[NodePlan], *, grace_s: float) -> list[str]:
@@ -131,25 +133,25 @@ class DirectLauncher:
         return left
 
     def close(self) -> None:
-        """Close all connections at once, those too that are being made or waited on in other threads; no more are made."""
+        """Close all connections at once, also those that other threads open or wait on; no more are opened."""
         self._is_closed = True
         endpoints = (*self._opening.values(), *self._endpoints.values())
-        each(endpoints, Endpoint.close, limit=self._fanout)  # of one on this machine the process is waited for
+        each(endpoints, Endpoint.close, limit=self._fanout)  # a local endpoint waits for its process to end
         self._endpoints.clear()
 
     def _connect(self, nodes: Sequence[NodePlan]) -> None:
-        self._on_each([node for node in nodes if not self._reached(node)], self.reach)
+        self._on_each([node for node in nodes if not self._is_connected(node)], self.reach)
 
     def reach(self, node: NodePlan) -> Endpoint:
-        """The node's endpoint, connected anew if its connection was lost."""
+        """The node's endpoint; reconnects if its connection was lost."""
         with self._connecting[node.name]:
-            if not self._reached(node):
+            if not self._is_connected(node):
                 if lost := self._endpoints.get(node.name):
-                    lost.close()  # its connection may well be up: only the answer came too late
-                self._endpoints[node.name] = self._opened(node)
+                    lost.close()  # its connection may still be up: a reply came too late
+                self._endpoints[node.name] = self._open(node)
             return self._endpoints[node.name]
 
-    def _opened(self, node: NodePlan) -> Endpoint:
+    def _open(self, node: NodePlan) -> Endpoint:
         if self._is_closed:
             raise Unreachable(node.name, "the launcher was closed")
         endpoint = self._opening[node.name] = Endpoint(self._transport(node), node.python)
@@ -159,7 +161,7 @@ class DirectLauncher:
             del self._opening[node.name]
         return endpoint
 
-    def _reached(self, node: NodePlan) -> bool:
+    def _is_connected(self, node: NodePlan) -> bool:
         return node.name in self._endpoints and self._endpoints[node.name].connected
 
     def _push(self, node: NodePlan, bundle: Bundle, files: Sequence[PlannedFile]) -> None:
@@ -171,31 +173,31 @@ class DirectLauncher:
             endpoint.put_files(folder, [(name, file.text, file.mode)])
 
     def _reserve(self) -> str:
-        """The rendezvous, found and held on the head just before the start."""
+        """Choose the rendezvous address and hold its port on the head, just before the start; return the record of both."""
         head = self._plan.head
         interfaces = {name: head.env[name] for name in INTERFACES if name in head.env}
-        found = self._endpoints[head.name].reserve([head.address], interfaces)
+        record = self._endpoints[head.name].reserve([head.address], interfaces)
         hosts = {node.name: self._endpoints[node.name].facts.host_id for node in self._plan.nodes}
-        check_reachable(parse_rendezvous(found), head.name, hosts)
-        return found
+        check_reachable(parse_rendezvous(record), head.name, hosts)
+        return record
 
-    def _start_agent(self, node: NodePlan, found: str) -> None:
-        command = start_command(self._plan, node, found)
-        self._begun.add(node.name)
+    def _start_agent(self, node: NodePlan, record: str) -> None:
+        command = start_command(self._plan, node, record)
+        self._start_requested.add(node.name)
         self._endpoints[node.name].start(command, self._plan.node_dir(node), wait_s=START_WAIT_S)
 
     def _on_each(self, nodes: Sequence[NodePlan], work: Callable[[NodePlan], object]) -> None:
-        """Do it on all nodes, and report every failure together."""
+        """Call `work` for all nodes, and raise all failures as one error."""
         successes(each(nodes, work, limit=self._fanout))
 
 
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-"""The variables that name the network cards of a training; the head's address is taken from there first."""
+"""Variables that name the network cards of a training; the address of such a card on the head is preferred."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Address and port on the head node; `host_id` tells which machine (and network namespace) that is."""
+    """Address and port on the head node; `host_id` identifies the machine (and network namespace)."""
 
     address: str
     port: int
@@ -203,17 +205,17 @@ class Rendezvous:
 
 
 def parse_rendezvous(text: str) -> Rendezvous:
-    """Read what the head reports: "ADDRESS PORT HOST_ID"."""
+    """Parse the head's record: "ADDRESS PORT HOST_ID"."""
     address, port, host_id = text.split(maxsplit=2)
     return Rendezvous(address, int(port), host_id)
 
 
 def check_reachable(rendezvous: Rendezvous, head: str, hosts: Mapping[str, str]) -> None:
     """
-    Refuse a head address that means something else on another node.
+    Refuse a head address that leads to another machine when used on another node.
 
     Args:
-        hosts: node -> host id, equal for nodes that share a loopback.
+        hosts: node -> host id; nodes with the same id share a loopback interface.
 
     Raises:
         LaunchError: the address is loopback, and at least one node is on another machine.

@@ -13,8 +13,9 @@ from orchestrator.fanout import each, successes
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.direct import DirectLauncher
-from orchestrator.launchers.slurm.host import login_node, slurm_host
+from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
+from orchestrator.launchers.slurm.login_node import login_node
 from orchestrator.names.hostlist import fold
 from orchestrator.node.endpoint import report
 from orchestrator.plan.make import assign_ranks

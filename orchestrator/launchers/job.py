@@ -1,16 +1,15 @@
-"""The state of a Slurm job as squeue, scontrol and sacct report it."""
+"""The status of a Slurm job as squeue, scontrol and sacct report it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 SILENT = "UNKNOWN"
-
-
+"""The scheduler did not answer: nothing is known of the job."""
 GONE = "GONE"
+"""The scheduler answered, and has no such job, or no longer."""
 
-
-# man squeue, JOB STATE CODES: it is in the queue, for the first time or again.
+# man squeue, JOB STATE CODES: the job is in the queue, for the first time or after it was requeued.
 WAITING = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 )
@@ -19,10 +18,9 @@ WAITING = frozenset(
 @dataclass(frozen=True, slots=True)
 class JobStatus:
     """
-    What the scheduler says of a job; `word` is its own, kept as it is. `over` when the job will not run any more.
+    A job's status. `word` is the scheduler's word for its state, unchanged, or SILENT or GONE; `over` if it cannot run any more.
 
-    Two words are ours: SILENT when the scheduler did not answer, which says nothing of the job, and GONE when it did, but
-    knows no such job (any more). Fields that it left open are empty.
+    Fields that the scheduler left open are empty.
     """
 
     word: str
@@ -30,19 +28,19 @@ class JobStatus:
     over: bool = False
     job: str = ""
     name: str = ""
-    """The name that the job was submitted under."""
+    """The job's name."""
     explanation: str = ""
     """The reason as a sentence, with what the user can do."""
     absent: bool = False
-    """There is no scheduler here that could be asked; waiting for an answer is in vain."""
+    """No scheduler is installed here: querying once more cannot help."""
     partition: str = ""
     nodes: str = ""
-    """The nodes that it has, as the scheduler writes a list."""
+    """The job's nodes, in the scheduler's notation of a list."""
     node_count: str = ""
     elapsed: str = ""
     limit: str = ""
     start: str = ""
-    """When it began, or is expected to."""
+    """Its start time, or the expected one."""
 
     @property
     def why(self) -> str:
@@ -51,10 +49,10 @@ class JobStatus:
 
     @property
     def waits(self) -> bool:
-        """Whether the job is in the queue, where it may have run before."""
+        """True while the job is in the queue; it may have run before."""
         return self.word in WAITING
 
     @property
     def never_ran(self) -> bool:
-        """Whether the job ended without ever having a node, as one does that the scheduler refuses but keeps a record of."""
+        """True if the job ended without ever having a node, as when the scheduler refused it but keeps a record of it."""
         return self.over and not self.nodes and self.word != GONE

@@ -124,6 +124,9 @@ def test_workdir_that_is_not_shared_is_named_as_the_cause_where_no_node_can_be_l
     config = hosts.write_ssh_config(laptop.cwd / "config", UserKnownHostsFile=str(laptop.cwd / "known"))
     slurm_hosts.inventory(laptop.cwd, shared=False, config=config)
     done = laptop("submit", "-j", "2x1", "--", "true", code=1)
-    assert "nothing of the job shows in ~/work/runs/" in done.stderr
+    assert "the job's log is missing from ~/work/runs/" in done.stderr
     assert "on h0" in done.stderr
-    assert "workdir has to be a folder that it shares with the nodes, or they have to let orch log in" in done.stderr
+    assert (
+        "workdir must be a folder that it shares with the nodes, or the nodes must accept a login by orch"
+        in done.stderr
+    )

@@ -10,8 +10,8 @@ import pytest
 from orchestrator.inventory import model
 from orchestrator.launchers.job import JobStatus
 from orchestrator.launchers.slurm import launcher as slurm
-from orchestrator.launchers.slurm.host import ThisMachine
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
+from orchestrator.launchers.slurm.this_machine import ThisMachine
 from orchestrator.names.slurm_options import time_limit_s
 from orchestrator.plan.files import node_files
 from orchestrator.plan.make import make_plan
@@ -52,8 +52,8 @@ def test_job_that_runs_for_long_and_shows_nothing_is_remarked_on_until_it_does(
 
     until(lambda: time_limit_s(asked().elapsed) >= 2, awaited="the job to run", deadline_s=60)
     assert reason() == ""
-    monkeypatch.setattr(slurm, "UNSEEN_S", 1.0)
-    assert reason().startswith(f"nothing of the job shows in {planned.run_dir(planned.head)}")
+    monkeypatch.setattr(slurm, "LOG_DELAY_S", 1.0)
+    assert reason().startswith(f"the job's log is missing from {planned.run_dir(planned.head)}")
     (Path(planned.attempt_dir(planned.head)) / f"slurm-{job}.log").touch()
     assert reason() == ""
     launcher.close()

@@ -1,4 +1,4 @@
-"""Starts the agents through Slurm: our batch script, on the machine that has sbatch and a workdir which the nodes share."""
+"""Starts the agents through Slurm: submits a batch script on the machine that has sbatch and the workdir of the nodes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.job import GONE, JobStatus
 from orchestrator.launchers.slurm import unshared_workdir
 from orchestrator.launchers.slurm.host import SlurmHost
-from orchestrator.launchers.slurm.queue import array_of, ask, position
+from orchestrator.launchers.slurm.queue import array_of, job_statuses, position
 from orchestrator.launchers.slurm.submit import NOT_REACHED
 from orchestrator.names.hostlist import expand
 from orchestrator.names.slurm_options import time_limit_s
 from orchestrator.plan.files import node_files
 from orchestrator.plan.plan import LaunchPlan
 
-KILL_WAIT_S = 60.0  # Slurm's KillWait is 30 s by default, between TERM and KILL
+CANCEL_S = 60.0  # Slurm's KillWait is 30 s by default, between TERM and KILL
 POLL_S = 0.5
-UNSEEN_S = 90.0  # NFS clients look for new files in a folder every 60 s at the latest, by default
-# What sbatch says when Slurm may have taken the job all the same, in whichever version.
+LOG_DELAY_S = 90.0  # NFS clients look for new files in a folder every 60 s at the latest, by default
+# Errors of sbatch, in all versions, after which Slurm may have accepted the job.
 IN_DOUBT = ("timed out", "Zero Bytes", "receive failure", "shutdown failure", "Unexpected message", "reset by peer")
-DOUBT_S, LATE_S = 60.0, 5.0  # a busy slurmctld may handle a request after its sender has given up
+DOUBT_S, LATE_S = 60.0, 5.0  # a busy slurmctld may handle a request after sbatch has timed out
 
 
 class SlurmLauncher:
@@ -37,47 +37,47 @@ class SlurmLauncher:
         self._plan = plan
         self._host = host
         self._terminal = terminal
-        self._is_apart: bool | None = None
+        self._is_unshared: bool | None = None
         self._nodes: DirectLauncher | None = None
         self._may_be_submitted = False
-        self._is_seen = False
+        self._has_log = False
 
     @property
     def plan(self) -> LaunchPlan:
-        """The plan, adapted if the nodes turned out to share no workdir."""
+        """The plan, adapted if the nodes turned out not to share the workdir."""
         return self._plan
 
     def connect(self) -> Sequence[str]:
-        """Make sure that the host can submit, that the cluster can run the job, and that there is the nodes' Python."""
+        """Check that the host can submit, that the cluster can run the job, and that the nodes' Python is there."""
         from orchestrator.launchers.slurm.checks import check  # noqa: PLC0415  only before a submission
 
-        with self._reached():
-            self._host.require()
-            doubts = check(self._host.run, self._plan)
+        with self._host_errors():
+            self._host.require_sbatch()
+            warnings = check(self._host.run, self._plan)
             self._host.endpoint()
-        return doubts
+        return warnings
 
     def start(self, bundle: Bundle) -> str | None:
         """Write the files to the shared workdir and submit; returns Slurm's job id."""
-        with self._reached():
+        with self._host_errors():
             self._plan = self.push(self._plan, bundle)
             self._may_be_submitted = True
             try:
                 return self._host.submit(self._plan)
             except LaunchError as refusal:
-                return self._submitted_all_the_same(refusal)
+                return self._job_despite(refusal)
 
     def push(self, plan: LaunchPlan, bundle: Bundle) -> LaunchPlan:
-        """Write what a run needs to the shared workdir; where there is none, to each node's own. Returns the plan that holds then."""
+        """Write the run's files to the workdir, on each node if it is not shared; returns the plan, adapted to that."""
         self._put(plan, bundle)
-        if self._is_apart is None:
-            self._is_apart = unshared_workdir.lack_files(plan, self._host)
-        if not self._is_apart:
+        if self._is_unshared is None:
+            self._is_unshared = unshared_workdir.lack_files(plan, self._host)
+        if not self._is_unshared:
             return plan
-        plan = unshared_workdir.set_apart(plan)
+        plan = unshared_workdir.for_unshared(plan)
         self._put(plan, bundle)
         files = node_files(plan)[plan.head.name]
-        self._over_ssh().push(bundle, {node.name: files for node in plan.nodes})
+        self._nodes_over_ssh().push(bundle, {node.name: files for node in plan.nodes})
         return plan
 
     def _put(self, plan: LaunchPlan, bundle: Bundle) -> None:
@@ -89,56 +89,56 @@ class SlurmLauncher:
             endpoint.put_files(folder, [(name, file.text, file.mode)])
 
     def undo(self) -> list[str]:
-        """Cancel the job that was submitted, or is just being, if one is."""
+        """Cancel the job if it was submitted or is being submitted."""
         return self.stop(None, grace_s=0.0) if self._may_be_submitted else []
 
     def attempt(self) -> int:
-        """Slurm begins a further one when it requeues the job."""
-        with self._reached():
+        """Read from the run's folder: Slurm begins another attempt when it requeues the job."""
+        with self._host_errors():
             trace = self._host.trace(self._plan)
         return trace.attempt if trace else 1
 
     def places(self, attempt: int) -> Sequence[NodeFolders]:
-        """One shared folder for all nodes, which appear there once they have started; if the workdir is not shared, one entry per node."""
-        if unshared_workdir.is_apart(self._plan):
-            return self._over_ssh().places(attempt)
-        with self._reached():
+        """One shared folder, in which the nodes appear once they have started; one per node if the workdir is not shared."""
+        if unshared_workdir.is_unshared(self._plan):
+            return self._nodes_over_ssh().places(attempt)
+        with self._host_errors():
             self._host.endpoint()
         return [
             NodeFolders(self._host.endpoint, replace(self._plan, attempt=attempt).attempt_dir(self._plan.head), None)
         ]
 
     def queue(self, job: str | None) -> JobStatus | None:
-        """Slurm's word on the job; one whose id was never recorded is found by its name."""
-        with self._reached():
-            return self._asked(job)
+        """The job's status by Slurm; a job whose id was not recorded is found by its name."""
+        with self._host_errors():
+            return self._job_status(job)
 
     def position(self, queue: JobStatus) -> str:
-        """Among the jobs of its partition."""
-        with self._reached():
+        """The position in the job's partition."""
+        with self._host_errors():
             return position(self._host.run, queue)
 
     def stop(self, job: str | None, *, grace_s: float) -> list[str]:
         """Cancel the job, and wait until Slurm has ended every step of it."""
         try:
-            return self._cancelled(job or self._host.withdraw(self._plan), time.monotonic() + grace_s + KILL_WAIT_S)
+            return self._cancel(job or self._host.withdraw(self._plan), time.monotonic() + grace_s + CANCEL_S)
         except NodeError as exc:
-            which = f"job {job}" if job else f"a job named {self._plan.run_id}, should there be one,"
-            return [f"{exc}; {which} was not cancelled"]
+            subject = f"job {job}" if job else f"a job named {self._plan.run_id}, if there is one,"
+            return [f"{exc}; {subject} was not cancelled"]
 
-    def _cancelled(self, job: str | None, deadline: float) -> list[str]:
-        """Cancel the job until Slurm reports it over; a job of another name is not the run's, whatever id was recorded."""
-        is_cancelled, own_name = False, self._plan.job_name
-        while (queue := self._asked(job)) is not None:
-            if queue.job and queue.word != GONE and queue.name != own_name:
-                found = f"Slurm job {queue.job} is named {queue.name}, not {own_name}: it was not cancelled"
-                return [f"{found}; `squeue --me --name={own_name}` lists the run's own job, and `scancel ID` ends that"]
+    def _cancel(self, job: str | None, deadline: float) -> list[str]:
+        """Cancel the job and wait until Slurm reports it over. A job of another name is not the run's, whatever its id."""
+        is_cancelled, run_name = False, self._plan.job_name
+        while (queue := self._job_status(job)) is not None:
+            if queue.job and queue.word != GONE and queue.name != run_name:
+                problem = f"Slurm job {queue.job} is named {queue.name}, not {run_name}: it was not cancelled"
+                return [f"{problem}; `squeue --me --name={run_name}` lists the run's job, and `scancel ID` ends it"]
             if queue.over:
                 break
             if queue.absent or time.monotonic() > deadline:
                 name = queue.job or job or self._plan.run_id
                 return [f"Slurm job {name} is not known to be over: {queue.word} {queue.why}".strip()]
-            # once Slurm answers; and anew if the job was just putting itself back into the queue
+            # as soon as Slurm answers, and a second time if the job was requeueing itself
             if queue.job and (not is_cancelled or queue.waits):
                 is_cancelled = self._host.run(["scancel", job or array_of(queue.job)]).returncode == 0
             time.sleep(POLL_S)
@@ -150,63 +150,63 @@ class SlurmLauncher:
             self._nodes.close()
         self._host.close()
 
-    def _over_ssh(self) -> DirectLauncher:
-        """The nodes themselves: the candidates, or those that Slurm has chosen of them, if it says."""
+    def _nodes_over_ssh(self) -> DirectLauncher:
+        """A launcher that reaches the nodes: those that Slurm has chosen, or all candidates if that is not known."""
         if self._nodes is None:
             queue = self.queue(None) if self._plan.by_count else None
             chosen = expand(queue.nodes) if queue is not None and queue.nodes else []
             nodes = tuple(node for node in self._plan.nodes if node.name in chosen) or self._plan.nodes
-            self._nodes = unshared_workdir.nodes_behind(replace(self._plan, nodes=nodes), self._host, self._terminal)
+            self._nodes = unshared_workdir.nodes_over_ssh(replace(self._plan, nodes=nodes), self._host, self._terminal)
         return self._nodes
 
-    def _asked(self, job: str | None) -> JobStatus | None:
+    def _job_status(self, job: str | None) -> JobStatus | None:
         name = self._plan.job_name
-        queue = ask(self._host.run, {name: job})[name]
-        return None if queue is None else self._unseen(queue)
+        queue = job_statuses(self._host.run, {name: job})[name]
+        return None if queue is None else self._with_missing_log(queue)
 
-    def _unseen(self, queue: JobStatus) -> JobStatus:
+    def _with_missing_log(self, queue: JobStatus) -> JobStatus:
         """
-        Slurm's word, with a remark where the job should have left something in its folder by now and has not.
+        Add to the reason if the job's log should be in the run's folder by now but is not.
 
-        Slurm itself writes the first file there, the job's own log: a mark by the first node that costs nothing.
+        The log is the first file there, written by Slurm on the first node: it shows at no cost whether the folder is shared.
         """
         if (
-            self._is_seen
-            or unshared_workdir.is_apart(self._plan)
+            self._has_log
+            or unshared_workdir.is_unshared(self._plan)
             or not (queue.over or queue.word == "RUNNING")
             or queue.word == "CANCELLED"
             or queue.never_ran
         ):
             return queue
         trace = self._host.trace(self._plan)
-        self._is_seen = trace is None or trace.has_log  # a folder that was removed since says nothing
-        if self._is_seen or (not queue.over and time_limit_s(queue.elapsed) < UNSEEN_S):
+        self._has_log = trace is None or trace.has_log  # None: the folder was removed since
+        if self._has_log or (not queue.over and time_limit_s(queue.elapsed) < LOG_DELAY_S):
             return queue
         folder = f"{self._plan.run_dir(self._plan.head)} on {self._host.name}"
-        remark = f"nothing of the job shows in {folder}: workdir has to be a folder that it shares with the nodes, or they have to let orch log in"
+        remark = f"the job's log is missing from {folder}: workdir must be a folder that it shares with the nodes, or the nodes must accept a login by orch"
         return replace(queue, reason=f"{queue.reason}; {remark}" if queue.reason else remark)
 
-    def _submitted_all_the_same(self, refusal: LaunchError) -> str:
+    def _job_despite(self, refusal: LaunchError) -> str:
         """
-        The id of a job that Slurm took though sbatch failed, as after a time-out: it is not submitted twice.
+        Return the id of a job that Slurm accepted although sbatch failed, as after a time-out: it is not submitted twice.
 
-        Of a job that no node could run, slurmctld keeps a FAILED record although it refused it: that job was not taken.
+        If no node can run a job, slurmctld refuses it but keeps a FAILED record of it: that job was not accepted.
 
         Raises:
-            LaunchError: the refusal; Slurm has no such job, or does not say.
+            LaunchError: the refusal; Slurm has no such job, or does not answer.
         """
-        said = str(refusal)
-        patience_s = DOUBT_S if any(word in said for word in IN_DOUBT) else 0.0
-        queue = None if NOT_REACHED in said else self._sought(patience_s)
+        message = str(refusal)
+        wait_s = DOUBT_S if any(error in message for error in IN_DOUBT) else 0.0
+        queue = None if NOT_REACHED in message else self._find_by_name(wait_s)
         if queue is not None and queue.job and not queue.never_ran:
             return array_of(queue.job)
         self._may_be_submitted = queue is not None and not queue.never_ran
         raise refusal
 
-    def _sought(self, patience_s: float) -> JobStatus | None:
-        """The run's job by its name; None once Slurm has said for a while that there is none."""
-        deadline = time.monotonic() + patience_s
-        while (queue := self._asked(None)) is None or not queue.job:
+    def _find_by_name(self, wait_s: float) -> JobStatus | None:
+        """Find the run's job by its name; None if Slurm has reported for LATE_S that there is none."""
+        deadline = time.monotonic() + wait_s
+        while (queue := self._job_status(None)) is None or not queue.job:
             if queue is None:
                 deadline = min(deadline, time.monotonic() + LATE_S)
             if time.monotonic() >= deadline:
@@ -215,8 +215,8 @@ class SlurmLauncher:
         return queue
 
     @contextmanager
-    def _reached(self) -> Iterator[None]:
-        """Name the host that fails."""
+    def _host_errors(self) -> Iterator[None]:
+        """Raise the host's errors as a NodesError."""
         try:
             yield
         except NodeError as exc:

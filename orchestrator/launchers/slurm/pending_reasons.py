@@ -1,4 +1,4 @@
-"""Why a job waits, in plain words, with what its user can do: one table of Slurm's reasons. An unknown one has no sentence."""
+"""Slurm's reasons for a pending job, each with a sentence that says what the user can do; an unknown reason has none."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 _WAIT = "nothing to do but wait"
 _ADMIN = "ask an admin of the cluster"
 _SMALLER = "ask for fewer nodes or a shorter time, or wait until others of the group end"
-_OWN = "it starts when jobs of yours end"
+_AFTER_YOUR_JOBS = "it starts when jobs of yours end"
 _NEVER = "the job will not start like this: orch stop it, and submit it with"
 
-# man squeue, JOB REASON CODES, and https://slurm.schedmd.com/resource_limits.html; the first pattern that fits holds.
+# man squeue, JOB REASON CODES, and https://slurm.schedmd.com/resource_limits.html; the first pattern that matches applies.
 SENTENCES = {
     "Resources": f"the nodes that it asks for are not free yet; {_WAIT}",
     "Priority": f"other jobs of higher priority go first; {_WAIT}, a shorter time limit may let it slip in between",
@@ -55,7 +55,7 @@ SENTENCES = {
     "InvalidQOS": f"its QOS does not exist or is not yours; {_NEVER} a QOS of yours (sacctmgr show associations)",
     "QOSNotAllowed": f"its QOS may not be used in the partition; {_NEVER} another QOS or slurm.partition",
     "QOSUsageThreshold": f"usage has fallen below what its QOS asks for; {_ADMIN}",
-    "QOSMax*PerUser*": f"you have as much running as its QOS allows one user; {_OWN}",
+    "QOSMax*PerUser*": f"you have as much running as its QOS allows one user; {_AFTER_YOUR_JOBS}",
     "QOSMax*PerAccount*": f"its account has as much running as its QOS allows; {_WAIT}",
     "QOSMax*": f"it asks for more than its QOS allows one job; {_NEVER} less, or another QOS",
     "QOSMin*": f"it asks for less than its QOS demands; {_NEVER} more, or another QOS",
@@ -66,10 +66,10 @@ SENTENCES = {
     "QOSTimeLimit": f"it asks for more time than its QOS allows; {_NEVER} a shorter slurm.time",
     "AssocGrp*Minutes*": "the budget of its account is used up; wait until it is renewed, or use another slurm.account",
     "AssocGrp*": f"all jobs of its account together have reached a limit; {_SMALLER}",
-    "AssocMaxJobsLimit": f"you have as many jobs running as your account allows; {_OWN}",
-    "AssocMaxSubmitJobLimit": f"you have as many jobs submitted as your account allows; {_OWN}",
+    "AssocMaxJobsLimit": f"you have as many jobs running as your account allows; {_AFTER_YOUR_JOBS}",
+    "AssocMaxSubmitJobLimit": f"you have as many jobs submitted as your account allows; {_AFTER_YOUR_JOBS}",
     "AssocMax*": f"it asks for more than your account allows one job; {_NEVER} less, or another slurm.account",
-    "AssociationJobLimit": f"your account has as many jobs running as it may; {_OWN}",
+    "AssociationJobLimit": f"your account has as many jobs running as it may; {_AFTER_YOUR_JOBS}",
     "AssociationResourceLimit": f"your account has reached a limit; {_SMALLER}",
     "AssociationTimeLimit": f"it asks for more time than your account allows; {_NEVER} a shorter slurm.time",
     "MaxGRESPerAccount": f"its account uses as many devices as it may; {_SMALLER}",
@@ -81,7 +81,7 @@ _NODES = re.compile(r"UnavailableNodes:\s*(\S+?)\)?$")
 
 def explanation(reason: str, job: str) -> str:
     """The sentence for Slurm's reason, with the job's id in its commands; empty for an unknown one."""
-    plain = reason.replace("_", " ").strip("() ")  # scontrol writes _ for a space, some versions add brackets
+    plain = reason.replace("_", " ").strip("() ")  # scontrol writes _ for a space; some versions add brackets
     sentence = next((text for pattern, text in SENTENCES.items() if fnmatchcase(plain, pattern)), "")
     nodes = _NODES.search(plain)
     return sentence.replace("<id>", job).replace("{nodes}", nodes[1] if nodes else "")

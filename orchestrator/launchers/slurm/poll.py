@@ -1,4 +1,4 @@
-"""Polls the scheduler in a thread while a run is watched, and words what changed for the user."""
+"""Polls the scheduler in a thread while a run is watched, and describes changes for the user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POSITION_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What was heard at one time of a job; `attempt` is the newest that had begun by then."""
+    """A job's status, position and newest attempt at one time."""
 
     queue: JobStatus | None
     attempt: int
@@ -32,70 +32,73 @@ class Poll:
     """
     Polls a job until the context ends.
 
-    A scheduler that hangs delays this thread alone; one that does not answer is polled less and less often.
+    A scheduler that hangs delays only this thread. While it does not answer, the pauses between polls grow.
     """
 
     def __init__(self, launcher: Launcher, job: str | None, attempt: int) -> None:
-        self.answer = PollResult(JobStatus(SILENT), attempt)
-        """The newest answer; before the first one nothing is known."""
-        self._launcher, self._job = launcher, job
-        self._enough = threading.Event()
-        self._positioned = float("-inf")
+        self.latest = PollResult(JobStatus(SILENT), attempt)
+        """The newest result; SILENT until the first poll has ended."""
+        self._launcher = launcher
+        self._job = job
+        self._ended = threading.Event()
+        self._position_time = float("-inf")
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._ask_on, name="queue", daemon=True).start()
+        threading.Thread(target=self._poll_until_ended, name="queue", daemon=True).start()
         return self
 
     def __exit__(self, _type: type[BaseException] | None, _error: object, _traceback: TracebackType | None) -> None:
-        self._enough.set()
+        self._ended.set()
 
-    def _ask_on(self) -> None:
+    def _poll_until_ended(self) -> None:
         pause_s = POLL_S
-        while not self._enough.is_set():
+        while not self._ended.is_set():
             try:
-                self.answer = self._ask()
-            except LaunchError as error:  # the machine where Slurm is cannot be reached
-                self.answer = replace(self.answer, queue=JobStatus(SILENT, str(error)))
+                self.latest = self._poll()
+            except LaunchError as error:  # the machine that has Slurm cannot be reached
+                self.latest = replace(self.latest, queue=JobStatus(SILENT, str(error)))
             except Exception:
-                if not self._enough.is_set():  # else what it asked was closed meanwhile
+                if not self._ended.is_set():  # else the launcher was closed meanwhile
                     raise
-            pause_s = next_pause_s(pause_s, self.answer.queue)
-            self._enough.wait(pause_s)
+            pause_s = next_pause_s(pause_s, self.latest.queue)
+            self._ended.wait(pause_s)
 
-    def _ask(self) -> PollResult:
-        before = self.answer
-        queue = self._launcher.queue(self._job)  # first: what it calls over has begun its last attempt by then
-        attempt, position = self._launcher.attempt(), before.position
+    def _poll(self) -> PollResult:
+        queue = self._launcher.queue(self._job)  # before the attempt: a job that is over has begun its last one
+        attempt = self._launcher.attempt()
         if queue is None or not queue.waits:
             return PollResult(queue, attempt)
-        if _state(queue) != _state(before.queue) or time.monotonic() - self._positioned > POSITION_S:
-            position, self._positioned = self._launcher.position(queue), time.monotonic()
+        is_changed = _state(queue) != _state(self.latest.queue)
+        if not is_changed and time.monotonic() - self._position_time <= POSITION_S:
+            return PollResult(queue, attempt, self.latest.position)
+        position = self._launcher.position(queue)
+        self._position_time = time.monotonic()
         return PollResult(queue, attempt, position)
 
 
 def next_pause_s(last_s: float, queue: JobStatus | None) -> float:
-    """How long to leave the scheduler alone after that answer."""
+    """The pause before the next poll: doubled while the scheduler does not answer."""
     return min(2 * last_s, LAST_POLL_S) if queue is not None and queue.word == SILENT else POLL_S
 
 
 def described(queue: JobStatus, position: str) -> str:
-    """The state of a job in one sentence."""
+    """The status of a job in one sentence."""
     start = f"expected to start at {queue.start}" if queue.start and queue.waits else ""
-    said = "; ".join(part for part in (queue.explanation, position, start) if part)
+    details = "; ".join(part for part in (queue.explanation, position, start) if part)
     reason = f" ({queue.reason})" if queue.reason else ""
-    return f"Slurm job {queue.job} is {queue.word}{reason}" + (f": {said}" if said else "")
+    return f"Slurm job {queue.job} is {queue.word}{reason}" + (f": {details}" if details else "")
 
 
-def news(before: PollResult, now: PollResult, *, heard: bool) -> str:
-    """The message for a changed scheduler state, or "" if nothing changed; shorter if the log of the run arrives (`heard`)."""
+def change_message(before: PollResult, now: PollResult, *, has_log: bool) -> str:
+    """The message for a changed job status, else ""; changes that the log shows as well are left out if `has_log`."""
     old, new = before.queue, now.queue
     if new is None or (_state(new) == _state(old) and now.position == before.position):
         return ""
     if new.word == SILENT:
         return f"Slurm does not answer ({new.reason}); the run is followed without it" if new.reason else ""
-    answers_again = old is not None and old.word == SILENT and bool(old.reason)
-    if new.waits or answers_again or not heard:
-        return ("Slurm answers again: " if answers_again else "") + described(new, now.position)
+    is_reconnected = old is not None and old.word == SILENT and bool(old.reason)
+    if new.waits or is_reconnected or not has_log:
+        return ("Slurm answers again: " if is_reconnected else "") + described(new, now.position)
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What Slurm says of jobs: squeue first, then scontrol, then sacct; as text that is the same from 20.11 to 25.x."""
+"""The status of jobs, from squeue, then scontrol, then sacct; their text output is the same from Slurm 20.11 to 25.x."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.launchers.slurm.pending_reasons import explanation
 
 RunCommand = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
-"""Runs a command of Slurm where Slurm is; 127 when there is none, 124 when it does not answer."""
-# Words of squeue and sacct after which a job never runs again (man squeue, JOB STATE CODES); all others are kept as they are.
-# A job that is requeued goes from COMPLETING to PENDING: none of these is seen of it in between.
+"""Runs a Slurm command on the machine that has Slurm; exit code 127 if it is not installed, 124 if it does not answer."""
+
+# States in squeue and sacct after which a job never runs again (man squeue, JOB STATE CODES); all others are passed on unchanged.
+# A job that is requeued goes from COMPLETING to PENDING and never shows one of these in between.
 OVER = frozenset(
     [
         "BOOT_FAIL",
@@ -27,65 +28,67 @@ OVER = frozenset(
         "TIMEOUT",
     ]
 )
-ASK_S = 30.0
+COMMAND_S = 30.0
 NOT_FOUND = 127
-_SQUEUE = ("%i", "%T", "%r", "%N", "%D", "%M", "%l", "%P", "%S", "%j")  # the name is last, whatever may be in it
+_SQUEUE = ("%i", "%T", "%r", "%N", "%D", "%M", "%l", "%P", "%S", "%j")  # the name is last: it may contain the separator
 _SACCT = ("JobID", "State", "NodeList", "NNodes", "Elapsed", "Timelimit", "Partition", "Start", "JobName")
-_OPEN = frozenset(["", "(null)", "N/A", "None", "None assigned", "Unknown", "NOT_SET"])
+_EMPTY = frozenset(["", "(null)", "N/A", "None", "None assigned", "Unknown", "NOT_SET"])
 
 
 def run_here(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """RunCommand it on this machine."""
+    """Run a command on this machine, as a RunCommand."""
     try:
-        return subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False, timeout=ASK_S)
+        return subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False, timeout=COMMAND_S)
     except FileNotFoundError:
         return subprocess.CompletedProcess(argv, NOT_FOUND, "", f"{argv[0]} not found")
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(argv, 124, "", f"{argv[0]} gave no answer in {ASK_S:.0f} s")
+        return subprocess.CompletedProcess(argv, 124, "", f"{argv[0]} gave no answer in {COMMAND_S:.0f} s")
 
 
-def ask(run: RunCommand, jobs: Mapping[str, str | None]) -> dict[str, JobStatus | None]:
+def job_statuses(run: RunCommand, jobs: Mapping[str, str | None]) -> dict[str, JobStatus | None]:
     """
-    What Slurm says of the jobs of these runs; one call of each program at most, however many they are.
+    Query the status of jobs, with at most one call of each program.
 
-    A scheduler that does not answer is no verdict, nor is one that is not here: the word is SILENT. A job that Slurm knew
-    once, for it gave an id, and knows no more is GONE: the run's folder decides what became of it.
+    The word is SILENT if Slurm does not answer or is not installed: nothing is known then. It is GONE if Slurm assigned the
+    job an id but no longer lists it: the run's folder decides how it ended.
 
     Args:
-        jobs: RunCommand id -> job id, None where it was never recorded: a job has its run's id as its name.
+        jobs: job name -> job id, None if no id was recorded; that job is found by its name, which is the run's.
 
     Returns:
-        RunCommand id -> its job's state; None when no id was recorded and Slurm has no job of that name.
+        Job name -> status; None if no id was recorded and Slurm has no job of that name.
     """
     if not jobs:
         return {}
-    listed = run(["squeue", "--noheader", "--array", "--states", "all", *_which(jobs), "--format", "|".join(_SQUEUE)])
+    listed = run(
+        ["squeue", "--noheader", "--array", "--states", "all", *_job_filter(jobs), "--format", "|".join(_SQUEUE)]
+    )
     if listed.returncode != 0 and not _is_unknown_job(listed):
-        return dict.fromkeys(jobs, _silent(listed))
+        return dict.fromkeys(jobs, _no_answer(listed))
     found = _matched(jobs, from_squeue(listed.stdout))
     missing = {name: job for name, job in jobs.items() if name not in found and job is not None}
-    if len(jobs) == 1 and missing:  # of several it would know no more than squeue, which asks the same daemon
+    if len(jobs) == 1 and missing:  # for several jobs squeue suffices, which queries the same daemon
         [job] = missing.values()
         shown = run(["scontrol", "--oneliner", "show", "job", job])
         if shown.returncode not in (0, NOT_FOUND) and not _is_unknown_job(shown):
-            return dict.fromkeys(jobs, _silent(shown))
+            return dict.fromkeys(jobs, _no_answer(shown))
         found |= _matched(missing, from_scontrol(shown.stdout))
     if missing := {name: job for name, job in missing.items() if name not in found}:
-        found |= _counted(run, missing)
+        found |= _by_accounting(run, missing)
     return {name: found.get(name) for name in jobs}
 
 
-def position(run: RunCommand, queue: JobStatus) -> str:
-    """Where the job is among those that wait in its partition, in the order in which Slurm looks at them."""
-    which = ["--states", "PENDING", "--partition", queue.partition, "--sort", "-p,i"]
-    waiting = run(["squeue", "--noheader", "--array", *which, "--format", "%i"]).stdout.split()
-    if not queue.partition or queue.job not in waiting:
+def position(run: RunCommand, status: JobStatus) -> str:
+    """The job's position among those that wait in its partition, in the order of the scheduler."""
+    pending = ["--states", "PENDING", "--partition", status.partition, "--sort", "-p,i"]
+    waiting = run(["squeue", "--noheader", "--array", *pending, "--format", "%i"]).stdout.split()
+    if not status.partition or status.job not in waiting:
         return ""
-    return f"{waiting.index(queue.job) + 1} of {len(waiting)} waiting in partition {queue.partition}"
+    return f"{waiting.index(status.job) + 1} of {len(waiting)} waiting in partition {status.partition}"
 
 
 def array_of(job: str) -> str:
-    """The id of the array that a job is a task of, or else its own."""
+    """The id of the job's array, or of the job itself if it is not an array task."""
     return job.partition("_")[0]
 
 
@@ -93,8 +96,8 @@ def from_squeue(text: str) -> list[JobStatus]:
     """The jobs in the output of squeue."""
     rows = [line.split("|", len(_SQUEUE) - 1) for line in text.splitlines()]
     return [
-        _queue(job, word, reason, (nodes, count, elapsed, limit, partition, start), name=name)
-        for job, word, reason, nodes, count, elapsed, limit, partition, start, name in _whole(rows, len(_SQUEUE))
+        _job_status(job, word, reason, (nodes, count, elapsed, limit, partition, start), name=name)
+        for job, word, reason, nodes, count, elapsed, limit, partition, start, name in _complete(rows, len(_SQUEUE))
     ]
 
 
@@ -110,22 +113,22 @@ def from_scontrol(text: str) -> list[JobStatus]:
             cells = tuple(fields.get(name, "") for name in rest)
             reason = fields.get("Reason", "").replace("_", " ")
             task = f"{fields.get('ArrayJobId')}_{fields['ArrayTaskId']}" if "ArrayTaskId" in fields else fields["JobId"]
-            found.append(_queue(task, fields["JobState"], reason, cells, name=fields.get("JobName", "")))
+            found.append(_job_status(task, fields["JobState"], reason, cells, name=fields.get("JobName", "")))
     return found
 
 
 def from_sacct(text: str) -> list[JobStatus]:
-    """The jobs in the output of sacct; of one that was requeued the last state is the last line."""
+    """The jobs in the output of sacct; a requeued job has several lines, the newest last."""
     rows = [line.split("|", len(_SACCT) - 1) for line in text.splitlines()]
     found = []
-    for job, state, *cells, name in _whole(rows, len(_SACCT)):
+    for job, state, *cells, name in _complete(rows, len(_SACCT)):
         word, _, by = state.partition(" ")  # "CANCELLED by 1000"
-        found.append(_queue(job, word, by.replace("by ", "by user "), tuple(cells), name=name))
+        found.append(_job_status(job, word, by.replace("by ", "by user "), tuple(cells), name=name))
     return found
 
 
-def _which(jobs: Mapping[str, str | None]) -> list[str]:
-    """One job is asked for by itself, which costs slurmctld least; of several, all of one's own are."""
+def _job_filter(jobs: Mapping[str, str | None]) -> list[str]:
+    """The options of squeue: one job alone, which costs slurmctld least; for several, all jobs of this user."""
     if len(jobs) > 1:
         return ["--me"]
     [(name, job)] = jobs.items()
@@ -133,29 +136,29 @@ def _which(jobs: Mapping[str, str | None]) -> list[str]:
 
 
 def _matched(jobs: Mapping[str, str | None], listed: Iterable[JobStatus]) -> dict[str, JobStatus]:
-    by_job, by_name = {}, {}
-    for queue in listed:
-        by_job[queue.job], by_name[queue.name] = queue, queue
+    statuses = list(listed)
+    by_job = {status.job: status for status in statuses}
+    by_name = {status.name: status for status in statuses}
     found = {name: by_name.get(name) if job is None else by_job.get(job) for name, job in jobs.items()}
-    return {name: queue for name, queue in found.items() if queue is not None}
+    return {name: status for name, status in found.items() if status is not None}
 
 
-def _counted(run: RunCommand, jobs: Mapping[str, str | None]) -> dict[str, JobStatus]:
-    """What accounting has of jobs that slurmctld has forgotten: they are over, whatever it says."""
+def _by_accounting(run: RunCommand, jobs: Mapping[str, str | None]) -> dict[str, JobStatus]:
+    """The status by accounting of jobs that slurmctld no longer lists: they are over in any case."""
     ids = ",".join(job for job in jobs.values() if job is not None)
-    form = ["--noheader", "--allocations", "--parsable2", "--format", ",".join(_SACCT)]
-    done = run(["sacct", *form, "--jobs", ids])
-    found = {name: queue for name, queue in _matched(jobs, from_sacct(done.stdout)).items() if queue.over}
-    trouble = _last_line(done) if done.returncode not in (0, NOT_FOUND) else ""
-    why = "" if "accounting storage is disabled" in trouble else trouble
-    return {name: found.get(name) or JobStatus(GONE, why, over=True, job=job or "") for name, job in jobs.items()}
+    columns = ["--noheader", "--allocations", "--parsable2", "--format", ",".join(_SACCT)]
+    done = run(["sacct", *columns, "--jobs", ids])
+    found = {name: status for name, status in _matched(jobs, from_sacct(done.stdout)).items() if status.over}
+    error = _last_line(done) if done.returncode not in (0, NOT_FOUND) else ""
+    reason = "" if "accounting storage is disabled" in error else error
+    return {name: found.get(name) or JobStatus(GONE, reason, over=True, job=job or "") for name, job in jobs.items()}
 
 
-def _queue(job: str, word: str, reason: str, cells: Sequence[str], *, name: str) -> JobStatus:
-    nodes, count, elapsed, limit, partition, start = ("" if cell in _OPEN else cell for cell in cells)
+def _job_status(job: str, word: str, reason: str, cells: Sequence[str], *, name: str) -> JobStatus:
+    nodes, count, elapsed, limit, partition, start = ("" if cell in _EMPTY else cell for cell in cells)
     over = word in OVER
-    is_old = word == "CANCELLED" and not reason.startswith("by ")  # why it waited before is no news then
-    if reason in _OPEN or is_old:
+    is_outdated = word == "CANCELLED" and not reason.startswith("by ")  # the reason why it was pending before
+    if reason in _EMPTY or is_outdated:
         reason = ""
     return JobStatus(
         word,
@@ -173,8 +176,8 @@ def _queue(job: str, word: str, reason: str, cells: Sequence[str], *, name: str)
     )
 
 
-def _whole(rows: Iterable[list[str]], cells: int) -> list[list[str]]:
-    """The rows that are; a warning that Slurm prints in between is none."""
+def _complete(rows: Iterable[list[str]], cells: int) -> list[list[str]]:
+    """The rows with all cells; Slurm prints warnings in between."""
     return [row for row in rows if len(row) == cells]
 
 
@@ -182,12 +185,12 @@ def _is_unknown_job(done: subprocess.CompletedProcess[str]) -> bool:
     return "Invalid job id" in done.stderr
 
 
-def _silent(done: subprocess.CompletedProcess[str]) -> JobStatus:
+def _no_answer(done: subprocess.CompletedProcess[str]) -> JobStatus:
     if done.returncode == NOT_FOUND:
         return JobStatus(SILENT, f"there is no {done.args[0]} on this machine", absent=True)
-    return JobStatus(SILENT, f"{done.args[0]}: {_last_line(done)}", explanation="Slurm is asked again until it answers")
+    return JobStatus(SILENT, f"{done.args[0]}: {_last_line(done)}", explanation="Slurm is queried until it answers")
 
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return re.sub(r"^\w+(: error| error)?: ", "", said[-1])
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return re.sub(r"^\w+(: error| error)?: ", "", lines[-1])

@@ -1,4 +1,4 @@
-"""Submits the batch script from this machine, by submitit, and reads what sbatch says anywhere. The only file that knows submitit."""
+"""Submits the batch script from this machine through submitit, and parses the output of sbatch. Only this file uses submitit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from orchestrator.plan.plan import LaunchPlan
 if TYPE_CHECKING:
     import submitit
 
-NOT_REACHED = "(connect failure)"  # what sbatch says when slurmctld was not even asked
+NOT_REACHED = "(connect failure)"  # printed by sbatch if its request did not reach slurmctld
 
 
 def preload() -> None:
-    """Import submitit, which loads asyncio and more, before it is needed."""
+    """Import submitit before it is needed: it loads asyncio and more."""
     import submitit.slurm.slurm  # noqa: F401, PLC0415
 
 
@@ -36,8 +36,8 @@ def submit(plan: LaunchPlan) -> str:
 
     folder, script = (Path(path).expanduser() for path in (plan.attempt_dir(plan.head), sbatch_path(plan)))
 
-    class OwnScript(SlurmExecutor):
-        """submitit with the script that orch rendered in place of its own."""
+    class RenderedScript(SlurmExecutor):
+        """submitit with the script that orch rendered instead of its generated one."""
 
         def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002
             return script.read_text("utf-8")
@@ -47,19 +47,21 @@ def submit(plan: LaunchPlan) -> str:
 
         @staticmethod
         def _get_job_id_from_submission_command(string: bytes | str) -> str:
-            """submitit's own takes the first `job N`, which may be in a note that a wrapper of the site prints."""
+            """submitit takes the first `job N`, which may be in a line that a wrapper of the site prints."""
             output = string if isinstance(string, str) else string.decode()
             if job := job_id(output):
                 return job
             raise LaunchError(f"this machine: sbatch gave no job id: {output!r}")
 
     conf = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
-    # Ctrl-C and `orch stop` wait until the job id is known: what was submitted can then be cancelled
+    # Ctrl-C and `orch stop` wait until the job id is known, so that the job can be cancelled
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        with clean_env():  # a job submitted from within a job must not inherit its SLURM_*, but its cluster stays
+        with (
+            clean_env()
+        ):  # a job submitted from within a job must not inherit its SLURM_* variables, except the cluster
             os.environ.update(conf)
-            executor = OwnScript(folder)
+            executor = RenderedScript(folder)
             job: submitit.Job[Any] = executor._submit_command("")  # noqa: SLF001  the documented override point
     except FailedJobError as exc:
         raise refusal(str(exc)) from exc
@@ -75,15 +77,15 @@ def sbatch_command(plan: LaunchPlan, script: str, *options: str) -> list[str]:
 
 def job_id(output: str) -> str | None:
     """The job id in the output of `sbatch --parsable`: the last line of the form `ID` or `ID;CLUSTER`; None if there is none."""
-    # wrappers and plug-ins of a site print lines of their own
+    # wrappers and plug-ins of a site print more lines
     found = re.findall(r"^([0-9]+)(?:;.*)?$", output, re.MULTILINE)
     return str(found[-1]) if found else None
 
 
-def refusal(said: str) -> LaunchError:
-    """What to say when sbatch failed: the lines that it printed itself."""
-    lines = [line.removeprefix("sbatch: error: ") for line in said.splitlines() if line.startswith("sbatch: error: ")]
-    reason = "; ".join(lines) or (said.strip().splitlines() or ["it said nothing"])[-1]
+def refusal(stderr: str) -> LaunchError:
+    """The error for a failed sbatch, with the lines that sbatch itself printed."""
+    lines = [line.removeprefix("sbatch: error: ") for line in stderr.splitlines() if line.startswith("sbatch: error: ")]
+    reason = "; ".join(lines) or (stderr.strip().splitlines() or ["it printed nothing"])[-1]
     is_down = NOT_REACHED in reason
     hint = "scontrol ping shows whether slurmctld is up" if is_down else "sinfo shows partitions and limits"
     return LaunchError(f"sbatch refused the job: {reason}", hint=hint)

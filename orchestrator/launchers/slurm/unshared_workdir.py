@@ -1,4 +1,4 @@
-"""A workdir that the nodes of a Slurm cluster do not share: detected before the submission, written and read over SSH."""
+"""A workdir that the nodes of a Slurm cluster do not share: detected before submission, written and read over SSH."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
     from orchestrator.launchers.slurm.host import SlurmHost
 
-ASKED = 3  # nodes; one is enough unless it is down
+MOST_QUERIED = 3  # nodes; one is enough unless it is down
 CONNECT_S = 5.0
 
 
-class _Nobody(Terminal):
-    """No terminal: a login asks no questions."""
+class _NoTerminal(Terminal):
+    """A login does not prompt."""
 
     def is_there(self) -> bool:
         return False
 
 
-def is_apart(plan: LaunchPlan) -> bool:
-    """Whether the run's files lie on each of its nodes, as was found when it was submitted."""
+def is_unshared(plan: LaunchPlan) -> bool:
+    """True if each node has its own copy of the run's files, as found when the run was submitted."""
     return not plan.slurm.get("shared", True)
 
 
-def set_apart(plan: LaunchPlan) -> LaunchPlan:
-    """The plan for such nodes. What one of them saves no other one sees, so no further attempt can go on from it."""
+def for_unshared(plan: LaunchPlan) -> LaunchPlan:
+    """Return the plan without retries: a checkpoint is on one node only, so another attempt could not resume from it."""
     warning = (
         f"workdir {plan.head.workdir} is not shared with the nodes: files and logs travel over SSH, checkpoints stay on the "
-        "node of rank 0, and a job that fails or is preempted does not go on by itself"
+        "node of rank 0, and a job that fails or is preempted does not restart by itself"
     )
     slurm = {**plan.slurm, "shared": False, "requeue": "never", "max_retries": 0}
     return replace(plan, slurm=slurm, warnings=(*plan.warnings, warning))
@@ -44,29 +44,29 @@ def set_apart(plan: LaunchPlan) -> LaunchPlan:
 
 def lack_files(plan: LaunchPlan, host: SlurmHost) -> bool:
     """
-    Whether nodes have not got the run's files, which have just been written where Slurm's commands are.
+    Return whether a node lacks the run's files, which have just been written on the machine that has Slurm's commands.
 
-    Where that is on a network's file system, or where no node lets itself be asked, only the job will show it.
+    False if they are on a network file system, or if no node accepts a login: then only the job will show it.
     """
-    others = [node for node in plan.nodes if not host.is_at(node)][:ASKED]
-    if not others or not host.endpoint().is_local(plan.head.workdir):
+    queried = [node for node in plan.nodes if not host.is_node(node)][:MOST_QUERIED]
+    if not queried or not host.endpoint().is_local(plan.head.workdir):
         return False
     timeout_s = min(CONNECT_S, float(plan.ssh["connect_timeout_s"]))
-    asked = replace(plan, nodes=tuple(others), ssh={**plan.ssh, "connect_timeout_s": timeout_s})
-    nodes = nodes_behind(asked, host, _Nobody())
+    subplan = replace(plan, nodes=tuple(queried), ssh={**plan.ssh, "connect_timeout_s": timeout_s})
+    launcher = nodes_over_ssh(subplan, host, _NoTerminal())
     try:
-        found = each(others, lambda node: nodes.reach(node).find(node.workdir, plan.run_id), limit=ASKED)
+        traces = each(queried, lambda node: launcher.reach(node).find(node.workdir, plan.run_id), limit=MOST_QUERIED)
     finally:
-        nodes.close()
-    return None in found
+        launcher.close()
+    return None in traces
 
 
-def nodes_behind(plan: LaunchPlan, host: SlurmHost, terminal: Terminal | None) -> DirectLauncher:
-    """The plan's nodes over SSH."""
+def nodes_over_ssh(plan: LaunchPlan, host: SlurmHost, terminal: Terminal | None) -> DirectLauncher:
+    """A launcher that reaches the plan's nodes over SSH, for their files."""
     return DirectLauncher(plan, transport_factory("ssh", ssh_to_nodes(plan, host), terminal))
 
 
 def ssh_to_nodes(plan: LaunchPlan, host: SlurmHost) -> Mapping[str, Any]:
-    """By way of the login node where there is one: from elsewhere compute nodes seldom can be reached."""
+    """The SSH settings for the nodes, with the login node as jump host: compute nodes are seldom reachable otherwise."""
     jumps = [jump for jump in (plan.ssh["proxy_jump"], host.jump) if jump]
     return {**plan.ssh, "proxy_jump": ",".join(jumps) or None}

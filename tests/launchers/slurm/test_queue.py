@@ -12,8 +12,8 @@ import pytest
 
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.launchers.slurm.pending_reasons import SENTENCES, explanation
-from orchestrator.launchers.slurm.poll import PollResult, news, next_pause_s
-from orchestrator.launchers.slurm.queue import OVER, ask, position
+from orchestrator.launchers.slurm.poll import PollResult, change_message, next_pause_s
+from orchestrator.launchers.slurm.queue import OVER, job_statuses, position
 from tests import paths
 
 CASES: list[dict[str, Any]] = json.loads((paths.CASES / "slurm_states.json").read_text("utf-8"))
@@ -38,7 +38,7 @@ class Recorded:
 @pytest.mark.parametrize("case", CASES, ids=[case["what"] for case in CASES])
 def test_what_slurm_says_is_understood_in_every_version(case: dict[str, Any]) -> None:
     name = case.get("name", "run")
-    queue = ask(Recorded(case), {name: case["job"]})[name]
+    queue = job_statuses(Recorded(case), {name: case["job"]})[name]
     if case["says"] is None:
         assert queue is None
     else:
@@ -52,7 +52,7 @@ def test_hundreds_of_jobs_cost_one_call_of_squeue_and_one_of_sacct() -> None:
     counted = "".join(f"{number}|TIMEOUT|n0|1|0:00|1:00|gpu|x|run-{number}\n" for number in range(100, 150))
     run = Recorded({"squeue": {"out": rows}, "sacct": {"out": counted}})
     jobs = {f"run-{number}": None if number < 50 else str(number) for number in range(200)}
-    said = ask(run, jobs)
+    said = job_statuses(run, jobs)
     words = [queue.word if queue else None for queue in said.values()]
     assert words == ["PENDING"] * 100 + ["TIMEOUT"] * 50 + [GONE] * 50
     assert (run.count("squeue"), run.count("sacct"), len(run.asked)) == (1, 1, 2)
@@ -60,7 +60,7 @@ def test_hundreds_of_jobs_cost_one_call_of_squeue_and_one_of_sacct() -> None:
 
 def test_nobody_is_asked_about_no_job() -> None:
     run = Recorded({})
-    assert ask(run, {}) == {}
+    assert job_statuses(run, {}) == {}
     assert run.asked == []
 
 
@@ -158,7 +158,7 @@ DOWN = JobStatus(SILENT, "squeue: no answer")
 def test_only_what_is_new_and_not_in_the_log_is_told(
     before: JobStatus | None, now: PollResult, heard: bool, text: str
 ) -> None:
-    told = news(PollResult(before, 1), now, heard=heard)
+    told = change_message(PollResult(before, 1), now, has_log=heard)
     assert text in told
     assert bool(told) == bool(text)
 

@@ -17,7 +17,7 @@ SUBMIT = """
 import sys, threading
 from pathlib import Path
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.launchers.slurm.host import ThisMachine
+from orchestrator.launchers.slurm.this_machine import ThisMachine
 from orchestrator.plan.files import sbatch_path
 from orchestrator.plan.make import make_plan
 from orchestrator.run import Program, Request
@@ -35,7 +35,7 @@ script = Path(sbatch_path(plan))
 script.parent.mkdir(parents=True)
 script.write_text("#!/bin/sh\\n")
 host = ThisMachine(plan.head)
-host.require()
+host.require_sbatch()
 print(host.submit(plan), set(loads_in_main_thread))
 host.close()
 """
