@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Mapping
+
 from trainer.config.config import TrainConfig
 from trainer.console import log_line
 from trainer.runtime.group import Group
@@ -9,13 +11,13 @@ from trainer.runtime.rank import Rank
 from trainer.runtime.seeds import determinism_warning
 
 
-def announce(group: Group, config: TrainConfig, *, parameters: int, data: str, per_step: str) -> None:
-    """Rank 0 prints the training, other ranks their device."""
+def announce(group: Group, config: TrainConfig, *, sizes: Mapping[str, int], data: str, work_per_step: str) -> None:
+    """Rank 0 prints the training, other ranks their device; `sizes` are those of all parameters."""
     log_line(group.ready_message)
     if not group.rank.is_main:
         return
     log_line(
-        f"model {parameters} parameters, {data}, {per_step} a step, {config.steps} steps, {config.precision}, "
+        f"model {sum(sizes.values())} parameters, {data}, {work_per_step} a step, {config.steps} steps, {config.precision}, "
         f"{config.strategy}"
     )
     warning = determinism_warning(config, group.accelerator.name)

@@ -13,27 +13,33 @@ from trainer.errors import TrainerError
 from trainer.metrics.jsonl import digits
 from trainer.parallel.base import Strategy
 from trainer.runtime.group import Group
+from trainer.runtime.progress import Progress
 from trainer.tasks.base import Task, as_floats
 
 
 class Evaluation:
     """Runs on every rank, every eval_steps steps and at the end."""
 
-    def __init__(self, task: Task, samples: Samples | None, config: TrainConfig, group: Group) -> None:
-        self.task, self.config, self.group = task, config, group
+    def __init__(
+        self, task: Task, samples: Samples | None, config: TrainConfig, group: Group, *, progress: Progress
+    ) -> None:
+        self.task, self.config, self.group, self.progress = task, config, group, progress
         self.batches = Batches(samples, task, config, group, split="validation") if samples is not None else None
 
-    def is_due(self, step: int, *, last: bool) -> bool:
+    def after_step(self, step: int, strategy: Strategy, *, last: bool) -> Dict[str, float]:
+        """Evaluate if it is due; returns what run() does, or {}."""
         every = self.config.eval_steps
-        return self.batches is not None and (last or (every is not None and step % every == 0))
+        if self.batches is None or not (last or (every is not None and step % every == 0)):
+            return {}
+        self.progress.write("eval", step)
+        return self.run(step, strategy, self.batches)
 
-    def run(self, step: int, strategy: Strategy) -> Dict[str, float]:
-        """Means over batches and ranks by name, each with the prefix eval_; rank 0 logs them."""
-        assert self.batches is not None
+    def run(self, step: int, strategy: Strategy, batches: Batches) -> Dict[str, float]:
+        """Return the means over batches and ranks by name, each with the prefix eval_; rank 0 logs them."""
         sums: Dict[str, float] = {}
         count = 0
         with strategy.evaluating() as model:
-            for batch in self.batches.first_batches(self.config.eval_batches):
+            for batch in batches.first_batches(self.config.eval_batches):
                 for name, value in as_floats(self.task.evaluate(model, batch)).items():
                     sums[name] = sums.get(name, 0.0) + value
                 count += 1

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from typing import Dict, Tuple
+from typing import Tuple
 
 import torch
 
@@ -12,7 +11,6 @@ from trainer.announce import announce
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.checkpoint.roll_back import RollBack
 from trainer.checkpoint.saver import Saver
-from trainer.checkpoint.space import checkpoint_bytes
 from trainer.config.config import TrainConfig
 from trainer.console import log_line
 from trainer.data.batches import Batches
@@ -40,17 +38,18 @@ class Trainer:
         self.task = group.on_all(lambda: load_task(config))
         samples, data_digest, self.data_description = open_split(self.task, "train", group)
         self.batches = Batches(samples, self.task, config, group, split="train")
-        self.evaluation = Evaluation(self.task, open_split(self.task, "validation", group)[0], config, group)
+        self.samples_per_step = config.micro_batch * config.accumulation * group.rank.world_size
+        validation = open_split(self.task, "validation", group)[0]
+        self.evaluation = Evaluation(self.task, validation, config, group, progress=progress)
         self.checkpoints = Checkpoints.open(group, config, data_digest)
         self.metrics = MetricsHub(group, config, self.checkpoints.out, self.task.tokens_per_sample)
-        # The model and AdamW, replicated (ddp, zero0) or sharded (zero1 to zero3, fsdp2) over all ranks.
+        # The model: activation checkpointing, compile, then DDP, FSDP2 on a device mesh, or ZeRO; and its AdamW.
         self.strategy = choose_strategy(group, config, self.task, self.checkpoints.out)
         seed_everything(derive_seed(config.seed, "rank", group.rank.global_rank), group.accelerator)
         self.saver = Saver(self.checkpoints, self.strategy, progress, self.metrics.flush)
         self.roll_back = RollBack(self.checkpoints, self.saver, self.strategy)
         self.signals = Signals(group)
         self.skips = Skips(scales_loss=config.precision == "fp16")
-        self.samples_per_step = config.micro_batch * config.accumulation * group.rank.world_size
 
     def run(self) -> Summary | None:
         """
@@ -60,51 +59,40 @@ class Trainer:
             None if preempted before the last step: everything is saved, and another attempt can continue from there.
         """
         started = time.perf_counter()
-        self._announce()
+        sizes, work_per_step = self.strategy.sizes, self.metrics.work_per_step
+        announce(self.group, self.config, sizes=sizes, data=self.data_description, work_per_step=work_per_step)
         state = self._resume()
         while state.step < self.config.steps:
             self.progress.write("step", state.step)
             try:
                 result, flags = self._step(state.step + 1)
             except NumbersError as exc:
-                state = self._roll_back(exc, state)
+                self.progress.write("init", state.step)  # the other ranks wait while rank 0 reads a checkpoint
+                state = self.roll_back.after(exc, state, self.samples_per_step)
+                self._begin(state)
                 continue
-            state = self._advance(state, result.loss)
+            state = state.after_step(result.loss, tokens=self.metrics.per_step, samples=self.samples_per_step)
             is_preempted = bool(flags & Flag.PREEMPTED)
             is_last = is_preempted or state.step == self.config.steps
             # After a preemption signal there is time for a save only.
-            evaluated = {} if is_preempted else self._evaluate(state.step, last=is_last)
+            evaluated = {} if is_preempted else self.evaluation.after_step(state.step, self.strategy, last=is_last)
             self.metrics.add(state.step, result, evaluated, last=is_last)
-            eval_loss = evaluated.get("eval_loss") if self.config.eval_steps else None
-            self.saver.after(replace(state, eval_loss=eval_loss), flags, last=is_last)
+            self.saver.after_step(state, flags, evaluated, last=is_last)
             if is_preempted:
                 break
-        if state.step < self.config.steps:
-            self._stop_early(state.step)
-            return None
         return self._finish(state, time.perf_counter() - started)
-
-    def _announce(self) -> None:
-        self.progress.write("init", 0, **({"ready": self.group.ready} if self.group.rank.is_main else {}))
-        announce(
-            self.group,
-            self.config,
-            parameters=sum(self.strategy.sizes.values()),
-            data=self.data_description,
-            per_step=f"{self.metrics.per_step} {self.metrics.unit}",
-        )
 
     def _resume(self) -> TrainState:
         """Load the checkpoint to continue from, if any, and prepare the first step."""
         state = self.checkpoints.resume(self.strategy)
-        size = checkpoint_bytes(self.strategy.sizes, self.group.rank.world_size)
-        self.checkpoints.check_space(size, state.step)
+        self.checkpoints.check_space(self.strategy.sizes, state.step)
         self.progress.write("init", state.step, saved=state.step)
         self.strategy.warm_up(self.group.on_all(self.batches.peek))
-        self._continue_from(state)
+        self._begin(state)
         return state
 
-    def _continue_from(self, state: TrainState) -> None:
+    def _begin(self, state: TrainState) -> None:
+        """Start the metrics and the data at a loaded state."""
         self.metrics.begin(state.step, self.task.flops_per_sample(self.strategy.sizes))
         self.batches.begin(state.position)
         self.skips.reset()
@@ -145,46 +133,18 @@ class Trainer:
             self.signals.send(loss, self.skips.flag())
             self.skips.check(self.signals.receive().flags, final=is_final)
 
-    def _advance(self, state: TrainState, loss: float) -> TrainState:
-        return TrainState(
-            state.step + 1,
-            state.tokens + self.metrics.per_step,
-            loss if state.first_loss is None else state.first_loss,
-            loss,
-            position=state.position + self.samples_per_step,
-        )
-
-    def _evaluate(self, step: int, *, last: bool) -> Dict[str, float]:
-        if not self.evaluation.is_due(step, last=last):
-            return {}
-        self.progress.write("eval", step)
-        return self.evaluation.run(step, self.strategy)
-
-    def _roll_back(self, error: NumbersError, state: TrainState) -> TrainState:
-        self.progress.write("init", state.step)  # the other ranks wait while rank 0 reads a checkpoint
-        earlier = self.roll_back.after(error, state, self.samples_per_step)
-        self._continue_from(earlier)
-        return earlier
-
-    def _stop_early(self, step: int) -> None:
-        if self.group.rank.is_main:
-            log_line(f"preempted: saved at step {step}, to be restarted (exit code {REQUEUE})")
-        self.progress.write("saved", step)
-
-    def _finish(self, state: TrainState, wall_s: float) -> Summary:
-        """Mark the training as done before any teardown, so that a crash at exit does not fail the run."""
-        summary = Summary(
-            state.step,
-            state.first_loss,
-            state.last_loss,
-            wall_s=wall_s,
-            checkpoint=str(self.checkpoints.path(state.step)),
-            **self.metrics.totals(),
-        )
-        if self.group.rank.is_main:
+    def _finish(self, state: TrainState, wall_s: float) -> Summary | None:
+        """Write the last phase before any teardown, so that a crash at exit does not fail the run."""
+        is_main = self.group.rank.is_main
+        if state.step < self.config.steps:
+            if is_main:
+                log_line(f"preempted: saved at step {state.step}, to be restarted (exit code {REQUEUE})")
+            self.progress.write("saved", state.step)
+            return None
+        path, totals = self.checkpoints.path(state.step), self.metrics.totals()
+        summary = Summary(state.step, state.first_loss, state.last_loss, wall_s, str(path), **totals)
+        if is_main:
             log_line(summary.line())
-            self.progress.write("done", summary.steps, summary=summary.record())
-            self.metrics.finish(summary)
-        else:
-            self.progress.write("done", summary.steps)
+        self.progress.write("done", state.step, **({"summary": summary.record()} if is_main else {}))
+        self.metrics.finish(summary)
         return summary

@@ -17,7 +17,7 @@ from trainer.checkpoint.code import code_version
 from trainer.checkpoint.files import Checkpoint
 from trainer.checkpoint.find import Finder
 from trainer.checkpoint.random_state import random_state, restore_random_state
-from trainer.checkpoint.space import checkpoints_to_hold
+from trainer.checkpoint.space import checkpoint_bytes, checkpoints_to_hold
 from trainer.checkpoint.staging import allocate, load_state, outline
 from trainer.config.config import TrainConfig
 from trainer.console import log_line
@@ -43,6 +43,11 @@ class TrainState:
     mean_loss: float | None = None
     position: int = 0
     eval_loss: float | None = None
+
+    def after_step(self, loss: float, *, tokens: int, samples: int) -> TrainState:
+        """Return the state after one more step, with its mean loss, and its tokens and samples on all ranks."""
+        first_loss = loss if self.first_loss is None else self.first_loss
+        return TrainState(self.step + 1, self.tokens + tokens, first_loss, loss, position=self.position + samples)
 
 
 @dataclass(frozen=True)
@@ -102,14 +107,14 @@ class Checkpoints:
                 problem = str(exc)
         self.group.raise_if_any(problem, kind=StorageUserError)
 
-    def check_space(self, size: int, step: int) -> None:
+    def check_space(self, sizes: Mapping[str, int], step: int) -> None:
         """
-        See that the disk has room for what will be saved after `step`, at about `size` bytes each.
+        Check that the disk can hold the checkpoints to be saved after `step`, of a model with parameters of these sizes.
 
         Raises:
-            UserError: on all ranks alike; it has not.
+            UserError: on all ranks alike; it cannot.
         """
-        problem = ""
+        problem, size = "", checkpoint_bytes(sizes, self.group.rank.world_size)
         if self.group.rank.is_main:
             count = checkpoints_to_hold(step, self.config, files.newest_first(self.out))
             free = shutil.disk_usage(str(self.out)).free

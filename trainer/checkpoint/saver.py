@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Mapping
 
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.console import log_line
@@ -65,9 +65,15 @@ class Saver:
             return True
         return self._is_at(step) and not flags & Flag.POSTPONE
 
-    def after(self, state: TrainState, flags: Flag, *, last: bool) -> None:
+    def after_step(self, state: TrainState, flags: Flag, evaluated: Mapping[str, float], *, last: bool) -> None:
         """
         Save if it is due; after the `last` step everything is on disk when this returns.
+
+        Args:
+            state: after the step.
+            flags: of all ranks.
+            evaluated: the evaluation after the step, if any.
+            last: no step follows.
 
         Raises:
             StorageError: on all ranks alike; this save failed, or the one that was on its way did.
@@ -83,7 +89,9 @@ class Saver:
             self.checkpoints.group.raise_if_any(self._problem, kind=StorageError)
         self.flush()
         self._postponed, self._saved_at = False, time.monotonic()
-        state = replace(state, mean_loss=sum(self._losses) / max(1, len(self._losses)))
+        # The last step is evaluated without eval_steps too, but no other loss could be compared with that one.
+        eval_loss = evaluated.get("eval_loss") if self.config.eval_steps else None
+        state = replace(state, mean_loss=sum(self._losses) / max(1, len(self._losses)), eval_loss=eval_loss)
         self._losses = []
         if self.config.async_save and not last:
             self._begin(state)
@@ -91,7 +99,7 @@ class Saver:
             self._save(state)
 
     def before_roll_back(self) -> None:
-        """Finish the save being written and forget the losses since it; call it before loading. Raises as after() does."""
+        """Finish the save being written and forget the losses since it; call it before loading. Raises as after_step() does."""
         self.finish()
         self.checkpoints.group.raise_if_any(self._problem, kind=StorageError)
         self._losses = []

@@ -75,6 +75,11 @@ class MetricsHub:
         self.group.raise_if_any(problem)
         self.group.raise_if_any(refused, kind=StorageUserError)
 
+    @property
+    def work_per_step(self) -> str:
+        """The tokens or samples of one step on all ranks, with their unit."""
+        return f"{self.per_step} {self.unit}"
+
     def add(self, step: int, result: StepResult, evaluated: Mapping[str, float], *, last: bool) -> None:
         """Record one step and its evaluation, if any."""
         self._seconds.append(result.seconds)

@@ -41,23 +41,28 @@ def test_out_of_another_user_is_refused(tmp_path: Path) -> None:
         Session.start(out)
 
 
+def _sizes(checkpoint_bytes: int) -> dict[str, int]:
+    """The size of one parameter whose checkpoint has about this many bytes."""
+    return {"weight": checkpoint_bytes // 12}
+
+
 def test_too_small_disk_is_an_error_with_sizes_and_remedy(tmp_path: Path) -> None:
     session = Session.start(tmp_path, steps=100, save_steps=10, save_total_limit=2, keep_best=1)
-    session.checkpoints.check_space(10**6, 0)
+    session.checkpoints.check_space(_sizes(10**6), 0)
     whole_disk = shutil.disk_usage(tmp_path).total
     with pytest.raises(
         UserError, match=r"out=.*GB free, .* GB needed for 1 checkpoints of .*; free some, name another"
     ):
-        session.checkpoints.check_space(whole_disk, 90)
+        session.checkpoints.check_space(_sizes(whole_disk), 90)
     with pytest.raises(UserError, match="needed for 4 checkpoints"):
-        session.checkpoints.check_space(whole_disk // 3, 0)
+        session.checkpoints.check_space(_sizes(whole_disk // 3), 0)
     session.train_and_save(1, 2)
     forever = replace(session.checkpoints, config=replace(session.checkpoints.config, keep_every=2))
     with pytest.raises(UserError, match="needed for 10 checkpoints"):
-        forever.check_space(whole_disk, 80)
+        forever.check_space(_sizes(whole_disk), 80)
     with pytest.raises(UserError, match="needed for 2 checkpoints"):
-        session.checkpoints.check_space(whole_disk, 0)
-    session.checkpoints.check_space(whole_disk, 100)  # nothing left to save
+        session.checkpoints.check_space(_sizes(whole_disk), 0)
+    session.checkpoints.check_space(_sizes(whole_disk), 100)  # nothing left to save
 
 
 @pytest.mark.parametrize(

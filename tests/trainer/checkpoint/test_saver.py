@@ -49,7 +49,7 @@ class Loop:
             self.step += 1
             self.session.train()
             flags = self.saver.flags(self.step)
-            self.saver.after(TrainState(self.step, 0, 9.0, loss), flags, last=last)
+            self.saver.after_step(TrainState(self.step, 0, 9.0, loss), flags, {}, last=last)
         return flags
 
     @property
@@ -186,6 +186,6 @@ def test_only_rank_0_decides_and_writes(tmp_path: Path) -> None:
     second = replace(loop.checkpoints, group=replace(group, rank=replace(group.rank, global_rank=1, world_size=2)))
     saver = Saver(second, loop.session.strategy, loop.progress, lambda: None)
     assert saver.flags(2) == Flag.NONE
-    saver.after(TrainState(2, 0, 1.0, 1.0), Flag.NONE, last=False)
+    saver.after_step(TrainState(2, 0, 1.0, 1.0), Flag.NONE, {}, last=False)
     assert saver.finish() == ""
     assert loop.saved == []
