@@ -1,4 +1,4 @@
-"""Starts real ranks: under torchrun, or one by one as orch's agent does."""
+"""Start real ranks, under torchrun, or one by one as orch's agent does."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ TINY = (
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's, without what a launcher would set."""
+    """The environment of this process without the variables of a launcher."""
     launcher = ("ORCH_", "TORCHELASTIC_", "MASTER_", "PET_", "GROUP_", "ROLE_")
     plain = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
-    kept = {key: value for key, value in os.environ.items() if key not in plain and not key.startswith(launcher)}
-    return {**kept, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    inherited = {key: value for key, value in os.environ.items() if key not in plain and not key.startswith(launcher)}
+    return {**inherited, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 @dataclass
 class Rank:
-    """One started rank; its output is in files, whole once it has ended."""
+    """One started rank; its output is in files, which are complete once it has ended."""
 
     number: int
     process: WarmProcess
@@ -58,16 +58,16 @@ Torchrun = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Warm]:
-    """Gives what ranks are forked from, with DeepSpeed or without."""
+    """The processes that ranks are forked from, with and without DeepSpeed imported."""
     trainers: dict[bool, WarmTrainer] = {}
 
-    def of(*, deepspeed: bool) -> WarmTrainer:
+    def trainer_with(*, deepspeed: bool) -> WarmTrainer:
         if deepspeed not in trainers:
             modules = (*MODULES, *DEEPSPEED_MODULES) if deepspeed else MODULES
             trainers[deepspeed] = WarmTrainer(modules, clean_environment())
         return trainers[deepspeed]
 
-    yield of
+    yield trainer_with
     for trainer in trainers.values():
         trainer.close()
 
@@ -80,7 +80,7 @@ def start_ranks(tmp_path: Path, warm: Warm) -> Iterator[StartRanks]:
 
 @contextlib.contextmanager
 def ranks_below(tmp_path: Path, warm: Warm) -> Iterator[StartRanks]:
-    """Starts ranks with TINY (or `base`) and the given words, each in a folder of its own; what still runs at the end is killed."""
+    """Start ranks with TINY (or `base`) and the given words, each in its own folder; kill those that still run at the end."""
     started: list[Rank] = []
 
     def start(
@@ -95,14 +95,14 @@ def ranks_below(tmp_path: Path, warm: Warm) -> Iterator[StartRanks]:
         folder.mkdir()
         ranks = []
         for number in range(world_size) if only is None else [only]:
-            place = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(world_size)}
+            rank_env = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(world_size)}
             errors = {"TORCHELASTIC_ERROR_FILE": str(folder / f"{number}.json")}
             rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             home = tmp_path / f"rank-{number}"
             home.mkdir(exist_ok=True)
             process = warm(deepspeed=any(word.startswith("strategy=zero") for word in words)).start(
                 (*base, *words),
-                env={**clean_environment(), **place, **rendezvous, **errors, **(env or {})},
+                env={**clean_environment(), **rank_env, **rendezvous, **errors, **(env or {})},
                 cwd=home,
                 output=[folder / f"{number}.out", folder / f"{number}.err"],
             )
@@ -121,7 +121,7 @@ def ranks_below(tmp_path: Path, warm: Warm) -> Iterator[StartRanks]:
 
 @pytest.fixture
 def torchrun(tmp_path: Path) -> Torchrun:
-    """Runs torchrun with TINY (or `base`) and the given words to its end."""
+    """Run torchrun with TINY (or `base`) and the given words to its end."""
 
     def run(*words: str, ranks: int = 2, base: Sequence[str] = TINY) -> subprocess.CompletedProcess[str]:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]

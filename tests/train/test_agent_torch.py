@@ -1,4 +1,4 @@
-"""The agent in torchrun's place: real torch on two nodes of two ranks, and torchrun itself to compare with."""
+"""The agent instead of torchrun: real torch on two nodes of two ranks, compared with torchrun itself."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main():
 main()
 """
 PRINT_NAMES = "import json, os; print(json.dumps(sorted(os.environ)))"
-# An environment in which every difference is the launcher's.
+# A minimal environment: all other variables of a rank come from its launcher.
 BARE = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 
 
@@ -54,7 +54,7 @@ def ground(tmp_path: Path) -> Iterator[Ground]:
 
 
 @pytest.mark.slow
-def test_two_nodes_of_two_ranks_meet_over_the_held_port_and_reduce(ground: Ground) -> None:
+def test_two_nodes_of_two_ranks_join_over_the_reserved_port_and_reduce(ground: Ground) -> None:
     ground.job("-c", ALL_REDUCE, program={"python": True}, ranks=[2, 2])
     head = ground.start(0)
     assert ground.run(1, rendezvous=ground.record()["rendezvous"], timeout_s=90) == (0, ""), ground.out(2, 1)
@@ -64,7 +64,7 @@ def test_two_nodes_of_two_ranks_meet_over_the_held_port_and_reduce(ground: Groun
 
 
 @pytest.mark.slow
-def test_an_exception_under_record_is_the_error_of_the_event(ground: Ground) -> None:
+def test_exception_under_record_is_the_error_of_the_event(ground: Ground) -> None:
     ground.job("-c", RECORDED, program={"python": True}, ranks=[2])
     assert ground.run(timeout_s=90)[0] == 1
     failure = {"rank": 1, "code": 1, "signal": None, "error": "ValueError: bad thing"}
@@ -73,22 +73,22 @@ def test_an_exception_under_record_is_the_error_of_the_event(ground: Ground) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_get_exactly_what_torchrun_sets_and_orchs_own(ground: Ground, tmp_path: Path, ranks: int) -> None:
+def test_ranks_get_exactly_the_variables_of_torchrun_and_of_orch(ground: Ground, tmp_path: Path, ranks: int) -> None:
     script = tmp_path / "names.py"
     script.write_text(PRINT_NAMES, encoding="utf-8")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks)]
     torchrun += ["--standalone", "--redirects", "3", "--log-dir", str(tmp_path / "log"), str(script)]
     subprocess.run(torchrun, env=BARE, check=True, capture_output=True, timeout=90)
     (log,) = (tmp_path / "log").glob("*/attempt_0/0/stdout.log")
-    theirs = set(json.loads(log.read_text(encoding="utf-8")))
+    of_torchrun = set(json.loads(log.read_text(encoding="utf-8")))
 
     ground.job(str(script), program={"python": True}, ranks=[ranks])
     agent = subprocess.run(ground.argv(), env=BARE, check=True, capture_output=True, timeout=30)
     assert agent.stderr == b""
-    ours = set(json.loads(ground.out()))
-    records = {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
-    assert {name for name in ours if not name.startswith("ORCH_")} == theirs | records
-    assert {name for name in ours if name.startswith("ORCH_")} == {
+    of_agent = set(json.loads(ground.out()))
+    flight_recorder = {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
+    assert {name for name in of_agent if not name.startswith("ORCH_")} == of_torchrun | flight_recorder
+    assert {name for name in of_agent if name.startswith("ORCH_")} == {
         "ORCH_RUN_ID",
         "ORCH_RUN_DIR",
         "ORCH_NODE",

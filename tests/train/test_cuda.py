@@ -1,4 +1,4 @@
-"""The trainer on an NVIDIA GPU: one rank under torchrun, over NCCL. Without a GPU these are skipped."""
+"""The trainer on an NVIDIA GPU: one rank under torchrun, over NCCL. Skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def test_loss_falls_on_a_gpu_over_nccl(torchrun: Torchrun, tmp_path: Path, strat
     assert metrics[-1]["peak_memory_bytes"] > 0
 
 
-def test_resumed_run_on_a_gpu_repeats_a_straight_one_bit_for_bit(torchrun: Torchrun, tmp_path: Path) -> None:
+def test_resumed_run_on_a_gpu_repeats_an_uninterrupted_one_bit_for_bit(torchrun: Torchrun, tmp_path: Path) -> None:
     words = (f"device={DEVICE}", "steps=8", "save_steps=4", "accumulation=2", "deterministic=true")
-    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    assert torchrun(*words, f"out={straight}", ranks=1).returncode == 0
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    assert torchrun(*words, f"out={uninterrupted}", ranks=1).returncode == 0
     resumed.mkdir(mode=0o700)
-    shutil.copytree(straight / "step_4", resumed / "step_4")
+    shutil.copytree(uninterrupted / "step_4", resumed / "step_4")
     done = torchrun(*words, f"out={resumed}", ranks=1)
     assert done.returncode == 0, done.stderr
     assert f"resuming from {resumed / 'step_4'}, step 4" in done.stdout
-    losses = [[one["loss"] for one in _metrics(out)] for out in (straight, resumed)]
+    losses = [[record["loss"] for record in _metrics(out)] for out in (uninterrupted, resumed)]
     assert losses[1] == losses[0][4:]
-    assert (resumed / "step_8/state.pt").read_bytes() == (straight / "step_8/state.pt").read_bytes()
+    assert (resumed / "step_8/state.pt").read_bytes() == (uninterrupted / "step_8/state.pt").read_bytes()
 
 
 def test_compiled_training_on_a_gpu_keeps_the_losses(torchrun: Torchrun, tmp_path: Path) -> None:
@@ -60,11 +60,11 @@ def test_compiled_training_on_a_gpu_keeps_the_losses(torchrun: Torchrun, tmp_pat
     compiled = torchrun("compile=true", f"out={tmp_path / 'compiled'}", ranks=1, base=base)
     assert (plain.returncode, compiled.returncode) == (0, 0), plain.stderr + compiled.stderr
     assert int(re.findall(r"^graphs=(\d+)$", compiled.stdout, re.MULTILINE)[-1]) > 0
-    losses = [[one["loss"] for one in _metrics(tmp_path / name)] for name in ("plain", "compiled")]
+    losses = [[record["loss"] for record in _metrics(tmp_path / name)] for name in ("plain", "compiled")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
-def test_rank_without_a_gpu_of_its_own_is_named(torchrun: Torchrun) -> None:
+def test_rank_without_its_own_gpu_is_named(torchrun: Torchrun) -> None:
     count = torch.cuda.device_count()
     done = torchrun(f"device={DEVICE}", "steps=1", ranks=count + 1)
     assert done.returncode != 0

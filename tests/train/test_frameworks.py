@@ -1,4 +1,4 @@
-"""A script that knows torchrun runs here as it is: Lightning, on two nodes of this machine."""
+"""A script for torchrun runs unchanged: Lightning, on two nodes of this machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ os._exit(0)  # gloo sometimes aborts at the interpreter's exit, after all work i
 
 @pytest.fixture
 def orch(tmp_path: Path) -> Orch:
-    """orch beside an inventory of two local nodes of one rank."""
+    """orch in a folder with an inventory of two local nodes of one rank."""
     (tmp_path / "inventory.yaml").write_text(INVENTORY.replace("WORKDIR", str(tmp_path / ".work")))
     return Orch(tmp_path)
 
@@ -55,10 +55,10 @@ def _out(orch: Orch) -> list[str]:
     return sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
 
 
-def test_lightning_script_takes_orch_for_torchrun(orch: Orch) -> None:
+def test_lightning_script_detects_torchrun_under_orch(orch: Orch) -> None:
     components.module("lightning")
     (orch.cwd / "train.py").write_text(LIGHTNING)
     orch("ssh-launch", "--", "train.py", timeout_s=200)
-    said = [text for text in _out(orch) if text.startswith("trained")]
-    assert said == [f"trained {rank} 2 TorchElasticEnvironment" for rank in (0, 1)]
+    lines = [text for text in _out(orch) if text.startswith("trained")]
+    assert lines == [f"trained {rank} 2 TorchElasticEnvironment" for rank in (0, 1)]
     assert orch.status()["state"] == "DONE"

@@ -1,4 +1,4 @@
-"""The trainer on cards that are stood in for (tests/doubles): the same numbers as on the CPU, by the calls that the card wants."""
+"""The trainer on doubles of GCU cards (tests/doubles): the numbers of the CPU, by the calls that the card needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = ("steps=6", "save_steps=3", "accumulation=2", "log_steps=1")
 
 def _numbers(out: Path) -> list[tuple[Any, ...]]:
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [(one["step"], one["loss"], one["lr"], one["grad_norm"]) for one in lines]
+    return [(record["step"], record["loss"], record["lr"], record["grad_norm"]) for record in lines]
 
 
 @pytest.mark.parametrize(("generation", "precision"), [("t20", "fp32"), ("s60", "fp32"), ("s60", "fp16")])
@@ -34,18 +34,18 @@ def test_trains_and_resumes_with_the_numbers_of_the_cpu(
     start_ranks: StartRanks, tmp_path: Path, generation: str, precision: str
 ) -> None:
     words = (*WORDS, f"precision={precision}")
-    calls, cpu, straight, resumed = (tmp_path / name for name in ("calls", "cpu", "straight", "resumed"))
+    calls, cpu, uninterrupted, resumed = (tmp_path / name for name in ("calls", "cpu", "uninterrupted", "resumed"))
     calls.mkdir()
     env = environment(generation, calls)
     started = [
         start_ranks(*words, f"out={cpu}"),
-        start_ranks(*words, f"out={straight}", "device=gcu", env=env),
+        start_ranks(*words, f"out={uninterrupted}", "device=gcu", env=env),
     ]
     assert [rank.wait() for ranks in started for rank in ranks] == [0] * 4, started[1][0].err
     on_card, device = started[1], DEVICE[generation]
     assert f"2/2 ranks ready, backend eccl, device {device}\n" in on_card[0].out
     assert f"rank 1 ready, device {device}:1\n" in on_card[1].out
-    assert _numbers(straight) == _numbers(cpu)
+    assert _numbers(uninterrupted) == _numbers(cpu)
     for rank in (0, 1):
         stepped = ["optimizer_step ASYNC"] * 6 if generation == "t20" else []
         assert [call for call in calls_of(calls, rank) if call != "destroy_process_group"] == [
@@ -55,12 +55,12 @@ def test_trains_and_resumes_with_the_numbers_of_the_cpu(
             *stepped,
         ]
     resumed.mkdir()
-    shutil.copytree(straight / "step_3", resumed / "step_3")
-    again = start_ranks(*words, f"out={resumed}", "device=auto", env=env)
-    assert [rank.wait() for rank in again] == [0, 0], again[0].err
-    assert f"resuming from {resumed / 'step_3'}, step 3" in again[0].out
+    shutil.copytree(uninterrupted / "step_3", resumed / "step_3")
+    restarted = start_ranks(*words, f"out={resumed}", "device=auto", env=env)
+    assert [rank.wait() for rank in restarted] == [0, 0], restarted[0].err
+    assert f"resuming from {resumed / 'step_3'}, step 3" in restarted[0].out
     assert _numbers(resumed) == _numbers(cpu)[3:]
-    assert (resumed / "step_6" / "state.pt").read_bytes() == (straight / "step_6" / "state.pt").read_bytes()
+    assert (resumed / "step_6" / "state.pt").read_bytes() == (uninterrupted / "step_6" / "state.pt").read_bytes()
 
 
 DROPPING = """
@@ -93,26 +93,34 @@ class Dropping(Task):
 
 
 @pytest.mark.parametrize(("generation", "workers"), [("t20", 1), ("s60", 0)])
-def test_dropout_on_a_card_goes_on_from_a_checkpoint_as_if_nothing_had_been(
+def test_dropout_on_a_card_resumes_bit_for_bit(
     start_ranks: StartRanks, tmp_path: Path, generation: str, workers: int
 ) -> None:
     (tmp_path / "rank-0").mkdir()
-    (tmp_path / "rank-0" / "own.py").write_text(DROPPING)
-    base = ("task=own:Dropping", "steps=4", "save_steps=2", "log_steps=1", "device=gcu", "ddp_timeout=60", "report=")
-    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    (tmp_path / "rank-0" / "dropping.py").write_text(DROPPING)
+    base = (
+        "task=dropping:Dropping",
+        "steps=4",
+        "save_steps=2",
+        "log_steps=1",
+        "device=gcu",
+        "ddp_timeout=60",
+        "report=",
+    )
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
     more: dict[str, Any] = {"world_size": 1, "env": environment(generation), "base": (*base, f"data.workers={workers}")}
-    (rank,) = start_ranks(f"out={straight}", **more)
+    (rank,) = start_ranks(f"out={uninterrupted}", **more)
     assert rank.wait() == 0, rank.err
     resumed.mkdir()
-    shutil.copytree(straight / "step_2", resumed / "step_2")
-    (again,) = start_ranks(f"out={resumed}", **more)
-    assert again.wait() == 0, again.err
-    assert _numbers(resumed) == _numbers(straight)[2:]
-    assert rank.err == again.err == ""
+    shutil.copytree(uninterrupted / "step_2", resumed / "step_2")
+    (restarted,) = start_ranks(f"out={resumed}", **more)
+    assert restarted.wait() == 0, restarted.err
+    assert _numbers(resumed) == _numbers(uninterrupted)[2:]
+    assert rank.err == restarted.err == ""
 
 
 @pytest.mark.parametrize(
-    ("generation", "more", "said"),
+    ("generation", "more", "message"),
     [
         ("t20", {"GCU_DOUBLE_CARDS": "1"}, "rank 1: local rank 1 has no device: this node shows 1 (gcu-t2x)"),
         (
@@ -123,19 +131,19 @@ def test_dropout_on_a_card_goes_on_from_a_checkpoint_as_if_nothing_had_been(
         ("s60", {"GCU_DOUBLE_CARDS": "0"}, "rank 0-1: device=gcu: torch_gcu finds no device"),
     ],
 )
-def test_what_a_card_refuses_ends_all_ranks_in_bounded_time(
-    start_ranks: StartRanks, generation: str, more: dict[str, str], said: str
+def test_error_of_a_card_ends_all_ranks_in_bounded_time(
+    start_ranks: StartRanks, generation: str, more: dict[str, str], message: str
 ) -> None:
     began = time.monotonic()
     ranks = start_ranks("device=gcu", "ddp_timeout=600", env={**environment(generation), **more})
     assert all(rank.wait() in (1, 2) for rank in ranks)
     assert time.monotonic() - began < DEADLINE_S / 2  # far below any timeout
-    assert said in ranks[0].err
+    assert message in ranks[0].err
     assert "Traceback" not in ranks[0].err
 
 
-def test_process_alone_on_a_t20_steps_in_the_vendors_safe_mode(warm: Warm, tmp_path: Path) -> None:
-    """As the vendor's scripts do without a group."""
+def test_single_process_on_a_t20_steps_in_the_vendors_safe_mode(warm: Warm, tmp_path: Path) -> None:
+    """As the vendor's scripts do without a process group."""
     env = {**clean_environment(), **environment("t20", tmp_path)}
     words = (*TINY, "steps=2", "device=gcu", f"out={tmp_path / 'out'}")
     output = [tmp_path / "stdout", tmp_path / "stderr"]
@@ -149,7 +157,7 @@ def test_fp16_is_refused_on_a_t20_whose_scaler_is_the_vendors(start_ranks: Start
     assert "precision=fp16: the card has it, but torch_gcu's own GradScaler" in rank.err
 
 
-def test_missing_rank_is_named_though_a_t20_makes_a_store_of_its_own(start_ranks: StartRanks) -> None:
+def test_missing_rank_is_named_although_a_t20_has_its_own_store(start_ranks: StartRanks) -> None:
     (rank,) = start_ranks("device=gcu", "ddp_timeout=2", only=0, env=environment("t20"))
     assert rank.wait() == 1
     assert "1/2 ranks ready after 2 s; missing: rank 1" in rank.err
@@ -174,8 +182,8 @@ def test_two_nodes_of_t20_train_under_orch(tmp_path: Path) -> None:
     orch("ssh-launch", "steps=3", "report=", "model.layers=1", "model.width=32", timeout_s=200)
     status = orch.status()
     assert status["state"] == "DONE"
-    said = [rank.get("ready") for node in status["nodes"] for rank in node["progress"].values()]
-    assert "2/2 ranks ready, backend eccl, device xla" in said
+    ready = [rank.get("ready") for node in status["nodes"] for rank in node["progress"].values()]
+    assert "2/2 ranks ready, backend eccl, device xla" in ready
     assert status["summary"]["steps"] == 3
 
 
@@ -211,7 +219,7 @@ def test_script_of_plain_torch_trains_on_two_nodes_of_s60_under_orch(tmp_path: P
 
 
 @pytest.mark.processes
-def test_node_without_the_accelerator_of_the_inventory_ends_the_run_in_place_of_training_on_the_cpu(
+def test_node_without_the_accelerator_of_the_inventory_fails_the_run_and_does_not_train_on_the_cpu(
     tmp_path: Path,
 ) -> None:
     path = environment("none")["PYTHONPATH"]
@@ -223,14 +231,14 @@ def test_node_without_the_accelerator_of_the_inventory_ends_the_run_in_place_of_
 
 
 def test_t20_trains_on_its_own_python_and_torch(tmp_path: Path) -> None:
-    """$ORCH_TORCH_1_10 is a Python 3.8 that has torch 1.10: half a gigabyte that nothing else here needs."""
+    """$ORCH_TORCH_1_10 is a Python 3.8 with torch 1.10: half a gigabyte that no other test needs."""
     python = os.environ.get("ORCH_TORCH_1_10")
     if not python:
         pytest.skip("ORCH_TORCH_1_10 names no Python 3.8 with torch 1.10")
     calls = tmp_path / "calls"
     calls.mkdir()
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
-    env = {**clean_environment(), **place, **environment("t20", calls)}
+    group_env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    env = {**clean_environment(), **group_env, **environment("t20", calls)}
     words = [*WORDS, "model.layers=1", "model.width=32", "report=", "ddp_timeout=60", "activation_checkpointing=true"]
     ranks = [
         subprocess.Popen(

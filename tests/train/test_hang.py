@@ -1,4 +1,4 @@
-"""A rank that stands still, and what the others leave that wait for it."""
+"""A rank that hangs, and the stacks of the ranks that wait for it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _step(progress: Path) -> int:
     return int(json.loads(progress.read_text())["step"]) if progress.exists() else 0
 
 
-def test_stopped_rank_ends_the_attempt_soon_and_is_named_with_where_the_others_wait(tmp_path: Path) -> None:
-    """ddp_timeout, which covers the first step, would take half an hour."""
+def test_stopped_rank_ends_the_attempt_soon_and_is_named_with_the_stacks_of_the_waiting_ranks(tmp_path: Path) -> None:
+    """ddp_timeout, the limit of the first step, is half an hour."""
     (tmp_path / "inventory.yaml").write_text(HERE.replace("WORKDIR", str(tmp_path / ".work")))
     orch = Orch(tmp_path)
     words = [word for word in TINY if not word.startswith("ddp_timeout")]

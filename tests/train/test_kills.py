@@ -1,4 +1,4 @@
-"""Trainings of two ranks that are killed with signal 9 at any moment, most of them in the midst of a save."""
+"""Trainings of two ranks that are killed with SIGKILL at random moments, most of them during a save."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from trainer.checkpoint import files
 pytestmark = [pytest.mark.train, pytest.mark.slow]
 
 KILLS = 5
-# Checkpoints of megabytes: they take longer to write than steps to make.
+# Checkpoints of megabytes: writing one takes longer than a step.
 WORDS = ("steps=100", "micro_batch=1", "model.vocabulary=4000", "model.width=64")
 
 
 def _numbers(out: Path) -> list[tuple[int, float, float, float]]:
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [(one["step"], one["loss"], one["lr"], one["grad_norm"]) for one in lines]
+    return [(record["step"], record["loss"], record["lr"], record["grad_norm"]) for record in lines]
 
 
 def _size(folder: Path) -> int:
     try:
         return sum(file.stat().st_size for file in folder.iterdir())
-    except FileNotFoundError:  # renamed meanwhile
+    except FileNotFoundError:  # renamed since
         return 0
 
 
@@ -46,20 +46,20 @@ def _saved_since(out: Path, step: int, ranks: Sequence[Rank]) -> bool:
 
 
 def _await_save(out: Path, size: float) -> None:
-    """Until so many bytes of a checkpoint are written, or another has got its name. A moment is short: no pauses."""
+    """Wait until `size` bytes of a checkpoint are written, or another one is complete. Without pauses: the moment is short."""
     end, saved = time.monotonic() + DEADLINE_S, _newest(out)
     while _newest(out) == saved and not any(_size(path) >= size for path in out.glob("step_*.tmp-[0-9]*")):
         assert time.monotonic() < end, f"nothing is saved after step {saved}"
 
 
 @pytest.mark.parametrize("async_save", ["false", "true"])
-def test_training_killed_with_9_at_random_moments_of_saving_loses_no_batch_and_repeats_none(
+def test_training_killed_at_random_moments_of_a_save_loses_and_repeats_no_batch(
     start_ranks: StartRanks, tmp_path: Path, async_save: str
 ) -> None:
     draw, amid = random.Random(f"7 {async_save}"), 0  # noqa: S311 -- not for secrets
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    assert [rank.wait() for rank in start_ranks(*WORDS, f"out={straight}")] == [0, 0]
-    size = _size(straight / "step_100")
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    assert [rank.wait() for rank in start_ranks(*WORDS, f"out={uninterrupted}")] == [0, 0]
+    size = _size(uninterrupted / "step_100")
     for _ in range(KILLS):
         before = _newest(killed)
         ranks = start_ranks(*WORDS, "save_steps=1", f"async_save={async_save}", f"out={killed}")
@@ -72,12 +72,12 @@ def test_training_killed_with_9_at_random_moments_of_saving_loses_no_batch_and_r
             rank.process.kill()
         codes = [rank.wait() for rank in ranks]
         assert -signal.SIGKILL in codes
-        assert not {0, 2} & set(codes)  # who misses the other may be as quick
+        assert not {0, 2} & set(codes)  # the survivor may exit before it is killed
         assert _newest(killed) >= saved
         for path in files.newest_first(killed):
             files.verify(path, files.step_of(path))
         amid += any(files.STALE.match(path.name) for path in killed.iterdir())
-    assert amid > KILLS // 4  # or the moments were not those of saving
+    assert amid > KILLS // 4  # or the kills did not hit the saves
     assert [rank.wait() for rank in start_ranks(*WORDS, f"out={killed}")] == [0, 0]
-    assert _numbers(killed) == _numbers(straight)
-    assert (killed / "step_100/state.pt").read_bytes() == (straight / "step_100/state.pt").read_bytes()
+    assert _numbers(killed) == _numbers(uninterrupted)
+    assert (killed / "step_100/state.pt").read_bytes() == (uninterrupted / "step_100/state.pt").read_bytes()

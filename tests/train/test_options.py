@@ -1,4 +1,4 @@
-"""Settings that change how a step is computed, and losses that are no number: on two real ranks."""
+"""Settings that change how a step is computed, and non-finite losses: on two real ranks."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ def _codes(ranks: list[Rank]) -> list[int]:
 
 def _numbers(out: Path) -> list[tuple[int, float, float]]:
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [(one["step"], one["loss"], one["grad_norm"]) for one in lines]
+    return [(record["step"], record["loss"], record["grad_norm"]) for record in lines]
 
 
 def _check_resumed(
     start: StartRanks, folder: Path, base: tuple[str, ...], *words: str
 ) -> list[tuple[int, float, float]]:
-    """The numbers of a straight run, which one that goes on from its first checkpoint repeats bit for bit."""
-    straight, resumed = folder / "straight", folder / "resumed"
-    ranks = start(*words, f"out={straight}", base=base)
+    """The numbers of an uninterrupted run; a run resumed from its first checkpoint repeats them bit for bit."""
+    uninterrupted, resumed = folder / "uninterrupted", folder / "resumed"
+    ranks = start(*words, f"out={uninterrupted}", base=base)
     assert _codes(ranks) == [0, 0], ranks[0].err
     resumed.mkdir()
-    shutil.copytree(straight / "step_1", resumed / "step_1")
+    shutil.copytree(uninterrupted / "step_1", resumed / "step_1")
     ranks = start(*words, f"out={resumed}", base=base)
     assert _codes(ranks) == [0, 0], ranks[0].err
     assert f"resuming from {resumed / 'step_1'}, step 1" in ranks[0].out
-    assert _numbers(resumed) == _numbers(straight)[1:]
-    assert (resumed / "step_3/state.pt").read_bytes() == (straight / "step_3/state.pt").read_bytes()
-    return _numbers(straight)
+    assert _numbers(resumed) == _numbers(uninterrupted)[1:]
+    assert (resumed / "step_3/state.pt").read_bytes() == (uninterrupted / "step_3/state.pt").read_bytes()
+    return _numbers(uninterrupted)
 
 
 Plain = Callable[[Sequence[str]], list[tuple[int, float, float]]]
@@ -68,7 +68,7 @@ Plain = Callable[[Sequence[str]], list[tuple[int, float, float]]]
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Plain:
-    """What DDP gives in fp32."""
+    """The numbers of DDP in fp32."""
 
     @functools.cache
     def numbers(base: Sequence[str]) -> list[tuple[int, float, float]]:
@@ -81,19 +81,19 @@ def plain(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Plain:
 
 
 def _check_option(start: StartRanks, folder: Path, base: tuple[str, ...], words: str, plain: Plain) -> None:
-    """In fp16 the first step overflows until the scale has come down, and is skipped: so nothing is like DDP's in fp32."""
-    mine = _check_resumed(start, folder, base, *words.split())
+    """fp16 is not compared with DDP in fp32: its first steps overflow and are skipped until the scale is small enough."""
+    numbers = _check_resumed(start, folder, base, *words.split())
     if "fp16" not in words:
-        for one, other in zip(mine, plain(base), strict=True):
-            assert one == pytest.approx(other, rel=2e-2 if "bf16" in words else 1e-5)
-    drawn = json.loads((folder / "straight/step_3/rng.json").read_text())
+        for found, expected in zip(numbers, plain(base), strict=True):
+            assert found == pytest.approx(expected, rel=2e-2 if "bf16" in words else 1e-5)
+    drawn = json.loads((folder / "uninterrupted/step_3/rng.json").read_text())
     assert len(drawn) == 2
     assert all(drawn[0][generator] != drawn[1][generator] for generator in ("python", "torch", "numpy"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("base", "words"), OPTIONS, ids=[words for _, words in OPTIONS])
-def test_options_change_no_number_much_and_a_resumed_run_repeats_a_straight_one_bit_for_bit(
+def test_options_keep_the_losses_and_a_resumed_run_repeats_an_uninterrupted_one_bit_for_bit(
     start_ranks: StartRanks, tmp_path: Path, base: tuple[str, ...], words: str, plain: Plain
 ) -> None:
     if "zero" in words:
@@ -103,7 +103,7 @@ def test_options_change_no_number_much_and_a_resumed_run_repeats_a_straight_one_
 
 @pytest.fixture(scope="module")
 def cpu_adam() -> None:
-    """DeepSpeed's Adam for CPUs, compiled where torch keeps such things: minutes, but once on a machine."""
+    """DeepSpeed's Adam for CPUs, compiled into torch's extension cache: minutes, but once per machine."""
     components.module("deepspeed")
     components.module("ninja")
     components.program("g++")
@@ -123,7 +123,7 @@ def cpu_adam() -> None:
         "strategy=zero3 offload_optimizer=true offload_param=true",
     ],
 )
-def test_deepspeeds_adam_on_the_cpu_trains_as_torchs_and_resumes_bit_for_bit(
+def test_deepspeeds_cpu_adam_trains_as_torchs_adam_and_resumes_bit_for_bit(
     start_ranks: StartRanks, tmp_path: Path, words: str, plain: Plain
 ) -> None:
     _check_option(start_ranks, tmp_path, (*POINTS, *SMALL), words, plain)
@@ -131,7 +131,7 @@ def test_deepspeeds_adam_on_the_cpu_trains_as_torchs_and_resumes_bit_for_bit(
 
 @pytest.fixture(scope="module")
 def inductor(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of ranks that compile: with a cache of the tests' own, and without what takes longer than it saves."""
+    """The environment of ranks that compile: a separate cache, and no options that cost more time than they save."""
     components.program("g++")
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor")),
@@ -147,8 +147,8 @@ def test_compiled_training_on_two_ranks_keeps_the_losses_and_resumes_bit_for_bit
     words = "compile=true find_unused_parameters=true"
     _check_option(functools.partial(start_ranks, env=inductor), tmp_path, COUNTED, words, plain)
     for number in (0, 1):
-        said = (tmp_path / f"logs-0/{number}.out").read_text()
-        assert int(re.findall(r"^graphs=(\d+)$", said, re.MULTILINE)[-1]) > 0
+        output = (tmp_path / f"logs-0/{number}.out").read_text()
+        assert int(re.findall(r"^graphs=(\d+)$", output, re.MULTILINE)[-1]) > 0
 
 
 @pytest.mark.slow
@@ -167,31 +167,33 @@ def test_compiling_recomputed_blocks_compiles_them_and_keeps_the_losses(
     for strategy in ("fsdp2", "ddp"):
         (none, plain), (graphs, compiled) = train(strategy), train(strategy, "compile=true")
         assert none == 0 < graphs
-        for one, other in zip(compiled, plain, strict=True):
-            assert one == pytest.approx(other, rel=1e-4)
+        for found, expected in zip(compiled, plain, strict=True):
+            assert found == pytest.approx(expected, rel=1e-4)
 
 
-def test_task_that_draws_and_leaves_parts_out_is_repeated_bit_for_bit(start_ranks: StartRanks, tmp_path: Path) -> None:
-    """From Python's and numpy's generators in its loss; other parts on each rank, which DDP has to find."""
+def test_task_with_random_numbers_and_unused_parameters_resumes_bit_for_bit(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    """Its loss draws from Python's and numpy's generators; each rank leaves other parameters unused, which DDP has to find."""
     base = (*POINTS, "options.draws=true", "options.part=true", "save_steps=1", "steps=3")
     assert len({loss for _, loss, _ in _check_resumed(start_ranks, tmp_path, base, "find_unused_parameters=true")}) == 3
 
 
 def _sample_of(step: int, rank: int) -> int:
-    """The first sample that a rank of two gets in a step, of POINTS."""
+    """The first sample of POINTS that one of two ranks gets in a step."""
     return Order(COUNT, 0, "train").sample((step - 1) * 4 + rank * 2)
 
 
-def test_loss_that_is_no_number_on_one_rank_is_told_with_rank_and_step(start_ranks: StartRanks, tmp_path: Path) -> None:
+def test_non_finite_loss_of_one_rank_is_reported_with_rank_and_step(start_ranks: StartRanks, tmp_path: Path) -> None:
     ranks = start_ranks(f"options.broken={_sample_of(6, rank=1)}", f"out={tmp_path / 'out'}", base=POINTS)
     assert _codes(ranks) == [1, 1]
     (line,) = ranks[0].err.splitlines()
     assert line.startswith("error: rank 1: loss is nan at step 6; the weights were not updated. ")
-    assert ranks[1].err == ""  # all ranks know, and one tells
+    assert ranks[1].err == ""  # all ranks know, and only rank 0 prints
 
 
 def test_evaluation_is_the_mean_over_ranks_in_metrics_and_manifest(start_ranks: StartRanks, tmp_path: Path) -> None:
-    """keep_best goes by the manifest."""
+    """keep_best reads the manifest."""
     base, out = ("task=tests.grounds.tasks:Ranked", *POINTS[1:]), tmp_path / "out"
     ranks = start_ranks("steps=2", "eval_steps=2", "eval_batches=2", f"out={out}", base=base)
     assert _codes(ranks) == [0, 0], ranks[0].err
@@ -204,24 +206,24 @@ def test_evaluation_is_the_mean_over_ranks_in_metrics_and_manifest(start_ranks: 
 def test_rank_whose_device_computes_a_wrong_norm_is_named_by_all(
     start_ranks: StartRanks, tmp_path: Path, wrong: int, last: int
 ) -> None:
-    """All end at once, with one message, and nothing of the step that one of them did not make is saved."""
+    """All ranks exit at once with one message, and the step that one of them could not make is not saved."""
     base = ("task=tests.grounds.tasks:Miscomputing", *POINTS[1:], "options.at=6", f"options.rank={wrong}")
     ranks = start_ranks(f"steps={last}", "save_steps=2", f"out={tmp_path / 'out'}", base=base)
     assert _codes(ranks) == [1, 1]
     (line,) = ranks[0].err.splitlines()
-    told = f"rank {wrong}: gradient norm is not finite at step 6, and it is on all other ranks"
-    assert line.startswith(f"error: {told}")
+    message = f"rank {wrong}: gradient norm is not finite at step 6, and it is on all other ranks"
+    assert line.startswith(f"error: {message}")
     assert ranks[1].err == ""
     for rank in ranks:
-        message = json.loads((rank.folder / f"{rank.number}.json").read_text())["message"]
-        assert message["message"].startswith(told)
-        assert message["extraInfo"]["kind"] == "numbers"
+        recorded = json.loads((rank.folder / f"{rank.number}.json").read_text())["message"]
+        assert recorded["message"].startswith(message)
+        assert recorded["extraInfo"]["kind"] == "numbers"
     assert files.newest_first(tmp_path / "out")[0].name == "step_4"
 
 
 @pytest.mark.parametrize("at", [5, 6])
-def test_all_ranks_go_back_where_one_computes_a_wrong_norm(start_ranks: StartRanks, tmp_path: Path, at: int) -> None:
-    """Found by the notes of the step after, or before a checkpoint."""
+def test_all_ranks_roll_back_when_one_computes_a_wrong_norm(start_ranks: StartRanks, tmp_path: Path, at: int) -> None:
+    """Detected from the flags of the next step, or before a checkpoint."""
     out = tmp_path / "out"
     base = ("task=tests.grounds.tasks:Miscomputing", *POINTS[1:], f"options.at={at}", "options.rank=1")
     ranks = start_ranks("roll_back=1", "save_steps=2", "steps=8", f"out={out}", base=base)
@@ -233,7 +235,7 @@ def test_all_ranks_go_back_where_one_computes_a_wrong_norm(start_ranks: StartRan
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "zero0", "zero2", "zero3", "fsdp2"])
-def test_gradient_that_is_no_number_stops_all_ranks_before_the_update(
+def test_non_finite_gradient_stops_all_ranks_before_the_update(
     start_ranks: StartRanks, tmp_path: Path, strategy: str
 ) -> None:
     if "zero" in strategy:
@@ -247,7 +249,7 @@ def test_gradient_that_is_no_number_stops_all_ranks_before_the_update(
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp2"])
 @pytest.mark.parametrize(("steps", "made"), [(3, 3), (100, MOST_SKIPS)])
-def test_fp16_that_skips_every_step_is_a_failure_and_not_a_training_that_is_done(
+def test_fp16_that_skips_every_step_is_a_failure_and_not_a_finished_training(
     start_ranks: StartRanks, tmp_path: Path, strategy: str, steps: int, made: int
 ) -> None:
     if "zero" in strategy:
@@ -261,7 +263,7 @@ def test_fp16_that_skips_every_step_is_a_failure_and_not_a_training_that_is_done
     )
     ranks = start_ranks(*words, base=(FP16_ON_CPU[0], *POINTS[1:]))
     assert _codes(ranks) == [1, 1], ranks[0].out
-    line = next(one for one in ranks[0].err.splitlines() if one.startswith("error"))
+    line = next(line for line in ranks[0].err.splitlines() if line.startswith("error"))
     assert line.startswith(
         f"error: all ranks: gradient norm is not finite at {made} steps in a row, 1 to {made}, however"
     )
@@ -272,7 +274,7 @@ def test_fp16_that_skips_every_step_is_a_failure_and_not_a_training_that_is_done
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp2"])
-def test_both_ranks_go_back_to_the_same_step_and_on_from_there(
+def test_both_ranks_roll_back_to_the_same_step_and_continue_from_there(
     start_ranks: StartRanks, tmp_path: Path, strategy: str
 ) -> None:
     if "zero" in strategy:
@@ -283,7 +285,7 @@ def test_both_ranks_go_back_to_the_same_step_and_on_from_there(
     assert _codes(ranks) == [0, 0], ranks[0].err
     for rank in ranks:
         assert re.findall(r"^step=(\d)", rank.out, re.MULTILINE) == list("123455678")
-    told = f"WARNING: rank 1: loss is nan at step 6: back to {out / 'step_4'} (roll_back 1 of 1), without the batches of 2 steps"
-    assert told in ranks[0].out
+    warning = f"WARNING: rank 1: loss is nan at step 6: back to {out / 'step_4'} (roll_back 1 of 1), without the batches of 2 steps"
+    assert warning in ranks[0].out
     assert [step for step, *_ in _numbers(out)] == list(range(1, 9))
     assert files.read_manifest(out / "step_8", 8)["position"] == (8 + 2) * 4

@@ -1,4 +1,4 @@
-"""What TensorBoard and W&B hold of a training that was killed and went on, read back with their own code."""
+"""TensorBoard and W&B data of a training that was killed and resumed, read back with their own code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def _tensorboard(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
     events = reader.EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     return {
-        tag: [(one.step, one.wall_time, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+        tag: [(point.step, point.wall_time, point.value) for point in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
     }
 
 
@@ -36,11 +37,11 @@ def _log(path: Path) -> Iterator[bytes]:
     """
     The records of a .wandb file: a LevelDB log, 32 KiB blocks of (checksum, length, kind, data).
 
-    W&B has its reader in a program that uploads, so only the frames are read here.
+    W&B's own reader is inside a program that uploads, so the frames are parsed here.
     """
     data, at, whole = path.read_bytes(), 7, b""  # after ":W&B", magic and version
     while at < len(data):
-        if 32768 - at % 32768 < 7:  # no room for a frame: padding
+        if 32768 - at % 32768 < 7:  # too short for a frame: padding
             at += 32768 - at % 32768
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
@@ -61,10 +62,14 @@ def _wandb(path: Path) -> tuple[dict[str, str], list[dict[str, Any]], dict[str, 
             run = record.run
             facts = {"id": run.run_id, "name": run.display_name, "project": run.project}
         if record.HasField("history"):
-            items = {(one.key or ".".join(one.nested_key)): json.loads(one.value_json) for one in record.history.item}
+            items = {
+                (item.key or ".".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item
+            }
             history.append({"step": record.history.step.num, **items})
         if record.HasField("summary"):
-            summary.update({one.key or one.nested_key[0]: json.loads(one.value_json) for one in record.summary.update})
+            summary.update(
+                {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.summary.update}
+            )
     return facts, history, summary
 
 
@@ -84,32 +89,34 @@ def test_killed_training_has_every_step_once_in_tensorboard_and_in_wandb(
     (second,) = start_ranks(*words, env={**env, "ORCH_ATTEMPT": "2"}, world_size=1)
     assert second.wait() == 0, second.err
     records = _records(out)
-    assert [one["step"] for one in records] == list(range(1, 61))
+    assert [record["step"] for record in records] == list(range(1, 61))
 
     summary = json.loads((out / "summary.json").read_text())
     assert summary["steps"] == 60
     assert summary["last_loss"] == records[-1]["loss"]
-    assert summary["step_time_p50_s"] <= summary["step_time_p99_s"] <= max(one["step_time_s"] for one in records)
-    told = {key: value for key, value in summary.items() if key != "checkpoint"}
+    assert summary["step_time_p50_s"] <= summary["step_time_p99_s"] <= max(record["step_time_s"] for record in records)
+    numbers = {key: value for key, value in summary.items() if key != "checkpoint"}
 
     curves = _tensorboard(out / "tensorboard")
     totals = {tag: curves.pop(tag) for tag in sorted(curves) if tag.startswith("summary/")}
     assert {tag: [point[0] for point in curve] for tag, curve in totals.items()} == {
-        f"summary/{key}": [60] for key in told
+        f"summary/{key}": [60] for key in numbers
     }
     assert {tag: curve[0][2] for tag, curve in totals.items()} == pytest.approx(
-        {f"summary/{key}": value for key, value in told.items()}, rel=1e-6
+        {f"summary/{key}": value for key, value in numbers.items()}, rel=1e-6
     )
     assert set(curves) == set(records[0]) - {"step", "time"}
     for tag, curve in curves.items():
-        assert [point[:2] for point in curve] == [(one["step"], one["time"]) for one in records], tag
-        assert [point[2] for point in curve] == pytest.approx([one[tag] for one in records], rel=1e-6), tag  # 32 bits
+        assert [point[:2] for point in curve] == [(record["step"], record["time"]) for record in records], tag
+        assert [point[2] for point in curve] == pytest.approx([record[tag] for record in records], rel=1e-6), (
+            tag
+        )  # 32 bits
 
     newest = max((out / "wandb").glob("offline-run-*/*.wandb"))
     facts, history, shown = _wandb(newest)
     assert {key: shown[f"summary/{key}"] for key in summary} == summary
     assert facts == {"id": "20261121-train-ab12", "name": "20261121-train-ab12", "project": "orch"}
-    assert [{key: one[key] for key in records[0]} for one in history] == records
+    assert [{key: record[key] for key in records[0]} for record in history] == records
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,4 +1,4 @@
-"""The shared trainer gives the same losses over ssh, Slurm and this machine, for one seed and world size of any shape."""
+"""The shared trainer gives the same losses over ssh, Slurm and local nodes with the same seed and world size."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def test_losses_are_equal_over_ssh_slurm_and_local_and_status_shows_the_ranks(
     farm: Farm, cluster: Cluster, tmp_path: Path
 ) -> None:
     """
-    And their state says how far they came.
-
-    On one text: the default one belongs to the interpreter, and the grounds may run different ones.
+    All runs read one text: the default text is that of the interpreter's library, and the nodes may have different interpreters.
     """
     text = farm.home / "text.txt"
     text.write_bytes(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))

@@ -1,4 +1,4 @@
-"""Scripts of MMEngine, Hugging Face and accelerate as their users wrote them for CUDA, on two nodes without it."""
+"""Unchanged CUDA scripts of MMEngine, Hugging Face and accelerate on two nodes without CUDA."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ ZERO3 = """
   }
 }
 """
-"""By S4 of the field guides."""
+"""Case S4 of the field guides."""
 
 ACCELERATE = """
 import os
@@ -106,7 +106,7 @@ def _ready(orch: Orch) -> list[str]:
 
 @pytest.fixture
 def mmengine(farm: Farm, tmp_path: Path) -> Orch:
-    """An MMEngine script beside an inventory of two nodes; on one its launcher is pytorch, on the other slurm."""
+    """An MMEngine script and an inventory of two nodes; its launcher is pytorch on one node and slurm on the other."""
     components.module("mmengine")
     inventory = farm.inventory(tmp_path, nodes=2, env={"LAUNCHER": "pytorch", "OMP_NUM_THREADS": "1"})
     text = inventory.read_text("utf-8").replace("name: n1", "name: n1\n  env: {LAUNCHER: slurm}")
@@ -115,19 +115,19 @@ def mmengine(farm: Farm, tmp_path: Path) -> Orch:
     return Orch(tmp_path)
 
 
-def test_mmengine_script_for_cuda_trains_without_whatever_its_launcher_is(mmengine: Orch) -> None:
-    """Both launchers come to the same group, so one run shows both."""
+def test_mmengine_script_for_cuda_trains_without_cuda_with_either_launcher(mmengine: Orch) -> None:
+    """Both launchers form the same group, so one run tests both."""
     mmengine("ssh-launch", "--", "train.py", timeout_s=200)
     assert _trained(mmengine) == [f"trained {rank} 2 2 MMDistributedDataParallel" for rank in (0, 1)]
     assert _ready(mmengine) == ["2/2 ranks ready, backend gloo, device cpu"] * 2
-    said = [line["text"] for line in mmengine.lines("--grep", " ready, ")]
-    assert sorted(said) == ["2/2 ranks ready, backend gloo, device cpu", "rank 1 ready, device cpu"]
+    ready = [line["text"] for line in mmengine.lines("--grep", " ready, ")]
+    assert sorted(ready) == ["2/2 ranks ready, backend gloo, device cpu", "rank 1 ready, device cpu"]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "error"),
     [
-        # a torch that is built with CUDA says: Found no NVIDIA driver on your system
+        # torch built with CUDA prints: Found no NVIDIA driver on your system
         ((), r"torch\.cuda\.set_device\(local_rank\)(.|\n)*(_cuda_setDevice|Found no NVIDIA driver)"),
         (
             ("--cured-of-s0",),
@@ -136,13 +136,13 @@ def test_mmengine_script_for_cuda_trains_without_whatever_its_launcher_is(mmengi
     ],
     ids=["S0", "S1"],
 )
-def test_bare_script_fails_as_under_torchrun(mmengine: Orch, words: tuple[str, ...], said: str) -> None:
-    """By the field guides: what the cure of S0 leads to is S1."""
+def test_bare_script_fails_as_under_torchrun(mmengine: Orch, words: tuple[str, ...], error: str) -> None:
+    """By the field guides, the workaround for S0 leads to S1."""
     done = mmengine("ssh-launch", "--bare", "--nodes", "n0", "--", "train.py", *words, code=1, timeout_s=200)
-    assert re.search(said, done.stdout)
+    assert re.search(error, done.stdout)
 
 
-def test_script_that_makes_its_group_itself_trains_where_s1_ended_it(mmengine: Orch) -> None:
+def test_script_that_makes_its_own_group_trains_instead_of_failing_with_s1(mmengine: Orch) -> None:
     mmengine("ssh-launch", "--", "train.py", "--cured-of-s0", timeout_s=200)
     assert _trained(mmengine) == [f"trained {rank} 2 2 MMDistributedDataParallel" for rank in (0, 1)]
 
@@ -172,4 +172,4 @@ def test_accelerate_script_forms_one_world(farm: Farm, tmp_path: Path) -> None:
     assert _trained(orch) == ["trained [0, 1] 2 DistributedDataParallel"] * 2
     assert _ready(orch) == ["2/2 ranks ready, backend gloo, device cpu"] * 2
     progress = [rank for node in orch.status()["nodes"] for rank in node["progress"].values()]
-    assert [(one["phase"], one["saved"]) for one in progress] == [("step", None)] * 2
+    assert [(record["phase"], record["saved"]) for record in progress] == [("step", None)] * 2

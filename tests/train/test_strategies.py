@@ -1,4 +1,4 @@
-"""Every strategy for real, on gloo: DDP's losses, and a run over ssh that was killed repeats a straight one."""
+"""Every strategy on gloo: the losses of DDP, and a killed run over ssh repeats an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tests.until import until
 
 pytestmark = pytest.mark.train
 
-# Clips at every step: the norm has to be that of the whole model.
+# Clips at every step, so the norm has to be that of the whole model.
 WORDS = ("steps=30", "save_steps=10", "accumulation=2", "optim.grad_clip=0.5")
-# Its size is that of TINY, whose model.* it does not take.
+# Its model has the size of TINY's, but no model.* keys.
 HELD = ("task=tests.grounds.held_task:Held", *(word for word in TINY if not word.startswith("model.")))
 
 
 def _numbers(out: Path) -> list[tuple[int, float, float]]:
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [(one["step"], one["loss"], one["grad_norm"]) for one in lines]
+    return [(record["step"], record["loss"], record["grad_norm"]) for record in lines]
 
 
 def _codes(ranks: Sequence[Rank]) -> list[int]:
@@ -48,7 +48,7 @@ def under_ddp(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> list[tupl
 
 @pytest.fixture
 def gate(farm: Farm, warm: Warm) -> Iterator[WarmGate]:
-    """The ranks of the farm's nodes come from the warm trainers."""
+    """The ranks of the farm's nodes are forked from the warm trainers."""
 
     def trainer_for(words: Sequence[str]) -> WarmTrainer:
         return warm(deepspeed=any(word.startswith("strategy=zero") for word in words))
@@ -59,7 +59,7 @@ def gate(farm: Farm, warm: Warm) -> Iterator[WarmGate]:
 
 @pytest.fixture
 def orch(farm: Farm, tmp_path: Path) -> Orch:
-    """Two nodes with a rank each; the code that travels are two modules."""
+    """Two nodes with one rank each; the code in the bundle is two modules."""
     site = tmp_path / "site"
     grounds = site / "tests" / "grounds"
     grounds.mkdir(parents=True)
@@ -71,7 +71,7 @@ def orch(farm: Farm, tmp_path: Path) -> Orch:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "resharded"), [("ddp", 0), ("zero1", 0), ("zero3", 3), ("fsdp2", 3)])
-def test_run_on_two_nodes_killed_with_9_repeats_a_straight_one_bit_for_bit_and_ddp_nearly(
+def test_killed_run_on_two_nodes_repeats_an_uninterrupted_one_bit_for_bit_and_ddp_nearly(
     start_ranks: StartRanks,
     tmp_path: Path,
     strategy: str,
@@ -80,31 +80,31 @@ def test_run_on_two_nodes_killed_with_9_repeats_a_straight_one_bit_for_bit_and_d
     gate: WarmGate,
     orch: Orch,
 ) -> None:
-    """The straight one without orch, the killed one over ssh."""
+    """The uninterrupted run is without orch, the killed one over ssh."""
     if strategy.startswith("zero"):
         components.module("deepspeed")
     words = (*WORDS, f"strategy={strategy}")
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    assert _codes(start_ranks(*words, f"out={straight}", base=HELD)) == [0, 0]
-    for mine, theirs in zip(_numbers(straight), under_ddp, strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-4)
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    assert _codes(start_ranks(*words, f"out={uninterrupted}", base=HELD)) == [0, 0]
+    for found, expected in zip(_numbers(uninterrupted), under_ddp, strict=True):
+        assert found == pytest.approx(expected, rel=1e-4)
     launch = ("ssh-launch", "--bare", "--", WARM_RANK.name, str(gate.path), *HELD, *words, f"out={killed}")
     held = held_task.hold(killed)
     with orch.start(*launch) as first:
         until((killed / "step_10").exists, deadline_s=DEADLINE_S, awaited="the first checkpoint")
         gate.ranks["1"].kill()
         held.unlink()
-        _, said = first.communicate(timeout=DEADLINE_S)
+        _, errors = first.communicate(timeout=DEADLINE_S)
     assert first.returncode == 1
-    assert "is FAILED" in said  # by rank 1 or, which may be as quick, by rank 0 that misses it
+    assert "is FAILED" in errors  # by rank 1, or by rank 0, which loses its peer and may be as quick
     assert gate.ranks["1"].wait() == -signal.SIGKILL
     done = orch(*launch)
     assert "is DONE" in done.stderr
     assert re.search(r"^\[n0:0\].*resuming from .*, step 10$", done.stdout, re.MULTILINE)
-    assert _numbers(killed) == _numbers(straight)
-    assert (killed / "step_30" / "state.pt").read_bytes() == (straight / "step_30" / "state.pt").read_bytes()
+    assert _numbers(killed) == _numbers(uninterrupted)
+    assert (killed / "step_30" / "state.pt").read_bytes() == (uninterrupted / "step_30" / "state.pt").read_bytes()
 
-    if not resharded:  # seconds for each of them
+    if not resharded:  # takes seconds for each strategy
         return
     third = start_ranks(*words, "steps=31", f"out={killed}", world_size=resharded, base=HELD)
     assert set(_codes(third)) == {0}
@@ -115,12 +115,12 @@ def test_run_on_two_nodes_killed_with_9_repeats_a_straight_one_bit_for_bit_and_d
 
 
 @pytest.mark.slow
-def test_run_as_orch_starts_it_on_two_nodes_killed_with_9_repeats_a_straight_one_bit_for_bit(
+def test_killed_run_of_the_shipped_trainer_on_two_nodes_repeats_an_uninterrupted_one_bit_for_bit(
     start_ranks: StartRanks, tmp_path: Path, farm: Farm, orch: Orch
 ) -> None:
-    """Nothing is warm here: `python -m trainer` as the nodes' own account, which imports DeepSpeed itself."""
+    """Without warm trainers: `python -m trainer` under the nodes' account imports DeepSpeed itself."""
     components.module("deepspeed")
-    folder, straight = farm.home / secrets.token_hex(4), tmp_path / "straight"
+    folder, uninterrupted = farm.home / secrets.token_hex(4), tmp_path / "uninterrupted"
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
     held = held_task.hold(folder / "out")
@@ -128,43 +128,43 @@ def test_run_as_orch_starts_it_on_two_nodes_killed_with_9_repeats_a_straight_one
     killed, text = folder / "out", folder / "text.txt"
     text.write_text(Path(__file__).read_text() * 9)
     words = (*WORDS, "strategy=zero2", f"data.paths={text}")
-    assert _codes(start_ranks(*words, f"out={straight}", base=HELD)) == [0, 0]
+    assert _codes(start_ranks(*words, f"out={uninterrupted}", base=HELD)) == [0, 0]
     launch = ("ssh-launch", *HELD, *words, f"out={killed}")
     with orch.start(*launch) as first:
         until((killed / "step_10").exists, deadline_s=DEADLINE_S, awaited="the first checkpoint")
         (record,) = orch.records()
         events = orch.events(orch.node_folder(record["id"], "n1"))
-        os.kill(next(one["pid"] for one in events if one["event"] == "rank-started"), signal.SIGKILL)
+        os.kill(next(record["pid"] for record in events if record["event"] == "rank-started"), signal.SIGKILL)
         held.unlink()
         first.communicate(timeout=DEADLINE_S)
     assert first.returncode == 1
     done = orch(*launch)
     assert "is DONE" in done.stderr
     assert re.search(r"^\[n0:0\].*resuming from .*, step 10$", done.stdout, re.MULTILINE)
-    assert _numbers(killed) == _numbers(straight)
-    assert (killed / "step_30" / "state.pt").read_bytes() == (straight / "step_30" / "state.pt").read_bytes()
+    assert _numbers(killed) == _numbers(uninterrupted)
+    assert (killed / "step_30" / "state.pt").read_bytes() == (uninterrupted / "step_30" / "state.pt").read_bytes()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero0", "zero1", "zero2"])
-def test_what_splits_goes_on_with_another_number_of_ranks_as_if_nothing_had_been_and_what_does_not_refuses(
+def test_zero1_and_zero2_resume_at_another_world_size_and_zero0_refuses(
     start_ranks: StartRanks, tmp_path: Path, strategy: str
 ) -> None:
-    """One rank with the batches of two."""
+    """One rank with twice the micro batch, so the same batches."""
     components.module("deepspeed")
     words = (f"strategy={strategy}", "steps=3", "save_steps=2")
-    two, one = tmp_path / "two", tmp_path / "one"
-    assert _codes(start_ranks(*words, f"out={two}")) == [0, 0]
-    shutil.copytree(two / "step_2", one / "step_2")
-    one.chmod(0o700)
-    (alone,) = start_ranks(*words, f"out={one}", "micro_batch=8", world_size=1)
+    of_two, of_one = tmp_path / "two", tmp_path / "one"
+    assert _codes(start_ranks(*words, f"out={of_two}")) == [0, 0]
+    shutil.copytree(of_two / "step_2", of_one / "step_2")
+    of_one.chmod(0o700)
+    (alone,) = start_ranks(*words, f"out={of_one}", "micro_batch=8", world_size=1)
     if strategy == "zero0":
         assert alone.wait() == 2
         assert "the checkpoint at step 2 was written by 2 ranks, this run has 1: start with 2 ranks" in alone.err
         return
     assert alone.wait() == 0, alone.err
     assert "WARNING: the checkpoint was written by 2 ranks and is split over 1 now" in alone.out
-    assert _numbers(one) == [pytest.approx(_numbers(two)[2], rel=1e-5)]
+    assert _numbers(of_one) == [pytest.approx(_numbers(of_two)[2], rel=1e-5)]
 
 
 @pytest.mark.slow

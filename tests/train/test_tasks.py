@@ -1,4 +1,4 @@
-"""A task of the user's on real ranks: killed and resumed, and sent to the nodes of an inventory."""
+"""A user's task on real ranks: killed and resumed, and sent to the nodes of an inventory."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def _metrics(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("strategy", "steps"), [("ddp", 60), pytest.param("fsdp2", 24, marks=pytest.mark.slow)])
-def test_segmentation_killed_with_9_repeats_a_straight_run_bit_for_bit(
+def test_killed_segmentation_repeats_an_uninterrupted_run_bit_for_bit(
     start_ranks: StartRanks, tmp_path: Path, strategy: str, steps: int
 ) -> None:
-    """With crops drawn at random by workers, running means of BatchNorm, and evaluations."""
+    """With random crops in data workers, running means of BatchNorm, and evaluations."""
     folder = tmp_path / "images"
     folder.mkdir()
     draw = np.random.default_rng(0)
@@ -52,8 +52,8 @@ def test_segmentation_killed_with_9_repeats_a_straight_run_bit_for_bit(
         f"data.paths={folder}",
     )
     base = ("task=examples.segmentation.unet:Segmentation", *SMALL)
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    assert [rank.wait() for rank in start_ranks(*words, f"out={straight}", base=base)] == [0, 0]
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    assert [rank.wait() for rank in start_ranks(*words, f"out={uninterrupted}", base=base)] == [0, 0]
     first = start_ranks(*words, f"out={killed}", base=base)
     until((killed / "step_6").exists, deadline_s=DEADLINE_S, awaited="the first checkpoint")
     for rank in first:
@@ -65,15 +65,18 @@ def test_segmentation_killed_with_9_repeats_a_straight_run_bit_for_bit(
     assert "resuming from" in second[0].out
     assert f"evaluated step={steps} eval_loss=" in second[0].out
     assert "samples/s=" in second[0].out
-    assert _metrics(killed) == _metrics(straight)
-    assert [one["step"] for one in _metrics(straight) if "eval_iou" in one] == [*range(7, steps, 7), steps]
+    assert _metrics(killed) == _metrics(uninterrupted)
+    assert [record["step"] for record in _metrics(uninterrupted) if "eval_iou" in record] == [
+        *range(7, steps, 7),
+        steps,
+    ]
     assert files.read_manifest(killed / f"step_{steps}", steps)["eval_loss"] == _metrics(killed)[-1]["eval_loss"]
     assert (killed / f"step_{steps}" / "state.pt").read_bytes() == (
-        straight / f"step_{steps}" / "state.pt"
+        uninterrupted / f"step_{steps}" / "state.pt"
     ).read_bytes()
 
 
-def test_tokens_train_and_those_beyond_the_vocabulary_end_all_ranks(start_ranks: StartRanks, tmp_path: Path) -> None:
+def test_tokens_beyond_the_vocabulary_end_all_ranks_and_others_train(start_ranks: StartRanks, tmp_path: Path) -> None:
     np.save(tmp_path / "train.npy", np.arange(5000, dtype="u4") % 300)
     paths = (f"data.paths={tmp_path / 'train.npy'}", f"data.validation={tmp_path / 'train.npy'}")
     ranks = start_ranks(*paths, "steps=2", "model.vocabulary=300", "data.workers=1", "deterministic=true")
@@ -88,10 +91,10 @@ def test_tokens_train_and_those_beyond_the_vocabulary_end_all_ranks(start_ranks:
 
 
 @pytest.mark.parametrize(("split", "step", "done"), [("train", 3, 2), ("validation", 1, 3)])
-def test_wrong_sample_that_one_rank_meets_in_the_midst_is_one_line_on_each(
+def test_wrong_sample_on_one_rank_during_training_is_one_error_line_on_each_rank(
     start_ranks: StartRanks, tmp_path: Path, split: str, step: int, done: int
 ) -> None:
-    """The others, whom it leaves in a collective, have it from that rank in place of a traceback."""
+    """The other ranks, which are in a collective, print the error of that rank and no traceback."""
     ranks, micro_batch, context = 3, 4, 32
     tokens = np.arange(5000, dtype="u4") % 300
     np.save(tmp_path / "good.npy", tokens)
@@ -113,12 +116,10 @@ def test_wrong_sample_that_one_rank_meets_in_the_midst_is_one_line_on_each(
     ]
     assert [rank.err.count("\n") for rank in started] == [1] * ranks
     recorded = [json.loads((rank.folder / f"{rank.number}.json").read_text())["message"] for rank in started]
-    assert {one["extraInfo"]["kind"] for one in recorded} == {"config"}
+    assert {record["extraInfo"]["kind"] for record in recorded} == {"config"}
 
 
-def test_shared_weights_and_buffers_train_alike_under_every_way_to_split_them(
-    start_ranks: StartRanks, tmp_path: Path
-) -> None:
+def test_shared_weights_and_buffers_train_alike_under_every_strategy(start_ranks: StartRanks, tmp_path: Path) -> None:
     components.module("deepspeed")
     base = (
         "task=tests.grounds.tied_task:Tied",
@@ -137,7 +138,7 @@ def test_shared_weights_and_buffers_train_alike_under_every_way_to_split_them(
     started["bf16"] = start_ranks(*coarse, base=base, world_size=1)
     assert {rank.wait() for ranks in started.values() for rank in ranks} == {0}, started["bf16"][0].err
     assert "batch 16 = micro_batch 4 x devices 2 x nodes 1 x accumulation 2\n" in started["ddp"][0].out
-    losses = {name: [one["loss"] for one in _metrics(tmp_path / name)] for name in started}
+    losses = {name: [record["loss"] for record in _metrics(tmp_path / name)] for name in started}
     assert losses["ddp"][-1] < 0.9 * losses["ddp"][0]
     assert losses["fsdp2"] == pytest.approx(losses["ddp"], rel=1e-4)
     assert losses["zero3"] == pytest.approx(losses["ddp"], rel=1e-4)
@@ -146,12 +147,14 @@ def test_shared_weights_and_buffers_train_alike_under_every_way_to_split_them(
         assert set(state) == set(states["ddp"])
         assert torch.equal(state["head.weight"], state["token.weight"])
         torch.testing.assert_close(state["head.weight"], states["ddp"]["head.weight"], atol=0.005, rtol=0.0)
-    assert losses["bf16"] == pytest.approx(losses["ddp"], rel=0.003)  # buffers in bf16 would be 0.9 % off
+    assert losses["bf16"] == pytest.approx(
+        losses["ddp"], rel=0.003
+    )  # with buffers in bf16 the losses would be 0.9 % off
 
 
 @pytest.mark.timeout(200)
-def test_task_travels_to_the_nodes_and_wins_no_name_of_the_trainer(farm: Farm, tmp_path: Path) -> None:
-    """From a folder outside of git that has a trainer.py of its own."""
+def test_task_is_sent_to_the_nodes_and_cannot_shadow_the_trainer(farm: Farm, tmp_path: Path) -> None:
+    """From a folder outside of git with its own trainer.py."""
     (tmp_path / "unet.py").write_text(EXAMPLE.read_text("utf-8"))
     (tmp_path / "trainer.py").write_text("raise SystemExit('the wrong trainer')")
     farm.inventory(tmp_path, nodes=2, devices=1, env={"OMP_NUM_THREADS": "1"})

@@ -1,4 +1,4 @@
-"""Real trainings on gloo: they learn, they resume exactly, and they end as they should when something goes wrong."""
+"""Real trainings on gloo: the loss falls, resuming is exact, and failures end all ranks with the right error."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _metrics(out: Path) -> list[dict[str, Any]]:
 
 
 def _numbers(out: Path) -> list[tuple[int, float, float, float]]:
-    """What must repeat bit for bit; times do not."""
-    return [(one["step"], one["loss"], one["lr"], one["grad_norm"]) for one in _metrics(out)]
+    """The values of each step that must repeat bit for bit, so without times."""
+    return [(record["step"], record["loss"], record["lr"], record["grad_norm"]) for record in _metrics(out)]
 
 
 def test_loss_falls_under_torchrun(torchrun: Torchrun, tmp_path: Path) -> None:
@@ -35,13 +35,13 @@ def test_loss_falls_under_torchrun(torchrun: Torchrun, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "2/2 ranks ready, backend gloo, device cpu" in done.stdout
     assert "rank 1 ready, device cpu" in done.stdout
-    losses = [one["loss"] for one in _metrics(tmp_path / "out")]
+    losses = [record["loss"] for record in _metrics(tmp_path / "out")]
     assert len(losses) == 60
     assert losses[0] > 5.4
     assert losses[-1] < 3.6
-    rates = [one["lr"] for one in _metrics(tmp_path / "out")]
+    rates = [record["lr"] for record in _metrics(tmp_path / "out")]
     assert rates == pytest.approx([5e-3, 1e-2, *(learning_rate(step, 60, 1e-2, 2) for step in range(3, 61))])
-    for step in (40, 60):  # what the optimizer used, not what was reported
+    for step in (40, 60):  # the rate in the optimizer, not the reported one
         state = load_state(tmp_path / "out" / f"step_{step}" / "state.pt", "", mapped=False)
         assert {group["lr"] for group in state["optimizer"]["param_groups"]} == {rates[step - 1]}
     assert len(re.findall(r"^step=20 loss=\d\.\d{4}", done.stdout, re.MULTILINE)) == 2
@@ -51,53 +51,53 @@ def test_loss_falls_under_torchrun(torchrun: Torchrun, tmp_path: Path) -> None:
     assert summary.groups() == (f"{losses[0]:.4f}", f"{losses[-1]:.4f}", str(tmp_path / "out" / "step_60"))
 
 
-def test_resumed_run_repeats_a_straight_one_bit_for_bit(start_ranks: StartRanks, tmp_path: Path) -> None:
-    """Three ranks: with two, a sum has one order only, and a change of DDP's buckets would go unseen."""
+def test_resumed_run_repeats_an_uninterrupted_one_bit_for_bit(start_ranks: StartRanks, tmp_path: Path) -> None:
+    """Three ranks: a sum of two has only one order, and a change of DDP's buckets would go unnoticed."""
     words = ("steps=8", "save_steps=4", "accumulation=2")
-    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    assert [rank.wait() for rank in start_ranks(*words, f"out={straight}", world_size=3)] == [0, 0, 0]
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    assert [rank.wait() for rank in start_ranks(*words, f"out={uninterrupted}", world_size=3)] == [0, 0, 0]
     resumed.mkdir()
-    shutil.copytree(straight / "step_4", resumed / "step_4")
+    shutil.copytree(uninterrupted / "step_4", resumed / "step_4")
     ranks = start_ranks(*words, f"out={resumed}", world_size=3)
     assert [rank.wait() for rank in ranks] == [0, 0, 0]
     assert f"resuming from {resumed / 'step_4'}, step 4" in ranks[0].out
-    assert _numbers(resumed) == _numbers(straight)[4:]
-    assert (resumed / "step_8" / "state.pt").read_bytes() == (straight / "step_8" / "state.pt").read_bytes()
+    assert _numbers(resumed) == _numbers(uninterrupted)[4:]
+    assert (resumed / "step_8" / "state.pt").read_bytes() == (uninterrupted / "step_8" / "state.pt").read_bytes()
 
 
-def test_killed_run_goes_on_from_its_checkpoint_under_orch(start_ranks: StartRanks, tmp_path: Path) -> None:
+def test_killed_run_resumes_from_its_checkpoint_under_orch(start_ranks: StartRanks, tmp_path: Path) -> None:
     words = ("steps=120", "save_steps=20", "micro_batch=8")
-    straight, run_dir = tmp_path / "straight", tmp_path / "run"
-    assert [rank.wait() for rank in start_ranks(*words, f"out={straight}")] == [0, 0]
+    uninterrupted, run_dir = tmp_path / "uninterrupted", tmp_path / "run"
+    assert [rank.wait() for rank in start_ranks(*words, f"out={uninterrupted}")] == [0, 0]
     orch = {"ORCH_RUN_DIR": str(run_dir), "ORCH_NODE": "n0", "ORCH_ATTEMPT": "1"}
     first = start_ranks(*words, env=orch)
     out = run_dir / "checkpoints"
     until((out / "step_20").exists, deadline_s=DEADLINE_S, awaited="the first checkpoint")
     first[1].process.kill()
-    assert first[0].wait() not in (0, 2)  # the survivor notices, and does not wait for ddp_timeout
+    assert first[0].wait() not in (0, 2)  # the survivor fails at once, without waiting for ddp_timeout
     assert first[1].wait() == -signal.SIGKILL
     second = start_ranks(*words, env={**orch, "ORCH_ATTEMPT": "2"})
     assert [rank.wait() for rank in second] == [0, 0]
     assert "resuming from" in second[0].out
-    assert _numbers(out) == _numbers(straight)
+    assert _numbers(out) == _numbers(uninterrupted)
     progress = [json.loads((run_dir / "attempt-2/n0/progress" / f"{rank}.json").read_text()) for rank in (0, 1)]
-    assert [(one["phase"], one["step"], one["steps"]) for one in progress] == [("done", 120, 120)] * 2
+    assert [(record["phase"], record["step"], record["steps"]) for record in progress] == [("done", 120, 120)] * 2
     assert progress[0]["ready"] == "2/2 ranks ready, backend gloo, device cpu"
-    assert progress[0]["summary"]["last_loss"] == _metrics(straight)[-1]["loss"]
-    assert [one["saved"] for one in progress] == [120, 120]
+    assert progress[0]["summary"]["last_loss"] == _metrics(uninterrupted)[-1]["loss"]
+    assert [record["saved"] for record in progress] == [120, 120]
     assert set(progress[0]["summary"]) == {
         *("steps", "first_loss", "last_loss", "tokens_per_s", "wall_s", "checkpoint"),
         *("step_time_p50_s", "step_time_p99_s", "data_wait_s", "peak_memory_bytes"),
     }
 
 
-def test_finished_run_started_again_has_nothing_to_do(start_ranks: StartRanks, tmp_path: Path) -> None:
+def test_restarted_finished_run_trains_no_step(start_ranks: StartRanks, tmp_path: Path) -> None:
     words = ("steps=2", f"out={tmp_path / 'out'}")
     assert start_ranks(*words, world_size=1)[0].wait() == 0
-    (again,) = start_ranks(*words, world_size=1)
-    assert again.wait() == 0
-    assert f"checkpoint={tmp_path / 'out' / 'step_2'}" in again.out
-    assert "step=" not in again.out.replace("steps=", "")
+    (restarted,) = start_ranks(*words, world_size=1)
+    assert restarted.wait() == 0
+    assert f"checkpoint={tmp_path / 'out' / 'step_2'}" in restarted.out
+    assert "step=" not in restarted.out.replace("steps=", "")
 
 
 def test_data_missing_on_one_rank_ends_all_with_2(start_ranks: StartRanks, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_missing_rank_is_named(start_ranks: StartRanks) -> None:
     assert "error: 1/2 ranks ready after 1 s; missing: rank 1" in alone.err
 
 
-def test_rendezvous_that_nobody_hosts_is_named(start_ranks: StartRanks) -> None:
+def test_rendezvous_without_a_host_is_named(start_ranks: StartRanks) -> None:
     (alone,) = start_ranks("ddp_timeout=1", world_size=2, only=1)
     assert alone.wait() == 1
     assert "rank 1 cannot reach the rendezvous at 127.0.0.1:" in alone.err
@@ -151,13 +151,13 @@ def test_sigterm_ends_a_rank_that_waits_in_a_collective(start_ranks: StartRanks,
 
 
 @pytest.mark.parametrize("name", ["USR2", "TERM"])
-def test_warning_to_one_rank_has_all_save_and_ask_to_be_started_again(
+def test_preemption_signal_to_one_rank_makes_all_save_and_exit_99(
     start_ranks: StartRanks, tmp_path: Path, name: str
 ) -> None:
-    """A TERM from anybody but the launcher, as from Slurm when it preempts a job."""
+    """A SIGTERM that is not from the launcher, such as Slurm's when it preempts a job."""
     words = ("steps=60", "save_steps=1000", "micro_batch=64")
-    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    assert [rank.wait() for rank in start_ranks(*words, f"out={straight}")] == [0, 0]
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    assert [rank.wait() for rank in start_ranks(*words, f"out={uninterrupted}")] == [0, 0]
     ranks = start_ranks(*words, f"out={resumed}")
     metrics = resumed / "metrics.jsonl"
     until(lambda: metrics.exists() and len(_metrics(resumed)) > 1, deadline_s=DEADLINE_S, awaited="the first steps")
@@ -167,11 +167,11 @@ def test_warning_to_one_rank_has_all_save_and_ask_to_be_started_again(
     assert steps < 60
     assert f"saved at step {steps}, to be restarted (exit code 99)" in ranks[0].out
     assert [rank.wait() for rank in start_ranks(*words, f"out={resumed}")] == [0, 0]
-    assert _numbers(resumed) == _numbers(straight)
+    assert _numbers(resumed) == _numbers(uninterrupted)
 
 
-def test_unforeseen_error_keeps_its_traceback_and_fills_the_error_file(start_ranks: StartRanks) -> None:
-    """What does not fit into memory would not the next time: no other attempt."""
+def test_unexpected_error_keeps_its_traceback_and_fills_the_error_file(start_ranks: StartRanks) -> None:
+    """Out of memory would recur in another attempt, so its exit code forbids a retry."""
     words = (f"model.vocabulary={10**12}", f"model.width={10**18}")
     large, wrong = (start_ranks(word, f"out={word}", world_size=1)[0] for word in words)
     assert [rank.wait() for rank in (large, wrong)] == [93, 1]

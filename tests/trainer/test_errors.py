@@ -1,4 +1,4 @@
-"""What kind of failure an error is, and where that is left."""
+"""The kind of failure of each error, and the file that records it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from trainer.metrics.jsonl import MetricsFile
 
 
 class OutOfMemoryError(RuntimeError):
-    """As torch calls its own, from torch 1.13 on."""
+    """The name of torch's error since torch 1.13."""
 
 
 class DistBackendError(RuntimeError):
-    """As torch calls its own, from torch 2.1 on."""
+    """The name of torch's error since torch 2.1."""
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ class DistBackendError(RuntimeError):
         (ZeroDivisionError(), "code"),
     ],
 )
-def test_kind_of_an_error_that_nobody_foresaw(error: BaseException, kind: str) -> None:
+def test_kind_of_an_unexpected_error(error: BaseException, kind: str) -> None:
     assert kind_of(error) == kind
 
 
@@ -74,20 +74,20 @@ def test_kind_of_an_error_that_nobody_foresaw(error: BaseException, kind: str) -
         (NumbersError, "numbers"),
     ],
 )
-def test_kind_is_left_for_the_launcher(tmp_path: Path, error: type[TrainerError], kind: str) -> None:
+def test_error_file_has_the_kind(tmp_path: Path, error: type[TrainerError], kind: str) -> None:
     report(error("what happened"), {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json"), "RANK": "1"})
     assert json.loads((tmp_path / "error.json").read_text())["message"]["extraInfo"]["kind"] == kind
 
 
-def test_first_failure_is_told_with_its_kind() -> None:
-    told = str(RankExit("n0", 0, 1, None, "cannot save step_4: No space left on device", kind="storage"))
-    assert told == "rank 0 on n0 exited 1 (storage): cannot save step_4: No space left on device"
+def test_first_failure_is_shown_with_its_kind() -> None:
+    text = str(RankExit("n0", 0, 1, None, "cannot save step_4: No space left on device", kind="storage"))
+    assert text == "rank 0 on n0 exited 1 (storage): cannot save step_4: No space left on device"
 
 
-def test_measures_that_a_full_disk_does_not_take_end_the_training_as_a_matter_of_storage(tmp_path: Path) -> None:
+def test_metrics_on_a_full_disk_are_a_storage_error(tmp_path: Path) -> None:
     metrics = MetricsFile(tmp_path / "metrics.jsonl", last_step=0)
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, metrics._file)  # noqa: SLF001 -- a disk that is full from now on
+    os.dup2(full, metrics._file)  # noqa: SLF001 -- the disk is full from now on
     with pytest.raises(StorageError, match=r"^cannot write .*/metrics\.jsonl: No space left on device; "):
         metrics.write({"step": 1})
     metrics.close()

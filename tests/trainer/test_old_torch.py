@@ -1,7 +1,7 @@
 """
 The trainer on a T20's torch 1.10 and Python 3.8: newer names are looked up before they are used, never taken for granted.
 
-tests/cases/torch_1_10_names.json is what `dir` said of the modules of torch 1.10.0, and of two of its classes.
+tests/cases/torch_1_10_names.json has the output of `dir` for the modules of torch 1.10.0 and two of its classes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.paths import ROOT
 NAMES_FILE = ROOT / "tests" / "cases" / "torch_1_10_names.json"
 NAMES: dict[str, list[str]] = json.loads(NAMES_FILE.read_text("utf-8"))
 SOURCES = sorted(Path(trainer.__file__).parent.rglob("*.py"))
-NOT_IMPORTED = ("__main__", "sitecustomize")  # they run when they are imported
+NOT_IMPORTED = ("__main__", "sitecustomize")  # importing them runs them
 
 
 def _module(source: Path) -> str:
@@ -32,7 +32,7 @@ def _module(source: Path) -> str:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("python", PYTHONS)
-def test_every_module_imports_where_torch_has_the_names_of_1_10_alone(python: str) -> None:
+def test_every_module_imports_with_only_the_names_of_torch_1_10(python: str) -> None:
     modules = [_module(source) for source in SOURCES if source.stem not in NOT_IMPORTED]
     done = subprocess.run(
         [python, "-m", "tests.doubles.bare_torch", str(NAMES_FILE), *modules],
@@ -70,19 +70,19 @@ def test_newer_names_are_found_however_they_are_written(text: str, newer: list[s
 
 
 def newer_names(text: str) -> Iterator[str]:
-    """What is written as an attribute, or imported, of a module of torch, and is not in torch 1.10."""
+    """The names of torch that the text uses as attributes, or imports, and that torch 1.10 lacks."""
     tree = ast.parse(text)
-    known = {}  # local name -> what it is in torch
+    known = {}  # local name -> its full name in torch
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for one in node.names:
-                if one.name.split(".")[0] == "torch":
-                    known[one.asname or "torch"] = one.name if one.asname else "torch"
-                    yield from _missing(one.name)
+            for alias in node.names:
+                if alias.name.split(".")[0] == "torch":
+                    known[alias.asname or "torch"] = alias.name if alias.asname else "torch"
+                    yield from _missing(alias.name)
         elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "torch":
-            for one in node.names:
-                known[one.asname or one.name] = f"{node.module}.{one.name}"
-                yield from _missing(f"{node.module}.{one.name}")
+            for alias in node.names:
+                known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                yield from _missing(f"{node.module}.{alias.name}")
     inner = {node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node not in inner:  # the whole of a.b.c, not a.b
@@ -92,7 +92,7 @@ def newer_names(text: str) -> Iterator[str]:
 
 
 def _names(node: ast.expr) -> list[str]:
-    """a.b.c -> a, b, c; what is no name at its beginning has no names."""
+    """a.b.c -> a, b, c; an expression that does not begin with a name gives an empty first name."""
     if isinstance(node, ast.Name):
         return [node.id]
     before = _names(node.value) if isinstance(node, ast.Attribute) else [""]
@@ -100,12 +100,12 @@ def _names(node: ast.expr) -> list[str]:
 
 
 def _missing(dotted: str) -> Iterator[str]:
-    """The shortest beginning of a.b.c that torch 1.10 has not; what follows a name that is no module is not known."""
-    have, *rest = dotted.split(".")
+    """The shortest prefix of a.b.c that torch 1.10 lacks; names after one that is no module are not checked."""
+    prefix, *rest = dotted.split(".")
     for name in rest:
-        if have not in NAMES:
+        if prefix not in NAMES:
             return
-        if name not in NAMES[have]:
-            yield f"{have}.{name}"
+        if name not in NAMES[prefix]:
+            yield f"{prefix}.{name}"
             return
-        have = f"{have}.{name}"
+        prefix = f"{prefix}.{name}"

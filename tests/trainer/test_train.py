@@ -1,4 +1,4 @@
-"""The numbers of a step: learning rate, finiteness, attention, decay groups, and the collectives of one process."""
+"""The arithmetic of a step: learning rate, finiteness, attention, decay groups, and the collectives of one process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_non_finite_loss_names_rank_and_step(values: list[float], message: str) 
     assert not isinstance(caught.value, UserError)
 
 
-def test_step_without_an_update_is_judged_once_by_the_flags_of_all_ranks() -> None:
+def test_step_without_an_update_is_detected_once_from_the_flags_of_all_ranks() -> None:
     skips = Skips(scales_loss=False)
     skips.add(6, 1.0)
     assert skips.flag() == Flag.NONE
@@ -66,7 +66,7 @@ def test_step_without_an_update_is_judged_once_by_the_flags_of_all_ranks() -> No
 @pytest.mark.parametrize(
     ("first", "final", "bound"), [(1, 200, MOST_SKIPS), (100, 120, None), (100, 200, 139), (1, 8, 8), (2, 8, None)]
 )
-def test_steps_that_fp16_skips_are_bounded_and_one_of_them_has_to_be_made(
+def test_consecutive_skipped_fp16_steps_are_bounded_and_may_not_be_the_whole_training(
     first: int, final: int, bound: int | None
 ) -> None:
     """All steps from `first` on are skipped."""
@@ -82,7 +82,7 @@ def test_steps_that_fp16_skips_are_bounded_and_one_of_them_has_to_be_made(
     assert (f"not finite at {step - first + 1} steps in a row, {first} to {step}, however" in message) == bool(bound)
 
 
-def test_step_that_fp16_makes_begins_the_count_anew_and_one_rank_alone_never_skips() -> None:
+def test_completed_fp16_step_resets_the_count_and_a_skip_of_one_rank_is_an_error() -> None:
     skips = Skips(scales_loss=True)
     for step in range(1, 4 * MOST_SKIPS):
         skips.add(step, 1.0 if step % MOST_SKIPS == 0 else math.inf)
@@ -110,7 +110,7 @@ def test_no_position_sees_the_future() -> None:
         assert model(tokens, tokens) != model(changed, tokens)
 
 
-def test_fresh_model_is_as_uncertain_as_256_equal_bytes() -> None:
+def test_initial_loss_is_that_of_256_equally_likely_bytes() -> None:
     config = TrainConfig(model=TINY)
     model = build_whole(_alone(), config, Gpt(config))
     tokens = torch.arange(64).view(8, 8)
@@ -119,21 +119,21 @@ def test_fresh_model_is_as_uncertain_as_256_equal_bytes() -> None:
 
 def test_only_matrices_and_embeddings_decay() -> None:
     model = GPT(TINY)
-    decayed, others = make_optimizer(model, 1e-3, OptimConfig(weight_decay=0.3)).param_groups
-    assert (decayed["weight_decay"], others["weight_decay"]) == (0.3, 0.0)
-    assert {one.dim() for one in decayed["params"]} == {2}
-    assert {one.dim() for one in others["params"]} == {1}
-    assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
+    decayed, undecayed = make_optimizer(model, 1e-3, OptimConfig(weight_decay=0.3)).param_groups
+    assert (decayed["weight_decay"], undecayed["weight_decay"]) == (0.3, 0.0)
+    assert {parameter.dim() for parameter in decayed["params"]} == {2}
+    assert {parameter.dim() for parameter in undecayed["params"]} == {1}
+    assert len(decayed["params"]) + len(undecayed["params"]) == len(list(model.parameters()))
 
 
-def test_parameters_left_on_the_cpu_are_told_loudly(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameters_left_on_the_cpu_are_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     cpu = choose("cpu", torch)
     warn_if_on_cpu(GPT(TINY), cpu, 3)
     assert capsys.readouterr().err == ""
     warn_if_on_cpu(GPT(TINY), cpu.changed(name="gcu-t2x"), 3)
-    said = capsys.readouterr().err
-    assert said.startswith("WARNING: rank 3: ")
-    assert "on the CPU although gcu-t2x was asked for" in said
+    warning = capsys.readouterr().err
+    assert warning.startswith("WARNING: rank 3: ")
+    assert "on the CPU although gcu-t2x was asked for" in warning
 
 
 def _alone() -> Group:
@@ -153,7 +153,7 @@ def test_one_process_forms_a_group_without_a_rendezvous() -> None:
     assert CHUNK_BYTES > 0
 
 
-def test_agreement_raises_the_problem_as_it_is() -> None:
+def test_raise_if_any_raises_the_problem_unchanged() -> None:
     _alone().raise_if_any("")
     with pytest.raises(UserError, match=r"^no data$"):
         _alone().raise_if_any("no data")
@@ -169,8 +169,8 @@ def _world_of_one() -> dict[str, str]:
     return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
-def test_backend_with_a_store_of_its_own_is_given_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way of a T20, walked on gloo; the ranks are counted all the same."""
+def test_backend_with_its_own_store_gets_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The procedure for a T20, on gloo; the ranks are counted all the same."""
     env = _world_of_one()
     row = choose("cpu", torch).changed(needs_address=True)
     monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: row)
@@ -189,7 +189,7 @@ def test_backend_with_a_store_of_its_own_is_given_an_address(monkeypatch: pytest
         torch.distributed.destroy_process_group()
 
 
-def test_group_that_cannot_be_joined_is_told_in_the_librarys_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_that_cannot_be_joined_is_an_error_with_the_librarys_message(monkeypatch: pytest.MonkeyPatch) -> None:
     env = _world_of_one()
     row = choose("cpu", torch).changed(backend="nccl")
     monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: row)
@@ -201,7 +201,7 @@ def test_group_that_cannot_be_joined_is_told_in_the_librarys_words(monkeypatch: 
     ("count", "part"),
     [(1, "local rank 1 has no device: this node shows 1 (cuda)"), (4, "device cuda:1 cannot be used")],
 )
-def test_device_that_is_not_there_or_fails_is_named(monkeypatch: pytest.MonkeyPatch, count: int, part: str) -> None:
+def test_missing_or_failing_device_is_named(monkeypatch: pytest.MonkeyPatch, count: int, part: str) -> None:
     def refuse(number: int) -> None:
         raise RuntimeError(f"CUDA error: invalid device ordinal {number}")
 

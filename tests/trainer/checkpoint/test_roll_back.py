@@ -55,15 +55,15 @@ def _train(out: Path, *words: str) -> tuple[Summary | None, list[dict[str, Any]]
 def test_roll_back_resumes_from_the_checkpoint_and_skips_the_batches_since_then(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    straight = Breaking(monkeypatch)
-    _train(tmp_path / "straight", "steps=10")
+    uninterrupted = Breaking(monkeypatch)
+    _train(tmp_path / "uninterrupted", "steps=10")
     monkeypatch.undo()
     broken = Breaking(monkeypatch, 6)
     summary, records = _train(tmp_path / "out", "roll_back=1")
     assert summary is not None
     assert [record["step"] for record in records] == list(range(1, 9))
     assert all(math.isfinite(record["loss"]) for record in records)
-    assert broken.inputs == straight.inputs[:10]  # the two repeated steps take the next batches
+    assert broken.inputs == uninterrupted.inputs[:10]  # the two repeated steps take the next batches
     warning = f"WARNING: all ranks: loss is nan at step 6: back to {tmp_path / 'out' / 'step_4'} (roll_back 1 of 1), without the "
     assert warning in capsys.readouterr().out
     assert files.read_manifest(tmp_path / "out" / "step_8", 8)["position"] == 10

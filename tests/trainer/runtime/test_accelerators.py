@@ -1,7 +1,7 @@
 """
-Which accelerator is chosen, and what is said where one is missing, for a torch that only says what it sees.
+The choice of an accelerator, and the error if one is missing, with a double of torch that only reports devices.
 
-What the rows do is tested on ranks: train/test_gcu.py on doubles of torch_gcu, train/test_cuda.py on a GPU.
+The accelerators themselves are tested on ranks: train/test_gcu.py on doubles of torch_gcu, train/test_cuda.py on a GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.runtime.init import initialise
 
 
 def _torch(*, cuda: int = 0, gcu: int | None = None) -> Any:  # noqa: ANN401 -- stands in for the torch module
-    """A torch that sees so many cuda devices, and so many gcu ones once torch_gcu (i3x) is imported."""
+    """A torch that reports `cuda` CUDA devices, and `gcu` GCU devices once torch_gcu (i3x) is imported."""
     fake = SimpleNamespace(
         __version__="2.5.1",
         version=SimpleNamespace(cuda="12.4"),
@@ -65,12 +65,12 @@ def test_auto_prefers_cuda_then_gcu_then_cpu() -> None:
     assert choose("auto", _torch(), _no_gcu).name == "cpu"
 
 
-def test_cpu_is_taken_when_asked_for_though_cuda_is_there() -> None:
+def test_cpu_is_chosen_on_request_although_cuda_is_present() -> None:
     assert choose("cpu", _torch(cuda=8), _no_gcu).name == "cpu"
 
 
 @pytest.mark.parametrize(
-    ("asked", "built", "problem", "part"),
+    ("device", "built", "problem", "part"),
     [
         ("cuda", "12.4", "", "no NVIDIA device or driver is visible"),
         ("cuda", None, "", "built without CUDA"),
@@ -78,11 +78,11 @@ def test_cpu_is_taken_when_asked_for_though_cuda_is_there() -> None:
         ("gcu", None, "torch_gcu is installed but cannot be imported: libeccl.so", "libeccl.so"),
     ],
 )
-def test_missing_accelerator_is_an_error_with_a_remedy(asked: str, built: str | None, problem: str, part: str) -> None:
+def test_missing_accelerator_is_an_error_with_a_remedy(device: str, built: str | None, problem: str, part: str) -> None:
     fake = _torch()
     fake.version.cuda = built
-    with pytest.raises(UserError, match=f"device={asked}: ") as caught:
-        choose(asked, fake, lambda: (None, problem))
+    with pytest.raises(UserError, match=f"device={device}: ") as caught:
+        choose(device, fake, lambda: (None, problem))
     assert part in str(caught.value)
     assert "device=cpu" in str(caught.value)
 
@@ -93,9 +93,9 @@ def test_gcu_without_a_card_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "built", "gcu", "said"),
+    ("files", "built", "gcu", "warning"),
     [
-        ([], "12.4", _no_gcu, ""),  # an ordinary CPU node with the torch that pip brings
+        ([], "12.4", _no_gcu, ""),  # an ordinary CPU node with torch from PyPI
         (["nvidia0"], "12.4", _no_gcu, "/nvidia0, but no NVIDIA device or driver is visible to torch (see nvidia-smi,"),
         (["nvidia0"], None, _no_gcu, "/nvidia0, but torch 2.5.1 is built without CUDA; install a CUDA build"),
         (["nvidiactl"], None, _no_gcu, ""),
@@ -109,13 +109,13 @@ def test_gcu_without_a_card_is_an_error() -> None:
         ([], None, lambda: (SimpleNamespace(is_available=lambda: False), ""), "torch_gcu finds no device (efsmi, "),
     ],
 )
-def test_what_seems_to_be_here_is_told_with_a_remedy_when_the_cpu_is_taken(
+def test_unusable_card_is_named_with_a_remedy_when_the_cpu_is_chosen(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     files: list[str],
     built: str | None,
     gcu: Callable[[], tuple[Any, str]],
-    said: str,
+    warning: str,
 ) -> None:
     monkeypatch.setattr("trainer.runtime.accelerators.CUDA_FILES", f"{tmp_path}/nvidia[0-9]*")
     monkeypatch.setattr("trainer.runtime.accelerators.GCU_FILES", f"{tmp_path}/gcu*")
@@ -125,28 +125,28 @@ def test_what_seems_to_be_here_is_told_with_a_remedy_when_the_cpu_is_taken(
     fake.version.cuda = built
     row = choose("auto", fake, gcu)
     assert row.name == "cpu"
-    assert said in row.unusable_card
-    assert bool(said) == bool(row.unusable_card)
+    assert warning in row.unusable_card
+    assert bool(warning) == bool(row.unusable_card)
     assert choose("cpu", fake, gcu).unusable_card == ""
 
 
 @pytest.mark.parametrize(("local_rank", "lines"), [("0", 1), ("1", 0)])
-def test_cpu_in_place_of_a_card_is_told_once_a_node(
+def test_cpu_instead_of_a_card_is_warned_of_once_per_node(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], local_rank: str, lines: int
 ) -> None:
-    here = choose("cpu", torch).changed(unusable_card="this node has a card; repair it")
-    monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: here)
+    cpu = choose("cpu", torch).changed(unusable_card="this node has a card; repair it")
+    monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: cpu)
     initialise("auto", 60.0, {"LOCAL_RANK": local_rank})
-    said = "WARNING: training on the CPU: this node has a card; repair it, or say device=cpu\n"
-    assert capsys.readouterr().err == said * lines
+    warning = "WARNING: training on the CPU: this node has a card; repair it, or say device=cpu\n"
+    assert capsys.readouterr().err == warning * lines
 
 
-def test_gcu_i3x_offers_bf16_where_the_card_has_it() -> None:
+def test_gcu_i3x_offers_bf16_if_the_card_has_it() -> None:
     assert "bf16" in choose("gcu", _torch(gcu=8), lambda: (object(), "")).precisions()
     assert choose("gcu", _torch(gcu=1), lambda: (object(), "")).precisions() == ("fp32", "fp16")
 
 
-def test_autocast_computes_matrix_products_in_what_was_asked_for() -> None:
+def test_autocast_computes_matrix_products_in_the_requested_precision() -> None:
     row, matrix = choose("cpu", torch), torch.ones(2, 2)
     with row.autocast("bf16"):
         assert (matrix @ matrix).dtype is torch.bfloat16
@@ -163,6 +163,6 @@ def test_cuda_card_that_only_emulates_bf16_does_not_offer_it(capability: tuple[i
     assert ("bf16" in choose("cuda", fake, _no_gcu).precisions()) == has_bf16
 
 
-def test_fp16_is_offered_where_there_is_a_scaler_for_it() -> None:
+def test_fp16_is_offered_if_there_is_a_scaler_for_it() -> None:
     assert "fp16" in choose("cpu", torch).precisions()
     assert "fp16" not in choose("cpu", _torch()).precisions()  # torch before 2.3

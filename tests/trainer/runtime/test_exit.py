@@ -1,4 +1,4 @@
-"""How a rank ends that has failed: alone or with all others, and what those tell whom it leaves in a collective."""
+"""The exit of a failed rank, alone or with all others, and the errors of the ranks that it leaves in a collective."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ GLOO = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connec
 
 
 class Ended(BaseException):
-    """In place of the process."""
+    """Raised instead of the exit of the process."""
 
 
 @pytest.fixture(autouse=True)
-def _end_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def _exit_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def end(code: int) -> NoReturn:
         raise Ended(code)
 
@@ -44,9 +44,9 @@ def _end_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _env(rank: int, port: int, folder: Path) -> dict[str, str]:
-    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    rank_env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return {**place, **rendezvous, "TORCHELASTIC_ERROR_FILE": str(folder / f"{rank}.json")}
+    return {**rank_env, **rendezvous, "TORCHELASTIC_ERROR_FILE": str(folder / f"{rank}.json")}
 
 
 def _unused_port() -> int:
@@ -58,7 +58,7 @@ def _unused_port() -> int:
 
 @pytest.fixture
 def rendezvous(tmp_path: Path) -> list[Rendezvous]:
-    """Of two ranks in this process; the first hosts the store."""
+    """The rendezvous of two ranks in this process; rank 0 hosts the store."""
     port = _unused_port()
     envs = [_env(rank, port, tmp_path) for rank in (0, 1)]
     return [Rendezvous.open(Rank.from_env(env), env, 30.0) for env in envs]
@@ -70,17 +70,17 @@ def _recorded(folder: Path, rank: int) -> tuple[str, str]:
 
 
 class Session:
-    """Rank 1 of 2, whose training ends in an error; `seen` has what it did then, in order."""
+    """Rank 1 of 2, whose training raises an error; `calls` has its calls after that, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, error: TrainerError) -> None:
-        self.folder, self.seen, self.uploaded = folder, list[object](), threading.Event()
+        self.folder, self.calls, self.uploaded = folder, list[object](), threading.Event()
         fails = SimpleNamespace(
             run=lambda: self._fail(error),
-            batches=SimpleNamespace(close=lambda: self.seen.append("batches")),
-            saver=SimpleNamespace(finish=lambda: self.seen.append("save")),
+            batches=SimpleNamespace(close=lambda: self.calls.append("batches")),
+            saver=SimpleNamespace(finish=lambda: self.calls.append("save")),
             metrics=SimpleNamespace(close=self._report),
         )
-        rendezvous = SimpleNamespace(report_failure=lambda failure: self.seen.append((failure, *_recorded(folder, 1))))
+        rendezvous = SimpleNamespace(report_failure=lambda failure: self.calls.append((failure, *_recorded(folder, 1))))
         group = SimpleNamespace(close=self._leave, set_timeout=None)
         monkeypatch.setattr(run_rank, "Trainer", lambda *_: fails)
         monkeypatch.setattr(run_rank, "initialise", lambda *_, **__: group)
@@ -94,40 +94,40 @@ class Session:
         raise error
 
     def _report(self, code: int) -> None:
-        self.seen.append(("reporters", code))
+        self.calls.append(("reporters", code))
         if not self.uploaded.wait(60):
-            self.seen.append("waited for the upload")
+            self.calls.append("waited for the upload")
 
     def _leave(self, code: int) -> NoReturn:
-        self.seen.append(("group", code))
+        self.calls.append(("group", code))
         raise Ended(code)
 
 
-def test_rank_that_fails_alone_tells_it_and_ends_without_its_group_and_without_waiting_for_an_upload(
+def test_rank_that_fails_alone_reports_it_and_exits_without_its_group_or_an_upload(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = Session(monkeypatch, tmp_path, UserError("token 4711"))
+    session = Session(monkeypatch, tmp_path, UserError("token 4711"))
     with pytest.raises(Ended, match="2"):
-        one.run()
-    one.uploaded.set()
-    told = (Failure("token 4711", "config", 2), "token 4711", "config")
-    assert one.seen == [told, "save", ("reporters", 2)]  # the error file was there when the others were told
+        session.run()
+    session.uploaded.set()
+    failure = (Failure("token 4711", "config", 2), "token 4711", "config")
+    assert session.calls == [failure, "save", ("reporters", 2)]  # the error file was written before the report
     assert capsys.readouterr().err == "rank 1: error: token 4711\n"
 
 
-def test_what_all_ranks_agree_on_is_left_in_each_ones_error_file_and_they_leave_in_order(
+def test_agreed_error_is_in_every_ranks_error_file_and_all_exit_in_order(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = Session(monkeypatch, tmp_path, StorageError.agreed("rank 0: disk full"))
-    one.uploaded.set()
+    session = Session(monkeypatch, tmp_path, StorageError.agreed("rank 0: disk full"))
+    session.uploaded.set()
     with pytest.raises(Ended, match="1"):
-        one.run()
-    assert one.seen == ["batches", "save", ("reporters", 1), ("group", 1)]
+        session.run()
+    assert session.calls == ["batches", "save", ("reporters", 1), ("group", 1)]
     assert capsys.readouterr().err == ""
     assert _recorded(tmp_path, 1) == ("rank 0: disk full", "storage")
 
 
-def test_error_file_that_cannot_be_written_hides_no_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_unwritable_error_file_hides_no_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "missing" / "1.json"
     write_error_file({"RANK": "1", "TORCHELASTIC_ERROR_FILE": str(path)}, "disk full", kind="storage")
     assert capsys.readouterr().err == f"WARNING: rank 1: cannot write {path}: {os.strerror(errno.ENOENT)}\n"
@@ -138,8 +138,8 @@ class FullDisk(io.StringIO):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), text)
 
 
-def test_log_on_a_full_disk_keeps_no_rank_from_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Else the interpreter would go on to tear down a live process group."""
+def test_log_on_a_full_disk_does_not_keep_a_rank_from_exiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Otherwise the interpreter would tear down a live process group."""
     monkeypatch.setattr(sys, "stderr", FullDisk())
     assert report(StorageError("disk full"), {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "0.json")}) == 1
     assert _recorded(tmp_path, 0) == ("disk full", "storage")
@@ -157,7 +157,7 @@ def _in_thread(act: Any) -> Iterator[threading.Thread]:  # noqa: ANN401 -- any f
     assert not thread.is_alive()
 
 
-def test_problem_of_one_rank_is_agreed_on_by_all_and_the_others_leave_after_rank_0(
+def test_problem_of_one_rank_is_agreed_on_by_all_and_rank_0_exits_first(
     rendezvous: list[Rendezvous],
 ) -> None:
     caught: list[TrainerError] = []
@@ -170,12 +170,12 @@ def test_problem_of_one_rank_is_agreed_on_by_all_and_the_others_leave_after_rank
         rendezvous[1].leave(after_rank_0=True)
 
     with _in_thread(rank_1) as thread:
-        with pytest.raises(UserError, match=r"^rank 1: no card$") as mine:
+        with pytest.raises(UserError, match=r"^rank 1: no card$") as raised:
             rendezvous[0].check_all("device", "", "cpu")
         thread.join(0.2)
-        assert thread.is_alive()  # rank 0 may have to write yet
+        assert thread.is_alive()  # rank 0 may still have to write
         rendezvous[0].leave()
-    assert [(str(one), one.is_agreed) for one in (mine.value, *caught)] == [("rank 1: no card", True)] * 2
+    assert [(str(error), error.is_agreed) for error in (raised.value, *caught)] == [("rank 1: no card", True)] * 2
 
 
 def _raise_unexpected(rank: int, error: Exception, monkeypatch: pytest.MonkeyPatch, folder: Path) -> int:
@@ -187,7 +187,7 @@ def _raise_unexpected(rank: int, error: Exception, monkeypatch: pytest.MonkeyPat
     return code
 
 
-def test_lost_connection_is_told_as_what_ended_the_rank_at_its_other_end(
+def test_lost_connection_is_reported_with_the_error_of_the_peer(
     rendezvous: list[Rendezvous], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rendezvous[0].store.set("present", "[0, 1]")
@@ -205,7 +205,7 @@ def test_lost_connection_is_told_as_what_ended_the_rank_at_its_other_end(
     assert capsys.readouterr().err == "error: rank 1: token 4711\n"
 
 
-def test_lost_connection_that_nobody_explains_keeps_its_traceback(
+def test_lost_connection_without_a_reported_cause_keeps_its_traceback(
     rendezvous: list[Rendezvous], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("trainer.runtime.rendezvous.CAUSE_TIMEOUT_S", 0.1)
@@ -215,10 +215,10 @@ def test_lost_connection_that_nobody_explains_keeps_its_traceback(
     assert _recorded(tmp_path, 1) == (f"RuntimeError: {GLOO}", "network")
 
 
-def test_rank_whose_store_has_gone_with_rank_0_points_to_it_in_one_line(
+def test_rank_that_lost_the_store_of_rank_0_refers_to_rank_0_in_one_line(
     rendezvous: list[Rendezvous], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor does torch tell where in its C++ it has noticed."""
+    """torch prints no location in its C++ code either."""
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)  # torch writes to the descriptor
     exit_on_unexpected_errors(replace(rendezvous[1], address=f"127.0.0.1:{_unused_port()}"))
     assert _raise_unexpected(1, GLOO, monkeypatch, tmp_path) == 1

@@ -1,4 +1,4 @@
-"""How long a rank may make no progress, and the stacks that it leaves when it has made none for so long."""
+"""The time limit of a rank without progress, and the stacks that it dumps before the limit."""
 
 from __future__ import annotations
 
@@ -54,65 +54,67 @@ def _no_timer_is_left() -> Iterator[None]:
     faulthandler.cancel_dump_traceback_later()
 
 
-def _place(tmp_path: Path) -> Rank:
-    names = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "ORCH_NODE": "n0", "ORCH_ATTEMPT": "1"}
-    return Rank.from_env({**names, "ORCH_RUN_DIR": str(tmp_path)})
+def _rank(tmp_path: Path) -> Rank:
+    env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "ORCH_NODE": "n0", "ORCH_ATTEMPT": "1"}
+    return Rank.from_env({**env, "ORCH_RUN_DIR": str(tmp_path)})
 
 
 @pytest.fixture
 def stacks(tmp_path: Path, clock: Clock) -> Iterator[StackDump]:
-    stacks = StackDump(_place(tmp_path), clock)
+    stacks = StackDump(_rank(tmp_path), clock)
     yield stacks
     stacks.stop()
 
 
 @pytest.fixture
 def armed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The times for which faulthandler's timer was set."""
+    """The delays in seconds for which the timer of faulthandler was set."""
     times: list[float] = []
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, file: times.append(seconds))  # noqa: ARG005
     return times
 
 
-def _stands_still(stacks: StackDump) -> Path:
+def _dump_stacks(stacks: StackDump) -> Path:
     assert stacks.path is not None
     stacks.expect(0.01)
     path = stacks.path
-    until(lambda: "in _stands_still" in path.read_text(), awaited="the stacks")
+    until(lambda: "in _dump_stacks" in path.read_text(), awaited="the stacks")
     return path
 
 
-def test_stacks_of_all_threads_are_in_the_runs_folder(stacks: StackDump, tmp_path: Path) -> None:
+def test_stacks_of_all_threads_are_in_the_run_folder(stacks: StackDump, tmp_path: Path) -> None:
     over = threading.Event()
-    other = threading.Thread(target=over.wait)
-    other.start()
-    path = _stands_still(stacks)
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    path = _dump_stacks(stacks)
     over.set()
-    other.join()
+    thread.join()
     assert path == tmp_path / "attempt-1/n0/stacks/1.txt"
     assert path.read_text().count("(most recent call first)") >= 2
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_rank_that_goes_on_leaves_an_empty_file_and_keeps_what_was_written(stacks: StackDump, clock: Clock) -> None:
-    path = _stands_still(stacks)
+def test_rank_that_continues_empties_the_file_and_keeps_the_stacks_under_another_name(
+    stacks: StackDump, clock: Clock
+) -> None:
+    path = _dump_stacks(stacks)
     clock.now_s += ARM_EVERY_S
     stacks.expect(60.0)
     assert path.read_text() == ""
-    assert "in _stands_still" in path.with_name("1.went-on.txt").read_text()
-    _stands_still(stacks)
+    assert "in _dump_stacks" in path.with_name("1.went-on.txt").read_text()
+    _dump_stacks(stacks)
 
 
 def test_outside_orch_stacks_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     stacks = StackDump(Rank.from_env({}))
     stacks.expect(0.01)
-    seen = ""
+    output = ""
 
     def is_there() -> bool:
-        nonlocal seen
-        seen += capfd.readouterr().err
-        return "in test_outside_orch" in seen
+        nonlocal output
+        output += capfd.readouterr().err
+        return "in test_outside_orch" in output
 
     until(is_there, awaited="the stacks")
     stacks.stop()
@@ -122,7 +124,7 @@ def test_stacks_that_cannot_be_written_warn_once(
     tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "attempt-1").write_text("a file where a folder must be")
-    stacks = StackDump(_place(tmp_path), clock)
+    stacks = StackDump(_rank(tmp_path), clock)
     for _ in range(2):
         clock.now_s += ARM_EVERY_S
         stacks.expect(60.0)
@@ -140,12 +142,12 @@ def test_timer_is_set_once_a_second_however_short_steps_are(
 
 
 @pytest.mark.processes
-def test_child_that_is_forked_ends_although_the_timer_runs(stacks: StackDump) -> None:
-    """A child has no such thread, and Python's own end would wait for it."""
+def test_forked_child_exits_although_the_timer_runs(stacks: StackDump) -> None:
+    """A forked child lacks the timer's thread, and the exit of the interpreter would wait for it."""
     stacks.expect(60.0)
     child = os.fork()
     if child == 0:
-        faulthandler.cancel_dump_traceback_later()  # as the interpreter does when it ends
+        faulthandler.cancel_dump_traceback_later()  # as the interpreter does at its exit
         os._exit(7)
     try:
         assert until(lambda: os.waitpid(child, os.WNOHANG)[0], awaited="the child's end") == child
@@ -155,7 +157,7 @@ def test_child_that_is_forked_ends_although_the_timer_runs(stacks: StackDump) ->
 
 
 def _limits(watchdog: Watchdog, clock: Clock, *phases: tuple[str, float]) -> list[float]:
-    """Of the phases, which begin so many seconds after each other."""
+    """The limit of each phase; a phase begins `after_s` seconds after the one before."""
     found = []
     for phase, after_s in phases:
         clock.now_s += after_s
@@ -165,24 +167,22 @@ def _limits(watchdog: Watchdog, clock: Clock, *phases: tuple[str, float]) -> lis
 
 
 @pytest.fixture
-def watchdog(stacks: StackDump, clock: Clock, armed: list[float]) -> Watchdog:  # noqa: ARG001 -- no timer runs meanwhile
+def watchdog(stacks: StackDump, clock: Clock, armed: list[float]) -> Watchdog:  # noqa: ARG001 -- so that no real timer runs
     return Watchdog(stacks, ddp_timeout_s=LONG_S, hang_timeout_s=SHORT_S, clock_s=clock)
 
 
-def test_only_steps_after_the_first_have_to_be_quick(watchdog: Watchdog, clock: Clock) -> None:
+def test_hang_timeout_applies_only_to_steps_after_the_first(watchdog: Watchdog, clock: Clock) -> None:
     phases = [("init", 0.0), ("init", 9.0), ("step", 50.0), ("step", 9.0), ("step", 1.0), ("eval", 1.0), ("save", 1.0)]
     assert _limits(watchdog, clock, *phases) == [LONG_S] * 3 + [SHORT_S] * 2 + [LONG_S] * 2
     assert _limits(watchdog, clock, ("step", 900.0), ("step", 1.0), ("saved", 1.0)) == [SHORT_S, SHORT_S, LONG_S]
 
 
-def test_going_back_to_a_checkpoint_takes_its_time_and_so_does_the_step_after_it(
-    watchdog: Watchdog, clock: Clock
-) -> None:
+def test_roll_back_and_the_step_after_it_have_ddp_timeout(watchdog: Watchdog, clock: Clock) -> None:
     phases = [("step", 0.0), ("step", 1.0), ("init", 1.0), ("step", 600.0), ("step", 1.0)]
     assert _limits(watchdog, clock, *phases) == [LONG_S, SHORT_S, LONG_S, LONG_S, SHORT_S]
 
 
-def test_step_may_be_slow_where_the_one_before_it_was(watchdog: Watchdog, clock: Clock) -> None:
+def test_step_after_a_slow_step_has_a_longer_limit(watchdog: Watchdog, clock: Clock) -> None:
     phases = [("step", 0.0), ("step", 100.0), ("step", 1000.0), ("step", 1.0)]
     assert _limits(watchdog, clock, *phases) == [LONG_S, SLOWER * 100.0, LONG_S, SHORT_S]
 
@@ -193,20 +193,18 @@ def test_ddp_timeout_below_hang_timeout_holds_throughout(stacks: StackDump, cloc
     assert set(armed) == {DUMP_AT * 20.0}
 
 
-def test_collectives_are_told_when_the_limit_changes_and_the_stacks_come_before_it(
+def test_collectives_get_each_new_limit_and_stacks_are_dumped_before_it(
     watchdog: Watchdog, clock: Clock, armed: list[float]
 ) -> None:
-    told: list[float] = []
-    watchdog.set_timeout = told.append
+    timeouts_s: list[float] = []
+    watchdog.set_timeout = timeouts_s.append
     _limits(watchdog, clock, ("init", 0.0), ("step", 1.0), ("step", 1.0), ("step", 1.0), ("save", 1.0), ("step", 1.0))
-    assert told == [SHORT_S, LONG_S, SHORT_S]
+    assert timeouts_s == [SHORT_S, LONG_S, SHORT_S]
     assert set(armed) == {DUMP_AT * LONG_S, DUMP_AT * SHORT_S}
 
 
-def test_ranks_know_before_they_wait_for_what_rank_0_does_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A whole training, with a save in the background that the last step has to wait for, and a loss that is no number."""
+def test_phase_changes_before_work_that_only_rank_0_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole training with an asynchronous save that the last step waits for, and a non-finite loss."""
     phases: list[str] = []
     found: dict[str, str] = {}
     for owner, name in (
@@ -215,13 +213,13 @@ def test_ranks_know_before_they_wait_for_what_rank_0_does_alone(
         (Saver, "finish"),
         (Checkpoints, "snapshot"),
     ):
-        whole = getattr(owner, name)
+        original = getattr(owner, name)
 
-        def told(*args: Any, name: str = name, whole: Any = whole, **more: Any) -> Any:  # noqa: ANN401 -- whatever it is
+        def recording(*args: Any, name: str = name, original: Any = original, **more: Any) -> Any:  # noqa: ANN401 -- any method
             found[name] = phases[-1]
-            return whole(*args, **more)
+            return original(*args, **more)
 
-        monkeypatch.setattr(owner, name, told)
+        monkeypatch.setattr(owner, name, recording)
     Breaking(monkeypatch, 4)
     (tmp_path / "text").write_text("to be or not to be " * 99)
     paths = (f"data.paths={tmp_path / 'text'}", f"data.validation={tmp_path / 'text'}", f"out={tmp_path / 'out'}")
@@ -234,18 +232,18 @@ def test_ranks_know_before_they_wait_for_what_rank_0_does_alone(
     assert found == {"load_earlier": "init", "run": "eval", "finish": "save", "snapshot": "save"}
 
 
-def test_timeout_is_that_of_every_group_whose_backend_takes_one() -> None:
-    told: list[tuple[timedelta, Any]] = []
+def test_timeout_is_set_on_every_group_whose_backend_supports_it() -> None:
+    timeouts: list[tuple[timedelta, Any]] = []
     c10d = SimpleNamespace(
         _world=SimpleNamespace(pg_map={"default": 1, "sharded": 2}),
-        _set_pg_timeout=lambda timeout, group: told.append((timeout, group)),
+        _set_pg_timeout=lambda timeout, group: timeouts.append((timeout, group)),
     )
     rank = Rank(0, 0, 2, launched=True, node="", run_dir=None, progress_dir=None, is_retry=False)
     row = choose("cpu", torch).changed(distributed=SimpleNamespace(distributed_c10d=c10d))
     Group(rank, row, torch.device("cpu"), None, "").set_timeout(7.5)
-    assert told == [(timedelta(seconds=7.5), "default"), (timedelta(seconds=7.5), "sharded")]
+    assert timeouts == [(timedelta(seconds=7.5), "default"), (timedelta(seconds=7.5), "sharded")]
     Group(rank, row.changed(backend="eccl"), torch.device("cpu"), None, "").set_timeout(7.5)
-    assert len(told) == 2
+    assert len(timeouts) == 2
 
 
 @pytest.mark.parametrize(
@@ -261,14 +259,14 @@ def test_timeout_of_a_collective_is_a_hang(text: str) -> None:
     assert kind_of(torch.distributed.DistBackendError(text)) == "hang"
 
 
-def test_what_becomes_known_in_a_phase_does_not_change_it(tmp_path: Path) -> None:
-    heard: list[str] = []
-    progress = Progress(_place(tmp_path), 9, on_phase=heard.append)
+def test_added_progress_value_does_not_change_the_phase(tmp_path: Path) -> None:
+    phases: list[str] = []
+    progress = Progress(_rank(tmp_path), 9, on_phase=phases.append)
     progress.write("step", 4)
     progress.add(saved=2)
     record = json.loads((tmp_path / "attempt-1/n0/progress/1.json").read_text())
     assert {**record, "time": 0} == {"step": 4, "steps": 9, "phase": "step", "time": 0, "saved": 2}
-    assert heard == ["step"]
+    assert phases == ["step"]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +279,7 @@ def test_what_becomes_known_in_a_phase_does_not_change_it(tmp_path: Path) -> Non
         ("2.8.0", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, "0"),
     ],
 )
-def test_collectives_are_recorded_where_torch_would_not_by_itself(
+def test_collectives_are_recorded_if_torch_would_not_do_so_itself(
     version: str, given: dict[str, str], size: str | None
 ) -> None:
     env = dict(given)

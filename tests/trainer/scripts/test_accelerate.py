@@ -1,4 +1,4 @@
-"""Ranks of accelerate find each other where it knows no device. accelerate is a stand-in; the real one is in tests/train."""
+"""Ranks of accelerate form one world on devices that it does not support. accelerate is a double; tests/train has the real one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _module(device: str) -> Any:  # noqa: ANN401
 @pytest.mark.parametrize(
     ("device", "launched", "on_cpu"), [("cpu", True, True), ("cpu", False, False), ("cuda", True, False)]
 )
-def test_launched_ranks_share_the_cpu_where_nothing_else_is(
+def test_launched_ranks_form_a_world_on_the_cpu_without_a_card(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], device: str, launched: bool, on_cpu: bool
 ) -> None:
     devices.warn.cache_clear()
@@ -41,10 +41,10 @@ def test_launched_ranks_share_the_cpu_where_nothing_else_is(
     assert capsys.readouterr().err.count("accelerate trains on the CPU") == int(on_cpu)
 
 
-def test_only_the_cpu_is_not_said_to_be_there_where_a_card_is_that_accelerate_does_not_know(
+def test_no_cpu_warning_if_there_is_a_card_that_accelerate_does_not_support(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first step of the optimizer warns of that."""
+    """The first optimizer step warns of an idle card."""
     devices.warn.cache_clear()
     monkeypatch.setenv("LOCAL_RANK", "0")
     found = choose("cpu", torch).changed(name="gcu-i3x", device="gcu:{n}")

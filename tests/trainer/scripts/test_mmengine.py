@@ -1,4 +1,4 @@
-"""What MMEngine is given instead of CUDA, accelerator by accelerator. MMEngine and the accelerators are stand-ins here."""
+"""The patches that let MMEngine run without CUDA, for each accelerator. MMEngine and the accelerators are doubles here."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def calls() -> Calls:
 
 
 def _row(calls: Calls, kind: str) -> Accelerator:
-    """The accelerator's row of the table, with a process group of one that only notes what it is asked for."""
+    """An accelerator whose process group of one rank only records its calls."""
     device, backend = {"cpu": ("cpu", "gloo"), "gcu-i3x": ("gcu:{n}", "eccl"), "gcu-t2x": ("xla:{n}", "eccl")}[kind]
     group = SimpleNamespace(
-        init_process_group=lambda backend, **said: calls.append(("group", backend, said)),
+        init_process_group=lambda backend, **options: calls.append(("group", backend, options)),
         all_reduce=lambda probe: calls.append(("all-reduce", probe.item())),
     )
     row = choose("cpu", torch)
@@ -42,17 +42,17 @@ def _row(calls: Calls, kind: str) -> Accelerator:
     )
 
 
-def _there_is(monkeypatch: pytest.MonkeyPatch, accelerator: Accelerator | None, *, ranks: int = 1) -> None:
+def _set_accelerator(monkeypatch: pytest.MonkeyPatch, accelerator: Accelerator | None, *, ranks: int = 1) -> None:
     (port,) = free_ports(1)
-    place = {"RANK": 0, "LOCAL_RANK": 3, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    for name, value in place.items():
+    env = {"RANK": 0, "LOCAL_RANK": 3, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in env.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(mmengine, "unknown_to_mmengine", lambda: accelerator)
     devices.warn.cache_clear()
 
 
-def _computing_here(row: Accelerator) -> Accelerator:
-    """There is no such card here to try."""
+def _on_cpu(row: Accelerator) -> Accelerator:
+    """Replaces the device by the CPU: this machine has no such card."""
     return row.changed(device="cpu")
 
 
@@ -68,7 +68,7 @@ def _dist_utils(calls: Calls) -> Any:  # noqa: ANN401
 
 @pytest.mark.parametrize("launcher", ["pytorch", "slurm"])
 @pytest.mark.parametrize(
-    ("kind", "asked", "gets"),
+    ("kind", "requested", "used"),
     [
         ("cpu", "nccl", "gloo"),
         ("cpu", "gloo", "gloo"),
@@ -79,43 +79,45 @@ def _dist_utils(calls: Calls) -> Any:  # noqa: ANN401
         ("gcu-t2x", "nccl", "eccl"),
     ],
 )
-def test_group_is_joined_after_the_device_was_taken_and_then_tried(
+def test_group_is_joined_after_the_device_is_set_and_then_tested(
     monkeypatch: pytest.MonkeyPatch,
     calls: Calls,
     capsys: pytest.CaptureFixture[str],
     launcher: str,
     kind: str,
-    asked: str,
-    gets: str,
+    requested: str,
+    used: str,
 ) -> None:
     module = _dist_utils(calls)
-    _there_is(monkeypatch, _computing_here(_row(calls, kind)))
+    _set_accelerator(monkeypatch, _on_cpu(_row(calls, kind)))
     mmengine.join_ranks(module)
-    vars(module)[f"_init_dist_{launcher}"](asked, init_backend="torch", timeout=timedelta(seconds=5), group_name="g")
-    device, (what, backend, said), test = calls
-    assert (device, what, backend, test) == (("device", 3), "group", gets, ("all-reduce", 1.0))
-    meeting = said.pop("init_method", "")[:6] or type(said.pop("store")).__name__
-    assert meeting == ("tcp://" if kind == "gcu-t2x" else "PrefixStore")
-    assert said == {"rank": 0, "world_size": 1, "timeout": timedelta(seconds=5), "group_name": "g"}
-    assert f"1/1 ranks ready, backend {gets}, device cpu\n" in capsys.readouterr().err
+    vars(module)[f"_init_dist_{launcher}"](
+        requested, init_backend="torch", timeout=timedelta(seconds=5), group_name="g"
+    )
+    device, (call, backend, options), test = calls
+    assert (device, call, backend, test) == (("device", 3), "group", used, ("all-reduce", 1.0))
+    store = options.pop("init_method", "")[:6] or type(options.pop("store")).__name__
+    assert store == ("tcp://" if kind == "gcu-t2x" else "PrefixStore")
+    assert options == {"rank": 0, "world_size": 1, "timeout": timedelta(seconds=5), "group_name": "g"}
+    assert f"1/1 ranks ready, backend {used}, device cpu\n" in capsys.readouterr().err
 
 
 def test_deepspeed_finds_the_group_already_made(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
-    package = SimpleNamespace(init_distributed=lambda backend, **said: calls.append(("deepspeed", backend, said)))
+    package = SimpleNamespace(init_distributed=lambda backend, **options: calls.append(("deepspeed", backend, options)))
     monkeypatch.setitem(sys.modules, "deepspeed", package)
     module = _dist_utils(calls)
-    _there_is(monkeypatch, _row(calls, "cpu"))
+    _set_accelerator(monkeypatch, _row(calls, "cpu"))
     mmengine.join_ranks(module)
     module._init_dist_pytorch("nccl", init_backend="deepspeed", verbose=False)  # noqa: SLF001
-    assert [what for what, *_ in calls] == ["device", "group", "all-reduce", "deepspeed"]
+    assert [call for call, *_ in calls] == ["device", "group", "all-reduce", "deepspeed"]
     assert calls[-1] == ("deepspeed", "gloo", {"timeout": timedelta(minutes=30), "verbose": False})
 
 
-def test_ranks_that_do_not_come_are_named_and_the_group_is_not_waited_in(
+def test_missing_ranks_are_named_before_the_group_is_joined(
     monkeypatch: pytest.MonkeyPatch, calls: Calls, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = _dist_utils(calls)
-    _there_is(monkeypatch, _row(calls, "cpu"), ranks=3)
+    _set_accelerator(monkeypatch, _row(calls, "cpu"), ranks=3)
     mmengine.join_ranks(module)
     with pytest.raises(SystemExit) as ended:
         module._init_dist_pytorch("nccl", timeout=timedelta(seconds=0.1))  # noqa: SLF001
@@ -125,7 +127,7 @@ def test_ranks_that_do_not_come_are_named_and_the_group_is_not_waited_in(
 
 
 @pytest.mark.parametrize(("kind", "rank", "warned"), [("cpu", "0", True), ("cpu", "1", False), ("gcu-i3x", "0", False)])
-def test_training_on_the_cpu_is_warned_of_once_a_node(
+def test_training_on_the_cpu_is_warned_of_once_per_node(
     monkeypatch: pytest.MonkeyPatch,
     calls: Calls,
     capsys: pytest.CaptureFixture[str],
@@ -134,26 +136,28 @@ def test_training_on_the_cpu_is_warned_of_once_a_node(
     warned: bool,
 ) -> None:
     module = _dist_utils(calls)
-    _there_is(monkeypatch, _computing_here(_row(calls, kind)))
+    _set_accelerator(monkeypatch, _on_cpu(_row(calls, kind)))
     monkeypatch.setenv("LOCAL_RANK", rank)
     mmengine.join_ranks(module)
     module._init_dist_pytorch("nccl")  # noqa: SLF001
     assert ("trains on the CPU" in capsys.readouterr().err) is warned
 
 
-def test_what_mmengine_knows_stays_with_it_but_for_slurm(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
+def test_devices_that_mmengine_supports_are_left_to_it_except_for_slurm(
+    monkeypatch: pytest.MonkeyPatch, calls: Calls
+) -> None:
     module = _dist_utils(calls)
     before = dict(vars(module))
-    _there_is(monkeypatch, None)
+    _set_accelerator(monkeypatch, None)
     mmengine.join_ranks(module)
     assert {name for name, value in vars(module).items() if value is not before[name]} == {"_init_dist_slurm"}
     module._init_dist_slurm("nccl", port=29501, init_backend="torch", timeout=5)  # noqa: SLF001
     assert calls == [("pytorch", ("nccl",), {"init_backend": "torch", "timeout": 5})]
 
 
-def test_objects_are_sent_from_where_the_backend_reads_them(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
+def test_objects_are_sent_from_the_device_that_the_backend_reads(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
     module = _dist_utils(calls)
-    _there_is(monkeypatch, _row(calls, "gcu-t2x"))
+    _set_accelerator(monkeypatch, _row(calls, "gcu-t2x"))
     mmengine.join_ranks(module)
     assert module.get_comm_device("eccl") == torch.device("xla:3")
     assert module.get_comm_device("gloo") == "as MMEngine has it for gloo"
@@ -164,11 +168,11 @@ def test_objects_are_sent_from_where_the_backend_reads_them(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("kind", "device"), [(None, "cpu"), ("cpu", "cpu"), ("gcu-i3x", "gcu:3"), ("gcu-t2x", "xla:3")]
 )
-def test_models_are_moved_to_the_device_that_is_there(
+def test_models_are_moved_to_the_device_of_the_node(
     monkeypatch: pytest.MonkeyPatch, calls: Calls, kind: str | None, device: str
 ) -> None:
     module = SimpleNamespace(DEVICE="cpu")
-    _there_is(monkeypatch, None if kind is None else _row(calls, kind))
+    _set_accelerator(monkeypatch, None if kind is None else _row(calls, kind))
     mmengine.find_device(module)
     assert device == module.DEVICE
 
@@ -181,7 +185,7 @@ class Stock:
 
 
 class OfT20:
-    """torch_gcu's."""
+    """The DistributedDataParallel of torch_gcu."""
 
     def __init__(self, module: object, **more: object) -> None:
         self.got = (module, "T20", more)
@@ -201,11 +205,11 @@ def _on(device: str) -> Any:  # noqa: ANN401
 
 
 @pytest.mark.parametrize(("device", "ids"), [("cpu", None), ("xla", [3]), ("cuda", [3]), ("gcu", [3]), ("npu", [3])])
-def test_device_ids_are_given_only_where_they_belong(
+def test_device_ids_are_passed_only_for_devices_with_numbers(
     monkeypatch: pytest.MonkeyPatch, calls: Calls, device: str, ids: list[int] | None
 ) -> None:
     wrappers, model = _wrappers(), _on(device)
-    _there_is(monkeypatch, _row(calls, "cpu").changed(data_parallel=Stock))
+    _set_accelerator(monkeypatch, _row(calls, "cpu").changed(data_parallel=Stock))
     mmengine.take_device_ids(wrappers)
     wrapped = wrappers.MMDistributedDataParallel(module=model, detect=True, device_ids=[3], broadcast_buffers=False)
     assert wrapped.got == (model, {"device_ids": ids, "broadcast_buffers": False})
@@ -213,16 +217,16 @@ def test_device_ids_are_given_only_where_they_belong(
     assert "output_device" not in wrapped.got[1]
 
 
-def test_wrapper_is_left_alone_where_mmengine_knows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it says of a model that somebody has left on the CPU is right there."""
+def test_wrapper_is_unchanged_if_mmengine_supports_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MMEngine's own error about a model on the CPU is right then."""
     wrappers, model = _wrappers(), _on("cpu")
-    _there_is(monkeypatch, None)
+    _set_accelerator(monkeypatch, None)
     mmengine.take_device_ids(wrappers)
     assert wrappers.MMDistributedDataParallel(model, device_ids=[3]).got == (model, {"device_ids": [3]})
 
 
 @pytest.mark.parametrize(
-    ("kind", "rank", "said"),
+    ("kind", "rank", "warnings"),
     [
         ("gcu-i3x", "0", ["the model's parameters are on the CPU although gcu:0 is here"]),
         ("gcu-t2x", "0", ["the model's parameters are on the CPU although xla:0 is here"]),
@@ -230,26 +234,26 @@ def test_wrapper_is_left_alone_where_mmengine_knows_the_device(monkeypatch: pyte
         ("cpu", "0", []),
     ],
 )
-def test_model_that_is_left_on_the_cpu_beside_a_card_is_warned_of_once_a_node(
+def test_model_left_on_the_cpu_beside_a_card_is_warned_of_once_per_node(
     monkeypatch: pytest.MonkeyPatch,
     calls: Calls,
     capsys: pytest.CaptureFixture[str],
     kind: str,
     rank: str,
-    said: list[str],
+    warnings: list[str],
 ) -> None:
     wrappers = _wrappers()
-    _there_is(monkeypatch, _row(calls, kind).changed(data_parallel=Stock))
+    _set_accelerator(monkeypatch, _row(calls, kind).changed(data_parallel=Stock))
     monkeypatch.setenv("LOCAL_RANK", rank)
     mmengine.take_device_ids(wrappers)
     for _ in range(2):
         wrappers.MMDistributedDataParallel(_on("cpu"), device_ids=[int(rank)])
     lines = capsys.readouterr().err.splitlines()
-    assert [line.removeprefix("WARNING: ").partition(":0 is here")[0] + ":0 is here" for line in lines] == said
+    assert [line.removeprefix("WARNING: ").partition(":0 is here")[0] + ":0 is here" for line in lines] == warnings
     assert all("move the model to" in line for line in lines)
 
 
-def test_t20_wraps_with_its_own_and_makes_its_own_step(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
+def test_t20_uses_the_vendors_wrapper_and_step(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
     class OptimWrapper:
         optimizer = "optimizer"
         clip_grad_kwargs = None
@@ -263,7 +267,7 @@ def test_t20_wraps_with_its_own_and_makes_its_own_step(monkeypatch: pytest.Monke
         def step(self) -> None:
             pytest.fail("a T20 computes nothing by a plain step")
 
-    _there_is(monkeypatch, _row(calls, "gcu-t2x").changed(data_parallel=OfT20))
+    _set_accelerator(monkeypatch, _row(calls, "gcu-t2x").changed(data_parallel=OfT20))
     wrappers = _wrappers()
     mmengine.take_device_ids(wrappers)
     model = _on("xla")
@@ -276,10 +280,10 @@ def test_t20_wraps_with_its_own_and_makes_its_own_step(monkeypatch: pytest.Monke
     assert calls == [("backward", "loss"), ("step", "optimizer", "loss", "model")]
 
 
-def test_t20_refuses_an_optim_wrapper_with_a_step_of_its_own_before_that_is_made(
+def test_t20_refuses_an_optim_wrapper_with_its_own_step_before_creating_it(
     monkeypatch: pytest.MonkeyPatch, calls: Calls
 ) -> None:
-    """Mixed precision is such a one: MMEngine's loss scaler would make the step, and a T20 would compute nothing."""
+    """With mixed precision MMEngine's loss scaler would make the step, and a T20 would compute nothing."""
 
     class OptimWrapper:
         backward = optim_context = print
@@ -294,7 +298,7 @@ def test_t20_refuses_an_optim_wrapper_with_a_step_of_its_own_before_that_is_made
         def step(self) -> None:
             pass
 
-    _there_is(monkeypatch, _row(calls, "gcu-t2x"))
+    _set_accelerator(monkeypatch, _row(calls, "gcu-t2x"))
     mmengine.take_steps(SimpleNamespace(OptimWrapper=OptimWrapper))
     with pytest.raises(UserError, match=r"AmpOptimWrapper makes a step of its own.*use type='OptimWrapper'"):
         AmpOptimWrapper("dynamic")

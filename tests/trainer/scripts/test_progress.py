@@ -1,4 +1,4 @@
-"""The steps of a script's optimizers are its progress, and no reason to begin it anew."""
+"""The optimizer steps of a script are its progress, but no saved state to resume from."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Clock:
 
 
 def _env(tmp_path: Path) -> dict[str, str]:
-    place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
-    return {**place, "ORCH_RUN_DIR": str(tmp_path), "ORCH_NODE": "n0", "ORCH_ATTEMPT": "1"}
+    rank_env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    return {**rank_env, "ORCH_RUN_DIR": str(tmp_path), "ORCH_NODE": "n0", "ORCH_ATTEMPT": "1"}
 
 
 def _file(tmp_path: Path) -> Path:
@@ -54,7 +54,9 @@ def _optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
 
 
-def test_steps_are_written_at_once_and_then_once_a_second(tmp_path: Path, count: StepCount, clock: Clock) -> None:
+def test_first_step_is_written_at_once_and_later_ones_once_per_second(
+    tmp_path: Path, count: StepCount, clock: Clock
+) -> None:
     optimizer = _optimizer()
     for _ in range(3):
         count(optimizer, (), {})
@@ -64,9 +66,7 @@ def test_steps_are_written_at_once_and_then_once_a_second(tmp_path: Path, count:
     assert _read(tmp_path)["step"] == 4
 
 
-def test_two_optimizers_that_take_turns_make_no_step_more_than_one(
-    tmp_path: Path, count: StepCount, clock: Clock
-) -> None:
+def test_two_alternating_optimizers_count_as_one(tmp_path: Path, count: StepCount, clock: Clock) -> None:
     generator, critic = _optimizer(), _optimizer()
     for _ in range(5):
         clock.now_s += EVERY_S
@@ -75,13 +75,13 @@ def test_two_optimizers_that_take_turns_make_no_step_more_than_one(
     assert _read(tmp_path)["step"] == 5
 
 
-def test_steps_alone_are_not_taken_for_something_saved(tmp_path: Path, count: StepCount) -> None:
+def test_counted_steps_do_not_count_as_saved(tmp_path: Path, count: StepCount) -> None:
     count(_optimizer(), (), {})
     assert Attempt(str(tmp_path / "attempt-1")).saved is None
 
 
 @pytest.mark.parametrize("theirs", ['{"step": 7, "saved": 5, "phase": "step", "time": 1.0}', "not JSON", "[]"])
-def test_progress_that_the_script_writes_itself_is_left_alone(
+def test_progress_that_the_script_writes_itself_is_not_overwritten(
     tmp_path: Path, count: StepCount, clock: Clock, theirs: str
 ) -> None:
     optimizer = _optimizer()
@@ -92,7 +92,7 @@ def test_progress_that_the_script_writes_itself_is_left_alone(
     assert _file(tmp_path).read_text() == theirs
 
 
-def test_process_that_goes_on_after_another_one_counts_in_the_same_file(
+def test_next_process_of_the_same_rank_continues_the_count_in_its_file(
     tmp_path: Path, count: StepCount, clock: Clock
 ) -> None:
     count(_optimizer(), (), {})
@@ -104,12 +104,12 @@ def test_process_that_goes_on_after_another_one_counts_in_the_same_file(
 
 
 @pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def rank_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in _env(tmp_path).items():
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.usefixtures("places")
+@pytest.mark.usefixtures("rank_variables")
 def test_every_optimizer_of_torch_is_counted(tmp_path: Path) -> None:
     handles: list[Any] = []
     register = importlib.import_module("torch.optim.optimizer").register_optimizer_step_post_hook
@@ -121,7 +121,7 @@ def test_every_optimizer_of_torch_is_counted(tmp_path: Path) -> None:
     assert _read(tmp_path)["step"] == 1
 
 
-@pytest.mark.usefixtures("places")
+@pytest.mark.usefixtures("rank_variables")
 def test_steps_of_a_torch_without_hooks_are_counted_once_each_and_keep_their_results(tmp_path: Path) -> None:
     class Optimizer:
         param_groups: tuple[dict[str, Any], ...] = ()
@@ -142,9 +142,9 @@ def test_steps_of_a_torch_without_hooks_are_counted_once_each_and_keep_their_res
     assert _read(tmp_path)["step"] == 1
 
 
-@pytest.mark.usefixtures("places")
+@pytest.mark.usefixtures("rank_variables")
 @pytest.mark.parametrize(("name", "value"), [("ORCH_RUN_DIR", ""), ("RANK", "x"), ("RANK", "9")])
-def test_process_without_a_place_in_the_run_counts_nothing(
+def test_process_that_is_no_rank_of_a_run_counts_nothing(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -162,17 +162,17 @@ raise Warning(open({folder!r} + '/attempt-1/n0/progress/0.json').read())
 
 
 @pytest.mark.processes
-def test_group_of_a_card_is_told_of_in_its_own_words_whosever_it_is(tmp_path: Path) -> None:
-    """A T20's is not torch.distributed's."""
+def test_group_of_a_card_is_reported_with_its_backend_and_device(tmp_path: Path) -> None:
+    """The group of a T20 is not that of torch.distributed."""
     folders = {generation: str(tmp_path / generation) for generation in ("t20", "s60")}
     answers = try_each([(generation, ON_A_CARD.format(folder=folder)) for generation, folder in folders.items()])
-    told = [json.loads(answer.removeprefix("Warning: "))["ready"] for answer in answers]
-    assert told == [f"1/1 ranks ready, backend eccl, device {device}" for device in ("xla", "gcu")]
+    ready = [json.loads(answer.removeprefix("Warning: "))["ready"] for answer in answers]
+    assert ready == [f"1/1 ranks ready, backend eccl, device {device}" for device in ("xla", "gcu")]
 
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Accelerator:
-    """A card that the process sees; this is the first rank of its node."""
+    """A card that is visible to the process, which is local rank 0."""
     monkeypatch.setenv("LOCAL_RANK", "0")
     devices.warn.cache_clear()
     found = choose("cpu", torch).changed(name="cuda", device="cuda:{n}", peak_memory=lambda: 0)
@@ -186,31 +186,31 @@ def test_steps_on_the_cpu_beside_an_idle_card_are_warned_of_once(
 ) -> None:
     for optimizer in (_optimizer(), _optimizer()):
         count(optimizer, (), {})
-    said = capsys.readouterr().err
-    assert said.count("WARNING") == said.count("on the CPU although cuda:0 is here") == 1
-    assert "move the model to 'cuda:0'" in said
+    warning = capsys.readouterr().err
+    assert warning.count("WARNING") == warning.count("on the CPU although cuda:0 is here") == 1
+    assert "move the model to 'cuda:0'" in warning
 
 
-def test_nothing_is_warned_of_where_the_card_is_used_or_another_rank_says_it(
+def test_no_warning_if_the_card_is_used_or_another_rank_warns(
     monkeypatch: pytest.MonkeyPatch, card: Accelerator, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With DeepSpeed's offload, what the optimizer has is on the CPU, and the model is not."""
-    here, there = _optimizer().param_groups[0]["params"], [torch.ones(1, device="meta")]
-    devices.warn_of_idle_cards(card.changed(peak_memory=lambda: 4096), here)
-    devices.warn_of_idle_cards(card, there)
-    devices.warn_of_idle_cards(choose("cpu", torch), here)
+    """With DeepSpeed's offload the optimizer's tensors are on the CPU, and the model is not."""
+    on_cpu, on_meta = _optimizer().param_groups[0]["params"], [torch.ones(1, device="meta")]
+    devices.warn_of_idle_cards(card.changed(peak_memory=lambda: 4096), on_cpu)
+    devices.warn_of_idle_cards(card, on_meta)
+    devices.warn_of_idle_cards(choose("cpu", torch), on_cpu)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    devices.warn_of_idle_cards(card, here)
+    devices.warn_of_idle_cards(card, on_cpu)
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("rank", "warned"), [("0", True), ("1", False)])
-def test_card_that_the_script_has_not_asked_for_is_told_of_and_not_taken(
+def test_card_that_the_script_does_not_use_is_warned_of_and_not_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], rank: str, warned: bool
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", rank)
     monkeypatch.setattr(devices, "GCU_FILES", f"{tmp_path}/gcu*")
     (tmp_path / "gcu0").touch()
     assert devices.accelerator_of_script().name == "cpu"
-    said = f"WARNING: this node has {tmp_path}/gcu0, but the script has not imported torch_gcu; training on the CPU"
-    assert (said in capsys.readouterr().err) is warned
+    warning = f"WARNING: this node has {tmp_path}/gcu0, but the script has not imported torch_gcu; training on the CPU"
+    assert (warning in capsys.readouterr().err) is warned

@@ -1,4 +1,4 @@
-"""A Python program of the user's runs as with plain Python; what orch adds waits for imports, and hides itself."""
+"""A user's Python program runs under orch as under plain Python: orch only patches imported modules, invisibly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from orchestrator.resources import trainer_folder
 NODES = "name: here\naccelerator: cpu\ndevices: 1\ntransport: local\nnodes: [{name: n0}]\n"
 SITE_FOLDER = trainer_folder().parent / SITE_DIR
 
-SAYS_WHAT_IT_IS = """
+PRINTS_ITS_ENVIRONMENT = """
 import __main__, os, sys
 print(sys.argv, sys.path, sys.orig_argv if hasattr(sys, "orig_argv") else None, sys.flags)
 print(__name__, globals().get("__file__"), __package__, __spec__ and __spec__.name, __main__.__dict__ is globals(), sorted(globals()))
@@ -63,7 +63,7 @@ threading.Thread(target=late).start()
 
 @dataclass(frozen=True)
 class Scripts:
-    """Runs programs in a folder that has a module named `trainer` of its own, with plain Python or prepared by orch."""
+    """Runs programs in a folder with its own module `trainer`, under plain Python or prepared by orch."""
 
     folder: Path
 
@@ -86,7 +86,7 @@ def scripts(tmp_path: Path) -> Scripts:
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        (SAYS_WHAT_IT_IS, 0),
+        (PRINTS_ITS_ENVIRONMENT, 0),
         (RAISES, 1),
         (SPAWNS, 0),
         (LASTING, 0),
@@ -94,47 +94,49 @@ def scripts(tmp_path: Path) -> Scripts:
         ("import nowhere.at_all", 1),
         ("raise SystemExit", 0),
         ("raise SystemExit(99)", 99),
-        ("raise SystemExit('said at the end')", 1),
+        ("raise SystemExit('last line')", 1),
         ("import os; os._exit(93)", 93),
         ("raise KeyboardInterrupt", -signal.SIGINT),
         ("import os; os.kill(os.getpid(), 15)", -signal.SIGTERM),
     ],
 )
-def test_prepared_script_cannot_be_told_from_one_under_plain_python(scripts: Scripts, text: str, code: int) -> None:
-    """Arguments, __main__, sys.path, tracebacks, exit codes, signals, what runs at exit, spawned children."""
+def test_prepared_script_behaves_exactly_as_under_plain_python(scripts: Scripts, text: str, code: int) -> None:
+    """Arguments, __main__, sys.path, tracebacks, exit codes, signals, exit handlers, spawned children."""
     (scripts.folder / "train.py").write_text(text)
     plain = scripts.run("train.py", "--lr", "1e-3", "", "a b", prepared=False)
     assert scripts.run("train.py", "--lr", "1e-3", "", "a b", prepared=True) == plain
     assert plain[0] == code
 
 
-@pytest.mark.parametrize("words", [("-m", "package.module", "-x"), ("-c", SAYS_WHAT_IT_IS, "-x")])
-def test_so_it_is_with_modules_and_code(scripts: Scripts, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("words", [("-m", "package.module", "-x"), ("-c", PRINTS_ITS_ENVIRONMENT, "-x")])
+def test_prepared_module_or_code_behaves_exactly_as_under_plain_python(
+    scripts: Scripts, words: tuple[str, ...]
+) -> None:
     (scripts.folder / "package").mkdir()
-    (scripts.folder / "package" / "module.py").write_text(SAYS_WHAT_IT_IS + RAISES)
+    (scripts.folder / "package" / "module.py").write_text(PRINTS_ITS_ENVIRONMENT + RAISES)
     plain = scripts.run(*words, prepared=False)
     assert scripts.run(*words, prepared=True) == plain
     assert plain[1]
 
 
-def test_sitecustomize_of_the_node_has_its_turn(scripts: Scripts) -> None:
-    own = scripts.folder / "own"
-    own.mkdir()
-    (own / "sitecustomize.py").write_text("WHOSE = 'the node'\nprint('hello from', __file__)")
+def test_sitecustomize_of_the_node_is_executed_too(scripts: Scripts) -> None:
+    site = scripts.folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("WHOSE = 'the node'\nprint('hello from', __file__)")
     (scripts.folder / "train.py").write_text("import sitecustomize, sys; print(sitecustomize.WHOSE, sys.path)")
-    plain = scripts.run("train.py", prepared=False, path=own)
+    plain = scripts.run("train.py", prepared=False, path=site)
     assert plain[1].startswith("hello from")
-    assert scripts.run("train.py", prepared=True, path=own) == plain
+    assert scripts.run("train.py", prepared=True, path=site) == plain
 
 
-def test_nothing_that_a_script_does_not_import_is_imported_for_it(scripts: Scripts) -> None:
+def test_no_module_is_imported_that_the_script_does_not_import(scripts: Scripts) -> None:
     text = "import sys; print(len([name for name in sys.modules if name.split('.')[0] in ('torch', 'typing', 'json')]))"
     (scripts.folder / "train.py").write_text(text)
     assert scripts.run("train.py", prepared=True) == scripts.run("train.py", prepared=False)
 
 
-def test_module_is_changed_once_it_is_imported_and_found_where_it_always_was(scripts: Scripts) -> None:
-    """It stands for an old torch, whose optimizers have no hooks."""
+def test_module_is_patched_on_import_and_keeps_its_loader_and_source(scripts: Scripts) -> None:
+    """The module is a double of an old torch, whose optimizers have no hooks."""
     (scripts.folder / "torch" / "optim").mkdir(parents=True)
     for package in ("torch", "torch/optim"):
         (scripts.folder / package / "__init__.py").touch()
@@ -144,11 +146,11 @@ def test_module_is_changed_once_it_is_imported_and_found_where_it_always_was(scr
         "print(module.Optimizer.__init__ is object.__init__, type(module.__loader__), module.__spec__.origin)\n"
         "print(inspect.getsource(module), pickle.dumps(module.Optimizer), importlib.reload(module) is module)\n"
     )
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "ORCH_RUN_DIR": ".", "ORCH_NODE": "n0"}
+    env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "ORCH_RUN_DIR": ".", "ORCH_NODE": "n0"}
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**place, "ORCH_ATTEMPT": "1"}.items():
+        for name, value in {**env, "ORCH_ATTEMPT": "1"}.items():
             patch.setenv(name, value)
-        plain, prepared = (scripts.run("train.py", prepared=one) for one in (False, True))
+        plain, prepared = (scripts.run("train.py", prepared=is_prepared) for is_prepared in (False, True))
     assert plain[1].startswith("True ")
     assert prepared == (0, plain[1].replace("True ", "False ", 1), "")
 
@@ -168,7 +170,7 @@ def _words(*program: str, bare: bool = False) -> LaunchArguments:
         (("sh", "-c", "python train.py"), False, None),
     ],
 )
-def test_what_prepares_a_script_travels_with_python_programs_that_are_not_bare(
+def test_site_folder_is_sent_with_python_programs_that_are_not_bare(
     scripts: Scripts, monkeypatch: pytest.MonkeyPatch, program: tuple[str, ...], bare: bool, path: str | None
 ) -> None:
     monkeypatch.chdir(scripts.folder)

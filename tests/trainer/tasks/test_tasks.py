@@ -1,4 +1,4 @@
-"""A task of the user's is one class; the GPT is one too, of any size, and what is wrong with one is one message."""
+"""A task is one class, of the user or the GPT of any size; each error in one is one message."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _alone() -> Group:
 
 
 def _load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str = "Good", options: str = "") -> Task:
-    """From a module that no other test has."""
+    """Load the task from a module with a name that no other test uses."""
     module = f"mine_{abs(hash(str(tmp_path)))}"
     (tmp_path / f"{module}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -60,7 +60,7 @@ def _load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str 
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_size_is_what_its_name_and_the_documentation_say(size: str) -> None:
+def test_size_matches_its_name_and_the_documentation(size: str) -> None:
     config = load_config(words=[f"model.size={size}"])
     sizes = sizes_of(build_empty(Gpt(config), config))
     count = sum(sizes.values())
@@ -71,7 +71,7 @@ def test_size_is_what_its_name_and_the_documentation_say(size: str) -> None:
     assert row in (ROOT / "docs" / "trainer.md").read_text("utf-8")
 
 
-def test_keys_of_the_model_win_over_its_size() -> None:
+def test_model_keys_win_over_model_size() -> None:
     config = load_config(words=["model.layers=3", "model.size=7b", "model.vocabulary=50304"])
     assert (config.model.layers, config.model.width, config.model.vocabulary) == (3, 4096, 50304)
     sizes = sizes_of(build_empty(Gpt(config), config))
@@ -79,7 +79,7 @@ def test_keys_of_the_model_win_over_its_size() -> None:
     assert load_config().model == load_config(words=["model.size=1m"]).model
 
 
-def test_first_weights_follow_from_the_seed_and_not_from_what_was_drawn_before() -> None:
+def test_initial_weights_depend_on_the_seed_only() -> None:
     models = []
     for seed in (1, 1, 2):
         torch.rand(seed)
@@ -123,7 +123,7 @@ def test_options_are_the_arguments_of_the_class(tmp_path: Path, monkeypatch: pyt
         ("\n1 / 0", "X", "", "cannot be imported: ZeroDivisionError: division by zero ({path}, line 2)"),
     ],
 )
-def test_what_is_wrong_with_a_task_is_one_line(
+def test_error_of_a_task_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str, options: str, message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -135,7 +135,7 @@ def test_what_is_wrong_with_a_task_is_one_line(
 
 
 @pytest.mark.parametrize(("module", "missing"), [("no_such", "no_such"), ("trainer.no.such", "trainer.no")])
-def test_module_that_is_not_there_is_named_with_where_it_was_looked_for(module: str, missing: str) -> None:
+def test_missing_module_is_named_with_the_folder_of_the_search(module: str, missing: str) -> None:
     with pytest.raises(UserError) as caught:
         load_task(load_config(words=[f"task={module}:X"]))
     assert f"there is no module {missing}, looked for from {Path.cwd()}" in str(caught.value)
@@ -151,7 +151,7 @@ def test_loss_that_is_not_one_number_is_refused(given: object, kind: str) -> Non
         loss_of(task, None, None)
 
 
-def test_task_without_blocks_recomputes_nothing() -> None:
+def test_activation_checkpointing_of_a_task_without_blocks_is_refused() -> None:
     config = load_config(words=["activation_checkpointing=true"])
     task: Any = Gpt(config)
     task.blocks = lambda _: ()
@@ -161,7 +161,7 @@ def test_task_without_blocks_recomputes_nothing() -> None:
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero3"])
 def test_recomputed_blocks_of_a_users_model_get_the_same_gradients(strategy: str) -> None:
-    """Also the first, whose input has no gradient: the way that zero3 takes would leave it without one."""
+    """Also the first block, whose input needs no gradient: zero3's kind of checkpointing would leave it without one."""
     gradients = []
     for words in (SEGMENTATION, f"{SEGMENTATION} activation_checkpointing=true strategy={strategy}"):
         config = load_config(words=words.split())
@@ -170,14 +170,14 @@ def test_recomputed_blocks_of_a_users_model_get_the_same_gradients(strategy: str
         samples = task.build_data("train")
         assert samples is not None
         loss_of(task, model, task.collate([samples[0], samples[1]])).backward()  # type: ignore[no-untyped-call]
-        gradients.append([one.grad for one in model.parameters()])
-    for one, other in zip(*gradients, strict=True):
-        assert one is not None
-        assert other is not None
-        assert torch.equal(one, other)
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for kept, recomputed in zip(*gradients, strict=True):
+        assert kept is not None
+        assert recomputed is not None
+        assert torch.equal(kept, recomputed)
 
 
-def test_deterministic_run_refuses_what_torch_cannot_do_so() -> None:
+def test_deterministic_run_refuses_nondeterministic_operations() -> None:
     config, env = load_config(words=["deterministic=true"]), {"A": "b"}
     make_deterministic(load_config(), env)
     assert env == {"A": "b"}
@@ -206,8 +206,8 @@ def test_deterministic_run_refuses_what_torch_cannot_do_so() -> None:
     assert determinism_warning(config, "gcu-t2x").startswith("WARNING: deterministic=true")
 
 
-def test_settling_changes_neither_buffers_nor_random_numbers() -> None:
-    """One launched rank: it goes through DistributedDataParallel, whose first pass has to leave no trace."""
+def test_warm_up_changes_neither_buffers_nor_random_numbers() -> None:
+    """One launched rank, so with DistributedDataParallel, whose first pass must leave no trace."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -217,12 +217,12 @@ def test_settling_changes_neither_buffers_nor_random_numbers() -> None:
         config = load_config(words=SEGMENTATION.split())
         task: Any = load_task(config)
         samples, loss = task.build_data("train"), task.loss
-        task.loss = lambda model, batch: loss(model, batch) * torch.rand(())  # as a dropout draws
+        task.loss = lambda model, batch: loss(model, batch) * torch.rand(())  # random, like a dropout
         strategy = Ddp(group, config, task)
-        before = {name: one.clone() for name, one in strategy.bare.state_dict().items()}
+        before = {name: tensor.clone() for name, tensor in strategy.bare.state_dict().items()}
         numbers = torch.get_rng_state()
         strategy.warm_up(task.collate([samples[0], samples[1]]))
-        assert all(torch.equal(before[name], one) for name, one in strategy.bare.state_dict().items())
+        assert all(torch.equal(before[name], tensor) for name, tensor in strategy.bare.state_dict().items())
         assert torch.equal(torch.get_rng_state(), numbers)
     finally:
         torch.distributed.destroy_process_group()
