@@ -1,1 +1,1 @@
-"""What goes wrong in real clusters, made to go wrong here."""
+"""Faults of real clusters, caused on purpose: docs/faults.md lists them."""

@@ -1,4 +1,4 @@
-"""F15: the clock of a node is an hour off, or is set while a run goes on: nobody ends anything for it, and nothing changes its order."""
+"""F15: a node's clock is an hour off, or is set during a run: no process is ended for it, and the log keeps its order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TALKER = f'i=0; while [ "$i" -lt {LINES} ]; do i=$((i+1)); echo "$i"; sleep 0.1;
 
 @pytest.fixture
 def clock(farm: Farm) -> WallClock:
-    """The clock of n1, which is right to begin with."""
+    """The clock of n1, at first without an offset."""
     return wall_clock(farm.folder, farm.python)
 
 
@@ -41,18 +41,18 @@ def _start(orch: Orch, script: str, *options: str) -> str:
     return run
 
 
-def _said(orch: Orch, run: str, node: str) -> int:
+def _line_count(orch: Orch, run: str, node: str) -> int:
     file = next(orch.node_folder(run, node).glob("rank-*.out"))
     return file.read_bytes().count(b"\n")
 
 
 @pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
-def test_clock_that_is_set_in_a_run_ends_nothing_and_leaves_the_log_in_order(
+def test_clock_that_is_set_during_a_run_ends_no_process_and_keeps_the_log_in_order(
     orch: Orch, clock: WallClock, ahead_s: int
 ) -> None:
-    """For longer than both timeouts it runs on; each line stands where it would have stood."""
+    """The run continues for longer than both timeouts, and each line is at the same place in the log."""
     run = _start(orch, TALKER, "--isolation-timeout", "2s", "--orphan-timeout", "4s")
-    until(lambda: _said(orch, run, "n1") >= 5, awaited="the ranks to talk")
+    until(lambda: _line_count(orch, run, "n1") >= 5, awaited="the ranks to write")
     clock.set(ahead_s)
     until(lambda: orch.recorded(run) not in ("STARTING", "RUNNING"), awaited="the end", deadline_s=40)
     assert orch.status(run)["state"] == "DONE", orch("logs", run).stdout
@@ -62,20 +62,20 @@ def test_clock_that_is_set_in_a_run_ends_nothing_and_leaves_the_log_in_order(
     times = [line["time"] for line in lines]
     assert times == sorted(times)
     assert max(times) - min(times) < HOUR_S / 2
-    of_both = [int(line["text"]) for line in lines if line["rank"] is not None]
-    assert max(abs(left - right) for left, right in zip(of_both, sorted(of_both), strict=True)) < LINES / 2
+    merged = [int(line["text"]) for line in lines if line["rank"] is not None]
+    assert max(abs(left - right) for left, right in zip(merged, sorted(merged), strict=True)) < LINES / 2
 
 
 @pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
-def test_log_is_one_whatever_the_clock_of_a_node_shows(orch: Orch, clock: WallClock, ahead_s: int) -> None:
-    """Its lines are by the clock of who reads them: --since finds them, and they stand among those of the others."""
+def test_log_is_in_order_whatever_the_clock_of_a_node_shows(orch: Orch, clock: WallClock, ahead_s: int) -> None:
+    """Its lines have times of the reader's clock: --since finds them, and they are in order among the other nodes' lines."""
     clock.set(ahead_s)
     began = time.time()
     with orch.start(
         "ssh-launch", "--", "sh", "-c", "echo 1; sleep 0.6; echo 2; sleep 0.6; echo 3; sleep 0.6"
     ) as watcher:
-        shown, said = watcher.communicate(timeout=60)
-    assert watcher.returncode == 0, said
+        shown, stderr = watcher.communicate(timeout=60)
+    assert watcher.returncode == 0, stderr
     assert all(f"[n1:1] {number}\n" in shown for number in (1, 2, 3))
     lines = [line for line in orch.lines("--since", "1m") if line["rank"] is not None]
     assert [line["text"] for line in lines] == ["1", "1", "2", "2", "3", "3"]
@@ -87,10 +87,10 @@ def test_log_is_one_whatever_the_clock_of_a_node_shows(orch: Orch, clock: WallCl
 def test_first_failing_rank_is_named_whatever_the_clocks_show(
     orch: Orch, clock: WallClock, ahead_s: int, first: int
 ) -> None:
-    """Nobody supervises when both ranks die, one after the other: their times are all that tells who was the first."""
+    """Both ranks die without a supervisor, one after the other: only their times show which was the first."""
     clock.set(ahead_s)
     run = _start(orch, "echo up; exec sleep 1000")
-    until(lambda: all(_said(orch, run, node) for node in ("n0", "n1")), awaited="both ranks")
+    until(lambda: all(_line_count(orch, run, node) for node in ("n0", "n1")), awaited="both ranks")
     orch.kill_supervisor(run)
     for rank in (first, 1 - first):
         events = orch.events(orch.node_folder(run, f"n{rank}"))

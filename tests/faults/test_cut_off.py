@@ -1,4 +1,4 @@
-"""Hosts that are cut off, die and come back, during a run over ssh."""
+"""Hosts that are cut off, die and return during a run over ssh."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.grounds.hosts import Host, Hosts
 from tests.until import until
 
 SLEEPERS = ("sh", "-c", "echo up; exec sleep 1000")
-# More than all buffers between the two hold, once somebody has written a line to its stdin.
+# After a line on its stdin, pushes more than all buffers between the two hold.
 PUSH = """
 import sys
 from orchestrator.inventory.model import Node, SshOptions
@@ -50,49 +50,51 @@ def _started(orch: Orch, *options: str) -> str:
 
 
 def _record(orch: Orch, run: str) -> dict[str, Any]:
-    [record] = [one for one in orch.records() if one["id"] == run]
+    [record] = [entry for entry in orch.records() if entry["id"] == run]
     return record
 
 
-def _over(orch: Orch, run: str) -> bool:
+def _has_ended(orch: Orch, run: str) -> bool:
     return orch.recorded(run) not in ("STARTING", "RUNNING")
 
 
-def _idle(host: Host) -> bool:
-    """No agent and no rank: what else may run is the far end of a connection, which ends with it."""
+def _is_idle(host: Host) -> bool:
+    """True if no agent and no rank runs; the far end of a connection may, which ends with it."""
     return not [pid for pid in host.processes() if _is_of_a_run(pid)]
 
 
 def _is_of_a_run(pid: int) -> bool:
     try:
-        about = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
+        environ_and_command = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return b"ORCH_RUN_ID=" in about or b"/runs/" in about
+    return b"ORCH_RUN_ID=" in environ_and_command or b"/runs/" in environ_and_command
 
 
-def test_ranks_meet_at_the_heads_address(orch: Orch) -> None:
+def test_ranks_get_the_heads_address_as_master(orch: Orch) -> None:
     orch("ssh-launch", "--", "sh", "-c", 'echo "$ORCH_NODE $MASTER_ADDR"')
-    said = sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
-    assert said == ["h0 10.77.0.1", "h1 10.77.0.1", "h2 10.77.0.1"]
+    lines = sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
+    assert lines == ["h0 10.77.0.1", "h1 10.77.0.1", "h2 10.77.0.1"]
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_node_that_is_gone_for_good_fails_the_run_everywhere_else(orch: Orch, hosts: Hosts, index: int) -> None:
+def test_killed_node_fails_the_run_and_ends_it_on_all_other_nodes(orch: Orch, hosts: Hosts, index: int) -> None:
     run = _started(orch)
     hosts[index].kill()
-    until(lambda: _over(orch, run), awaited="the verdict", deadline_s=30)
+    until(lambda: _has_ended(orch, run), awaited="the verdict", deadline_s=30)
     record = _record(orch, run)
     assert record["state"] == "FAILED"
     gone = re.match(rf"h{index} is gone: it has not answered for (\d+) s, ", record["message"])
     assert gone is not None, record["message"]
-    assert 7 <= int(gone[1]) < 20  # by the supervisor's own clock; the rest is what asking the others may take
+    assert (
+        7 <= int(gone[1]) < 20
+    )  # by the supervisor's own clock; the rest is the time that its queries to the other nodes may take
     for host in hosts.hosts:
-        until(lambda host=host: _idle(host), awaited=f"{host.name} to be idle")  # type: ignore[misc]
+        until(lambda host=host: _is_idle(host), awaited=f"{host.name} to be idle")  # type: ignore[misc]
 
 
-def test_push_to_a_node_that_is_cut_off_is_given_up_when_nothing_is_acknowledged(hosts: Hosts) -> None:
-    """paramiko alone would try to write until the kernel gives up, after a quarter of an hour."""
+def test_push_to_a_node_that_is_cut_off_fails_when_no_byte_is_acknowledged(hosts: Hosts) -> None:
+    """paramiko alone would write until the kernel gives up, after a quarter of an hour."""
     argv = [*hosts.controller.enter(), sys.executable, "-c", PUSH, str(hosts.ssh_config)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as push:
         try:
@@ -107,69 +109,73 @@ def test_push_to_a_node_that_is_cut_off_is_given_up_when_nothing_is_acknowledged
 @pytest.mark.parametrize("index", [0, 2])
 def test_node_that_was_cut_off_ends_its_ranks_itself(orch: Orch, hosts: Hosts, index: int) -> None:
     run = _started(orch, "--isolation-timeout", "12s")
-    mark = hosts[0].path(orch.node_folder(run, "h0") / "supervised")
-    until(lambda: len(mark.read_text().split()) == 2, awaited="the head to know its peers")
-    assert orch.lines(run)  # meanwhile it has knocked
+    heartbeat = hosts[0].path(orch.node_folder(run, "h0") / "supervised")
+    until(lambda: len(heartbeat.read_text().split()) == 2, awaited="the head to have its peers' addresses")
+    assert orch.lines(run)  # during this call the head has connected to its peers
     hosts[index].link(up=False)
-    until(lambda: _over(orch, run), awaited="the verdict", deadline_s=30)
+    until(lambda: _has_ended(orch, run), awaited="the verdict", deadline_s=30)
     assert f"h{index} is gone" in _record(orch, run)["message"]
-    until(lambda: _idle(hosts[index]), awaited="the cut-off node to be idle", deadline_s=40)
+    until(lambda: _is_idle(hosts[index]), awaited="the cut-off node to be idle", deadline_s=40)
     orch.kill_supervisor(run)
     hosts[index].link(up=True)
     until(
-        lambda: "cut off from the supervisor" in orch("logs", run, code=None).stdout, awaited="its word", deadline_s=20
+        lambda: "cut off from the supervisor" in orch("logs", run, code=None).stdout,
+        awaited="the agent's reason in the log",
+        deadline_s=20,
     )
 
 
 @pytest.mark.parametrize("direction", ["out", "in"])
-def test_node_that_is_cut_off_one_way_ends_like_one_that_is_cut_off(orch: Orch, hosts: Hosts, direction: str) -> None:
-    """Nobody hears it, or it hears nobody: the run is over everywhere else, and there is no second world on that node."""
+def test_node_that_is_cut_off_one_way_ends_its_ranks_itself(orch: Orch, hosts: Hosts, direction: str) -> None:
+    """It cannot send, or cannot receive: the run ends on all other nodes, and no second process group is left on that node."""
     run = _started(orch, "--isolation-timeout", "6s")
     for machine in hosts.other_machines(hosts[1]):
         hosts.block(*((hosts[1], machine) if direction == "out" else (machine, hosts[1])))
-    until(lambda: _over(orch, run), awaited="the verdict", deadline_s=40)
+    until(lambda: _has_ended(orch, run), awaited="the verdict", deadline_s=40)
     record = _record(orch, run)
     assert record["state"] == "FAILED"
     assert "h1 is gone" in record["message"]
-    for host in hosts.hosts:  # the one that is cut off as well, by itself
-        until(lambda host=host: _idle(host), awaited=f"{host.name} to be idle", deadline_s=40)  # type: ignore[misc]
+    for host in hosts.hosts:  # the one that is cut off too, by itself
+        until(lambda host=host: _is_idle(host), awaited=f"{host.name} to be idle", deadline_s=40)  # type: ignore[misc]
 
 
-def test_node_that_comes_back_before_that_is_ended_by_the_supervisor(orch: Orch, hosts: Hosts) -> None:
+def test_supervisor_ends_the_ranks_of_a_node_that_is_reachable_before_its_isolation_timeout(
+    orch: Orch, hosts: Hosts
+) -> None:
     run = _started(orch, "--isolation-timeout", "5m")
     hosts[1].link(up=False)
-    until(lambda: _over(orch, run), awaited="the verdict", deadline_s=30)
-    assert not _idle(hosts[1])
+    until(lambda: _has_ended(orch, run), awaited="the verdict", deadline_s=30)
+    assert not _is_idle(hosts[1])
     hosts[1].link(up=True)
-    until(lambda: _idle(hosts[1]), awaited="the node to be idle", deadline_s=30)
+    until(lambda: _is_idle(hosts[1]), awaited="the node to be idle", deadline_s=30)
 
 
-def test_run_goes_on_while_its_supervisor_is_cut_off(orch: Orch, hosts: Hosts) -> None:
+def test_run_continues_while_its_supervisor_is_cut_off(orch: Orch, hosts: Hosts) -> None:
     run = _started(orch, "--isolation-timeout", "5s")
     hosts.controller.link(up=False)
     begun = time.monotonic()
     until(lambda: time.monotonic() - begun > 20, awaited="twenty seconds to pass", deadline_s=30)
     assert _record(orch, run)["state"] == "RUNNING"
-    assert not any(_idle(host) for host in hosts.hosts)
+    assert not any(_is_idle(host) for host in hosts.hosts)
     hosts.controller.link(up=True)
-    until(lambda: "answers again" in _noted(orch, run), awaited="the nodes to answer", deadline_s=30)
+    until(lambda: "answers again" in _events_text(orch, run), awaited="the nodes to answer", deadline_s=30)
     orch("stop", run)
-    assert all(_idle(host) for host in hosts.hosts)
+    assert all(_is_idle(host) for host in hosts.hosts)
 
 
-def test_node_that_only_the_supervisor_cannot_hear_goes_on(orch: Orch, hosts: Hosts) -> None:
-    """One way only: what the controller sends to h1 arrives, the answers are lost."""
+def test_node_that_only_the_supervisor_cannot_reach_continues(orch: Orch, hosts: Hosts) -> None:
+    """Only one direction is cut: packets to h1 arrive, its answers are lost."""
     run = _started(orch, "--isolation-timeout", "5s")
     hosts.block(hosts[1], hosts.controller)
-    until(lambda: "others reach it" in _noted(orch, run), awaited="a witness", deadline_s=40)
+    until(lambda: "others reach it" in _events_text(orch, run), awaited="a witness", deadline_s=40)
     assert _record(orch, run)["state"] == "RUNNING"
     hosts.unblock(hosts[1], hosts.controller)
-    until(lambda: "h1 answers again" in _noted(orch, run), awaited="the node to answer", deadline_s=40)
+    until(lambda: "h1 answers again" in _events_text(orch, run), awaited="the node to answer", deadline_s=40)
     orch("stop", run)
     assert _record(orch, run)["state"] == "STOPPED"
 
 
-def _noted(orch: Orch, run: str) -> str:
+def _events_text(orch: Orch, run: str) -> str:
     return (orch.home / "runs" / run / "events.jsonl").read_text("utf-8")
 
 

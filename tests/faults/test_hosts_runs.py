@@ -1,4 +1,4 @@
-"""Runs over hosts that can be cut off: whatever dies or falls silent, the run goes on or ends everywhere, and harms nobody."""
+"""Runs over hosts that can be cut off: whatever dies or stops answering, the run continues or ends on every host, and no other process is harmed."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ dist.all_reduce(total)
 print("total", int(total), flush=True)
 os._exit(0)  # gloo may abort in a normal exit
 """
-STRANGER = "import time\nprint('training', flush=True)\nwhile True: time.sleep(1)\n"
+OWN_TRAINING = "import time\nprint('training', flush=True)\nwhile True: time.sleep(1)\n"
 
 
-TALKER = """
+WRITER = """
 import os, time
 begun = time.monotonic()
 for number in range(30_000):
@@ -45,41 +45,41 @@ def orch(hosts: Hosts, tmp_path: Path) -> Orch:
 
 
 @pytest.fixture
-def stranger(hosts: Hosts) -> Iterator[subprocess.Popen[str]]:
-    """Somebody's own training on h1, under the same account; it has to survive the test."""
+def own_training(hosts: Hosts) -> Iterator[subprocess.Popen[str]]:
+    """The user's own training on h1, under the same account; it must survive the test."""
     script = hosts[1].path(hosts.home / "train.py")
-    script.write_text(STRANGER, encoding="utf-8")
+    script.write_text(OWN_TRAINING, encoding="utf-8")
     script.chmod(0o644)
     argv = [*hosts[1].enter_as_account(), str(hosts.python), "train.py"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "training\n"
         yield process
-        assert process.poll() is None, "a stranger was harmed"
+        assert process.poll() is None, "the user's own training was ended"
         process.kill()
 
 
 def _start(orch: Orch, *options: str, ranks: int = 3) -> str:
-    """A detached run whose ranks all sleep, with a supervisor."""
+    """Start a detached run whose ranks all sleep, and wait for its supervisor and ranks."""
     run = orch("ssh-launch", "--detach", *options, "--", *SLEEPERS).stdout.strip()
     until(lambda: orch.supervisor(run), awaited="the supervisor")
     until(lambda: sum(line["text"] == "up" for line in orch.lines(run)) == ranks, awaited="the ranks", deadline_s=30)
     return run
 
 
-def _over(orch: Orch, run: str, *, deadline_s: float = 30) -> dict[str, Any]:
-    """The record once the supervisor has written down the end."""
+def _record_at_end(orch: Orch, run: str, *, deadline_s: float = 30) -> dict[str, Any]:
+    """Wait for the supervisor to record the end, and return the record."""
     until(lambda: orch.recorded(run) not in ("STARTING", "RUNNING"), awaited="the verdict", deadline_s=deadline_s)
-    [record] = [one for one in orch.records() if one["id"] == run]
+    [record] = [entry for entry in orch.records() if entry["id"] == run]
     return record
 
 
-def _notes(orch: Orch, run: str) -> str:
+def _events_text(orch: Orch, run: str) -> str:
     return (orch.home / "runs" / run / "events.jsonl").read_text("utf-8")
 
 
 def _folders(orch: Orch, hosts: Hosts) -> list[tuple[Host, Path]]:
-    """The hosts and the folders that the only run has there."""
+    """The hosts and the only run's node folders on them."""
     [record] = until(orch.records, awaited="the run", deadline_s=30)
     folders = until(lambda: orch.node_folders(record["id"]), awaited="its plan")
     return list(zip(hosts.hosts, folders, strict=True))
@@ -89,8 +89,8 @@ def _count(file: Path) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def _idle(host: Host, *others: str) -> bool:
-    return sorted(host.processes().values()) == sorted(others)
+def _is_idle(host: Host, *expected_commands: str) -> bool:
+    return sorted(host.processes().values()) == sorted(expected_commands)
 
 
 def _pid_of(orch: Orch, run: str, word: bytes) -> int:
@@ -98,32 +98,32 @@ def _pid_of(orch: Orch, run: str, word: bytes) -> int:
     return pid
 
 
-def test_ranks_run_on_their_hosts_and_meet_at_the_address_of_the_first(orch: Orch, hosts: Hosts) -> None:
+def test_ranks_run_on_their_hosts_with_the_address_of_the_first_as_master(orch: Orch, hosts: Hosts) -> None:
     orch("ssh-launch", "--", "sh", "-c", 'echo "$RANK $ORCH_NODE $(hostname) $MASTER_ADDR"')
-    said = sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
-    assert said == [f"{rank} h{rank} h{rank} {hosts[0].address}" for rank in range(3)]
+    lines = sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
+    assert lines == [f"{rank} h{rank} h{rank} {hosts[0].address}" for rank in range(3)]
     assert orch.status()["state"] == "DONE"
-    until(lambda: all(_idle(host) for host in hosts.hosts), awaited="the hosts to be idle")
+    until(lambda: all(_is_idle(host) for host in hosts.hosts), awaited="the hosts to be idle")
 
 
 @pytest.mark.train
 def test_ranks_reduce_over_the_bridge(orch: Orch) -> None:
     (orch.cwd / "reduce.py").write_text(ALL_REDUCE, encoding="utf-8")
     orch("ssh-launch", "--", "reduce.py")
-    said = [line["text"] for line in orch.lines() if line["stream"] == "out" and "total" in line["text"]]
-    assert said == ["total 3"] * 3
+    lines = [line["text"] for line in orch.lines() if line["stream"] == "out" and "total" in line["text"]]
+    assert lines == ["total 3"] * 3
 
 
 def test_stopped_run_leaves_nothing_on_any_host(orch: Orch, hosts: Hosts) -> None:
     run = _start(orch)
     orch("stop", run)
     assert orch.processes_of(run) == []
-    until(lambda: all(_idle(host) for host in hosts.hosts), awaited="orch's own connections to end")
+    until(lambda: all(_is_idle(host) for host in hosts.hosts), awaited="orch's own connections to end")
     assert orch.status(run)["state"] == "STOPPED"
 
 
-def test_one_of_two_runs_is_stopped_and_neither_the_other_nor_a_stranger_notices(
-    orch: Orch, hosts: Hosts, stranger: subprocess.Popen[str]
+def test_stop_of_one_run_harms_neither_another_run_nor_the_users_own_training(
+    orch: Orch, hosts: Hosts, own_training: subprocess.Popen[str]
 ) -> None:
     first, second = _start(orch), _start(orch)
     before = orch.processes_of(second)
@@ -133,26 +133,29 @@ def test_one_of_two_runs_is_stopped_and_neither_the_other_nor_a_stranger_notices
     assert [orch.status(run)["state"] for run in (first, second)] == ["STOPPED", "RUNNING"]
     orch("stop", second)
     assert orch.processes_of(second) == []
-    until(lambda: _idle(hosts[1], "python3"), awaited="orch's own connections to end")
-    assert stranger.poll() is None
+    until(lambda: _is_idle(hosts[1], "python3"), awaited="orch's own connections to end")
+    assert own_training.poll() is None
 
 
-def test_killed_supervisor_then_killed_rank_is_found_by_attach(
-    orch: Orch, hosts: Hosts, stranger: subprocess.Popen[str]
+def test_attach_finds_a_rank_that_was_killed_after_the_supervisor(
+    orch: Orch, hosts: Hosts, own_training: subprocess.Popen[str]
 ) -> None:
     run = _start(orch)
     orch.kill_supervisor(run)
     kill(_pid_of(orch, run, b"RANK=2"))
     begun = time.monotonic()
     assert "rank 2 on h2 was killed by SIGKILL" in orch("attach", run, code=1).stderr
-    assert _over(orch, run)["exit"]["rank"] == 2
+    assert _record_at_end(orch, run)["exit"]["rank"] == 2
     assert time.monotonic() - begun < 20
     until(lambda: orch.processes_of(run) == [], awaited="every process of the run to be gone")
-    until(lambda: _idle(hosts[0]) and _idle(hosts[1], "python3") and _idle(hosts[2]), awaited="the hosts to be idle")
-    assert stranger.poll() is None
+    until(
+        lambda: _is_idle(hosts[0]) and _is_idle(hosts[1], "python3") and _is_idle(hosts[2]),
+        awaited="the hosts to be idle",
+    )
+    assert own_training.poll() is None
 
 
-def test_attach_takes_up_a_run_whose_supervisors_machine_died(hosts: Hosts, tmp_path: Path) -> None:
+def test_attach_supervises_a_run_whose_supervisors_machine_died(hosts: Hosts, tmp_path: Path) -> None:
     hosts.inventory(tmp_path, nodes=["h1", "h2"])
     away, here = hosts.orch(tmp_path, on=hosts[0]), hosts.orch(tmp_path)
     run = away("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
@@ -160,47 +163,47 @@ def test_attach_takes_up_a_run_whose_supervisors_machine_died(hosts: Hosts, tmp_
     hosts[0].kill()
     here("attach", "--detach", run)
     kill(_pid_of(here, run, b"RANK=1"))
-    record = _over(here, run)
+    record = _record_at_end(here, run)
     assert (record["state"], record["exit"]["node"], record["exit"]["rank"]) == ("FAILED", "h2", 1)
     until(lambda: here.processes_of(run) == [], awaited="every process of the run to be gone")
 
 
 @pytest.mark.parametrize("lost", [0, 2])
 def test_killed_host_fails_the_run_which_names_it_and_ends_on_the_others(
-    orch: Orch, hosts: Hosts, stranger: subprocess.Popen[str], lost: int
+    orch: Orch, hosts: Hosts, own_training: subprocess.Popen[str], lost: int
 ) -> None:
     run = _start(orch)
     hosts[lost].kill()
-    record = _over(orch, run)
+    record = _record_at_end(orch, run)
     assert record["state"] == "FAILED"
     assert f"h{lost}" in record["message"]
     until(lambda: orch.processes_of(run) == [], awaited="every process of the run to be gone")
-    assert stranger.poll() is None
+    assert own_training.poll() is None
 
 
-def test_host_that_was_frozen_and_thaws_costs_the_run_nothing(orch: Orch, hosts: Hosts) -> None:
-    """Its kernel answers, so the others vouch for it."""
+def test_run_continues_after_a_host_was_frozen(orch: Orch, hosts: Hosts) -> None:
+    """Its kernel answers, so the other nodes report it reachable."""
     run = _start(orch)
     before = orch.processes_of(run)
     hosts[1].freeze()
     until(
-        lambda: "h1 does not answer this machine" in _notes(orch, run),
+        lambda: "h1 does not answer this machine" in _events_text(orch, run),
         awaited="the silence to be noticed",
         deadline_s=60,
     )
     hosts[1].thaw()
-    until(lambda: "h1 answers again" in _notes(orch, run), awaited="the host to answer", deadline_s=60)
-    assert orch.processes_of(run) == before, orch("logs", run, code=None).stdout + _notes(orch, run)
+    until(lambda: "h1 answers again" in _events_text(orch, run), awaited="the host to answer", deadline_s=60)
+    assert orch.processes_of(run) == before, orch("logs", run, code=None).stdout + _events_text(orch, run)
     orch("stop", run)
     assert orch.processes_of(run) == []
 
 
 @pytest.mark.slow
 def test_log_is_whole_after_the_controller_was_cut_off_for_20_s(orch: Orch, hosts: Hosts) -> None:
-    (orch.cwd / "talk.py").write_text(TALKER, encoding="utf-8")
+    (orch.cwd / "talk.py").write_text(WRITER, encoding="utf-8")
     with orch.start("ssh-launch", "--follow", "--", "talk.py") as following:
         files = [host.path(folder) / f"rank-{rank}.out" for rank, (host, folder) in enumerate(_folders(orch, hosts))]
-        until(lambda: all(_count(file) > 1000 for file in files), awaited="lines to flow", deadline_s=30)
+        until(lambda: all(_count(file) > 1000 for file in files), awaited="log lines", deadline_s=30)
         hosts.controller.link(up=False)
         cut_at = _count(files[0])
         until(lambda: _count(files[0]) > cut_at + 20_000, awaited="20 s of lines", deadline_s=60)
@@ -209,9 +212,9 @@ def test_log_is_whole_after_the_controller_was_cut_off_for_20_s(orch: Orch, host
     assert following.returncode == 0, err
     for text in (out, orch("logs").stdout):
         for rank, file in enumerate(files):
-            said = re.findall(rf"^\[h{rank}:{rank}\] (.*)$", text, re.MULTILINE)
-            assert said == file.read_text("utf-8").splitlines()
-            assert len(said) == 30_000
+            lines = re.findall(rf"^\[h{rank}:{rank}\] (.*)$", text, re.MULTILINE)
+            assert lines == file.read_text("utf-8").splitlines()
+            assert len(lines) == 30_000
 
 
 def test_no_command_line_on_a_host_shows_an_environment_value(hosts: Hosts, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""F8: orch is killed with -9 in each phase of a launch; its run is known all the same, and nothing is ever launched twice."""
+"""F8: orch is killed with SIGKILL in each phase of a launch: the run is recorded all the same, and nothing is launched twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEVER_STARTED = "no trace of the run on n[0-1]: never started"
 
 @contextmanager
 def _killed(phase: str, farm: Farm, folder: Path) -> Iterator[HeldLaunch]:
-    """A launch that was killed in that phase; what n1 was at goes on by itself."""
+    """A launch that was killed in that phase; n1 continues by itself."""
     with held_launch(phase, farm, folder) as launch:
         launch.process.kill()
         launch.process.communicate(timeout=30)
@@ -30,11 +30,11 @@ def _killed(phase: str, farm: Farm, folder: Path) -> Iterator[HeldLaunch]:
 def _check_nothing_is_left(orch: Orch, farm: Farm, run: str) -> None:
     assert orch.processes_of(run) == []
     until(lambda: not farm.processes(), awaited="orch's own connections to end", deadline_s=40)
-    assert [one["id"] for one in orch.records()] == [run]
+    assert [record["id"] for record in orch.records()] == [run]
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_run_whose_launch_was_killed_in_any_phase_can_be_asked_after_and_stopped(
+def test_run_whose_launch_was_killed_in_any_phase_has_a_status_and_can_be_stopped(
     phase: str, farm: Farm, tmp_path: Path
 ) -> None:
     with _killed(phase, farm, tmp_path) as launch:
@@ -42,7 +42,7 @@ def test_run_whose_launch_was_killed_in_any_phase_can_be_asked_after_and_stopped
         if phase in ("connect", "push"):
             assert NEVER_STARTED in orch("status", run, code=5).stdout
         else:
-            until(lambda: launch.starts() == ["n0", "n1"], awaited="the ranks, which nobody has to wait for")
+            until(lambda: launch.starts() == ["n0", "n1"], awaited="the ranks, which start without orch")
             assert orch.status(run)["state"] == "RUNNING"
         orch("stop", run)
         assert orch.status(run)["state"] == "STOPPED"
@@ -51,7 +51,7 @@ def test_run_whose_launch_was_killed_in_any_phase_can_be_asked_after_and_stopped
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_attach_takes_up_what_a_killed_launch_had_started_and_launches_nothing(
+def test_attach_supervises_what_a_killed_launch_had_started_and_launches_nothing(
     phase: str, farm: Farm, tmp_path: Path
 ) -> None:
     with _killed(phase, farm, tmp_path) as launch:

@@ -1,4 +1,4 @@
-"""Launches that fail or are stopped half way: what had started is ended, or it is said that it may be left."""
+"""Launches that fail or are stopped half way: started processes are ended, or reported as possibly still running."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def orch(tmp_path: Path) -> Orch:
     return Orch(tmp_path)
 
 
-class Loses(DirectLauncher):
-    """Its node n1 starts its agent and is out of reach from then on: without its Python nothing can be asked there."""
+class LosingLauncher(DirectLauncher):
+    """A launcher whose node n1 starts its agent and is unreachable from then on: without its Python no endpoint starts there."""
 
     def _start_agent(self, node: NodePlan, found: str) -> None:
         super()._start_agent(node, found)
@@ -56,7 +56,7 @@ class Loses(DirectLauncher):
 
 def _launched(orch: Orch, monkeypatch: pytest.MonkeyPatch) -> LaunchError:
     def launcher_for(plan: LaunchPlan, _terminal: Terminal) -> DirectLauncher:
-        return Loses(plan, lambda node: LocalTransport(node.name))
+        return LosingLauncher(plan, lambda node: LocalTransport(node.name))
 
     monkeypatch.setattr(launching, "launcher_for", launcher_for)
     monkeypatch.setenv("ORCH_HOME", str(orch.home))
@@ -86,7 +86,7 @@ def test_failed_launch_that_could_not_be_undone_is_lost_until_it_is_stopped(
     until(lambda: not orch.processes_of(record["id"]), awaited="the ranks of n1 to be gone")
 
 
-def test_stop_of_a_run_that_is_over_says_which_nodes_it_could_not_ask(orch: Orch) -> None:
+def test_stop_of_a_run_that_has_ended_names_the_nodes_that_it_could_not_query(orch: Orch) -> None:
     orch("ssh-launch", "--", "true")
     (orch.cwd / "n1").unlink()
     done = orch("stop", code=4)
@@ -96,15 +96,15 @@ def test_stop_of_a_run_that_is_over_says_which_nodes_it_could_not_ask(orch: Orch
 
 HELD = """#!/bin/sh
 case "$*" in *" run "*)
-    touch {folder}/asked
+    touch {folder}/agent-requested
     while [ ! -e {folder}/gate ]; do sleep 0.02; done
 esac
 exec {python} "$@"
 """
 
 
-def _held(orch: Orch, node: str) -> None:
-    """The agent of that node starts when there is a gate."""
+def _hold_agent(orch: Orch, node: str) -> None:
+    """Have the agent of that node wait for the file `gate`."""
     (orch.cwd / node).unlink()
     (orch.cwd / node).write_text(HELD.format(folder=orch.cwd, python=sys.executable))
     (orch.cwd / node).chmod(0o755)
@@ -112,7 +112,7 @@ def _held(orch: Orch, node: str) -> None:
 
 @contextlib.contextmanager
 def _process(script: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of no run, once it has said that it is ready."""
+    """A process that belongs to no run, once it has written a line."""
     with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -128,10 +128,10 @@ IN_BACKGROUND = ("sh", "-c", 'trap "" INT HUP; exec "$@"', "sh")
 
 @pytest.mark.parametrize("prefix", [(), IN_BACKGROUND], ids=["terminal", "background"])
 def test_stop_during_a_launch_ends_the_launch_first(prefix: tuple[str, ...], orch: Orch) -> None:
-    _held(orch, "n1")
+    _hold_agent(orch, "n1")
     orch.prefix = prefix
     with orch.start("ssh-launch", "--detach", "--", *SLEEPERS) as launch:
-        until((orch.cwd / "asked").exists, awaited="n1 to be asked for its agent")
+        until((orch.cwd / "agent-requested").exists, awaited="n1's agent to be requested")
         with orch.start("stop") as stop:
             assert stop.stderr is not None
             assert f"still being launched: pid {launch.pid} was asked to give up" in stop.stderr.readline()
@@ -146,19 +146,19 @@ def test_stop_during_a_launch_ends_the_launch_first(prefix: tuple[str, ...], orc
     assert not orch.supervisors()
 
 
-def test_launch_under_nohup_watches_on_when_the_terminal_is_closed(orch: Orch) -> None:
+def test_launch_under_nohup_keeps_watching_when_the_terminal_is_closed(orch: Orch) -> None:
     gate = orch.cwd / "gate"
     orch.prefix = IN_BACKGROUND
     with orch.start("ssh-launch", "--", "sh", "-c", f"until [ -e {gate} ]; do sleep 0.02; done; echo end") as watcher:
-        until(lambda: orch.records() and orch.records()[0]["started"], awaited="the launch to be over")
+        until(lambda: orch.records() and orch.records()[0]["started"], awaited="the launch to complete")
         os.killpg(watcher.pid, signal.SIGHUP)
         gate.touch()
-        out, said = watcher.communicate(timeout=60)
-    assert watcher.returncode == 0, said
+        out, stderr = watcher.communicate(timeout=60)
+    assert watcher.returncode == 0, stderr
     assert "[n1:1] end" in out
 
 
-def test_stop_of_a_launch_on_another_machine_ends_what_it_can_and_says_so(orch: Orch) -> None:
+def test_stop_of_a_launch_on_another_machine_ends_its_ranks_and_names_that_machine(orch: Orch) -> None:
     run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
     elsewhere = {**this_process(), "host": "elsewhere", "boot_id": "another"}
     Store(orch.home).find(run).update(started=False, launching=elsewhere)
@@ -170,12 +170,12 @@ def test_stop_of_a_launch_on_another_machine_ends_what_it_can_and_says_so(orch: 
 
 def test_launch_that_a_restart_of_this_machine_ended_is_stopped_like_any_run(orch: Orch) -> None:
     run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
-    before = {**this_process(), "host": socket.gethostname(), "boot_id": "the one before"}
+    before = {**this_process(), "host": socket.gethostname(), "boot_id": "earlier"}
     Store(orch.home).find(run).update(started=False, launching=before)
     assert f"run {run} is STOPPED" in orch("stop").stderr
 
 
-def test_launch_that_does_not_give_up_is_not_called_stopped(orch: Orch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_that_does_not_exit_is_not_reported_as_stopped(orch: Orch, monkeypatch: pytest.MonkeyPatch) -> None:
     run = orch("ssh-launch", "--detach", "--", "true").stdout.strip()
     folder = Store(orch.home).find(run)
     monkeypatch.setenv("ORCH_HOME", str(orch.home))
@@ -183,20 +183,20 @@ def test_launch_that_does_not_give_up_is_not_called_stopped(orch: Orch, monkeypa
     with _process("trap '' TERM; echo ready; exec sleep 1000") as stubborn:
         fields = stat_fields(stubborn.pid)
         assert fields is not None
-        mark = {**this_process(), "pid": stubborn.pid, "start_time": int(fields[19])}
-        folder.update(started=False, launching=mark)
+        launching = {**this_process(), "pid": stubborn.pid, "start_time": int(fields[19])}
+        folder.update(started=False, launching=launching)
         with pytest.raises(LaunchError, match=f"pid {stubborn.pid} has not given up"):
             stopping.stop(folder, print)
         assert stubborn.poll() is None
 
 
-def test_process_with_the_pid_of_a_launch_that_is_gone_is_left_alone(orch: Orch) -> None:
+def test_process_with_the_pid_of_an_ended_launch_is_not_signalled(orch: Orch) -> None:
     run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
-    with _process("echo ready; exec sleep 1000") as stranger:
-        mark = {**this_process(), "pid": stranger.pid, "start_time": 1}
-        Store(orch.home).find(run).update(started=False, launching=mark)
+    with _process("echo ready; exec sleep 1000") as bystander:
+        launching = {**this_process(), "pid": bystander.pid, "start_time": 1}
+        Store(orch.home).find(run).update(started=False, launching=launching)
         orch("stop")
-        assert stranger.poll() is None
+        assert bystander.poll() is None
 
 
 WITHOUT_SUPERVISOR = """
@@ -220,23 +220,23 @@ def _without_supervisor(orch: Orch, script: str, *words: str) -> subprocess.Comp
 
 @pytest.mark.parametrize("option", ["--follow", "--detach"])
 @pytest.mark.parametrize(
-    ("script", "why"),
+    ("script", "reason"),
     [("echo cannot start >&2; exit 3", "it ended with status 3, see "), ("exec sleep 5", "it has not begun in 1 s")],
 )
-def test_run_whose_supervisor_does_not_come_up_is_said_to_have_none(
-    orch: Orch, script: str, why: str, option: str
+def test_run_whose_supervisor_does_not_start_is_reported_as_unsupervised(
+    orch: Orch, script: str, reason: str, option: str
 ) -> None:
     done = _without_supervisor(orch, script, "ssh-launch", option, "--", "echo", "up")
     assert done.returncode == 0
     [run] = [folder.path.name for folder in Store(orch.home).all()]
     [warning] = [line for line in done.stderr.splitlines() if "warning: " in line]
-    assert f"run {run} has no supervisor: {why}" in warning
+    assert f"run {run} has no supervisor: {reason}" in warning
     assert f"orch attach {run}" in warning
     assert "[n0:0] up\n" in done.stdout if option == "--follow" else done.stdout == f"{run}\n"
     until(lambda: orch.status()["state"] == "DONE", awaited="the run to be done without a supervisor")
 
 
-def test_attach_says_why_there_is_no_supervisor(orch: Orch) -> None:
+def test_attach_reports_why_there_is_no_supervisor(orch: Orch) -> None:
     run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
     orch.kill_supervisor(run)
     done = _without_supervisor(orch, "exit 3", "attach", "--detach")

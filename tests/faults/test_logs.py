@@ -1,4 +1,4 @@
-"""Logs that lose nothing: connections are cut, readers are stuck, ranks write what they like."""
+"""Logs lose no line when connections are cut, readers are stuck and ranks write any bytes."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def _written(orch: Orch, run: str, node: str, rank: int) -> list[str]:
     return (orch.node_folder(run, node) / f"rank-{rank}.out").read_text("utf-8").splitlines()
 
 
-def test_cut_connections_cost_no_line_and_repeat_none(orch: Orch, farm: Farm) -> None:
+def test_cut_connections_lose_no_line_and_repeat_none(orch: Orch, farm: Farm) -> None:
     with orch.start("ssh-launch", "--", "sh", "-c", COUNT) as watcher:
-        text, said = _followed_through_cuts(watcher, farm)
-    assert watcher.returncode == 0, said
-    assert "trying again" in said
-    assert "answers again" in said
+        text, stderr = _follow_through_cuts(watcher, farm)
+    assert watcher.returncode == 0, stderr
+    assert "trying again" in stderr
+    assert "answers again" in stderr
     run = orch.records()[-1]["id"]
     for rank, node in enumerate(("n0", "n1")):
         assert (
@@ -49,24 +49,23 @@ def test_cut_connections_cost_no_line_and_repeat_none(orch: Orch, farm: Farm) ->
         )
 
 
-def _followed_through_cuts(watcher: subprocess.Popen[str], farm: Farm) -> tuple[str, str]:
-    """What it printed while every connection was cut three times."""
+def _follow_through_cuts(watcher: subprocess.Popen[str], farm: Farm) -> tuple[str, str]:
+    """Cut every connection three times; returns the standard output and error."""
     assert watcher.stdout is not None
-    seen: list[str] = []
-    for mark in ("line 300 of 0", "line 900 of 1", "line 1500 of 0"):
-        while mark not in (line := watcher.stdout.readline()):
+    lines: list[str] = []
+    for awaited_line in ("line 300 of 0", "line 900 of 1", "line 1500 of 0"):
+        while awaited_line not in (line := watcher.stdout.readline()):
             assert line, "the log ended"
-            seen.append(line)
-        seen.append(line)
+            lines.append(line)
+        lines.append(line)
         farm.drop_connections()
     assert watcher.stderr is not None
-    text = "".join(seen) + watcher.stdout.read()  # communicate() would leave out what readline() has buffered
-    said = watcher.stderr.read()
-    return text, said
+    text = "".join(lines) + watcher.stdout.read()  # communicate() would leave out what readline() has buffered
+    return text, watcher.stderr.read()
 
 
 def test_stuck_reader_blocks_no_rank_and_loses_nothing(orch: Orch) -> None:
-    """A terminal that is stopped with Ctrl-S: orch's pipe is full, the ranks write on."""
+    """As a terminal that is stopped with Ctrl-S: orch's pipe is full, the ranks continue to write."""
     script = 'i=0; while [ "$i" -lt 20000 ]; do i=$((i+1)); echo "line $i of $RANK padded to be long enough"; done'
     with orch.start("ssh-launch", "--", "sh", "-c", script) as watcher:
         until(
@@ -78,7 +77,7 @@ def test_stuck_reader_blocks_no_rank_and_loses_nothing(orch: Orch) -> None:
 
 
 def test_flood_of_one_node_does_not_starve_the_other(orch: Orch) -> None:
-    """Counted in what is printed meanwhile, which no load changes: the queue between reading and printing holds 16 MiB."""
+    """Measured in printed lines, which do not depend on load: the queue between reading and printing holds 16 MiB."""
     script = 'if [ "$RANK" = 0 ]; then exec yes flood; fi; for i in 1 2 3 4 5; do echo "drop $i"; sleep 0.2; done; sleep 1000'
     printed = 0
     with orch.start("ssh-launch", "--", "sh", "-c", script) as watcher:
@@ -92,7 +91,7 @@ def test_flood_of_one_node_does_not_starve_the_other(orch: Orch) -> None:
     assert printed * len("flood\n") < 32 << 20
 
 
-def test_log_that_became_shorter_is_a_gap_and_goes_on_from_its_new_end(orch: Orch) -> None:
+def test_log_that_became_shorter_is_a_gap_and_continues_from_its_new_end(orch: Orch) -> None:
     script = 'echo "written before"; until [ -e "$ORCH_RUN_DIR/go" ]; do sleep 0.1; done; echo "written after"'
     with orch.start("ssh-launch", "--nodes", "n0", "--", "sh", "-c", script) as watcher:
         assert watcher.stdout is not None
@@ -105,19 +104,19 @@ def test_log_that_became_shorter_is_a_gap_and_goes_on_from_its_new_end(orch: Orc
             assert line, "the log ended"
         assert line == "[n0:-] rank-0.out became 11 bytes shorter; what stood there is not in this log\n"
         (folder.parents[1] / "go").touch()
-        rest, said = watcher.communicate(timeout=60)
-    assert watcher.returncode == 0, said
+        rest, stderr = watcher.communicate(timeout=60)
+    assert watcher.returncode == 0, stderr
     assert _lines_of(rest, "n0", 0) == ["written after"]
 
 
-def test_flood_leaves_memory_bounded_whether_or_not_anybody_reads(orch: Orch) -> None:
-    """80 MB of lines, then 3 MB without a newline: for who follows and is stuck, the supervisor, and who reads it later."""
+def test_flood_leaves_memory_bounded_with_and_without_a_reader(orch: Orch) -> None:
+    """80 MB of lines, then 3 MB without a newline: for a stuck follower, the supervisor and a later reader."""
     script = 'test "$RANK" = 0 || exit 0; yes flood | head -c 80000000; head -c 3000000 /dev/zero'
     with orch.start("ssh-launch", "--", "sh", "-c", script) as watcher:
         [run] = until(lambda: [record["id"] for record in orch.records()], awaited="the run")
         supervisor = until(lambda: orch.supervisor(run), awaited="the supervisor", deadline_s=30)
         file = until(lambda: list(orch.node_folder(run, "n0").glob("rank-0.out")), awaited="the log")[0]
-        until(lambda: file.stat().st_size == 83_000_000, awaited="the flood, which nobody stops", deadline_s=60)
+        until(lambda: file.stat().st_size == 83_000_000, awaited="the whole flood", deadline_s=60)
         until(lambda: not orch.processes_of(run), awaited="the ranks to end")
         assert _peak_kib(watcher.pid) < BOUND_KIB
         assert _peak_kib(supervisor) < BOUND_KIB
@@ -136,7 +135,7 @@ def _peak_kib(pid: int) -> int:
     return int(line.split()[1])
 
 
-def test_any_bytes_are_shown_harmless_and_kept_as_they_are(orch: Orch) -> None:
+def test_any_bytes_are_printed_escaped_and_stored_unchanged(orch: Orch) -> None:
     program = (
         "import sys; out = sys.stdout.buffer\n"
         r"out.write(b'\x1b]0;owned\x07\x1b[31mred\x1b[0m\n\xff\xfe\x00binary\n 1%\r 99%\r100%\n[n1:1] I am n1\n')"
@@ -169,40 +168,42 @@ def test_ten_megabyte_line_is_printed_in_pieces_and_memory_is_bounded(orch: Orch
 
 
 @pytest.mark.parametrize(("stream", "texts"), [("out", {"to out"}), ("err", {"to err"})])
-def test_one_stream_alone(orch: Orch, stream: str, texts: set[str]) -> None:
+def test_one_stream_can_be_selected(orch: Orch, stream: str, texts: set[str]) -> None:
     orch("ssh-launch", "--", "sh", "-c", "echo to out; echo to err >&2")
     assert {line["text"] for line in orch.lines("--stream", stream)} == texts
     assert "no such stream" in orch("logs", "--stream", "both", code=2).stderr
 
 
-def test_two_terminals_see_the_same(orch: Orch) -> None:
+def test_two_followers_print_the_same_lines(orch: Orch) -> None:
     run = orch("ssh-launch", "--detach", "--", "sh", "-c", COUNT.replace("3000", "300")).stdout.strip()
-    with orch.start("logs", "-f", run, "--json") as one, orch.start("logs", "-f", run, "--json") as two:
-        texts = [[json.loads(line) for line in reader.communicate(timeout=60)[0].splitlines()] for reader in (one, two)]
+    with orch.start("logs", "-f", run, "--json") as first, orch.start("logs", "-f", run, "--json") as second:
+        texts = [
+            [json.loads(line) for line in reader.communicate(timeout=60)[0].splitlines()] for reader in (first, second)
+        ]
     for lines in texts:
         for rank in (0, 1):
-            own = [line["text"] for line in lines if line["rank"] == rank]
-            assert own == [f"line {number} of {rank}" for number in range(1, 301)]
+            rank_lines = [line["text"] for line in lines if line["rank"] == rank]
+            assert rank_lines == [f"line {number} of {rank}" for number in range(1, 301)]
 
 
-@pytest.mark.parametrize("left", [2, 1])
-def test_connections_cut_while_the_past_is_read_cost_nothing_but_a_node_that_is_gone(
-    orch: Orch, farm: Farm, left: int
+@pytest.mark.parametrize("reachable_nodes", [2, 1])
+def test_connections_cut_while_old_lines_are_read_lose_only_the_rest_of_an_unreachable_node(
+    orch: Orch, farm: Farm, reachable_nodes: int
 ) -> None:
     run = orch("ssh-launch", "--detach", "--", "seq", "1000000", "1400000").stdout.strip()
     until(lambda: orch.recorded(run) == "DONE", awaited="the end")
-    with orch.start("logs", run) as reader:  # which can go on by no more than the pipe holds
+    with orch.start("logs", run) as reader:  # it can read no further than the pipe holds
         assert reader.stdout is not None
-        seen = reader.stdout.readline()
-        with farm.only(left):
-            seen += reader.stdout.read()
+        printed = reader.stdout.readline()
+        with farm.only(reachable_nodes):
+            printed += reader.stdout.read()
             assert reader.stderr is not None
-            said = reader.stderr.read()
-    assert reader.returncode == (0 if left == 2 else 4), said
-    assert _lines_of(seen, "n0", 0) == _written(orch, run, "n0", 0)
-    whole, shown = _written(orch, run, "n1", 1), _lines_of(seen, "n1", 1)
-    assert shown == whole if left == 2 else shown == whole[: len(shown)] != whole
-    assert ("[n1:-] gap: n1 cannot be read" in seen) == (left == 1)
+            stderr = reader.stderr.read()
+    assert reader.returncode == (0 if reachable_nodes == 2 else 4), stderr
+    assert _lines_of(printed, "n0", 0) == _written(orch, run, "n0", 0)
+    written, shown = _written(orch, run, "n1", 1), _lines_of(printed, "n1", 1)
+    assert shown == written if reachable_nodes == 2 else shown == written[: len(shown)] != written
+    assert ("[n1:-] gap: n1 cannot be read" in printed) == (reachable_nodes == 1)
 
 
 def test_node_that_is_gone_is_a_gap_in_the_log(orch: Orch, farm: Farm) -> None:
@@ -212,6 +213,6 @@ def test_node_that_is_gone_is_a_gap_in_the_log(orch: Orch, farm: Farm) -> None:
             while "up" not in watcher.stdout.readline():
                 pass
         with farm.only(1):
-            text, said = watcher.communicate(timeout=100)
-    assert watcher.returncode == 1, said
+            text, stderr = watcher.communicate(timeout=100)
+    assert watcher.returncode == 1, stderr
     assert re.search(r"^\[n1:-\] gap: n1 cannot be read", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Following a log when a node cannot be reached as it begins: the others are followed, and that one joins later or is a gap."""
+"""Following a log with a node that is unreachable at first: the others are followed, and that one joins later or is a gap."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ COUNT = 'i=0; until [ -e "$ORCH_RUN_DIR/enough" ]; do i=$((i+1)); echo "line $i"
 
 @pytest.fixture
 def orch(hosts: Hosts, tmp_path: Path) -> Orch:
-    """orch on the controller, beside an inventory.yaml of three hosts that gives up a connection soon."""
+    """orch on the controller, beside an inventory.yaml of three hosts with a short connect timeout."""
     hosts.inventory(tmp_path, ssh={"connect_timeout_s": 2})
     return hosts.orch(tmp_path)
 
 
-def _cut_off_one(orch: Orch, hosts: Hosts) -> str:
-    """A run that goes on while h1 reaches the other hosts but not the controller."""
+def _start_and_cut_off_h1(orch: Orch, hosts: Hosts) -> str:
+    """Start a run whose h1 reaches the other hosts but not the controller."""
     run = orch("ssh-launch", "--detach", "--", "sh", "-c", COUNT).stdout.strip()
-    until(lambda: {"h0", "h1", "h2"} <= _speakers(orch, run), awaited="three ranks", deadline_s=30)
+    until(lambda: {"h0", "h1", "h2"} <= _writing_nodes(orch, run), awaited="three ranks", deadline_s=30)
     hosts.block(hosts[1], hosts.controller)
-    notes = orch.home / "runs" / run / "events.jsonl"
-    until(lambda: "others reach it" in notes.read_text("utf-8"), awaited="the supervisor to know", deadline_s=40)
+    events = orch.home / "runs" / run / "events.jsonl"
+    until(lambda: "others reach it" in events.read_text("utf-8"), awaited="the supervisor's witnesses", deadline_s=40)
     return run
 
 
-def _speakers(orch: Orch, run: str) -> set[str]:
+def _writing_nodes(orch: Orch, run: str) -> set[str]:
     return {line["node"] for line in orch.lines(run) if line["stream"] == "out"}
 
 
@@ -43,14 +43,14 @@ def _finish(orch: Orch, hosts: Hosts, run: str) -> None:
         (host.path(orch.node_folder(run, host.name).parents[1]) / "enough").touch()
 
 
-def _read_until(following: subprocess.Popen[str], *marks: str) -> str:
-    """What it prints, up to a line that holds one of the marks."""
+def _read_until(following: subprocess.Popen[str], *texts: str) -> str:
+    """Read its output up to a line that holds one of the texts."""
     assert following.stdout is not None
-    seen = ""
-    while not any(mark in (line := following.stdout.readline()) for mark in marks):
+    printed = ""
+    while not any(text in (line := following.stdout.readline()) for text in texts):
         assert line, f"the log ended: {following.stderr.read() if following.stderr else ''}"
-        seen += line
-    return seen + line
+        printed += line
+    return printed + line
 
 
 def _rest(following: subprocess.Popen[str]) -> tuple[str, str]:
@@ -62,26 +62,26 @@ def _rest(following: subprocess.Popen[str]) -> tuple[str, str]:
     )  # communicate() would leave out what readline() has buffered
 
 
-def test_node_that_cannot_be_reached_at_first_joins_when_it_can(orch: Orch, hosts: Hosts) -> None:
-    run = _cut_off_one(orch, hosts)
+def test_node_that_is_unreachable_at_first_joins_when_it_is_reachable(orch: Orch, hosts: Hosts) -> None:
+    run = _start_and_cut_off_h1(orch, hosts)
     with orch.start("logs", "--follow", run) as following:
         text = "".join(_read_until(following, f"[{name}:") for name in ("h0", "h2", "h0", "h2"))
         assert "[h1:" not in text
         hosts.unblock(hosts[1], hosts.controller)
         text += _read_until(following, "[h1:")
         _finish(orch, hosts, run)
-        rest, said = _rest(following)
-    assert following.returncode == 0, said
-    assert "warning: h1: " in said
-    assert "h1 answers again" in said
+        rest, stderr = _rest(following)
+    assert following.returncode == 0, stderr
+    assert "warning: h1: " in stderr
+    assert "h1 answers again" in stderr
     for rank, host in enumerate(hosts.hosts):
         written = host.path(orch.node_folder(run, host.name)) / f"rank-{rank}.out"
         lines = re.findall(rf"^\[{host.name}:{rank}\] (.*)$", text + rest, re.MULTILINE)
         assert lines == written.read_text("utf-8").splitlines()
 
 
-def test_what_tail_leaves_out_does_not_come_with_a_node_that_joins_later(orch: Orch, hosts: Hosts) -> None:
-    run = _cut_off_one(orch, hosts)
+def test_lines_that_tail_omits_are_not_printed_for_a_node_that_joins_later(orch: Orch, hosts: Hosts) -> None:
+    run = _start_and_cut_off_h1(orch, hosts)
     with orch.start("logs", "--follow", "--tail", "0", run) as following:
         _read_until(following, "[h0:")
         hosts.unblock(hosts[1], hosts.controller)
@@ -94,42 +94,42 @@ def test_what_tail_leaves_out_does_not_come_with_a_node_that_joins_later(orch: O
     assert lines == written.read_text("utf-8").splitlines()[-len(lines) :]
 
 
-def test_node_that_stays_away_is_a_gap_and_exit_code_4(orch: Orch, hosts: Hosts) -> None:
-    run = _cut_off_one(orch, hosts)
+def test_node_that_stays_unreachable_is_a_gap_and_exit_code_4(orch: Orch, hosts: Hosts) -> None:
+    run = _start_and_cut_off_h1(orch, hosts)
     with orch.start("logs", "--follow", run) as following:
         text = _read_until(following, "[h0:")
         hosts[1].kill()
-        rest, said = _rest(following)
-    assert following.returncode == 4, said
-    assert re.search(r"^\[h1:-\] gap: h1 cannot be read", text + rest, re.MULTILINE), said
-    assert re.search(r"h1: .*\(1 of 3\)$", said, re.MULTILINE)
+        rest, stderr = _rest(following)
+    assert following.returncode == 4, stderr
+    assert re.search(r"^\[h1:-\] gap: h1 cannot be read", text + rest, re.MULTILINE), stderr
+    assert re.search(r"h1: .*\(1 of 3\)$", stderr, re.MULTILINE)
 
 
-def test_who_follows_elsewhere_is_told_of_a_node_that_vanished(orch: Orch, hosts: Hosts) -> None:
-    """Nothing is known there of the supervisor, which fails the run; its nodes only say that they were stopped."""
+def test_follower_on_another_machine_reports_a_node_that_died(orch: Orch, hosts: Hosts) -> None:
+    """That machine has no record of the supervisor, which fails the run; the nodes only report that they were stopped."""
     run = orch("ssh-launch", "--detach", "--", "sh", "-c", COUNT).stdout.strip()
     elsewhere = replace(orch, env={"ORCH_HOME": str(orch.cwd / "elsewhere")})
     with elsewhere.start("logs", "--follow", run, "-i", "inventory.yaml") as following:
         text = "".join(_read_until(following, f"[{name}:") for name in ("h0", "h1", "h2", "h1", "h0"))
         hosts[1].kill()
-        rest, said = _rest(following)
-    assert following.returncode == 4, said
+        rest, stderr = _rest(following)
+    assert following.returncode == 4, stderr
     assert re.search(r"^\[h1:-\] gap: h1 cannot be read", text + rest, re.MULTILINE)
-    assert re.search(r"h1: .*\(1 of 3\)$", said, re.MULTILINE)
+    assert re.search(r"h1: .*\(1 of 3\)$", stderr, re.MULTILINE)
     for rank, host in ((0, hosts[0]), (2, hosts[2])):
         written = host.path(orch.node_folder(run, host.name)) / f"rank-{rank}.out"
         lines = re.findall(rf"^\[{host.name}:{rank}\] (.*)$", text + rest, re.MULTILINE)
         assert lines == written.read_text("utf-8").splitlines()
 
 
-def test_follow_ends_where_no_node_can_be_reached(orch: Orch, hosts: Hosts) -> None:
-    run = _cut_off_one(orch, hosts)
+def test_follow_ends_with_4_if_no_node_can_be_reached(orch: Orch, hosts: Hosts) -> None:
+    run = _start_and_cut_off_h1(orch, hosts)
     hosts.controller.link(up=False)
     assert "of 3" in orch("logs", "--follow", run, code=4).stderr
     hosts.controller.link(up=True)
     with orch.start("logs", "--follow", run) as following:
         _read_until(following, "[h0:")
         following.send_signal(signal.SIGINT)
-        _, said = _rest(following)
+        _, stderr = _rest(following)
     assert following.returncode == 130
-    assert "the run continues" in said
+    assert "the run continues" in stderr

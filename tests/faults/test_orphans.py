@@ -1,4 +1,4 @@
-"""No orphans: whatever is killed with -9, and in whichever order, nothing of a run is alive once it is over or stopped."""
+"""No orphans: whatever gets SIGKILL, in any order, no process of a run is alive once the run has ended or is stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.grounds.marked import Process, guards_of, processes_of, still_alive
 from tests.grounds.sshd import Farm
 from tests.until import until
 
-# A child, a daemon, a deaf daemon with a child, one that stopped itself, one with another environment, and the rank.
+# A child, a daemon, a daemon with a child that ignores SIGTERM, one that stopped itself, one with another environment, and the rank.
 TREE = """
 sleep 1001 &
 (setsid sleep 1002 &)
@@ -29,7 +29,7 @@ sleep 1001 &
 env -i sleep 1004 &
 exec sleep 1005
 """
-TREE_SIZE = 7  # the deaf one is two
+TREE_SIZE = 7  # the daemon that ignores SIGTERM is two
 ORDERS = [
     "agent",
     "guard",
@@ -61,25 +61,25 @@ def orch(farm: Farm, tmp_path: Path) -> Orch:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_stop_leaves_nothing_of_a_run_whatever_was_killed_before(orch: Orch, farm: Farm, order: str) -> None:
-    run, everything = _start(orch)
+    run, run_processes = _start(orch)
     _kill(order, run, farm)
     _stop(orch, run, grace_s=0.3)
-    _assert_gone(everything)
+    _assert_gone(run_processes)
     assert not processes_of(run)
     until(lambda: not farm.processes(), awaited=lambda: f"the farm to be empty: {farm.processes()}")
 
 
 def test_orch_stop_ends_a_run_of_this_machine_whose_guard_and_agent_were_killed(local: Orch) -> None:
-    run, everything = _start(local)
+    run, run_processes = _start(local)
     _kill("guard agent", run, None)
-    assert still_alive(everything), "without orphans there is nothing to show"
+    assert still_alive(run_processes), "without orphans the test proves nothing"
     local("stop", run)
-    _assert_gone(everything)
+    _assert_gone(run_processes)
     assert local.status(run)["state"] == "FAILED"
 
 
 def test_orch_killed_in_the_middle_of_a_launch_leaves_nothing_that_stop_cannot_end(local: Orch, tmp_path: Path) -> None:
-    """The agent is on its way, its record is not there yet: what stop ends must not come up afterwards."""
+    """The agent's process runs, its record does not exist yet: an agent that stop has ended must not start ranks afterwards."""
     gate = tmp_path / ".gate"
     slow = tmp_path / ".slow-python"
     slow.write_text(f"#!{sys.executable}\n{SLOW_PYTHON.format(gate=str(gate), python=sys.executable)}")
@@ -88,7 +88,7 @@ def test_orch_killed_in_the_middle_of_a_launch_leaves_nothing_that_stop_cannot_e
     (tmp_path / "inventory.yaml").write_text(text, "utf-8")
     with local.start("ssh-launch", "--detach", "--", "sleep", "1000") as launch:
         (run,) = until(lambda: _runs(local), awaited="the run's record")
-        until(lambda: processes_of(run), awaited="the agent to be on its way")
+        until(lambda: processes_of(run), awaited="the agent's process")
         launch.kill()
         launch.communicate()
     _stop(local, run, grace_s=5)
@@ -97,8 +97,8 @@ def test_orch_killed_in_the_middle_of_a_launch_leaves_nothing_that_stop_cannot_e
     assert not list(tmp_path.glob(".work/runs/*/attempt-1/n0/agent.json"))
 
 
-def test_stop_ends_a_run_whose_folder_is_gone_though_nobody_knows_how_it_stood(local: Orch) -> None:
-    run, everything = _start(local)
+def test_stop_ends_a_run_whose_folder_is_gone_though_its_state_is_unknown(local: Orch) -> None:
+    run, run_processes = _start(local)
     (folder,) = local.cwd.glob(f".work/runs/{run}")
 
     def is_gone() -> bool:
@@ -108,7 +108,7 @@ def test_stop_ends_a_run_whose_folder_is_gone_though_nobody_knows_how_it_stood(l
     until(is_gone, awaited="the folder to be gone")
     done = local("stop", run, code=5)
     assert "was ended" in done.stderr
-    _assert_gone(everything)
+    _assert_gone(run_processes)
 
 
 SLOW_PYTHON = """
@@ -120,11 +120,11 @@ os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 
 
 def test_killed_connections_leave_the_run_alone(orch: Orch, farm: Farm) -> None:
-    run, everything = _start(orch)
+    run, run_processes = _start(orch)
     farm.drop_connections()
-    assert still_alive(everything) == everything
+    assert still_alive(run_processes) == run_processes
     _stop(orch, run, grace_s=0.3)
-    _assert_gone(everything)
+    _assert_gone(run_processes)
 
 
 def _runs(orch: Orch) -> list[str]:
@@ -132,15 +132,15 @@ def _runs(orch: Orch) -> list[str]:
 
 
 def _start(orch: Orch) -> tuple[str, set[Process]]:
-    """A run of one rank with all kinds of descendants; its id and everything that belongs to it."""
+    """Start a run of one rank with all kinds of descendants; returns its id and all its processes."""
     (orch.cwd / "tree.sh").write_text(TREE)
     run = orch("ssh-launch", "--detach", "--", "sh", "./tree.sh").stdout.strip()
-    whole = TREE_SIZE + 2
-    everything = until(
-        lambda: len(found := processes_of(run)) >= whole and _stopped(found) and found,
-        awaited=lambda: f"{whole} processes: {processes_of(run)}",
+    process_count = TREE_SIZE + 2
+    run_processes = until(
+        lambda: len(found := processes_of(run)) >= process_count and _stopped(found) and found,
+        awaited=lambda: f"{process_count} processes:  {processes_of(run)}",
     )
-    return run, everything
+    return run, run_processes
 
 
 def _stopped(processes: set[Process]) -> bool:
@@ -149,7 +149,7 @@ def _stopped(processes: set[Process]) -> bool:
 
 
 def _kill(order: str, run: str, farm: Farm | None) -> None:
-    """Kill with -9 in that order; all are frozen first, so that none can react to the death of another."""
+    """Send SIGKILL in that order; all are stopped first, so that none can react to the death of another."""
     ((guard, agent),) = guards_of(run).items()
     (rank,) = _ranks(agent)
     pids = {"guard": guard, "agent": agent, "rank": rank}
@@ -159,7 +159,7 @@ def _kill(order: str, run: str, farm: Farm | None) -> None:
     for pid in victims if len(victims) > 1 else ():
         os.kill(pid, signal.SIGSTOP)
     for pid in victims:
-        keeper.kill(pid)  # with its guard, the kernel may have ended it by now
+        keeper.kill(pid)  # the kernel may have ended it with its guard
 
 
 def _ranks(agent: int) -> list[int]:
@@ -168,12 +168,12 @@ def _ranks(agent: int) -> list[int]:
 
 
 def _assert_gone(processes: set[Process]) -> None:
-    """The guard ends by itself a moment after its agent; nothing else of a run does."""
-    until(lambda: not still_alive(processes), awaited=lambda: f"to be gone: {still_alive(processes)}")
+    """Wait: the guard ends by itself a moment after its agent. No other process of a run does."""
+    until(lambda: not still_alive(processes), awaited=lambda: f"these processes to end: {still_alive(processes)}")
 
 
 def _stop(orch: Orch, run: str, *, grace_s: float) -> None:
-    """What `orch stop` does on the nodes, with less patience."""
+    """Stop the run as `orch stop` does, with a shorter grace period."""
     launcher = launcher_for(Store(orch.home).find(run).read_plan())
     try:
         assert launcher.stop(None, grace_s=grace_s) == []

@@ -1,4 +1,4 @@
-"""A run over ssh and its supervisor: whatever dies, the run ends everywhere or goes on, and the record says which."""
+"""A run over ssh and its supervisor: whatever dies, the run ends on every node or continues, and the record has its state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def orch(farm: Farm, tmp_path: Path) -> Orch:
 
 
 def _started(orch: Orch, *options: str) -> str:
-    """A detached run whose ranks all sleep, with a supervisor."""
+    """Start a detached run whose ranks all sleep, and wait for its supervisor and ranks."""
     run = orch("ssh-launch", "--detach", *options, "--", *SLEEPERS).stdout.strip()
     until(lambda: orch.supervisor(run), awaited="the supervisor")
     until(lambda: orch.printed(run).count("last words") == 6, awaited="six ranks")
@@ -37,27 +37,27 @@ def _started(orch: Orch, *options: str) -> str:
 
 
 def _record(orch: Orch, run: str) -> dict[str, Any]:
-    [record] = [one for one in orch.records() if one["id"] == run]
+    [record] = [entry for entry in orch.records() if entry["id"] == run]
     return record
 
 
 def _ended(orch: Orch, run: str) -> dict[str, Any]:
-    """The record once it is final, by the supervisor's hand alone: nothing else looks at the nodes."""
+    """Wait for the supervisor alone to end the run, without a query from here; returns the final record."""
     until(lambda: orch.recorded(run) not in ("STARTING", "RUNNING"), awaited="the supervisor's verdict")
     return _record(orch, run)
 
 
-def _pids(orch: Orch, run: str, event: str, **wanted: object) -> int:
+def _pids(orch: Orch, run: str, event: str, **fields: object) -> int:
     [found] = [
-        one["pid"]
+        entry["pid"]
         for node in orch.node_folders(run)
-        for one in orch.events(node)
-        if one["event"] == event and all(one[key] == value for key, value in wanted.items())
+        for entry in orch.events(node)
+        if entry["event"] == event and all(entry[key] == value for key, value in fields.items())
     ]
     return int(found)
 
 
-def _gone(orch: Orch, run: str) -> bool:
+def _has_no_process(orch: Orch, run: str) -> bool:
     return not orch.processes_of(run)
 
 
@@ -67,51 +67,53 @@ def test_killed_rank_ends_all_ranks_and_is_named(orch: Orch, number: signal.Sign
     os.kill(_pids(orch, run, "rank-started", rank=3), number)
     killed = time.time()
     record = _ended(orch, run)
-    [seen] = [event["time"] for event in orch.events(orch.node_folder(run, "n1")) if event.get("signal") == number.name]
-    assert seen - killed < DETECTED_S
+    [detected] = [
+        event["time"] for event in orch.events(orch.node_folder(run, "n1")) if event.get("signal") == number.name
+    ]
+    assert detected - killed < DETECTED_S
     assert record["state"] == "FAILED"
     assert (record["exit"]["node"], record["exit"]["rank"], record["exit"]["signal"]) == ("n1", 3, number.name)
     assert record["exit"]["lines"] == ["last words of 3"]
     orch("status", run, code=1)
-    until(lambda: _gone(orch, run), awaited="every process of the run to be gone")
+    until(lambda: _has_no_process(orch, run), awaited="every process of the run to be gone")
 
 
 @pytest.mark.parametrize("victims", [("agent",), ("guard",), ("guard", "agent")])
 def test_killed_agent_ends_all_ranks_and_is_named(orch: Orch, victims: tuple[str, ...]) -> None:
-    """Its own ranks are gone within 10 s, whichever of the two that mind them is killed, or both."""
+    """Its own ranks end within 10 s, whether agent, guard or both are killed."""
     run = _started(orch)
     agent = orch.agent_pid(run, "n2")
     pids = {"agent": agent, "guard": orch.parent_of(agent)}
     orphans = [_pids(orch, run, "rank-started", rank=rank) for rank in (4, 5)]
     for victim in victims:
-        with contextlib.suppress(ProcessLookupError):  # an agent without its guard ends by itself, too
+        with contextlib.suppress(ProcessLookupError):  # an agent without its guard also ends by itself
             os.kill(pids[victim], signal.SIGKILL)
     until(lambda: not set(orphans) & set(orch.processes_of(run)), awaited="the orphans to be gone", deadline_s=10)
     record = _ended(orch, run)
     assert record["state"] == "FAILED"
     assert "n2" in record["message"]
-    until(lambda: _gone(orch, run), awaited="every process of the run to be gone")
+    until(lambda: _has_no_process(orch, run), awaited="every process of the run to be gone")
 
 
-def test_agent_that_somebody_else_asks_to_stop_fails_the_run_and_is_named(orch: Orch) -> None:
-    """As a node that shuts down does, or an admin."""
+def test_agent_that_gets_a_foreign_sigterm_fails_the_run_and_is_named(orch: Orch) -> None:
+    """As a node that shuts down, or an admin, sends SIGTERM."""
     run = _started(orch)
     os.kill(orch.agent_pid(run, "n1"), signal.SIGTERM)
     record = _ended(orch, run)
     assert record["state"] == "FAILED"
     assert "n1 was asked to stop by a signal that orch did not send" in record["message"]
-    until(lambda: _gone(orch, run), awaited="every process of the run to be gone")
+    until(lambda: _has_no_process(orch, run), awaited="every process of the run to be gone")
     orch("stop", run)
     assert orch.status(run)["state"] == "FAILED"
 
 
-def test_run_that_nobody_watches_is_done_when_it_is_done(orch: Orch) -> None:
+def test_run_without_a_watcher_ends_as_done(orch: Orch) -> None:
     run = orch("ssh-launch", "--detach", "--", "sh", "-c", "sleep 0.5; echo done").stdout.strip()
     assert _ended(orch, run)["state"] == "DONE"
     until(lambda: orch.supervisor(run) is None, awaited="the supervisor to end")
 
 
-def test_run_goes_on_without_its_supervisor_and_attach_takes_it_up_again(orch: Orch) -> None:
+def test_run_continues_without_its_supervisor_and_attach_ends_it_after_a_failure(orch: Orch) -> None:
     run = _started(orch)
     orch.kill_supervisor(run)
     os.kill(_pids(orch, run, "rank-started", rank=4), signal.SIGKILL)
@@ -120,11 +122,11 @@ def test_run_goes_on_without_its_supervisor_and_attach_takes_it_up_again(orch: O
     done = orch("attach", run, code=1)
     assert "rank 4 on n2 was killed by SIGKILL" in done.stderr
     assert _record(orch, run)["exit"]["rank"] == 4
-    until(lambda: _gone(orch, run), awaited="every process of the run to be gone")
+    until(lambda: _has_no_process(orch, run), awaited="every process of the run to be gone")
 
 
 def _failed_unsupervised(orch: Orch) -> str:
-    """A run of which rank 4 on n2 was killed while it had no supervisor; n0 and n1 still run."""
+    """Start a run and kill rank 4 on n2 while it has no supervisor; n0 and n1 still run."""
     run = _started(orch)
     orch.kill_supervisor(run)
     os.kill(_pids(orch, run, "rank-started", rank=4), signal.SIGKILL)
@@ -132,34 +134,34 @@ def _failed_unsupervised(orch: Orch) -> str:
     return run
 
 
-def _attached_to_its_end(orch: Orch, run: str) -> None:
+def _attach_to_its_end(orch: Orch, run: str) -> None:
     record = _record(orch, run)
     assert (record["state"], record["exit"]["rank"], record["ended"]) == ("RUNNING", 4, None)
     assert "rank 4 on n2 was killed by SIGKILL" in orch("attach", run, code=1).stderr
     record = _record(orch, run)
     assert (record["state"], record["exit"]["rank"]) == ("FAILED", 4)
-    until(lambda: _gone(orch, run), awaited="every process of the run to be gone")
+    until(lambda: _has_no_process(orch, run), awaited="every process of the run to be gone")
 
 
-def test_status_of_a_failed_run_that_nobody_ends_leaves_it_to_attach(orch: Orch) -> None:
+def test_status_of_a_failed_run_without_a_supervisor_leaves_it_to_attach(orch: Orch) -> None:
     run = _failed_unsupervised(orch)
     done = orch("status", run)
     assert "RUNNING  rank 4 on n2 was killed by SIGKILL; n[0-1] may still run" in done.stdout
     assert "nobody supervises it" in done.stderr
     assert f"`orch attach {run}` or `orch stop {run}` ends what is left" in done.stderr
     assert "may still run" in orch("list", "--all").stdout
-    _attached_to_its_end(orch, run)
+    _attach_to_its_end(orch, run)
 
 
-def test_reader_of_a_failed_run_that_nobody_ends_reads_on_until_it_has_been_ended(orch: Orch) -> None:
+def test_follower_of_a_failed_run_without_a_supervisor_continues_until_the_run_has_ended(orch: Orch) -> None:
     run = _failed_unsupervised(orch)
     reader = orch.start("logs", "-f", run)
     until(lambda: _record(orch, run)["exit"], awaited="the reader to see the failure", deadline_s=30)
     assert reader.poll() is None
-    _attached_to_its_end(orch, run)
-    _, said = reader.communicate(timeout=60)
-    assert said.count(f"`orch attach {run}` or `orch stop {run}` ends what is left") == 1
-    assert f"run {run} is FAILED" in said
+    _attach_to_its_end(orch, run)
+    _, stderr = reader.communicate(timeout=60)
+    assert stderr.count(f"`orch attach {run}` or `orch stop {run}` ends what is left") == 1
+    assert f"run {run} is FAILED" in stderr
 
 
 def test_status_names_a_supervisor_that_is_stopped_and_it_ends_the_run_when_it_is_continued(orch: Orch) -> None:
@@ -176,7 +178,7 @@ def test_status_names_a_supervisor_that_is_stopped_and_it_ends_the_run_when_it_i
     assert f"kill -CONT {pid}" in orch("attach", run, code=2).stderr
     os.kill(pid, signal.SIGCONT)
     assert _ended(orch, run)["exit"]["rank"] == 4
-    until(lambda: _gone(orch, run), awaited="every process of the run to be gone")
+    until(lambda: _has_no_process(orch, run), awaited="every process of the run to be gone")
 
 
 def test_second_supervisor_is_refused(orch: Orch) -> None:
@@ -187,21 +189,21 @@ def test_second_supervisor_is_refused(orch: Orch) -> None:
     assert _ended(orch, run)["state"] == "STOPPED"
 
 
-def test_two_that_attach_at_once_get_one_supervisor(orch: Orch) -> None:
-    """Both may see that there is none; who comes second is refused."""
+def test_two_simultaneous_attaches_start_one_supervisor(orch: Orch) -> None:
+    """Both may find no supervisor; the second one is refused."""
     run = _started(orch)
     orch.kill_supervisor(run)
-    with orch.start("attach", "--detach", run) as one, orch.start("attach", "--detach", run) as two:
-        said = {process.communicate(timeout=60)[1]: process.returncode for process in (one, two)}
-    assert sorted(said.values()) == [0, 2], said
-    [refusal] = [text for text, code in said.items() if code]
+    with orch.start("attach", "--detach", run) as first, orch.start("attach", "--detach", run) as second:
+        codes = {process.communicate(timeout=60)[1]: process.returncode for process in (first, second)}
+    assert sorted(codes.values()) == [0, 2], codes
+    [refusal] = [text for text, code in codes.items() if code]
     assert f"has a supervisor: pid {orch.supervisor(run)} " in refusal
     assert orch.supervisors() == [orch.supervisor(run)]
     assert len(orch.processes_of(run)) > 6
     orch("stop", run)
 
 
-def test_supervisors_pid_used_again_keeps_nobody_out(orch: Orch) -> None:
+def test_reused_pid_of_a_dead_supervisor_blocks_no_attach(orch: Orch) -> None:
     run = _started(orch)
     orch.kill_supervisor(run)
     (orch.home / "runs" / run / "supervisor.lock").write_text(f"pid {os.getpid()} on here\n")
@@ -210,7 +212,7 @@ def test_supervisors_pid_used_again_keeps_nobody_out(orch: Orch) -> None:
     orch("stop", run)
 
 
-def test_attach_to_a_run_that_is_over_says_so(orch: Orch) -> None:
+def test_attach_to_a_run_that_has_ended_reports_its_state(orch: Orch) -> None:
     run = _started(orch)
     orch("stop", run)
     until(lambda: orch.supervisor(run) is None, awaited="the supervisor to end")
@@ -221,7 +223,7 @@ def test_ranks_end_by_themselves_after_the_orphan_timeout(orch: Orch) -> None:
     run = _started(orch, "--orphan-timeout", "5s")  # longer than a busy machine takes to start the supervisor
     assert orch.processes_of(run)
     orch.kill_supervisor(run)
-    until(lambda: _gone(orch, run), awaited="the ranks to end", deadline_s=40)
+    until(lambda: _has_no_process(orch, run), awaited="the ranks to end", deadline_s=40)
     assert any("--orphan-timeout" in event["text"] for event in orch.events(orch.node_folder(run, "n0")))
 
 
@@ -235,10 +237,10 @@ def test_supervisor_and_rank_killed_in_any_order_leave_nothing_once_attached(orc
     for kill in kills if order == "supervisor first" else kills[::-1]:
         kill()
     orch("attach", run, code=1)
-    until(lambda: _gone(orch, run), awaited="every process of the run to be gone")
+    until(lambda: _has_no_process(orch, run), awaited="every process of the run to be gone")
 
 
-def test_time_span_that_is_none_is_refused(orch: Orch) -> None:
+def test_invalid_time_span_is_refused(orch: Orch) -> None:
     assert (
         "--orphan-timeout soon: not a time span"
         in orch("ssh-launch", "--orphan-timeout", "soon", "--", "true", code=2).stderr
