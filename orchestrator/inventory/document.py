@@ -1,8 +1,8 @@
 """
-The inventory file as text: YAML to plain values with the line of each, and problems worded for the person who wrote it.
+Parse an inventory file: YAML to plain values with the line of each, and problems as messages to its author.
 
-What the values mean is inventory.py's business. Nothing is converted here: a scalar stays the text that was written, so
-`22`, `0x10`, `on`, `1:30` and `1e3` reach an environment variable as they stand in the file.
+Fields are validated in model.py. Nothing is converted here: a scalar keeps its text, so `22`, `0x10`, `on`, `1:30` and
+`1e3` reach an environment variable as they are written in the file.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from orchestrator.errors import InventoryError
-from orchestrator.names.addresses import shown
+from orchestrator.names.addresses import displayed
 
 Tree: TypeAlias = "str | list[Tree] | dict[str, Tree] | None"
 FieldPath: TypeAlias = "tuple[str | int, ...]"
 
 MAX_INVENTORY_BYTES = 1024 * 1024
-# An alias may be used many times, each use is visited: ten lines of YAML can stand for 10^9 values.
+# Each use of an alias counts: with nested aliases, ten lines of YAML can expand to 10^9 values.
 MAX_VALUES = 200_000
-MAX_DEPTH = 16  # the deepest field that exists is nodes[i].env.NAME
+MAX_DEPTH = 16  # the deepest field is nodes[i].env.NAME
 MAX_PROBLEMS = 50
 
 _NULL = "tag:yaml.org,2002:null"
@@ -38,13 +38,13 @@ _PLAIN_TAGS = frozenset(
     f"tag:yaml.org,2002:{kind}"
     for kind in ("str", "int", "float", "bool", "null", "timestamp", "value", "merge", "seq", "map")
 )
-# `env:` with every line below it commented out is an empty section, not a mistake.
+# `env:` with every line below it commented out is an empty section, not an error.
 _MAY_BE_EMPTY = frozenset({"env", "ssh", "slurm", "defaults"})
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing to correct; `line` where the field itself has none of its own."""
+    """One error in the file; `line` is set if the field has no line of its own."""
 
     path: FieldPath
     text: str
@@ -53,7 +53,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Document:
-    """A file that is YAML, with what could not be used of it in `problems`."""
+    """A parsed YAML file; `problems` are the parts that were refused."""
 
     file: str
     digest: str
@@ -62,22 +62,24 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
 
     def line(self, path: FieldPath) -> int:
-        """Give the line of a field, or of the nearest one around it that is in the file."""
+        """Return the line of a field, or of the nearest enclosing field in the file."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 1)
 
     def error(self, problems: Iterable[Problem]) -> InventoryError:
-        """Make one error of all problems, a line each, in file order."""
-        found = {(problem.line or self.line(problem.path), dotted(problem.path), problem.text) for problem in problems}
+        """Build one error from all problems, one line each, in file order."""
+        entries = {
+            (problem.line or self.line(problem.path), dotted_path(problem.path), problem.text) for problem in problems
+        }
         rows = [
             f"{self.file}:{line}: " + (f"{name}: " if name else "") + _printable(text)
-            for line, name, text in sorted(found)
+            for line, name, text in sorted(entries)
         ]
         if len(rows) > MAX_PROBLEMS:
             rows = [*rows[:MAX_PROBLEMS], f"{self.file}: and {len(rows) - MAX_PROBLEMS} more"]
-        what = "that line" if len(rows) == 1 else "these lines"
-        return InventoryError("\n".join(rows), hint=f"correct {what}, then: orch inventory validate -i {self.file}")
+        lines = "that line" if len(rows) == 1 else "these lines"
+        return InventoryError("\n".join(rows), hint=f"correct {lines}, then: orch inventory validate -i {self.file}")
 
 
 def read(path: Path) -> Document:
@@ -92,15 +94,15 @@ def read(path: Path) -> Document:
     root = _compose(data, document)
     if not isinstance(root, MappingNode):
         raise document.error([Problem((), "must be a mapping of `key: value` lines, with nodes: among them")])
-    tree = _Walk(document).value(root, ())
-    assert isinstance(tree, dict)  # a MappingNode was given
+    tree = _TreeBuilder(document).value(root, ())
+    assert isinstance(tree, dict)  # a MappingNode becomes a dict
     tree.setdefault("name", _default_name(path))
     document.tree = tree
     return document
 
 
 def _default_name(path: Path) -> str:
-    """Name an inventory that names itself not after its file."""
+    """The name of an inventory without `name:`, from its file name."""
     return re.sub(r"[^A-Za-z0-9]+", "-", path.stem).strip("-") or "inventory"
 
 
@@ -109,16 +111,16 @@ def _read_bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(MAX_INVENTORY_BYTES + 1)
     except OSError as error:
-        hint = "name an inventory with -i FILE, or copy one of inventories/*.yaml and edit the lines marked `# edit`"
+        hint = "give an inventory with -i FILE, or copy one of inventories/*.yaml and edit the lines marked `# edit`"
         raise InventoryError(f"{path}: {error.strerror or error}", hint=hint) from error
     if len(data) > MAX_INVENTORY_BYTES:
-        hint = "write nodes as a pattern such as n[0-999], and what they share under defaults:"
+        hint = "write nodes as a pattern such as n[0-999], and their common fields under defaults:"
         raise InventoryError(f"{path}: larger than {MAX_INVENTORY_BYTES} bytes", hint=hint)
     return data
 
 
 def _compose(data: bytes, document: Document) -> Node | None:
-    """Parse to nodes, which keep tags, lines and text; nothing is constructed, so no tag can run anything."""
+    """Parse to nodes, which keep tags, lines and text; no Python object is constructed, so no tag can run code."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -130,32 +132,32 @@ def _compose(data: bytes, document: Document) -> Node | None:
         line = text.count("\n", 0, error.position) + 1
         raise document.error([Problem((), f"control character {_code(error.character)}", line)]) from error
     except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
+        position = error.problem_mark or error.context_mark
+        line = position.line + 1 if position else 1
         raise document.error([Problem((), f"not YAML: {error.problem or error.context}", line)]) from error
     except YAMLError as error:
         raise document.error([Problem((), f"not YAML: {error}")]) from error
     except RecursionError as error:
-        raise document.error([Problem((), "nested too deep")]) from error
+        raise document.error([Problem((), "nested too deeply")]) from error
     return root
 
 
-class _Walk:
-    """Turns composed nodes into plain values; what cannot be used is left out and noted in the document."""
+class _TreeBuilder:
+    """Converts composed nodes to plain values; refused parts are left out and added to the document's problems."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
-        self._values = 0
+        self._value_count = 0
 
     def value(self, node: Node, path: FieldPath) -> Tree:
-        """Give the value of one node; None where it is null or was refused (then there is a problem for it)."""
-        self._values += 1
-        if self._values > MAX_VALUES or len(path) > MAX_DEPTH:
-            text = "more values than an inventory can have: are anchors and aliases used within each other?"
+        """Return the value of one node; None if it is null or was refused (which adds a problem)."""
+        self._value_count += 1
+        if self._value_count > MAX_VALUES or len(path) > MAX_DEPTH:
+            text = "more values than an inventory can have: are anchors and aliases nested?"
             raise self._document.error([Problem(path[:MAX_DEPTH], text, node.start_mark.line + 1)])
         if str(node.tag) not in _PLAIN_TAGS:
             kind = str(node.tag).replace("tag:yaml.org,2002:", "!!")
-            self._note(path, f"the YAML tag {kind} is not allowed; write the plain value")
+            self._add_problem(path, f"the YAML tag {kind} is not allowed; write the plain value")
             return None
         if isinstance(node, ScalarNode):
             return None if node.tag == _NULL else str(node.value)
@@ -169,7 +171,7 @@ class _Walk:
         for index, item in enumerate(node.value):
             here = (*path, index)
             self._document.lines[here] = item.start_mark.line + 1
-            items.append(self._filled(item, here))
+            items.append(self._non_empty_value(item, here))
         return items
 
     def _mapping(self, node: MappingNode, path: FieldPath) -> dict[str, Tree]:
@@ -177,72 +179,73 @@ class _Walk:
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, ScalarNode):
-                self._note(path, "a key must be a word, not a list or a mapping", line)
+                self._add_problem(path, "a key must be a word, not a list or a mapping", line)
                 continue
             key = str(key_node.value)
             here = (*path, key)
             if key in found:
-                self._note(here, f"given twice, first in line {self._document.lines[here]}", line)
+                self._add_problem(here, f"given twice, first in line {self._document.lines[here]}", line)
                 continue
             if key == "<<":
-                self._note(here, "YAML merge keys are not supported; put what nodes share under defaults:", line)
+                self._add_problem(here, "YAML merge keys are not supported; put common fields under defaults:", line)
                 continue
             self._document.lines[here] = line
-            found[key] = self._filled(value_node, here)
+            found[key] = self._non_empty_value(value_node, here)
         return found
 
-    def _filled(self, node: Node, path: FieldPath) -> Tree:
-        before = len(self._document.problems)
+    def _non_empty_value(self, node: Node, path: FieldPath) -> Tree:
+        """Return the value of one node; a null is a problem unless the section may be empty."""
+        problem_count = len(self._document.problems)
         value = self.value(node, path)
-        if value is not None or len(self._document.problems) > before:
+        if value is not None or len(self._document.problems) > problem_count:
             return value
         if path[-1] in _MAY_BE_EMPTY:
             return {}
-        remedy = 'for an empty text write ""' if "env" in path[:-1] else "give one, or delete it"
-        self._note(path, f"has no value; {remedy}")
+        remedy = 'for an empty text write ""' if "env" in path[:-1] else "write one, or delete the line"
+        self._add_problem(path, f"has no value; {remedy}")
         return None
 
-    def _note(self, path: FieldPath, text: str, line: int | None = None) -> None:
+    def _add_problem(self, path: FieldPath, text: str, line: int | None = None) -> None:
         self._document.problems.append(Problem(path, text, line))
 
 
-def dotted(path: FieldPath) -> str:
-    """Write a path as `nodes[1].port`."""
+def dotted_path(path: FieldPath) -> str:
+    """Format a path as `nodes[1].port`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return _printable(text.removeprefix("."))
 
 
 def did_you_mean(word: str, allowed: Sequence[str]) -> str:
-    """Say `did you mean x? ` where one of `allowed` is close, else nothing."""
+    """Return `did you mean x? ` if one of `allowed` is similar, else an empty text."""
     close = difflib.get_close_matches(word, allowed, n=1)
     return f"did you mean {close[0]}? " if close else ""
 
 
-def problem_of(error: Mapping[str, object], allowed: Sequence[str]) -> Problem:
-    """Word one entry of pydantic's ValidationError.errors(); `allowed` are the keys its parent takes."""
+def problem_from_pydantic(error: Mapping[str, object], allowed: Sequence[str]) -> Problem:
+    """Convert one entry of pydantic's ValidationError.errors(); `allowed` are the valid keys of its parent."""
     location, kind, value = error["loc"], str(error["type"]), error["input"]
     assert isinstance(location, tuple)  # pydantic's documented type
     path = location[:-1] if location and location[-1] == "[key]" else location
     context = error.get("ctx")
     details: Mapping[str, object] = context if isinstance(context, Mapping) else {}
     key = str(path[-1]) if path else ""
-    return Problem(path, _worded(kind, key, value=value, details=details, allowed=allowed) or str(error["msg"]))
+    return Problem(path, _message(kind, key, value=value, details=details, allowed=allowed) or str(error["msg"]))
 
 
-def _worded(kind: str, key: str, *, value: object, details: Mapping[str, object], allowed: Sequence[str]) -> str:
-    """Say one of pydantic's kinds of error in the words of a user; empty for a kind that no field here can have."""
+def _message(kind: str, key: str, *, value: object, details: Mapping[str, object], allowed: Sequence[str]) -> str:
+    """The message for one of pydantic's kinds of error; empty for a kind that no field here can have."""
     types = {"string_type": "text", "tuple_type": "a list", "dict_type": "a mapping", "model_type": "a mapping"}
     if kind in types:
-        return f"must be {types[kind]}, not {shown(value) if isinstance(value, Mapping | list | tuple) else 'text'}"
+        return f"must be {types[kind]}, not {displayed(value) if isinstance(value, Mapping | list | tuple) else 'text'}"
     if kind == "extra_forbidden":
-        return f"unknown key; {_choice(key, allowed)}"
+        return f"unknown key; {_allowed_hint(key, allowed)}"
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", str(details["expected"]))
-        return f"{shown(value)} is not known; {_choice(value if isinstance(value, str) else '', choices)}"
+        return f"{displayed(value)} is not known; {_allowed_hint(value if isinstance(value, str) else '', choices)}"
     return "is missing" if kind == "missing" else str(details.get("error", ""))
 
 
-def _choice(word: str, allowed: Sequence[str]) -> str:
+def _allowed_hint(word: str, allowed: Sequence[str]) -> str:
     return f"{did_you_mean(word, allowed)}allowed: {', '.join(allowed)}"
 
 
@@ -254,6 +257,6 @@ def _code(character: str | int) -> str:
     return f"\\u{ord(character) if isinstance(character, str) else character:04x}"
 
 
-def beside(file: str, name: str) -> str:
-    """Give a path written in an inventory: relative to the inventory's own folder; `~` is left for the reader."""
-    return name if name.startswith("~") else os.path.normpath(Path(file).absolute().parent / name)
+def resolve_path(file: str, path: str) -> str:
+    """Resolve a path in the inventory `file` against the folder of that file; a leading `~` is left for the caller."""
+    return path if path.startswith("~") else os.path.normpath(Path(file).absolute().parent / path)

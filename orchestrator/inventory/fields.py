@@ -1,8 +1,7 @@
 """
-What each field of an inventory may hold, as types that check; the models made of them are in inventory.py, those of
-its `slurm:` section, with the types that only it has, in inventory_slurm.py.
+The types of an inventory's fields, with their checks. The models are in model.py; the `slurm:` section is in slurm.py.
 
-Every refusal says what was found and what is allowed.
+Every message names the value that was found and the values that are allowed.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from orchestrator.names.addresses import (
     check_labels,
     check_port,
     check_user,
+    displayed,
+    integer_check,
     jump_host,
-    matching,
-    shown,
-    whole_number,
+    pattern_check,
 )
 from orchestrator.names.hostlist import expand
 
 STRICT = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-"""Of every mapping in an inventory: what is no field of it is refused, and no message shows a value that it need not."""
+"""For every mapping in an inventory: unknown keys are refused, and pydantic's messages hold no values."""
 
 AcceleratorKind: TypeAlias = Literal["cuda", "gcu", "cpu", "auto"]
 DEFAULT_RANKS: Mapping[AcceleratorKind, int] = MappingProxyType({"cuda": 8, "gcu": 8, "cpu": 1, "auto": 1})
-"""Ranks per node where the inventory names no number: the devices of an H800 or T20 server, and 1 where they are unknown."""
+"""Ranks per node without `devices:`: the devices of an H800 or T20 server, or 1 if they are unknown."""
 Network: TypeAlias = Literal["auto", "infiniband", "roce", "ethernet"]
 TransportKind: TypeAlias = Literal["ssh", "local"]
 HostKeys: TypeAlias = Literal["strict", "accept-new"]
 
-# What the agent sets for every rank (the set torchrun sets, and orch's own); a value here would be a second truth.
+# The agent sets these for every rank (torchrun's variables and orch's own); a value in the inventory would contradict it.
 _SET_BY_ORCH = frozenset(
     [
         "RANK",
@@ -54,10 +53,10 @@ _SET_BY_ORCH = frozenset(
     ]
 )
 _SET_BY_ORCH_PREFIXES = ("TORCHELASTIC_", "PET_", "ORCH_")
-# What the agent drops, for another launcher may have left it (node/environment.py), and what a job script goes by.
-_OF_A_LAUNCHER = ("SLURM_", "SLURMD_", "PMI_", "PMIX_", "OMPI_")
-# What /bin/sh, be it dash or bash, changes or refuses when a script exports it; values that did not arrive as written.
-_OF_THE_SHELL = frozenset(
+# The agent drops these, since another launcher may have set them (node/agent/environment.py), or a job script reads them.
+_LAUNCHER_PREFIXES = ("SLURM_", "SLURMD_", "PMI_", "PMIX_", "OMPI_")
+# /bin/sh, either dash or bash, changes or refuses these when a script exports them; found by experiment (test_secrets.py).
+_SHELL_VARIABLES = frozenset(
     [
         "_",
         "BASHOPTS",
@@ -91,46 +90,46 @@ _OF_THE_SHELL = frozenset(
         "UID",
     ]
 )
-_LONGEST_VALUE = 130_000  # Linux passes at most 128 KiB a variable, its name and a NUL included
+_MAX_VALUE_BYTES = 130_000  # Linux passes at most 128 KiB per variable, including its name and a NUL
 
 
-def _seconds(value: object) -> float:
+def _check_seconds(value: object) -> float:
     text = str(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) and 0 < float(text) <= 3600:  # noqa: PLR2004  an hour
         return float(text)
-    raise ValueError(f"{shown(value)} is not a time in seconds; allowed: above 0, up to 3600")
+    raise ValueError(f"{displayed(value)} is not a time in seconds; allowed: above 0, up to 3600")
 
 
 def check_env_name(name: str) -> str:
-    """Give the name of a variable back; ValueError where it is none, or not the user's to set."""
+    """Return the name of a variable; ValueError if it is not a valid name, or users may not set it."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,254}", name):
         raise ValueError("not the name of a variable; allowed: letters, digits and _, not a digit first")
     if name in _SET_BY_ORCH or name.startswith(_SET_BY_ORCH_PREFIXES):
         raise ValueError("orch sets this variable for every rank; delete the line")
-    if name.startswith(_OF_A_LAUNCHER) and name != "SLURM_CONF":
+    if name.startswith(_LAUNCHER_PREFIXES) and name != "SLURM_CONF":
         raise ValueError("a variable of another launcher, which orch keeps from the ranks; delete the line")
-    if name in _OF_THE_SHELL:
-        raise ValueError("a variable of the shell itself, which gives it a value of its own; delete the line")
+    if name in _SHELL_VARIABLES:
+        raise ValueError("a variable that the shell itself sets; delete the line")
     return name
 
 
 def check_env_value(value: str) -> str:
-    """Give a value back; ValueError where no variable can have it. What it is, no message says."""
+    """Return a variable's value; ValueError if no variable can hold it. No message contains the value."""
     if "\0" in value:
         raise ValueError("holds a NUL, which no environment variable can")
-    if len(value.encode("utf-8", "surrogateescape")) > _LONGEST_VALUE:
-        raise ValueError(f"longer than {_LONGEST_VALUE} bytes, more than Linux passes to a program")
+    if len(value.encode("utf-8", "surrogateescape")) > _MAX_VALUE_BYTES:
+        raise ValueError(f"longer than {_MAX_VALUE_BYTES} bytes, more than Linux passes to a program")
     return value
 
 
-def _whole_characters(value: str) -> str:
+def _check_text_value(value: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise ValueError("holds half of a surrogate pair, which is no character")
+        raise ValueError("holds half of a surrogate pair, which is not a character")
     return check_env_value(value)
 
 
-def each_name(check: Callable[[str], str]) -> Callable[[str], str]:
-    """Check every name that a pattern stands for, and keep the pattern."""
+def check_each_name(check: Callable[[str], str]) -> Callable[[str], str]:
+    """Build a check of every name in a host list; it returns the host list."""
 
     def check_all(pattern: str) -> str:
         for name in expand(pattern):
@@ -140,47 +139,47 @@ def each_name(check: Callable[[str], str]) -> Callable[[str], str]:
     return check_all
 
 
-_name = matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name", "letters, digits, . _ - (a letter or digit first)")
+_check_name = pattern_check(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name", "letters, digits, . _ - (a letter or digit first)")
 
 
-def _node_name(value: str) -> str:
-    """Check a name that is the address too where none is given."""
-    return check_labels(_name(value))
+def _check_node_name(value: str) -> str:
+    """Check a node's name, which is also its default address."""
+    return check_labels(_check_name(value))
 
 
-def _jumps(text: str) -> str:
-    for one in _jump(text).split(","):
+def _check_jump_hosts(text: str) -> str:
+    for host in _check_jump_characters(text).split(","):
         try:
-            jump_host(one)
+            jump_host(host)
         except ValueError as error:
-            raise ValueError(f"{shown(text)} is not a jump host: {error}") from error
+            raise ValueError(f"{displayed(text)} is not a jump host: {error}") from error
     return text
 
 
-_program = matching(
+_check_program = pattern_check(
     r"~?/.+|[A-Za-z0-9._][^/\s]*", "a program", "an absolute path, ~/ and a path, or a plain command name"
 )
-_folder = matching(r"~?/.*", "a folder on the node", "an absolute path, or ~/ and a path")
-_file = matching(r"[^-].*", "a file name", "a path that does not start with -")
-_jump = matching(
+_check_folder = pattern_check(r"~?/.*", "a folder on the node", "an absolute path, or ~/ and a path")
+_check_file = pattern_check(r"[^-].*", "a file name", "a path that does not start with -")
+_check_jump_characters = pattern_check(
     r"[A-Za-z0-9._:%\[][A-Za-z0-9._:%@,/\[\]-]*", "a jump host", "host or user@host:port, more of them after commas"
 )
 
-Name: TypeAlias = Annotated[str, AfterValidator(_name)]
-NamePattern: TypeAlias = Annotated[str, AfterValidator(each_name(_node_name))]
+Name: TypeAlias = Annotated[str, AfterValidator(_check_name)]
+NamePattern: TypeAlias = Annotated[str, AfterValidator(check_each_name(_check_node_name))]
 Address: TypeAlias = Annotated[str, AfterValidator(check_address)]
-AddressPattern: TypeAlias = Annotated[str, AfterValidator(each_name(check_address))]
+AddressPattern: TypeAlias = Annotated[str, AfterValidator(check_each_name(check_address))]
 User: TypeAlias = Annotated[str, AfterValidator(check_user)]
 Port: TypeAlias = Annotated[int, BeforeValidator(check_port)]
-RankCount: TypeAlias = Annotated[int, BeforeValidator(whole_number("a number of ranks", 1, 1024))]
-FanOut: TypeAlias = Annotated[int, BeforeValidator(whole_number("a number of connections", 1, 1024))]
-Seconds: TypeAlias = Annotated[float, BeforeValidator(_seconds)]
-Executable: TypeAlias = Annotated[str, AfterValidator(_program)]
-Folder: TypeAlias = Annotated[str, AfterValidator(_folder)]
-File: TypeAlias = Annotated[str, AfterValidator(_file)]
-Jump: TypeAlias = Annotated[str, AfterValidator(_jumps)]
+RankCount: TypeAlias = Annotated[int, BeforeValidator(integer_check("a number of ranks", 1, 1024))]
+FanOut: TypeAlias = Annotated[int, BeforeValidator(integer_check("a number of connections", 1, 1024))]
+Seconds: TypeAlias = Annotated[float, BeforeValidator(_check_seconds)]
+Executable: TypeAlias = Annotated[str, AfterValidator(_check_program)]
+Folder: TypeAlias = Annotated[str, AfterValidator(_check_folder)]
+File: TypeAlias = Annotated[str, AfterValidator(_check_file)]
+Jump: TypeAlias = Annotated[str, AfterValidator(_check_jump_hosts)]
 Environment: TypeAlias = dict[
-    Annotated[str, AfterValidator(check_env_name)], Annotated[str, AfterValidator(_whole_characters)]
+    Annotated[str, AfterValidator(check_env_name)], Annotated[str, AfterValidator(_check_text_value)]
 ]
-# Values out of an env_file; excluded from whatever is dumped or shown.
+# Values from an env_file; excluded from dumps and messages.
 Secrets: TypeAlias = Annotated[dict[str, str], Field(exclude=True, repr=False)]

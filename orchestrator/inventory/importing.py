@@ -1,7 +1,7 @@
 """
-Inventories from what a cluster has already: MPI and DeepSpeed hostfiles, an ssh configuration, `scontrol show node`.
+Import inventories from MPI and DeepSpeed hostfiles, an ssh configuration and `scontrol show node`.
 
-Each function gives the text of an inventory that loads as it stands; what could not be known is a comment in it.
+Each function returns the text of a valid inventory; comments in it mark what the source does not contain.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from orchestrator.errors import UsageError
 from orchestrator.names.addresses import check_address
 from orchestrator.names.hostlist import expand, fold
 
-# Gres says "gpu" for any maker's card; these types are Enflame's.
+# Gres is "gpu" for the cards of any vendor; these types are Enflame's.
 _ENFLAME_TYPE = re.compile(r"(t2\d|i2\d|s60|l300|gcu|enflame)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """One host as found; `devices` None and `accelerator` "auto" where the source does not say."""
+    """One host of the source; `devices` is None and `accelerator` "auto" if the source does not contain them."""
 
     name: str
     address: str
@@ -35,19 +35,19 @@ class _Host:
 
     @property
     def stem(self) -> str:
-        """The name with its numbers taken out."""
+        """The name with each number replaced by 0."""
         return re.sub(r"\d+", "0", self.name)
 
 
 def import_hostfile(text: str) -> str:
     """
-    Read `host`, `host slots=8` or `host:8` lines; a host on several lines has the sum, as in Open MPI.
+    Parse the lines `host`, `host slots=8` or `host:8`; the slots of a host on several lines are added, as in Open MPI.
 
     Raises:
-        UsageError: a line is none of these, or there is no host.
+        UsageError: a line has another form, or there is no host.
     """
     slots: dict[str, int] = {}
-    sized: set[str] = set()
+    with_count: set[str] = set()
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].split()
         if not words:
@@ -55,19 +55,19 @@ def import_hostfile(text: str) -> str:
         host, colon, count = words[0].partition(":") if words[0].count(":") == 1 else (words[0], "", "")
         options = [word for word in words[1:] if not re.fullmatch(r"max[-_]slots=\d+", word)]
         counts = ([count] if colon else []) + [option.removeprefix("slots=") for option in options]
-        if len(counts) > 1 or not all(re.fullmatch(r"[1-9]\d{0,3}", each) for each in counts):
-            hint = "allowed: host, host slots=8 or host:8, one a line, # for comments"
+        if len(counts) > 1 or not all(re.fullmatch(r"[1-9]\d{0,3}", digits) for digits in counts):
+            hint = "allowed: host, host slots=8 or host:8, one per line, # for comments"
             raise UsageError(f"hostfile line {number}: {line.strip()!r} is not a host", hint=hint)
         if counts or host in slots:
-            sized.add(host)
+            with_count.add(host)
         slots[host] = slots.get(host, 0) + int(counts[0] if counts else 1)
-    hosts = [_host(name, devices=count if name in sized else None) for name, count in slots.items()]
+    hosts = [_host(name, devices=count if name in with_count else None) for name, count in slots.items()]
     return _inventory("hostfile", hosts, "accelerator: auto            # edit: cuda | gcu | cpu")
 
 
 def import_ssh_config(path: Path) -> str:
     """
-    Take the Host names without wildcards; ssh goes on reading everything else about them from `path`.
+    Import the Host names without wildcards; ssh reads all other settings from `path` at run time.
 
     Raises:
         UsageError: the file cannot be read, or names no host.
@@ -75,27 +75,27 @@ def import_ssh_config(path: Path) -> str:
     try:
         lines = path.expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}", hint="name a readable ssh configuration") from error
+        raise UsageError(f"{path}: {error}", hint="give a readable ssh configuration") from error
     names: dict[str, None] = {}
-    notes = ["# Delete the hosts that do not train."]
+    comments = ["# Delete the hosts that are not for training."]
     for number, line in enumerate(lines, start=1):
         keyword, _, rest = line.strip().replace("=", " ", 1).partition(" ")
         if keyword.lower() == "include":
-            notes.append(f"# {_comment(path)}:{number}: not followed: Include {_comment(rest)}")
+            comments.append(f"# {_comment_text(path)}:{number}: not followed: Include {_comment_text(rest)}")
         if keyword.lower() != "host":
             continue
-        for name in _words(rest):
+        for name in _split(rest):
             if _is_address(name):
                 names[name] = None
             elif not set(name) & set("*?!"):
-                notes.append(f"# {_comment(path)}:{number}: left out, not a host name: {_comment(name)}")
+                comments.append(f"# {_comment_text(path)}:{number}: left out, not a host name: {_comment_text(name)}")
     head = ["accelerator: auto            # edit: cuda | gcu | cpu", f"ssh: {{config: {_quoted(str(path))}}}"]
-    return _inventory("ssh-config", [_host(name) for name in names], *head, notes=notes)
+    return _inventory("ssh-config", [_host(name) for name in names], *head, comments=comments)
 
 
 def import_scontrol(text: str) -> str:
     """
-    Read `scontrol show node`, with or without -o.
+    Parse the output of `scontrol show node`, with or without -o.
 
     Raises:
         UsageError: the text names no node.
@@ -110,7 +110,7 @@ def import_scontrol(text: str) -> str:
     head = [f"accelerator: {kinds.most_common(1)[0][0] if kinds else 'auto'}"]
     if "auto" in kinds:
         unknown = fold(host.name for host in hosts if host.accelerator == "auto")
-        head[0] += f"            # edit: Slurm knows no card in {unknown}"
+        head[0] += f"            # edit: Slurm lists no card on {unknown}"
     shared = set.intersection(*(set(record["Partitions"].split(",")) for record in records)) if records else set()
     partitions = sorted({name for record in records for name in record["Partitions"].split(",")} - {"", "(null)"})
     if shared - {"", "(null)"}:
@@ -119,22 +119,25 @@ def import_scontrol(text: str) -> str:
         head.append(
             f"# slurm: {{partition: …}}      # edit: no partition has every node; there are {', '.join(partitions)}"
         )
-    bad = [
+    unusable = [
         record for record in records if re.search(r"DOWN|DRAIN|FAIL|NOT_RESPONDING|INVALID|UNKNOWN", record["State"])
     ]
-    notes = [f"# Not usable when this was written: {_comment(r['NodeName'])} ({_comment(r['State'])})" for r in bad]
-    return _inventory("slurm", hosts, *head, notes=notes)
+    comments = [
+        f"# Not usable when this was written: {_comment_text(r['NodeName'])} ({_comment_text(r['State'])})"
+        for r in unusable
+    ]
+    return _inventory("slurm", hosts, *head, comments=comments)
 
 
 def _value(block: str, key: str) -> str:
-    """Give the value of `key` in one node's record; empty when absent. Reason comes last and may hold anything."""
+    """Return the value of `key` in a node's record, empty if absent. Reason, Comment and Extra come last, with free text."""
     before_reason = re.split(r"\s(?:Reason|Comment|Extra)=", block, maxsplit=1)[0]
     match = re.search(rf"(?:^|\s){key}=(\S*)", before_reason)
     return match[1] if match else ""
 
 
 def _slurm_host(record: Mapping[str, str]) -> _Host:
-    """Count the cards of `gpu:h800:8(S:0-1),nic:2`, where one gres may be listed by type more than once."""
+    """Build a host from a record; its Gres, such as `gpu:h800:8(S:0-1),nic:2`, may list several types of cards."""
     cards = re.findall(r"(?:^|,)(gpu|gcu)(?::([^:,()]+))??:(\d+)(?=[(,]|$)", record["Gres"])
     accelerator = "auto"
     if cards:
@@ -144,12 +147,14 @@ def _slurm_host(record: Mapping[str, str]) -> _Host:
     return _host(record["NodeName"], address=record["NodeAddr"], devices=count or None, accelerator=accelerator)
 
 
-def _host(found: str, *, address: str = "", devices: int | None = None, accelerator: str = "auto") -> _Host:
-    """Name a host; an IPv6 address is no name (names become folders), so it gets one."""
-    if not _is_address(found) or (address and not _is_address(address)):
-        raise UsageError(f"{address or found!r} is not a host name or address", hint="correct it in the source")
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", found).lstrip("-._") or "host"
-    return _Host(name, address or found, devices, accelerator)
+def _host(source_name: str, *, address: str = "", devices: int | None = None, accelerator: str = "auto") -> _Host:
+    """Build a host; its name becomes a folder name, so an IPv6 address is converted."""
+    if not _is_address(source_name) or (address and not _is_address(address)):
+        raise UsageError(
+            f"{address or source_name!r} is not a host name or address", hint="correct it in the imported file"
+        )
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", source_name).lstrip("-._") or "host"
+    return _Host(name, address or source_name, devices, accelerator)
 
 
 def _is_address(text: str) -> bool:
@@ -160,23 +165,23 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _inventory(name: str, hosts: Sequence[_Host], *head: str, notes: Iterable[str] = ()) -> str:
+def _inventory(name: str, hosts: Sequence[_Host], *head: str, comments: Iterable[str] = ()) -> str:
     if not hosts:
-        raise UsageError(f"no host found in the {name}", hint="name the nodes by hand: see inventories/README.md")
-    main = Counter(host.accelerator for host in hosts).most_common(1)[0][0]
-    lines = [f"name: {name}                 # edit", *head, "transport: ssh", *notes, "nodes:"]
-    # Only neighbours with like names are folded: the order of the source is the order of the ranks.
-    likeness = attrgetter("devices", "accelerator", "stem")
-    for (devices, accelerator, _), group in groupby(hosts, key=likeness):
-        tail = (f", devices: {devices}" if devices else "") + (
-            f", accelerator: {accelerator}" if accelerator != main else ""
+        raise UsageError(f"no host found in the {name}", hint="write the inventory by hand: see inventories/README.md")
+    most_common = Counter(host.accelerator for host in hosts).most_common(1)[0][0]
+    lines = [f"name: {name}                 # edit", *head, "transport: ssh", *comments, "nodes:"]
+    # Only consecutive hosts with similar names are folded: the order of the source is the order of the ranks.
+    group_key = attrgetter("devices", "accelerator", "stem")
+    for (devices, accelerator, _), group in groupby(hosts, key=group_key):
+        extra_fields = (f", devices: {devices}" if devices else "") + (
+            f", accelerator: {accelerator}" if accelerator != most_common else ""
         )
-        lines += [f"  - {{{item}{tail}}}" for item in _folded(list(group))]
+        lines += [f"  - {{{item}{extra_fields}}}" for item in _folded(list(group))]
     return "\n".join(lines) + "\n"
 
 
 def _folded(hosts: Sequence[_Host]) -> list[str]:
-    """Write hosts as one pattern where names and addresses expand back in the same order, else one by one."""
+    """Format hosts as one host list if its names and addresses expand in the same order, else one entry each."""
     names, addresses = [host.name for host in hosts], [host.address for host in hosts]
     name, address = fold(names), fold(addresses)
     if len(hosts) > 1 and (expand(name) != names or (names != addresses and expand(address) != addresses)):
@@ -184,16 +189,16 @@ def _folded(hosts: Sequence[_Host]) -> list[str]:
     return [f"name: {_quoted(name)}" + ("" if names == addresses else f", address: {_quoted(address)}")]
 
 
-def _words(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     try:
         return shlex.split(text, comments=True)
-    except ValueError:  # a quote that is not closed: ssh would refuse it, so there is no host in it
+    except ValueError:  # an unclosed quote, which ssh also refuses
         return []
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)  # a JSON string is a YAML one
+    return json.dumps(text, ensure_ascii=False)  # a JSON string is also valid YAML
 
 
-def _comment(text: object) -> str:
+def _comment_text(text: object) -> str:
     return "".join(character if character.isprintable() else "?" for character in str(text))

@@ -1,8 +1,8 @@
 """
-The inventory: the cluster as its user wrote it down, checked, with patterns expanded and defaults applied.
+The inventory: the cluster as a user describes it, checked, with host lists expanded and defaults applied.
 
-The only validation of what users write about machines; a value of these types needs no further checks. How a file is
-read, and how problems are worded, is inventory_file.py.
+The only validation of what users write about machines; values of these types need no further checks. document.py parses the
+file and words the problems.
 """
 
 from __future__ import annotations
@@ -17,10 +17,18 @@ from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 
 from orchestrator.errors import UsageError
 from orchestrator.inventory import fields
-from orchestrator.inventory.document import Document, FieldPath, Problem, beside, did_you_mean, problem_of, read
-from orchestrator.inventory.node_names import expanded, name_problems, refuse_twice
+from orchestrator.inventory.document import (
+    Document,
+    FieldPath,
+    Problem,
+    did_you_mean,
+    problem_from_pydantic,
+    read,
+    resolve_path,
+)
+from orchestrator.inventory.node_names import expand_nodes_option, name_problems, refuse_repeated
 from orchestrator.inventory.redaction import REDACTED, is_secret
-from orchestrator.inventory.secrets import EnvFiles, Place, read_env_files
+from orchestrator.inventory.secrets import EnvFileField, EnvFiles, read_env_files
 from orchestrator.inventory.slurm import Container, SlurmOptions, template_problems
 from orchestrator.names.hostlist import expand, fold
 
@@ -32,7 +40,7 @@ class _Model(BaseModel):
 
 
 class SshOptions(_Model):
-    """How nodes are reached; `config` None is ssh's own default, a leading `~` is left in place."""
+    """How to connect to nodes; `config` None is ssh's own default, and a leading `~` is not expanded."""
 
     config: fields.File | None = None
     proxy_jump: fields.Jump | None = None
@@ -42,7 +50,7 @@ class SshOptions(_Model):
 
 
 class Node(_Model):
-    """One host; user and port None leave the choice to the ssh configuration, `env` and `secrets` are its own part."""
+    """One host. User and port None mean those of the ssh configuration; `env` and `secrets` are those of this node only."""
 
     name: fields.Name
     address: fields.Address = ""
@@ -59,12 +67,12 @@ class Node(_Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _address_is_the_name(cls, given: object) -> object:
+    def _default_address(cls, given: object) -> object:
         return {"address": given["name"], **given} if isinstance(given, dict) and "name" in given else given
 
 
 class _Cluster(_Model):
-    """The fields that the file and the resolved inventory share."""
+    """The fields that the file and the resolved inventory have in common."""
 
     name: fields.Name = "inventory"
     accelerator: fields.AcceleratorKind = "auto"
@@ -77,7 +85,7 @@ class _Cluster(_Model):
 
 
 class Inventory(_Cluster):
-    """The cluster; `devices` None means the number of ranks followed from each node's accelerator."""
+    """The cluster; with `devices` None, each node's accelerator decides its number of ranks."""
 
     secrets: fields.Secrets = {}
     nodes: tuple[Node, ...]
@@ -86,46 +94,46 @@ class Inventory(_Cluster):
     env_files: tuple[str, ...] = ()
 
     def environment(self, node: Node) -> dict[str, str]:
-        """Give the variables of a node: everyone's, overlaid by its own."""
+        """Return the variables of a node: those of all nodes, overridden by its own."""
         return {**self.env, **self.secrets, **node.env, **node.secrets}
 
     def secret_names(self, node: Node) -> frozenset[str]:
-        """Give the names of a node's variables whose values nobody may see: out of an env_file, or by their name."""
+        """Return the names of a node's secret variables: those from an env_file, and those with a secret's name."""
         by_name = {name for name in self.environment(node) if is_secret(name)}
         return frozenset({*by_name, *self.secrets, *node.secrets})
 
     @property
     def private_files(self) -> tuple[str, ...]:
-        """The files here that hold secrets: neither do they travel with the code, nor are they recorded."""
-        written = {*self.env, *(name for node in self.nodes for name in node.env)}
-        return (*self.env_files, *([self.file] if self.file and any(map(is_secret, written)) else []))
+        """The files on this machine that hold secrets; they are neither sent to nodes with the code nor recorded."""
+        names = {*self.env, *(name for node in self.nodes for name in node.env)}
+        return (*self.env_files, *([self.file] if self.file and any(map(is_secret, names)) else []))
 
     def node(self, name: str) -> Node:
-        """Find a node by its name; a UsageError when there is none."""
-        return self._chosen([name])[0]
+        """Return a node by its name; UsageError if there is none."""
+        return self._nodes_named([name])[0]
 
     def select(self, names: str) -> tuple[Node, ...]:
         """
-        Give the nodes of a host list such as `n[0-3],x`, in inventory order: ranks do not depend on how it was typed.
+        Return the nodes of a host list such as `n[0-3],x` in inventory order, so that ranks do not depend on the list's order.
 
         Raises:
-            UsageError: the list cannot be read, names a node twice, or names one that is not in the inventory.
+            UsageError: the list is not valid, names a node twice, or names a node that is not in the inventory.
         """
-        return self._chosen(expanded(names))
+        return self._nodes_named(expand_nodes_option(names))
 
-    def _chosen(self, names: Sequence[str]) -> tuple[Node, ...]:
+    def _nodes_named(self, names: Sequence[str]) -> tuple[Node, ...]:
         known = [node.name for node in self.nodes]
         wanted = set(names)
         if unknown := wanted.difference(known):
             source = self.file or f"inventory {self.name}"
             hint = f"{did_you_mean(min(unknown), known)}known nodes: {fold(known)}"
             raise UsageError(f"{fold(unknown)}: not in {source}", hint=hint)
-        refuse_twice(names)
+        refuse_repeated(names)
         return tuple(node for node in self.nodes if node.name in wanted)
 
 
-class _Settings(_Model):
-    """The node fields that `defaults:` may hold; what is absent stays unset."""
+class _Defaults(_Model):
+    """The fields of `defaults:`; absent fields stay unset."""
 
     user: fields.User | None = None
     port: fields.Port | None = None
@@ -139,25 +147,25 @@ class _Settings(_Model):
     tags: tuple[fields.Name, ...] | None = None
 
 
-class _Entry(_Settings):
-    """One item of `nodes:`, which may stand for many nodes."""
+class _Entry(_Defaults):
+    """One item of `nodes:`, whose name may be a host list."""
 
     name: fields.NamePattern
     address: fields.AddressPattern | None = None
 
 
-def _some(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
+def _check_not_empty(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
     if not entries:
         raise ValueError("is empty; name at least one node")
     return entries
 
 
-class _Written(_Cluster):
-    """The file, field by field."""
+class _InventoryFile(_Cluster):
+    """The fields as they are written in the file."""
 
     env_file: fields.File | None = None
-    defaults: _Settings = _Settings()
-    nodes: Annotated[tuple[_Entry, ...], AfterValidator(_some)]
+    defaults: _Defaults = _Defaults()
+    nodes: Annotated[tuple[_Entry, ...], AfterValidator(_check_not_empty)]
 
 
 def load(path: Path) -> Inventory:
@@ -165,14 +173,14 @@ def load(path: Path) -> Inventory:
     Read an inventory file.
 
     Raises:
-        InventoryError: with every problem that was found, a line each.
+        InventoryError: every problem found, one per line.
     """
     document = read(path)
     written, problems = _parse(document)
     problems = [*document.problems, *problems, *name_problems(document)]
     if written is None or problems:
         raise document.error(problems)
-    files, problems = read_env_files(document.file, _env_file_places(written))
+    files, problems = read_env_files(document.file, _env_file_fields(written))
     problems += template_problems(document.file, written.slurm)
     if problems:
         raise document.error(problems)
@@ -187,22 +195,22 @@ def from_names(
     devices: int | None = None,
 ) -> Inventory:
     """
-    Make the inventory of hosts that are only named, as `--nodes n0,n1` or several such lists; ssh knows the rest.
+    Build an inventory from host lists alone, as in `--nodes n0,n1`; ssh's configuration supplies the rest.
 
     Raises:
-        UsageError: there is no name, one is no host name, or one is given twice.
+        UsageError: there is no name, a name is not a host name, or a name occurs twice.
     """
-    listed = [name for text in names for name in expanded(text)]
+    listed = [name for text in names for name in expand_nodes_option(text)]
     if not listed:
-        raise UsageError("no node is named", hint="name some: --nodes n0,n1 or an inventory with -i FILE")
-    refuse_twice(listed)
+        raise UsageError("no node is named", hint="name nodes with --nodes n0,n1, or an inventory with -i FILE")
+    refuse_repeated(listed)
     python, ranks = _PYTHON[transport], devices or fields.DEFAULT_RANKS[accelerator]
     try:
         nodes = tuple(Node(name=name, python=python, devices=ranks, accelerator=accelerator) for name in listed)
     except ValidationError as error:
-        wrong = problem_of(error.errors()[0], ())
-        hint = "hosts that need more than a name go into an inventory"
-        raise UsageError(f"--nodes: {wrong.text}", hint=hint) from error
+        problem = problem_from_pydantic(error.errors()[0], ())
+        hint = "write hosts that need more than a name into an inventory"
+        raise UsageError(f"--nodes: {problem.text}", hint=hint) from error
     digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()
     return Inventory(
         name="adhoc", accelerator=accelerator, devices=devices, transport=transport, nodes=nodes, digest=digest
@@ -210,52 +218,52 @@ def from_names(
 
 
 def inventory_json(inventory: Inventory) -> dict[str, Any]:  # Any: JSON
-    """Give the resolved inventory as JSON values, secrets redacted."""
-    described = inventory.model_dump(mode="json")
-    holders: tuple[Inventory | Node, ...] = (inventory, *inventory.nodes)
-    for holder, shown in zip(holders, (described, *described["nodes"]), strict=True):
-        secret = {*holder.secrets, *filter(is_secret, holder.env)}
-        shown["env"] = {**shown["env"], **dict.fromkeys(sorted(secret), REDACTED)}
-    return described
+    """Return the resolved inventory as JSON values with secrets redacted."""
+    dump = inventory.model_dump(mode="json")
+    models: tuple[Inventory | Node, ...] = (inventory, *inventory.nodes)
+    for model, dumped in zip(models, (dump, *dump["nodes"]), strict=True):
+        secret = {*model.secrets, *filter(is_secret, model.env)}
+        dumped["env"] = {**dumped["env"], **dict.fromkeys(sorted(secret), REDACTED)}
+    return dump
 
 
-def _parse(document: Document) -> tuple[_Written | None, list[Problem]]:
-    """Check field by field; a field that the reader refused already is not reported again."""
+def _parse(document: Document) -> tuple[_InventoryFile | None, list[Problem]]:
+    """Validate the fields; a field that the parser has refused is not reported twice."""
     try:
-        return _Written.model_validate(document.tree), []
+        return _InventoryFile.model_validate(document.tree), []
     except ValidationError as error:
-        problems = [problem_of(details, _allowed(details["loc"])) for details in error.errors()]
+        problems = [problem_from_pydantic(details, _allowed(details["loc"])) for details in error.errors()]
     refused = {problem.path for problem in document.problems}
     return None, [problem for problem in problems if problem.path not in refused]
 
 
 def _allowed(path: FieldPath) -> list[str]:
-    """List the keys that can stand where the last part of `path` does."""
+    """Return the keys that are valid in place of the last part of `path`."""
     sections: dict[FieldPath, type[BaseModel]] = {
         ("ssh",): SshOptions,
         ("slurm",): SlurmOptions,
         ("slurm", "container"): Container,
-        ("defaults",): _Settings,
+        ("defaults",): _Defaults,
         ("nodes",): _Entry,
     }
-    model = sections.get(tuple(part for part in path[:-1] if isinstance(part, str)), _Written)
+    model = sections.get(tuple(part for part in path[:-1] if isinstance(part, str)), _InventoryFile)
     return sorted(model.model_fields, key=lambda name: name not in ("name", "address"))
 
 
-def _env_file_places(written: _Written) -> Iterator[Place]:
-    yield Place((), written.env_file, written.env)
-    yield Place(("defaults",), written.defaults.env_file, written.defaults.env)
+def _env_file_fields(written: _InventoryFile) -> Iterator[EnvFileField]:
+    yield EnvFileField((), written.env_file, written.env)
+    yield EnvFileField(("defaults",), written.defaults.env_file, written.defaults.env)
     for index, entry in enumerate(written.nodes):
-        yield Place(("nodes", index), entry.env_file, entry.env)
+        yield EnvFileField(("nodes", index), entry.env_file, entry.env)
 
 
-def _resolve(written: _Written, document: Document, files: EnvFiles) -> Inventory:
-    """Expand the patterns and apply the defaults; nothing can be wrong any more."""
+def _resolve(written: _InventoryFile, document: Document, files: EnvFiles) -> Inventory:
+    """Expand host lists and apply defaults; everything has been validated."""
     ssh, slurm = written.ssh, written.slurm
     if ssh.config is not None:
-        ssh = ssh.model_copy(update={"config": beside(document.file, ssh.config)})
+        ssh = ssh.model_copy(update={"config": resolve_path(document.file, ssh.config)})
     if slurm.template is not None:
-        slurm = slurm.model_copy(update={"template": beside(document.file, slurm.template)})
+        slurm = slurm.model_copy(update={"template": resolve_path(document.file, slurm.template)})
     shared = {key: getattr(written, key) for key in _Cluster.model_fields}
     nodes = tuple(node for entry in written.nodes for node in _nodes_of(entry, written, files))
     return Inventory(
@@ -268,7 +276,8 @@ def _resolve(written: _Written, document: Document, files: EnvFiles) -> Inventor
     )
 
 
-def _nodes_of(entry: _Entry, written: _Written, files: EnvFiles) -> Iterator[Node]:
+def _nodes_of(entry: _Entry, written: _InventoryFile, files: EnvFiles) -> Iterator[Node]:
+    """The nodes of one entry: the fields of the file, overridden by `defaults:`, overridden by the entry."""
     settings: dict[str, Any] = {  # Any: fields of Node
         "accelerator": written.accelerator,
         "network": written.network,
@@ -279,10 +288,10 @@ def _nodes_of(entry: _Entry, written: _Written, files: EnvFiles) -> Iterator[Nod
     for source in (written.defaults, entry):
         settings.update(source.model_dump(exclude_none=True, exclude={"name", "address", "env", "env_file"}))
     settings.setdefault("devices", fields.DEFAULT_RANKS[settings["accelerator"]])
-    own = {**entry.env, **files.values[entry.env_file]}
+    overridden = {**entry.env, **files.values[entry.env_file]}
     shared_env, shared_secrets = written.defaults.env, files.values[written.defaults.env_file]
-    settings["env"] = {name: text for name, text in shared_env.items() if name not in own} | entry.env
-    settings["secrets"] = {name: text for name, text in shared_secrets.items() if name not in own}
+    settings["env"] = {name: text for name, text in shared_env.items() if name not in overridden} | entry.env
+    settings["secrets"] = {name: text for name, text in shared_secrets.items() if name not in overridden}
     settings["secrets"] |= files.values[entry.env_file]
     names = expand(entry.name)
     addresses = expand(entry.address) if entry.address is not None else names

@@ -1,4 +1,4 @@
-"""Which environment variables are never shown: decided by name alone, in one place."""
+"""The environment variables that hold secrets, by name alone."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 REDACTED = "<redacted>"
 
-# What looks like a secret and is a setting that people look for: TOKENIZERS_PARALLELISM, MAX_TOKENS, TOKENS_PER_BATCH,
-# NCCL_IB_PKEY (a partition), AWS_REGION. NCCL has no secrets at all.
+# Exceptions, which are settings that users need to see: TOKENIZERS_PARALLELISM, MAX_TOKENS, TOKENS_PER_BATCH, NCCL_IB_PKEY
+# (a partition), AWS_REGION. No NCCL variable is a secret.
 _SECRET = re.compile(
     r"^(?!NCCL_)(?:"
     r".*(?:SECRET|(?<!MAX_)(?<!MIN_)(?<!NUM_)TOKEN(?!IZ|S_PER)|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|CREDENTIAL|AUTHORIZATION"
@@ -21,5 +21,5 @@ _SECRET = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether the value of the variable `name` must not be shown or stored in clear."""
+    """True if the value of the variable `name` must not be printed or stored."""
     return _SECRET.match(name) is not None

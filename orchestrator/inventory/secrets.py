@@ -1,9 +1,9 @@
 """
-The private file that `env_file:` names: variables whose values are secret. No message of this module holds a value.
+The private file that `env_file:` names: variables whose values are secret. No message of this module contains a value.
 
-One KEY=VALUE a line. The value is what stands between the first `=` and the end of the line, byte for byte: no quotes,
-no escapes, no expansion. Empty lines and lines that start with # are left out. A file that holds a NUL byte is read as
-`env -0` writes it: each entry ends with a NUL, and a value may hold newlines.
+One KEY=VALUE per line. The value is the text from the first `=` to the end of the line, byte for byte: no quotes, escapes or
+expansion. Empty lines and lines that start with # are skipped. A file with a NUL byte is read in the format of `env -0`: each
+entry ends with a NUL, and a value may hold newlines.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.inventory.document import FieldPath, Problem, beside
+from orchestrator.inventory.document import FieldPath, Problem, resolve_path
 from orchestrator.inventory.fields import check_env_name, check_env_value
 
 MAX_ENV_FILE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where an inventory names an env_file, or could; `env` is what is written beside it."""
+class EnvFileField:
+    """A section of an inventory that may have an `env_file:` field, at `path`; `env` is the `env:` of the same section."""
 
     path: FieldPath
     name: str | None
@@ -32,31 +32,31 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class EnvFiles:
-    """What was read: name as written -> variables, text with surrogate escapes for bytes that are no UTF-8."""
+    """`values` by the file name as written; text with surrogate escapes for bytes that are not UTF-8."""
 
     paths: tuple[str, ...]
     values: Mapping[str | None, dict[str, str]] = field(repr=False)
 
 
-def read_env_files(inventory: str, places: Iterable[Place]) -> tuple[EnvFiles, list[Problem]]:
-    """Read every file that an inventory file names, and say what is wrong with each, at the field that names it."""
+def read_env_files(inventory: str, sections: Iterable[EnvFileField]) -> tuple[EnvFiles, list[Problem]]:
+    """Read every env_file of the inventory file `inventory`; problems are reported at the field that names the file."""
     values: dict[str | None, dict[str, str]] = {None: {}}
     paths: set[str] = set()
     problems: list[Problem] = []
-    for place in places:
-        if place.name is None:
+    for section in sections:
+        if section.name is None:
             continue
-        path = str(Path(beside(inventory, place.name)).expanduser())
+        path = str(Path(resolve_path(inventory, section.name)).expanduser())
         paths.add(path)
-        values[place.name], wrong = _read(path)
-        problems += [Problem((*place.path, "env_file"), f"{path}: {text}") for text in wrong]
-        for twice in sorted(values[place.name].keys() & place.env.keys()):
-            problems.append(Problem((*place.path, "env", twice), f"given in {path} too; delete one of the two"))
+        values[section.name], messages = _read(path)
+        problems += [Problem((*section.path, "env_file"), f"{path}: {text}") for text in messages]
+        for twice in sorted(values[section.name].keys() & section.env.keys()):
+            problems.append(Problem((*section.path, "env", twice), f"given in {path} too; delete one of the two"))
     return EnvFiles(tuple(sorted(paths)), values), problems
 
 
 def _read(path: str) -> tuple[dict[str, str], list[str]]:
-    """Give the variables of a file, and what is wrong with it."""
+    """Return the variables of a file, and a message for each problem."""
     values: dict[str, str] = {}
     try:
         return values, list(_parse(_private_bytes(path), values))
@@ -65,8 +65,8 @@ def _read(path: str) -> tuple[dict[str, str], list[str]]:
 
 
 def _private_bytes(path: str) -> bytes:
-    """Read the file if nobody else can; checked on the open file, so that it cannot be exchanged in between."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not hold orch up
+    """Read a file that no other user can access; checked on the open file, so that it cannot be replaced in between."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not block orch
     with os.fdopen(descriptor, "rb") as file:
         state = os.fstat(descriptor)
         if not stat.S_ISREG(state.st_mode):
@@ -84,9 +84,9 @@ def _private_bytes(path: str) -> bytes:
 
 
 def _parse(data: bytes, values: dict[str, str]) -> Iterator[str]:
-    """Fill `values`, and say what cannot be used: by line, for what looks like a name may be a part of a value."""
+    """Fill `values` and yield a message per problem; it names the line only, as an apparent name may be part of a value."""
     ends_with_nul = b"\0" in data
-    first: dict[str, int] = {}
+    first_entry: dict[str, int] = {}
     for number, entry in enumerate(data.split(b"\0" if ends_with_nul else b"\n"), start=1):
         kind = "entry" if ends_with_nul else "line"
         if not entry or (entry.startswith(b"#") and not ends_with_nul):
@@ -97,11 +97,11 @@ def _parse(data: bytes, values: dict[str, str]) -> Iterator[str]:
                 raise ValueError("is not KEY=VALUE")
             check_env_name(name)
             check_env_value(value)
-            if name in first:
-                raise ValueError(f"the same name as in {kind} {first[name]}")
+            if name in first_entry:
+                raise ValueError(f"the same name as in {kind} {first_entry[name]}")
             if value.endswith("\r") and not ends_with_nul:
                 raise ValueError("ends with a carriage return; save the file with Unix line ends")
         except ValueError as error:
             yield f"{kind} {number}: {error}"
-        first.setdefault(name, number)
+        first_entry.setdefault(name, number)
         values[name] = value

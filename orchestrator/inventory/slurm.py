@@ -1,7 +1,8 @@
 """
-The `slurm:` section of an inventory: what sbatch is told, what each field may hold, and which options are orch's own.
+The `slurm:` section of an inventory: its fields, their checks, and the sbatch options that only orch sets.
 
-Every refusal says what was found and what is allowed; what the cluster itself would refuse is launchers/slurm_checks.py.
+Every message names the value that was found and the values that are allowed. Checks against the cluster itself are in
+launchers/slurm/checks.py.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationInfo, field_validator
 
 from orchestrator.inventory import fields
-from orchestrator.inventory.document import Problem, beside
-from orchestrator.names.addresses import matching, shown, whole_number
+from orchestrator.inventory.document import Problem, resolve_path
+from orchestrator.names.addresses import displayed, integer_check, pattern_check
 from orchestrator.names.slurm_options import OPTION_OF, option_name
 
-# Which nodes, how many tasks and where their output goes; --export would cut values at commas and put them where everybody
-# can read them; the last of each line make sbatch submit something else, elsewhere, nothing at all, or not say what.
-_OWN_OPTIONS = frozenset(
+# orch sets the nodes, the tasks and their output itself; --export would cut values at commas and let other users read them;
+# with the options of the last line, sbatch would submit several jobs, another script, to other clusters, or nothing, or wait,
+# or not print the job id as orch reads it.
+_RESERVED_OPTIONS = frozenset(
     [
         *("nodes", "nodelist", "nodefile", "ntasks", "ntasks-per-node", "tasks-per-node"),
         *("job-name", "chdir", "output", "error", "open-mode", "export", "export-file"),
@@ -47,85 +49,88 @@ _GRES = r"[A-Za-z][A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+){0,2}"
 
 
 def check_option(option: str) -> str:
-    """Give an option back that sbatch may be told; ValueError for those that orch decides, however they are spelled."""
-    name = option_name(_option(option))
-    # getopt takes any beginning of a name, as long as it is that of one option alone
-    if own := {name} & _OWN_OPTIONS or {one for one in _OWN_OPTIONS if one.startswith(name)}:
-        found = " and --".join(sorted(own))
-        raise ValueError(f"{shown(option)}: orch decides --{found} itself; remove it, --nodes and -j choose nodes")
-    if name not in OPTION_OF.values() and (long := [one for one in OPTION_OF.values() if one.startswith(name)]):
-        raise ValueError(f"{shown(option)}: write its name in full: --{' or --'.join(long)}")
+    """Return an option that users may pass to sbatch; ValueError for options that orch sets, also if abbreviated."""
+    name = option_name(_check_option_form(option))
+    # getopt accepts any unambiguous prefix of a name
+    reserved = {name} & _RESERVED_OPTIONS or {full for full in _RESERVED_OPTIONS if full.startswith(name)}
+    if reserved:
+        names = " and --".join(sorted(reserved))
+        raise ValueError(f"{displayed(option)}: orch decides --{names} itself; remove it, --nodes and -j choose nodes")
+    if name not in OPTION_OF.values() and (
+        full_names := [full for full in OPTION_OF.values() if full.startswith(name)]
+    ):
+        raise ValueError(f"{displayed(option)}: write its name in full: --{' or --'.join(full_names)}")
     if re.fullmatch(r"--[a-z0-9-]+(=.*)?", option) is None:
-        raise ValueError(f"{shown(option)}: write --{name}=VALUE; behind a space sbatch sees no value")
+        raise ValueError(f"{displayed(option)}: write --{name}=VALUE; sbatch reads no value after a space")
     return option
 
 
-def _mail_types(text: str) -> str:
+def _check_mail_types(text: str) -> str:
     unknown = [word for word in text.split(",") if word.upper() not in _MAIL_TYPES]
     if unknown:
-        raise ValueError(
-            f"{shown(unknown[0])} is nothing to mail about; allowed, with commas: {', '.join(_MAIL_TYPES)}"
-        )
+        raise ValueError(f"{displayed(unknown[0])} is not a mail type; allowed, with commas: {', '.join(_MAIL_TYPES)}")
     return text
 
 
-_option = matching(r"--[a-z].*", "an sbatch option", "--name or --name=VALUE, spelled out")
-_word = matching(r"[^-\s]\S*", "a Slurm name", "one word that does not start with -")
-_time = matching(
+_check_option_form = pattern_check(r"--[a-z].*", "an sbatch option", "--name or --name=VALUE, spelled out")
+_check_word = pattern_check(r"[^-\s]\S*", "a Slurm name", "one word that does not start with -")
+_check_time = pattern_check(
     r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|UNLIMITED|INFINITE",
     "a Slurm time",
     "minutes, HH:MM:SS, D-HH or D-HH:MM:SS, such as 1-00:00:00",
 )
-_gres = matching(
+_check_gres = pattern_check(
     rf"{_GRES}(,{_GRES})*",
     "a generic resource",
-    "NAME for one a rank, NAME:COUNT or NAME:TYPE:COUNT a node, such as gpu",
+    "NAME for one per rank, NAME:COUNT or NAME:TYPE:COUNT per node, such as gpu",
 )
-_mem = matching(
+_check_memory = pattern_check(
     r"[0-9]{1,12}[KMGT]?",
     "an amount of memory",
-    "megabytes, or a number with K, M, G or T, such as 64G; 0 is all there is",
+    "megabytes, or a number with K, M, G or T, such as 64G; 0 for all of it",
 )
-_after = matching(
+_check_dependency = pattern_check(
     rf"{_AFTER}(,{_AFTER})*|{_AFTER}(\?{_AFTER})*",
     "a dependency",
     "afterok:JOB, afterany:JOB, afternotok:JOB, after:JOB, …, singleton; several with , (all) or ? (any)",
 )
 
-_image = matching(r"[^-\s'\"][^\s'\"]*", "an image", "a path, or what the runtime can pull, such as docker://IMAGE:TAG")
+_check_image = pattern_check(
+    r"[^-\s'\"][^\s'\"]*", "an image", "a path, or an image that the runtime can pull, such as docker://IMAGE:TAG"
+)
 _PATH = r"/[^:,'\"]*"
-_mount = matching(
+_check_mount = pattern_check(
     rf"{_PATH}(:{_PATH}(:(ro|rw))?)?", "a mount", "PATH, PATH:PATH_INSIDE, PATH:PATH_INSIDE:ro; paths begin with /"
 )
 
-Word: TypeAlias = Annotated[str, AfterValidator(_word)]
-Time: TypeAlias = Annotated[str, AfterValidator(_time)]
-Gres: TypeAlias = Annotated[str, AfterValidator(_gres)]
-Memory: TypeAlias = Annotated[str, AfterValidator(_mem)]
-Dependency: TypeAlias = Annotated[str, AfterValidator(_after)]
-MailTypes: TypeAlias = Annotated[str, AfterValidator(_mail_types)]
-Text: TypeAlias = Annotated[str, AfterValidator(matching(r".+", "a text", "characters that can be printed"))]
-Cpus: TypeAlias = Annotated[int, BeforeValidator(whole_number("a number of CPUs", 1, 4096))]
-Spares: TypeAlias = Annotated[int, BeforeValidator(whole_number("a number of nodes", 0, 1000))]
-Retries: TypeAlias = Annotated[int, BeforeValidator(whole_number("a number of retries", 0, 10_000))]
+Word: TypeAlias = Annotated[str, AfterValidator(_check_word)]
+Time: TypeAlias = Annotated[str, AfterValidator(_check_time)]
+Gres: TypeAlias = Annotated[str, AfterValidator(_check_gres)]
+Memory: TypeAlias = Annotated[str, AfterValidator(_check_memory)]
+Dependency: TypeAlias = Annotated[str, AfterValidator(_check_dependency)]
+MailTypes: TypeAlias = Annotated[str, AfterValidator(_check_mail_types)]
+Text: TypeAlias = Annotated[str, AfterValidator(pattern_check(r".+", "a text", "characters that can be printed"))]
+Cpus: TypeAlias = Annotated[int, BeforeValidator(integer_check("a number of CPUs", 1, 4096))]
+Spares: TypeAlias = Annotated[int, BeforeValidator(integer_check("a number of nodes", 0, 1000))]
+Retries: TypeAlias = Annotated[int, BeforeValidator(integer_check("a number of retries", 0, 10_000))]
 WarnSeconds: TypeAlias = Annotated[
-    int, BeforeValidator(whole_number("a number of seconds", 1, 65_535))
-]  # as sbatch has
+    int, BeforeValidator(integer_check("a number of seconds", 1, 65_535))
+]  # the limits of sbatch --signal
 Option: TypeAlias = Annotated[str, AfterValidator(check_option)]
 
 
 class Container(BaseModel):
-    """The image in which the agent and its ranks run; the workdir is mounted besides `mounts`."""
+    """The image in which the agent and its ranks run; the workdir is mounted in addition to `mounts`."""
 
     model_config = fields.STRICT
 
-    image: Annotated[str, AfterValidator(_image)]
+    image: Annotated[str, AfterValidator(_check_image)]
     runtime: Literal["pyxis", "apptainer"]
-    mounts: tuple[Annotated[str, AfterValidator(_mount)], ...] = ()
+    mounts: tuple[Annotated[str, AfterValidator(_check_mount)], ...] = ()
 
 
 class SlurmOptions(BaseModel):
-    """What sbatch is told; `login` is the host to run it on, None this one. `setup` runs on every node before the agent."""
+    """The options of sbatch. It runs on host `login`, or here if None; `setup` runs on every node before the agent."""
 
     model_config = fields.STRICT
 
@@ -151,26 +156,30 @@ class SlurmOptions(BaseModel):
     requeue: Literal["auto", "never"] = "auto"
     max_retries: Retries = 100
     spare_nodes: Spares = 0
-    warn_s: WarnSeconds | None = None  # None leaves a while to save in
-    options: tuple[Option, ...] = ()  # after all that have a field of their own
+    warn_s: WarnSeconds | None = None  # None: see names.slurm_options.warn_s
+    options: tuple[Option, ...] = ()  # written after the options that have a field
 
     @field_validator("options")
     @classmethod
-    def _none_is_given_twice(cls, options: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    def _check_given_once(cls, options: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         for field, option in OPTION_OF.items():
-            given = [one for one in options if option_name(one) == option]
+            given = [entry for entry in options if option_name(entry) == option]
             if given and info.data.get(field) is not None:
-                raise ValueError(f"{shown(given[0])} is given twice: here, and as slurm.{field}; delete one of the two")
+                raise ValueError(
+                    f"{displayed(given[0])} is given twice: here, and as slurm.{field}; delete one of the two"
+                )
             if len(given) > 1:
-                raise ValueError(f"--{option} is given twice: {', '.join(map(shown, given))}; delete one of the two")
+                raise ValueError(
+                    f"--{option} is given twice: {', '.join(map(displayed, given))}; delete one of the two"
+                )
         return options
 
 
 def template_problems(file: str, slurm: SlurmOptions) -> list[Problem]:
-    """Say why the template that the inventory `file` names cannot be read; what is wrong in it shows when it is rendered."""
+    """Report a template that the inventory `file` names and that cannot be read; its content is checked when it is rendered."""
     if slurm.template is None:
         return []
-    path = Path(beside(file, slurm.template)).expanduser()
+    path = Path(resolve_path(file, slurm.template)).expanduser()
     try:
         path.open("rb").close()
     except OSError as error:

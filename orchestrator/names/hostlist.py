@@ -1,7 +1,7 @@
 """
-Host lists: `n[00-15],x` to names and back, in the notation of Slurm and ClusterShell.
+Host lists: expand `n[00-15],x` to names and fold names, in the notation of Slurm and ClusterShell.
 
-Only text; what a name stands for is the inventory's business.
+Only text; nothing here knows about the nodes of an inventory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-# Far above any cluster this is used on, low enough that `n[0-999999999]` is an answer and not a hang.
+# Larger than any known cluster, small enough that `n[0-999999999]` is refused at once instead of filling memory.
 MAX_NAMES = 16_384
 
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
@@ -21,33 +21,33 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:/(\d{1,9}))?)?")
 
 def expand(pattern: str) -> list[str]:
     """
-    Give every name of a host list, in the order written and as often as written.
+    Return every name of a host list in the written order, including repeated names.
 
-    ClusterShell sorts what it reads: `n[3,1]` beside `10.0.0.[7,5]` would pair 3 with 7 only by luck. So it reads one
-    range at a time here, which also keeps its node groups (`@all`, which may run commands) out.
+    ClusterShell sorts a whole list, so the names `n[3,1]` would not pair with the addresses `10.0.0.[7,5]`. Here it parses one
+    range at a time, which also excludes its node groups (`@all` may run commands).
 
     Raises:
         ValueError: the pattern cannot be read, or stands for more than MAX_NAMES names.
     """
     if "[" not in pattern and "]" not in pattern and "," not in pattern:
-        return [_checked(pattern, pattern)]
+        return [_check_characters(pattern, pattern)]
     names: list[str] = []
     for piece in _split_outside_brackets(pattern):
-        names.extend(_expand_piece(_checked(piece, pattern), pattern))
+        names.extend(_expand_piece(_check_characters(piece, pattern), pattern))
         if len(names) > MAX_NAMES:
             raise _too_many(pattern)
     return names
 
 
 def fold(names: Iterable[str]) -> str:
-    """Write names as one short host list: sorted, each once; empty for no names."""
+    """Return names as one short host list: sorted, without duplicates; empty for no names."""
     unique = list(dict.fromkeys(names))
-    if len(unique) < 2:  # noqa: PLR2004  nothing to fold, and ClusterShell need not be loaded
+    if len(unique) < 2:  # noqa: PLR2004  nothing to fold: ClusterShell need not be imported
         return "".join(unique)
     if any(not re.fullmatch(r"[A-Za-z0-9._:-]+", name) for name in unique):
         return ",".join(unique)  # characters that ClusterShell reads as operators or wildcards
 
-    from ClusterShell.NodeSet import (  # type: ignore[import-untyped]  # noqa: PLC0415  loaded only where it is needed
+    from ClusterShell.NodeSet import (  # type: ignore[import-untyped]  # noqa: PLC0415  imported only if needed
         RESOLVER_NOGROUP,
         NodeSet,
     )
@@ -56,7 +56,7 @@ def fold(names: Iterable[str]) -> str:
 
 
 def repeated(names: Sequence[str]) -> list[str]:
-    """Give the names that occur more than once, each once, in order."""
+    """Return the names that occur more than once, each once, in order."""
     return [name for name, count in Counter(names).items() if count > 1]
 
 
@@ -76,7 +76,7 @@ def _split_outside_brackets(pattern: str) -> list[str]:
 
 
 def _expand_piece(piece: str, pattern: str) -> list[str]:
-    """Give the names of one piece, the last bracket running fastest."""
+    """Return the names of one piece; the last bracket varies fastest."""
     texts = _BRACKETS.split(piece)  # text, bracket, text, bracket, ..., text
     brackets = [bracket.split(",") for bracket in texts[1::2]]
     count = math.prod(sum(_range_size(item, pattern) for item in items) for items in brackets)
@@ -90,7 +90,7 @@ def _expand_piece(piece: str, pattern: str) -> list[str]:
 
 
 def _range_size(item: str, pattern: str) -> int:
-    """Count the numbers of `7`, `0-15` or `0-15/2` without making them."""
+    """Count the numbers of `7`, `0-15` or `0-15/2` without creating them."""
     match = _RANGE.fullmatch(item)
     if not match or int(match[3] or 1) == 0:
         raise _refusal(pattern, f"[{item}] is no range; allowed: [7], [0-15], [0-15/2], [0,4-7]")
@@ -101,8 +101,8 @@ def _range_size(item: str, pattern: str) -> int:
 
 
 def _numbers(item: str, pattern: str) -> list[str]:
-    """Give the numbers of one range as text, zero padding kept."""
-    from ClusterShell.RangeSet import (  # type: ignore[import-untyped]  # noqa: PLC0415  loaded only where it is needed
+    """Return the numbers of one range as text, with their zero padding."""
+    from ClusterShell.RangeSet import (  # type: ignore[import-untyped]  # noqa: PLC0415  imported only if needed
         RangeSet,
         RangeSetParseError,
     )
@@ -113,8 +113,8 @@ def _numbers(item: str, pattern: str) -> list[str]:
         raise _refusal(pattern, str(error)) from error
 
 
-def _checked(piece: str, pattern: str) -> str:
-    """Refuse an empty name and the characters that no host name or address has."""
+def _check_characters(piece: str, pattern: str) -> str:
+    """Return the piece; ValueError if it is empty or holds a character that no host name or address has."""
     if not piece:
         raise _refusal(pattern, "a name is empty")
     if not re.fullmatch(r"[A-Za-z0-9._:%,/\[\]-]+", piece):
@@ -123,13 +123,13 @@ def _checked(piece: str, pattern: str) -> str:
 
 
 def _too_many(pattern: str) -> ValueError:
-    return ValueError(f"{_shown(pattern)} stands for more than {MAX_NAMES} names")
+    return ValueError(f"{_displayed(pattern)} stands for more than {MAX_NAMES} names")
 
 
-def _refusal(pattern: str, why: str) -> ValueError:
-    return ValueError(f"{_shown(pattern)} is no host list; {why}")
+def _refusal(pattern: str, reason: str) -> ValueError:
+    return ValueError(f"{_displayed(pattern)} is no host list; {reason}")
 
 
-def _shown(pattern: str) -> str:
-    short = pattern if len(pattern) <= 60 else pattern[:57] + "..."  # noqa: PLR2004  what fits in a line beside the rest
+def _displayed(pattern: str) -> str:
+    short = pattern if len(pattern) <= 60 else pattern[:57] + "..."  # noqa: PLR2004  leaves space on the line for the message
     return short if re.fullmatch(r"[!-~]+", short) else ascii(short)

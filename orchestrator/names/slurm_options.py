@@ -1,4 +1,4 @@
-"""What the `slurm:` section of a plan comes to for sbatch: its fields and free options as one, and times as Slurm writes them."""
+"""The options of sbatch in the `slurm:` section, as fields or in its `options`, and Slurm's time format."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ OPTION_OF: Mapping[str, str] = MappingProxyType(
         "cpus": "cpus-per-task",
     }
 )
-"""The fields that are options of sbatch, in the order in which it is told."""
-WARN_S = 90
+"""Field -> sbatch option, in the order in which the batch script writes them."""
+DEFAULT_WARN_S = 90
 
 
 def option_name(option: str) -> str:
-    """Give the name of an option such as --name=value, without the dashes."""
+    """Return the name in an option such as --name=value, without the dashes."""
     return re.split(r"[=\s]", option.removeprefix("--"), maxsplit=1)[0]
 
 
 def time_limit_s(time: str) -> float:
-    """Read a time as Slurm writes it; 0 where it is none."""
+    """Return a Slurm time in seconds; infinite for UNLIMITED, 0 if it is not a time."""
     if time.upper() in {"UNLIMITED", "INFINITE"}:
         return math.inf
     found = re.fullmatch(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?", time)
@@ -50,14 +50,18 @@ def time_limit_s(time: str) -> float:
 
 
 def warn_s(slurm: Mapping[str, Any]) -> int:  # Any: JSON
-    """Give how long before its end Slurm is to warn a job; of a short one a quarter, else it would have to end as it begins."""
+    """
+    Return how long before its time limit Slurm is to signal a job: the field, or else DEFAULT_WARN_S.
+
+    At most a quarter of a short limit, because a job would otherwise be signalled as it starts.
+    """
     limit_s = time_limit_s(option_value(slurm, "time") or "") or math.inf
-    return int(slurm["warn_s"] or max(1, min(WARN_S, limit_s // 4)))
+    return int(slurm["warn_s"] or max(1, min(DEFAULT_WARN_S, limit_s // 4)))
 
 
 def option_value(slurm: Mapping[str, Any], field: str) -> str | None:  # Any: JSON
-    """Give what the field of a section says, or the option of its name among the free ones; empty for one without value."""
+    """Return the value of a field, or of its option in `options`; empty for an option without a value, None if unset."""
     if slurm[field] is not None:
         return str(slurm[field])
-    given = [option for option in slurm["options"] if option_name(option) == OPTION_OF[field]]
-    return given[0].partition("=")[2] if given else None
+    found = next((option for option in slurm["options"] if option_name(option) == OPTION_OF[field]), None)
+    return None if found is None else found.partition("=")[2]

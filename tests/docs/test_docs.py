@@ -70,7 +70,7 @@ def test_inventory_commands_are_documented(sub: str) -> None:
 
 def test_every_field_of_an_inventory_is_documented() -> None:
     text = _text("docs/inventories.md")
-    models = (inventory._Written, inventory._Entry, inventory.SshOptions, slurm.SlurmOptions)  # noqa: SLF001
+    models = (inventory._InventoryFile, inventory._Entry, inventory.SshOptions, slurm.SlurmOptions)  # noqa: SLF001
     names = {name for model in models for name in model.model_fields}
     missing = sorted(name for name in names if not re.search(rf"^\|[^|]*`{name}`[^|]*\|", text, re.MULTILINE))
     assert not missing, f"docs/inventories.md has no row for {missing}"

@@ -1,4 +1,4 @@
-"""What is imported loads as an inventory, in the order of its source."""
+"""Imported text loads as an inventory, in the order of its source."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_hostfile_of_every_dialect(tmp_path: Path) -> None:
     ]
 
 
-def test_imported_names_are_folded_where_the_order_stays(tmp_path: Path) -> None:
+def test_imported_names_are_folded_if_that_keeps_their_order(tmp_path: Path) -> None:
     text = import_hostfile("\n".join(f"h-{index:02} slots=8" for index in range(16)))
     assert '  - {name: "h-[00-15]", devices: 8}' in text.splitlines()
     backwards = import_hostfile("n2\nn1\n")
@@ -52,7 +52,7 @@ def test_imported_names_are_folded_where_the_order_stays(tmp_path: Path) -> None
         ("", "no host found in the hostfile"),
     ],
 )
-def test_hostfile_with_a_mistake(text: str, message: str) -> None:
+def test_invalid_hostfile_is_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         import_hostfile(text)
     assert str(caught.value) == message
@@ -71,7 +71,7 @@ def test_ssh_config_gives_its_hosts_without_wildcards(tmp_path: Path) -> None:
     assert f"# {config}:7: left out, not a host name: a@b" in text
 
 
-def test_ssh_config_gives_no_host_that_an_inventory_would_refuse(tmp_path: Path) -> None:
+def test_import_leaves_out_hosts_that_an_inventory_would_refuse(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("Host n0 n0:22 fe80::1%eth0 a%b\n")
     text = import_ssh_config(config)
@@ -80,7 +80,7 @@ def test_ssh_config_gives_no_host_that_an_inventory_would_refuse(tmp_path: Path)
     assert [node.address for node in load(tmp_path / "inventory.yaml").nodes] == ["n0", "fe80::1%eth0"]
 
 
-def test_ssh_config_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_ssh_config_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         import_ssh_config(tmp_path / "none")
 

@@ -1,4 +1,4 @@
-"""The inventory: what a file means, and that every mistake in it is named with file, line, field and what is allowed."""
+"""The inventory: the meaning of a file, and the messages for its errors: file, line, field and allowed values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _refused(folder: Path, text: str) -> InventoryError:
 
 
 @pytest.mark.parametrize("case", ERRORS, ids=lambda case: str(case["rule"]))
-def test_mistake_is_named_with_line_field_and_what_is_allowed(case: dict[str, Any], tmp_path: Path) -> None:
+def test_error_names_line_field_and_allowed_values(case: dict[str, Any], tmp_path: Path) -> None:
     error = _refused(tmp_path, "\n".join(case["text"]))
     assert str(error).splitlines() == [f"{tmp_path}/inventory.yaml:{line}" for line in case["errors"]]
     assert "orch inventory validate" in error.hint
@@ -60,7 +60,7 @@ def test_env_value_arrives_as_written(case: dict[str, str], tmp_path: Path) -> N
     assert inventory.env == {"X": case["value"]}
 
 
-def test_file_in_full(tmp_path: Path) -> None:
+def test_complete_file(tmp_path: Path) -> None:
     inventory = _load(tmp_path, FULL)
     assert inventory.name == "h800"
     assert inventory.ssh.model_dump() == {
@@ -89,7 +89,7 @@ def test_file_in_full(tmp_path: Path) -> None:
     assert (spare.address, spare.port, spare.devices, spare.tags) == ("spare-1", 2222, 4, ("spare",))
 
 
-def test_env_of_a_node_wins_over_defaults_over_everyones(tmp_path: Path) -> None:
+def test_env_of_a_node_overrides_defaults_and_the_file(tmp_path: Path) -> None:
     inventory = _load(tmp_path, FULL)
     environment = inventory.environment(inventory.node("spare-0"))
     assert environment == {"NCCL_IB_TIMEOUT": "22", "A": "node", "B": "d", "C": "top"}
@@ -108,7 +108,7 @@ def test_env_of_a_node_wins_over_defaults_over_everyones(tmp_path: Path) -> None
         ("devices: 4\ndefaults: {devices: 3}", ", devices: 2", 2),
     ],
 )
-def test_devices_come_from_node_then_defaults_then_file_then_accelerator(
+def test_devices_are_those_of_node_else_defaults_else_file_else_accelerator(
     head: str, node: str, devices: int, tmp_path: Path
 ) -> None:
     assert _load(tmp_path, f"{head}\nnodes: [{{name: n0{node}}}]").nodes[0].devices == devices
@@ -139,31 +139,31 @@ def test_addresses_pair_with_names_in_the_order_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "fe80::1%ib0", "::1", "gpu-1.lab.example", "my_host"])
-def test_address_may_be_a_name_or_either_kind_of_number(address: str, tmp_path: Path) -> None:
+def test_address_may_be_a_host_name_or_an_ip_address(address: str, tmp_path: Path) -> None:
     assert _load(tmp_path, f"nodes: [{{name: n0, address: '{address}'}}]").nodes[0].address == address
 
 
-def test_empty_sections_are_no_mistake(tmp_path: Path) -> None:
+def test_empty_sections_are_valid(tmp_path: Path) -> None:
     inventory = _load(tmp_path, "env:\nssh:\nslurm:\ndefaults:\nnodes:\n  - name: n0\n    env:\n")
     assert inventory.env == {}
     assert inventory.nodes[0].env == {}
 
 
-def test_anchors_work_for_what_nodes_share(tmp_path: Path) -> None:
+def test_anchors_and_aliases_work(tmp_path: Path) -> None:
     inventory = _load(tmp_path, "nodes:\n  - {name: a, env: &e {X: 1}}\n  - {name: b, env: *e}")
     assert inventory.nodes[1].env == {"X": "1"}
 
 
-def test_relative_ssh_config_belongs_to_the_inventory(tmp_path: Path) -> None:
+def test_relative_ssh_config_is_resolved_against_the_inventory(tmp_path: Path) -> None:
     inventory = _load(tmp_path, "ssh: {config: ssh_config}\nnodes: [{name: n0}]")
     assert inventory.ssh.config == str(tmp_path / "ssh_config")
 
 
-def test_byte_order_mark_and_crlf_are_no_mistake(tmp_path: Path) -> None:
+def test_bom_and_crlf_are_accepted(tmp_path: Path) -> None:
     assert _load(tmp_path, "\ufeffname: a\r\nnodes:\r\n  - name: n0\r\n").name == "a"
 
 
-def test_missing_file_says_where_to_get_one(tmp_path: Path) -> None:
+def test_error_for_a_missing_file_names_the_shipped_inventories(tmp_path: Path) -> None:
     with pytest.raises(InventoryError, match=r"none\.yaml: No such file or directory") as caught:
         load(tmp_path / "none.yaml")
     assert "inventories/" in caught.value.hint
@@ -179,7 +179,7 @@ def test_huge_file_is_refused_unread(tmp_path: Path) -> None:
     assert "larger than 1048576 bytes" in str(error)
 
 
-def test_bytes_that_are_no_text_are_named_with_their_line(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf8_are_reported_with_their_line(tmp_path: Path) -> None:
     path = tmp_path / "latin1.yaml"
     path.write_bytes(b"nodes:\n  - {name: n0, user: j\xe9r\xf4me}\n")
     with pytest.raises(InventoryError, match=r"latin1\.yaml:2: byte 0xe9 is not UTF-8"):
@@ -196,7 +196,7 @@ def test_deep_nesting_ends_in_an_error(tmp_path: Path) -> None:
     assert "nested too deep" in str(_refused(tmp_path, "nodes: " + "[" * 500))
 
 
-def test_flood_of_problems_is_cut_short(tmp_path: Path) -> None:
+def test_long_list_of_problems_is_truncated(tmp_path: Path) -> None:
     error = _refused(tmp_path, "nodes:\n" + "".join(f"  - {{name: -x{index}}}\n" for index in range(80)))
     assert len(str(error).splitlines()) == 51
     assert str(error).endswith("and 30 more")
@@ -235,7 +235,7 @@ def test_unknown_node_is_a_usage_error(tmp_path: Path) -> None:
         _load(tmp_path, FULL).node("n9")
 
 
-def test_names_alone_make_an_inventory() -> None:
+def test_host_names_alone_make_an_inventory() -> None:
     inventory = from_names(["n[0-1]", "x"])
     assert (inventory.name, inventory.transport, inventory.accelerator) == ("adhoc", "ssh", "auto")
     assert [(node.name, node.address, node.devices) for node in inventory.nodes] == [
@@ -258,7 +258,7 @@ def test_names_alone_make_an_inventory() -> None:
         (["-x"], "--nodes: -x is not a name"),
     ],
 )
-def test_names_alone_are_checked(names: list[str], message: str) -> None:
+def test_host_names_alone_are_checked(names: list[str], message: str) -> None:
     with pytest.raises(UsageError, match="^" + message) as caught:
         from_names(names)
     assert caught.value.hint
@@ -312,5 +312,5 @@ def test_description_is_json_without_secrets(tmp_path: Path) -> None:
         ("KEYBOARD", False),
     ],
 )
-def test_secrets_are_known_by_name(name: str, *, secret: bool) -> None:
+def test_secrets_are_recognised_by_name(name: str, *, secret: bool) -> None:
     assert is_secret(name) is secret

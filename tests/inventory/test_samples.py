@@ -1,4 +1,4 @@
-"""The shipped inventories: they load, five lines are to be edited, every variable has its reason, no known mistake."""
+"""The shipped inventories: they load, have five lines to edit and a reason per variable, and set no harmful variable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.paths import ROOT
 FOLDER = ROOT / "inventories"
 NAMES = ("h800", "h800-roce", "t20", "local")
 
-# Wrong, useless or of no effect on the hardware the inventories are for; the files say why.
+# Wrong or without effect on the hardware of these inventories; comments in the files give the reason.
 NEVER = {
     "CUDA_LAUNCH_BLOCKING",
     "DTU_VISIBLE_DEVICES",
@@ -31,7 +31,7 @@ NEVER = {
     "NCCL_NTHREADS",
     "NCCL_P2P_LEVEL",
 }
-# Variables that code or scripts of Enflame's read on a T20.
+# Variables that Enflame's code or scripts read on a T20.
 T20_KNOWN = {"ECCL_RUNTIME_3_0_ENABLE", "ECCL_ASYNC_DISABLE"}
 
 
@@ -54,21 +54,21 @@ def test_every_variable_has_its_reason_above_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_sample_has_no_known_mistake(name: str) -> None:
+def test_sample_sets_no_harmful_variable(name: str) -> None:
     inventory = _inventory(name)
     for node in inventory.nodes:
         assert not NEVER & set(inventory.environment(node))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_was_left_out_is_explained(name: str) -> None:
+def test_omitted_variables_are_explained(name: str) -> None:
     text = (FOLDER / f"{name}.yaml").read_text()
     if name != "local":
         assert "left out on purpose" in text.lower()
 
 
 @pytest.mark.parametrize(("name", "network"), [("h800", "infiniband"), ("h800-roce", "roce")])
-def test_rdma_is_asserted_with_an_exact_list_and_a_time_out_that_ends(name: str, network: str) -> None:
+def test_rdma_is_required_with_an_exact_adapter_list_and_a_finite_timeout(name: str, network: str) -> None:
     inventory = _inventory(name)
     assert (inventory.network, inventory.accelerator, inventory.devices) == (network, "cuda", 8)
     assert inventory.env["NCCL_NET"] == "IB"
@@ -87,7 +87,7 @@ def test_roce_names_its_start_up_interface_exactly() -> None:
     assert _inventory("h800-roce").env["NCCL_SOCKET_IFNAME"].startswith("=")
 
 
-def test_t20_sets_only_what_enflame_reads_and_says_it_is_unverified() -> None:
+def test_t20_sets_only_variables_that_enflame_reads_and_is_marked_unverified() -> None:
     inventory = _inventory("t20")
     assert set(inventory.env) <= T20_KNOWN
     assert {(node.accelerator, node.devices, node.python) for node in inventory.nodes} == {

@@ -1,4 +1,4 @@
-"""env_file: how it is read, which files are refused, and how its variables meet those of env."""
+"""env_file: its format, the files that are refused, and its precedence over env."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def _refused(folder: Path, text: str = f"env_file: team.env\n{NODES}") -> str:
     ],
     ids=range(8),
 )
-def test_values_are_what_stands_there_byte_for_byte(data: bytes, values: dict[str, bytes], tmp_path: Path) -> None:
+def test_values_are_read_byte_for_byte(data: bytes, values: dict[str, bytes], tmp_path: Path) -> None:
     assert _read(tmp_path, data) == values
 
 
-def test_what_env_0_writes_is_read_back(tmp_path: Path) -> None:
+def test_output_of_env_0_is_read_back(tmp_path: Path) -> None:
     written = {b"A": b"two\nlines\n", b"B": b"\xff=", b"C": b""}
     assert _read(tmp_path, subprocess.run(["env", "-0"], env=written, capture_output=True, check=True).stdout) == {
         name.decode(): value for name, value in written.items()
@@ -69,7 +69,7 @@ def test_what_env_0_writes_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"A=1\nB\n", "line 2: is not KEY=VALUE"),
         (b"export A=1\n", "line 1: not the name of a variable; allowed: letters, digits and _, not a digit first"),
@@ -87,27 +87,27 @@ def test_what_env_0_writes_is_read_back(tmp_path: Path) -> None:
         (b"#" * (MAX_ENV_FILE_BYTES + 1), f"larger than {MAX_ENV_FILE_BYTES} bytes"),
     ],
 )
-def test_mistake_is_named_by_its_line(data: bytes, said: str, tmp_path: Path) -> None:
+def test_error_names_its_line(data: bytes, message: str, tmp_path: Path) -> None:
     _env_file(tmp_path, data)
-    assert _refused(tmp_path) == f"inventory.yaml:1: env_file: team.env: {said}"
+    assert _refused(tmp_path) == f"inventory.yaml:1: env_file: team.env: {message}"
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666, 0o601])
-def test_file_that_others_can_reach_is_refused_with_the_command_that_helps(mode: int, tmp_path: Path) -> None:
+def test_file_that_others_can_access_is_refused_with_the_remedy(mode: int, tmp_path: Path) -> None:
     path = _env_file(tmp_path, b"A=1\n", mode=mode)
-    said = f"inventory.yaml:1: env_file: team.env: mode {mode:04o} lets others read it; run: chmod 600 team.env"
-    assert _refused(tmp_path) == said
+    message = f"inventory.yaml:1: env_file: team.env: mode {mode:04o} lets others read it; run: chmod 600 team.env"
+    assert _refused(tmp_path) == message
     path.chmod(0o400)
     assert _load(tmp_path, f"env_file: team.env\n{NODES}").secrets == {"A": "1"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_somebody_elses_file_is_refused(tmp_path: Path) -> None:
+def test_file_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(_env_file(tmp_path, b"A=1\n"), 12345, -1)
     assert "team.env: belongs to user 12345, not to you, user 0" in _refused(tmp_path)
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_anything_but_a_regular_file_is_refused_without_blocking(tmp_path: Path) -> None:
     assert "team.env: No such file or directory" in _refused(tmp_path)
     os.mkfifo(tmp_path / "team.env", 0o600)
     assert "team.env: is not a regular file" in _refused(tmp_path)
@@ -124,7 +124,7 @@ def test_variable_in_both_env_and_its_env_file_is_refused(tmp_path: Path) -> Non
     assert "nodes[0].env.A: given in" in _refused(tmp_path, "nodes: [{name: n0, env_file: team.env, env: {A: 2}}]\n")
 
 
-def test_env_file_of_a_node_wins_over_defaults_over_everyones_and_so_does_env(tmp_path: Path) -> None:
+def test_env_file_and_env_of_a_node_override_defaults_and_the_file(tmp_path: Path) -> None:
     for name, data in {"top": b"A=t\nB=t\nC=t\nD=t\n", "shared": b"B=s\nC=s\nE=s\n", "own": b"C=o\nF=o\n"}.items():
         _env_file(tmp_path, data, name)
     inventory = _load(
@@ -132,13 +132,13 @@ def test_env_file_of_a_node_wins_over_defaults_over_everyones_and_so_does_env(tm
         "env_file: top\nenv: {E: top, G: top}\ndefaults: {env_file: shared, env: {D: shared, F: shared}}\n"
         "nodes:\n  - {name: n0}\n  - {name: n1, env_file: own, env: {B: own, G: own}}\n",
     )
-    everyones, own = (inventory.environment(node) for node in inventory.nodes)
-    assert everyones == {"A": "t", "B": "s", "C": "s", "D": "shared", "E": "s", "F": "shared", "G": "top"}
-    assert own == {"A": "t", "B": "own", "C": "o", "D": "shared", "E": "s", "F": "o", "G": "own"}
+    n0, n1 = (inventory.environment(node) for node in inventory.nodes)
+    assert n0 == {"A": "t", "B": "s", "C": "s", "D": "shared", "E": "s", "F": "shared", "G": "top"}
+    assert n1 == {"A": "t", "B": "own", "C": "o", "D": "shared", "E": "s", "F": "o", "G": "own"}
     assert inventory.secret_names(inventory.nodes[0]) >= {"A", "B", "C", "E"}
 
 
-def test_description_names_what_an_env_file_gives_without_its_values(tmp_path: Path) -> None:
+def test_inventory_json_names_the_variables_of_an_env_file_without_values(tmp_path: Path) -> None:
     _env_file(tmp_path, b"PLAIN=hunter2\n")
     described = inventory_json(
         _load(tmp_path, "env_file: team.env\nenv: {X: y}\nnodes: [{name: n0, env_file: team.env}]\n")
@@ -149,7 +149,7 @@ def test_description_names_what_an_env_file_gives_without_its_values(tmp_path: P
     assert "hunter2" not in str(described)
 
 
-def test_inventory_is_private_only_where_it_holds_secrets_itself(tmp_path: Path) -> None:
+def test_inventory_is_private_only_if_it_holds_secrets_itself(tmp_path: Path) -> None:
     _env_file(tmp_path, b"A=1\n")
     env_file = str(tmp_path / "team.env")
     assert _load(tmp_path, NODES).private_files == ()
@@ -159,7 +159,7 @@ def test_inventory_is_private_only_where_it_holds_secrets_itself(tmp_path: Path)
 
 
 def test_every_variable_that_the_agent_drops_is_refused_in_an_inventory() -> None:
-    """Otherwise a rank would not get what its inventory says. SLURM_JOB_ID is kept, for Slurm's own value."""
+    """A rank would otherwise lack a variable of its inventory. Ranks keep SLURM_JOB_ID, with Slurm's own value."""
     names = [name.decode() for name in STALE_NAMES] + [f"{prefix.decode()}X" for prefix in STALE_PREFIXES]
     for name in (*names, "SLURM_JOB_ID"):
         with pytest.raises(ValueError, match="delete the line"):
@@ -169,7 +169,7 @@ def test_every_variable_that_the_agent_drops_is_refused_in_an_inventory() -> Non
 
 @pytest.mark.parametrize("shell", ["dash", "bash --posix"])
 def test_every_variable_that_a_shell_changes_is_refused_in_an_inventory(shell: str) -> None:
-    """/bin/sh is one of the two, and what it made of an exported value would arrive in its place."""
+    """/bin/sh is one of the two, and ranks would get the changed value."""
     words = shell.split()
     listed = subprocess.run(["bash", "-c", "compgen -v"], capture_output=True, text=True, check=True).stdout.split()
     changed = []

@@ -1,4 +1,4 @@
-"""Host lists: what a pattern stands for, in which order, and what is refused."""
+"""Host lists: the names of a pattern, their order, and the patterns that are refused."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CASES: dict[str, Any] = json.loads((paths.CASES / "inventory_hostlists.json").re
 
 
 @pytest.mark.parametrize("case", CASES["expand"], ids=lambda case: str(case["pattern"]))
-def test_pattern_stands_for_names_in_the_order_written(case: dict[str, Any]) -> None:
+def test_pattern_expands_in_the_written_order(case: dict[str, Any]) -> None:
     assert expand(case["pattern"]) == case["names"]
 
 
 @pytest.mark.parametrize("pattern", CASES["refused"])
-def test_what_is_no_host_list_is_refused_in_plain_words(pattern: str) -> None:
+def test_invalid_host_list_is_refused_with_a_reason(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"is no host list; |stands for more than") as caught:
         expand(pattern)
     assert str(caught.value).isprintable()
@@ -40,7 +40,7 @@ def test_fold_is_short_sorted_and_each_name_once() -> None:
     assert fold([]) == ""
 
 
-def test_fold_takes_names_that_clustershell_would_read_as_operators() -> None:
+def test_fold_accepts_names_that_clustershell_would_read_as_operators() -> None:
     assert fold(["fe80::1%ib0", "@all", "n*"]) == "fe80::1%ib0,@all,n*"
 
 
@@ -54,8 +54,8 @@ def test_repeated_names_each_once_in_order() -> None:
 
 
 @pytest.mark.processes
-def test_plain_names_do_not_load_clustershell() -> None:
-    """The start of every command pays for what this module loads."""
+def test_plain_names_do_not_import_clustershell() -> None:
+    """Importing ClusterShell would slow the start of every command."""
     program = (
         "import sys; from orchestrator.names.hostlist import expand, fold; expand('n0,n1'); fold(['n0']);"
         " sys.exit('ClusterShell' in sys.modules)"

@@ -68,7 +68,7 @@ def _bomb() -> str:
     [
         ('env: {X: !!python/object/apply:os.system ["touch pwned"]}\n', "the YAML tag !!python/object/apply:os.system"),
         ("env: {X: !!python/name:os.system }\n", "the YAML tag !!python/name:os.system"),
-        (_bomb(), "are anchors and aliases used within each other?"),
+        (_bomb(), "are anchors and aliases nested?"),
         ("env: &e {X: *e}\n", "env"),
         ("env: {X: 1}\nenv: {X: 2}\n", "env: given twice, first in line 1"),
         ("env: {X: 1, X: 2}\n", "env.X: given twice, first in line 1"),
