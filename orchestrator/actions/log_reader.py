@@ -44,10 +44,10 @@ class LogReader:
     def begin(self, attempt: int) -> None:
         """Read that attempt from now on."""
         self.attempt = attempt
-        self._feeds = [Feed(place, failure=place.failure) for place in self._launcher.places(attempt)]
+        self._feeds = [Feed(folder, failure=folder.failure) for folder in self._launcher.attempt_folders(attempt)]
         self.nodes: dict[str, NodeObservation] = {}
         """The last observation of each node."""
-        self.unreadable = {feed.place.name: feed.failure for feed in self._feeds if feed.failure is not None}
+        self.unreadable = {feed.folder.name: feed.failure for feed in self._feeds if feed.failure is not None}
         """Folder name -> why it cannot be read at present."""
         self.pending: set[str] = set()
         """The folders that `follow` has not yet read to their present ends."""
@@ -63,9 +63,9 @@ class LogReader:
         self._viewer.write(lines)
         for feed in self._feeds:
             if (
-                feed.failure is not None and feed.place.name not in self.unreadable
+                feed.failure is not None and feed.folder.name not in self.unreadable
             ):  # its node was lost while it was read
-                self.unreadable[feed.place.name] = feed.failure
+                self.unreadable[feed.folder.name] = feed.failure
                 self._write(feed.gaps(feed.failure) if unfinished else ())
 
     def _history(self, *, unfinished: bool) -> Iterator[LogLines]:
@@ -81,7 +81,7 @@ class LogReader:
 
     def follow(self, until: Callable[[], T | None]) -> T | None:
         """Show new lines until `until` returns a result and the lines read before it are shown; return the result."""
-        self.pending = {feed.place.name for feed in self._feeds}
+        self.pending = {feed.folder.name for feed in self._feeds}
         result: T | None = None
         with live(self._feeds) as (arrivals, enough):
             for batches in arrivals:
@@ -95,7 +95,7 @@ class LogReader:
         return result
 
     def _take(self, batch: Batch) -> None:
-        name = batch.feed.place.name
+        name = batch.feed.folder.name
         if batch.error is not None:
             if name not in self.unreadable:
                 self.warn_unreadable(batch.error)
@@ -110,7 +110,7 @@ class LogReader:
     def show_remaining(self) -> None:
         """Show the remaining lines of the attempt, and a gap for each folder that cannot be read."""
         # all folders are reached at the same time, so that unreachable ones delay the others only once
-        endpoints = each(self._feeds, lambda feed: feed.place.endpoint, limit=int(self._plan.ssh["fanout"]))
+        endpoints = each(self._feeds, lambda feed: feed.folder.endpoint, limit=int(self._plan.ssh["fanout"]))
         for feed, endpoint in zip(self._feeds, endpoints, strict=True):
             try:
                 if isinstance(endpoint, NodeError):
@@ -118,10 +118,10 @@ class LogReader:
                 while lines := feed.read(wait_s=0):
                     self._write(lines)
             except NodeError as error:
-                self.unreadable[feed.place.name] = error
+                self.unreadable[feed.folder.name] = error
                 self._write(feed.gaps(error))
             else:
-                self.unreadable.pop(feed.place.name, None)
+                self.unreadable.pop(feed.folder.name, None)
         self._write(self._unfinished())
 
     def warn_unreadable(self, error: NodeError) -> None:

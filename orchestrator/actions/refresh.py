@@ -91,7 +91,7 @@ def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Termina
     plan = folder.read_plan()
     launcher = launcher_for(plan, terminal)
     try:
-        queue = queue or launcher.queue(record.slurm_job)
+        queue = queue or launcher.job_status(record.slurm_job)
         status = observe.observe_run(folder, plan, launcher, queue)
         if queue is not None and queue.waits:
             status = replace(status, position=launcher.position(queue))
@@ -164,4 +164,4 @@ def _queues(
 
 def _settles(queue: JobStatus, record: RunRecord) -> bool:
     """The run's folder need not be read: the job is pending, its state is unchanged, or Slurm does not answer."""
-    return queue.waits or queue.word in {SILENT, record.state.value}
+    return queue.waits or queue.state in {SILENT, record.state.value}

@@ -51,7 +51,7 @@ def stop(folder: RunFolder, on_notice: Callable[[str], None]) -> RunRecord:
                 hint=f"orch stop {record.id} on {elsewhere}; if that machine is gone, nothing more will start",
             )
         if not over:
-            status = observe.observe_run(folder, plan, launcher, launcher.queue(record.slurm_job))
+            status = observe.observe_run(folder, plan, launcher, launcher.job_status(record.slurm_job))
             record = settle(folder, _verdict(record, status), status.nodes, attempt=status.attempt)
     finally:
         launcher.close()

@@ -153,7 +153,7 @@ class Watch:
         verdict = self._recordable(verdict, nodes)
         if verdict.state.final:
             return Phase.CONFIRM
-        if queue is None or queue.word != SILENT:
+        if queue is None or queue.state != SILENT:
             settle(self._run, verdict, attempt=self._reader.attempt)
         return None
 

@@ -71,8 +71,7 @@ def _queue_json(found: Refreshed) -> dict[str, Any] | None:
     """The scheduler's answer, by the names of docs/commands.md."""
     if found.status is None or found.queue is None:
         return None
-    fields = asdict(found.queue)
-    return {"state": fields.pop("word")} | fields | {"position": found.status.position}
+    return asdict(found.queue) | {"position": found.status.position}
 
 
 def _row(node: NodeObservation) -> tuple[object, ...]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFolders:
+class AttemptFolder:
     """
     An attempt's folder on one machine, with node folders in it; `nodes` None means all that appear there.
 
@@ -78,7 +78,7 @@ class Launcher(Protocol):
         """The number of the newest attempt that has begun; 1 if none has."""
         ...
 
-    def places(self, attempt: int) -> Sequence[NodeFolders]:
+    def attempt_folders(self, attempt: int) -> Sequence[AttemptFolder]:
         """
         The folders of an attempt, one per machine to read; their machines are connected, except those with a `failure`.
 
@@ -87,7 +87,7 @@ class Launcher(Protocol):
         """
         ...
 
-    def queue(self, job: str | None) -> JobStatus | None:
+    def job_status(self, job: str | None) -> JobStatus | None:
         """The job's status by the scheduler; None without a scheduler, or if no job was submitted."""
         ...
 

@@ -15,7 +15,7 @@ from orchestrator.endpoint.access import TransportFactory
 from orchestrator.endpoint.client import Endpoint, RendezvousPortTaken
 from orchestrator.errors import LaunchError, NodeError, NodesError, Unreachable, folded
 from orchestrator.fanout import each, successes
-from orchestrator.launchers.base import NodeFolders
+from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.job import JobStatus
 from orchestrator.plan.files import PlannedFile, node_files, start_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan
@@ -90,7 +90,7 @@ class DirectLauncher:
         """The plan's attempt, its only one."""
         return self._plan.attempt
 
-    def places(self, attempt: int) -> Sequence[NodeFolders]:
+    def attempt_folders(self, attempt: int) -> Sequence[AttemptFolder]:
         """One folder per node."""
         plan = replace(self._plan, attempt=attempt)
         results = each(plan.nodes, self.reach, limit=self._fanout)
@@ -101,11 +101,11 @@ class DirectLauncher:
                 raise
         failures = [result if isinstance(result, NodeError) else None for result in results]
         return [
-            NodeFolders(partial(self.reach, node), plan.attempt_dir(node), (node.name,), failure)
+            AttemptFolder(partial(self.reach, node), plan.attempt_dir(node), (node.name,), failure)
             for node, failure in zip(plan.nodes, failures, strict=True)
         ]
 
-    def queue(self, job: str | None) -> JobStatus | None:  # noqa: ARG002  no scheduler here
+    def job_status(self, job: str | None) -> JobStatus | None:  # noqa: ARG002  no scheduler here
         """None: no scheduler."""
         return None
 

@@ -18,12 +18,12 @@ WAITING = frozenset(
 @dataclass(frozen=True, slots=True)
 class JobStatus:
     """
-    A job's status. `word` is the scheduler's word for its state, unchanged, or SILENT or GONE; `over` if it cannot run any more.
+    A job's status. `state` is the scheduler's word, unchanged, or SILENT or GONE; `over` if the job cannot run any more.
 
     Fields that the scheduler left open are empty.
     """
 
-    word: str
+    state: str
     reason: str = ""
     over: bool = False
     job: str = ""
@@ -50,9 +50,9 @@ class JobStatus:
     @property
     def waits(self) -> bool:
         """True while the job is in the queue; it may have run before."""
-        return self.word in WAITING
+        return self.state in WAITING
 
     @property
     def never_ran(self) -> bool:
         """True if the job ended without ever having a node, as when the scheduler refused it but keeps a record of it."""
-        return self.over and not self.nodes and self.word != GONE
+        return self.over and not self.nodes and self.state != GONE

@@ -15,7 +15,7 @@ from typing import TypeVar
 from orchestrator.backoff import backoff
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError
-from orchestrator.launchers.base import NodeFolders
+from orchestrator.launchers.base import AttemptFolder
 from orchestrator.logs.lines import LogLines, NodeLines, in_order
 from orchestrator.node.events import EVENTS, OFFSETS, Kind
 
@@ -33,7 +33,7 @@ LAST_RETRY_S = 5.0
 class Feed:
     """One place being read: how far each file is read, and the unfinished lines."""
 
-    place: NodeFolders
+    folder: AttemptFolder
     offsets: dict[str, int] = field(default_factory=dict)
     nodes: dict[str, NodeLines] = field(default_factory=dict)
     failure: NodeError | None = None
@@ -41,9 +41,9 @@ class Feed:
 
     def read(self, *, wait_s: float, only: Sequence[str] | None = None, max_bytes: int = CHUNK_BYTES) -> list[LogLines]:
         """Read what is new, waiting up to `wait_s` for it; lines in order of time."""
-        place = self.place
-        chunks = place.endpoint.read(
-            place.attempt_dir, place.nodes, self.offsets, max_bytes=max_bytes, wait_s=wait_s, only=only
+        folder = self.folder
+        chunks = folder.endpoint.read(
+            folder.attempt_dir, folder.nodes, self.offsets, max_bytes=max_bytes, wait_s=wait_s, only=only
         )
         arrival = time.time()
         lines: dict[str, list[LogLines]] = {}
@@ -76,7 +76,7 @@ class Feed:
         """What to say of the place's nodes when they cannot be read to the end."""
         now = time.time()
         lines = []
-        for name in self.place.nodes or sorted(self.nodes):
+        for name in self.folder.nodes or sorted(self.nodes):
             missing = self._lines_of(name).known_missing
             size = f"at least {missing} bytes" if missing else "how much is not known"
             reason = error.reason if error.node == name else str(error)
@@ -117,7 +117,7 @@ def _file_history(feed: Feed, file: str, size: int, chunk: int) -> Iterator[LogL
 
 
 def _sizes(feed: Feed) -> dict[str, int]:
-    return feed.place.endpoint.files(feed.place.attempt_dir, feed.place.nodes)
+    return feed.folder.endpoint.files(feed.folder.attempt_dir, feed.folder.nodes)
 
 
 def _read_chunk(feed: Feed, file: str, until: int) -> list[LogLines]:
@@ -238,12 +238,12 @@ def _read_on(feed: Feed, exchange: _Exchange, chunk: int) -> None:
 
 
 def _next(feed: Feed, chunk: int, *, wait_s: float) -> Batch:
-    place = feed.place
+    folder = feed.folder
     lines = feed.read(wait_s=wait_s, max_bytes=chunk)
-    return Batch(feed, lines, [] if lines else place.endpoint.observe(place.attempt_dir, place.nodes))
+    return Batch(feed, lines, [] if lines else folder.endpoint.observe(folder.attempt_dir, folder.nodes))
 
 
 def _ended(feed: Feed) -> bool:
     """Whether the agents of all nodes of the place have said their last word."""
     ends = [node for node in feed.nodes.values() if node.events and node.events[-1]["event"] == Kind.AGENT_FINISHED]
-    return feed.place.nodes is not None and len(ends) == len(feed.place.nodes)
+    return feed.folder.nodes is not None and len(ends) == len(feed.folder.nodes)

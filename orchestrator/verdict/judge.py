@@ -179,9 +179,9 @@ def every_node_of_job_done(evidence: Evidence, _queue: JobStatus) -> Verdict | N
 
 def job_ended_by_slurm(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     """The agents' own exits are then a consequence."""
-    if queue.word not in _ENDED_BY_SLURM:
+    if queue.state not in _ENDED_BY_SLURM:
         return None
-    state = f"Slurm ended the job: {queue.word} {queue.reason}".strip()
+    state = f"Slurm ended the job: {queue.state} {queue.reason}".strip()
     detail = next((finished.text for _, finished in evidence.finished_as("FAILED") if finished.exit is None), None)
     return Verdict(RunState.FAILED, evidence.first_exit, f"{state}; {detail}" if detail else state)
 
@@ -189,13 +189,13 @@ def job_ended_by_slurm(evidence: Evidence, queue: JobStatus) -> Verdict | None:
 def a_node_of_ended_job_failed(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     """No failure is final while Slurm may restart the job; failures in a job that `orch stop` cancelled are consequences."""
     is_final = queue.over or (queue.absent and evidence.all_finished)
-    is_consequence = queue.word == _CANCELLED and evidence.stop_requested
+    is_consequence = queue.state == _CANCELLED and evidence.stop_requested
     return a_node_failed(evidence) if is_final and not is_consequence else None
 
 
 def job_stopped_by_user(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     is_final = queue.over or (queue.absent and evidence.all_finished)
-    by_user = evidence.stop_requested or queue.word in _STOPPED_BY_USER
+    by_user = evidence.stop_requested or queue.state in _STOPPED_BY_USER
     if (
         not (is_final and by_user)
         or _some_never_started(evidence, queue)
@@ -210,14 +210,14 @@ def job_stopped_by_another_signal(evidence: Evidence, queue: JobStatus) -> Verdi
 
 
 def an_agent_of_ended_job_died(evidence: Evidence, queue: JobStatus) -> Verdict | None:
-    return an_agent_died(evidence) if queue.over and queue.word != _CANCELLED else None
+    return an_agent_died(evidence) if queue.over and queue.state != _CANCELLED else None
 
 
 def job_waits(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     """Queued, or about to be: its ranks requested another attempt, or nothing has started and squeue does not answer."""
     if queue.over:
         return None
-    is_queued = queue.waits or (queue.word == SILENT and not evidence.started)
+    is_queued = queue.waits or (queue.state == SILENT and not evidence.started)
     is_requeued = any(node.finished is not None and node.finished.state == "REQUEUE" for node in evidence.started)
     return Verdict(RunState.PENDING, message=queue.why or None) if is_queued or is_requeued else None
 
@@ -228,7 +228,7 @@ def job_runs(evidence: Evidence, queue: JobStatus) -> Verdict | None:
 
 
 def job_cancelled(_evidence: Evidence, queue: JobStatus) -> Verdict | None:
-    if queue.word != _CANCELLED:
+    if queue.state != _CANCELLED:
         return None
     return Verdict(RunState.STOPPED, message=_canceller(queue) or "the job was cancelled")
 
@@ -240,7 +240,7 @@ def a_node_left_output_but_no_agent(evidence: Evidence, _queue: JobStatus) -> Ve
 
 
 def job_without_agent_exits(evidence: Evidence, queue: JobStatus) -> Verdict | None:
-    if queue.word not in {GONE, "COMPLETED"}:
+    if queue.state not in {GONE, "COMPLETED"}:
         return None
     return Verdict(
         RunState.LOST, message=f"{_report(queue)}, but its agents recorded no exit; {_output_hint(evidence.plan)}"
@@ -268,11 +268,11 @@ def _failed_job(evidence: Evidence, queue: JobStatus) -> Verdict:
 
 def _some_never_started(evidence: Evidence, queue: JobStatus) -> bool:
     """The job failed before every node had an agent: this is the cause, and the stopped agents are a consequence."""
-    return queue.word == "FAILED" and not evidence.all_finished
+    return queue.state == "FAILED" and not evidence.all_finished
 
 
 def _report(queue: JobStatus) -> str:
-    return f"Slurm reports {queue.word}" + (f" ({queue.reason})" if queue.reason else "")
+    return f"Slurm reports {queue.state}" + (f" ({queue.reason})" if queue.reason else "")
 
 
 def _output_hint(plan: LaunchPlan) -> str:

@@ -46,7 +46,7 @@ def observe_run(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: JobSt
     while True:
         nodes: list[NodeObservation] = []
         attempt = launcher.attempt()
-        folders = launcher.places(attempt)
+        folders = launcher.attempt_folders(attempt)
         for folder in folders:
             if folder.failure is None:
                 nodes += folder.endpoint.observe(folder.attempt_dir, folder.nodes)

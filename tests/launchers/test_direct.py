@@ -57,8 +57,8 @@ def _launcher(
 def _alive(launcher: Robbed) -> list[str]:
     seen = [
         node
-        for place in launcher.places(launcher.attempt())
-        for node in place.endpoint.observe(place.attempt_dir, place.nodes)
+        for folder in launcher.attempt_folders(launcher.attempt())
+        for node in folder.endpoint.observe(folder.attempt_dir, folder.nodes)
     ]
     return [node.node for node in seen if node.alive]
 

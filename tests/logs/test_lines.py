@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.launchers.base import NodeFolders
+from orchestrator.launchers.base import AttemptFolder
 from orchestrator.logs.follow import Batch, Feed, merged
 from orchestrator.logs.lines import (
     MAX_LINE_BYTES,
@@ -172,10 +172,10 @@ def test_prefix_names_node_and_rank_and_json_has_the_documented_fields() -> None
 
 def test_batches_of_one_place_are_never_reordered_whatever_their_times() -> None:
     """A line that has no mark yet bears the time of its arrival, which is later than the marks of the lines after it."""
-    place = Feed(NodeFolders(lambda: pytest.fail("nothing is read"), "/nowhere", ("n0",)))
+    feed = Feed(AttemptFolder(lambda: pytest.fail("nothing is read"), "/nowhere", ("n0",)))
     first, second = (LogLines(time, "n0", 0, "out", text) for time, text in ((9.0, "first"), (3.0, "second")))
     other = LogLines(5.0, "n1", 1, "out", "other")
-    batches = [Batch(place, [first]), Batch(Feed(place.place), [other]), Batch(place, [second])]
+    batches = [Batch(feed, [first]), Batch(Feed(feed.folder), [other]), Batch(feed, [second])]
     texts = [line.text for line in merged(batches)]
     assert texts.index("first") < texts.index("second")
     assert texts[0] == "other"

@@ -42,12 +42,12 @@ def test_job_that_runs_for_long_and_shows_nothing_is_remarked_on_until_it_does(
     launcher = SlurmLauncher(planned, ThisMachine(planned.head))
 
     def asked() -> JobStatus:
-        queue = launcher.queue(job)
+        queue = launcher.job_status(job)
         assert queue is not None
         return queue
 
     def reason() -> str:
-        assert asked().word == "RUNNING"
+        assert asked().state == "RUNNING"
         return asked().reason
 
     until(lambda: time_limit_s(asked().elapsed) >= 2, awaited="the job to run", deadline_s=60)
@@ -64,7 +64,7 @@ def test_job_that_never_had_a_node_is_not_expected_to_leave_anything(planned: La
     sbatch = ["sbatch", f"--job-name={planned.job_name}", "--mem=64G", "--wrap", "true"]
     assert subprocess.run(sbatch, check=False, capture_output=True, timeout=60).returncode != 0
     launcher = SlurmLauncher(planned, ThisMachine(planned.head))
-    queue = launcher.queue(None)
+    queue = launcher.job_status(None)
     assert queue is not None
-    assert (queue.word, queue.reason) == ("FAILED", "BadConstraints")
+    assert (queue.state, queue.reason) == ("FAILED", "BadConstraints")
     launcher.close()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from orchestrator.bundle import Bundle
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, NodeError, NodesError
-from orchestrator.launchers.base import NodeFolders
+from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.job import GONE, JobStatus
 from orchestrator.launchers.slurm import unshared_workdir
@@ -98,17 +98,17 @@ class SlurmLauncher:
             trace = self._host.trace(self._plan)
         return trace.attempt if trace else 1
 
-    def places(self, attempt: int) -> Sequence[NodeFolders]:
+    def attempt_folders(self, attempt: int) -> Sequence[AttemptFolder]:
         """One shared folder, in which the nodes appear once they have started; one per node if the workdir is not shared."""
         if unshared_workdir.is_unshared(self._plan):
-            return self._nodes_over_ssh().places(attempt)
+            return self._nodes_over_ssh().attempt_folders(attempt)
         with self._host_errors():
             self._host.endpoint()
         return [
-            NodeFolders(self._host.endpoint, replace(self._plan, attempt=attempt).attempt_dir(self._plan.head), None)
+            AttemptFolder(self._host.endpoint, replace(self._plan, attempt=attempt).attempt_dir(self._plan.head), None)
         ]
 
-    def queue(self, job: str | None) -> JobStatus | None:
+    def job_status(self, job: str | None) -> JobStatus | None:
         """The job's status by Slurm; a job whose id was not recorded is found by its name."""
         with self._host_errors():
             return self._job_status(job)
@@ -130,14 +130,14 @@ class SlurmLauncher:
         """Cancel the job and wait until Slurm reports it over. A job of another name is not the run's, whatever its id."""
         is_cancelled, run_name = False, self._plan.job_name
         while (queue := self._job_status(job)) is not None:
-            if queue.job and queue.word != GONE and queue.name != run_name:
+            if queue.job and queue.state != GONE and queue.name != run_name:
                 problem = f"Slurm job {queue.job} is named {queue.name}, not {run_name}: it was not cancelled"
                 return [f"{problem}; `squeue --me --name={run_name}` lists the run's job, and `scancel ID` ends it"]
             if queue.over:
                 break
             if queue.absent or time.monotonic() > deadline:
                 name = queue.job or job or self._plan.run_id
-                return [f"Slurm job {name} is not known to be over: {queue.word} {queue.why}".strip()]
+                return [f"Slurm job {name} is not known to be over: {queue.state} {queue.why}".strip()]
             # as soon as Slurm answers, and a second time if the job was requeueing itself
             if queue.job and (not is_cancelled or queue.waits):
                 is_cancelled = self._host.run(["scancel", job or array_of(queue.job)]).returncode == 0
@@ -153,7 +153,7 @@ class SlurmLauncher:
     def _nodes_over_ssh(self) -> DirectLauncher:
         """A launcher that reaches the nodes: those that Slurm has chosen, or all candidates if that is not known."""
         if self._nodes is None:
-            queue = self.queue(None) if self._plan.by_count else None
+            queue = self.job_status(None) if self._plan.by_count else None
             chosen = expand(queue.nodes) if queue is not None and queue.nodes else []
             nodes = tuple(node for node in self._plan.nodes if node.name in chosen) or self._plan.nodes
             self._nodes = unshared_workdir.nodes_over_ssh(replace(self._plan, nodes=nodes), self._host, self._terminal)
@@ -173,8 +173,8 @@ class SlurmLauncher:
         if (
             self._has_log
             or unshared_workdir.is_unshared(self._plan)
-            or not (queue.over or queue.word == "RUNNING")
-            or queue.word == "CANCELLED"
+            or not (queue.over or queue.state == "RUNNING")
+            or queue.state == "CANCELLED"
             or queue.never_ran
         ):
             return queue

@@ -64,7 +64,7 @@ class Poll:
             self._ended.wait(pause_s)
 
     def _poll(self) -> PollResult:
-        queue = self._launcher.queue(self._job)  # before the attempt: a job that is over has begun its last one
+        queue = self._launcher.job_status(self._job)  # before the attempt: a job that is over has begun its last one
         attempt = self._launcher.attempt()
         if queue is None or not queue.waits:
             return PollResult(queue, attempt)
@@ -78,7 +78,7 @@ class Poll:
 
 def next_pause_s(last_s: float, queue: JobStatus | None) -> float:
     """The pause before the next poll: doubled while the scheduler does not answer."""
-    return min(2 * last_s, LAST_POLL_S) if queue is not None and queue.word == SILENT else POLL_S
+    return min(2 * last_s, LAST_POLL_S) if queue is not None and queue.state == SILENT else POLL_S
 
 
 def described(queue: JobStatus, position: str) -> str:
@@ -86,7 +86,7 @@ def described(queue: JobStatus, position: str) -> str:
     start = f"expected to start at {queue.start}" if queue.start and queue.waits else ""
     details = "; ".join(part for part in (queue.explanation, position, start) if part)
     reason = f" ({queue.reason})" if queue.reason else ""
-    return f"Slurm job {queue.job} is {queue.word}{reason}" + (f": {details}" if details else "")
+    return f"Slurm job {queue.job} is {queue.state}{reason}" + (f": {details}" if details else "")
 
 
 def change_message(before: PollResult, now: PollResult, *, has_log: bool) -> str:
@@ -94,13 +94,13 @@ def change_message(before: PollResult, now: PollResult, *, has_log: bool) -> str
     old, new = before.queue, now.queue
     if new is None or (_state(new) == _state(old) and now.position == before.position):
         return ""
-    if new.word == SILENT:
+    if new.state == SILENT:
         return f"Slurm does not answer ({new.reason}); the run is followed without it" if new.reason else ""
-    is_reconnected = old is not None and old.word == SILENT and bool(old.reason)
+    is_reconnected = old is not None and old.state == SILENT and bool(old.reason)
     if new.waits or is_reconnected or not has_log:
         return ("Slurm answers again: " if is_reconnected else "") + described(new, now.position)
     return ""
 
 
 def _state(queue: JobStatus | None) -> tuple[str, str] | None:
-    return None if queue is None else (queue.word, queue.reason)
+    return None if queue is None else (queue.state, queue.reason)

@@ -49,7 +49,7 @@ def job_statuses(run: RunCommand, jobs: Mapping[str, str | None]) -> dict[str, J
     """
     Query the status of jobs, with at most one call of each program.
 
-    The word is SILENT if Slurm does not answer or is not installed: nothing is known then. It is GONE if Slurm assigned the
+    The state is SILENT if Slurm does not answer or is not installed: nothing is known then. It is GONE if Slurm assigned the
     job an id but no longer lists it: the run's folder decides how it ended.
 
     Args:
@@ -93,16 +93,16 @@ def array_of(job: str) -> str:
 
 
 def from_squeue(text: str) -> list[JobStatus]:
-    """The jobs in the output of squeue."""
+    """Parse the output of squeue."""
     rows = [line.split("|", len(_SQUEUE) - 1) for line in text.splitlines()]
     return [
-        _job_status(job, word, reason, (nodes, count, elapsed, limit, partition, start), name=name)
-        for job, word, reason, nodes, count, elapsed, limit, partition, start, name in _complete(rows, len(_SQUEUE))
+        _job_status(job, state, reason, (nodes, count, elapsed, limit, partition, start), name=name)
+        for job, state, reason, nodes, count, elapsed, limit, partition, start, name in _complete(rows, len(_SQUEUE))
     ]
 
 
 def from_scontrol(text: str) -> list[JobStatus]:
-    """The job in the output of `scontrol --oneliner show job ID`."""
+    """Parse the output of `scontrol --oneliner show job ID`."""
     found = []
     for line in text.splitlines():
         fields: dict[str, str] = {}
@@ -118,12 +118,12 @@ def from_scontrol(text: str) -> list[JobStatus]:
 
 
 def from_sacct(text: str) -> list[JobStatus]:
-    """The jobs in the output of sacct; a requeued job has several lines, the newest last."""
+    """Parse the output of sacct; a requeued job has several lines, the newest last."""
     rows = [line.split("|", len(_SACCT) - 1) for line in text.splitlines()]
     found = []
-    for job, state, *cells, name in _complete(rows, len(_SACCT)):
-        word, _, by = state.partition(" ")  # "CANCELLED by 1000"
-        found.append(_job_status(job, word, by.replace("by ", "by user "), tuple(cells), name=name))
+    for job, state_text, *cells, name in _complete(rows, len(_SACCT)):
+        state, _, by = state_text.partition(" ")  # "CANCELLED by 1000"
+        found.append(_job_status(job, state, by.replace("by ", "by user "), tuple(cells), name=name))
     return found
 
 
@@ -154,19 +154,19 @@ def _by_accounting(run: RunCommand, jobs: Mapping[str, str | None]) -> dict[str,
     return {name: found.get(name) or JobStatus(GONE, reason, over=True, job=job or "") for name, job in jobs.items()}
 
 
-def _job_status(job: str, word: str, reason: str, cells: Sequence[str], *, name: str) -> JobStatus:
+def _job_status(job: str, state: str, reason: str, cells: Sequence[str], *, name: str) -> JobStatus:
     nodes, count, elapsed, limit, partition, start = ("" if cell in _EMPTY else cell for cell in cells)
-    over = word in OVER
-    is_outdated = word == "CANCELLED" and not reason.startswith("by ")  # the reason why it was pending before
+    is_over = state in OVER
+    is_outdated = state == "CANCELLED" and not reason.startswith("by ")  # the reason why it was pending before
     if reason in _EMPTY or is_outdated:
         reason = ""
     return JobStatus(
-        word,
+        state,
         reason,
-        over=over,
+        over=is_over,
         job=job,
         name=name,
-        explanation="" if over else explanation(reason, job),
+        explanation="" if is_over else explanation(reason, job),
         partition=partition,
         nodes=nodes,
         node_count=count,

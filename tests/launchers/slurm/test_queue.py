@@ -53,7 +53,7 @@ def test_hundreds_of_jobs_cost_one_call_of_squeue_and_one_of_sacct() -> None:
     run = Recorded({"squeue": {"out": rows}, "sacct": {"out": counted}})
     jobs = {f"run-{number}": None if number < 50 else str(number) for number in range(200)}
     said = job_statuses(run, jobs)
-    words = [queue.word if queue else None for queue in said.values()]
+    words = [queue.state if queue else None for queue in said.values()]
     assert words == ["PENDING"] * 100 + ["TIMEOUT"] * 50 + [GONE] * 50
     assert (run.count("squeue"), run.count("sacct"), len(run.asked)) == (1, 1, 2)
 
