@@ -1,4 +1,4 @@
-"""What goes wrong before or while launching: message, next step, exit code, and nothing left running."""
+"""Errors before and during a launch: message, next step, exit code, and no process left running."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _edit(orch: Orch, old: str, new: str) -> None:
         (["--config", "missing.json"], "missing.json"),
     ],
 )
-def test_wrong_words_are_refused_before_anything_starts(orch: Orch, words: list[str], message: str) -> None:
+def test_wrong_arguments_are_refused_before_anything_starts(orch: Orch, words: list[str], message: str) -> None:
     done = orch("ssh-launch", *words, code=2)
     assert message in done.stderr
     assert not orch.home.exists()
@@ -59,19 +59,19 @@ def test_wrong_words_are_refused_before_anything_starts(orch: Orch, words: list[
         (["inventory", "validate", "-i", "gone.yaml"], "gone.yaml"),
     ],
 )
-def test_other_commands_say_what_is_missing(orch: Orch, words: list[str], message: str) -> None:
+def test_other_commands_name_what_is_missing(orch: Orch, words: list[str], message: str) -> None:
     assert message in orch(*words, code=2).stderr
 
 
 @pytest.mark.processes
-def test_without_any_inventory_the_choices_are_named(tmp_path: Path) -> None:
+def test_launch_without_an_inventory_names_the_alternatives(tmp_path: Path) -> None:
     done = Orch(tmp_path)("ssh-launch", "--", "true", code=2)
     assert "no inventory" in done.stderr
     assert "--nodes n0,n1" in done.stderr
 
 
 def test_every_failing_node_is_reported_and_nothing_runs(orch: Orch, farm: Farm) -> None:
-    """One node refuses, one has no Python, two are well: both failures are named, and the healthy nodes are left alone."""
+    """One node refuses, one has no Python, two work: both failures are named, and no rank runs on the others."""
     farm.inventory(orch.cwd, nodes=4)
     _edit(orch, "address: 127.0.0.11", "address: 127.0.0.11\n  port: 1")
     _edit(orch, "address: 127.0.0.12", "address: 127.0.0.12\n  python: /opt/none/bin/python3")
@@ -83,7 +83,7 @@ def test_every_failing_node_is_reported_and_nothing_runs(orch: Orch, farm: Farm)
     assert orch("status", code=1).stdout.split()[1] == "FAILED"
 
 
-def test_node_that_never_answers_is_given_up_at_the_connect_timeout(orch: Orch) -> None:
+def test_node_that_never_answers_fails_at_the_connect_timeout(orch: Orch) -> None:
     with silent_port() as port:
         _edit(orch, "address: 127.0.0.11", f"address: 127.0.0.11\n  port: {port}")
         _edit(orch, "ssh:", "ssh:\n  connect_timeout_s: 1")
@@ -113,7 +113,7 @@ def test_unwritable_workdir_names_folder_and_next_step(orch: Orch, farm: Farm) -
     assert farm.processes() == {}
 
 
-def test_program_missing_on_the_node_is_said_and_nothing_stays(orch: Orch, farm: Farm) -> None:
+def test_program_missing_on_the_node_is_named_and_no_process_stays(orch: Orch, farm: Farm) -> None:
     done = orch("ssh-launch", "--", "no-such-program-anywhere", code=4)
     assert "no-such-program-anywhere" in done.stderr
     assert farm.processes() == {}

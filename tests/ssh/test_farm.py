@@ -1,4 +1,4 @@
-"""The sshd farm does what other tests build on."""
+"""Tests of the sshd farm that other tests build on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_node_python_runs_there_and_does_not_see_the_project(farm: Farm) -> None
     assert done.stdout.strip() == "['pydantic']", done.stderr
 
 
-def test_detached_processes_are_seen_and_ended(farm: Farm) -> None:
+def test_detached_processes_are_listed_and_ended(farm: Farm) -> None:
     ssh(farm, "n1", "setsid sleep 1000 >/dev/null 2>&1 &")
     until(lambda: "sleep" in farm.processes().values(), awaited="the detached process")
     farm.end_processes()
@@ -52,7 +52,7 @@ def test_a_changed_host_key_is_refused_by_the_ssh_client(farm: Farm) -> None:
     assert ssh(farm, "n0", "true").returncode == 0
 
 
-def test_an_unknown_host_key_is_refused_or_pinned_as_the_client_asks(farm: Farm, tmp_path: Path) -> None:
+def test_an_unknown_host_key_is_refused_or_pinned_by_the_clients_setting(farm: Farm, tmp_path: Path) -> None:
     unknown = tmp_path / "known_hosts"
     strict = farm.write_ssh_config(tmp_path / "strict", known_hosts=unknown)
     assert "Host key verification failed" in ssh(farm, "n0", "true", config=strict).stderr
@@ -61,13 +61,13 @@ def test_an_unknown_host_key_is_refused_or_pinned_as_the_client_asks(farm: Farm,
     assert str(farm.port) in unknown.read_text(encoding="utf-8")
 
 
-def test_sshd_options_hold_within_the_block_only(farm: Farm) -> None:
+def test_sshd_options_apply_within_the_block_only(farm: Farm) -> None:
     with farm.restarted(ForceCommand="/bin/echo forced"):
         assert ssh(farm, "n0", "true").stdout == "forced\n"
     assert ssh(farm, "n0", "true").stdout == ""
 
 
-def test_a_farm_that_is_down_refuses_and_its_processes_go_on(farm: Farm) -> None:
+def test_a_farm_that_is_down_refuses_connections_and_its_processes_continue(farm: Farm) -> None:
     ssh(farm, "n1", "setsid sleep 1000 >/dev/null 2>&1 &")
     until(lambda: list(farm.processes().values()) == ["sleep"], awaited="the detached process")
     before = farm.processes()
@@ -83,7 +83,7 @@ def test_dropped_connections_end_at_the_client(farm: Farm) -> None:
         assert client.wait(timeout=10) == 255
 
 
-def test_inventory_names_what_the_nodes_have(farm: Farm, tmp_path: Path) -> None:
+def test_inventory_has_addresses_devices_environment_and_python(farm: Farm, tmp_path: Path) -> None:
     text = farm.inventory(tmp_path, nodes=2, devices=2, env={"A": "b"}).read_text(encoding="utf-8")
     for part in ("127.0.0.11", "devices: 2", "A: b", str(farm.python), str(farm.ssh_config)):
         assert part in text
@@ -94,7 +94,7 @@ def test_refusing_port_refuses() -> None:
         socket.create_connection(("127.0.0.77", port), timeout=5)
 
 
-def test_silent_port_takes_connections_and_says_nothing() -> None:
+def test_silent_port_accepts_connections_and_sends_nothing() -> None:
     with (
         silent_port() as port,
         socket.create_connection(("127.0.0.77", port), timeout=0.3) as connection,

@@ -1,4 +1,4 @@
-"""orch gc over real nodes: what goes, what stays and why, on the nodes and in the records, and the exit code."""
+"""orch gc on real nodes: what it removes and keeps, on the nodes and in the records, and the exit code."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from tests.until import until
 
 @pytest.fixture
 def orch(farm: Farm, tmp_path: Path) -> Orch:
-    """orch beside an inventory of two nodes, in an account of their own: whatever else runs here is no stray of theirs."""
+    """orch beside an inventory of two nodes under a separate account, so that no other process here counts as their stray."""
     if not farm.is_own_account:
         pytest.skip(
-            "the nodes' account is the one that runs the tests, whose own strays gc would end; root has another"
+            "the nodes' account is the one that runs the tests, whose processes gc might end; root makes a separate one"
         )
     farm.inventory(tmp_path, nodes=2)
     return Orch(tmp_path)
 
 
 def _done(orch: Orch, script: str = "true") -> str:
-    """The id of a run that has ended, and that its record says so of."""
+    """Run to the end and refresh the record; returns the run id."""
     orch("ssh-launch", "--", "sh", "-c", script)
     return str(orch.status()["id"])
 
 
 def _age(orch: Orch, days: float = 8) -> None:
-    """Make everything on the nodes and in the records that old."""
+    """Set the age of all files on the nodes and in the records."""
     then = time.time() - days * 86400
     for root in (_work(orch), orch.home):
         for path in root.rglob("*"):
@@ -51,7 +51,7 @@ def _actions(done: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 
 
 def _work(orch: Orch) -> Path:
-    """What holds the working folders of all nodes."""
+    """The folder above the working folders of all nodes."""
     return Path(load(orch.cwd / "inventory.yaml").nodes[0].workdir).parent
 
 
@@ -59,12 +59,12 @@ def _runs(orch: Orch) -> list[Path]:
     return sorted(_work(orch).glob("n?/runs/*"))
 
 
-def test_old_runs_go_from_nodes_and_records_and_younger_ones_stay(orch: Orch) -> None:
+def test_old_runs_are_removed_from_nodes_and_records_and_younger_ones_stay(orch: Orch) -> None:
     old = _done(orch)
     _age(orch)
     young = _done(orch)
-    said = json.loads(orch("gc", "--dry-run", "--json").stdout)
-    assert [action for action in _actions(said) if action[2] == old] == [
+    plan = json.loads(orch("gc", "--dry-run", "--json").stdout)
+    assert [action for action in _actions(plan) if action[2] == old] == [
         ("-", "record", old, "remove"),
         ("n0", "run", old, "remove"),
         ("n1", "run", old, "remove"),
@@ -95,9 +95,9 @@ def test_run_with_checkpoints_is_named_with_its_size_and_its_record_stays_too(or
 def test_running_run_stays_whatever_the_age(orch: Orch) -> None:
     run = orch("ssh-launch", "--detach", "--", "sleep", "1000").stdout.strip()
     _age(orch)
-    everything = processes_of(run)
+    before = processes_of(run)
     orch("gc", "--older-than", "0s")
-    assert still_alive(everything) == everything
+    assert still_alive(before) == before
     assert len(_runs(orch)) == 2
     assert orch.status(run)["state"] == "RUNNING"
 
@@ -110,15 +110,15 @@ def test_unreachable_node_is_named_with_code_4_and_the_rest_is_done(orch: Orch) 
     done = orch("gc", "-i", "inventory.yaml", code=4)
     assert re.search(r"n1: .*\(1 of 2\)$", done.stderr, re.MULTILINE)
     assert [path.parent.parent.name for path in _runs(orch)] == ["n1"]
-    assert "n1 was not searched" in done.stdout, "a record is the way to what is left on its nodes"
+    assert "n1 was not searched" in done.stdout, "the record is needed to find the rest on its nodes"
 
 
 def test_stray_of_a_killed_agent_is_ended_and_listed(orch: Orch) -> None:
-    """By way of the endpoint: the command itself leaves what is younger than a minute to who may just be starting it."""
-    (orch.cwd / "deaf.sh").write_text(
+    """Through the endpoint: the command itself spares processes younger than a minute, which a launch may just be starting."""
+    (orch.cwd / "ignore-term.sh").write_text(
         "(setsid sh -c 'trap \"\" TERM; echo up; sleep 1001; sleep 1002' &)\nexec sleep 1003"
     )
-    run = orch("ssh-launch", "--nodes", "n0", "--detach", "--", "sh", "./deaf.sh").stdout.strip()
+    run = orch("ssh-launch", "--nodes", "n0", "--detach", "--", "sh", "./ignore-term.sh").stdout.strip()
     until(lambda: len(processes_of(run)) == 5, awaited="guard, agent, rank and daemon with a child")
     ((guard, agent),) = guards_of(run).items()
     for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -129,8 +129,8 @@ def test_stray_of_a_killed_agent_is_ended_and_listed(orch: Orch) -> None:
     inventory = load(orch.cwd / "inventory.yaml")
     transport = transport_factory("ssh", inventory.ssh)
     with Endpoint.connect(transport(inventory.nodes[1]), inventory.nodes[1].python) as endpoint:
-        told = endpoint.strays(min_age_s=0, grace_s=0.2, dry_run=True)
-        assert (len(told.strays), len(processes_of(run))) == (2, 2)
+        found = endpoint.strays(min_age_s=0, grace_s=0.2, dry_run=True)
+        assert (len(found.strays), len(processes_of(run))) == (2, 2)
         ended = endpoint.strays(min_age_s=0, grace_s=0.2, dry_run=False)
     assert {(stray.run, stray.node, stray.alive) for stray in ended.strays} == {(run, "n0", False)}
     assert {stray.command for stray in ended.strays} == {"sh", "sleep"}
@@ -139,25 +139,25 @@ def test_stray_of_a_killed_agent_is_ended_and_listed(orch: Orch) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("span", ["7", "-1d", "1w", "", "soon"])
-def test_span_that_is_none_is_refused_with_what_is_allowed(tmp_path: Path, span: str) -> None:
+def test_invalid_span_is_refused_with_the_allowed_forms(tmp_path: Path, span: str) -> None:
     done = Orch(tmp_path)("gc", "--older-than", span, code=2)
     assert "--older-than" in done.stderr
     assert "30s, 5m, 2h or 1d" in done.stderr
 
 
 @pytest.mark.processes
-def test_without_runs_and_inventory_there_is_nothing_to_do_and_gc_says_so(tmp_path: Path) -> None:
+def test_gc_without_runs_and_inventory_names_the_option_for_an_inventory(tmp_path: Path) -> None:
     done = Orch(tmp_path)("gc")
     assert "-i FILE" in done.stderr
     assert done.stdout == ""
 
 
-def test_damaged_record_is_named_and_kept_and_hinders_nothing(orch: Orch) -> None:
-    damaged, other = _done(orch), _done(orch)
+def test_damaged_record_is_named_and_kept_and_other_runs_are_removed(orch: Orch) -> None:
+    damaged, intact = _done(orch), _done(orch)
     (orch.home / "runs" / damaged / "run.json").write_text("torn")
     (orch.home / "runs" / damaged / "plan" / "plan.json").write_text("torn")
     _age(orch)
     done = orch("gc")
     assert "plan.json cannot be read" in done.stderr
     assert [path.name for path in (orch.home / "runs").iterdir()] == [damaged]
-    assert other in done.stdout
+    assert intact in done.stdout

@@ -1,4 +1,4 @@
-"""Hosts that are reached by an IPv6 address, as nodes and as jump hosts."""
+"""Hosts with an IPv6 address, as nodes and as jump hosts."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def test_the_port_is_in_the_name_of_the_host_key(farm: Farm, tmp_path: Path) -> 
 
 def test_jump_hosts_may_have_users_ports_and_ipv6_addresses(farm: Farm, tmp_path: Path) -> None:
     jumps = f"{farm.user}@[::1]:{farm.port},ssh://n1:{farm.port},{farm.user}@127.0.0.12,::1"
-    where = login(_inventory(farm, tmp_path, proxy_jump=jumps)).split()
-    assert (where[0], where[2]) == ("::1", "::1")
+    connection = login(_inventory(farm, tmp_path, proxy_jump=jumps)).split()
+    assert (connection[0], connection[2]) == ("::1", "::1")
 
 
-def test_a_run_on_an_ipv6_address_ends_well(farm: Farm, tmp_path: Path) -> None:
+def test_a_run_on_an_ipv6_address_is_done(farm: Farm, tmp_path: Path) -> None:
     _inventory(farm, tmp_path)
     orch = Orch(tmp_path)
     orch("ssh-launch", "--", "sh", "-c", 'echo "$MASTER_ADDR"')

@@ -1,4 +1,4 @@
-"""orch logs RUN -i FILE: the log of a run that was launched on another machine, which has its record."""
+"""orch logs RUN -i FILE: the log of a run whose record is on another machine."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tests.grounds.inventories import write_inventory
 from tests.grounds.sshd import Farm
 from tests.until import until
 
-NOWHERE = "farm-20260102-030405-0abc"
+UNKNOWN_RUN = "farm-20260102-030405-0abc"
 COUNT = 'i=0; until [ -e "$ORCH_RUN_DIR/enough" ]; do i=$((i+1)); echo "line $i"; sleep 0.02; done'
 
 
 @pytest.fixture
 def here(farm: Farm, tmp_path: Path) -> Orch:
-    """Where runs are launched: orch beside an inventory.yaml of three nodes with one rank each."""
+    """The launching machine: orch beside an inventory.yaml of three nodes with one rank each."""
     farm.inventory(tmp_path, nodes=3)
     return Orch(tmp_path)
 
 
 @pytest.fixture
 def elsewhere(here: Orch) -> Orch:
-    """Another machine: the same inventory and no record of any run."""
+    """Another machine: the same inventory and no records."""
     folder = here.cwd / "elsewhere"
     folder.mkdir()
     (folder / "inventory.yaml").write_bytes((here.cwd / "inventory.yaml").read_bytes())
@@ -54,20 +54,20 @@ def _written(here: Orch, run: str) -> dict[str, list[str]]:
 
 def _printed(text: str) -> dict[str, list[str]]:
     found = re.findall(r"^\[(n\d):\d\] (.*)$", text, re.MULTILINE)
-    return {node: [line for of, line in found if of == node] for node in sorted({node for node, _ in found})}
+    return {node: [line for name, line in found if name == node] for node in sorted({node for node, _ in found})}
 
 
 @contextlib.contextmanager
-def _follow(elsewhere: Orch, run: str, *marks: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A follower, and what it has printed until every mark had come."""
+def _follow(elsewhere: Orch, run: str, *texts: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A follower, and its output up to the line that completes all texts."""
     with elsewhere.start("logs", "--follow", run, "-i", "inventory.yaml") as following:
         assert following.stdout is not None
-        seen = ""
-        while not all(mark in seen for mark in marks):
+        printed = ""
+        while not all(text in printed for text in texts):
             line = following.stdout.readline()
             assert line, "the log ended"
-            seen += line
-        yield following, seen
+            printed += line
+        yield following, printed
 
 
 def _rest(following: subprocess.Popen[str]) -> tuple[str, str]:
@@ -76,27 +76,27 @@ def _rest(following: subprocess.Popen[str]) -> tuple[str, str]:
     return following.stdout.read(), following.stderr.read()  # communicate() leaves out what readline() has buffered
 
 
-def _enough(here: Orch, run: str) -> None:
+def _finish(here: Orch, run: str) -> None:
     for folder in here.node_folders(run):
         (folder.parents[1] / "enough").touch()
 
 
-def test_log_of_a_finished_run_is_the_same_everywhere(here: Orch, elsewhere: Orch) -> None:
+def test_log_of_a_finished_run_is_the_same_on_every_machine(here: Orch, elsewhere: Orch) -> None:
     run = _done(here)
     lines = elsewhere.lines(run, "-i", "inventory.yaml")
     assert lines == here.lines(run)
     assert {line["text"] for line in lines if line["stream"] == "out"} == {"out of 0", "out of 1", "out of 2"}
-    assert not elsewhere.home.exists(), "who only looks keeps no record"
+    assert not elsewhere.home.exists(), "reading a log writes no record"
 
 
-def test_run_is_followed_to_its_end_from_elsewhere(here: Orch, elsewhere: Orch) -> None:
+def test_run_is_followed_to_its_end_on_another_machine(here: Orch, elsewhere: Orch) -> None:
     run = _detached(here, COUNT)
     with _follow(elsewhere, run, "[n0:0] line 9", "[n1:1] line 9", "[n2:2] line 9") as (following, text):
-        _enough(here, run)
-        rest, said = _rest(following)
-    assert following.returncode == 0, said
+        _finish(here, run)
+        rest, stderr = _rest(following)
+    assert following.returncode == 0, stderr
     assert _printed(text + rest) == _written(here, run)
-    assert f"run {run} is DONE" in said
+    assert f"run {run} is DONE" in stderr
 
 
 def test_finished_run_is_followed_to_its_end_at_once(here: Orch, elsewhere: Orch) -> None:
@@ -105,30 +105,30 @@ def test_finished_run_is_followed_to_its_end_at_once(here: Orch, elsewhere: Orch
 
 
 def test_failed_run_is_followed_until_the_last_node_was_ended(here: Orch, elsewhere: Orch) -> None:
-    """The first failure is not the end: the supervisor, of which nothing is known here, still ends the other nodes."""
+    """The first failure is not the end: the supervisor, of which this machine has no record, still ends the other nodes."""
     last = 'exec 2> /dev/null; trap "sleep 5; echo last word; exit 0" TERM; echo up; while true; do sleep 0.1; done'
     wait = 'until [ -e "$ORCH_RUN_DIR/enough" ]; do sleep 0.02; done'
     run = _detached(here, f'if [ "$RANK" = 1 ]; then echo up; {wait}; exit 3; fi; {last}')
     with _follow(elsewhere, run, "[n0:0] up", "[n1:1] up", "[n2:2] up") as (following, text):
-        _enough(here, run)
-        rest, said = _rest(following)
+        _finish(here, run)
+        rest, stderr = _rest(following)
     assert _printed(text + rest) == _written(here, run)
     assert (text + rest).count("last word") == 2
-    assert f"run {run} is FAILED" in said
+    assert f"run {run} is FAILED" in stderr
 
 
-def test_run_of_which_an_agent_died_without_a_word_is_over_once_nothing_lives(here: Orch, elsewhere: Orch) -> None:
+def test_run_whose_agent_was_killed_has_ended_once_no_process_lives(here: Orch, elsewhere: Orch) -> None:
     run = _detached(here, "echo up; exec sleep 1000", "--nodes", "n1")
     with _follow(elsewhere, run, "[n1:0] up") as (following, _):
         here.kill_supervisor(run)
         agent = here.agent_pid(run, "n1")
         os.kill(here.parent_of(agent), signal.SIGKILL)
         os.kill(agent, signal.SIGKILL)
-        _, said = _rest(following)
-    assert f"run {run} is FAILED" in said
+        _, stderr = _rest(following)
+    assert f"run {run} is FAILED" in stderr
 
 
-def test_nodes_of_the_inventory_without_the_run_are_no_part_of_it(here: Orch, elsewhere: Orch) -> None:
+def test_nodes_of_the_inventory_without_the_run_are_ignored(here: Orch, elsewhere: Orch) -> None:
     run = _done(here, 'echo "out of $RANK"', "--nodes", "n1")
     done = elsewhere("logs", run, "-i", "inventory.yaml")
     assert _printed(done.stdout) == {"n1": ["out of 0"]}
@@ -144,9 +144,9 @@ def test_nodes_that_share_a_folder_are_read_once_each(farm: Farm, here: Orch, el
     assert _printed(done.stdout) == {"n0": ["out of 0"], "n2": ["out of 1"]}
 
 
-def test_unknown_run_is_refused_naming_where_it_was_looked_for(elsewhere: Orch) -> None:
-    done = elsewhere("logs", NOWHERE, "-i", "inventory.yaml", code=2)
-    assert f"no node of inventory.yaml has a run {NOWHERE}" in done.stderr
+def test_unknown_run_is_refused_naming_the_searched_folders(elsewhere: Orch) -> None:
+    done = elsewhere("logs", UNKNOWN_RUN, "-i", "inventory.yaml", code=2)
+    assert f"no node of inventory.yaml has a run {UNKNOWN_RUN}" in done.stderr
     assert re.search(r"looked for in /\S+/n0/runs and 2 more folders", done.stderr)
 
 
@@ -166,26 +166,28 @@ def test_node_of_the_run_that_does_not_have_it_is_named(here: Orch, elsewhere: O
     assert _printed(done.stdout) == {"n0": ["out of 0"], "n2": ["out of 2"]}
 
 
-@pytest.mark.parametrize("run", ["../x", "latest", "farm", "farm-20260102", f"../runs/{NOWHERE}", f"{NOWHERE}/..", ""])
-def test_what_is_no_run_id_is_refused_before_anything_is_asked(elsewhere: Orch, farm: Farm, run: str) -> None:
+@pytest.mark.parametrize(
+    "run", ["../x", "latest", "farm", "farm-20260102", f"../runs/{UNKNOWN_RUN}", f"{UNKNOWN_RUN}/..", ""]
+)
+def test_invalid_run_id_is_refused_before_any_connection(elsewhere: Orch, farm: Farm, run: str) -> None:
     with farm.counted() as connections:
         done = elsewhere("logs", run, "-i", "inventory.yaml", code=2)
         assert connections() == 0
     assert f"RUN is the whole id of a run; {run!r} is none" in done.stderr
 
 
-def test_record_wins_over_an_inventory(here: Orch) -> None:
+def test_record_takes_precedence_over_an_inventory(here: Orch) -> None:
     run = _done(here)
     done = here("logs", run, "-i", "no-such-file.yaml")
     assert "is recorded here" in done.stderr
     assert done.stdout == here("logs", run).stdout
 
 
-def test_run_without_a_record_leads_to_the_inventory(elsewhere: Orch) -> None:
-    assert f"orch logs {NOWHERE} -i FILE" in elsewhere("logs", NOWHERE, code=2).stderr
+def test_run_without_a_record_is_refused_with_the_option_for_an_inventory(elsewhere: Orch) -> None:
+    assert f"orch logs {UNKNOWN_RUN} -i FILE" in elsewhere("logs", UNKNOWN_RUN, code=2).stderr
 
 
-def test_unreachable_node_without_the_run_is_no_trouble_and_one_with_it_is_missing(here: Orch, elsewhere: Orch) -> None:
+def test_unreachable_node_is_an_error_only_if_it_has_the_run(here: Orch, elsewhere: Orch) -> None:
     everywhere, on_one = _done(here), _done(here, 'echo "out of $RANK"', "--nodes", "n0")
     file = elsewhere.cwd / "inventory.yaml"
     file.write_text(file.read_text("utf-8").replace("name: n2", "name: n2\n  port: 1"), "utf-8")
@@ -193,12 +195,12 @@ def test_unreachable_node_without_the_run_is_no_trouble_and_one_with_it_is_missi
     done = elsewhere("logs", everywhere, "-i", "inventory.yaml", code=4)
     assert _printed(done.stdout) == {"n0": ["out of 0"], "n1": ["out of 1"]}
     assert re.search(r"n2: .*\(1 of 3\)$", done.stderr, re.MULTILINE)
-    done = elsewhere("logs", NOWHERE, "-i", "inventory.yaml", code=4)
+    done = elsewhere("logs", UNKNOWN_RUN, "-i", "inventory.yaml", code=4)
     assert re.search(r"n2: .*\(1 of 3\)$", done.stderr, re.MULTILINE)
-    assert f"no other node of inventory.yaml has the run {NOWHERE}" in done.stderr
+    assert f"no other node of inventory.yaml has the run {UNKNOWN_RUN}" in done.stderr
 
 
-def test_finished_run_is_followed_past_a_node_that_is_gone(here: Orch, elsewhere: Orch) -> None:
+def test_finished_run_is_followed_past_an_unreachable_node(here: Orch, elsewhere: Orch) -> None:
     run = _done(here)
     file = elsewhere.cwd / "inventory.yaml"
     file.write_text(file.read_text("utf-8").replace("name: n2", "name: n2\n  port: 1"), "utf-8")
@@ -207,7 +209,7 @@ def test_finished_run_is_followed_past_a_node_that_is_gone(here: Orch, elsewhere
     assert "gap: n2 cannot be read" in done.stdout
 
 
-def test_no_node_can_be_reached(here: Orch, elsewhere: Orch, farm: Farm) -> None:
+def test_log_ends_with_4_if_no_node_can_be_reached(here: Orch, elsewhere: Orch, farm: Farm) -> None:
     run = _done(here)
     with farm.down():
         assert "(3 of 3)" in elsewhere("logs", run, "-i", "inventory.yaml", code=4).stderr
@@ -220,7 +222,7 @@ def test_damaged_job_is_named(here: Orch, elsewhere: Orch) -> None:
     assert re.search(r"n0: /\S+/runs/\S+: attempt-1/job.json is missing or damaged", done.stderr)
 
 
-def test_cut_connections_cost_a_follower_elsewhere_no_line(here: Orch, elsewhere: Orch, farm: Farm) -> None:
+def test_cut_connections_lose_no_line_of_a_follower_on_another_machine(here: Orch, elsewhere: Orch, farm: Farm) -> None:
     run = _detached(here, COUNT)
     with _follow(elsewhere, run, "[n0:0] line 20", "[n2:2] line 20") as (following, text):
         farm.drop_connections()
@@ -230,19 +232,19 @@ def test_cut_connections_cost_a_follower_elsewhere_no_line(here: Orch, elsewhere
             awaited="more lines",
             deadline_s=30,
         )
-        _enough(here, run)
-        rest, said = _rest(following)
-    assert following.returncode == 0, said
+        _finish(here, run)
+        rest, stderr = _rest(following)
+    assert following.returncode == 0, stderr
     assert _printed(text + rest) == _written(here, run)
 
 
 @pytest.mark.processes
-def test_run_on_this_machine_is_found_too(tmp_path: Path) -> None:
+def test_run_on_this_machine_is_found_without_a_record_too(tmp_path: Path) -> None:
     nodes = [{"name": name} for name in ("a", "b")]
-    base = {"name": "own", "accelerator": "cpu", "transport": "local", "nodes": nodes}
+    base = {"name": "machine", "accelerator": "cpu", "transport": "local", "nodes": nodes}
     write_inventory(tmp_path / "inventory.yaml", {**base, "defaults": {"workdir": str(tmp_path / "work")}}, {})
     here = Orch(tmp_path)
     here("ssh-launch", "--", "sh", "-c", 'echo "out of $RANK"')
     run = here.records()[-1]["id"]
-    other = Orch(tmp_path, env={"ORCH_HOME": str(tmp_path / "other")})
-    assert other.lines(run, "-i", "inventory.yaml") == here.lines(run)
+    elsewhere = Orch(tmp_path, env={"ORCH_HOME": str(tmp_path / "elsewhere")})
+    assert elsewhere.lines(run, "-i", "inventory.yaml") == here.lines(run)

@@ -1,4 +1,4 @@
-"""Passwords, second factors and passphrases: asked at a terminal only, one at a time, and never kept."""
+"""Prompts for passwords, second factors and passphrases: on a terminal only, one at a time, and no answer is stored."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ LAUNCH = ("ssh-launch", "--detach", "--", "true")
 
 @pytest.fixture
 def orch(farm: Farm, tmp_path: Path) -> Iterator[Orch]:
-    """orch beside an inventory.yaml of two nodes that may ask."""
+    """orch beside an inventory.yaml of two nodes for which prompts are allowed."""
     if not farm.is_own_account:
-        unavailable("no account of the farm's own, so no password for it: run as root")
+        unavailable("the farm has no account of its own to give a password to: run as root")
     orch = _orch(farm, tmp_path)
     yield orch
-    until(lambda: not orch.supervisors(), awaited="supervisors to give up")  # their logins are no part of the next test
+    until(
+        lambda: not orch.supervisors(), awaited="supervisors to give up"
+    )  # their logins must not reach into the next test
 
 
 def _orch(farm: Farm, folder: Path, nodes: int = 2, **options: str) -> Orch:
@@ -47,7 +49,7 @@ def _screen(orch: Orch) -> Screen:
     return Screen(orch.argv(LAUNCH), cwd=orch.cwd, env=orch.environ())
 
 
-def _asked(farm: Farm, node: str) -> str:
+def _prompt(farm: Farm, node: str) -> str:
     return f"orch: {node}: {farm.user}@127.0.0.1{node.removeprefix('n')} port {farm.port}: "
 
 
@@ -57,15 +59,15 @@ def _password(farm: Farm, **options: str) -> Iterator[str]:
         yield word
 
 
-def test_a_password_is_asked_for_node_by_node_and_kept_nowhere(orch: Orch, farm: Farm) -> None:
+def test_password_prompts_come_one_node_at_a_time_and_no_answer_is_stored(orch: Orch, farm: Farm) -> None:
     with _password(farm, **BY_PASSWORD) as word, _screen(orch) as screen:
         screen.until("password: ")
-        first = "n0" if _asked(farm, "n0") in screen.text else "n1"
+        first = "n0" if _prompt(farm, "n0") in screen.text else "n1"
         second = "n1" if first == "n0" else "n0"
-        assert _asked(farm, second) not in screen.text
+        assert _prompt(farm, second) not in screen.text
         assert not screen.echoes()
         screen.type(f"{word}\n")
-        screen.until(_asked(farm, second) + "password: ")
+        screen.until(_prompt(farm, second) + "password: ")
         screen.type(f"{word}\n")
         assert screen.ended() == 0, screen.text
         assert screen.echoes()
@@ -92,18 +94,18 @@ def test_three_wrong_passwords_are_refused_over_one_connection(farm: Farm, orch:
     assert len(set(refused)) == 1
 
 
-def test_a_second_factor_is_asked_for_after_the_key(farm: Farm, orch: Orch, tmp_path: Path) -> None:
+def test_second_factor_is_prompted_for_after_the_key(farm: Farm, orch: Orch, tmp_path: Path) -> None:
     _orch(farm, tmp_path, nodes=1)
     with _password(farm, **BY_KEY_AND_CODE) as word, _screen(orch) as screen:
         screen.until("Password: ")
-        assert _asked(farm, "n0") in screen.text
+        assert _prompt(farm, "n0") in screen.text
         screen.type("wrong\n")
         screen.until("Password: ", times=2)
         screen.type(f"{word}\n")
         assert screen.ended() == 0, screen.text
 
 
-def test_a_run_whose_nodes_asked_is_said_to_be_unsupervised_when_it_is_attached_to_too(
+def test_attach_reports_that_nodes_with_password_prompts_are_unsupervised(
     farm: Farm, orch: Orch, tmp_path: Path
 ) -> None:
     _orch(farm, tmp_path, nodes=1)
@@ -115,29 +117,29 @@ def test_a_run_whose_nodes_asked_is_said_to_be_unsupervised_when_it_is_attached_
         assert orch("attach", "--detach").stderr.count(UNSUPERVISED) == 1
 
 
-@pytest.mark.parametrize(("options", "wanted"), [(BY_PASSWORD, "password"), (BY_KEY_AND_CODE, "keyboard-interactive")])
-def test_without_a_terminal_nobody_is_asked_and_the_message_says_what_the_node_wants(
-    orch: Orch, farm: Farm, options: dict[str, str], wanted: str
+@pytest.mark.parametrize(("options", "method"), [(BY_PASSWORD, "password"), (BY_KEY_AND_CODE, "keyboard-interactive")])
+def test_launch_without_a_terminal_fails_and_names_the_nodes_login_method(
+    orch: Orch, farm: Farm, options: dict[str, str], method: str
 ) -> None:
     with farm.restarted(**options):
         done = orch(*LAUNCH, code=4)
-        assert f"the node wants {wanted}" in done.stderr
+        assert f"the node wants {method}" in done.stderr
         assert "n[0-1]: no key was accepted" in done.stderr
         assert "(2 of 2)" in done.stderr
         script = ["sh", "-c", 'exec "$@" </dev/null', "sh", *orch.argv(LAUNCH)]
         with Screen(script, cwd=orch.cwd, env=orch.environ()) as screen:
             assert screen.ended() == 4
-            assert f"the node wants {wanted}" in screen.text
+            assert f"the node wants {method}" in screen.text
 
 
-def test_batch_mode_of_the_configuration_asks_nobody(orch: Orch, farm: Farm) -> None:
+def test_batch_mode_of_the_configuration_disables_prompts(orch: Orch, farm: Farm) -> None:
     _orch(farm, orch.cwd, BatchMode="yes")
     with farm.restarted(**BY_PASSWORD), _screen(orch) as screen:
         assert screen.ended() == 4
         assert "the node wants password" in screen.text
 
 
-def test_ctrl_c_at_a_question_ends_the_launch_and_gives_the_terminal_back(orch: Orch, farm: Farm) -> None:
+def test_ctrl_c_at_a_prompt_ends_the_launch_and_restores_the_terminal(orch: Orch, farm: Farm) -> None:
     with farm.restarted(**BY_PASSWORD), _screen(orch) as screen:
         screen.until("password: ")
         screen.type("\x03")
@@ -147,7 +149,7 @@ def test_ctrl_c_at_a_question_ends_the_launch_and_gives_the_terminal_back(orch: 
         assert screen.echoes()
 
 
-def test_ctrl_d_at_a_question_gives_up(orch: Orch, farm: Farm) -> None:
+def test_ctrl_d_at_a_prompt_ends_the_launch(orch: Orch, farm: Farm) -> None:
     with farm.restarted(**BY_PASSWORD), _screen(orch) as screen:
         screen.until("password: ")
         screen.type("\x04")
@@ -155,17 +157,17 @@ def test_ctrl_d_at_a_question_gives_up(orch: Orch, farm: Farm) -> None:
         assert "n[0-1]: given up at the question for a login (2 of 2)" in screen.text
 
 
-def test_a_node_that_hung_up_before_its_turn_is_connected_again(orch: Orch, farm: Farm) -> None:
-    """Long after the time for connecting is over: it was spent on others' questions."""
+def test_a_node_that_hung_up_before_its_prompt_is_reconnected(orch: Orch, farm: Farm) -> None:
+    """After its connect timeout, which passed during the prompts for the other node."""
     inventory = orch.cwd / "inventory.yaml"
     inventory.write_text(inventory.read_text("utf-8").replace("ssh:\n", "ssh:\n  connect_timeout_s: 2\n"), "utf-8")
     with _password(farm, LoginGraceTime="3", **BY_PASSWORD) as word, _screen(orch) as screen:
         screen.until("password: ")
-        first = "n0" if _asked(farm, "n0") in screen.text else "n1"
+        first = "n0" if _prompt(farm, "n0") in screen.text else "n1"
         second = "n1" if first == "n0" else "n0"
         until(lambda: not farm.connections(), awaited="sshd to hang up on both")
         screen.type(f"{word}\n")
-        screen.until(_asked(farm, second) + "password: ")
+        screen.until(_prompt(farm, second) + "password: ")
         screen.type(f"{word}\n")
         assert screen.ended() == 4
         assert f"{first}: {farm.user}@" in screen.text
@@ -174,20 +176,20 @@ def test_a_node_that_hung_up_before_its_turn_is_connected_again(orch: Orch, farm
 
 
 @pytest.mark.parametrize(("options", "question"), [(BY_PASSWORD, "password: "), (BY_KEY_AND_CODE, "Password: ")])
-def test_gc_asks_for_one_node_after_the_other_and_shows_no_answer(
+def test_gc_prompts_for_one_node_at_a_time_and_echoes_no_answer(
     orch: Orch, farm: Farm, options: dict[str, str], question: str
 ) -> None:
     argv = orch.argv(("gc", "-i", "inventory.yaml"))
     with _password(farm, **options) as word, Screen(argv, cwd=orch.cwd, env=orch.environ()) as screen:
         screen.until(question)
         until(lambda: len(farm.connections()) > 1, awaited="both nodes to be connected to")
-        first = "n0" if _asked(farm, "n0") in screen.read() else "n1"
+        first = "n0" if _prompt(farm, "n0") in screen.read() else "n1"
         second = "n1" if first == "n0" else "n0"
         assert screen.text.count(question) == 1
         assert not screen.echoes()
         screen.type(f"{word}\n")
         screen.until(question, times=2)
-        assert _asked(farm, second) in screen.text
+        assert _prompt(farm, second) in screen.text
         assert not screen.echoes()
         screen.type(f"{word}\n")
         assert screen.ended() == 0, screen.text
@@ -206,7 +208,7 @@ def _with_passphrase(farm: Farm, folder: Path) -> tuple[Orch, str]:
     return _orch(farm, folder, IdentityFile=str(key)), str(allowed)
 
 
-def test_a_passphrase_is_asked_for_once_for_all_nodes(farm: Farm, tmp_path: Path) -> None:
+def test_one_passphrase_prompt_serves_all_nodes(farm: Farm, tmp_path: Path) -> None:
     orch, allowed = _with_passphrase(farm, tmp_path)
     with farm.restarted(AuthorizedKeysFile=allowed), _screen(orch) as screen:
         screen.until(f"orch: passphrase of {tmp_path}/locked: ")
@@ -219,7 +221,7 @@ def test_a_passphrase_is_asked_for_once_for_all_nodes(farm: Farm, tmp_path: Path
     assert PHRASE not in screen.text
 
 
-def test_a_passphrase_is_asked_for_once_for_all_runs_of_a_list(farm: Farm, tmp_path: Path) -> None:
+def test_one_passphrase_prompt_serves_all_runs_of_a_list(farm: Farm, tmp_path: Path) -> None:
     orch, allowed = _with_passphrase(farm, tmp_path)
     with farm.restarted(AuthorizedKeysFile=allowed):
         for _ in range(2):
@@ -238,7 +240,7 @@ def test_a_passphrase_is_asked_for_once_for_all_runs_of_a_list(farm: Farm, tmp_p
     assert PHRASE not in screen.text
 
 
-def test_a_wrong_passphrase_is_said_and_not_asked_for_by_every_node(farm: Farm, tmp_path: Path) -> None:
+def test_a_wrong_passphrase_is_reported_after_three_prompts_for_all_nodes(farm: Farm, tmp_path: Path) -> None:
     orch, allowed = _with_passphrase(farm, tmp_path)
     with farm.restarted(AuthorizedKeysFile=allowed), _screen(orch) as screen:
         for times in (1, 2, 3):
@@ -255,7 +257,7 @@ def test_without_a_terminal_a_locked_key_is_named(farm: Farm, tmp_path: Path) ->
         assert f"{tmp_path}/locked needs a passphrase, so ssh-add it" in orch(*LAUNCH, code=4).stderr
 
 
-def test_nobody_is_asked_for_a_passphrase_when_another_key_will_do(farm: Farm, tmp_path: Path) -> None:
+def test_no_passphrase_prompt_if_another_key_is_accepted(farm: Farm, tmp_path: Path) -> None:
     key = make_key(tmp_path / "locked", passphrase=PHRASE)
     orch = _orch(farm, tmp_path, IdentityFile=f"{key}\n  IdentityFile {farm.client_key}")
     with _screen(orch) as screen:
@@ -264,9 +266,9 @@ def test_nobody_is_asked_for_a_passphrase_when_another_key_will_do(farm: Farm, t
     assert UNSUPERVISED not in screen.text
 
 
-def test_a_question_cannot_write_to_the_screen_what_it_likes(tmp_path: Path) -> None:
-    ask = "from orchestrator.transports.terminal import Terminal; t = Terminal(); print(t.ask('a\\x1b[2J\\r\\nb: ', echo=True))"
-    with Screen([sys.executable, "-c", ask], cwd=Path.cwd(), env=Orch(tmp_path).environ()) as screen:
+def test_control_characters_of_a_prompt_are_removed(tmp_path: Path) -> None:
+    program = "from orchestrator.transports.terminal import Terminal; t = Terminal(); print(t.ask('a\\x1b[2J\\r\\nb: ', echo=True))"
+    with Screen([sys.executable, "-c", program], cwd=Path.cwd(), env=Orch(tmp_path).environ()) as screen:
         screen.until("orch: a [2J  b: ")
         screen.type("yes\n")
         assert screen.ended() == 0

@@ -1,4 +1,4 @@
-"""A node that answers too late: connected anew, with nothing left of the connection before."""
+"""A node that answers too late: a new connection is made, and the old one leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from tests.until import until
 TIMES = 4
 
 
-def _held(farm: Farm) -> tuple[int, int, int]:
-    """What connections cost: files and threads here, processes of sshd there."""
+def _resource_counts(farm: Farm) -> tuple[int, int, int]:
+    """The resources of connections: files and threads of this process, processes of sshd."""
     return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), len(farm.connections())
 
 
-def _is_within(held: tuple[int, int, int], limits: tuple[int, int, int]) -> bool:
-    return all(count <= limit for count, limit in zip(held, limits, strict=True))
+def _is_within(counts: tuple[int, int, int], limits: tuple[int, int, int]) -> bool:
+    return all(count <= limit for count, limit in zip(counts, limits, strict=True))
 
 
-def test_a_connection_that_was_given_up_is_closed_before_the_next(
+def test_a_timed_out_connection_is_closed_before_the_next(
     farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = model.load(farm.inventory(tmp_path, nodes=1))
+    inventory = model.load(farm.inventory(tmp_path, nodes=1))
     request = Request("ssh", Program("executable", ("true",)))
-    plan = make_plan(where, request, run_id="farm-20260102-030405-0abc", bundle="0" * 32)
+    plan = make_plan(inventory, request, run_id="farm-20260102-030405-0abc", bundle="0" * 32)
     monkeypatch.setattr(client, "HEARTBEAT_ANSWER_S", 0.1)
-    farm.drop_connections()  # those of tests before, which may be closing still
+    farm.drop_connections()  # those of earlier tests, which may still be closing
     launcher = direct_launcher(plan)
     try:
         launcher.reach(plan.head)
-        before = _held(farm)
+        before = _resource_counts(farm)
         for _ in range(TIMES):
             node = launcher.reach(plan.head)
             stopped = farm.processes()
@@ -53,6 +53,9 @@ def test_a_connection_that_was_given_up_is_closed_before_the_next(
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
         launcher.reach(plan.head)
-        until(lambda: _is_within(_held(farm), before), awaited=lambda: f"{_held(farm)} to be within {before}")
+        until(
+            lambda: _is_within(_resource_counts(farm), before),
+            awaited=lambda: f"{_resource_counts(farm)} to be within {before}",
+        )
     finally:
         launcher.close()

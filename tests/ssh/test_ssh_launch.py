@@ -1,4 +1,4 @@
-"""orch ssh-launch on real sshd addresses: from the command to every log line, and to nothing left behind."""
+"""orch ssh-launch on real sshd addresses: arguments, environment, logs, exit codes, and no process left behind."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def _nothing_runs(farm: Farm) -> bool:
     return not farm.processes()
 
 
-def test_users_arguments_arrive_untouched_on_every_rank(orch: Orch, farm: Farm) -> None:
+def test_users_arguments_reach_every_rank_unchanged(orch: Orch, farm: Farm) -> None:
     (orch.cwd / "python_script.py").write_text(ECHO_ARGS)
     words = ["--n", "3", "a b$c", "-j", "--", "--nodes", "it's", ""]
     orch("ssh-launch", "--", "python_script.py", *words)
-    said = [json.loads(line["text"]) for line in orch.lines() if line["stream"] == "out"]
-    assert sorted(said, key=lambda one: int(one[1])) == [[words, str(rank), "4"] for rank in range(4)]
+    printed = [json.loads(line["text"]) for line in orch.lines() if line["stream"] == "out"]
+    assert sorted(printed, key=lambda entry: int(entry[1])) == [[words, str(rank), "4"] for rank in range(4)]
     until(lambda: _nothing_runs(farm), awaited="the agents to be gone")
 
 
@@ -47,12 +47,12 @@ def test_environment_value_arrives_byte_equal_and_is_per_node(farm: Farm, tmp_pa
     orch = Orch(tmp_path)
     (tmp_path / "show.py").write_text("import os; print(repr((os.environ['X'], os.environ.get('OWN'))))")
     orch("ssh-launch", "--", "show.py")
-    said = {line["node"]: line["text"] for line in orch.lines() if line["stream"] == "out"}
-    assert said == {"n0": repr((value, None)), "n1": repr((value, "only, here"))}
+    printed = {line["node"]: line["text"] for line in orch.lines() if line["stream"] == "out"}
+    assert printed == {"n0": repr((value, None)), "n1": repr((value, "only, here"))}
     assert not list(farm.home.rglob("pwned"))
 
 
-def test_aliases_of_ssh_config_are_enough(farm: Farm, tmp_path: Path) -> None:
+def test_addresses_may_come_from_ssh_config_alone(farm: Farm, tmp_path: Path) -> None:
     farm.inventory(tmp_path, nodes=["n2", "n0"], aliases=True)
     orch = Orch(tmp_path)
     orch("ssh-launch", "--", "sh", "-c", 'echo "rank $RANK on $ORCH_NODE"')
@@ -99,7 +99,7 @@ def test_rank_that_forbids_a_retry_ends_orch_with_93(orch: Orch) -> None:
     orch("ssh-launch", "--", "sh", "-c", "exit 93", code=93)
 
 
-def test_closed_terminal_leaves_the_job_running_to_its_end_with_every_line(orch: Orch, farm: Farm) -> None:
+def test_run_ends_with_every_line_though_its_terminal_was_closed(orch: Orch, farm: Farm) -> None:
     """The job waits for a file that appears only after the watching orch was killed with its whole session."""
     gate = farm.home / "gate"
     script = f"echo before; while [ ! -e {gate} ]; do sleep 0.05; done; echo after"
@@ -115,15 +115,15 @@ def test_closed_terminal_leaves_the_job_running_to_its_end_with_every_line(orch:
     assert sorted(out) == ["after"] * 4 + ["before"] * 4
 
 
-def test_ctrl_c_stops_watching_and_says_so_while_the_job_goes_on(orch: Orch, farm: Farm) -> None:
+def test_ctrl_c_stops_watching_and_the_run_continues(orch: Orch, farm: Farm) -> None:
     with orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000") as watcher:
         assert watcher.stdout is not None
         until(lambda: "up" in watcher.stdout.readline(), awaited="the first line")  # type: ignore[union-attr]
         os.killpg(watcher.pid, signal.SIGINT)
-        _, said = watcher.communicate(timeout=30)
+        _, stderr = watcher.communicate(timeout=30)
     assert watcher.returncode == 130
-    assert "the run continues" in said
-    assert "Traceback" not in said
+    assert "the run continues" in stderr
+    assert "Traceback" not in stderr
     assert orch.status()["state"] == "RUNNING"
     orch("stop")
     assert orch.status()["state"] == "STOPPED"
@@ -190,7 +190,7 @@ def test_json_lines_are_one_object_each(orch: Orch) -> None:
 
 
 def test_log_of_the_other_nodes_can_be_read_when_one_is_gone(orch: Orch) -> None:
-    """The record holds how nodes are reached; pointing one of them at a port where nobody is stands for its death."""
+    """The record holds the nodes' addresses; a closed port for one of them stands for its death."""
     orch("ssh-launch", "--", "echo", "hi")
     [plan] = orch.home.rglob("plan.json")
     stored = json.loads(plan.read_text("utf-8"))
@@ -202,7 +202,7 @@ def test_log_of_the_other_nodes_can_be_read_when_one_is_gone(orch: Orch) -> None
     assert orch("status").stdout.split()[1] == "DONE"
 
 
-def test_more_nodes_than_a_process_may_usually_have_files(farm: Farm, tmp_path: Path) -> None:
+def test_more_nodes_than_the_limit_of_open_files(farm: Farm, tmp_path: Path) -> None:
     work = farm.home / "many"
     nodes = [
         {"name": f"m{index}", "address": address, "workdir": str(work / str(index))}

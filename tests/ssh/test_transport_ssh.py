@@ -1,4 +1,4 @@
-"""The ssh transport against a real sshd: every way in, and every way to be turned away."""
+"""The ssh transport tested with a real sshd: every kind of login, and every kind of failure."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ from tests.until import until
 
 
 def connect(farm: Farm, address: str = "n0", *, config: Path | None = None, **more: object) -> Endpoint:
-    """Connect to a node; `more` are fields of the node or of the inventory's ssh."""
-    node, options = _way(farm, address, config=config, **more)
+    """Connect to a node; `more` are fields of the node or of the inventory's `ssh`."""
+    node, options = _node_and_options(farm, address, config=config, **more)
     return Endpoint.connect(SshTransport(node, options), node.python)
 
 
-def _way(farm: Farm, address: str = "n0", *, config: Path | None = None, **more: object) -> tuple[Node, SshOptions]:
+def _node_and_options(
+    farm: Farm, address: str = "n0", *, config: Path | None = None, **more: object
+) -> tuple[Node, SshOptions]:
     ssh = {key: more.pop(key) for key in ("proxy_jump", "host_keys", "connect_timeout_s") if key in more}
     options = SshOptions.model_validate({"config": str(config or farm.ssh_config), **ssh})
     return Node.model_validate({"name": "node", "address": address, "python": str(farm.python), **more}), options
 
 
-def complaint(work: Callable[[], Endpoint]) -> NodeError:
+def node_error(work: Callable[[], Endpoint]) -> NodeError:
     with pytest.raises(NodeError) as caught:
         work()
     assert caught.value.node == "node"
@@ -49,7 +51,7 @@ def test_an_alias_of_the_configuration_leads_to_the_node(farm: Farm) -> None:
         assert not endpoint.prepare("~/work", "abc")
 
 
-def test_the_inventory_alone_is_enough(farm: Farm, tmp_path: Path) -> None:
+def test_login_needs_no_configuration_entry_for_the_node(farm: Farm, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(f"IdentityFile {farm.client_key}\nIdentitiesOnly yes\nUserKnownHostsFile {farm.known_hosts}\n")
     address = farm.addresses(300)[299]
@@ -91,12 +93,12 @@ def test_a_noisy_stderr_does_not_block_stdout(farm: Farm) -> None:
 
 
 @pytest.mark.parametrize("jump", ["n1", "127.0.0.12,n2"])
-def test_jump_hosts_are_passed(farm: Farm, jump: str) -> None:
+def test_jump_hosts_are_used(farm: Farm, jump: str) -> None:
     with connect(farm, proxy_jump=jump) as endpoint:
         assert endpoint.facts.user == farm.user
 
 
-def test_a_proxy_command_is_run(farm: Farm, tmp_path: Path) -> None:
+def test_a_proxy_command_is_used(farm: Farm, tmp_path: Path) -> None:
     config = farm.write_ssh_config(tmp_path / "config", ProxyCommand=f"ssh -F {farm.ssh_config} -W %h:%p n3")
     with connect(farm, config=config) as endpoint:
         assert endpoint.facts.user == farm.user
@@ -104,7 +106,7 @@ def test_a_proxy_command_is_run(farm: Farm, tmp_path: Path) -> None:
 
 def test_an_unknown_host_key_is_refused(farm: Farm, tmp_path: Path) -> None:
     config = farm.write_ssh_config(tmp_path / "config", known_hosts=tmp_path / "none")
-    error = complaint(lambda: connect(farm, config=config))
+    error = node_error(lambda: connect(farm, config=config))
     assert "is unknown: ssh-ed25519 SHA256:" in str(error)
     assert "accept-new" in error.hint
     assert not (tmp_path / "none").exists()
@@ -114,7 +116,7 @@ def test_the_keys_of_jump_hosts_are_verified_too(farm: Farm, tmp_path: Path) -> 
     config = farm.write_ssh_config(tmp_path / "config", known_hosts=tmp_path / "one")
     key = farm.known_hosts.read_text().split(maxsplit=1)[1]
     (tmp_path / "one").write_text(f"[{farm.addresses(1)[0]}]:{farm.port} {key}")
-    error = complaint(lambda: connect(farm, config=config, proxy_jump="n1"))
+    error = node_error(lambda: connect(farm, config=config, proxy_jump="n1"))
     assert f"the host key of [{farm.addresses(2)[1]}]:{farm.port} is unknown" in str(error)
 
 
@@ -130,15 +132,15 @@ def test_accept_new_pins_an_unknown_key_once_and_refuses_another_later(farm: Far
     assert pins.stat().st_mode & 0o777 == 0o600
     connect(farm, config=config, host_keys="strict").close()
     with farm.restart_with_new_host_key():
-        error = complaint(lambda: connect(farm, config=config, host_keys="accept-new"))
+        error = node_error(lambda: connect(farm, config=config, host_keys="accept-new"))
     assert "has changed" in str(error)
     assert f"{pins} line 1" in str(error)
     assert len(pins.read_text().splitlines()) == 1
 
 
-def test_a_changed_host_key_is_refused_and_nobody_is_told_to_turn_checks_off(farm: Farm) -> None:
+def test_a_changed_host_key_is_refused_without_advice_to_disable_checks(farm: Farm) -> None:
     with farm.restart_with_new_host_key():
-        error = complaint(lambda: connect(farm))
+        error = node_error(lambda: connect(farm))
     assert "has changed: it is ssh-ed25519 SHA256:" in str(error)
     assert f"{farm.known_hosts} line 1" in error.hint
     assert "host_keys" not in error.hint + str(error)
@@ -148,17 +150,17 @@ def test_another_kind_of_host_key_counts_as_changed(farm: Farm, tmp_path: Path) 
     known = tmp_path / "known"
     known.write_text(f"[{farm.addresses(1)[0]}]:{farm.port} ecdsa-sha2-nistp256 AAAAE2VjZHNhLXNoYTItbmlzdHAyNTY=\n")
     config = farm.write_ssh_config(tmp_path / "config", known_hosts=known)
-    assert "has changed" in str(complaint(lambda: connect(farm, config=config, host_keys="accept-new")))
+    assert "has changed" in str(node_error(lambda: connect(farm, config=config, host_keys="accept-new")))
 
 
 def test_a_revoked_host_key_is_refused(farm: Farm, tmp_path: Path) -> None:
     known = tmp_path / "known"
     known.write_text(farm.known_hosts.read_text() + "@revoked " + farm.known_hosts.read_text())
     config = farm.write_ssh_config(tmp_path / "config", known_hosts=known)
-    assert "is revoked" in str(complaint(lambda: connect(farm, config=config)))
+    assert "is revoked" in str(node_error(lambda: connect(farm, config=config)))
 
 
-def test_a_host_key_alias_names_the_key(farm: Farm, tmp_path: Path) -> None:
+def test_a_host_key_alias_selects_the_known_key(farm: Farm, tmp_path: Path) -> None:
     known = tmp_path / "known"
     known.write_text("farm-key " + farm.known_hosts.read_text().split(maxsplit=1)[1])
     config = farm.write_ssh_config(tmp_path / "config", known_hosts=known, HostKeyAlias="farm-key")
@@ -169,30 +171,30 @@ def test_a_wrong_key_is_refused_at_once_with_a_command_to_try(farm: Farm, tmp_pa
     shutil.copy(farm.folder / "host_key", tmp_path / "key")
     config = farm.write_ssh_config(tmp_path / "config", IdentityFile=str(tmp_path / "key"))
     begun = time.monotonic()
-    error = complaint(lambda: connect(farm, config=config, connect_timeout_s=60))
+    error = node_error(lambda: connect(farm, config=config, connect_timeout_s=60))
     assert "no key was accepted (1 refused)" in str(error)
     assert "ssh" in error.hint
     assert "n0 true" in error.hint
     assert time.monotonic() - begun < 20
 
 
-def test_a_missing_key_and_a_locked_one_are_told_apart(farm: Farm, tmp_path: Path) -> None:
+def test_a_missing_key_and_a_broken_one_have_different_messages(farm: Farm, tmp_path: Path) -> None:
     config = farm.write_ssh_config(tmp_path / "missing", IdentityFile=str(tmp_path / "none"))
-    assert "no key was accepted (there is none)" in str(complaint(lambda: connect(farm, config=config)))
+    assert "no key was accepted (there is none)" in str(node_error(lambda: connect(farm, config=config)))
     (tmp_path / "broken").write_text("no key")
     config = farm.write_ssh_config(tmp_path / "config", IdentityFile=str(tmp_path / "broken"))
-    assert f"{tmp_path}/broken: " in str(complaint(lambda: connect(farm, config=config)))
+    assert f"{tmp_path}/broken: " in str(node_error(lambda: connect(farm, config=config)))
 
 
-def test_a_refused_port_a_silent_one_and_an_unknown_name_are_told_apart(farm: Farm) -> None:
+def test_a_refused_port_a_silent_one_and_an_unknown_name_have_different_messages(farm: Farm) -> None:
     with refusing_port() as port:
-        assert str(complaint(lambda: connect(farm, port=port))).endswith(f"port {port}: connection refused")
+        assert str(node_error(lambda: connect(farm, port=port))).endswith(f"port {port}: connection refused")
     with silent_port() as port:
         begun = time.monotonic()
-        error = complaint(lambda: connect(farm, port=port, connect_timeout_s=1))
+        error = node_error(lambda: connect(farm, port=port, connect_timeout_s=1))
         assert str(error).endswith(f"port {port}: timed out after 1 s")
         assert 1 <= time.monotonic() - begun < 5
-    error = complaint(lambda: connect(farm, "no-such-host.invalid"))
+    error = node_error(lambda: connect(farm, "no-such-host.invalid"))
     assert str(error) == "node: no-such-host.invalid: name not resolved"
     assert isinstance(error, Unreachable)
 
@@ -200,13 +202,13 @@ def test_a_refused_port_a_silent_one_and_an_unknown_name_are_told_apart(farm: Fa
 def test_a_black_hole_behind_a_jump_host_times_out_too(farm: Farm) -> None:
     with silent_port() as port:
         begun = time.monotonic()
-        error = complaint(lambda: connect(farm, port=port, proxy_jump="n1", connect_timeout_s=1))
+        error = node_error(lambda: connect(farm, port=port, proxy_jump="n1", connect_timeout_s=1))
     assert "timed out after 1 s" in str(error)
     assert time.monotonic() - begun < 5
 
 
-def test_a_node_without_python_says_so(farm: Farm) -> None:
-    error = complaint(lambda: connect(farm, python="/opt/conda/bin/python3"))
+def test_a_node_without_python_is_named(farm: Farm) -> None:
+    error = node_error(lambda: connect(farm, python="/opt/conda/bin/python3"))
     assert error.reason == "no Python: /opt/conda/bin/python3 not found"
     assert "python:" in error.hint
 
@@ -218,7 +220,7 @@ def test_a_python_in_the_home_folder_is_found(farm: Farm) -> None:
         assert endpoint.facts.user == farm.user
 
 
-def test_what_a_start_up_file_prints_is_skipped(farm: Farm) -> None:
+def test_output_of_a_startup_file_is_skipped(farm: Farm) -> None:
     with (
         farm.restarted(
             ForceCommand='echo Welcome to the cluster; printf junk; echo oops >&2; eval "$SSH_ORIGINAL_COMMAND"'
@@ -228,9 +230,9 @@ def test_what_a_start_up_file_prints_is_skipped(farm: Farm) -> None:
         assert endpoint.facts.user == farm.user
 
 
-def test_a_forced_command_that_runs_nothing_is_quoted(farm: Farm) -> None:
+def test_output_of_a_forced_command_that_runs_nothing_is_quoted(farm: Farm) -> None:
     with farm.restarted(ForceCommand="echo This account is closed; exit 1"):
-        assert "exit status 1: This account is closed" in str(complaint(lambda: connect(farm)))
+        assert "exit status 1: This account is closed" in str(node_error(lambda: connect(farm)))
 
 
 def test_an_unwritable_working_folder_is_named(farm: Farm) -> None:
@@ -241,7 +243,7 @@ def test_an_unwritable_working_folder_is_named(farm: Farm) -> None:
             endpoint.prepare("/usr/orch", "abc")
 
 
-def test_more_logins_than_sshd_takes_at_once_succeed_in_the_end(farm: Farm) -> None:
+def test_more_logins_than_maxstartups_allows_succeed_after_retries(farm: Farm) -> None:
     with farm.restarted(MaxStartups="3:50:6"):
         endpoints = successes(each(range(24), lambda _: connect(farm, connect_timeout_s=30), limit=24))
         for endpoint in endpoints:
@@ -255,22 +257,24 @@ def test_a_lost_connection_is_unreachable(farm: Farm) -> None:
             endpoint.observe("/nope", None)
 
 
-def test_nothing_stays_behind_when_a_connection_is_closed(farm: Farm) -> None:
+def test_a_closed_connection_leaves_no_thread_and_no_process(farm: Farm) -> None:
     before = threading.active_count()
     connect(farm, proxy_jump="n1").close()
-    complaint(lambda: connect(farm, python="/nope"))
+    node_error(lambda: connect(farm, python="/nope"))
     until(lambda: threading.active_count() <= before, awaited="the threads of the connections to end")
     until(lambda: not farm.processes(), awaited="the endpoint to end")
 
 
-def test_losing_the_jump_host_first_raises_in_no_thread(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paramiko's thread of the inner connection says farewell over the outer one, which is gone."""
+def test_loss_of_the_jump_host_raises_in_no_thread(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paramiko's thread of the inner connection sends its last message over the outer one, which is closed."""
     raised: list[object] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
-    transport = SshTransport(*_way(farm, proxy_jump="n1"))
+    transport = SshTransport(*_node_and_options(farm, proxy_jump="n1"))
     with Endpoint.connect(transport, str(farm.python)):
         outer, inner = (connection.transport for connection in transport._connections)  # noqa: SLF001
-        monkeypatch.setattr(outer, "_send_user_message", _lost)  # the cable is cut, and its own thread has not noticed
+        monkeypatch.setattr(
+            outer, "_send_user_message", _lost
+        )  # the connection is cut, and its own thread has not noticed
         inner.sock._handle_eof(None)  # noqa: SLF001
         until(lambda: not inner.is_alive(), awaited="the thread to end")
         monkeypatch.setattr(outer, "_send_user_message", lambda _message: None)
@@ -284,9 +288,9 @@ def _lost(_message: object) -> None:
 @pytest.mark.parametrize("config", ["none", "broken"])
 def test_a_bad_configuration_is_named(farm: Farm, tmp_path: Path, config: str) -> None:
     (tmp_path / "broken").write_text("Host\n=\n")
-    assert "ssh configuration: " in str(complaint(lambda: connect(farm, config=tmp_path / config)))
+    assert "ssh configuration: " in str(node_error(lambda: connect(farm, config=tmp_path / config)))
 
 
 def test_connections_of_many_threads_share_no_fabric_config() -> None:
-    """A shared one is seen half loaded by some threads, which then fail with an AttributeError."""
+    """Threads that share one may read it half loaded, and then fail with an AttributeError."""
     assert _fabric_config() is not _fabric_config()

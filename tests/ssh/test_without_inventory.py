@@ -1,4 +1,4 @@
-"""`orch ssh-launch --nodes n0,n1` with no inventory: names of ~/.ssh/config, and a look at what they are."""
+"""`orch ssh-launch --nodes n0,n1` without an inventory: nodes are names of ~/.ssh/config and are probed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm
 
 
-def test_names_of_ssh_config_are_enough(farm: Farm, tmp_path: Path) -> None:
-    """HOME leads to a ~/.ssh/config like any user's; the nodes' own folder is ~/.orch there."""
+def test_launch_needs_only_names_of_ssh_config(farm: Farm, tmp_path: Path) -> None:
+    """HOME has a ~/.ssh/config like a user's; the nodes' working folder is ~/.orch there."""
     (tmp_path / ".ssh").mkdir(mode=0o700)
     (tmp_path / ".ssh" / "config").write_text(farm.ssh_config.read_text("utf-8"))
     orch = Orch(tmp_path, env={"HOME": str(tmp_path)})
@@ -23,7 +23,7 @@ def test_names_of_ssh_config_are_enough(farm: Farm, tmp_path: Path) -> None:
     assert (farm.home / ".orch" / "runs").is_dir()
 
 
-def test_cards_are_counted_by_their_device_files(tmp_path: Path) -> None:
+def test_devices_are_counted_by_their_device_files(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "gcu0", "gcuctl"):
         (tmp_path / name).touch()
     assert cards(str(tmp_path)) == {"cuda": 2, "gcu": 1}
