@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Install Debian packages that are missing: as root with apt, starting no service and leaving none enabled; otherwise name them.
+# Install missing Debian packages as root with apt, without starting or enabling a service; if that is not possible, name them.
 set -euo pipefail
 
-# one at a time: the tests' components are installed beside the virtual environment, which may need a Python
+# one instance at a time: make installs the tests' components and the virtual environment's Python in parallel
 exec {self}<"${BASH_SOURCE[0]}"
 flock "$self"
 
@@ -18,7 +18,7 @@ if [[ $EUID -ne 0 ]] || ! command -v apt-get >/dev/null; then
   exit 1
 fi
 
-# Debian starts a service as soon as it is installed, unless this file forbids it. One that is there already stays as it is.
+# Debian starts a service at its installation unless this file forbids it. An existing file is left unchanged.
 policy=/usr/sbin/policy-rc.d
 if [[ ! -e $policy ]]; then
   trap 'rm -f "$policy"' EXIT
@@ -30,7 +30,7 @@ export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
 apt-get install -qq --yes --no-install-recommends "${missing[@]}" >/dev/null
 
-# Nor are they to come up with the next boot. A minimal Debian has no systemctl, and the links that it would remove all the same.
+# Nor may they start at the next boot. A minimal Debian has no systemctl, but has the links that it would remove.
 for package in "${missing[@]}"; do
   case $package in
     openssh-server) units=(ssh.service) ;;

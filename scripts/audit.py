@@ -1,8 +1,8 @@
 """
 Compare the pinned versions of a file (default: constraints.txt) with the published advisories, by pip-audit.
 
-Exit code 1: an advisory affects one of them. Without an answer (no network, an index without advisories) a line says so, and
-the exit code is 0, since `make check` has to pass without a network. Words after the file are options of pip-audit.
+Exit code 1: an advisory affects one of them. Without an answer (no network, an index without advisories) it prints a line and
+exits 0, since `make check` has to pass without a network. Arguments after the file are options of pip-audit.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ LIMIT_S = 60
 
 def main(file: str = "constraints.txt", *options: str) -> int:
     pins = [line for line in Path(file).read_text("utf-8").splitlines() if "==" in line]
-    # one alone first: where no advisory service answers, the others are not asked for
-    answers = audit(pins[:1], options) and audit(pins, options)
-    if not answers:
+    # the first pin alone: if no advisory service answers, the others are not queried
+    reports = audit(pins[:1], options) and audit(pins, options)
+    if not reports:
         print(f"audit: no advisory service answered; the versions of {file} are NOT checked")
         return 0
-    affected = [answer for answer in answers if answer["vulns"]]
-    for answer in affected:
-        for advisory in answer["vulns"]:
+    affected = [report for report in reports if report["vulns"]]
+    for report in affected:
+        for advisory in report["vulns"]:
             fixed = ", ".join(advisory["fix_versions"]) or "no version"
-            print(f"audit: {answer['name']} {answer['version']}: {advisory['id']}, fixed in {fixed}", file=sys.stderr)
-    print(f"audit: {len(answers)} of {len(pins)} versions of {file} checked, {len(affected)} affected")
+            print(f"audit: {report['name']} {report['version']}: {advisory['id']}, fixed in {fixed}", file=sys.stderr)
+    print(f"audit: {len(reports)} of {len(pins)} versions of {file} checked, {len(affected)} affected")
     return 1 if affected else 0
 
 
 def audit(pins: list[str], options: tuple[str, ...]) -> list[dict[str, Any]]:
-    """What pip-audit found on each version that the service knows; nothing where it does not answer."""
+    """The report of pip-audit on each version that the service knows; empty without an answer."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(pins))
         file.flush()
@@ -50,10 +50,10 @@ def audit(pins: list[str], options: tuple[str, ...]) -> list[dict[str, Any]]:
         argv += ["--format=json", f"--requirement={file.name}", *options]
         try:
             done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-            found = json.loads(done.stdout)["dependencies"]
+            reports: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
         except (subprocess.TimeoutExpired, ValueError):  # without an answer it prints no JSON
             return []
-    return [answer for answer in found if "skip_reason" not in answer]
+    return [report for report in reports if "skip_reason" not in report]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make the virtual environment FOLDER with the first Python >= 3.10 that can; 3.11 first, for which constraints.txt is made.
-# The system's Python comes before others: the test nodes' unprivileged account cannot reach one in somebody's home (pyenv).
+# Make the virtual environment FOLDER with the first usable Python >= 3.10. 3.11 comes first, the version of constraints.txt.
+# The system's Python comes before others: the unprivileged account of the test nodes cannot read one in a home (pyenv).
 set -euo pipefail
 here=$(dirname -- "${BASH_SOURCE[0]}")
 folder=$1

@@ -1,10 +1,9 @@
 """
-Run commands in a terminal of their own and draw what it shows as an SVG: `make picture`.
+Run commands in a pseudo-terminal and draw its screen as an SVG: `make picture`.
 
     python scripts/record_terminal.py FILE.svg COMMAND [COMMAND …]
 
-The commands really run, one after the other, in an empty folder that is also their home. The picture shows that folder as
-/home/you.
+The commands run one after the other in an empty folder, which is also their home. The picture shows it as /home/you.
 """
 
 from __future__ import annotations
@@ -29,18 +28,20 @@ COLUMNS, LINES = 112, 40
 SHOWN_HOME = "/home/you"
 UNSET = ("ORCH_HOME", "ORCH_INVENTORY", "NO_COLOR")
 FONTS = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
-# rich's own format loads a font from the network, which a picture in a README must not
+# rich's own format loads a font from the network, which a picture in a README must not do
 FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace("Fira Code", FONTS)
 
 
 def record(command: str, folder: Path) -> str:
-    """Everything that the command writes to its terminal."""
-    terminal, end = pty.openpty()
-    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+    """Run a command and return its terminal output; exit if it fails."""
+    terminal, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
     env = {name: value for name, value in os.environ.items() if name not in UNSET}
     env.update(HOME=str(folder), TERM="xterm-256color", COLUMNS=str(COLUMNS))
-    with subprocess.Popen(shlex.split(command), stdin=end, stdout=end, stderr=end, cwd=folder, env=env) as process:
-        os.close(end)
+    with subprocess.Popen(
+        shlex.split(command), stdin=slave, stdout=slave, stderr=slave, cwd=folder, env=env
+    ) as process:
+        os.close(slave)
         written = b"".join(iter(lambda: _read(terminal), b""))
     os.close(terminal)
     if process.returncode != 0:
@@ -51,19 +52,19 @@ def record(command: str, folder: Path) -> str:
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65536)
-    except OSError:  # Linux: nobody has the other end open any more
+    except OSError:  # Linux: the slave end is closed
         return b""
 
 
 def draw(shown: str, title: str) -> str:
-    """The terminal's text with its colours, as an SVG."""
+    """Draw terminal output with its colours as an SVG."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text.from_ansi(shown.rstrip("\n")), highlight=False)
     return console.export_svg(title=title, code_format=FORMAT, unique_id="orch")
 
 
 def main() -> None:
-    """Record, draw, write."""
+    """Record the commands and write the SVG."""
     file, commands = Path(sys.argv[1]), sys.argv[2:]
     with tempfile.TemporaryDirectory(prefix="orch-picture-") as name:
         folder = Path(name).resolve()

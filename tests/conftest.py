@@ -35,10 +35,10 @@ _MARKED_BY_FIXTURE = {
     "accounted_cluster_ground": "accounting",
     "slurm_hosts": "slurm",
 }
-# Fixtures that start agents, endpoints, orch or ranks, or are there for tests that do.
+# Fixtures that start agents, endpoints, orch or ranks, or whose tests do.
 _STARTERS = frozenset(_MARKED_BY_FIXTURE) | {
-    *("built", "elsewhere", "endpoint", "ground", "here", "laptop", "local", "orch", "reservation", "scripts"),
-    *("start_ranks", "torchrun", "warm"),
+    *("built", "endpoint", "ground", "here", "laptop", "local", "orch", "reservation", "scripts"),
+    *("start_ranks", "torchrun", "warm", "user_folder"),
 }
 
 
@@ -48,13 +48,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
-    _mark(items)
+    _add_markers(items)
     yield
-    # A test of a minute that starts last keeps one worker busy and the others waiting.
+    # A test of a minute that starts last would keep one worker busy and the others idle.
     items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.get_closest_marker("processes") is None))
 
 
-def _mark(items: list[pytest.Item]) -> None:
+def _add_markers(items: list[pytest.Item]) -> None:
     for item in items:
         for fixture, marker in _MARKED_BY_FIXTURE.items():
             if fixture in getattr(item, "fixturenames", ()):
@@ -63,7 +63,7 @@ def _mark(items: list[pytest.Item]) -> None:
             item.add_marker("processes")
         for kind in ("slurm", "accounting"):
             if item.get_closest_marker(kind):
-                # two clusters a session and one with accounting, however many workers there are: tests of Slurm wait
+                # at most two clusters per session, and one with accounting, for any number of workers
                 number = zlib.crc32(item.nodeid.partition("::")[0].encode()) % 2 if kind == "slurm" else 0
                 item.add_marker(pytest.mark.xdist_group(f"{kind}-{number}"))
 
@@ -71,9 +71,9 @@ def _mark(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _default_signals() -> None:
     """
-    Let what the tests start hear SIGINT and SIGHUP, though nohup or a script's `&` had this process ignore them.
+    Give processes that tests start the default action for SIGINT and SIGHUP, even under nohup or a script's `&`.
 
-    An ignored signal stays ignored through exec; one with a handler has its default action again.
+    An ignored signal stays ignored through exec; a signal with a handler gets its default action.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -82,7 +82,7 @@ def _default_signals() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Free what a failed test left open, which its traceback holds, before another test is blamed for it."""
+    """Free what a failed test left open and its traceback references, before another test is blamed for it."""
     failures = item.session.testsfailed
     outcome = yield
     if item.session.testsfailed > failures:
@@ -131,7 +131,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _has_gpu() -> bool:
-    import torch  # noqa: PLC0415  (seconds of import, and only GPU tests ask)
+    import torch  # noqa: PLC0415  (seconds of import, only for GPU tests)
 
     return torch.cuda.is_available()
 
@@ -145,7 +145,7 @@ def farm_ground() -> Iterator[Farm]:
 
 @pytest.fixture
 def farm(farm_ground: Farm, tmp_path: Path) -> Iterator[Farm]:
-    """The sshd farm; what a test leaves running there, or has looking after it from here, ends with the test."""
+    """The sshd farm; processes and supervisors that a test leaves are killed after it."""
     yield farm_ground
     for pid in supervisors_below(tmp_path):
         kill(pid)
@@ -161,7 +161,7 @@ def hosts_ground() -> Iterator[Hosts]:
 
 @pytest.fixture
 def hosts(hosts_ground: Hosts) -> Iterator[Hosts]:
-    """Three hosts and a controller; faults and what a test leaves running there end with the test."""
+    """Three hosts and a controller; faults and processes that a test leaves are removed after it."""
     yield hosts_ground
     hosts_ground.heal()
 
@@ -175,7 +175,7 @@ def cluster_ground() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(cluster_ground: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """The Slurm cluster, with SLURM_CONF exported for the test; jobs that it leaves end with it."""
+    """The Slurm cluster, with SLURM_CONF exported for the test; jobs that it leaves are cancelled after it."""
     monkeypatch.setenv("SLURM_CONF", str(cluster_ground.conf))
     yield cluster_ground
     cluster_ground.end_jobs()
@@ -190,14 +190,14 @@ def accounted_cluster_ground() -> Iterator[Cluster]:
 
 @pytest.fixture
 def accounted_cluster(accounted_cluster_ground: Cluster) -> Iterator[Cluster]:
-    """A Slurm cluster that forgets jobs soon, and keeps account of them; jobs that a test leaves end with it."""
+    """A Slurm cluster with accounting that forgets jobs soon; jobs that a test leaves are cancelled after it."""
     yield accounted_cluster_ground
     accounted_cluster_ground.end_jobs()
 
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Call it with a path below tests/golden and a text: they must be equal. `pytest --update` writes the file instead."""
+    """Compares a text with a file, named by its path below tests/golden; `pytest --update` writes the file instead."""
     root = Path(__file__).parent / "golden"
 
     def check(name: str, text: str) -> None:

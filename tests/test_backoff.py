@@ -10,5 +10,5 @@ def test_pauses_double_up_to_the_limit() -> None:
         assert middle_s * 0.5 <= pause_s <= middle_s * 1.5
 
 
-def test_two_who_retry_do_not_wait_alike() -> None:
+def test_pauses_are_random() -> None:
     assert list(islice(backoff(5.0), 6)) != list(islice(backoff(5.0), 6))

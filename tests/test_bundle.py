@@ -1,4 +1,4 @@
-"""What travels: git-tracked and uncommitted files, the same digest for the same content, nothing enormous."""
+"""The bundle: git-tracked and uncommitted files, the same digest for the same content, a size limit."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_tracked_and_uncommitted_files_travel_ignored_and_deleted_do_not(repository: Path) -> None:
+def test_bundle_has_tracked_and_uncommitted_files_but_no_ignored_or_deleted_ones(repository: Path) -> None:
     code = bundles.find_code(repository, ["x.py"])
     assert set(code.files) == {".gitignore", "kept.py", "changed.py", "new file.py", "sub/x.py"}
 
 
-def test_whole_work_tree_travels_from_a_folder_below_its_root(repository: Path) -> None:
+def test_bundle_has_the_whole_work_tree_even_from_a_subfolder(repository: Path) -> None:
     code = bundles.find_code(repository / "sub", ["x.py"])
     assert (code.root, code.cwd) == (repository, "sub")
     assert "kept.py" in code.files
 
 
-def test_outside_of_git_hidden_files_and_environments_stay(tmp_path: Path) -> None:
+def test_bundle_outside_of_git_has_no_hidden_files_or_environments(tmp_path: Path) -> None:
     for name in ("a.py", ".secret", "env/pyvenv.cfg", "env/lib.py", "pkg/b.py", "pkg/__pycache__/b.pyc", ".git-not/x"):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text("")
@@ -60,7 +60,7 @@ def test_outside_of_git_hidden_files_and_environments_stay(tmp_path: Path) -> No
         assert bundles.find_code(tmp_path, words).files == ("a.py", "pkg/b.py")
 
 
-def test_program_that_names_nothing_here_takes_nothing_along(tmp_path: Path) -> None:
+def test_program_that_names_no_local_file_sends_no_code(tmp_path: Path) -> None:
     (tmp_path / "private.txt").touch()
     for words in (["echo", "hi"], ["/usr/bin/env"], ["echo", ""]):
         assert bundles.find_code(tmp_path, words).files == ()
@@ -73,7 +73,7 @@ def test_home_folder_is_never_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         bundles.find_code(tmp_path, ["a.py"])
 
 
-def test_digest_follows_content_and_mode_not_time_or_place(repository: Path) -> None:
+def test_digest_depends_on_content_and_mode_only(repository: Path) -> None:
     def digest() -> str:
         return bundles.build(trainer=True, code=bundles.find_code(repository, ["x.py"])).digest
 
@@ -86,7 +86,7 @@ def test_digest_follows_content_and_mode_not_time_or_place(repository: Path) -> 
     assert len({before, executable, digest()}) == 3
 
 
-def test_archive_holds_what_the_bundle_names_and_nothing_of_its_maker(repository: Path) -> None:
+def test_archive_has_the_files_of_the_bundle_and_no_user_data(repository: Path) -> None:
     (repository / "link").symlink_to("kept.py")
     bundle = bundles.build(trainer=True, code=bundles.find_code(repository, ["x.py"]))
     with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
@@ -100,8 +100,8 @@ def test_archive_holds_what_the_bundle_names_and_nothing_of_its_maker(repository
 
 
 @pytest.mark.processes
-def test_package_that_travels_imports_nothing(repository: Path, tmp_path: Path) -> None:
-    """The door to api.py stays here; a program that imports orchestrator to launch itself still starts on a node."""
+def test_sent_orchestrator_package_imports_nothing(repository: Path, tmp_path: Path) -> None:
+    """Without the import of api.py: a program that imports orchestrator to launch itself still starts on a node."""
     bundle = bundles.build(trainer=False, code=bundles.find_code(repository, ["x.py"]))
     package = tmp_path / "orchestrator"
     package.mkdir()
@@ -114,12 +114,12 @@ def test_package_that_travels_imports_nothing(repository: Path, tmp_path: Path) 
     assert done.stdout == "{'orchestrator'}\n"
 
 
-def test_trainer_stays_at_home_when_a_program_of_the_users_runs(repository: Path) -> None:
+def test_trainer_is_not_sent_with_a_users_program(repository: Path) -> None:
     bundle = bundles.build(trainer=False, code=bundles.find_code(repository, ["x.py"]))
     assert not [name for name, _ in bundle.files if name.startswith("trainer/")]
 
 
-def test_link_that_leads_out_of_the_code_stays_and_is_named(repository: Path) -> None:
+def test_link_out_of_the_code_is_left_out_and_named(repository: Path) -> None:
     for name, target in {"data": "/mnt/data", "up": "../elsewhere", "inside": "sub/x.py", "dangling": "none"}.items():
         (repository / name).symlink_to(target)
     bundle = bundles.build(trainer=False, code=bundles.find_code(repository, ["x.py"]))
@@ -129,32 +129,30 @@ def test_link_that_leads_out_of_the_code_stays_and_is_named(repository: Path) ->
     assert not {"code/data", "code/up"} & names
 
 
-def test_files_of_submodules_travel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    other = tmp_path_factory.mktemp("other")
-    (other / "lib.py").write_text("")
-    _git(other, "init", "-q")
-    _git(other, "add", ".")
-    _git(other, "commit", "-qm", "first")
-    _git(repository, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(other), "vendor")
+def test_bundle_has_the_files_of_submodules(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    submodule = tmp_path_factory.mktemp("submodule")
+    (submodule / "lib.py").write_text("")
+    _git(submodule, "init", "-q")
+    _git(submodule, "add", ".")
+    _git(submodule, "commit", "-qm", "first")
+    _git(repository, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(submodule), "vendor")
     assert "vendor/lib.py" in bundles.find_code(repository, ["x.py"]).files
 
 
-def test_work_tree_that_git_does_not_read_is_an_error(tmp_path: Path) -> None:
+def test_work_tree_that_git_cannot_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / ".git").write_text("gitdir: nowhere")
     with pytest.raises(UsageError, match="git cannot read"):
         bundles.find_code(tmp_path, ["x.py"])
 
 
-def test_enormous_code_is_refused_with_its_largest_files(tmp_path: Path) -> None:
+def test_too_large_code_is_refused_with_its_largest_files(tmp_path: Path) -> None:
     with (tmp_path / "checkpoint.pt").open("wb") as file:
         file.truncate(bundles.LIMIT_BYTES + 1)
     with pytest.raises(UsageError, match=r"checkpoint\.pt \(256 MiB\)"):
         bundles.build(trainer=False, code=bundles.find_code(tmp_path, ["checkpoint.pt"]))
 
 
-def test_revision_is_the_commit_and_what_differs_from_it(
-    repository: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_revision_is_the_commit_and_the_diff(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     commit, diff = bundles.revision(repository)
     assert commit is not None
     assert len(commit) == 40
@@ -162,8 +160,8 @@ def test_revision_is_the_commit_and_what_differs_from_it(
     assert bundles.revision(tmp_path_factory.mktemp("elsewhere")) == (None, "")
 
 
-def test_private_files_neither_travel_nor_appear_in_the_diff(repository: Path) -> None:
-    """A committed and changed one, a new one, one through a link: whatever of the work tree holds secrets stays."""
+def test_private_files_are_neither_sent_nor_in_the_diff(repository: Path) -> None:
+    """Private files: a committed and changed one, a new one, and one named through a link."""
     (repository / "link.py").symlink_to("changed.py")
     private = [str(repository / name) for name in ("link.py", "new file.py")] + ["/elsewhere/x.env"]
     code = bundles.find_code(repository / "sub", ["x.py"], private)
@@ -173,7 +171,7 @@ def test_private_files_neither_travel_nor_appear_in_the_diff(repository: Path) -
     assert "gone.py" in bundles.revision(repository / "sub", private)[1]
 
 
-def test_private_files_stay_outside_of_git_too(tmp_path: Path) -> None:
+def test_private_files_are_not_sent_outside_of_git_either(tmp_path: Path) -> None:
     for name in ("a.py", "team.env"):
         (tmp_path / name).write_text("")
     assert bundles.find_code(tmp_path, ["a.py"], [str(tmp_path / "team.env")]).files == ("a.py",)

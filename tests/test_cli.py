@@ -1,4 +1,4 @@
-"""Exit codes and messages of errors that no command expects. 1 is the training's alone."""
+"""Exit codes and messages of errors that no command expects. Exit code 1 is only for a failed training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.grounds.cli import Orch
 def _ended(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
 ) -> tuple[int, str]:
-    """Let a command fail with the error; the exit code, and what is on stderr."""
+    """Let a command raise the error; return the exit code and stderr."""
 
     def fail(**_: object) -> int:
         raise error
@@ -38,27 +38,27 @@ def _ended(
         (MemoryError(), "out of memory", "ulimit -v"),
     ],
 )
-def test_error_of_this_machine_ends_with_4_and_names_path_and_remedy(
+def test_error_of_this_machine_exits_4_and_names_path_and_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, message: str, hint: str
 ) -> None:
-    code, said = _ended(monkeypatch, capsys, error)
+    code, stderr = _ended(monkeypatch, capsys, error)
     assert code == 4
-    assert message in said
-    assert hint in said
-    assert "Traceback" not in said
+    assert message in stderr
+    assert hint in stderr
+    assert "Traceback" not in stderr
 
 
-def test_unexpected_exception_is_called_a_bug_and_ends_with_70(
+def test_unexpected_exception_is_reported_as_a_bug_and_exits_70(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, said = _ended(monkeypatch, capsys, ValueError("three"))
+    code, stderr = _ended(monkeypatch, capsys, ValueError("three"))
     assert code == 70
-    assert "Traceback" in said
-    assert "a bug in orch: ValueError: three" in said
+    assert "Traceback" in stderr
+    assert "a bug in orch: ValueError: three" in stderr
 
 
 @pytest.mark.processes
-def test_closed_pipe_is_not_a_failed_training(tmp_path: Path) -> None:
+def test_closed_stdout_exits_141(tmp_path: Path) -> None:
     orch = Orch(tmp_path)
     (tmp_path / "inventory.yaml").write_text("name: here\naccelerator: cpu\ntransport: local\nnodes: [{name: n0}]\n")
     reader, writer = os.pipe()

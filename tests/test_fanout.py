@@ -8,7 +8,7 @@ from orchestrator.errors import LaunchError, NodeError, NodesError, UsageError
 from orchestrator.fanout import each, once, successes
 
 
-def test_results_and_failures_come_in_the_order_of_the_items() -> None:
+def test_results_and_failures_are_in_the_order_of_the_items() -> None:
     failure = NodeError("b", "no route to host")
 
     def work(name: str) -> str:
@@ -19,16 +19,16 @@ def test_results_and_failures_come_in_the_order_of_the_items() -> None:
     assert each(["a", "b", "c"], work, limit=2) == ["A", failure, "C"]
 
 
-def test_no_items_are_no_work() -> None:
+def test_no_items_give_no_results() -> None:
     assert each([], str, limit=3) == []
 
 
-def test_a_hung_item_delays_nobody_else() -> None:
+def test_hung_item_delays_no_other_item() -> None:
     others_done = threading.Barrier(3, timeout=10)
 
     def work(index: int) -> int:
         if index == 0:
-            others_done.wait()  # hangs until all others are through
+            others_done.wait()  # hangs until all others are done
         elif index > 6:
             others_done.wait()
         return index
@@ -36,7 +36,7 @@ def test_a_hung_item_delays_nobody_else() -> None:
     assert each(range(9), work, limit=3) == list(range(9))
 
 
-def test_at_most_limit_run_at_once() -> None:
+def test_at_most_limit_items_run_at_once() -> None:
     one_too_many = threading.Barrier(5)
 
     def work(_: int) -> bool:
@@ -49,7 +49,7 @@ def test_at_most_limit_run_at_once() -> None:
     assert each(range(5), work, limit=4) == [False] * 5
 
 
-def test_a_programming_error_is_not_kept() -> None:
+def test_programming_error_is_raised() -> None:
     def work(index: int) -> int:
         return 1 // index
 
@@ -57,7 +57,7 @@ def test_a_programming_error_is_not_kept() -> None:
         each([1, 0, 1], work, limit=2)
 
 
-def test_successes_are_the_results_when_all_are() -> None:
+def test_successes_returns_the_results_without_failures() -> None:
     assert successes([1, 2]) == [1, 2]
 
 
@@ -68,19 +68,19 @@ def test_failures_of_several_nodes_are_raised_together() -> None:
     assert caught.value.failures == (first, second)
 
 
-def test_the_only_nodes_failure_names_its_node_too() -> None:
+def test_failure_of_the_only_node_names_the_node() -> None:
     with pytest.raises(NodesError, match=r"^a: x$"):
         successes([NodeError("a", "x")])
 
 
-def test_a_failure_that_is_about_no_node_goes_first() -> None:
+def test_failure_of_no_node_is_raised_first() -> None:
     with pytest.raises(LaunchError, match="of no node"):
         successes([NodeError("a", "x"), LaunchError("of no node")])
     with pytest.raises(UsageError):
         successes([UsageError("u")])
 
 
-def test_a_value_that_many_threads_need_is_made_by_one_of_them() -> None:
+def test_once_computes_a_value_in_only_one_thread() -> None:
     second = threading.Event()
     made: list[str] = []
 
@@ -89,7 +89,7 @@ def test_a_value_that_many_threads_need_is_made_by_one_of_them() -> None:
         made.append(name)
         if len(made) > 1:
             second.set()
-        second.wait(0.3)  # time for another thread to make it too
+        second.wait(0.3)  # time for another thread to compute it too
         return [name]
 
     results = each(range(16), lambda _: slow("a"), limit=16)
@@ -98,7 +98,7 @@ def test_a_value_that_many_threads_need_is_made_by_one_of_them() -> None:
     assert slow("b") == ["b"]
 
 
-def test_a_value_that_could_not_be_made_is_tried_again() -> None:
+def test_once_retries_a_failed_computation() -> None:
     tries = iter([OSError("busy"), None])
 
     @once

@@ -50,7 +50,7 @@ def test_record_reads_back_equal() -> None:
     assert RunRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
-def test_record_of_a_later_version_is_read_as_far_as_it_is_known() -> None:
+def test_unknown_keys_of_a_later_version_are_ignored() -> None:
     data = _record("a-20260102-030405-0abc").to_json() | {"invented_later": 1}
     assert RunRecord.from_json(data).id == "a-20260102-030405-0abc"
 
@@ -71,14 +71,14 @@ def test_store_is_private_and_finds_by_id_prefix_name_and_latest(tmp_path: Path)
         store.find("x")
 
 
-def test_latest_of_one_second_is_the_one_created_last(tmp_path: Path) -> None:
+def test_latest_of_runs_of_the_same_second_is_the_one_created_last(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.create(_record("a-20260102-030405-ffff", "2026-01-02T03:04:05.100000+00:00"))
     store.create(_record("a-20260102-030405-0000", "2026-01-02T03:04:05.900000+00:00"))
     assert store.find("latest").path.name == "a-20260102-030405-0000"
 
 
-def test_no_run_at_all_says_how_to_start_one(tmp_path: Path) -> None:
+def test_missing_run_error_names_the_command_to_start_one(tmp_path: Path) -> None:
     with pytest.raises(RunNotFound, match="no run in") as caught:
         Store(tmp_path).find("latest")
     assert "orch ssh-launch" in caught.value.hint
@@ -91,35 +91,35 @@ def test_change_of_a_record_is_not_undone_by_another_process(tmp_path: Path) -> 
         "import sys; from pathlib import Path; from orchestrator.store import RunFolder\n"
         "for number in range(500): RunFolder(Path(sys.argv[1])).update(message=str(number))"
     )
-    with subprocess.Popen([sys.executable, "-c", program, str(folder.path)]) as other:
+    with subprocess.Popen([sys.executable, "-c", program, str(folder.path)]) as process:
         number = 0
-        while other.poll() is None:
+        while process.poll() is None:
             number += 1
             folder.update(slurm_job=str(number))
             assert folder.read().slurm_job == str(number)
-    assert other.returncode == 0
+    assert process.returncode == 0
     assert (folder.read().message, folder.read().slurm_job) == ("499", str(number))
 
 
-def test_process_that_was_stopped_while_it_changed_the_record_holds_up_nobody_for_good(
+def test_lock_of_a_stopped_process_delays_a_change_of_the_record_only_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.store.RECORD_WAIT_S", 0.1)
     folder = Store(tmp_path).create(_record("a-20260102-030405-0abc"))
     with (folder.path / "run.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        folder.update(message="goes on")
-    assert folder.read().message == "goes on"
+        folder.update(message="changed")
+    assert folder.read().message == "changed"
 
 
-def test_path_tricks_find_no_run(tmp_path: Path) -> None:
+def test_path_traversal_finds_no_run(tmp_path: Path) -> None:
     store = Store(tmp_path / "home")
     store.create(_record("a-20260102-030405-0abc"))
     with pytest.raises(RunNotFound):
         store.find("../../etc")
 
 
-def test_home_is_orch_home_or_below_the_users(tmp_path: Path) -> None:
+def test_home_is_orch_home_or_in_the_users_home(tmp_path: Path) -> None:
     assert home({"ORCH_HOME": str(tmp_path)}) == tmp_path
     assert home({}) == Path.home() / ".orch"
 

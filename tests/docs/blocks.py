@@ -1,4 +1,4 @@
-"""The shell blocks of a page, run one after the other as somebody would who pastes them into a terminal."""
+"""The shell blocks of a page, run one after the other, as if pasted into a terminal."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TIMEOUT_S = 280
 
 
 def blocks(page: Path) -> list[str]:
-    """All blocks marked `sh`, in order."""
+    """All blocks of the language `sh`, in order."""
     return re.findall(r"^```sh\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
 def bare(home: Path, *folders: Path, **env: str) -> dict[str, str]:
-    """The environment of a fresh login with that home: what lies in `folders` is on its PATH, and nothing else is set."""
+    """The environment of a fresh login with that home, with `folders` on its PATH and `env` as its only other variables."""
     return {
         "PATH": os.pathsep.join([*map(str, folders), "/usr/bin", "/bin"]),
         "HOME": str(home),
@@ -31,13 +31,13 @@ def bare(home: Path, *folders: Path, **env: str) -> dict[str, str]:
 
 
 def knows_hosts(home: Path, farm: Farm) -> None:
-    """Let `ssh n0` to `ssh n7` work for whoever has that home."""
+    """Make `ssh n0` to `ssh n7` work with that home."""
     (home / ".ssh").mkdir(mode=0o700)
     shutil.copy(farm.ssh_config, home / ".ssh" / "config")
 
 
 def run(commands: str, folder: Path, env: Mapping[str, str]) -> str:
-    """Run the commands, of which none may fail; what they show."""
+    """Run the commands, none of which may fail, and return their output."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", commands],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""The documentation says what is there: commands, options, fields, links with their anchors, and examples that parse."""
+"""The documentation matches the code: commands, options, fields, links with their anchors, and examples that parse."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_every_key_of_the_trainer_is_documented() -> None:
 
 
 def _anchors(page: Path) -> set[str]:
-    """Of the headings, where GitHub and the site agree on them."""
+    """The anchors of the headings, which have to be the same on GitHub and on the site."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     anchors = set()
     for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
@@ -105,7 +105,7 @@ def _anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_have_existing_targets(page: str) -> None:
     path = ROOT / page
     code = re.compile(r"^```.*?^```|^    .*$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
     for link in re.findall(r"\]\(([^)\s]+)\)", code.sub("", _text(page))):
@@ -140,9 +140,9 @@ def test_how_it_works_names_files_that_exist() -> None:
 @pytest.mark.parametrize(
     "row", re.findall(r"^\| ((?:a|an|the|support) .*) \|$", _text("docs/how-it-works.md"), re.MULTILINE)
 )
-def test_each_row_of_where_things_are_names_what_is_there(row: str) -> None:
-    _, places, names = row.split("|")
-    files = [ROOT / place for place in re.findall(r"`([^`]+)`", places)]
+def test_each_row_of_the_file_table_names_existing_definitions(row: str) -> None:
+    _, paths, names = row.split("|")
+    files = [ROOT / path for path in re.findall(r"`([^`]+)`", paths)]
     assert files
     texts = [path.read_text("utf-8") for path in files if path.is_file()]
     for name in re.findall(r"`([^`]+)`", names):
@@ -150,7 +150,7 @@ def test_each_row_of_where_things_are_names_what_is_there(row: str) -> None:
 
 
 def _code(page: str) -> Iterator[str]:
-    """The lines of a page's code blocks, comments left out; lines that a backslash continues are one."""
+    """The lines of a page's code blocks, without comments; lines continued by a backslash are joined."""
     text = re.sub(r"\\\n\s*", "", _text(page))
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     blocks += re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)
@@ -159,7 +159,7 @@ def _code(page: str) -> Iterator[str]:
 
 
 def _examples(page: str) -> Iterator[list[str]]:
-    """The words of each command line of orch; one that shows a form, such as `orch logs [RUN]`, is no example."""
+    """The words of each command line of orch, except for usage forms such as `orch logs [RUN]`."""
     for line in _code(page):
         command = re.split(r"\s[>|]\s|\s&&\s", line)[-1 if "| orch" in line else 0]
         if command.startswith("orch ") and not re.search(
@@ -175,13 +175,13 @@ def _named(page: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_no_page_promises_a_command_that_is_not_there(page: str) -> None:
+def test_pages_name_only_existing_commands(page: str) -> None:
     assert _named(page) <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("page", GUIDES)
 def test_examples_parse(page: str) -> None:
-    """Unknown options and wrong values are found before --help is heeded."""
+    """click reports unknown options and wrong values before it handles --help."""
     for words in _examples(page):
         known = words[: words.index("--")] if "--" in words else words
         done = CliRunner().invoke(app, [*known, "--help"], prog_name="orch")
@@ -189,8 +189,8 @@ def test_examples_parse(page: str) -> None:
 
 
 @pytest.mark.processes
-def test_launches_in_guides_plan_as_written(tmp_path: Path) -> None:
-    """By the shipped inventory that the guides copy; --dry-run stands in for its nodes."""
+def test_launches_in_guides_can_be_planned_as_written(tmp_path: Path) -> None:
+    """With the shipped inventory that the guides copy, and --dry-run instead of its nodes."""
     (tmp_path / "inventory.yaml").write_text(_text("inventories/h800.yaml").replace("h800-[00-15]", "n[0-15]"))
     for name in ("train.py", "hello.py", "count.py", "run.sh"):
         (tmp_path / name).touch(mode=0o755)
@@ -214,7 +214,7 @@ def test_security_promises_name_tests_and_rows_that_exist() -> None:
 
 @pytest.mark.parametrize("page", [page for page in GUIDES if page not in {"docs/benchmarks.md", "docs/faults.md"}])
 def test_pages_are_readable(page: str) -> None:
-    """As text, too: no wall of words in a line or in the cell of a table."""
+    """Also as plain text: lines and table cells have a limited length."""
     for line in re.sub(r"^```.*?^```", "", _text(page), flags=re.MULTILINE | re.DOTALL).splitlines():
         cells = line.strip("|").split(" | ") if line.startswith("|") else []
         assert len(line) <= 170 or cells, line

@@ -1,4 +1,4 @@
-"""The examples of the pages that are no commands: inventories load, Python compiles, the progress file is understood."""
+"""The examples of the pages other than commands: inventories load, Python compiles, orch reads the progress file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_python_of_a_page_compiles(page: str) -> None:
 
 
 @pytest.mark.processes
-def test_status_shows_what_the_example_of_a_progress_file_reports(tmp_path: Path) -> None:
+def test_status_shows_the_progress_of_the_documented_example(tmp_path: Path) -> None:
     example = next(text for text in _blocks("docs/programs.md", "python") if "def report(" in text)
     folder = tmp_path / "code"
     folder.mkdir()
@@ -52,7 +52,7 @@ def test_status_shows_what_the_example_of_a_progress_file_reports(tmp_path: Path
 
 
 @pytest.mark.processes
-def test_completion_is_switched_on_as_documented(tmp_path: Path) -> None:
+def test_documented_line_enables_completion(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "commands.md").read_text("utf-8")
     [line] = re.findall(r"^    (eval .*bash_source.*?)\s+#", page, re.MULTILINE)
     script = f"{line}\nCOMP_WORDS=(orch ssh-l) COMP_CWORD=1\n_orch_completion orch\necho ${{COMPREPLY[0]}}"

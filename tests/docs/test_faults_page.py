@@ -1,4 +1,4 @@
-"""docs/faults.md: all rows F1 to F24 and S1 to S17 are there with their state, and the tests that it cites exist."""
+"""docs/faults.md has all rows F1 to F24 and S1 to S17 with their state, and the tests that it cites exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CITED = re.compile(r"([\w/]+\.py)::(test_\w+)")
 
 
 def _table(heading: str) -> list[list[str]]:
-    """The cells of the table under a heading, without its head."""
+    """The cells of the table under a heading, without its header row."""
     section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
@@ -27,11 +27,11 @@ def test_every_row_is_listed_once_in_order_with_its_state() -> None:
     assert {state for state, _ in STATES.values()} <= {"proved", "partly", "owed"}
 
 
-def test_rows_that_are_not_proved_say_what_is_missing() -> None:
+def test_rows_that_are_not_proved_name_the_missing_proof() -> None:
     assert [row for row, (state, missing) in STATES.items() if state != "proved" and not missing] == []
 
 
-def test_rows_that_are_owed_cite_no_test_and_all_others_do() -> None:
+def test_only_rows_that_are_owed_cite_no_test() -> None:
     assert [row for row, *_ in TESTS if row] == [row for row in ROWS if STATES[row][0] != "owed"]
 
 

@@ -1,4 +1,4 @@
-"""README.md does what it says for somebody who has nothing but the repository: cloned into an empty folder, in a bare environment."""
+"""The commands of README.md work with nothing but the repository: cloned into an empty folder, in a bare environment."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.grounds.sshd import Farm
 from tests.packaging.conftest import copy_of_the_tree
 
 COSTLY = re.compile(r"^(pip install|make test).*\n", re.MULTILINE)
-"""What installs from an index, and what would run this test again: tests/packaging installs, CI runs `make test`."""
+"""Left out: tests/packaging tests the installation, which needs an index, and `make test` would run this test."""
 
 
 def _repository(folder: Path) -> Path:
-    """The working tree as somebody would clone it, changes that are not committed included."""
+    """A repository to clone with the files of the working tree, uncommitted changes included."""
     tree = copy_of_the_tree(folder)
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
     for words in (["init", "-q"], ["add", "--all"], [*identity, "commit", "-qm", "all"]):
@@ -28,7 +28,7 @@ def _repository(folder: Path) -> Path:
 
 
 def _install(clone: Path) -> None:
-    """What `make demo` and `pip install .` would bring, without an index: this environment's packages, the clone's orch."""
+    """Do as `make demo` and `pip install .` would, without an index: this environment's packages, the clone's orch."""
     environment = clone / ".venv"
     python = node_python(environment)
     assert python is not None
@@ -44,18 +44,18 @@ def _install(clone: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.train
 @pytest.mark.timeout(600)
-def test_readme_runs_as_written_in_an_empty_folder(tmp_path: Path, farm: Farm, cluster: Cluster) -> None:
+def test_readme_commands_run_as_written_in_an_empty_folder(tmp_path: Path, farm: Farm, cluster: Cluster) -> None:
     home = tmp_path / "home"
     home.mkdir()
     knows_hosts(home, farm)
     clone = home / "orch"
     env = bare(home, clone / ".venv" / "bin", URL=str(_repository(tmp_path / "tree")), SLURM_CONF=str(cluster.conf))
-    [get, *others] = [COSTLY.sub("", block) for block in blocks(ROOT / "README.md")]
-    [clone_it, demo] = get.split("cd orch\n")
-    run(clone_it, home, env)
+    [first_block, *later_blocks] = [COSTLY.sub("", block) for block in blocks(ROOT / "README.md")]
+    [clone_commands, demo] = first_block.split("cd orch\n")
+    run(clone_commands, home, env)
     _install(clone)
 
-    shown = run("\n".join([demo, *others]), clone, env)
+    shown = run("\n".join([demo, *later_blocks]), clone, env)
 
     assert "4/4 ranks ready" in shown
-    assert shown.count("hello from rank 3 of 4") == 4  # over ssh and asked for again, followed again, through Slurm
+    assert shown.count("hello from rank 3 of 4") == 4  # by ssh-launch, logs --rank 3, logs --follow, submit

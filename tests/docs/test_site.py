@@ -1,4 +1,4 @@
-"""The site of docs/ builds without a warning, as `make docs` builds it: no dead link or anchor, no page that is left out."""
+"""The site of docs/ builds without a warning, as by `make docs`: no dead link or anchor, and every page is included."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCES = ("mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
 @pytest.mark.processes
-def test_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_site_builds_without_warnings_and_loads_nothing_external(tmp_path: Path) -> None:
     zensical = shutil.which("zensical", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if zensical is None:
         missing("zensical")

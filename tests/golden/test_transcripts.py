@@ -1,7 +1,7 @@
 """
-What inventories turn into, word for word: a file for each that says something of its own, assertions for what little the rest adds.
+The exact transcripts of launches: golden files for the inventories that differ, assertions for the small rest.
 
-After a wanted change: `pytest tests/golden --update`, then read the diff.
+After an intended change: `pytest tests/golden --update`, then read the diff.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from orchestrator.run import LauncherName, Program, Request
 from tests.grounds import components
 
 SHIPPED = {"h800": 2, "h800-roce": 2, "t20": 2, "local": 1}  # nodes
-# Inventories of their own, which say all that they can say of Slurm.
+# Inventories in this folder with every Slurm field.
 FULL = ("slurm-pyxis", "slurm-apptainer", "slurm-spares")
 LAUNCHERS: tuple[LauncherName, ...] = ("ssh", "slurm")
 CASES: list[tuple[str, LauncherName]] = [*product(SHIPPED, LAUNCHERS), *((name, "slurm") for name in FULL)]
-# What Slurm's other three say is in DIRECTIVES and in the files for SSH.
+# The other three Slurm transcripts follow from DIRECTIVES and the files for SSH.
 RECORDED = [case for case in CASES if case[1] == "ssh" or case[0] in ("h800", *FULL)]
 DIRECTIVES = {
     "h800": ["--partition=gpu", "--time=1-00:00:00", "--exclusive"],
@@ -43,7 +43,7 @@ DEVICES = {"h800": "cuda", "h800-roce": "cuda", "t20": "gcu", "local": "cpu"}
 
 
 def _inventory(name: str, nodes: int) -> Inventory:
-    """The shipped inventory, or the one that lies here, with that many nodes and a Python that is not this machine's."""
+    """The shipped inventory, or the one in this folder, with `nodes` nodes and a Python that is not this machine's."""
     folder = inventory_folder() if name in SHIPPED else Path(__file__).parent
     inventory = inventories.load(folder / f"{name}.yaml")
     first = inventory.nodes[0].model_copy(update={"python": "/opt/conda/bin/python3"})
@@ -65,27 +65,29 @@ def _exports(plan: LaunchPlan) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "launcher"), RECORDED)
-def test_transcript_is_as_recorded(name: str, launcher: LauncherName, golden: Callable[[str, str], None]) -> None:
-    """A change of any file or command that a launch makes shows up in review."""
+def test_transcript_equals_its_golden_file(
+    name: str, launcher: LauncherName, golden: Callable[[str, str], None]
+) -> None:
+    """Any change of a file or command of a launch shows up in review."""
     golden(f"{name}-{launcher}.sh" if name in SHIPPED else f"{name}.sh", transcript.dry_run_text(_plan(name, launcher)))
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_slurm_gets_the_environment_that_ssh_gets_and_the_settings_of_the_inventory(name: str) -> None:
+def test_slurm_gets_the_environment_of_ssh_and_the_slurm_settings_of_the_inventory(name: str) -> None:
     under_slurm = _plan(name, "slurm")
     assert _exports(under_slurm) == _exports(_plan(name, "ssh"))[: len(_exports(under_slurm))]
     directives = re.findall("^#SBATCH (.*)$", transcript.dry_run_text(under_slurm), re.MULTILINE)
     assert directives[directives.index("--requeue") + 1 :] == DIRECTIVES[name]
 
 
-def test_home_of_the_nodes_is_spelled_out_under_slurm() -> None:
+def test_home_of_the_nodes_is_expanded_under_slurm() -> None:
     text = transcript.dry_run_text(_plan("local", "slurm"))
     assert "exec /opt/conda/bin/python3 -E -s -S /home/train/.orch/bundles/" in text
     assert "~" not in text.replace("${nodes%%,*}", "")
 
 
 @pytest.mark.parametrize(("name", "launcher"), list(product(SHIPPED, LAUNCHERS)))
-def test_trainer_in_place_of_a_program_changes_one_line(name: str, launcher: LauncherName) -> None:
+def test_trainer_instead_of_a_program_changes_one_line(name: str, launcher: LauncherName) -> None:
     pairs = zip(
         transcript.dry_run_text(_plan(name, launcher, TRAINER)).splitlines(),
         transcript.dry_run_text(_plan(name, launcher)).splitlines(),
@@ -110,7 +112,7 @@ def test_sixteen_nodes_have_their_own_names_addresses_and_ranks(launcher: Launch
 
 
 def test_rendered_scripts_pass_shellcheck(tmp_path: Path) -> None:
-    """The transcripts as a whole, and every script in them on its own."""
+    """Each whole transcript, and every script in it separately."""
     for name, launcher in CASES:
         plan = _plan(name, launcher)
         scripts = {"transcript.sh": transcript.dry_run_text(plan)}
@@ -124,7 +126,7 @@ def test_rendered_scripts_pass_shellcheck(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "launcher"), CASES)
-def test_values_nobody_set_are_not_rendered(name: str, launcher: LauncherName) -> None:
+def test_unset_values_are_not_rendered(name: str, launcher: LauncherName) -> None:
     """No `--partition=`, no `export X=`, no None."""
     text = transcript.dry_run_text(_plan(name, launcher))
     assert not re.search(r"export \w+=$|--[\w-]+=(\s|$)|\bNone\b|=''", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The distributions, built once a session as a release builds them: the wheel from the sdist."""
+"""The distributions, built once per session as for a release: the wheel from the sdist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.paths import ROOT
 
 @dataclass(frozen=True)
 class Built:
-    """`tree` is the copy of the repository that they were built from."""
+    """The built distributions; `tree` is the copy of the repository that they were built from."""
 
     tree: Path
     sdist: Path
@@ -34,6 +34,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def copy_of_the_tree(target: Path) -> Path:
-    """Building in place would leave files behind."""
+    """Copy the working tree, because a build in the tree would leave files there."""
     left_out = shutil.ignore_patterns(".[!c]*", "build", "dist", "runs", "*.egg-info", "__pycache__", "*_cache")
     return Path(shutil.copytree(ROOT, target, ignore=left_out))

@@ -1,4 +1,4 @@
-"""Environments that hold exactly what a distribution requires, linked from the tests' own: no index is asked."""
+"""Environments with exactly the requirements of a distribution, linked from the tests' own, so without an index."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def make_environment(folder: Path) -> Path:
 
 
 def packages_of(python: Path) -> Path:
-    """The folder of an environment that `import` reads."""
+    """The site-packages folder of an environment."""
     (folder,) = python.parents[1].glob("lib/python3*/site-packages")
     return folder
 
 
 def pip(python: Path, *args: str) -> str:
-    """The output of this environment's pip, applied to another environment, so that none has to be installed there."""
+    """Run this environment's pip on another environment, which then needs none, and return its output."""
     argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), *args]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -37,7 +37,7 @@ def install(python: Path, *args: str) -> None:
 
 
 def link_requirements(python: Path, names: Iterable[str]) -> list[Path]:
-    """Link the named distributions and all that they require into an environment; returns the new links."""
+    """Link the named distributions and all their requirements into an environment; return the new links."""
     target, links = packages_of(python), list[Path]()
     for distribution in _closure(names):
         for part in {file.parts[0] for file in distribution.files or () if file.parts[0] != ".."}:
@@ -48,23 +48,23 @@ def link_requirements(python: Path, names: Iterable[str]) -> list[Path]:
 
 
 def requirements_of(name: str, python: Path) -> list[str]:
-    """What an installed distribution requires without its extras."""
+    """The names of the requirements of an installed distribution, without extras."""
     (found,) = metadata.distributions(name=name, path=[str(packages_of(python))])
     return [requirement.name for requirement in required(found)]
 
 
 def _closure(names: Iterable[str]) -> Iterator[metadata.Distribution]:
-    waiting, known = list(names), set[str]()
-    while waiting:
-        found = metadata.distribution(waiting.pop())
+    pending, known = list(names), set[str]()
+    while pending:
+        found = metadata.distribution(pending.pop())
         if found.name not in known:
             known.add(found.name)
             yield found
-            waiting += [requirement.name for requirement in required(found)]
+            pending += [requirement.name for requirement in required(found)]
 
 
 def required(distribution: metadata.Distribution, extra: str = "") -> Iterator[Requirement]:
-    """What a distribution requires here, with one of its extras or without."""
+    """The requirements of a distribution that apply to this platform, with one of its extras or without."""
     for line in distribution.requires or ():
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
@@ -72,7 +72,7 @@ def required(distribution: metadata.Distribution, extra: str = "") -> Iterator[R
 
 
 def foreign_trainer(folder: Path) -> Path:
-    """A wheel that stands for PyPI's `trainer`: a top-level package of that name, which says whose it is."""
+    """A double of PyPI's `trainer`: a wheel with a top-level package of that name, which has an OWNER."""
     info = "trainer-0.0.36.dist-info"
     files = {
         "trainer/__init__.py": "OWNER = 'somebody else'\n",

@@ -30,20 +30,20 @@ ADVISORY = {
 
 
 class Service(BaseHTTPRequestHandler):
-    """Answers as OSV does; `affected` is the package that it has an advisory on."""
+    """A double of OSV; `affected` is the package with an advisory."""
 
     affected = ""
 
     def do_POST(self) -> None:
-        question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        is_affected = question["package"]["name"] == self.affected
+        query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        is_affected = query["package"]["name"] == self.affected
         answer = json.dumps({"vulns": [ADVISORY]} if is_affected else {}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name that the base class gives it
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- the name in the base class
         """Keep the test's output free of requests."""
 
 
@@ -62,7 +62,7 @@ def audit(folder: Path, url: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*argv, f"--osv-url={url}"], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_affected_version_is_named_and_fails(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_with_an_advisory_is_named_and_fails(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Service, "affected", "paramiko")
     done = audit(tmp_path, url)
     assert (done.returncode, done.stderr) == (1, "audit: paramiko 5.1.0: PYSEC-2026-1, fixed in 5.1.1\n")
@@ -74,7 +74,7 @@ def test_versions_without_advisories_pass(tmp_path: Path, url: str) -> None:
     assert (done.returncode, done.stdout) == (0, "audit: 2 of 2 versions of pins.txt checked, 0 affected\n")
 
 
-def test_without_an_answer_nothing_fails_and_a_line_says_so(tmp_path: Path) -> None:
+def test_unreachable_advisory_service_fails_nothing_and_is_reported(tmp_path: Path) -> None:
     done = audit(tmp_path, f"http://127.0.0.1:{free_ports(1)[0]}/v1/query")
     assert (done.returncode, done.stderr) == (0, "")
     assert "no advisory service answered; the versions of pins.txt are NOT checked" in done.stdout

@@ -1,4 +1,4 @@
-"""constraints.txt is what the tests run with: every package that they need is pinned there, at the version it has here."""
+"""constraints.txt pins every package that the tests need at its installed version."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WITH_CUDA = ("nvidia-", "cuda-", "triton")  # a CUDA build of torch requires the
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="constraints.txt is for Python 3.11")
-def test_every_version_that_is_tested_is_pinned() -> None:
+def test_constraints_pin_every_tested_version() -> None:
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     pins = [line.split("==") for line in lines if not line.startswith("#")]
     pinned = {canonicalize_name(name): Version(version) for name, version in pins}
@@ -33,19 +33,19 @@ def _version(name: str) -> Version:
 
 
 def _needed() -> set[str]:
-    """What setup.cfg asks for with every extra, all that it requires in turn, and what installs it."""
-    waiting, known = [*_asked_for(), Requirement("pip")], set[tuple[str, str]]()
-    while waiting:
-        requirement = waiting.pop()
+    """The names of all requirements in setup.cfg with every extra, their requirements in turn, and pip."""
+    pending, known = [*_direct_requirements(), Requirement("pip")], set[tuple[str, str]]()
+    while pending:
+        requirement = pending.pop()
         name = canonicalize_name(requirement.name)
         for extra in ("", *requirement.extras):
             if name != OURS and (name, extra) not in known:
                 known.add((name, extra))
-                waiting += required(metadata.distribution(name), extra)
+                pending += required(metadata.distribution(name), extra)
     return {name for name, _ in known}
 
 
-def _asked_for() -> Iterator[Requirement]:
+def _direct_requirements() -> Iterator[Requirement]:
     config = ConfigParser(interpolation=None)
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     for text in (config["options"]["install_requires"], *config["options.extras_require"].values()):

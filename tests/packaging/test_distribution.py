@@ -1,4 +1,4 @@
-"""What is built holds all that orch brings along."""
+"""The built distributions contain every file that orch needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.packaging.environments import install, make_environment, packages_of
 from tests.paths import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
-_ASK = """
+_PRINT_RESOURCES = """
 import json
 from orchestrator import resources as r
 folders = {"templates": r.template_folder(), "inventories": r.inventory_folder(), "node": r.node_folder(), "trainer": r.trainer_folder()}
@@ -35,9 +35,11 @@ def test_wheel_made_from_the_sdist_installs_every_file(built: Built, tmp_path: P
     python = make_environment(tmp_path / "venv")
     install(python, str(built.wheel))
 
-    answer = subprocess.run([str(python), "-c", _ASK], check=True, capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [str(python), "-c", _PRINT_RESOURCES], check=True, capture_output=True, text=True, cwd=tmp_path
+    )
 
-    installed = json.loads(answer.stdout)
+    installed = json.loads(done.stdout)
     sources = {
         "templates": "templates",
         "inventories": "inventories",
@@ -52,7 +54,7 @@ def test_wheel_made_from_the_sdist_installs_every_file(built: Built, tmp_path: P
     assert (python.parent / "orch").exists()
 
 
-def test_shipped_pages_link_to_nothing_that_is_not_installed(built: Built) -> None:
+def test_shipped_pages_link_only_to_installed_files(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as wheel:
         names = wheel.namelist()
         pages = [name for name in names if name.endswith(".md")]
@@ -64,12 +66,12 @@ def test_shipped_pages_link_to_nothing_that_is_not_installed(built: Built) -> No
 def test_sdist_holds_every_tracked_file(built: Built) -> None:
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if tracked.returncode != 0:
-        pytest.skip("this is no work tree of git")
+        pytest.skip("not a git work tree")
     assert {*tracked.stdout.split("\0")} - {"", ".gitignore"} - {*files_of(built.sdist)} == set()
 
 
 def test_sdist_passes_the_checks_of_its_documents_and_imports(built: Built, tmp_path: Path) -> None:
-    """All tests are collected; those that read files beside the packages run, and so do the import contracts."""
+    """All tests are collected; the tests of the documents and the import contracts run."""
     subprocess.run(["tar", "-xzf", str(built.sdist), "-C", str(tmp_path)], check=True)
     (root,) = tmp_path.iterdir()
     pytest_here = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
