@@ -3,8 +3,8 @@ Image segmentation as a task of the shared trainer: a small U-Net.
 
     orch ssh-launch task=examples.segmentation.unet:Segmentation steps=500 eval_steps=100 options.width=32
 
-trains on images that it draws itself; with data.paths=FOLDER on pairs NAME.image.npy (float, [channels, height, width])
-and NAME.mask.npy (whole numbers, [height, width], the class of each pixel), and data.validation=FOLDER evaluates.
+trains on synthetic images. data.paths=FOLDER trains on pairs NAME.image.npy (float, [channels, height, width]) and
+NAME.mask.npy (integers, [height, width], the class of each pixel) instead; data.validation=FOLDER evaluates on such pairs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Pair = Tuple[torch.Tensor, torch.Tensor]  # image and mask
 
 
 class Segmentation(Task):
-    """Every option has a default, so `options.NAME=VALUE` names only what is to be otherwise."""
+    """The task; every option has a default, and `options.NAME=VALUE` overrides it."""
 
     def __init__(
         self, config: TrainConfig, *, width: int = 16, classes: int = 3, channels: int = 3, size: int = 64
@@ -32,18 +32,18 @@ class Segmentation(Task):
         super().__init__(config)
         if size % UNet.FACTOR:
             raise UserError(
-                f"options.size={size}: allowed: multiples of {UNet.FACTOR}, for the U-Net halves it that often"
+                f"options.size={size}: allowed: multiples of {UNet.FACTOR}, because the U-Net halves the size twice"
             )
         self.width, self.classes, self.channels, self.size = width, classes, channels, size
 
     def build_model(self) -> UNet:
         return UNet(self.channels, self.classes, self.width)
 
-    def build_data(self, split: str) -> Drawn | Folder:
+    def build_data(self, split: str) -> SyntheticImages | ImageFolder:
         folders = self.config.data.paths if split == "train" else self.config.data.validation
         if folders:
-            return Folder(folders, self.size)
-        return Drawn(2000 if split == "train" else 64, self, first=0 if split == "train" else 1_000_000)
+            return ImageFolder(folders, self.size)
+        return SyntheticImages(2000 if split == "train" else 64, self, first=0 if split == "train" else 1_000_000)
 
     def loss(self, model: Any, batch: Pair) -> torch.Tensor:  # noqa: ANN401 -- wrapped
         images, masks = batch
@@ -52,12 +52,12 @@ class Segmentation(Task):
     def evaluate(self, model: Any, batch: Pair) -> dict[str, torch.Tensor]:  # noqa: ANN401 -- wrapped
         images, masks = batch
         scores = model(images).float()
-        found = scores.argmax(1)
-        overlaps = [_overlap(found == kind, masks == kind) for kind in range(self.classes)]
+        predicted = scores.argmax(1)
+        ious = [_iou(predicted == label, masks == label) for label in range(self.classes)]
         return {
             "loss": functional.cross_entropy(scores, masks),
-            "accuracy": (found == masks).float().mean(),
-            "iou": torch.stack(overlaps).mean(),
+            "accuracy": (predicted == masks).float().mean(),
+            "iou": torch.stack(ious).mean(),
         }
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
@@ -65,10 +65,10 @@ class Segmentation(Task):
         return [*model.down, model.bottom, *model.up]
 
 
-def _overlap(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
-    """Intersection over union; 1 where there is nothing to find and nothing was found."""
-    union = (found | true).sum()
-    return torch.where(union > 0, (found & true).sum() / union.clamp(min=1), torch.ones((), device=union.device))
+def _iou(predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
+    """Intersection over union; 1 if both masks are empty."""
+    union = (predicted | true).sum()
+    return torch.where(union > 0, (predicted & true).sum() / union.clamp(min=1), torch.ones((), device=union.device))
 
 
 class UNet(nn.Module):
@@ -78,9 +78,9 @@ class UNet(nn.Module):
 
     def __init__(self, channels: int, classes: int, width: int) -> None:
         super().__init__()
-        self.down = nn.ModuleList([_twice(channels, width), _twice(width, 2 * width)])
-        self.bottom = _twice(2 * width, 4 * width)
-        self.up = nn.ModuleList([_twice(6 * width, 2 * width), _twice(3 * width, width)])
+        self.down = nn.ModuleList([_double_conv(channels, width), _double_conv(width, 2 * width)])
+        self.bottom = _double_conv(2 * width, 4 * width)
+        self.up = nn.ModuleList([_double_conv(6 * width, 2 * width), _double_conv(3 * width, width)])
         self.head = nn.Conv2d(width, classes, 1)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
@@ -97,55 +97,59 @@ class UNet(nn.Module):
         return scores
 
 
-def _twice(before: int, after: int) -> nn.Sequential:
+def _double_conv(in_channels: int, out_channels: int) -> nn.Sequential:
     layers: List[nn.Module] = []
-    for channels in (before, after):
-        layers += [nn.Conv2d(channels, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+    for channels in (in_channels, out_channels):
+        layers += [
+            nn.Conv2d(channels, out_channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(out_channels),
+            nn.ReLU(),
+        ]
     return nn.Sequential(*layers)
 
 
-class Drawn:
-    """Discs of a colour a class, on noise; each sample follows from its number."""
+class SyntheticImages:
+    """Discs on noise, one colour per class; the index of a sample determines it."""
 
     is_random = False
 
     def __init__(self, count: int, task: Segmentation, first: int) -> None:
         self.count, self.first = count, first
         self.classes, self.channels, self.size = task.classes, task.channels, task.size
-        self.description = f"{count} drawn images"
+        self.description = f"{count} synthetic images"
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> Pair:
-        draw = torch.Generator().manual_seed(self.first + index)
-        image = 0.3 * torch.randn(self.channels, self.size, self.size, generator=draw)
+        generator = torch.Generator().manual_seed(self.first + index)
+        image = 0.3 * torch.randn(self.channels, self.size, self.size, generator=generator)
         mask = torch.zeros(self.size, self.size, dtype=torch.long)
-        ticks = torch.arange(self.size).float()
-        for kind in range(1, self.classes):
-            row, column, radius = (torch.rand(3, generator=draw) * self.size).tolist()
-            inside = (ticks[:, None] - row) ** 2 + (ticks - column) ** 2 < (4 + radius / 4) ** 2
+        pixels = torch.arange(self.size).float()
+        for label in range(1, self.classes):
+            row, column, radius = (torch.rand(3, generator=generator) * self.size).tolist()
+            inside = (pixels[:, None] - row) ** 2 + (pixels - column) ** 2 < (4 + radius / 4) ** 2
             image[:, inside] += 1.0
-            image[kind % self.channels, inside] += 1.0
-            mask[inside] = kind
+            image[label % self.channels, inside] += 1.0
+            mask[inside] = label
         return image, mask
 
 
-class Folder:
-    """Pairs of files, each cut at random to the size of all, so that they go into one batch."""
+class ImageFolder:
+    """Pairs of image and mask files, each cropped at random to one size, so that they form batches."""
 
     def __init__(self, folders: Sequence[str], size: int) -> None:
         self.size = size
         self.images = [path for folder in folders for path in sorted(Path(folder).expanduser().glob("*.image.npy"))]
         if not self.images:
-            raise UserError(f"{', '.join(folders)}: no NAME.image.npy there")
+            raise UserError(f"{', '.join(folders)}: no NAME.image.npy in it")
         self.description = f"{len(self.images)} images"
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> Pair:
-        import numpy as np  # noqa: PLC0415 -- drawn images need none
+        import numpy as np  # noqa: PLC0415 -- synthetic images need none
 
         path = self.images[index]
         image, mask = (
@@ -155,9 +159,10 @@ class Folder:
         height, width = mask.shape
         if min(height, width) < self.size or image.shape[1:] != mask.shape:
             raise UserError(
-                f"{path}: {image.shape}, its mask {mask.shape}: both have to be alike, and options.size at least"
+                f"{path}: {image.shape}, its mask {mask.shape}: must have one size, at least options.size={self.size}"
             )
-        top = int(torch.randint(height - self.size + 1, ()))  # seeded by the trainer: a resumed run draws the same
+        top = int(torch.randint(height - self.size + 1, ()))  # seeded by the trainer: a resumed run crops the same
         left = int(torch.randint(width - self.size + 1, ()))
-        cut = slice(top, top + self.size), slice(left, left + self.size)
-        return torch.from_numpy(image[:, cut[0], cut[1]].astype("f4")), torch.from_numpy(mask[cut].astype("i8"))
+        rows, columns = slice(top, top + self.size), slice(left, left + self.size)
+        image_crop, mask_crop = image[:, rows, columns].astype("f4"), mask[rows, columns].astype("i8")
+        return torch.from_numpy(image_crop), torch.from_numpy(mask_crop)

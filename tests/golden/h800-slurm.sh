@@ -25,7 +25,7 @@ END_OF_FILE
 mkdir -p /data/orch/runs/h800-20260102-030405-0abc/attempt-1
 cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
 #!/bin/sh
-# Run h800-20260102-030405-0abc: environment and agent of each node; srun starts it once per node.
+# Run h800-20260102-030405-0abc: environment and agent of each node; srun runs this script once per node.
 set -eu
 export NCCL_NET='IB'
 export NCCL_IB_HCA='=mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7'
@@ -75,18 +75,18 @@ cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF
 #SBATCH --partition=gpu
 #SBATCH --time=1-00:00:00
 #SBATCH --exclusive
-# Run h800-20260102-030405-0abc. Slurm runs this script on the head, the first node of the allocation; after a requeue, from the start.
+# Run h800-20260102-030405-0abc. Slurm runs this script on the head, the first node of the allocation, and from the start after a requeue.
 set -euo pipefail
 
 run_dir=/data/orch/runs/h800-20260102-030405-0abc
 
-# Each attempt has its own folder; the scripts are in that of the first.
+# Each attempt has its own folder; the first attempt's folder holds the scripts.
 folder=$run_dir/attempt-1
 if [ "${SLURM_RESTART_COUNT:-0}" != 0 ]; then
     folder=$(/bin/sh "$folder/node.sh" attempt)
 fi
 
-# SIGTERM: Slurm ends the job. `next` decides what follows, and has until Slurm sends SIGKILL.
+# On SIGTERM, Slurm ends the job: `next` has until SIGKILL to decide whether the job is requeued.
 ended=0
 trap 'ended=1' TERM
 
@@ -94,7 +94,7 @@ while :; do
     head=$SLURMD_NODENAME
     reserve=(/bin/sh "$folder/node.sh" rendezvous)
     for try in 1 2 3; do
-        # The head finds an address and a free port just before the start, and holds the port while the ranks run.
+        # The head chooses an address and a free port just before the start, and keeps the port bound while the ranks run.
         coproc holder { exec "${reserve[@]}"; }
         holder_pid=$!
         exec 3<&"${holder[0]}" # bash does not pass the descriptors of a coprocess to background commands
@@ -110,7 +110,7 @@ while :; do
         wait "$holder_pid" || true
         exec 3<&-
 
-        # Retry on another port only if this one was taken.
+        # Retry on another port only if this port was in use.
         taken=$folder/$head/port-taken
         if [ "$status" = 0 ] || [ "$try" = 3 ] || [ "$ended" = 1 ] || ! [ -e "$taken" ]; then
             break
@@ -118,7 +118,7 @@ while :; do
         rm -f "$taken"
     done
 
-    # `next` prints the folder of the next attempt in this allocation; nothing if the job ends here, with its exit code.
+    # `next` prints the folder of the next attempt in this allocation, or nothing to end the job with the exit code of `next`.
     code=0
     next=$(/bin/sh "$folder/node.sh" next "$status" "$ended") || code=$?
     if [ -z "$next" ] || [ "$ended" = 1 ]; then

@@ -25,7 +25,7 @@ END_OF_FILE
 mkdir -p /data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1
 cat >/data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
 #!/bin/sh
-# Run slurm-spares-20260102-030405-0abc: environment and agent of each node; srun starts it once per node.
+# Run slurm-spares-20260102-030405-0abc: environment and agent of each node; srun runs this script once per node.
 set -eu
 ORCH_ADDRESS=$SLURMD_NODENAME
 case $SLURMD_NODENAME in
@@ -66,32 +66,32 @@ cat >/data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1/submit.sbatch <
 #SBATCH --requeue
 #SBATCH --partition=gpu
 #SBATCH --cpus-per-task=8
-# Run slurm-spares-20260102-030405-0abc. Slurm runs this script on the head, the first node of the allocation; after a requeue, from the start.
+# Run slurm-spares-20260102-030405-0abc. Slurm runs this script on the head, the first node of the allocation, and from the start after a requeue.
 set -euo pipefail
 
 run_dir=/data/orch/runs/slurm-spares-20260102-030405-0abc
 
-# Each attempt has its own folder; the scripts are in that of the first.
+# Each attempt has its own folder; the first attempt's folder holds the scripts.
 folder=$run_dir/attempt-1
 if [ "${SLURM_RESTART_COUNT:-0}" != 0 ]; then
     folder=$(/bin/sh "$folder/node.sh" attempt)
 fi
 
-# SIGTERM: Slurm ends the job. `next` decides what follows, and has until Slurm sends SIGKILL.
+# On SIGTERM, Slurm ends the job: `next` has until SIGKILL to decide whether the job is requeued.
 ended=0
 trap 'ended=1' TERM
 
 while :; do
     head=$SLURMD_NODENAME
     reserve=(/bin/sh "$folder/node.sh" rendezvous)
-    # The nodes of this attempt, the head first. Nodes that failed are left out while there are others.
+    # The nodes of this attempt, the head first. Failed nodes are left out as long as spares remain.
     nodes=$(/bin/sh "$folder/node.sh" nodes)
     if [ "${nodes%%,*}" != "$head" ]; then
         head=${nodes%%,*}
         reserve=(srun --nodes=1 --ntasks=1 --nodelist="$head" --overlap --mem=0 --gres=none --cpu-bind=none --unbuffered "${reserve[@]}")
     fi
     for try in 1 2 3; do
-        # The head finds an address and a free port just before the start, and holds the port while the ranks run.
+        # The head chooses an address and a free port just before the start, and keeps the port bound while the ranks run.
         coproc holder { exec "${reserve[@]}"; }
         holder_pid=$!
         exec 3<&"${holder[0]}" # bash does not pass the descriptors of a coprocess to background commands
@@ -107,7 +107,7 @@ while :; do
         wait "$holder_pid" || true
         exec 3<&-
 
-        # Retry on another port only if this one was taken.
+        # Retry on another port only if this port was in use.
         taken=$folder/$head/port-taken
         if [ "$status" = 0 ] || [ "$try" = 3 ] || [ "$ended" = 1 ] || ! [ -e "$taken" ]; then
             break
@@ -115,7 +115,7 @@ while :; do
         rm -f "$taken"
     done
 
-    # `next` prints the folder of the next attempt in this allocation; nothing if the job ends here, with its exit code.
+    # `next` prints the folder of the next attempt in this allocation, or nothing to end the job with the exit code of `next`.
     code=0
     next=$(/bin/sh "$folder/node.sh" next "$status" "$ended") || code=$?
     if [ -z "$next" ] || [ "$ended" = 1 ]; then
