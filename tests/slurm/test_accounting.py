@@ -1,4 +1,4 @@
-"""A job that squeue and scontrol have forgotten, on a cluster with accounting: sacct knows what became of it."""
+"""A job that squeue and scontrol have forgotten, on a cluster with accounting: sacct has its final state."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def orch(accounted_cluster: Cluster, tmp_path: Path) -> Orch:
     return Orch(tmp_path, env=dict(accounted_cluster.env))
 
 
-def _forgotten(cluster: Cluster, job: str) -> bool:
+def _is_forgotten(cluster: Cluster, job: str) -> bool:
     show = ["scontrol", "show", "job", job]
     return subprocess.run(show, env=cluster.env, check=False, capture_output=True).returncode != 0
 
 
-def _held(orch: Orch, cluster: Cluster) -> tuple[str, str]:
+def _submit_held(orch: Orch, cluster: Cluster) -> tuple[str, str]:
     text = (orch.cwd / "inventory.yaml").read_text("utf-8")
     if "--hold" not in text:
         (orch.cwd / "inventory.yaml").write_text(text.replace("slurm:", "slurm:\n  options: ['--hold']"))
@@ -39,12 +39,12 @@ def _held(orch: Orch, cluster: Cluster) -> tuple[str, str]:
 @pytest.mark.timeout(300)
 def test_jobs_that_slurmctld_has_forgotten_are_judged_by_sacct(orch: Orch, accounted_cluster: Cluster) -> None:
     done = orch("submit", "--detach", "-j", "2x1", "--", "true").stdout.strip()
-    held = [_held(orch, accounted_cluster) for _ in range(2)]
+    held = [_submit_held(orch, accounted_cluster) for _ in range(2)]
     jobs = [job for _, job in held]
     subprocess.run(["scancel", *jobs], env=accounted_cluster.env, check=True)
     done_job = json.loads((orch.home / "runs" / done / "run.json").read_text("utf-8"))["slurm_job"]
     for job in (done_job, *jobs):
-        until(partial(_forgotten, accounted_cluster, job), deadline_s=180, awaited="slurmctld to forget the job")
+        until(partial(_is_forgotten, accounted_cluster, job), deadline_s=180, awaited="slurmctld to forget the job")
     listed = {record["id"]: record for record in json.loads(orch("list", "--all", "--json").stdout)}
     cancelled = ("STOPPED", f"the job was cancelled by user {os.geteuid()}")
     assert [(listed[run]["state"], listed[run]["message"]) for run, _ in held] == [cancelled] * 2

@@ -1,4 +1,4 @@
-"""What a submission is refused for before sbatch is asked: said with the field, the value and what the cluster has."""
+"""Submissions that are refused before sbatch runs: the message has the field, the value and what the cluster has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _scontrol(*words: str) -> None:
 
 @pytest.fixture
 def partitions(cluster: Cluster) -> Iterator[None]:
-    """Beside debug, `small` with two nodes and `one` with a node a job; debug is up again in the end."""
+    """Beside debug, `small` with two nodes and `one` with one node per job; at the end debug is UP."""
     _scontrol("create", "PartitionName=small", "Nodes=n[0-1]", "MaxTime=2-00:00:00")
     _scontrol("create", "PartitionName=one", "Nodes=n[0-3]", "MaxNodes=1", "MaxTime=30")
     yield
@@ -31,7 +31,7 @@ def partitions(cluster: Cluster) -> Iterator[None]:
 
 
 def _refused(cluster: Cluster, orch: Orch, *words: str, code: int = 2) -> str:
-    """What is said of a submission that is refused; nothing is in the queue."""
+    """The message of a refused submission; the queue must be empty and the run FAILED."""
     done = orch("submit", *words, "--detach", "--", "true", code=code)
     assert not cluster.jobs()
     assert orch.status()["state"] == "FAILED"
@@ -39,7 +39,7 @@ def _refused(cluster: Cluster, orch: Orch, *words: str, code: int = 2) -> str:
 
 
 @pytest.mark.parametrize(
-    ("slurm", "said"),
+    ("slurm", "message"),
     [
         ({"partition": "debuq"}, "slurm.partition: debuq is not known to this cluster; did you mean debug?"),
         ({"time": "1-00:00:00"}, "slurm.time: 1-00:00:00 is more than partition debug allows: 01:00:00"),
@@ -48,13 +48,13 @@ def _refused(cluster: Cluster, orch: Orch, *words: str, code: int = 2) -> str:
         ({"time": None, "options": ["--time=02:00:00"]}, "slurm.time: 02:00:00 is more than partition debug allows"),
     ],
 )
-def test_what_the_partition_cannot_do_is_refused_with_what_there_is(
-    slurm: dict[str, object], said: str, cluster: Cluster, tmp_path: Path
+def test_partition_or_time_beyond_the_cluster_is_refused_with_its_partitions(
+    slurm: dict[str, object], message: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """sbatch takes a time over the limit, and the job waits for ever."""
+    """sbatch itself accepts a time over the limit, and the job waits forever."""
     cluster.inventory(tmp_path, slurm=slurm)
     stderr = _refused(cluster, Orch(tmp_path, env=cluster.env))
-    assert said in stderr
+    assert message in stderr
     assert HERE in stderr
 
 
@@ -80,7 +80,7 @@ def test_named_node_of_another_partition_is_refused(cluster: Cluster, tmp_path: 
 
 
 @pytest.mark.usefixtures("partitions")
-def test_more_nodes_than_a_partition_gives_a_job_are_refused(cluster: Cluster, tmp_path: Path) -> None:
+def test_more_nodes_than_a_partition_allows_per_job_are_refused(cluster: Cluster, tmp_path: Path) -> None:
     cluster.inventory(tmp_path, slurm={"partition": "one"})
     stderr = _refused(cluster, Orch(tmp_path, env=cluster.env), "-j", "2x1")
     assert "nodes: 2 are asked for, and partition one allows 1 a job" in stderr
@@ -88,7 +88,7 @@ def test_more_nodes_than_a_partition_gives_a_job_are_refused(cluster: Cluster, t
 
 
 @pytest.mark.usefixtures("partitions")
-def test_one_partition_of_several_that_can_run_the_job_is_enough(cluster: Cluster, tmp_path: Path) -> None:
+def test_job_is_submitted_if_one_of_its_partitions_can_run_it(cluster: Cluster, tmp_path: Path) -> None:
     cluster.inventory(tmp_path, slurm={"partition": "one,small", "time": "1-00"})
     orch = Orch(tmp_path, env=cluster.env)
     orch("submit", "-j", "2x1", "--", "true")
@@ -98,7 +98,7 @@ def test_one_partition_of_several_that_can_run_the_job_is_enough(cluster: Cluste
 
 
 @pytest.mark.usefixtures("partitions")
-def test_partition_that_is_down_is_the_clusters_fault(cluster: Cluster, tmp_path: Path) -> None:
+def test_partition_that_is_down_ends_the_submission_with_4(cluster: Cluster, tmp_path: Path) -> None:
     _scontrol("update", "PartitionName=debug", "State=DOWN")
     cluster.inventory(tmp_path)
     stderr = _refused(cluster, Orch(tmp_path, env=cluster.env), code=4)
@@ -106,7 +106,7 @@ def test_partition_that_is_down_is_the_clusters_fault(cluster: Cluster, tmp_path
     assert "debug (DOWN, 4 nodes" in stderr
 
 
-def test_job_that_names_no_partition_is_warned_about_and_left_to_the_site(cluster: Cluster, tmp_path: Path) -> None:
+def test_job_without_a_partition_is_submitted_with_a_warning(cluster: Cluster, tmp_path: Path) -> None:
     cluster.inventory(tmp_path, slurm={"partition": None, "time": "02:00:00"})
     orch = Orch(tmp_path, env=cluster.env)
     done = orch("submit", "--detach", "-j", "1x1", "--", "true")
@@ -114,19 +114,19 @@ def test_job_that_names_no_partition_is_warned_about_and_left_to_the_site(cluste
     assert len(cluster.jobs()) == 1
 
 
-def test_limit_is_left_to_slurm_where_a_qos_may_lift_it(cluster: Cluster, tmp_path: Path) -> None:
+def test_time_limit_is_not_checked_if_a_qos_may_lift_it(cluster: Cluster, tmp_path: Path) -> None:
     cluster.inventory(tmp_path, slurm={"qos": "long", "time": "02:00:00"})
     Orch(tmp_path, env=cluster.env)("submit", "--detach", "-j", "1x1", "--", "true")
     assert len(cluster.jobs()) == 1
 
 
-def test_account_is_nobodys_business_where_no_accounts_are_kept(cluster: Cluster, tmp_path: Path) -> None:
+def test_account_is_not_checked_without_accounting(cluster: Cluster, tmp_path: Path) -> None:
     cluster.inventory(tmp_path, slurm={"account": "nobody", "qos": "none"})
     Orch(tmp_path, env=cluster.env)("submit", "-j", "1x1", "--", "true")
 
 
-def test_scheduler_that_does_not_answer_is_no_refusal(cluster: Cluster, tmp_path: Path) -> None:
-    """sbatch has the last word, as here, where only scontrol is broken."""
+def test_submission_continues_with_a_warning_if_scontrol_fails(cluster: Cluster, tmp_path: Path) -> None:
+    """sbatch decides: here only scontrol is broken."""
     cluster.inventory(tmp_path)
     broken = tmp_path / "bin" / "scontrol"
     broken.parent.mkdir()
@@ -138,9 +138,9 @@ def test_scheduler_that_does_not_answer_is_no_refusal(cluster: Cluster, tmp_path
     assert "Unable to contact slurm controller" in done.stderr
 
 
-@pytest.mark.parametrize("where", ["name: 'a\\nb'", "slurm: {options: ['--comment=a\\n#SBATCH -x']}"])
-def test_line_break_goes_nowhere(where: str, cluster: Cluster, tmp_path: Path) -> None:
-    text = where.replace("'", '"') + "\nnodes: [{name: n0}]\n"
+@pytest.mark.parametrize("field", ["name: 'a\\nb'", "slurm: {options: ['--comment=a\\n#SBATCH -x']}"])
+def test_line_break_in_a_name_or_option_is_refused(field: str, cluster: Cluster, tmp_path: Path) -> None:
+    text = field.replace("'", '"') + "\nnodes: [{name: n0}]\n"
     (tmp_path / "inventory.yaml").write_text(text, "utf-8")
     done = Orch(tmp_path, env=cluster.env)("submit", "--", "true", code=2)
     assert "inventory.yaml:1: " in done.stderr

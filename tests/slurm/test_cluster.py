@@ -1,4 +1,4 @@
-"""The Slurm cluster does what other tests build on."""
+"""Tests of the Slurm cluster that other tests build on."""
 
 from __future__ import annotations
 

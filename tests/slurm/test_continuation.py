@@ -1,4 +1,4 @@
-"""A job whose time is over before its work is: it saves, Slurm begins it anew, and the same run goes on."""
+"""A job whose time limit ends before its work: it saves, Slurm requeues it, and the same run continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.grounds.cli import Orch
 from tests.grounds.slurm import Cluster
 from tests.until import until
 
-# Steps of some tenths of a second at most, and long enough for a signal to come in between.
+# Steps of a few tenths of a second at most, but long enough for a signal to arrive between two.
 TRAINING = (
     "model.layers=1", "model.width=32", "model.heads=2", "model.context=64", "micro_batch=32", "optim.warmup_steps=2",
     "device=cpu", "ddp_timeout=60", "save_steps=100000", "steps=80", "report=",
@@ -24,12 +24,12 @@ rank, attempt = os.environ["RANK"], int(os.environ["ORCH_ATTEMPT"])
 folder = pathlib.Path(os.environ["ORCH_RUN_DIR"], f"attempt-{attempt}", os.environ["ORCH_NODE"], "progress")
 def save(step):
     (folder / f"{rank}.json").write_text(json.dumps({"step": step, "phase": "step", "time": 0}))
-def leave(number, frame):
-    print("told by", signal.Signals(number).name, flush=True)
+def exit_99(number, frame):
+    print("received", signal.Signals(number).name, flush=True)
     sys.exit(99)
 def waits(*numbers):
     for number in numbers:
-        signal.signal(number, leave)
+        signal.signal(number, exit_99)
     print("rank", rank, "in attempt", attempt, flush=True)
     while True:
         signal.pause()
@@ -45,7 +45,7 @@ def orch(cluster: Cluster, tmp_path: Path) -> Orch:
 
 @pytest.fixture
 def start(orch: Orch, cluster: Cluster) -> Start:
-    """Submits two ranks of PROGRAM with further lines; returns the run and its job, once `awaited` was said twice."""
+    """Submits two ranks of PROGRAM with further lines; returns the run and its job once `awaited` was printed twice."""
 
     def start(lines: str, awaited: str = "", *, env: dict[str, str] | None = None, **slurm: object) -> tuple[str, str]:
         (orch.cwd / "program.py").write_text(PROGRAM + lines, "utf-8")
@@ -58,7 +58,7 @@ def start(orch: Orch, cluster: Cluster) -> Start:
     return start
 
 
-def _said(orch: Orch, run: str) -> str:
+def _log(orch: Orch, run: str) -> str:
     return orch("logs", run).stdout
 
 
@@ -67,22 +67,24 @@ def _run_dir(orch: Orch, run: str) -> Path:
 
 
 def _steps(folder: Path) -> list[tuple[int, float, float, float]]:
-    """What must repeat bit for bit."""
+    """Step, loss, learning rate and gradient norm, which must repeat bit for bit."""
     path = folder / "checkpoints" / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
-    return [(one["step"], one["loss"], one["lr"], one["grad_norm"]) for one in lines]
+    return [(entry["step"], entry["loss"], entry["lr"], entry["grad_norm"]) for entry in lines]
 
 
 @pytest.mark.train
 @pytest.mark.timeout(300)
-def test_training_saves_and_goes_on_in_another_attempt_as_if_nothing_had_been(orch: Orch, cluster: Cluster) -> None:
-    """Warned, and preempted; the straight run beside them is the same for both."""
+def test_warned_or_preempted_training_saves_and_continues_bit_for_bit_in_its_next_attempt(
+    orch: Orch, cluster: Cluster
+) -> None:
+    """Once warned, once preempted; both must equal one uninterrupted run."""
     straight = orch("submit", "--detach", "--nodes", "n2,n3", *TRAINING).stdout.strip()
-    for how in ("warned", "preempted"):
+    for interruption in ("warned", "preempted"):
         run = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING).stdout.strip()
         folder, job = _run_dir(orch, run), orch.slurm_job(run)
         until(lambda folder=folder: len(_steps(folder)) > 1, awaited="the first steps", deadline_s=90)  # type: ignore[misc]
-        if how == "warned":
+        if interruption == "warned":
             cluster.signal(job, "USR2")
         else:
             cluster.preempt("n0", "n1")
@@ -91,24 +93,24 @@ def test_training_saves_and_goes_on_in_another_attempt_as_if_nothing_had_been(or
         cluster.wait_for(orch, straight, "DONE")
         assert len(_steps(folder)) == 80
         assert _steps(folder) == _steps(_run_dir(orch, straight))
-        said = _said(orch, run)
-        assert said.count("Slurm will end the job") == (2 if how == "warned" else 0)  # once a node
-        assert said.count("preempted: saved at step") == 1
-        assert said.count("the job is requeued, for attempt 2") == 1
-        assert said.count("resuming from") == 1
+        log = _log(orch, run)
+        assert log.count("Slurm will end the job") == (2 if interruption == "warned" else 0)  # once per node
+        assert log.count("preempted: saved at step") == 1
+        assert log.count("the job is requeued, for attempt 2") == 1
+        assert log.count("resuming from") == 1
 
 
 def test_run_that_waits_for_its_next_attempt_is_pending(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("waits(signal.SIGUSR2)", "in attempt 1")
     cluster.signal(job, "USR2")
-    until(lambda: cluster.jobs().get(job) == "PENDING", awaited="the job to be in the queue again", deadline_s=60)
+    until(lambda: cluster.jobs().get(job) == "PENDING", awaited="the job to be requeued", deadline_s=60)
     assert orch.status(run)["state"] == "PENDING"
-    assert "told by SIGUSR2" in _said(orch, run)
+    assert "received SIGUSR2" in _log(orch, run)
     orch("stop", run)
     assert orch.status(run)["state"] == "STOPPED"
 
 
-def test_program_that_does_not_listen_to_the_warning_goes_on(start: Start, orch: Orch, cluster: Cluster) -> None:
+def test_program_that_ignores_the_warning_continues(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("while not os.path.exists('../enough'): print('here', flush=True); signal.sigtimedwait((), 0.2)")
     until(lambda: "here" in orch.printed(run), awaited="the ranks", deadline_s=60)
     cluster.signal(job, "USR2")
@@ -118,7 +120,7 @@ def test_program_that_does_not_listen_to_the_warning_goes_on(start: Start, orch:
     assert cluster.wait_for(orch, run, "DONE")["attempt"] == 1
 
 
-def test_job_requeues_itself_where_nodes_have_no_scontrol(
+def test_job_is_requeued_though_nodes_have_no_scontrol(
     start: Start, orch: Orch, cluster: Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / "bin").mkdir()
@@ -133,23 +135,23 @@ def test_job_requeues_itself_where_nodes_have_no_scontrol(
     assert cluster.wait_for(orch, run, "DONE")["attempt"] == 2
 
 
-def test_cancelled_job_does_not_come_again_though_its_ranks_ask_for_it(
+def test_cancelled_job_is_not_requeued_though_its_ranks_exit_with_99(
     start: Start, orch: Orch, cluster: Cluster
 ) -> None:
     run, job = start("waits(signal.SIGUSR2, signal.SIGTERM)", "in attempt 1")
     orch("stop", run)
     assert orch.status(run)["state"] == "STOPPED"
-    assert "told by SIG" in _said(orch, run)
+    assert "received SIG" in _log(orch, run)
     assert job not in cluster.jobs()
 
 
-def test_three_attempts_without_progress_are_enough(start: Start, orch: Orch, cluster: Cluster) -> None:
+def test_job_is_not_requeued_after_three_attempts_without_progress(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("save(7); sys.exit(99)")
     for attempt in (2, 3, 4):
         until(lambda: f"for attempt {attempt}" in orch.printed(run), awaited="the next attempt", deadline_s=60)  # noqa: B023
         cluster.start_soon(job)
     status = cluster.wait_for(orch, run, "FAILED")
-    assert status["attempt"] == 4  # the first one made some
+    assert status["attempt"] == 4  # the first one made progress
     assert "3 attempts in a row made no progress" in status["message"]
     assert "the newest saved step is 7" in status["message"]
 
@@ -171,7 +173,7 @@ def test_retries_are_bounded_though_each_makes_progress(start: Start, orch: Orch
         ("sys.exit(7)", {}, "exited 7"),
     ],
 )
-def test_what_is_not_begun_anew(
+def test_job_is_not_requeued_after_a_final_failure(
     start: Start, orch: Orch, cluster: Cluster, *, lines: str, slurm: dict[str, object], message: str
 ) -> None:
     run, job = start(lines, **slurm)
@@ -181,12 +183,12 @@ def test_what_is_not_begun_anew(
     assert job not in cluster.jobs()
 
 
-def test_time_limit_that_nobody_minded_is_continued_as_progress_was_made(
+def test_job_that_ignored_the_warning_is_requeued_at_the_time_limit_after_progress(
     start: Start, orch: Orch, cluster: Cluster
 ) -> None:
-    """A minute and a half: Slurm looks at limits twice a minute."""
+    """Takes a minute and a half: Slurm checks limits twice a minute."""
     run, job = start("save(5 * attempt)\nif attempt == 1: waits()", "in attempt 1", time="00:01:00", warn_s=5)
     until(lambda: "Slurm will end the job" in orch.printed(run), awaited="the warning", deadline_s=100)
-    until(lambda: cluster.jobs().get(job) == "PENDING", awaited="the job to be in the queue again", deadline_s=150)
+    until(lambda: cluster.jobs().get(job) == "PENDING", awaited="the job to be requeued", deadline_s=150)
     cluster.start_soon(job)
     assert cluster.wait_for(orch, run, "DONE")["attempt"] == 2

@@ -1,4 +1,4 @@
-"""orch submit from a host of its own that reaches only the login node, on a cluster of hosts with files of their own."""
+"""orch submit from a host that reaches only the login node, on a cluster of hosts with unshared files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def slurm_hosts(hosts: Hosts) -> SlurmHosts:
 
 @pytest.fixture
 def laptop(slurm_hosts: SlurmHosts, tmp_path: Path) -> Orch:
-    """orch on a machine without Slurm, whose packets to compute nodes get lost."""
+    """orch on a machine without Slurm, whose packets to compute nodes are dropped."""
     slurm_hosts.inventory(tmp_path)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "env").symlink_to("/usr/bin/env")
@@ -36,35 +36,35 @@ def laptop(slurm_hosts: SlurmHosts, tmp_path: Path) -> Orch:
 
 def test_run_on_hosts_that_only_the_login_node_reaches(laptop: Orch) -> None:
     done = laptop("submit", "-j", "2x1", "--", "sh", "-c", 'echo "up on $(hostname), head $MASTER_ADDR"')
-    said = sorted(re.findall(r"up on (h\d), head (\S+)$", done.stdout, re.MULTILINE))
-    assert said == [("h1", "10.77.0.2"), ("h2", "10.77.0.2")]
+    printed = sorted(re.findall(r"up on (h\d), head (\S+)$", done.stdout, re.MULTILINE))
+    assert printed == [("h1", "10.77.0.2"), ("h2", "10.77.0.2")]
     assert laptop.status()["state"] == "DONE"
 
 
-def test_line_to_the_login_node_that_is_silent_for_a_while_costs_no_line(laptop: Orch, slurm_hosts: SlurmHosts) -> None:
+def test_no_line_is_lost_while_the_login_node_is_cut_off(laptop: Orch, slurm_hosts: SlurmHosts) -> None:
     with laptop.start("submit", "-j", "2x1", "--", "sh", "-c", COUNT) as watcher:
         assert watcher.stdout is not None
         assert watcher.stderr is not None
-        seen: list[str] = []
+        lines: list[str] = []
         while "line 200 of 0" not in (line := watcher.stdout.readline()):
             assert line, "the log ended"
-            seen.append(line)
-        seen.append(line)
+            lines.append(line)
+        lines.append(line)
         hosts, login = slurm_hosts.hosts, slurm_hosts.login
-        ways = ((hosts.controller, login), (login, hosts.controller))
-        for way in ways:
-            hosts.block(*way)
-        until(lambda: not slurm_hosts.jobs(), awaited="the job to end unheard", deadline_s=60)
-        for way in ways:
-            hosts.unblock(*way)
-        text, said = "".join([*seen, watcher.stdout.read()]), watcher.stderr.read()
-    assert watcher.returncode == 0, said
+        directions = ((hosts.controller, login), (login, hosts.controller))
+        for source, target in directions:
+            hosts.block(source, target)
+        until(lambda: not slurm_hosts.jobs(), awaited="the job to end while the login node is cut off", deadline_s=60)
+        for source, target in directions:
+            hosts.unblock(source, target)
+        text, stderr = "".join([*lines, watcher.stdout.read()]), watcher.stderr.read()
+    assert watcher.returncode == 0, stderr
     for rank in (0, 1):
-        told = re.findall(rf"^\[h\d:{rank}\] (line .*)$", text, re.MULTILINE)
-        assert told == [f"line {number} of {rank}" for number in range(1, 4001)]
+        printed = re.findall(rf"^\[h\d:{rank}\] (line .*)$", text, re.MULTILINE)
+        assert printed == [f"line {number} of {rank}" for number in range(1, 4001)]
 
 
-def test_files_and_logs_travel_over_ssh_where_every_host_has_a_workdir_for_itself(
+def test_files_and_logs_are_copied_over_ssh_if_every_host_has_its_own_workdir(
     laptop: Orch, slurm_hosts: SlurmHosts
 ) -> None:
     slurm_hosts.inventory(laptop.cwd, shared=False)
@@ -81,7 +81,7 @@ def test_files_and_logs_travel_over_ssh_where_every_host_has_a_workdir_for_itsel
     assert sorted(found.stdout.splitlines()) == sorted(done.stdout.splitlines())
 
 
-def test_run_without_a_shared_workdir_is_not_begun_anew_and_leaves_nothing_after_gc(
+def test_run_without_a_shared_workdir_is_not_requeued_and_gc_removes_its_folders(
     laptop: Orch, slurm_hosts: SlurmHosts
 ) -> None:
     slurm_hosts.inventory(laptop.cwd, shared=False)
@@ -95,10 +95,10 @@ def test_run_without_a_shared_workdir_is_not_begun_anew_and_leaves_nothing_after
         True,
         False,
         False,
-    ]  # on the login node for an hour: none ran there
+    ]  # the login node keeps its folder for an hour, as no rank ran there
 
 
-def test_orch_on_the_login_node_itself_serves_nodes_that_share_nothing_with_it(slurm_hosts: SlurmHosts) -> None:
+def test_orch_on_the_login_node_submits_to_nodes_that_share_no_files_with_it(slurm_hosts: SlurmHosts) -> None:
     hosts, login = slurm_hosts.hosts, slurm_hosts.login
     folder = login.path(hosts.home / "job")
     folder.mkdir()
@@ -115,12 +115,12 @@ def test_orch_on_the_login_node_itself_serves_nodes_that_share_nothing_with_it(s
     ]
 
 
-def test_workdir_that_is_not_shared_is_named_as_the_cause_where_no_node_can_be_logged_in_to(
+def test_unshared_workdir_is_named_as_the_cause_if_no_node_accepts_a_login(
     laptop: Orch, slurm_hosts: SlurmHosts
 ) -> None:
     hosts = slurm_hosts.hosts
-    of_login = [line for line in hosts.known_hosts.read_text("utf-8").splitlines() if line.startswith("h0,")]
-    (laptop.cwd / "known").write_text("\n".join(of_login) + "\n", "utf-8")
+    login_lines = [line for line in hosts.known_hosts.read_text("utf-8").splitlines() if line.startswith("h0,")]
+    (laptop.cwd / "known").write_text("\n".join(login_lines) + "\n", "utf-8")
     config = hosts.write_ssh_config(laptop.cwd / "config", UserKnownHostsFile=str(laptop.cwd / "known"))
     slurm_hosts.inventory(laptop.cwd, shared=False, config=config)
     done = laptop("submit", "-j", "2x1", "--", "true", code=1)

@@ -1,4 +1,4 @@
-"""orch list --all: what became of all runs, with one question to Slurm."""
+"""orch list --all: the states of all runs, with one call of squeue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORDS = 200
 
 @pytest.fixture
 def orch(cluster: Cluster, tmp_path: Path) -> Orch:
-    """orch with a squeue that notes every call of it."""
+    """orch with a squeue that records every call."""
     folder, real = tmp_path / "bin", shutil.which("squeue", path=cluster.env.get("PATH"))
     folder.mkdir()
     (folder / "squeue").write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/calls\nexec {real} "$@"\n')
@@ -38,7 +38,7 @@ def _states(orch: Orch, *words: str) -> dict[str, str]:
     return {record["id"]: record["state"] for record in json.loads(orch("list", "--json", *words).stdout)}
 
 
-def test_run_that_ended_while_nobody_looked_is_listed_as_what_it_is(orch: Orch, cluster: Cluster) -> None:
+def test_run_that_ended_unobserved_is_listed_with_its_final_state(orch: Orch, cluster: Cluster) -> None:
     done, failed = (orch("submit", "--detach", "-j", "1x1", "--", word).stdout.strip() for word in ("true", "false"))
     until(lambda: not cluster.jobs(), deadline_s=60, awaited="the jobs to end")
     before = _states(orch)
@@ -48,10 +48,10 @@ def test_run_that_ended_while_nobody_looked_is_listed_as_what_it_is(orch: Orch, 
     assert len(_calls(orch)) == 1
     assert {done: "DONE", failed: "FAILED"}.items() <= _states(orch).items()
     orch("list", "--all")
-    assert _calls(orch) == []  # nothing goes on any more
+    assert _calls(orch) == []  # no run is active
 
 
-def test_run_whose_plan_is_damaged_is_named_and_the_others_are_listed_as_what_they_are(
+def test_run_with_a_damaged_plan_is_named_and_the_others_are_listed_with_their_states(
     orch: Orch, cluster: Cluster
 ) -> None:
     damaged, whole = (orch("submit", "--detach", "-j", "1x1", "--", "true").stdout.strip() for _ in range(2))
@@ -59,10 +59,10 @@ def test_run_whose_plan_is_damaged_is_named_and_the_others_are_listed_as_what_th
     (orch.home / "runs" / damaged / "plan" / "plan.json").unlink()
     listed = orch("list", "--all", "--json")
     assert f"warning: {damaged}: " in listed.stderr
-    assert {one["id"]: one["state"] for one in json.loads(listed.stdout)}[whole] == "DONE"
+    assert {record["id"]: record["state"] for record in json.loads(listed.stdout)}[whole] == "DONE"
 
 
-def test_hundreds_of_runs_cost_one_call_of_squeue(orch: Orch, cluster: Cluster) -> None:
+def test_list_of_hundreds_of_runs_calls_squeue_once(orch: Orch, cluster: Cluster) -> None:
     runs = [orch("submit", "--detach", "-j", "4x1", "--", "sleep", "1000").stdout.strip() for _ in range(2)]
     until(lambda: sorted(cluster.jobs().values()) == ["PENDING", "RUNNING"], deadline_s=60, awaited="one to run")
     for number in range(RECORDS):

@@ -1,4 +1,4 @@
-"""orch submit from a laptop: no Slurm there, and an ssh login on a machine that has it."""
+"""orch submit from a laptop without Slurm, through an ssh login on a machine that has it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.grounds.slurm import Cluster
 from tests.grounds.sshd import Farm
 from tests.until import until
 
-LOGIN = "n7"  # an alias of the farm's ssh_config; no node of the cluster goes by it
+LOGIN = "n7"  # an alias of the farm's ssh_config; no node of the cluster has this name
 COUNT = 'i=0; while [ "$i" -lt 2000 ]; do i=$((i+1)); echo "line $i of $RANK"; sleep 0.002; done'
 
 
 @pytest.fixture
 def laptop(cluster: Cluster, farm: Farm, tmp_path: Path) -> Orch:
-    """orch without any Slurm, beside an inventory.yaml whose login node knows of the cluster by its profile alone."""
+    """orch without Slurm, beside an inventory.yaml whose login node finds the cluster through its profile alone."""
     profile = farm.home / ".bash_profile"
     profile.write_text(f"echo welcome\nexport SLURM_CONF={cluster.conf} PATH=~/bin:$PATH\n", "utf-8")
     profile.chmod(0o644)
@@ -52,7 +52,7 @@ def attempt_of(farm: Farm, laptop: Orch, run: str) -> Path:
 
 
 def put_program(farm: Farm, name: str, text: str) -> None:
-    """What a login finds by that name, before the real one."""
+    """Write a program that a login finds before the real one of that name."""
     folder = farm.home / "bin"
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
@@ -61,12 +61,12 @@ def put_program(farm: Farm, name: str, text: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_program_stays(farm: Farm) -> None:
+def _remove_programs(farm: Farm) -> None:
     for path in (farm.home / "bin").glob("*"):
         path.unlink()
 
 
-def test_job_is_submitted_followed_and_judged_over_one_connection(laptop: Orch, farm: Farm) -> None:
+def test_submission_log_and_verdict_use_one_connection(laptop: Orch, farm: Farm) -> None:
     with farm.counted() as connections:
         done = laptop("submit", "-j", "2x1", "--", "sh", "-c", 'echo "up on $ORCH_NODE"')
         assert connections() == 1
@@ -76,7 +76,7 @@ def test_job_is_submitted_followed_and_judged_over_one_connection(laptop: Orch, 
     assert attempt_of(farm, laptop, status["id"]).is_dir()
 
 
-def test_detached_job_is_asked_after_read_and_stopped(laptop: Orch, cluster: Cluster) -> None:
+def test_detached_job_has_status_logs_and_can_be_stopped(laptop: Orch, cluster: Cluster) -> None:
     run = laptop("submit", "--detach", "-j", "2x1", "--", "sh", "-c", "echo up; exec sleep 1000").stdout.strip()
     until(lambda: sum(line["text"] == "up" for line in laptop.lines(run)) == 2, awaited="two ranks", deadline_s=60)
     status = laptop.status(run)
@@ -94,28 +94,28 @@ def test_failing_rank_fails_the_run_with_its_code(laptop: Orch) -> None:
     assert (status["state"], status["exit"]["rank"], status["exit"]["code"]) == ("FAILED", 1, 7)
 
 
-def test_log_is_read_where_the_run_is_not_recorded(laptop: Orch) -> None:
+def test_log_is_read_on_a_machine_without_the_record(laptop: Orch) -> None:
     laptop("submit", "-j", "1x1", "--", "echo", "hello")
     run = laptop.records()[-1]["id"]
-    other = Orch(laptop.cwd, {**laptop.env, "ORCH_HOME": str(laptop.cwd / "other")})
-    assert "] hello" in other("logs", run, "-i", "inventory.yaml").stdout
-    assert f"run {run} is DONE" in other("logs", "-f", run, "-i", "inventory.yaml").stderr
+    elsewhere = Orch(laptop.cwd, {**laptop.env, "ORCH_HOME": str(laptop.cwd / "elsewhere")})
+    assert "] hello" in elsewhere("logs", run, "-i", "inventory.yaml").stdout
+    assert f"run {run} is DONE" in elsewhere("logs", "-f", run, "-i", "inventory.yaml").stderr
 
 
-def test_gc_clears_the_working_folder_of_the_login_node(laptop: Orch, farm: Farm) -> None:
+def test_gc_cleans_the_working_folder_of_the_login_node(laptop: Orch, farm: Farm) -> None:
     laptop("submit", "-j", "1x1", "--", "true")
     run = laptop.records()[-1]["id"]
     then = 1_600_000_000
     for root in (farm.home / laptop.cwd.name, laptop.home):
         for path in root.rglob("*"):
             os.utime(path, (then, then), follow_symlinks=False)
-    said = json.loads(laptop("gc", "--dry-run", "--json").stdout)
-    folders = {(entry["kind"], entry["name"]): (entry["action"], entry["at"]) for entry in said["folders"]}
+    plan = json.loads(laptop("gc", "--dry-run", "--json").stdout)
+    folders = {(entry["kind"], entry["name"]): (entry["action"], entry["at"]) for entry in plan["folders"]}
     assert folders["run", run] == ("remove", LOGIN)
     assert folders["record", run] == ("remove", "-")
 
 
-def test_dry_run_says_where_it_would_be_submitted_and_connects_to_nothing(laptop: Orch, farm: Farm) -> None:
+def test_dry_run_names_the_login_node_and_makes_no_connection(laptop: Orch, farm: Farm) -> None:
     with farm.down():
         text = laptop("submit", "--dry-run", "-j", "2x1", "--", "true").stdout
     assert f"login node {LOGIN}" in text
@@ -130,13 +130,13 @@ def test_login_node_on_which_orch_runs_is_not_logged_in_to(cluster: Cluster, far
         assert connections() == 0
 
 
-def test_laptop_with_a_slurm_of_its_own_still_logs_in(laptop: Orch, cluster: Cluster, farm: Farm) -> None:
+def test_login_node_is_used_though_the_laptop_has_slurm(laptop: Orch, cluster: Cluster, farm: Farm) -> None:
     with farm.counted() as connections:
         Orch(laptop.cwd, env=cluster.env)("submit", "-j", "1x1", "--", "true")
         assert connections() == 1
 
 
-def test_what_the_cluster_does_not_have_is_refused_before_anything_is_written(laptop: Orch, farm: Farm) -> None:
+def test_unknown_partition_is_refused_before_any_file_is_written(laptop: Orch, farm: Farm) -> None:
     write_login_inventory(laptop.cwd, farm, slurm={"partition": "nope"})
     done = laptop("submit", "--", "true", code=2)
     assert "nope is not known to this cluster" in done.stderr
@@ -150,9 +150,7 @@ def test_what_the_cluster_does_not_have_is_refused_before_anything_is_written(la
         ("--mem=64G", "sbatch refused the job: Memory specification can not be satisfied"),
     ],
 )
-def test_sbatchs_refusal_is_said_in_its_words(
-    laptop: Orch, farm: Farm, cluster: Cluster, option: str, words: str
-) -> None:
+def test_sbatchs_refusal_is_quoted(laptop: Orch, farm: Farm, cluster: Cluster, option: str, words: str) -> None:
     write_login_inventory(laptop.cwd, farm, slurm={"options": [option]})
     done = laptop("submit", "--", "true", code=4)
     assert "sbatch refused the job" in done.stderr
@@ -163,7 +161,7 @@ def test_sbatchs_refusal_is_said_in_its_words(
     assert not cluster.jobs()
 
 
-def test_login_node_without_slurm_is_refused_before_anything_is_written(laptop: Orch, farm: Farm) -> None:
+def test_login_node_without_slurm_is_refused_before_any_file_is_written(laptop: Orch, farm: Farm) -> None:
     (farm.home / ".bash_profile").write_text("PATH=/nowhere\n", "utf-8")
     done = laptop("submit", "--", "true", code=4)
     assert f"{LOGIN}: sbatch cannot be run there" in done.stderr
@@ -180,35 +178,35 @@ def test_login_node_that_is_down_ends_the_launch_with_nothing_submitted(
     assert not cluster.jobs()
 
 
-def test_login_node_that_is_lost_while_following_costs_no_line(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
-    """Once the connection alone, then the machine until the job has ended."""
-    seen: list[str] = []
+def test_no_line_is_lost_when_the_login_node_fails_while_following(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
+    """First the connection alone, then the machine until the job has ended."""
+    lines: list[str] = []
     with laptop.start("submit", "-j", "2x1", "--", "sh", "-c", COUNT) as watcher:
         assert watcher.stdout is not None
         assert watcher.stderr is not None
-        for mark in ("line 100 of 0", "line 400 of 1"):
-            while mark not in (line := watcher.stdout.readline()):
+        for awaited_line in ("line 100 of 0", "line 400 of 1"):
+            while awaited_line not in (line := watcher.stdout.readline()):
                 assert line, "the log ended"
-                seen.append(line)
-            seen.append(line)
+                lines.append(line)
+            lines.append(line)
             farm.drop_connections()
         with farm.down():
-            until(lambda: not cluster.jobs(), awaited="the job to end unheard", deadline_s=60)
-        text, said = "".join([*seen, watcher.stdout.read()]), watcher.stderr.read()
-    assert watcher.returncode == 0, said
-    assert "trying again" in said
+            until(lambda: not cluster.jobs(), awaited="the job to end while the login node is down", deadline_s=60)
+        text, stderr = "".join([*lines, watcher.stdout.read()]), watcher.stderr.read()
+    assert watcher.returncode == 0, stderr
+    assert "trying again" in stderr
     for rank in (0, 1):
-        told = re.findall(rf"^\[n\d:{rank}\] (line .*)$", text, re.MULTILINE)
-        assert told == [f"line {number} of {rank}" for number in range(1, 2001)]
+        printed = re.findall(rf"^\[n\d:{rank}\] (line .*)$", text, re.MULTILINE)
+        assert printed == [f"line {number} of {rank}" for number in range(1, 2001)]
 
 
-SLOW = 'echo once >>"$HOME/asked"; id=$(/usr/bin/sbatch "$@") || exit; until [ -e "$HOME/answer" ]; do sleep 0.05; done; echo "$id"'
+SLOW = 'echo once >>"$HOME/sbatch-calls"; id=$(/usr/bin/sbatch "$@") || exit; until [ -e "$HOME/answer" ]; do sleep 0.05; done; echo "$id"'
 
 
 @pytest.fixture
 def slow_sbatch(farm: Farm) -> Path:
-    """An sbatch that submits, and answers once the file that it returns is there; says every call in `asked` beside it."""
-    for name in ("asked", "answer"):
+    """An sbatch that submits, and prints the id once the returned file exists; it records every call in `sbatch-calls` beside it."""
+    for name in ("sbatch-calls", "answer"):
         (farm.home / name).unlink(missing_ok=True)
     put_program(farm, "sbatch", f'if [ "$1" = --version ]; then exit 0; fi; {SLOW}')
     return farm.home / "answer"
@@ -225,30 +223,30 @@ def test_connection_that_is_lost_before_sbatch_answers_makes_no_second_job(
         out, err = launch.communicate(timeout=60)
     assert launch.returncode == 0, err
     assert out.count(":0] ran") == 1
-    assert (farm.home / "asked").read_text("utf-8") == "once\n"
+    assert (farm.home / "sbatch-calls").read_text("utf-8") == "once\n"
 
 
-def test_a_note_of_the_site_names_no_job_and_stop_cancels_none_of_another_name(
+def test_job_id_is_not_read_from_a_note_of_the_site_and_stop_cancels_no_job_of_another_name(
     laptop: Orch, farm: Farm, cluster: Cluster
 ) -> None:
     sbatch = ["sbatch", "--parsable", "--output=/dev/null", "--wrap", "sleep 1000"]
-    other = subprocess.run(sbatch, env=cluster.env, check=True, capture_output=True, text=True).stdout.strip()
-    put_program(farm, "sbatch", f'echo "Note: your job {other} uses 3% of its CPUs"; exec /usr/bin/sbatch "$@"')
+    foreign_job = subprocess.run(sbatch, env=cluster.env, check=True, capture_output=True, text=True).stdout.strip()
+    put_program(farm, "sbatch", f'echo "Note: your job {foreign_job} uses 3% of its CPUs"; exec /usr/bin/sbatch "$@"')
     run = laptop("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
-    [job] = set(cluster.jobs()) - {other}
+    [job] = set(cluster.jobs()) - {foreign_job}
     record = laptop.home / "runs" / run / "run.json"
     recorded = json.loads(record.read_text("utf-8"))
     assert recorded["slurm_job"] == job
-    record.write_text(json.dumps(recorded | {"slurm_job": other}))
-    assert f"Slurm job {other} is named wrap, not {run}" in laptop("stop", run, code=4).stderr
-    assert set(cluster.jobs()) == {other, job}
+    record.write_text(json.dumps(recorded | {"slurm_job": foreign_job}))
+    assert f"Slurm job {foreign_job} is named wrap, not {run}" in laptop("stop", run, code=4).stderr
+    assert set(cluster.jobs()) == {foreign_job, job}
     record.write_text(json.dumps(recorded))
     laptop("stop", run)
-    assert list(cluster.jobs()) == [other]
+    assert list(cluster.jobs()) == [foreign_job]
 
 
 def test_job_name_in_a_login_profile_does_not_rename_the_job(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
-    """SBATCH_* variables win over #SBATCH lines; stop cancels only a job that has the run's name."""
+    """SBATCH_* variables override #SBATCH lines; stop cancels only a job that has the run's name."""
     profile = farm.home / ".bash_profile"
     profile.write_text(f"{profile.read_text('utf-8')}export SBATCH_JOB_NAME=interactive SBATCH_TIMELIMIT=3\n", "utf-8")
     run = laptop("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
@@ -269,20 +267,20 @@ def test_job_whose_sbatch_was_killed_before_it_answered_is_found_by_its_name(
     laptop("stop", run)
 
 
-def test_job_that_sbatch_makes_only_after_ctrl_c_is_cancelled(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
-    """The command on the login node does not end with the connection that asked for it."""
-    asked, go = farm.home / "asked", farm.home / "answer"
-    for path in (asked, go):
+def test_job_that_sbatch_submits_after_ctrl_c_is_cancelled(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
+    """The command on the login node does not end with its connection."""
+    started, gate = farm.home / "sbatch-started", farm.home / "answer"
+    for path in (started, gate):
         path.unlink(missing_ok=True)
-    wait = 'touch "$HOME/asked"; until [ -e "$HOME/answer" ]; do sleep 0.05; done; exec /usr/bin/sbatch "$@"'
+    wait = 'touch "$HOME/sbatch-started"; until [ -e "$HOME/answer" ]; do sleep 0.05; done; exec /usr/bin/sbatch "$@"'
     put_program(farm, "sbatch", f'if [ "$1" = --version ]; then exit 0; fi; {wait}')
     with laptop.start("submit", "-j", "1x1", "--", "sleep", "1000") as launch:
-        until(asked.exists, awaited="sbatch to begin", deadline_s=30)
+        until(started.exists, awaited="sbatch to begin", deadline_s=30)
         launch.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            launch.wait(timeout=4)  # one that asks nobody but squeue has given up by then
+            launch.wait(timeout=4)  # an orch that asked only squeue would have ended by then
         [attempt] = (farm.home / laptop.cwd.name / "runs").glob("*/attempt-1")
-        go.touch()
+        gate.touch()
         until((attempt / "submission.json").read_text, awaited="the answer of sbatch", deadline_s=30)
         _, err = launch.communicate(timeout=60)
     assert launch.returncode == 4, err

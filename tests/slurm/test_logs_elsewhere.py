@@ -14,20 +14,20 @@ from tests.until import until
 
 @pytest.fixture
 def here(cluster: Cluster, tmp_path: Path) -> Orch:
-    """orch beside an inventory.yaml of the cluster, with the record of what it submits."""
+    """The submitting orch, beside an inventory.yaml of the cluster."""
     cluster.inventory(tmp_path)
     return Orch(tmp_path, env=cluster.env)
 
 
 @pytest.fixture
 def elsewhere(here: Orch, cluster: Cluster) -> Orch:
-    """The same inventory and folder, and no record."""
+    """Another orch with the same inventory and folder and no records."""
     return Orch(here.cwd, env={**cluster.env, "ORCH_HOME": str(here.cwd / "elsewhere")})
 
 
-@pytest.mark.parametrize("where", [("-j", "2x1"), ("--nodes", "n1,n3")])
-def test_log_is_the_same_where_nothing_is_recorded(here: Orch, elsewhere: Orch, where: tuple[str, str]) -> None:
-    here("submit", *where, "--", "sh", "-c", 'echo "out of $RANK"')
+@pytest.mark.parametrize("options", [("-j", "2x1"), ("--nodes", "n1,n3")])
+def test_log_is_the_same_without_a_record(here: Orch, elsewhere: Orch, options: tuple[str, str]) -> None:
+    here("submit", *options, "--", "sh", "-c", 'echo "out of $RANK"')
     run = here.records()[-1]["id"]
     lines = elsewhere.lines(run, "-i", "inventory.yaml")
     assert lines == here.lines(run)
@@ -46,17 +46,17 @@ def test_job_is_followed_to_its_end(here: Orch, elsewhere: Orch) -> None:
         attempt = here.node_folders(run)[0].parent
         (attempt.parent / "enough").touch()
         text += following.stdout.read()
-        said = following.stderr.read()
-    assert following.returncode == 0, said
-    assert f"run {run} is DONE" in said
+        stderr = following.stderr.read()
+    assert following.returncode == 0, stderr
+    assert f"run {run} is DONE" in stderr
     written = [line for file in attempt.glob("*/rank-*.out") for line in file.read_text("utf-8").splitlines()]
     assert sorted(line.partition("] ")[2] for line in text.splitlines() if ":-]" not in line) == sorted(written)
 
 
-def test_job_whose_folder_is_only_on_its_nodes_is_refused_with_where_to_go(
+def test_log_of_a_job_whose_folder_is_only_on_its_nodes_is_refused_with_the_next_step(
     farm: Farm, here: Orch, elsewhere: Orch
 ) -> None:
-    """Its working folder, as nodes that are reached over ssh have it, is another one by that name here."""
+    """Nodes reached over ssh have the run's folder under a path that is another folder on this machine."""
     here("submit", "-j", "1x1", "--", "true")
     run = here.records()[-1]["id"]
     attempt = here.node_folders(run)[0].parent

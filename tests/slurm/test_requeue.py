@@ -1,4 +1,4 @@
-"""A job that Slurm begins anew: the same run in its next attempt, in one log."""
+"""A job that Slurm requeues: the same run in its next attempt, in one log."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.grounds.cli import Orch
 from tests.grounds.slurm import Cluster
 from tests.until import until
 
-# The first attempt sleeps until it is ended, the second one is done.
+# The first attempt sleeps until it is ended, the second one succeeds.
 PROGRAM = 'echo "rank $RANK in attempt $ORCH_ATTEMPT"; [ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000'
-SAID = [f"rank {rank} in attempt {attempt}" for attempt in (1, 2) for rank in (0, 1)]
+LINES = [f"rank {rank} in attempt {attempt}" for attempt in (1, 2) for rank in (0, 1)]
 
 
 @pytest.fixture
@@ -22,15 +22,15 @@ def orch(cluster: Cluster, tmp_path: Path) -> Orch:
 
 
 def _out(text: str) -> list[str]:
-    """What the ranks said, by attempt and rank."""
+    """The ranks' lines, sorted by attempt and rank."""
     lines = [line.partition("] ")[2] for line in text.splitlines() if "] rank " in line and " in attempt " in line]
     return sorted(lines, key=lambda line: line.split()[::-1])
 
 
 def _submitted(orch: Orch) -> tuple[str, str]:
-    """Run and job, with both ranks asleep in the first attempt."""
+    """Submit a run and wait until both ranks of the first attempt sleep; returns run and job."""
     run = orch("submit", "--detach", "-j", "2x1", "--", "sh", "-c", PROGRAM).stdout.strip()
-    until(lambda: set(SAID[:2]) <= set(orch.printed(run).splitlines()), awaited="the first attempt", deadline_s=60)
+    until(lambda: set(LINES[:2]) <= set(orch.printed(run).splitlines()), awaited="the first attempt", deadline_s=60)
     return run, orch.slurm_job(run)
 
 
@@ -42,29 +42,27 @@ def test_requeued_job_is_followed_into_its_next_attempt(orch: Orch, cluster: Clu
         text = following.stdout.readline()
         cluster.requeue(job)
         text += following.stdout.read()
-        said = following.stderr.read()
-    assert following.returncode == 0, said
-    assert _out(text) == SAID
-    assert f"run {run} continues in attempt 2" in said
-    assert f"run {run} is DONE" in said
-    assert _out(orch("logs", run).stdout) == SAID
+        stderr = following.stderr.read()
+    assert following.returncode == 0, stderr
+    assert _out(text) == LINES
+    assert f"run {run} continues in attempt 2" in stderr
+    assert f"run {run} is DONE" in stderr
+    assert _out(orch("logs", run).stdout) == LINES
     status = orch.status(run)
     assert (status["state"], status["attempt"]) == ("DONE", 2)
 
 
-def test_run_that_nobody_watched_while_it_was_requeued_is_judged_by_its_last_attempt(
-    orch: Orch, cluster: Cluster
-) -> None:
+def test_run_that_was_requeued_unobserved_is_judged_by_its_last_attempt(orch: Orch, cluster: Cluster) -> None:
     run, job = _submitted(orch)
     cluster.requeue(job)
     status = cluster.wait_for(orch, run, "DONE")
     assert status["attempt"] == 2
     assert {node["agent"]["rendezvous"] for node in status["nodes"]} == {status["nodes"][0]["agent"]["rendezvous"]}
-    assert _out(orch("logs", run).stdout) == SAID
-    assert _out(orch("logs", "--tail", "3", run).stdout) != SAID
+    assert _out(orch("logs", run).stdout) == LINES
+    assert _out(orch("logs", "--tail", "3", run).stdout) != LINES
 
 
-def test_job_that_waits_to_begin_anew_is_pending_and_can_be_stopped(orch: Orch, cluster: Cluster) -> None:
+def test_requeued_job_is_pending_and_can_be_stopped(orch: Orch, cluster: Cluster) -> None:
     run, job = _submitted(orch)
     cluster.requeue_waiting(job)
     assert orch.status(run)["state"] == "PENDING"

@@ -1,4 +1,4 @@
-"""A failed attempt goes on in the same allocation: without queueing again, and without the node that failed where there are spares."""
+"""A failed attempt restarts in the same allocation: without queueing, and without the failed node if there are spares."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRAINING = (
 
 @pytest.fixture
 def orch(cluster: Cluster, tmp_path: Path) -> Iterator[Orch]:
-    """orch beside an inventory of n0 and n1, for which n2 and n3 are spare; a job gets one of them."""
+    """orch beside an inventory of n0 and n1 with the spares n2 and n3; a job gets one spare."""
     nodes = [
         {"name": "n[0-1]", "address": "127.0.0.[10-11]"},
         {"name": "n[2-3]", "address": "127.0.0.[12-13]", "tags": ["spare"]},
@@ -41,7 +41,7 @@ def orch(cluster: Cluster, tmp_path: Path) -> Iterator[Orch]:
 
 
 def _submit(orch: Orch, lines: str) -> tuple[str, str]:
-    """Two ranks, on n0 and n1 as long as these do."""
+    """Submit two ranks on n0 and n1; returns run and job."""
     run = orch("submit", "--detach", "--nodes", "n0,n1", "--", "sh", "-c", SAVE + lines).stdout.strip()
     return run, orch.slurm_job(run)
 
@@ -51,9 +51,9 @@ def _run_dir(orch: Orch, run: str) -> Path:
 
 
 def _ranks(orch: Orch, run: str) -> list[str]:
-    """`rank 0 on n0 in attempt 1, head 127.0.0.10`, by attempt and rank."""
-    said = re.findall(r"^rank .*, head .*$", orch.printed(run), re.MULTILINE)
-    return sorted(said, key=lambda text: (text.split()[6], text.split()[1]))
+    """The ranks' lines (`rank 0 on n0 in attempt 1, head 127.0.0.10`), sorted by attempt and rank."""
+    lines = re.findall(r"^rank .*, head .*$", orch.printed(run), re.MULTILINE)
+    return sorted(lines, key=lambda text: (text.split()[6], text.split()[1]))
 
 
 def test_node_whose_rank_failed_is_replaced_and_the_head_moves_with_it(orch: Orch, cluster: Cluster) -> None:
@@ -73,12 +73,12 @@ def test_node_whose_rank_failed_is_replaced_and_the_head_moves_with_it(orch: Orc
         "rank 0 on n1 in attempt 2, head 127.0.0.11",
         "rank 1 on n2 in attempt 2, head 127.0.0.11",
     ]
-    said = orch("logs", run).stdout
-    assert "the job restarts in the same allocation, as attempt 2, without n0" in said
+    log = orch("logs", run).stdout
+    assert "the job restarts in the same allocation, as attempt 2, without n0" in log
 
 
 @pytest.mark.timeout(300)
-def test_node_that_is_lost_is_replaced_though_nothing_was_saved(orch: Orch, cluster: Cluster) -> None:
+def test_lost_node_is_replaced_without_a_saved_step(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, '[ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000')
     until(lambda: len(_ranks(orch, run)) == 2, deadline_s=60, awaited="the first attempt")
     cluster.lose_node("n1")
@@ -88,7 +88,7 @@ def test_node_that_is_lost_is_replaced_though_nothing_was_saved(orch: Orch, clus
 
 
 @pytest.mark.timeout(300)
-def test_job_of_which_too_few_nodes_are_left_waits_for_others_in_the_queue(orch: Orch, cluster: Cluster) -> None:
+def test_job_with_too_few_nodes_left_is_requeued(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, '[ "$ORCH_ATTEMPT" = 3 ] || exec sleep 1000')
     for attempt, node in ((1, "n1"), (2, "n2")):
         until(lambda: len(_ranks(orch, run)) == 2 * attempt, deadline_s=60, awaited=f"attempt {attempt}")  # noqa: B023
@@ -96,30 +96,30 @@ def test_job_of_which_too_few_nodes_are_left_waits_for_others_in_the_queue(orch:
     cluster.repair()
     cluster.start_soon(job)
     assert cluster.wait_for(orch, run, "DONE")["attempt"] == 3
-    said = orch("logs", run).stdout
-    assert said.count("the job restarts in the same allocation, as attempt 2, without n1") == 1
-    assert said.count("the job is requeued, for attempt 3") == 1
+    log = orch("logs", run).stdout
+    assert log.count("the job restarts in the same allocation, as attempt 2, without n1") == 1
+    assert log.count("the job is requeued, for attempt 3") == 1
 
 
-def test_failures_without_progress_come_to_an_end(orch: Orch, cluster: Cluster) -> None:
+def test_job_fails_after_three_attempts_without_progress(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, "save 3; exit 7")
     status = cluster.wait_for(orch, run, "FAILED")
-    assert (status["attempt"], status["slurm_job"]) == (4, job)  # the first one made some
+    assert (status["attempt"], status["slurm_job"]) == (4, job)  # the first one made progress
     assert "exited 7" in status["message"]
-    said = orch("logs", run).stdout
+    log = orch("logs", run).stdout
     assert (
-        said.count("3 attempts in a row made no progress, so the job is not restarted: the newest saved step is 3") == 1
+        log.count("3 attempts in a row made no progress, so the job is not restarted: the newest saved step is 3") == 1
     )
 
 
-def test_crash_after_finished_work_is_a_warning_and_no_reason_to_restart(orch: Orch, cluster: Cluster) -> None:
+def test_crash_after_finished_work_is_a_warning_without_a_restart(orch: Orch, cluster: Cluster) -> None:
     progress = '"$ORCH_RUN_DIR/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$RANK.json"'
     run, _ = _submit(orch, f'echo \'{{"step": 3, "phase": "done"}}\' >{progress}; kill -ABRT $$')
     assert cluster.wait_for(orch, run, "DONE")["attempt"] == 1
-    assert orch("logs", run).stdout.count("warning: ") == 2  # one for each rank
+    assert orch("logs", run).stdout.count("warning: ") == 2  # one per rank
 
 
-def test_job_that_is_cancelled_while_it_fails_again_and_again_is_stopped(orch: Orch, cluster: Cluster) -> None:
+def test_job_that_is_cancelled_between_restarts_is_stopped(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, 'save "$ORCH_ATTEMPT"; exit 7')
     until(lambda: "in attempt 3" in orch.printed(run), deadline_s=60, awaited="the third attempt")
     orch("stop", run)
@@ -128,7 +128,7 @@ def test_job_that_is_cancelled_while_it_fails_again_and_again_is_stopped(orch: O
 
 
 @pytest.mark.train
-def test_training_whose_rank_is_killed_goes_on_elsewhere_as_if_nothing_had_been(orch: Orch, cluster: Cluster) -> None:
+def test_training_whose_rank_is_killed_restarts_on_a_spare_bit_for_bit(orch: Orch, cluster: Cluster) -> None:
     straight = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING).stdout.strip()
     cluster.wait_for(orch, straight, "DONE")
     run = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING).stdout.strip()
@@ -143,26 +143,26 @@ def test_training_whose_rank_is_killed_goes_on_elsewhere_as_if_nothing_had_been(
     assert _first_step_after(orch, run, started) - killed < 60
     assert len(_steps(orch, run)) == 60
     assert _steps(orch, run) == _steps(orch, straight)
-    said = orch("logs", run).stdout
-    assert "without n1" in said
-    assert said.count("resuming from") == 1
+    log = orch("logs", run).stdout
+    assert "without n1" in log
+    assert log.count("resuming from") == 1
 
 
 def _next_start(orch: Orch, run: str) -> float:
-    """When the first rank of attempt 2 was started."""
+    """Start time of the first rank of attempt 2."""
     files = _run_dir(orch, run).glob("attempt-2/*/events.jsonl")
     events = [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
     return float(min(event["time"] for event in events if event["event"] == "rank-started"))
 
 
 def _first_step_after(orch: Orch, run: str, moment: float) -> float:
-    """When the first step after that moment was made."""
+    """Time of the first step after that moment."""
     lines = (_run_dir(orch, run) / "checkpoints" / "metrics.jsonl").read_text("utf-8").splitlines()
-    return float(min(made for made in (json.loads(line)["time"] for line in lines) if made > moment))
+    return float(min(time_s for time_s in (json.loads(line)["time"] for line in lines) if time_s > moment))
 
 
 def _steps(orch: Orch, run: str) -> list[tuple[int, float, float, float]]:
-    """What must repeat bit for bit."""
+    """Step, loss, learning rate and gradient norm, which must repeat bit for bit."""
     path = _run_dir(orch, run) / "checkpoints" / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
-    return [(one["step"], one["loss"], one["lr"], one["grad_norm"]) for one in lines]
+    return [(entry["step"], entry["loss"], entry["lr"], entry["grad_norm"]) for entry in lines]

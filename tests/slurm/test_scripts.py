@@ -1,4 +1,4 @@
-"""What users add to the scripts of a Slurm job: a template of their own, lines before the agent, an image around it."""
+"""Users' changes to the scripts of a Slurm job: their own template, setup lines before the agent, a container image."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from orchestrator.resources import template_folder
 from tests.grounds.cli import Orch
 from tests.grounds.slurm import Cluster
 
-OWN = (template_folder() / "slurm.sbatch.j2").read_text("utf-8")
-# Says what it was told, and sets what an image sets; the "image" is this machine.
+TEMPLATE = (template_folder() / "slurm.sbatch.j2").read_text("utf-8")
+# Records its arguments, and sets variables as an image does; the "image" is this machine.
 APPTAINER = """#!/bin/sh
-echo "$SLURMD_NODENAME" "$@" >>"{told}"
+echo "$SLURMD_NODENAME" "$@" >>"{calls}"
 shift
 while [ "$1" = --bind ]; do shift 2; done
 shift
@@ -23,22 +23,22 @@ IMAGE_VALUE="of the image" FROM_BOTH="of the image" exec "$@"
 """
 
 
-def _said(orch: Orch) -> list[str]:
+def _printed(orch: Orch) -> list[str]:
     return sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
 
 
-def test_own_template_is_what_runs_and_stays_with_the_run(cluster: Cluster, tmp_path: Path) -> None:
+def test_own_template_is_run_and_stored_with_the_run(cluster: Cluster, tmp_path: Path) -> None:
     cluster.inventory(tmp_path, slurm={"template": "own.j2"})
-    (tmp_path / "own.j2").write_text(OWN.replace("set -euo", "export OWN='was here'\nset -euo"), "utf-8")
+    (tmp_path / "own.j2").write_text(TEMPLATE.replace("set -euo", "export TEMPLATE='was here'\nset -euo"), "utf-8")
     orch = Orch(tmp_path, env=cluster.env)
-    orch("submit", "-j", "2x1", "--", "sh", "-c", 'echo "$OWN"')
-    assert _said(orch) == ["was here", "was here"]
+    orch("submit", "-j", "2x1", "--", "sh", "-c", 'echo "$TEMPLATE"')
+    assert _printed(orch) == ["was here", "was here"]
     [script] = orch.home.rglob("submit.sbatch")
-    assert "export OWN='was here'" in script.read_text("utf-8")
+    assert "export TEMPLATE='was here'" in script.read_text("utf-8")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("{{ run_id }}", "{{ run }}", "own.j2:5: 'run' is undefined"),
         ("{% endfor %}\n# Run", "# Run", "own.j2:"),
@@ -46,21 +46,21 @@ def test_own_template_is_what_runs_and_stays_with_the_run(cluster: Cluster, tmp_
         ("#SBATCH {{ option }}\n", "", "own.j2: leaves out `#SBATCH --job-name="),
     ],
 )
-def test_template_of_no_use_is_refused_and_nothing_submitted(
-    old: str, new: str, said: str, cluster: Cluster, tmp_path: Path
+def test_unusable_template_is_refused_and_no_job_is_submitted(
+    old: str, new: str, message: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    assert OWN.count(old) == 1
+    assert TEMPLATE.count(old) == 1
     cluster.inventory(tmp_path, slurm={"template": "own.j2"})
-    (tmp_path / "own.j2").write_text(OWN.replace(old, new), "utf-8")
+    (tmp_path / "own.j2").write_text(TEMPLATE.replace(old, new), "utf-8")
     orch = Orch(tmp_path, env=cluster.env)
     for words in (["--dry-run"], []):
         done = orch("submit", *words, "-j", "1x1", "--", "true", code=2)
-        assert f"{tmp_path}/{said}" in done.stderr
+        assert f"{tmp_path}/{message}" in done.stderr
     assert not cluster.jobs()
 
 
-def test_setup_is_done_in_bash_on_every_node_before_the_agent(cluster: Cluster, tmp_path: Path) -> None:
-    """With what module and conda need: functions, arrays, sourced files without arguments, output, unset variables."""
+def test_setup_runs_in_bash_on_every_node_before_the_agent(cluster: Cluster, tmp_path: Path) -> None:
+    """With everything that module and conda need: functions, arrays, sourced files without arguments, output, unset variables."""
     (tmp_path / "env.sh").write_text('[ $# = 0 ] && export SOURCED="$UNSET it\'s \\"set\\"" && false; true\n', "utf-8")
     lines = [
         'words=("in bash" on)',
@@ -73,14 +73,14 @@ def test_setup_is_done_in_bash_on_every_node_before_the_agent(cluster: Cluster, 
     names = "ORCH_IS_SET_UP|ORCH_IN_IMAGE"
     show = f'echo "$SAID,$SOURCED,$FROM_BOTH"; env | grep -E "{names}"; true'
     orch("submit", "--nodes", "n0,n2", "--", "sh", "-c", show)
-    assert _said(orch) == [f'in bash on {node}, it\'s "set",inventory' for node in ("n0", "n2")]
+    assert _printed(orch) == [f'in bash on {node}, it\'s "set",inventory' for node in ("n0", "n2")]
     log = next(cluster.folder.glob(f"work/*/runs/{orch.status()['id']}/attempt-1/slurm-*.log"))
-    # on the head also for the address, and for what comes next
+    # on the head also for its address, and for the steps after it
     assert log.read_text("utf-8").count("this is not the rendezvous") == 4
 
 
 @pytest.mark.parametrize("line", ["no-such-command --load x", '[ "$SLURMD_NODENAME" != n2 ]', 'echo "oh'])
-def test_line_of_setup_that_fails_ends_the_run_and_is_named(line: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_failing_line_of_setup_ends_the_run_and_is_named(line: str, cluster: Cluster, tmp_path: Path) -> None:
     after = f"touch {tmp_path}/after-$SLURMD_NODENAME"
     cluster.inventory(tmp_path, slurm={"setup": ["true", line, after]})
     orch = Orch(tmp_path, env=cluster.env)
@@ -92,16 +92,16 @@ def test_line_of_setup_that_fails_ends_the_run_and_is_named(line: str, cluster: 
     assert not (tmp_path / f"after-{found[1]}").exists()
 
 
-def test_agent_runs_in_the_image_and_the_inventorys_values_win_over_those_of_the_image(
+def test_agent_runs_in_the_image_and_the_inventorys_values_override_the_images(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Apptainer itself is a stand-in here: the image is this machine."""
-    program, told = tmp_path / "bin" / "apptainer", tmp_path / "told"
+    """Apptainer is a stand-in here: the image is this machine."""
+    program, calls = tmp_path / "bin" / "apptainer", tmp_path / "apptainer-calls"
     program.parent.mkdir()
-    program.write_text(APPTAINER.format(told=told), "utf-8")
+    program.write_text(APPTAINER.format(calls=calls), "utf-8")
     program.chmod(0o755)
     container = {"runtime": "apptainer", "image": "/images/torch.sif", "mounts": ["/scratch", "/sets:/data/sets:ro"]}
-    # the stand-in is found by a line of setup, as Apptainer itself is where it is a module
+    # a line of setup puts the stand-in on the PATH, as for an Apptainer that is a module
     setup = [f'export PATH={program.parent}:"$PATH"', f"echo once >>{tmp_path}/setups-$SLURMD_NODENAME"]
     slurm = {"container": container, "setup": setup}
     inventory = cluster.inventory(tmp_path, slurm=slurm, env={"FROM_BOTH": "of the inventory"})
@@ -109,11 +109,11 @@ def test_agent_runs_in_the_image_and_the_inventorys_values_win_over_those_of_the
     names = "ORCH_IS_SET_UP|ORCH_IN_IMAGE"
     show = f'echo "$IMAGE_VALUE, $FROM_BOTH"; env | grep -E "{names}"; true'
     orch("submit", "--nodes", "n0,n1", "--", "sh", "-c", show)
-    assert _said(orch) == ["of the image, of the inventory"] * 2
+    assert _printed(orch) == ["of the image, of the inventory"] * 2
     workdir = next(line.split()[-1] for line in inventory.read_text("utf-8").splitlines() if "workdir:" in line)
     folder = os.path.join(workdir, "runs", orch.status()["id"], "attempt-1")  # noqa: PTH118  as it is rendered
     binds = f"--bind {workdir}:{workdir} --bind /scratch:/scratch --bind /sets:/data/sets:ro"
-    for line in told.read_text("utf-8").splitlines():
+    for line in calls.read_text("utf-8").splitlines():
         assert f"exec {binds} /images/torch.sif /bin/sh {folder}/node.sh run" in line
-    assert sorted(line.split()[0] for line in told.read_text("utf-8").splitlines()) == ["n0", "n1"]
-    assert (tmp_path / "setups-n1").read_text("utf-8") == "once\n"  # outside of the image, not again inside
+    assert sorted(line.split()[0] for line in calls.read_text("utf-8").splitlines()) == ["n0", "n1"]
+    assert (tmp_path / "setups-n1").read_text("utf-8") == "once\n"  # outside the image, not a second time inside

@@ -19,23 +19,23 @@ from tests.until import until
 
 @pytest.fixture
 def orch(cluster: Cluster, tmp_path: Path) -> Orch:
-    """orch beside an inventory.yaml of the cluster, two ranks a node."""
+    """orch beside an inventory.yaml of the cluster, two ranks per node."""
     cluster.inventory(tmp_path, devices=2)
     return Orch(tmp_path, env=cluster.env)
 
 
-def test_arguments_arrive_untouched_and_ranks_follow_node_order(orch: Orch) -> None:
+def test_arguments_arrive_unchanged_and_ranks_follow_node_order(orch: Orch) -> None:
     (orch.cwd / "show.py").write_text(
         "import json, os, sys\n"
         "print(json.dumps([sys.argv[1:], os.environ['ORCH_NODE'], os.environ['RANK'], os.environ['LOCAL_RANK']]))\n"
     )
     orch("submit", "-j", "2x2", "--", "show.py", "--n", "3", "a b$c")
-    said = sorted(
-        (json.loads(line["text"]) for line in orch.lines() if line["stream"] == "out"), key=lambda one: int(one[2])
+    printed = sorted(
+        (json.loads(line["text"]) for line in orch.lines() if line["stream"] == "out"), key=lambda entry: int(entry[2])
     )
-    assert [one[0] for one in said] == [["--n", "3", "a b$c"]] * 4
-    assert [one[3] for one in said] == ["0", "1", "0", "1"]
-    assert said[0][1] == said[1][1] < said[2][1] == said[3][1]
+    assert [entry[0] for entry in printed] == [["--n", "3", "a b$c"]] * 4
+    assert [entry[3] for entry in printed] == ["0", "1", "0", "1"]
+    assert printed[0][1] == printed[1][1] < printed[2][1] == printed[3][1]
 
 
 def test_environment_value_arrives_byte_equal_and_never_in_the_script(cluster: Cluster, tmp_path: Path) -> None:
@@ -49,27 +49,27 @@ def test_environment_value_arrives_byte_equal_and_never_in_the_script(cluster: C
     assert "pwned" not in script.read_text("utf-8")
 
 
-def test_named_nodes_are_the_ones_that_run(orch: Orch) -> None:
+def test_job_runs_on_the_named_nodes(orch: Orch) -> None:
     orch("submit", "--nodes", "n1,n3", "--", "sh", "-c", 'echo "$ORCH_NODE $RANK"')
-    said = sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
-    assert said == ["n1 0", "n1 1", "n3 2", "n3 3"]
+    printed = sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
+    assert printed == ["n1 0", "n1 1", "n3 2", "n3 3"]
 
 
 @pytest.mark.parametrize(
     ("shipped", "shape"), [("h800", "2x8"), ("h800-roce", "2x8"), ("t20", "2x8"), ("local", "2x2")]
 )
-def test_script_of_every_shipped_inventory_is_one_that_sbatch_takes(
+def test_sbatch_accepts_the_script_of_every_shipped_inventory(
     orch: Orch, cluster: Cluster, shipped: str, shape: str
 ) -> None:
     shown = orch("submit", "--dry-run", "-i", shipped, "-j", shape).stdout
     [script] = re.findall(r"submit\.sbatch <<'END_OF_FILE'\n(.*?)\nEND_OF_FILE$", shown, re.DOTALL | re.MULTILINE)
-    # the partitions, limits and CPUs of this cluster are others
+    # this cluster has other partitions, limits and CPUs
     here = ["--partition=debug", "--time=10", "--cpus-per-task=1"]
-    asked = ["sbatch", "--test-only", *here]
-    done = subprocess.run(asked, input=script + "\n", env=cluster.env, capture_output=True, text=True, check=False)
+    sbatch = ["sbatch", "--test-only", *here]
+    done = subprocess.run(sbatch, input=script + "\n", env=cluster.env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     wrong = script.replace("--ntasks-per-node=1", "--ntasks-per-node=x")
-    assert subprocess.run(asked, input=wrong, env=cluster.env, capture_output=True, text=True, check=False).returncode
+    assert subprocess.run(sbatch, input=wrong, env=cluster.env, capture_output=True, text=True, check=False).returncode
 
 
 def test_slurm_variables_do_not_leak_into_ranks(orch: Orch) -> None:
@@ -97,11 +97,9 @@ def test_detached_job_is_followed_by_logs_and_stopped_by_stop(orch: Orch, cluste
     assert [line["text"] for line in orch.lines(run_id) if line["stream"] == "out"] == ["up", "up"]
 
 
-def test_job_that_the_user_cancelled_is_stopped_and_one_that_somebody_ended_has_failed(
-    orch: Orch, cluster: Cluster
-) -> None:
+def test_cancelled_job_is_stopped_and_one_ended_by_a_signal_has_failed(orch: Orch, cluster: Cluster) -> None:
     states = []
-    for command in (["scancel"], ["scancel", "--signal=TERM"]):  # the second only passes a signal on to the agents
+    for command in (["scancel"], ["scancel", "--signal=TERM"]):  # the second only forwards a signal to the agents
         run_id = orch("submit", "--detach", "-j", "2x1", "--", "sleep", "1000").stdout.strip()
         job = cluster.wait_for(orch, run_id, "RUNNING")["slurm_job"]
         subprocess.run([*command, job], check=True, timeout=30)
@@ -125,23 +123,23 @@ def test_waiting_job_is_pending_with_slurms_reason(orch: Orch) -> None:
     orch("stop", first)
 
 
-def test_what_the_inventory_says_is_what_slurm_got(cluster: Cluster, tmp_path: Path) -> None:
+def test_slurm_gets_the_inventorys_values(cluster: Cluster, tmp_path: Path) -> None:
     comment = 'it\'s "a" $comment # `id` \\ é'
     slurm = {"cpus": 3, "mem": "1", "exclusive": "user", "exclude": "n[3,1]", "dependency": "singleton"}
-    mail = {"mail_type": "END,FAIL", "mail_user": "train@example.org"}
-    cluster.inventory(tmp_path, slurm={**slurm, **mail, "comment": comment, "options": ["--nice=7"]})
+    notifications = {"mail_type": "END,FAIL", "mail_user": "train@example.org"}
+    cluster.inventory(tmp_path, slurm={**slurm, **notifications, "comment": comment, "options": ["--nice=7"]})
     orch = Orch(tmp_path, env=cluster.env)
     orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000")
     shown = ["scontrol", "--oneliner", "show", "job", orch.status()["slurm_job"]]
     job = subprocess.run(shown, check=True, capture_output=True, text=True, timeout=30).stdout
-    for said in ("CPUs/Task=3", "MinMemoryNode=1M", "ExcNodeList=n[1,3]", "Nice=7", "MailUser=train@example.org"):
-        assert f" {said} " in job, job
+    for field in ("CPUs/Task=3", "MinMemoryNode=1M", "ExcNodeList=n[1,3]", "Nice=7", "MailUser=train@example.org"):
+        assert f" {field} " in job, job
     assert " MailType=END,FAIL" in job
     assert f" Comment={comment} " in job, re.findall(".{9}Comment=.{60}", job)
     assert " OverSubscribe=USER " in job
 
 
-# Of the jobs that no node of the cluster could run, slurmctld keeps a FAILED record.
+# slurmctld keeps a FAILED record of jobs that no node of the cluster could run.
 REFUSED = [
     ({"constraint": "h800"}, "Batch job submission failed: Invalid feature specification"),
     ({"mem": "64G"}, "Memory specification can not be satisfied"),
@@ -150,9 +148,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("slurm", "words"), REFUSED, ids=["constraint", "mem", "tmp"])
-def test_what_only_sbatch_knows_is_refused_with_slurms_words(
-    cluster: Cluster, tmp_path: Path, slurm: dict[str, object], words: str
-) -> None:
+def test_refusal_of_sbatch_is_quoted(cluster: Cluster, tmp_path: Path, slurm: dict[str, object], words: str) -> None:
     cluster.inventory(tmp_path, slurm=slurm)
     orch = Orch(tmp_path, env=cluster.env)
     done = orch("submit", "--detach", "--", "true", code=4)
@@ -164,20 +160,20 @@ def test_what_only_sbatch_knows_is_refused_with_slurms_words(
     assert not cluster.jobs()
 
 
-def test_without_sbatch_the_message_says_where_to_go(cluster: Cluster, tmp_path: Path) -> None:
+def test_submission_without_sbatch_names_the_login_node(cluster: Cluster, tmp_path: Path) -> None:
     cluster.inventory(tmp_path)
     done = Orch(tmp_path, env={"PATH": str(tmp_path)})("submit", "--", "true", code=4)
     assert "no sbatch" in done.stderr
     assert "login node" in done.stderr
 
 
-def test_missing_program_is_said_from_the_node(orch: Orch) -> None:
+def test_missing_program_is_named_in_the_log(orch: Orch) -> None:
     orch("submit", "-j", "1x1", "--", "no-such-program-anywhere", code=1)
     assert "no-such-program-anywhere" in orch("logs").stdout
 
 
 def test_job_whose_id_was_never_recorded_is_found_by_its_name(orch: Orch, cluster: Cluster) -> None:
-    """What a launch that was killed right after sbatch leaves behind."""
+    """As after a launch that was killed right after sbatch."""
     run_id = orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
     record = orch.home / "runs" / run_id / "run.json"
     fields = json.loads(record.read_text("utf-8"))
@@ -188,7 +184,7 @@ def test_job_whose_id_was_never_recorded_is_found_by_its_name(orch: Orch, cluste
     assert orch.status(run_id)["state"] == "STOPPED"
 
 
-THIEF = """#!{python}
+PORT_THIEF = """#!{python}
 import os, pathlib, socket, subprocess, sys
 count = pathlib.Path({folder!r}, "thefts")
 done = len(count.read_text()) if count.exists() else 0
@@ -206,20 +202,22 @@ with subprocess.Popen([{srun!r}, *sys.argv[1:]], stdin=subprocess.PIPE, text=Tru
 """
 
 
-def _robbed(cluster: Cluster, tmp_path: Path, thefts: int) -> Orch:
-    """orch whose jobs find a port taken between its finding and the start of the agents: by one who listens on it."""
+def _orch_with_taken_ports(cluster: Cluster, tmp_path: Path, thefts: int) -> Orch:
+    """orch whose jobs lose their port between its choice and the start of the agents: another process listens on it."""
     srun = shutil.which("srun", path=cluster.env.get("PATH"))
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "srun").write_text(THIEF.format(python=sys.executable, folder=str(tmp_path), thefts=thefts, srun=srun))
+    (folder / "srun").write_text(
+        PORT_THIEF.format(python=sys.executable, folder=str(tmp_path), thefts=thefts, srun=srun)
+    )
     (folder / "srun").chmod(0o700)
     path = f"{folder}:{cluster.env.get('PATH', os.environ['PATH'])}"
     cluster.inventory(tmp_path, devices=1)
     return Orch(tmp_path, env={**cluster.env, "PATH": path})
 
 
-# Where the head's rank is not started, the other one waits until it is ended.
-BOTH_ARE_THERE = """
+# If the head's rank is not started, the other one waits until it is ended.
+WAIT_FOR_BOTH_RANKS = """
 met=$ORCH_RUN_DIR/met-$MASTER_PORT
 touch "$met.$RANK"
 until [ -e "$met.0" ] && [ -e "$met.1" ]; do sleep 0.05; done
@@ -228,16 +226,16 @@ echo "$MASTER_PORT"
 
 
 def test_taken_port_is_retried_on_another_one(cluster: Cluster, tmp_path: Path) -> None:
-    orch = _robbed(cluster, tmp_path, thefts=1)
-    orch("submit", "-j", "2x1", "--", "sh", "-c", BOTH_ARE_THERE)
+    orch = _orch_with_taken_ports(cluster, tmp_path, thefts=1)
+    orch("submit", "-j", "2x1", "--", "sh", "-c", WAIT_FOR_BOTH_RANKS)
     assert orch.status()["state"] == "DONE"
-    said = orch.lines()
-    assert sum("already in use" in line["text"] for line in said) == 1
-    assert len({line["text"] for line in said if line["stream"] == "out"}) == 1
+    lines = orch.lines()
+    assert sum("already in use" in line["text"] for line in lines) == 1
+    assert len({line["text"] for line in lines if line["stream"] == "out"}) == 1
 
 
 def test_port_that_is_taken_every_time_fails_the_job(cluster: Cluster, tmp_path: Path) -> None:
-    orch = _robbed(cluster, tmp_path, thefts=3)
+    orch = _orch_with_taken_ports(cluster, tmp_path, thefts=3)
     orch("submit", "-j", "2x1", "--", "sh", "-c", "sleep 1000", code=1)
     assert orch.status()["state"] == "FAILED"
     assert sum("already in use" in line["text"] for line in orch.lines()) == 3

@@ -1,4 +1,4 @@
-"""orch submit --sweep on a real Slurm: one array, one run a task, and what they came to side by side."""
+"""orch submit --sweep on a real Slurm: one array, one run per task, and a table of their results."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def _settings(cluster: Cluster) -> tuple[str, ...]:
 
 
 @pytest.mark.train
-def test_every_combination_is_a_run_of_its_own_and_they_are_compared(orch: Orch, cluster: Cluster) -> None:
+def test_every_combination_is_a_separate_run_and_list_compares_them(orch: Orch, cluster: Cluster) -> None:
     sweeps = ("--sweep", "lr=1e-3,1e-1", "--sweep", "seed=1,2")
     sweep = orch("submit", "-j", "1x1", *sweeps, *_settings(cluster)).stdout.strip()
-    until(lambda: not cluster.jobs(), awaited="the array to be over", deadline_s=100)
+    until(lambda: not cluster.jobs(), awaited="the array to end", deadline_s=100)
     records = json.loads(orch("list", "--sweep", sweep, "--json").stdout)
-    assert [(one["state"], one["swept"]) for one in records] == [
+    assert [(record["state"], record["swept"]) for record in records] == [
         ("DONE", {"lr": lr, "seed": seed}) for lr in ("1e-3", "1e-1") for seed in ("1", "2")
     ]
-    assert len({one["slurm_job"].partition("_")[0] for one in records}) == 1
-    losses = [one["summary"]["last_loss"] for one in records]
+    assert len({record["slurm_job"].partition("_")[0] for record in records}) == 1
+    losses = [record["summary"]["last_loss"] for record in records]
     assert len(set(losses)) == 4
     table = orch("list", "--sweep", sweep).stdout
     assert all(f"{loss:.4g}" in table for loss in losses)
@@ -48,9 +48,9 @@ def test_every_combination_is_a_run_of_its_own_and_they_are_compared(orch: Orch,
     assert f"{losses[2]:.4f}"[:5] in orch("logs", run).stdout
 
 
-def test_one_run_of_a_sweep_is_stopped_and_the_others_go_on(orch: Orch, cluster: Cluster) -> None:
+def test_stop_of_one_run_of_a_sweep_leaves_the_others_running(orch: Orch, cluster: Cluster) -> None:
     sweep = orch("submit", "-j", "1x1", "--sweep", "seed=1,2", "steps=1000000", *_settings(cluster)[1:]).stdout.strip()
-    first, second = (one["id"] for one in json.loads(orch("list", "--sweep", sweep, "--json").stdout))
+    first, second = (record["id"] for record in json.loads(orch("list", "--sweep", sweep, "--json").stdout))
     cluster.wait_for(orch, second, "RUNNING")
     orch("stop", first)
     assert [orch.status(run)["state"] for run in (first, second)] == ["STOPPED", "RUNNING"]
@@ -60,11 +60,9 @@ def test_one_run_of_a_sweep_is_stopped_and_the_others_go_on(orch: Orch, cluster:
 
 
 @pytest.mark.train
-def test_of_an_array_the_task_that_was_warned_goes_on_in_another_attempt_and_no_other(
-    orch: Orch, cluster: Cluster
-) -> None:
+def test_only_the_warned_task_of_an_array_continues_in_another_attempt(orch: Orch, cluster: Cluster) -> None:
     sweep = orch("submit", "-j", "1x1", "--sweep", "steps=3,1000000", *_settings(cluster)[1:]).stdout.strip()
-    short, long = (one["id"] for one in json.loads(orch("list", "--sweep", sweep, "--json").stdout))
+    short, long = (record["id"] for record in json.loads(orch("list", "--sweep", sweep, "--json").stdout))
     until(lambda: "step=" in orch.printed(long), awaited="the first steps", deadline_s=90)
     cluster.wait_for(orch, short, "DONE")
     job = orch.slurm_job(long)
@@ -78,7 +76,7 @@ def test_of_an_array_the_task_that_was_warned_goes_on_in_another_attempt_and_no_
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("words", "message"),
     [
         (("--sweep", "lr=1e-3", "--", "train.py"), "shared trainer"),
         (("--sweep", "model.layerz=1,2"), "layerz"),
@@ -87,14 +85,14 @@ def test_of_an_array_the_task_that_was_warned_goes_on_in_another_attempt_and_no_
     ],
 )
 def test_sweep_that_cannot_run_is_refused_before_anything_is_submitted(
-    orch: Orch, cluster: Cluster, words: tuple[str, ...], why: str
+    orch: Orch, cluster: Cluster, words: tuple[str, ...], message: str
 ) -> None:
-    assert why in orch("submit", "-j", "1x1", *words, code=2).stderr
+    assert message in orch("submit", "-j", "1x1", *words, code=2).stderr
     assert not cluster.jobs()
     assert orch.records() == []
 
 
-def test_sweep_that_slurm_refuses_has_failed_with_all_of_its_runs(orch: Orch, cluster: Cluster) -> None:
+def test_all_runs_of_a_sweep_that_slurm_refuses_have_failed(orch: Orch, cluster: Cluster) -> None:
     inventory = orch.cwd / "inventory.yaml"
     inventory.write_text(inventory.read_text("utf-8").replace("partition: debug", "partition: nowhere"))
     assert "nowhere" in orch("submit", "-j", "1x1", "--sweep", "seed=1,2", *_settings(cluster), code=2).stderr

@@ -1,4 +1,4 @@
-"""A job of which nothing shows where it should: a working folder that is not shared, seen from where Slurm is asked."""
+"""A job whose files do not appear in the working folder, because it is not shared with the nodes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.until import until
 
 @pytest.fixture
 def planned(cluster: Cluster, tmp_path: Path) -> LaunchPlan:
-    """A run whose first files are there."""
+    """A planned run whose first files are written."""
     request = Request("slurm", Program("executable", ("sleep", "1000")), nodes="n0")
-    where = model.load(cluster.inventory(tmp_path))
-    planned = make_plan(where, request, run_id="cluster-20260102-030405-0abc", bundle="b")
+    inventory = model.load(cluster.inventory(tmp_path))
+    planned = make_plan(inventory, request, run_id="cluster-20260102-030405-0abc", bundle="b")
     for file in node_files(planned)[planned.head.name]:
         path = Path(file.path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,23 +34,23 @@ def planned(cluster: Cluster, tmp_path: Path) -> LaunchPlan:
     return planned
 
 
-def test_job_that_runs_for_long_and_shows_nothing_is_remarked_on_until_it_does(
+def test_missing_log_of_a_running_job_is_reported_until_it_appears(
     planned: LaunchPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sbatch = ["sbatch", "--parsable", "--output=/dev/null", "--wrap", "sleep 1000"]
     job = subprocess.run(sbatch, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
     launcher = SlurmLauncher(planned, ThisMachine(planned.head))
 
-    def asked() -> JobStatus:
+    def queue_entry() -> JobStatus:
         queue = launcher.job_status(job)
         assert queue is not None
         return queue
 
     def reason() -> str:
-        assert asked().state == "RUNNING"
-        return asked().reason
+        assert queue_entry().state == "RUNNING"
+        return queue_entry().reason
 
-    until(lambda: time_limit_s(asked().elapsed) >= 2, awaited="the job to run", deadline_s=60)
+    until(lambda: time_limit_s(queue_entry().elapsed) >= 2, awaited="the job to run", deadline_s=60)
     assert reason() == ""
     monkeypatch.setattr(slurm, "LOG_DELAY_S", 1.0)
     assert reason().startswith(f"the job's log is missing from {planned.run_dir(planned.head)}")
@@ -59,7 +59,7 @@ def test_job_that_runs_for_long_and_shows_nothing_is_remarked_on_until_it_does(
     launcher.close()
 
 
-def test_job_that_never_had_a_node_is_not_expected_to_leave_anything(planned: LaunchPlan) -> None:
+def test_missing_log_of_a_job_that_never_had_a_node_is_not_reported(planned: LaunchPlan) -> None:
     """slurmctld keeps a FAILED record of the job that it refused."""
     sbatch = ["sbatch", f"--job-name={planned.job_name}", "--mem=64G", "--wrap", "true"]
     assert subprocess.run(sbatch, check=False, capture_output=True, timeout=60).returncode != 0
