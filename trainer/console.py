@@ -15,6 +15,6 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def log_line(text: str) -> None:
-    """Print one line and flush: a log that lags cannot show where a rank hangs. On a terminal, erase the progress bar."""
+    """Print one line and flush: a delayed log cannot show where a rank hangs. On a terminal, erase the progress bar."""
     sys.stdout.write(f"{ERASE_LINE if is_terminal(sys.stdout) else ''}{text}\n")
     sys.stdout.flush()

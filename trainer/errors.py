@@ -14,7 +14,7 @@ from typing import Mapping, Type, TypeVar
 REQUEUE = 99  # exit code that requests another attempt: everything is saved, and steps are left
 NO_RETRY = 93  # exit code of a failure that a retry with the same settings would repeat
 SMALLER = "take a smaller micro_batch with more accumulation, activation_checkpointing=true, or strategy=fsdp2 or zero3"
-# gloo's words, for the first collective and for later ones, and NCCL's with TORCH_NCCL_BLOCKING_WAIT.
+# gloo's messages, for the first collective and for later ones, and NCCL's with TORCH_NCCL_BLOCKING_WAIT.
 TIMED_OUT = ("Timed out waiting", "Application timeout caused pair closure", "collective operation timeout")
 STORAGE_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG))
 # Out-of-memory messages without a class of their own: torch < 1.13, cuBLAS, the GCU runtime.
@@ -41,7 +41,7 @@ class TrainerError(Exception):
 
     @classmethod
     def agreed(cls: Type[Error], message: str) -> Error:
-        """The error, if all ranks raise it."""
+        """Return the error, marked as raised by every rank."""
         error = cls(message)
         error.is_agreed = True
         return error

@@ -1,4 +1,4 @@
-"""The life of one rank: signals, group, training, exit code."""
+"""One rank from start to exit: signals, group, training, exit code."""
 
 from __future__ import annotations
 

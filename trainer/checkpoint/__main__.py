@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _found(folder: Path) -> list[Path]:
+def _step_folders(folder: Path) -> list[Path]:
     """The step folders in `folder`, or itself if it is one, newest first; at least one."""
     with _reading(folder):
         if not folder.is_dir():
@@ -61,36 +61,35 @@ def _reading(folder: Path) -> Iterator[None]:
 
 
 def _list(folder: Path) -> int:
-    found = _found(folder)
+    found = _step_folders(folder)
     row = "{:<12} {:>10}  {:<19}  {:<10} {:>6}  {}".format
     log_line(row("checkpoint", "MB", "saved", "loss", "ranks", "strategy"))
     for path in found:
         try:
-            about = files.read_manifest(path, files.step_of(path))
-            files.check_sizes(path, about)
+            manifest = files.read_manifest(path, files.step_of(path))
+            files.check_sizes(path, manifest)
         except DamagedError as exc:
             log_line(f"{path.name:<12} damaged: {exc}")
             continue
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / files.MANIFEST).stat().st_mtime))
-        size = sum(file["bytes"] for file in about["files"].values())
-        log_line(
-            row(path.name, f"{size / 1e6:.1f}", saved, _loss(about), about["world_size"], about["config"]["strategy"])
-        )
+        size = sum(file["bytes"] for file in manifest["files"].values())
+        ranks, strategy = manifest["world_size"], manifest["config"]["strategy"]
+        log_line(row(path.name, f"{size / 1e6:.1f}", saved, _loss(manifest), ranks, strategy))
     with _reading(folder):
-        aside = files.quarantined(folder)
-    if aside:
-        log_line(f"{aside} more set aside in {folder / 'quarantine'}")
+        quarantined = files.quarantined(folder)
+    if quarantined:
+        log_line(f"{quarantined} more set aside in {folder / 'quarantine'}")
     return 0
 
 
-def _loss(about: Mapping[str, Any]) -> str:
-    loss = about["mean_loss"] if about.get("mean_loss") is not None else about["last_loss"]
+def _loss(manifest: Mapping[str, Any]) -> str:
+    loss = manifest["mean_loss"] if manifest.get("mean_loss") is not None else manifest["last_loss"]
     return "none" if loss is None else f"{loss:.4f}"
 
 
 def _verify(folder: Path) -> int:
     code = 0
-    for path in _found(folder):
+    for path in _step_folders(folder):
         try:
             files.verify(path, files.step_of(path))
             log_line(f"{path.name}: whole")
@@ -105,7 +104,7 @@ def _export(folder: Path, target: Path | None) -> int:
         raise UserError(f"export needs torch, which is not installed for {sys.executable}")
     from trainer.checkpoint.export import export  # noqa: PLC0415 -- list and verify work without torch
 
-    path = _found(folder)[0]
+    path = _step_folders(folder)[0]
     target = target or Path(f"{path.name}.safetensors")
     try:
         count = export(path, target)

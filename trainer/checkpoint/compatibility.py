@@ -24,44 +24,46 @@ NAMED_AT_MOST = 3
 
 
 def check_compatible(
-    about: Mapping[str, Any], config: TrainConfig, strategy: Strategy, *, world_size: int, data_digest: str
+    manifest: Mapping[str, Any], config: TrainConfig, strategy: Strategy, *, world_size: int, data_digest: str
 ) -> None:
     """
-    Check that training can resume from the checkpoint with the manifest `about`; warn about what will differ.
+    Check that training can resume from the checkpoint with this manifest; warn about what will differ.
 
     Raises:
         UserError: it has another model, number of ranks or data.
     """
-    _check_world_size(about, world_size, any_world_size=strategy.any_world_size)
-    step, changed = about["step"], differences(about["config"], config.as_dict())
-    binding = [text for key, text in changed.items() if key.startswith(BINDING)] or _other_parameters(about, strategy)
+    _check_world_size(manifest, world_size, any_world_size=strategy.any_world_size)
+    step, changed = manifest["step"], differences(manifest["config"], config.as_dict())
+    binding = [text for key, text in changed.items() if key.startswith(BINDING)] or _other_parameters(
+        manifest, strategy
+    )
     if binding:
         raise UserError(f"the checkpoint at step {step} does not fit: {', '.join(binding)} (saved -> now)")
     if changed:
         log_line(f"WARNING: resuming with other settings (saved -> now): {', '.join(changed.values())}")
-    if about["data_sha256"] != data_digest:
+    if manifest["data_sha256"] != data_digest:
         raise UserError(
             f"the checkpoint at step {step} was trained on other data, so its position in them is meaningless: use the "
             "earlier data, or resume=none and another out= (python -m trainer.checkpoint export keeps the weights)"
         )
 
 
-def _check_world_size(about: Mapping[str, Any], world_size: int, *, any_world_size: bool) -> None:
-    if about["world_size"] != world_size and any_world_size:
+def _check_world_size(manifest: Mapping[str, Any], world_size: int, *, any_world_size: bool) -> None:
+    if manifest["world_size"] != world_size and any_world_size:
         log_line(
-            f"WARNING: the checkpoint was written by {about['world_size']} ranks and is split over {world_size} now: "
+            f"WARNING: the checkpoint was written by {manifest['world_size']} ranks and is split over {world_size} now: "
             "other batches, so other losses than without the change"
         )
-    elif about["world_size"] != world_size:
+    elif manifest["world_size"] != world_size:
         raise UserError(
-            f"the checkpoint at step {about['step']} was written by {about['world_size']} ranks, this run has "
-            f"{world_size}: start with {about['world_size']} ranks, or resume=none and another out="
+            f"the checkpoint at step {manifest['step']} was written by {manifest['world_size']} ranks, this run has "
+            f"{world_size}: start with {manifest['world_size']} ranks, or resume=none and another out="
         )
 
 
-def _other_parameters(about: Mapping[str, Any], strategy: Strategy) -> List[str]:
+def _other_parameters(manifest: Mapping[str, Any], strategy: Strategy) -> List[str]:
     """Parameters that differ although the settings are equal, since the model's code changed; older manifests do not list them."""
-    saved, now = about.get("sizes", strategy.sizes), strategy.sizes
+    saved, now = manifest.get("sizes", strategy.sizes), strategy.sizes
     names = [name for name in sorted({*saved, *now}) if saved.get(name) != now.get(name)]
     more = [f"and {len(names) - NAMED_AT_MOST} more parameters"] if len(names) > NAMED_AT_MOST else []
     named = [f"{name} of {saved.get(name, 'no')} -> {now.get(name, 'no')} numbers" for name in names[:NAMED_AT_MOST]]

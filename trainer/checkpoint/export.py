@@ -1,5 +1,5 @@
 """
-The weights of a checkpoint as one safetensors file, written by that format's few rules: the package may be missing.
+The weights of a checkpoint as one safetensors file, written without the package, which may be missing.
 
     8 bytes: size of the header · header, JSON: name -> dtype, shape, data_offsets · the tensors' bytes, little-endian
 """
@@ -32,16 +32,16 @@ def export(path: Path, target: Path) -> int:
     Write the weights of the checkpoint folder `path`.
 
     Returns:
-        How many tensors.
+        The number of tensors.
 
     Raises:
         DamagedError: it does not verify.
         UserError: it verifies, but is not a training state, or holds tensors of unsupported types.
-        OSError: `target` is there already, or cannot be written.
+        OSError: `target` exists, or cannot be written.
     """
     if target.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-    about = files.verify(path, files.step_of(path))
+    manifest = files.verify(path, files.step_of(path))
     with (path / "state.pt").open("rb") as file:
         weights = load_state(file, path.name)["model"]
     unsupported = {name: getattr(tensor, "dtype", type(tensor).__name__) for name, tensor in weights.items()}
@@ -49,7 +49,7 @@ def export(path: Path, target: Path) -> int:
     if unsupported:
         listed = ", ".join(f"{name} ({kind})" for name, kind in unsupported.items())
         raise UserError(f"{path}: export writes tensors of {_kinds()}, not {listed}")
-    metadata = {"format": "pt", "step": str(about["step"]), "config": json.dumps(about["config"])}
+    metadata = {"format": "pt", "step": str(manifest["step"]), "config": json.dumps(manifest["config"])}
     temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
     try:
         with files.create(temporary) as file:

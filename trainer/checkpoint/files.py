@@ -23,7 +23,7 @@ MANIFEST = "manifest.json"
 VERSION = 1
 STEP_FOLDER = re.compile(r"step_(\d+)\Z")
 STALE = re.compile(r"(step_\d+|latest|metrics\.jsonl|summary\.json|deepspeed\.json)\.tmp-")
-ASIDE = "quarantined-"
+QUARANTINED_PREFIX = "quarantined-"
 FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)*\Z")
 READ_BYTES = 4 << 20
 MANIFEST_BYTES = 16 << 20  # a larger one was not written by this module
@@ -36,14 +36,14 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint; `about` is its manifest: step, world size, configuration."""
+    """A verified checkpoint; the manifest has step, world size and configuration."""
 
     path: Path
-    about: Mapping[str, Any]
+    manifest: Mapping[str, Any]
 
 
 class _HashedFile:
-    """Writes through to a file, hashing on the way; torch.save only appends."""
+    """A file that hashes the bytes written to it; torch.save only appends."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.sha256, self.size = file, hashlib.sha256(), 0
@@ -58,14 +58,14 @@ class _HashedFile:
         self.file.flush()
 
 
-def write(out: Path, step: int, about: Mapping[str, Any], writers: Mapping[str, Callable[[Any], object]]) -> Path:
+def write(out: Path, step: int, metadata: Mapping[str, Any], writers: Mapping[str, Callable[[Any], object]]) -> Path:
     """
     Write to a temporary folder, flush to disk, read back, and only then rename it.
 
     Args:
         out: exists.
         step: names the folder; no checkpoint of that step may be there.
-        about: JSON values kept in the manifest.
+        metadata: JSON values kept in the manifest.
         writers: file name -> called with an object that has write(bytes).
 
     Returns:
@@ -84,7 +84,7 @@ def write(out: Path, step: int, about: Mapping[str, Any], writers: Mapping[str, 
             flush_to_disk(file)
         files[name] = {"bytes": hashed.size, "sha256": hashed.sha256.hexdigest()}
     with create(temporary / MANIFEST) as file:
-        file.write(_seal({"version": VERSION, "step": step, "files": files, **about}).encode())
+        file.write(_seal({"version": VERSION, "step": step, "files": files, **metadata}).encode())
         flush_to_disk(file)
     _flush_folder(temporary)
     try:
@@ -111,7 +111,7 @@ def verify(path: Path, step: int | None) -> dict[str, Any]:
 
 
 def check_sizes(path: Path, manifest: Mapping[str, Any]) -> None:
-    """A check without hashes: raises DamagedError if a file is missing or has another size."""
+    """Check without hashes: raises DamagedError if a file is missing or has another size."""
     for name, expected in manifest["files"].items():
         try:
             size = (path / name).stat().st_size
@@ -138,9 +138,9 @@ def newest_first(out: Path) -> list[Path]:
 
 def trust_problem(found: os.stat_result) -> str:
     """
-    Why a file or folder of such an owner and mode may not be believed, "" where it may.
+    Return why a file or folder with this owner and mode cannot be trusted, or "".
 
-    As sshd's StrictModes: a checkpoint decides what the trainer loads, so nobody but its user and root may write it.
+    Like sshd's StrictModes: a checkpoint decides what the trainer loads, so only its user and root may be able to write it.
     """
     if found.st_uid not in (os.geteuid(), 0):
         return f"belongs to uid {found.st_uid}, not to uid {os.geteuid()} or root"
@@ -151,9 +151,9 @@ def trust_problem(found: os.stat_result) -> str:
 
 def quarantine(out: Path, path: Path) -> Path:
     """
-    Move a checkpoint out of the way without destroying it; returns where it is now.
+    Move a checkpoint to the quarantine folder; returns its new path.
 
-    That is beside the others where the folder is somebody else's: only its owner may move it into another one.
+    The folder of another user is renamed in place: only its owner may move it into another folder.
     """
     folder = out / "quarantine"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -163,18 +163,18 @@ def quarantine(out: Path, path: Path) -> Path:
         return path.rename(folder / f"{path.name}-{number}")
     except PermissionError:
         taken = {entry.name for entry in _entries(out)}
-        number = next(n for n in range(len(taken) + 1) if f"{ASIDE}{path.name}-{n}" not in taken)
-        return path.rename(out / f"{ASIDE}{path.name}-{number}")
+        number = next(n for n in range(len(taken) + 1) if f"{QUARANTINED_PREFIX}{path.name}-{n}" not in taken)
+        return path.rename(out / f"{QUARANTINED_PREFIX}{path.name}-{number}")
 
 
 def quarantined(out: Path) -> int:
     """The number of checkpoints in quarantine."""
-    return len(_entries(out / "quarantine")) + sum(path.name.startswith(ASIDE) for path in _entries(out))
+    return len(_entries(out / "quarantine")) + sum(path.name.startswith(QUARANTINED_PREFIX) for path in _entries(out))
 
 
 def retain(out: Path, limit: int, best: int = 0, *, every: int | None = None) -> None:
     """
-    Keep the newest `limit`, the `best` ones of the lowest loss, and the milestones; call it only after the newest was verified.
+    Keep the newest `limit`, the `best` with the lowest loss, and the milestones; call it only after the newest was verified.
     """
     present = newest_first(out)
     kept = {*present[:limit], *sorted(present, key=_loss_order)[:best], *milestones(present, every)}
@@ -185,7 +185,7 @@ def retain(out: Path, limit: int, best: int = 0, *, every: int | None = None) ->
 
 
 def milestones(present: Sequence[Path], every: int | None) -> List[Path]:
-    """The first at or after each multiple of `every` steps, of step folders newest first."""
+    """Return the first checkpoint at or after each multiple of `every` steps; `present` is newest first."""
     if every is None:
         return []
     return list({(step_of(path) or 0) // every: path for path in present if (step_of(path) or 0) >= every}.values())
@@ -207,7 +207,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:
-    """The manifest hashes itself, so that a damaged step or world size does not pass."""
+    """Add the manifest's own hash, which detects a damaged step or world size."""
     body = json.dumps(manifest, sort_keys=True)
     return json.dumps({**manifest, "seal": hashlib.sha256(body.encode()).hexdigest()}, sort_keys=True, indent=1)
 
@@ -235,11 +235,11 @@ def read_manifest(path: Path, step: int | None) -> dict[str, Any]:
 def _loss_order(path: Path) -> Tuple[bool, float]:
     """Sort key, best first: evaluated checkpoints by their eval loss, then the others by their training loss."""
     try:
-        about = read_manifest(path, step_of(path))
+        manifest = read_manifest(path, step_of(path))
     except DamagedError:
         return True, math.inf
-    evaluated = about.get("eval_loss")
-    loss = about.get("mean_loss") if evaluated is None else evaluated
+    evaluated = manifest.get("eval_loss")
+    loss = manifest.get("mean_loss") if evaluated is None else evaluated
     return evaluated is None, loss if loss is not None and math.isfinite(loss) else math.inf
 
 
@@ -264,7 +264,7 @@ def _check_folder(path: Path) -> None:
 def _parts(path: Path, limit: int | None = None) -> Iterator[bytes]:
     """The bytes of a regular file; raises DamagedError, also if other users may have written it."""
     try:
-        # Not through a link, and not waiting for the other end of a pipe.
+        # O_NOFOLLOW refuses a symbolic link; O_NONBLOCK keeps a pipe from blocking.
         with os.fdopen(os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             found = os.fstat(file.fileno())
             problem = trust_problem(found) if stat.S_ISREG(found.st_mode) else "no plain file"

@@ -41,23 +41,23 @@ class Finder:
         if found is None:
             return None
         world_size, data_digest = self.rank.world_size, self.data_digest
-        check_compatible(found.about, self.config, strategy, world_size=world_size, data_digest=data_digest)
+        check_compatible(found.manifest, self.config, strategy, world_size=world_size, data_digest=data_digest)
         self._quarantine_later(found)
-        log_line(f"resuming from {found.path}, step {found.about['step']}")
+        log_line(f"resuming from {found.path}, step {found.manifest['step']}")
         return found
 
     def find_older(self, last: int | None) -> Checkpoint | None:
         """The newest verified checkpoint of this run; if that is step `last`, the one before it, if any."""
         present = files.newest_first(self.out)
-        stuck = bool(present) and files.step_of(present[0]) == last
-        found = self._newest_verified((present[1:] or present) if stuck else present)
+        has_failed = bool(present) and files.step_of(present[0]) == last
+        found = self._newest_verified((present[1:] or present) if has_failed else present)
         if found is not None:
             self._quarantine_later(found)
         return found
 
     def _quarantine_later(self, found: Checkpoint) -> None:
         for later in files.newest_first(self.out):
-            if (files.step_of(later) or 0) > found.about["step"]:
+            if (files.step_of(later) or 0) > found.manifest["step"]:
                 log_line(f"moved {later.name} to {files.quarantine(self.out, later)}: later than {found.path}")
 
     def _newest_verified(self, present: List[Path]) -> Checkpoint | None:

@@ -1,4 +1,4 @@
-"""Saving and resuming as one act of all ranks: rank 0 alone touches the disk, the others send and get bytes."""
+"""Saving and resuming as collectives: only rank 0 uses the disk, and exchanges bytes with the other ranks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Snapshot:
     """The data of one save, in memory that stays unchanged until it is written."""
 
     step: int
-    about: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     writers: Mapping[str, Callable[[BinaryIO], object]]
     tensors: Any
 
@@ -82,7 +82,7 @@ class Checkpoints:
 
     def prepare(self) -> None:
         """
-        Make the folder, and clear what a killed writer left.
+        Create the folder, and remove the temporary files of a killed writer.
 
         Raises:
             UserError: on all ranks alike; it cannot be written.
@@ -127,10 +127,10 @@ class Checkpoints:
 
     def save(self, state: TrainState, strategy: Strategy) -> Path:
         """
-        Write step_<state.step>, then drop what need not be kept.
+        Write step_<state.step>, then remove the checkpoints that need not be kept.
 
         Raises:
-            StorageError: on all ranks alike; what was saved before is still there.
+            StorageError: on all ranks alike; earlier checkpoints are still there.
         """
         snapshot = self.snapshot(state, strategy, is_async=False)
         self.group.raise_if_any(self.write(snapshot) if snapshot else "", kind=StorageError)
@@ -155,27 +155,27 @@ class Checkpoints:
         Collect the data that save() writes, on rank 0; a collective.
 
         Args:
-            state: goes into the manifest.
-            strategy: gives the rest.
-            is_async: training continues before it is written.
+            state: for the manifest.
+            strategy: its state is saved.
+            is_async: training continues while it is written.
             staging: tensors of an earlier, written snapshot, whose memory is reused.
         """
-        randomness = self.group.gather_bytes(random_state(self.group.accelerator))
+        random_states = self.group.gather_bytes(random_state(self.group.accelerator))
         whole = strategy.state()
         if not self.group.rank.is_main:
             return None
         tensors = copy_to_cpu(whole, staging) if is_async and strategy.state_is_live else on_cpu(whole)
         writers: Dict[str, Callable[[BinaryIO], object]] = {
             "state.pt": lambda file: torch.save(tensors, file),
-            "rng.json": lambda file: file.write(b"[" + b",\n".join(randomness) + b"]"),
+            "rng.json": lambda file: file.write(b"[" + b",\n".join(random_states) + b"]"),
         }
-        about = {**self._about(state), "sizes": dict(strategy.sizes)}
-        return Snapshot(state.step, about, writers, tensors)
+        metadata = {**self._metadata(state), "sizes": dict(strategy.sizes)}
+        return Snapshot(state.step, metadata, writers, tensors)
 
     def write(self, snapshot: Snapshot) -> str:
         """On rank 0; returns the error message, or ""."""
         try:
-            files.write(self.out, snapshot.step, snapshot.about, snapshot.writers)
+            files.write(self.out, snapshot.step, snapshot.metadata, snapshot.writers)
             config = self.config
             files.retain(self.out, config.save_total_limit, config.keep_best, every=config.keep_every)
         except (OSError, RuntimeError) as exc:  # torch.save turns a full disk into RuntimeError
@@ -207,8 +207,8 @@ class Checkpoints:
 
     def _load(self, strategy: Strategy, find: Callable[[], Checkpoint | None]) -> TrainState | None:
         """Send the checkpoint that rank 0 finds to all ranks; UserError on all if `find` or loading fails."""
-        header: Dict[str, Any] = {"problem": "", "about": None}
-        state, text, randomness = None, b"", b""
+        header: Dict[str, Any] = {"problem": "", "manifest": None}
+        state, outline_bytes, random_states = None, b"", b""
         if self.group.rank.is_main:
             try:
                 found = find()
@@ -216,21 +216,23 @@ class Checkpoints:
                     # On a CPU an optimizer keeps the tensors it is given, so they must not be mapped from a file.
                     mapped = self.group.device.type != "cpu"
                     state = load_state(found.path / "state.pt", found.path.name, mapped=mapped)
-                    text, randomness = outline(state), (found.path / "rng.json").read_bytes()
-                    header["about"] = found.about
+                    outline_bytes, random_states = outline(state), (found.path / "rng.json").read_bytes()
+                    header["manifest"] = found.manifest
             except (UserError, OSError) as exc:
                 header["problem"] = str(exc)
         header = json.loads(self.group.broadcast_bytes(json.dumps(header).encode()))
         if header["problem"]:
             raise UserError.agreed(header["problem"])
-        about = header["about"]
-        if about is None:
+        manifest = header["manifest"]
+        if manifest is None:
             return None
-        text = self.group.broadcast_bytes(text)
-        strategy.load(allocate(text, f"step_{about['step']}") if state is None else state)
-        self._restore_random_states(self.group.broadcast_bytes(randomness))
-        position = about["position"]
-        return TrainState(about["step"], about["tokens"], about["first_loss"], about["last_loss"], position=position)
+        outline_bytes = self.group.broadcast_bytes(outline_bytes)
+        strategy.load(allocate(outline_bytes, f"step_{manifest['step']}") if state is None else state)
+        self._restore_random_states(self.group.broadcast_bytes(random_states))
+        position = manifest["position"]
+        return TrainState(
+            manifest["step"], manifest["tokens"], manifest["first_loss"], manifest["last_loss"], position=position
+        )
 
     def _restore_random_states(self, text: bytes) -> None:
         """A rank beyond the saved world size starts from the seed."""
@@ -238,7 +240,7 @@ class Checkpoints:
         if self.group.rank.global_rank < len(states):
             restore_random_state(states[self.group.rank.global_rank], self.group.accelerator)
 
-    def _about(self, state: TrainState) -> Dict[str, Any]:
+    def _metadata(self, state: TrainState) -> Dict[str, Any]:
         return {
             "world_size": self.group.rank.world_size,
             **asdict(state),

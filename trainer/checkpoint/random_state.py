@@ -13,7 +13,7 @@ from trainer.runtime.accelerators import Accelerator
 
 
 def random_state(accelerator: Accelerator) -> bytes:
-    """If a device's generator exposes only its seed, it is reseeded here from the CPU generator."""
+    """Return the states; a device's generator that exposes only its seed is reseeded first, from the CPU generator."""
     if accelerator.rng_state_is_seed:
         accelerator.seed(int(torch.randint(2**32, ())))
     on_device = accelerator.rng_state()

@@ -14,7 +14,7 @@ from trainer.parallel.base import Strategy
 @dataclass
 class RollBack:
     """
-    At most config.roll_back times, on all ranks alike.
+    Rolls back at most config.roll_back times, on all ranks alike.
 
     The batches since that checkpoint, the failing one included, are skipped: they would fail again.
     Mutable: counts, and remembers the last checkpoint it returned to.

@@ -17,7 +17,7 @@ from trainer.runtime.signals import Flag
 
 @dataclass(frozen=True)
 class _Writing:
-    """A checkpoint on its way to the disk; the future gives what went wrong, or ""."""
+    """A checkpoint being written; the future returns the problem, or ""."""
 
     step: int
     started: float
@@ -26,7 +26,7 @@ class _Writing:
 
 
 class Saver:
-    """Saves at the end of steps. At most one checkpoint is on its way; a save that falls due meanwhile is put off."""
+    """Saves at the end of steps. At most one checkpoint is being written; a save that falls due meanwhile is postponed."""
 
     def __init__(
         self, checkpoints: Checkpoints, strategy: Strategy, progress: Progress, flush: Callable[[], None]
@@ -38,17 +38,17 @@ class Saver:
         self._writing: _Writing | None = None
         self._problem = ""
         self._postponed = False
-        self._staging: Any = None  # the tensors of the last snapshot: written, before there is another
+        self._staging: Any = None  # the tensors of the last snapshot; it is written before the next one is taken
         self._saved_at = time.monotonic()
         self._losses: List[float] = []
 
     def flags(self, step: int) -> Flag:
-        """Return what only rank 0 knows about a save after `step`: the time, and the state of the one being written."""
+        """Return the flags of rank 0, which alone knows the time and the state of the checkpoint being written."""
         if not self.is_main:
             return Flag.NONE
-        wanted = self._postponed or self._is_late()
+        wanted = self._postponed or self._is_due_by_time()
         if self._writing and not self._writing.problem.done():
-            due = wanted or self._is_at(step)
+            due = wanted or self._is_due_by_step(step)
             if due and not self._postponed:
                 log_line(
                     f"step {self._writing.step} is still being written: the save at step {step} is put off until it is"
@@ -63,7 +63,7 @@ class Saver:
         """Decide from the flags of all ranks, on every rank alike, whether a save or a failed one follows `step`."""
         if flags & (Flag.SAVE | Flag.SAVE_FAILED):
             return True
-        return self._is_at(step) and not flags & Flag.POSTPONE
+        return self._is_due_by_step(step) and not flags & Flag.POSTPONE
 
     def after_step(self, state: TrainState, flags: Flag, evaluated: Mapping[str, float], *, last: bool) -> None:
         """
@@ -76,7 +76,7 @@ class Saver:
             last: no step follows.
 
         Raises:
-            StorageError: on all ranks alike; this save failed, or the one that was on its way did.
+            StorageError: on all ranks alike; this save failed, or the one being written did.
         """
         if state.last_loss is not None:
             self._losses.append(state.last_loss)
@@ -105,25 +105,26 @@ class Saver:
         self._losses = []
 
     def finish(self) -> str:
-        """Wait for what is on its way, if anything; what went wrong with it, or ""."""
-        if not self._writing:
+        """Wait for the checkpoint being written, if any; returns its problem, or ""."""
+        writing = self._writing
+        if not writing:
             return ""
-        done, self._writing = self._writing, None
-        self._problem = done.problem.result()
+        self._writing = None
+        self._problem = writing.problem.result()
         if not self._problem:
             log_line(
-                f"saved {self.checkpoints.path(done.step)} in {time.monotonic() - done.started:.2f} s, "
-                f"of which training stood still for {done.stopped_s:.2f} s"
+                f"saved {self.checkpoints.path(writing.step)} in {time.monotonic() - writing.started:.2f} s, "
+                f"of which training stood still for {writing.stopped_s:.2f} s"
             )
-            self.progress.add(saved=done.step)
+            self.progress.add(saved=writing.step)
         return self._problem
 
-    def _is_late(self) -> bool:
+    def _is_due_by_time(self) -> bool:
         minutes = self.config.save_minutes
         return minutes is not None and time.monotonic() - self._saved_at >= minutes * 60
 
-    def _is_at(self, step: int) -> bool:
-        """Save at this step, as the settings alone say."""
+    def _is_due_by_step(self, step: int) -> bool:
+        """Return True if save_steps or keep_every requires a save at this step."""
         every = self.config.keep_every
         return step % self.config.save_steps == 0 or (every is not None and step % every == 0)
 

@@ -45,7 +45,7 @@ def _text_field(default: str | None, *, choices: Sequence[str] = ()) -> Any:  # 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The GPT; `size` gives the shape where nothing else does."""
+    """The GPT; `size` gives the values that are not set."""
 
     size: str = _text_field("1m", choices=tuple(SIZES))
     layers: int = _int_field(SIZES["1m"]["layers"])
@@ -69,7 +69,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW; grad_clip=0 leaves the gradients alone."""
+    """AdamW; grad_clip=0 does not clip."""
 
     weight_decay: float = _float_field(0.1)
     betas: tuple[float, float] = field(default=(0.9, 0.95), metadata={"schema": KeySchema("betas")})
@@ -248,7 +248,7 @@ def _build(values: Mapping[str, Any]) -> TrainConfig:
     groups = {group: kind(**nested[group]) for group, kind in GROUPS.items()}
     if top.get("task", GPT_TASK) != GPT_TASK and groups["model"] != ModelConfig():
         given = ", ".join(f"model.{name}" for name in nested["model"])
-        raise UserError(f"{given}: of the GPT alone; what task={top['task']} takes is written {OPTIONS}NAME=VALUE")
+        raise UserError(f"{given}: for the GPT only; options of task={top['task']} are written {OPTIONS}NAME=VALUE")
     if top.get("accumulation") is None:
         top["accumulation"] = BY_BATCH if top.get("batch") else 1
     return TrainConfig(**top, **groups, options=nested["options"])

@@ -27,7 +27,7 @@ class KeySchema:
 
     @property
     def allowed(self) -> str:
-        """For error messages."""
+        """The allowed values in words, for error messages."""
         if self.choices:
             return ("any of " if self.kind == "texts" else "") + ", ".join(self.choices)
         words = {
@@ -61,12 +61,12 @@ class KeySchema:
         The value itself, in the type the configuration keeps.
 
         Raises:
-            UserError: names the key, what is allowed and the value; `shown` is what the user typed, where that differs.
+            UserError: names the key, what is allowed and the value; `shown` is the user's text if it differs.
         """
         shown = value if shown is None else shown
         if value is None and self.optional:
             return None
-        good = {
+        is_valid = {
             "int": _is_int(value) and value >= self.low,
             "float": _is_number(value) and (value > self.low or (value == self.low and not self.above)),
             "flag": isinstance(value, bool),
@@ -75,7 +75,7 @@ class KeySchema:
             "texts": isinstance(value, (list, tuple)) and all(self._is_text(item) for item in value),
             "betas": isinstance(value, (list, tuple)) and len(value) == 2 and all(_is_beta(item) for item in value),  # noqa: PLR2004
         }
-        if not good[self.kind]:
+        if not is_valid[self.kind]:
             self._refuse(key, shown, source=source)
         if self.kind == "float":
             return float(value)
@@ -115,7 +115,7 @@ def _json_or_text(text: str) -> Any:  # noqa: ANN401 -- whatever the user typed
 
 
 def _parse_list(text: str, *, numbers: bool) -> Any:  # noqa: ANN401 -- a list, or whatever JSON the user typed
-    """`a,b` or a JSON list; text that is neither comes back as it is, for the check to refuse."""
+    """`a,b` or a JSON list; other text is returned unchanged, for check() to refuse."""
     if text.startswith("["):
         try:
             return json.loads(text)

@@ -70,7 +70,7 @@ class Batches:
         self._iterator: Iterator[Any] = iter(())
 
     def peek(self) -> Any:  # noqa: ANN401
-        """A batch to look at; it does not advance the order."""
+        """Return the first batch, without advancing the order."""
         return self._receive(self.source[self.first])
 
     def begin(self, position: int) -> None:
@@ -116,7 +116,7 @@ class Batches:
 
 
 def to_device(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:  # noqa: ANN401
-    """The same nesting with all tensors on the device."""
+    """Return the same nesting with all tensors on the device."""
     move = functools.partial(to_device, device=device, non_blocking=non_blocking)
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=non_blocking)
@@ -128,7 +128,7 @@ def to_device(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:  
 
 
 def _pickling_problem(source: Source) -> str:
-    """A spawned worker receives samples and task by pickle."""
+    """Return why samples and task cannot be pickled for a spawned worker, or ""."""
     try:
         ForkingPickler.dumps(source)
     except (PicklingError, AttributeError, TypeError) as exc:  # the errors that pickle raises

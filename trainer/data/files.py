@@ -1,4 +1,4 @@
-"""Files of tokens as one sequence, of which only what is asked for is ever read."""
+"""Files of tokens as one sequence, read in pieces on request."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ import torch
 from trainer.errors import UserError
 
 OPEN_AT_ONCE = 64
-DIGEST_PARTS = 256  # places of the sequence that the digest covers
+DIGEST_PARTS = 256  # parts of the sequence that the digest covers
 DIGEST_PART_TOKENS = 1024
 MAX_HEADER_BYTES = 1 << 16
-# torch before 2.3 has no unsigned kinds but bytes: the bits are read as signed, and the sign is taken off.
+# torch before 2.3 has no unsigned type but uint8: larger ones are read as signed, then masked.
 DTYPES = {"u1": torch.uint8, "u2": torch.int16, "u4": torch.int32, "i4": torch.int32, "i8": torch.int64}
 KINDS = {"bytes": "u1", "uint16": "u2", "uint32": "u4"}
 
@@ -38,12 +38,12 @@ class TokenFile:
 
     @property
     def width(self) -> int:
-        """Bytes a token."""
+        """Bytes per token."""
         return int(self.kind[1:])
 
 
 class OpenFiles:
-    """The files that were read last, open; a copy in another process opens its own."""
+    """The most recently read files, kept open; a copy in another process opens its own."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[Path, int] = OrderedDict()
@@ -85,7 +85,7 @@ class Tokens:
 
     def read(self, start: int, count: int) -> torch.Tensor:
         """int64; start + count must not be above the length."""
-        parts = [_numbers(data, kind) for data, kind in self._pieces(start, count)]
+        parts = [_decode(data, kind) for data, kind in self._pieces(start, count)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def position_of(self, token: int) -> str:
@@ -121,15 +121,15 @@ class Tokens:
 
 def find_tokens(paths: Sequence[str], form: str, key: str = "data.paths") -> Tokens:
     """
-    The tokens of files, folders and globs, in order; of the standard library's top-level sources when there are none.
+    The tokens of files, folders and globs, in order; of the standard library's top-level sources without paths.
 
     Args:
-        paths: what the user wrote.
-        form: bytes, uint16 or uint32; or auto, by the name: `.npy` holds what its header says, `.bin` uint16, others bytes.
-        key: the setting that they come from, for messages.
+        paths: as configured.
+        form: bytes, uint16 or uint32; or auto, by the name: `.npy` by its header, `.bin` uint16, others bytes.
+        key: the setting with these paths, for messages.
 
     Raises:
-        UserError: nothing matches, a file cannot be read or is not what it says.
+        UserError: nothing matches, or a file cannot be read or does not match its header.
     """
     found = [path for name in paths for path in _matching(name, key)] if paths else _standard_library()
     files = [_token_file(path, form, key) for path in found]
@@ -142,7 +142,7 @@ def find_tokens(paths: Sequence[str], form: str, key: str = "data.paths") -> Tok
     return Tokens(files)
 
 
-def _numbers(data: bytes, kind: str) -> torch.Tensor:
+def _decode(data: bytes, kind: str) -> torch.Tensor:
     signed = torch.frombuffer(bytearray(data), dtype=DTYPES[kind]).long()
     return signed & ((1 << 8 * int(kind[1:])) - 1) if kind in ("u2", "u4") else signed
 

@@ -17,12 +17,12 @@ def open_split(task: DataTask, split: str, group: Group) -> Tuple[Any, str, str]
     The samples (None if the task has none for evaluation), their digest, and their description for the log.
 
     Raises:
-        UserError: on all ranks alike, before any waits for a batch; some rank cannot open them.
+        UserError: on all ranks, before any waits for a batch; some rank cannot open them.
     """
     samples, problem = None, ""
     try:
         samples = task.build_data(split)
-        problem = _lack(samples, split, task.config.task)
+        problem = _data_problem(samples, split, task.config.task)
     except (UserError, OSError) as exc:
         problem = str(exc)
     group.raise_if_any(problem)
@@ -35,7 +35,7 @@ def open_split(task: DataTask, split: str, group: Group) -> Tuple[Any, str, str]
     return samples, digest, f"{size} sha256 {digest[:12]}"
 
 
-def _lack(samples: Samples | None, split: str, task: str) -> str:
+def _data_problem(samples: Samples | None, split: str, task: str) -> str:
     if samples is None:
         return f"task={task}: build_data({split!r}) gave None" if split == "train" else ""
     return "" if len(samples) else f"task={task}: build_data({split!r}) gave no samples"
@@ -48,7 +48,7 @@ def _digest(samples: Samples) -> str:
 
 
 def _compare(digest: str, name: str, group: Group) -> None:
-    """Warn where the ranks have different data."""
+    """Warn if the ranks have different data."""
     found: Dict[str, List[int]] = {}
     for rank, encoded in enumerate(group.gather_bytes(digest.encode())):
         found.setdefault(encoded.decode(), []).append(rank)

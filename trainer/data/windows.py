@@ -11,7 +11,7 @@ from trainer.errors import UserError
 
 
 class Windows:
-    """Sample i: int64 [context + 1] from token i * context on; every token is predicted once, but for an incomplete last window."""
+    """Sample i: int64 [context + 1] from token i * context on; every token is predicted once, except in an incomplete last window."""
 
     is_random = False
 
@@ -20,7 +20,7 @@ class Windows:
         Args: those of find_tokens, and the sizes of the model.
 
         Raises:
-            UserError: also where there are fewer tokens than one sample needs, or bytes are too many for the vocabulary.
+            UserError: also if there are fewer tokens than one sample needs.
         """
         self.tokens, self.context, self.vocabulary = find_tokens(paths, form, key), context, vocabulary
         names = ", ".join(paths) or "the standard library"

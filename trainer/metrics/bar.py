@@ -22,7 +22,7 @@ class Bar:
         self._first: tuple[int, float] | None = None
 
     def show(self, step: int, loss: float, rate: str) -> None:
-        """At most every PAUSE_S."""
+        """Redraw the bar, at most every PAUSE_S."""
         now = self._clock()
         if self._stream is None or now < self._due:
             return

@@ -34,7 +34,7 @@ class MetricsHub:
         Rates are in tokens if tokens_per_sample is given, else in samples.
 
         Raises:
-            UserError: on all ranks alike; rank 0 lacks a package that config.report asks for.
+            UserError: on all ranks alike; rank 0 lacks a package that config.report requires.
         """
         self.group, self.config, self.out = group, config, out
         self.is_main = group.rank.is_main
@@ -71,7 +71,7 @@ class MetricsHub:
             except UserError as exc:
                 problem = str(exc)
             except OSError as exc:
-                refused = f"{exc.filename or self.out}: {exc.strerror}; measures are kept there: mend it, or name another out="
+                refused = f"{exc.filename or self.out}: {exc.strerror}; metrics are kept there: repair it, or set another out="
         self.group.raise_if_any(problem)
         self.group.raise_if_any(refused, kind=StorageUserError)
 
@@ -140,7 +140,7 @@ class MetricsHub:
         return self.out / "metrics.jsonl"
 
     def _for_each_reporter(self, act: Callable[[Reporter], None]) -> None:
-        """A failing reporter is reported once and not used again."""
+        """Call `act` for each reporter; one that fails is reported once and removed."""
         for reporter in list(self._reporters):
             try:
                 act(reporter)

@@ -3,8 +3,8 @@ MFU, model FLOPs utilisation: the share of the devices' peak that the model's ow
 
 MFU = tokens/s * FLOPs per token / (devices * peak FLOP/s of one), FLOPs per token = 6 N + 12 L W T, where N counts the
 parameters without the embeddings (a look-up multiplies nothing), L layers, W width and T context. The formula of PaLM
-(arXiv:2204.02311, appendix B): a forward and a backward pass, attention in full although it is causal, and what
-activation checkpointing computes again left out.
+(arXiv:2204.02311, appendix B): a forward and a backward pass, attention in full although it is causal, and
+without the recomputation of activation checkpointing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Iterable, Tuple
 from trainer.config.config import ModelConfig, TrainConfig
 
 # Peak of one device in TFLOP/s: dense, bf16 or fp16 with fp32 accumulation, from NVIDIA's data sheets, which often print
-# twice as much, for sparse matrices. By words in the driver's name of the device; the first matching row counts.
+# twice as much, for sparse matrices. Matched by words in the driver's name of the device; the first match counts.
 PEAK_TFLOPS = (
     ("H200 NVL", 835.0),
     ("H200", 989.0),

@@ -1,4 +1,4 @@
-"""The loss curve as a picture."""
+"""The loss curve as a PNG file."""
 
 from __future__ import annotations
 

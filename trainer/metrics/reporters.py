@@ -24,7 +24,7 @@ class Reporter(Protocol):
     """Receives every record of metrics.jsonl once, in order. All methods raise ReportError."""
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """One step."""
+        """Send the record of one step."""
 
     def summarise(self, summary: Mapping[str, Any]) -> None:
         """Report the result of the training, after its last step."""
@@ -114,7 +114,7 @@ class WandB:
 
     def __init__(self, config: TrainConfig, out: Path, env: Mapping[str, str]) -> None:
         self._wandb = importlib.import_module("wandb")
-        settings = self._wandb.Settings(console="off")  # the log is orch's
+        settings = self._wandb.Settings(console="off")  # orch keeps the log
         if hasattr(settings, "finish_timeout"):
             settings.finish_timeout = FINISH_TIMEOUT_S
         try:
@@ -162,5 +162,5 @@ class WandB:
 
 
 def _numbers(record: Mapping[str, Any]) -> Dict[str, float]:
-    """Without step and time, which locate the others, and without null values."""
+    """Return the values without step, time and nulls."""
     return {key: value for key, value in record.items() if key not in ("step", "time") and value is not None}

@@ -1,5 +1,5 @@
 """
-The kinds of devices that a rank trains on: Cpu, Cuda, GcuI3x (S60, L300), GcuT2x (T20, T21, i20); and the choice of one.
+The kinds of devices that a rank trains on: Cpu, Cuda, GcuI3x (S60, L300), GcuT2x (T20, T21, i20); choose() selects one.
 
 The two GCU classes follow the vendor's published sources and were not verified on hardware. No process group is needed
 here, and torch is an argument, so that every class can be tested without its device.
@@ -46,7 +46,7 @@ class Accelerator(abc.ABC):
         rng_state_is_seed: rng_state() is the last seed, so it is valid until a number is drawn.
         worker_start: start method of data workers; None for Python's default.
         no_fp16: why precisions() lacks fp16, if the device itself has it.
-        unusable_card: a card that seems to be here but cannot be used, with the remedy, if the CPU was chosen instead; or "".
+        unusable_card: an unusable card of this node, with the remedy, if the CPU was chosen instead; or "".
     """
 
     name: str

@@ -1,5 +1,5 @@
 """
-Joining the process group: device, rendezvous, group, self-test. Every way of starting the trainer comes through here.
+Joining the process group: device, rendezvous, group, self-test. Every entry point of the trainer calls this.
 
 A rank first takes its device, then reports to the rendezvous. So a rank that is missing or has no device is named by all
 the others before any of them waits in a collective.
@@ -27,7 +27,7 @@ def initialise(
     requested_device: str, timeout_s: float, env: Mapping[str, str], *, rendezvous: Rendezvous | None = None
 ) -> Group:
     """
-    Take the device, meet the other ranks, join the group, and test both.
+    Take the device, wait for the other ranks, join the group, and test device and group.
 
     Args:
         requested_device: auto, cuda, gcu or cpu.

@@ -18,9 +18,9 @@ class Flag(enum.IntFlag):
 
     NONE = 0
     PREEMPTED = 1
-    """Its time is nearly up."""
+    """A preemption signal has arrived: its time is nearly up."""
     SAVE = 2
-    """A save is due, for another reason than the number of the step."""
+    """A save is due, for a reason other than the step number."""
     POSTPONE = 4
     """The last checkpoint is still being written, so no save can begin."""
     SAVE_FAILED = 8

@@ -19,7 +19,7 @@ def share_the_cpu(module: Any) -> None:  # noqa: ANN401 -- accelerate.state
     construct = state.__init__
 
     @functools.wraps(construct)
-    def construct_where_it_is(self: Any, cpu: bool = False, **kwargs: Any) -> None:  # noqa: ANN401, FBT001, FBT002 -- theirs
+    def construct_on_the_cpu(self: Any, cpu: bool = False, **kwargs: Any) -> None:  # noqa: ANN401, FBT001, FBT002 -- theirs
         is_first = not state._shared_state  # noqa: SLF001 -- later instances only share it
         if is_first and not cpu and "LOCAL_RANK" in os.environ and str(getattr(self, "default_device", "")) == "cpu":
             cpu = True
@@ -28,4 +28,4 @@ def share_the_cpu(module: Any) -> None:  # noqa: ANN401 -- accelerate.state
                 warn_cpu_only("accelerate", accelerator)
         construct(self, cpu, **kwargs)
 
-    state.__init__ = construct_where_it_is
+    state.__init__ = construct_on_the_cpu

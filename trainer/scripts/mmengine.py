@@ -1,5 +1,5 @@
 """
-MMEngine without CUDA: its calls of torch.cuda go to the accelerator of the node.
+MMEngine without CUDA: its calls of torch.cuda are redirected to the node's accelerator.
 
 With an accelerator that MMEngine knows, only `launcher='slurm'` is changed. The gcu paths
 follow the vendor's published sources (trainer/runtime/accelerators.py) and were not verified on hardware.
@@ -19,14 +19,14 @@ from ..runtime.accelerators import Accelerator, choose
 from .devices import kinds_of, local_rank, warn_cpu_only, warn_model_on_cpu
 
 TIMEOUT = timedelta(minutes=30)  # torch's own for gloo
-PLACED = ("rank", "world_size", "init_method", "store")  # arguments of init_process_group that orch decides
+GROUP_ARGUMENTS = ("rank", "world_size", "init_method", "store")  # of init_process_group, which initialise_on() sets
 
 # `Any` below stands for MMEngine's and torch's classes, which are not imported here.
 
 
 @functools.lru_cache(maxsize=None)
 def unknown_to_mmengine() -> Accelerator | None:
-    """The CPU, or an accelerator that MMEngine takes for one; None where it has found one itself."""
+    """Return the CPU, or an accelerator that MMEngine takes for a CPU; None if MMEngine has found a device itself."""
     found = getattr(sys.modules["mmengine.device.utils"], "DEVICE", None)
     return choose("auto", importlib.import_module("torch")) if found == "cpu" else None
 
@@ -52,7 +52,7 @@ def join_ranks(module: Any) -> None:  # noqa: ANN401
             backend = accelerator.backend
         _join(accelerator.changed(backend=backend), **kwargs)
 
-    # The one for Slurm would ask scontrol and SLURM_* for values that RANK, LOCAL_RANK, WORLD_SIZE and MASTER_* have.
+    # MMEngine's function for Slurm would query scontrol and SLURM_* for the values of RANK, LOCAL_RANK, WORLD_SIZE and MASTER_*.
     module._init_dist_slurm = init  # noqa: SLF001
     if accelerator is not None:
         module._init_dist_pytorch = init  # noqa: SLF001
@@ -63,7 +63,9 @@ def join_ranks(module: Any) -> None:  # noqa: ANN401
 def _join(accelerator: Accelerator, *, init_backend: str = "torch", timeout: timedelta = TIMEOUT, **more: Any) -> None:  # noqa: ANN401
     from ..runtime.init import initialise_on  # noqa: PLC0415 -- a torch without it imports MMEngine as well
 
-    for_torch = {name: value for name, value in more.items() if name not in PLACED} if init_backend == "torch" else {}
+    for_torch = (
+        {name: value for name, value in more.items() if name not in GROUP_ARGUMENTS} if init_backend == "torch" else {}
+    )
     try:
         group = initialise_on(lambda: accelerator, timeout.total_seconds(), os.environ, **for_torch)
     except TrainerError as exc:
@@ -100,7 +102,7 @@ def take_device_ids(module: Any) -> None:  # noqa: ANN401
     construct = wrapper.__init__
 
     @functools.wraps(construct)
-    def construct_where_it_is(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def construct_on_its_device(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         kinds = kinds_of(module.parameters())
         if kinds <= {"cpu"}:
             if accelerator.name != "cpu":
@@ -110,7 +112,7 @@ def take_device_ids(module: Any) -> None:  # noqa: ANN401
             kwargs["device_ids"] = [local_rank()]  # otherwise there would be a replica on every card of the node
         construct(self, module, *args, **kwargs)
 
-    wrapper.__init__ = construct_where_it_is
+    wrapper.__init__ = construct_on_its_device
     if accelerator.data_parallel is not module.DistributedDataParallel:
         wrapper.__bases__ = (accelerator.data_parallel,)  # a T20's own
 

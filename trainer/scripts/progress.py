@@ -18,7 +18,7 @@ from ..runtime.watchdog import StackDump
 from .devices import accelerator_of_script, warn_of_idle_cards
 
 EVERY_S = 1.0
-DUMP_AFTER_S = 540.0  # before NCCL itself gives up, after 600 s; how long a script's steps may take is not known
+DUMP_AFTER_S = 540.0  # before NCCL itself gives up, after 600 s; the duration of a script's steps is unknown
 SOURCE = "optimizer"
 COUNTS = "orch_counts"  # marks a wrapped step
 
@@ -29,7 +29,7 @@ class StepCount:
     """
     A hook for all optimizers of the process; the step is that of the optimizer with the most steps.
 
-    `saved` is written as null: a step that was made, but not saved, is nothing to resume from.
+    `saved` is written as null: no attempt can resume from a step that was not saved.
     """
 
     def __init__(self, rank: Rank, path: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -79,7 +79,7 @@ def count_steps(module: Any) -> None:  # noqa: ANN401
 
 
 def _wrap_steps(optimizer: Any, count: StepCount) -> None:  # noqa: ANN401
-    """torch < 2: wrap step() of every optimizer class in use; nobody calls that of the base class."""
+    """torch < 2: wrap step() of every optimizer class in use; it does not call the base class's."""
     construct = optimizer.__init__
 
     @functools.wraps(construct)
@@ -102,7 +102,7 @@ def _wrap_steps(optimizer: Any, count: StepCount) -> None:  # noqa: ANN401
 
 
 def _is_ours(path: Path) -> bool:
-    """The file is absent or was written by this counter, also in an earlier process; not by the script itself."""
+    """Return True if the file is absent or was written by this counter, also in an earlier process, not by the script itself."""
     try:
         return bool(json.loads(path.read_text(encoding="utf-8"))["source"] == SOURCE)
     except FileNotFoundError:

@@ -30,7 +30,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def build_model(self) -> torch.nn.Module:
-        """On the CPU, in fp32; the trainer has seeded the random generators, moves the model and wraps it."""
+        """Build the model on the CPU, in fp32. The trainer seeds the random generators before, and moves and wraps the model."""
 
     @abc.abstractmethod
     def build_data(self, split: str) -> Samples | None:
@@ -43,7 +43,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def loss(self, model: Any, batch: Any) -> torch.Tensor:  # noqa: ANN401
-        """One number, the mean over a batch. Call `model` itself: it is wrapped."""
+        """Return a scalar, the mean over a batch. Call `model` itself: it is wrapped."""
 
     def evaluate(self, model: Any, batch: Any) -> Mapping[str, Any]:  # noqa: ANN401
         """Means over a batch of "validation", by name; called without gradients, the model in evaluation mode."""
@@ -63,7 +63,7 @@ class Task(abc.ABC):
 
     def initialise(self, name: str, weight: torch.Tensor) -> None:
         """
-        Initialise a parameter, whole and on the CPU, from its name and the seed alone.
+        Fill a parameter, whole and on the CPU, from its name and the seed alone.
 
         With this method the model is built on `meta` and filled one parameter at a time, so under fsdp2 and zero3 no rank
         holds the whole model. A model with buffers, other plain tensors or tied parameters is still built whole on every
@@ -93,7 +93,7 @@ def loss_of(task: Task, model: Any, batch: Any) -> torch.Tensor:  # noqa: ANN401
 
 
 def has_initialise(task: Task) -> bool:
-    """The task overrides `initialise`."""
+    """Return True if the task overrides `initialise`."""
     return type(task).initialise is not Task.initialise
 
 

@@ -14,7 +14,7 @@ FUSED_ATTENTION = getattr(functional, "scaled_dot_product_attention", None)  # t
 
 
 def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Attention over earlier positions and its own; all [batch, heads, length, head width]."""
+    """Attention over the same and earlier positions; all [batch, heads, length, head width]."""
     if FUSED_ATTENTION is not None:
         fused: torch.Tensor = FUSED_ATTENTION(query, key, value, is_causal=True)
         return fused
@@ -22,7 +22,7 @@ def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 
 def manual_causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """The same written out, for torch before 2.0."""
+    """Causal attention in basic operations, for torch before 2.0."""
     length = query.shape[-2]
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
     future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
@@ -55,7 +55,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens in, next-token loss out. Its weights are those of torch: trainer/tasks/gpt.py gives them better ones."""
+    """Tokens in, next-token loss out. Weights have torch's defaults until Gpt.initialise (trainer/tasks/gpt.py) fills them."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

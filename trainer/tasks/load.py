@@ -1,4 +1,4 @@
-"""From `task=package.module:Class` to the task; every mistake in it is one message."""
+"""Load the task of `task=package.module:Class`; every mistake in it is a UserError."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_wrong_word_is_named_with_the_allowed_values(word: str, parts: list[str]
         ("strategy=zero0 precision=fp16", "use strategy=ddp"),
         (
             "task=a:B model.layers=3",
-            "model.layers: of the GPT alone; what task=a:B takes is written options.NAME=VALUE",
+            "model.layers: for the GPT only; options of task=a:B are written options.NAME=VALUE",
         ),
     ],
 )

@@ -40,33 +40,33 @@ REFUSED = {
 }
 
 
-def deepspeed_config(config: TrainConfig, rank: Rank, theirs: Mapping[str, Any]) -> Dict[str, Any]:
+def deepspeed_config(config: TrainConfig, rank: Rank, user_settings: Mapping[str, Any]) -> Dict[str, Any]:
     """
     Return DeepSpeed's configuration.
 
     Args:
         config: the trainer's settings; a setting in both must be equal.
         rank: for the world size.
-        theirs: the user's file, or empty; "auto" takes the trainer's value, or DeepSpeed's default.
+        user_settings: from the user's file, or empty; "auto" takes the trainer's value, or DeepSpeed's default.
 
     Raises:
         UserError: names every contradiction, with both sides.
     """
     path = config.deepspeed or ""
-    _check_keys(theirs, path)
-    flat = _flat({key: value for key, value in theirs.items() if not (key in REFUSED and _all_auto(value))})
+    _check_keys(user_settings, path)
+    flat = _flat({key: value for key, value in user_settings.items() if not (key in REFUSED and _all_auto(value))})
     flat = {key: value for key, value in flat.items() if value is not None or key not in NULLABLE}
     _check_groups(flat, _origins(config, rank), path)
     _check_agreement(flat, config, rank, path)
     kept = {key: value for key, value in flat.items() if value != AUTO and not key.startswith("optimizer.")}
-    return _nested({**_defaults(config, flat), **kept, **_ours(config, rank)})
+    return _nested({**_defaults(config, flat), **kept, **_trainer_settings(config, rank)})
 
 
 def strict_json(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, indent=2, allow_nan=False) + "\n"
 
 
-def _ours(config: TrainConfig, rank: Rank) -> Dict[str, Any]:
+def _trainer_settings(config: TrainConfig, rank: Rank) -> Dict[str, Any]:
     """Dotted key -> value, for keys that a setting of the trainer decides."""
     stage = ZERO_STAGES[config.strategy]
     ours: Dict[str, Any] = {
@@ -107,7 +107,7 @@ def _origins(config: TrainConfig, rank: Rank) -> Dict[str, str]:
 
 def _check_agreement(flat: Mapping[str, Any], config: TrainConfig, rank: Rank, path: str) -> None:
     expected = {
-        **_ours(config, rank),
+        **_trainer_settings(config, rank),
         "optimizer.type": "AdamW",
         "optimizer.params.lr": config.lr,
         "optimizer.params.betas": list(config.optim.betas),
@@ -151,8 +151,8 @@ def _check_groups(flat: Mapping[str, Any], ours: Iterable[str], path: str) -> No
         raise UserError(f'{path}: {group} is a group of keys there: allowed: one value, or "auto"')
 
 
-def _check_keys(theirs: Mapping[str, Any], path: str) -> None:
-    for key, value in theirs.items():
+def _check_keys(user_settings: Mapping[str, Any], path: str) -> None:
+    for key, value in user_settings.items():
         if key not in KNOWN:
             near = difflib.get_close_matches(key, KNOWN, n=1)
             guess = f"; did you mean {near[0]!r}?" if near else ""

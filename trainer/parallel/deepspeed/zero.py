@@ -75,7 +75,7 @@ class Zero:
         self._holds_gradients = True
         self.engine.backward(loss)  # divides by the accumulation itself
 
-    def update(self, lr: float, loss: torch.Tensor) -> float:  # noqa: ARG002 -- the lazy row of DDP needs it
+    def update(self, lr: float, loss: torch.Tensor) -> float:  # noqa: ARG002 -- only a lazy device under DDP needs it
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         norm = self._plain_norm() if self.stage == 0 else None
@@ -156,7 +156,7 @@ def load_deepspeed(group: Group) -> Any:  # noqa: ANN401 -- a module without typ
     if not device.startswith("gcu"):  # the vendor's fork detects its own
         os.environ["DS_ACCELERATOR"] = device
     deepspeed: Any = importlib.import_module("deepspeed")
-    # A shared-memory collective, compiled at the first start; training does not use it.
+    # A shared-memory collective, compiled at the first start and unused in training.
     getattr(deepspeed.ops, "__compatible_ops__", {})["deepspeed_shm_comm"] = False
     deepspeed.init_distributed()  # uses the trainer's group
     return deepspeed
@@ -167,8 +167,8 @@ def agreed_settings(group: Group, config: TrainConfig, out: Path) -> Dict[str, A
     text, problem = "", ""
     if group.rank.is_main:
         try:
-            theirs = read_relaxed_json(config.deepspeed) if config.deepspeed else {}
-            text = strict_json(deepspeed_config(config, group.rank, theirs))
+            user_settings = read_relaxed_json(config.deepspeed) if config.deepspeed else {}
+            text = strict_json(deepspeed_config(config, group.rank, user_settings))
             replace_text(out / "deepspeed.json", text)
             log_line(f"DeepSpeed's configuration: {out / 'deepspeed.json'}")
         except UserError as exc:

@@ -1,1 +1,1 @@
-"""The folder that the agent puts on PYTHONPATH; it holds nothing but what `import sitecustomize` is to find."""
+"""The folder that the agent puts on PYTHONPATH; it holds only the module for `import sitecustomize`."""
