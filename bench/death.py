@@ -134,11 +134,11 @@ class _OtherLaunchers:
 
 def _all_ranks(sleep: Sequence[str]) -> set[Process]:
     """The sleeping ranks of one run if all of them have started, else an empty set."""
-    wanted = b"".join(word.encode() + b"\0" for word in sleep)
+    command_line = b"".join(word.encode() + b"\0" for word in sleep)
     found = set()
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
-            if entry.name.isdigit() and (entry / "cmdline").read_bytes() == wanted:
+            if entry.name.isdigit() and (entry / "cmdline").read_bytes() == command_line:
                 stat = stat_of(int(entry.name))
                 found |= {(int(entry.name), stat[2])} if stat else set()
     return found if len(found) == RANKS else set()

@@ -20,7 +20,7 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"^```sh\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def bare(home: Path, *folders: Path, **env: str) -> dict[str, str]:
+def bare_environment(home: Path, *folders: Path, **env: str) -> dict[str, str]:
     """The environment of a fresh login with that home, with `folders` on its PATH and `env` as its only other variables."""
     return {
         "PATH": os.pathsep.join([*map(str, folders), "/usr/bin", "/bin"]),
@@ -30,7 +30,7 @@ def bare(home: Path, *folders: Path, **env: str) -> dict[str, str]:
     }
 
 
-def knows_hosts(home: Path, farm: Farm) -> None:
+def write_ssh_config(home: Path, farm: Farm) -> None:
     """Make `ssh n0` to `ssh n7` work with that home."""
     (home / ".ssh").mkdir(mode=0o700)
     shutil.copy(farm.ssh_config, home / ".ssh" / "config")

@@ -46,7 +46,7 @@ def _section(command: str) -> str:
 
 
 @pytest.mark.processes
-def test_every_command_is_known_here() -> None:
+def test_command_list_of_these_tests_is_complete() -> None:
     listed = re.findall(r"^  ([a-z][a-z-]+) ", _help().partition("Commands:")[2], re.MULTILINE)
     assert set(listed) == set(COMMANDS)
 

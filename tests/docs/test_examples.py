@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.inventory.model import load
-from tests.docs.blocks import ROOT, bare
+from tests.docs.blocks import ROOT, bare_environment
 from tests.grounds.cli import Orch
 
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md")))
@@ -56,6 +56,6 @@ def test_documented_line_enables_completion(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "commands.md").read_text("utf-8")
     [line] = re.findall(r"^    (eval .*bash_source.*?)\s+#", page, re.MULTILINE)
     script = f"{line}\nCOMP_WORDS=(orch ssh-l) COMP_CWORD=1\n_orch_completion orch\necho ${{COMPREPLY[0]}}"
-    env = bare(tmp_path, Path(sys.executable).parent)
+    env = bare_environment(tmp_path, Path(sys.executable).parent)
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "ssh-launch"), done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import ROOT, bare, blocks, knows_hosts, run
+from tests.docs.blocks import ROOT, bare_environment, blocks, run, write_ssh_config
 from tests.grounds.python import node_python
 from tests.grounds.slurm import Cluster
 from tests.grounds.sshd import Farm
@@ -47,9 +47,11 @@ def _install(clone: Path) -> None:
 def test_readme_commands_run_as_written_in_an_empty_folder(tmp_path: Path, farm: Farm, cluster: Cluster) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    knows_hosts(home, farm)
+    write_ssh_config(home, farm)
     clone = home / "orch"
-    env = bare(home, clone / ".venv" / "bin", URL=str(_repository(tmp_path / "tree")), SLURM_CONF=str(cluster.conf))
+    env = bare_environment(
+        home, clone / ".venv" / "bin", URL=str(_repository(tmp_path / "tree")), SLURM_CONF=str(cluster.conf)
+    )
     [first_block, *later_blocks] = [COSTLY.sub("", block) for block in blocks(ROOT / "README.md")]
     [clone_commands, demo] = first_block.split("cd orch\n")
     run(clone_commands, home, env)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import ROOT, bare, blocks, knows_hosts, run
+from tests.docs.blocks import ROOT, bare_environment, blocks, run, write_ssh_config
 from tests.grounds.slurm import Cluster
 from tests.grounds.sshd import Farm
 
@@ -16,7 +16,7 @@ from tests.grounds.sshd import Farm
 @pytest.mark.train
 @pytest.mark.timeout(600)
 def test_tutorial_runs_as_written(tmp_path: Path, farm: Farm, cluster: Cluster) -> None:
-    knows_hosts(tmp_path, farm)
+    write_ssh_config(tmp_path, farm)
     commands = tmp_path / "bin"
     commands.mkdir()
     (commands / "orch").symlink_to(Path(sys.executable).with_name("orch"))
@@ -24,7 +24,7 @@ def test_tutorial_runs_as_written(tmp_path: Path, farm: Farm, cluster: Cluster) 
     shown = run(
         "\n".join(blocks(ROOT / "docs" / "tutorial.md")),
         tmp_path,
-        bare(tmp_path, commands, SLURM_CONF=str(cluster.conf)),
+        bare_environment(tmp_path, commands, SLURM_CONF=str(cluster.conf)),
     )
 
     assert shown.count("hello from rank 3 of 4") == 2  # over ssh and through Slurm

@@ -68,7 +68,7 @@ def test_version_is_that_of_the_distribution(python: Path, user_folder: Path) ->
     assert orch(python, user_folder, "--version").stdout == f"orch {ours.version}\n"
 
 
-def test_requirements_are_complete_and_agree(python: Path) -> None:
+def test_requirements_are_complete_and_compatible(python: Path) -> None:
     assert "No broken requirements found" in pip(python, "check")
 
 

@@ -151,7 +151,7 @@ def test_single_process_on_a_t20_steps_in_the_vendors_safe_mode(warm: Warm, tmp_
     assert calls_of(tmp_path, 0).count("optimizer_step SAFEASYNC") == 2
 
 
-def test_fp16_is_refused_on_a_t20_whose_scaler_is_the_vendors(start_ranks: StartRanks) -> None:
+def test_fp16_is_refused_on_a_t20_with_the_vendors_scaler(start_ranks: StartRanks) -> None:
     (rank,) = start_ranks("device=gcu", "precision=fp16", world_size=1, env=environment("t20"))
     assert rank.wait() == 2
     assert "precision=fp16: the card has it, but torch_gcu's own GradScaler" in rank.err

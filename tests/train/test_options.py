@@ -152,7 +152,7 @@ def test_compiled_training_on_two_ranks_keeps_the_losses_and_resumes_bit_for_bit
 
 
 @pytest.mark.slow
-def test_compiling_recomputed_blocks_compiles_them_and_keeps_the_losses(
+def test_recomputed_blocks_are_compiled_and_keep_the_losses(
     start_ranks: StartRanks, tmp_path: Path, inductor: dict[str, str]
 ) -> None:
     base = ("task=tests.grounds.tasks:Counted", *POINTS[1:], "activation_checkpointing=true", "steps=3")

@@ -100,7 +100,7 @@ def test_restarted_finished_run_trains_no_step(start_ranks: StartRanks, tmp_path
     assert "step=" not in restarted.out.replace("steps=", "")
 
 
-def test_data_missing_on_one_rank_ends_all_with_2(start_ranks: StartRanks, tmp_path: Path) -> None:
+def test_data_missing_on_one_rank_makes_all_exit_2(start_ranks: StartRanks, tmp_path: Path) -> None:
     (tmp_path / "rank-0").mkdir()
     (tmp_path / "rank-0" / "text.txt").write_text("only rank 0 has this " * 99)
     started = time.monotonic()

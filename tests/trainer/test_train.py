@@ -98,7 +98,7 @@ def test_manual_attention_equals_the_fused_one() -> None:
     torch.testing.assert_close(manual_causal_attention(query, key, value), causal_attention(query, key, value))
 
 
-def test_no_position_sees_the_future() -> None:
+def test_attention_is_causal() -> None:
     torch.manual_seed(0)
     model = GPT(TINY)
     tokens = torch.zeros(1, 8, dtype=torch.long)
@@ -112,12 +112,12 @@ def test_no_position_sees_the_future() -> None:
 
 def test_initial_loss_is_that_of_256_equally_likely_bytes() -> None:
     config = TrainConfig(model=TINY)
-    model = build_whole(_alone(), config, Gpt(config))
+    model = build_whole(_group_of_one(), config, Gpt(config))
     tokens = torch.arange(64).view(8, 8)
     assert float(model(tokens, tokens.flip(0)).detach()) == pytest.approx(math.log(256), abs=0.1)
 
 
-def test_only_matrices_and_embeddings_decay() -> None:
+def test_only_matrices_and_embeddings_have_weight_decay() -> None:
     model = GPT(TINY)
     decayed, undecayed = make_optimizer(model, 1e-3, OptimConfig(weight_decay=0.3)).param_groups
     assert (decayed["weight_decay"], undecayed["weight_decay"]) == (0.3, 0.0)
@@ -136,12 +136,12 @@ def test_parameters_left_on_the_cpu_are_a_warning(capsys: pytest.CaptureFixture[
     assert "on the CPU although gcu-t2x was asked for" in warning
 
 
-def _alone() -> Group:
+def _group_of_one() -> Group:
     return initialise("cpu", 60.0, {})
 
 
 def test_one_process_forms_a_group_without_a_rendezvous() -> None:
-    group = _alone()
+    group = _group_of_one()
     assert group.ready == "1/1 ranks ready, backend none, device cpu"
     signals = Signals(group)
     for flags in (Flag.NONE, Flag.PREEMPTED | Flag.SAVE):
@@ -154,11 +154,11 @@ def test_one_process_forms_a_group_without_a_rendezvous() -> None:
 
 
 def test_raise_if_any_raises_the_problem_unchanged() -> None:
-    _alone().raise_if_any("")
+    _group_of_one().raise_if_any("")
     with pytest.raises(UserError, match=r"^no data$"):
-        _alone().raise_if_any("no data")
+        _group_of_one().raise_if_any("no data")
     with pytest.raises(TrainerError, match=r"^no space$") as caught:
-        _alone().raise_if_any("no space", kind=TrainerError)
+        _group_of_one().raise_if_any("no space", kind=TrainerError)
     assert caught.value.exit_code == 1
 
 

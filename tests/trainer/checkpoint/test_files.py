@@ -88,7 +88,7 @@ def test_same_step_can_be_damaged_twice(tmp_path: Path) -> None:
     assert _names(tmp_path / "quarantine") == ["step_2-0", "step_2-1"]
 
 
-def test_only_damaged_checkpoints_never_mean_step_0(tmp_path: Path) -> None:
+def test_resume_with_only_damaged_checkpoints_never_starts_at_step_0(tmp_path: Path) -> None:
     Session.start(tmp_path).train_and_save(1)
     flip(tmp_path / "step_1" / "state.pt")
     for _ in range(2):  # the second start finds only the quarantine

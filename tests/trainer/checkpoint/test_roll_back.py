@@ -21,9 +21,8 @@ from trainer.tasks.gpt_model import GPT
 from trainer.train import Trainer
 
 TINY = ("model.layers=1", "model.width=8", "model.heads=1", "model.context=8", "micro_batch=1", "device=cpu", "report=")
-NO_PREEMPTION: Any = SimpleNamespace(
-    is_received=False
-)  # a real PreemptionSignal would handle the signals of this process
+# A real PreemptionSignal would handle the signals of this process.
+NO_PREEMPTION: Any = SimpleNamespace(is_received=False)
 
 
 class Breaking:

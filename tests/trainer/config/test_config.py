@@ -175,7 +175,7 @@ def test_batch_that_does_not_divide_is_refused_as_soon_as_the_ranks_are_known(
         ("missing.json", None, ["cannot read the configuration file", "No such file"]),
     ],
 )
-def test_wrong_file_is_named_with_its_fault(tmp_path: Path, name: str, text: str | None, parts: list[str]) -> None:
+def test_wrong_file_is_named_with_its_error(tmp_path: Path, name: str, text: str | None, parts: list[str]) -> None:
     path = tmp_path / name
     if text is not None:
         path.write_text(text)

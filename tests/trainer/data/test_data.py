@@ -74,7 +74,7 @@ def test_order_is_shuffled_evenly() -> None:
     assert sum(samples[: count // 2]) == pytest.approx(sum(reference[: count // 2]), rel=0.05)
 
 
-def test_folder_is_read_in_name_order_wherever_it_lies(tmp_path: Path) -> None:
+def test_folder_is_read_in_name_order_at_any_path(tmp_path: Path) -> None:
     texts, digests = [], set()
     for name in ("z", "a/deeper"):
         folder = tmp_path / name
@@ -307,7 +307,7 @@ def test_unpicklable_task_is_refused_if_workers_are_spawned() -> None:
 
 
 @pytest.mark.processes
-def test_error_in_a_worker_is_the_same_one_message(tmp_path: Path) -> None:
+def test_error_in_a_data_worker_is_the_same_message_as_without_workers(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.full(100, 300, dtype="u2"))
     for workers in (0, 1):
         config = load_config(words=[f"data.paths={tmp_path}", "model.context=4", f"data.workers={workers}"])
@@ -322,7 +322,7 @@ def test_error_in_a_worker_is_the_same_one_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("samples", "expected"), [(3, 1), (10, 2), (100, 4)])
-def test_evaluation_takes_as_many_batches_on_every_rank(samples: int, expected: int) -> None:
+def test_evaluation_takes_equally_many_batches_on_every_rank(samples: int, expected: int) -> None:
     config = load_config(words=["micro_batch=2"])
     found = []
     for rank in (0, 1):

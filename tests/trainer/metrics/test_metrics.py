@@ -33,13 +33,12 @@ from trainer.tasks.gpt_model import GPT, manual_causal_attention
 from trainer.train import Trainer
 
 TINY = ("model.layers=1", "model.width=8", "model.heads=1", "model.context=8", "micro_batch=1", "device=cpu")
-NO_PREEMPTION: Any = SimpleNamespace(
-    is_received=False
-)  # a real PreemptionSignal would handle the signals of this process
+# A real PreemptionSignal would handle the signals of this process.
+NO_PREEMPTION: Any = SimpleNamespace(is_received=False)
 BF16 = load_config(words=["precision=bf16"])
 
 
-def _alone() -> Group:
+def _group_of_one() -> Group:
     return initialise("cpu", 60.0, {})
 
 
@@ -95,7 +94,7 @@ def test_percentile_is_a_value_that_was_measured(values: list[float], percent: i
 
 def _measured(out: Path, config: TrainConfig, *, code: int = 0) -> dict[str, Any]:
     """The totals of two steps of 0.5 s and 1 s, with 8 * 128 tokens each and 1000 FLOPs per token."""
-    measures = MetricsHub(_alone(), config, out, config.model.context)
+    measures = MetricsHub(_group_of_one(), config, out, config.model.context)
     measures.begin(0, 1000 * config.model.context)
     for step, seconds in ((1, 0.5), (2, 1.0)):
         result = StepResult([2.0], 1e-3, 0.5, seconds, data_wait_s=0.25)
@@ -139,22 +138,22 @@ def _finished(out: Path, group: Group, *, steps: int = 2) -> Mapping[str, Any]:
 
 
 def test_summary_is_a_private_file_that_an_attempt_without_steps_does_not_change(tmp_path: Path) -> None:
-    found = _finished(tmp_path, _alone())
+    found = _finished(tmp_path, _group_of_one())
     assert (found["steps"], found["step_time_p99_s"], found["checkpoint"]) == (2, 0.5, "/c/step_2")
     assert "mfu" not in found
     assert (tmp_path / "summary.json").stat().st_mode & 0o777 == 0o600
-    assert _finished(tmp_path, _alone(), steps=0) == found
+    assert _finished(tmp_path, _group_of_one(), steps=0) == found
 
 
 def test_unwritable_summary_is_only_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "summary.json").mkdir()
     with pytest.raises(IsADirectoryError):  # the helper above reads it
-        _finished(tmp_path, _alone())
+        _finished(tmp_path, _group_of_one())
     assert f"WARNING: {tmp_path / 'summary.json'} is not written: Is a directory\n" in capsys.readouterr().out
 
 
 def test_allocator_retries_and_failures_are_reported_if_the_device_counts_them(tmp_path: Path) -> None:
-    alone = _alone()
+    alone = _group_of_one()
     counts = {"num_alloc_retries": 3, "num_ooms": 0, "num_device_alloc": 7}
     counting = replace(alone, accelerator=alone.accelerator.changed(memory_stats=lambda: counts))
     summary = _finished(tmp_path, counting)
@@ -168,7 +167,7 @@ def test_allocator_retries_and_failures_are_reported_if_the_device_counts_them(t
 
 def test_non_finite_number_is_null_in_the_record(tmp_path: Path) -> None:
     """JSON has no NaN; a program that reads the file would fail at it."""
-    measures = MetricsHub(_alone(), load_config(words=["report="]), tmp_path, 128)
+    measures = MetricsHub(_group_of_one(), load_config(words=["report="]), tmp_path, 128)
     measures.begin(0, None)
     result = StepResult([2.0], 1e-3, float("inf"), 0.5)
     measures.add(1, result, {"eval_loss": float("nan"), "eval_iou": 0.5}, last=True)
@@ -180,15 +179,15 @@ def test_non_finite_number_is_null_in_the_record(tmp_path: Path) -> None:
 def test_missing_package_is_one_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _hide(monkeypatch, "wandb", "tensorboard")
     with pytest.raises(UserError) as caught:
-        MetricsHub(_alone(), load_config(words=["report=plot,tensorboard,wandb"]), tmp_path, 128)
+        MetricsHub(_group_of_one(), load_config(words=["report=plot,tensorboard,wandb"]), tmp_path, 128)
     assert "tensorboard and wandb not installed on the node of rank 0" in str(caught.value)
     assert "pip install tensorboard wandb" in str(caught.value)
-    MetricsHub(_alone(), load_config(words=["report=plot"]), tmp_path, 128)
+    MetricsHub(_group_of_one(), load_config(words=["report=plot"]), tmp_path, 128)
 
 
 def test_corrupt_record_is_dropped_and_the_others_are_kept(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"st\xe5p": 2}\n{"step": 3}\n')
-    measures = MetricsHub(_alone(), load_config(words=["report="]), tmp_path, 128)
+    measures = MetricsHub(_group_of_one(), load_config(words=["report="]), tmp_path, 128)
     measures.begin(3, None)
     measures.close(0)
     assert [record["step"] for record in _records(tmp_path)] == [1, 3]
@@ -202,7 +201,7 @@ def test_unwritable_metrics_are_an_error_that_all_ranks_agree_on(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/disk/events")
 
     monkeypatch.setattr(f"trainer.metrics.hub.{broken}", refuse)
-    measures = MetricsHub(_alone(), load_config(words=["report="]), tmp_path, 128)
+    measures = MetricsHub(_group_of_one(), load_config(words=["report="]), tmp_path, 128)
     with pytest.raises(StorageUserError, match=r"^/disk/events: No space left on device; ") as caught:
         measures.begin(0, None)
     assert caught.value.is_agreed
@@ -246,7 +245,7 @@ def test_reporters_are_flushed_before_a_checkpoint_is_written(monkeypatch: pytes
     )
     monkeypatch.setattr("trainer.metrics.hub.open_reporters", lambda *_: [reporter])
     config = load_config(words=[*TINY, f"out={tmp_path}", "steps=3", "save_steps=2", "report="])
-    group = _alone()
+    group = _group_of_one()
     trainer = Trainer(config, group, Progress(group.rank, config.steps), NO_PREEMPTION)
     assert trainer.run() is not None
     trainer.metrics.close(0)

@@ -67,7 +67,7 @@ def test_unmet_requirement_is_named_before_anything_is_built(words: str, row: di
     assert message in str(caught.value)
 
 
-def test_torch_without_fully_shard_has_no_fsdp2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsdp2_needs_fully_shard_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.parallel.requirements.has_fully_shard", lambda: False)
     assert "strategy=fsdp2 needs torch >= 2.6" in unmet_requirement(_group(launched=True), _config("strategy=fsdp2"))
 
@@ -136,7 +136,7 @@ def test_recomputed_blocks_give_the_same_gradients_bit_for_bit() -> None:
         assert torch.equal(parameter.grad, recomputed.grad)
 
 
-def test_fused_adam_steps_as_the_plain_one() -> None:
+def test_fused_adam_equals_plain_adam() -> None:
     plain, fused = _ddp(), _ddp("optim.fused=true")
     for strategy in (plain, fused):
         strategy.update(1e-2, add_gradient(strategy, TOKENS))

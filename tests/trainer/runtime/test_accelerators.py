@@ -51,7 +51,7 @@ def _facts(row: Accelerator) -> tuple[object, ...]:
     return row.name, row.device_string(3), row.backend, row.device_ids(3), row.needs_address
 
 
-def test_cpu_row() -> None:
+def test_cpu_accelerator_uses_gloo_and_no_device_ids() -> None:
     row = choose("cpu", torch)
     assert _facts(row) == ("cpu", "cpu", "gloo", None, False)
     assert row.data_parallel is torch.nn.parallel.DistributedDataParallel

@@ -102,5 +102,5 @@ def test_missing_failed_and_differing_ranks_are_named(
 
 
 @pytest.mark.parametrize(("ranks", "text"), [([0], "0"), ([0, 1, 2], "0-2"), ([0, 2, 3, 7], "0,2-3,7"), ([], "")])
-def test_fold(ranks: list[int], text: str) -> None:
+def test_consecutive_ranks_are_folded(ranks: list[int], text: str) -> None:
     assert fold(ranks) == text

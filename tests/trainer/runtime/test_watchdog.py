@@ -106,7 +106,7 @@ def test_rank_that_continues_empties_the_file_and_keeps_the_stacks_under_another
     _dump_stacks(stacks)
 
 
-def test_outside_orch_stacks_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_stacks_are_printed_to_stderr_outside_of_orch(capfd: pytest.CaptureFixture[str]) -> None:
     stacks = StackDump(Rank.from_env({}))
     stacks.expect(0.01)
     output = ""
@@ -132,9 +132,7 @@ def test_stacks_that_cannot_be_written_warn_once(
     assert capsys.readouterr().err.count("WARNING: no stacks will be written") == 1
 
 
-def test_timer_is_set_once_a_second_however_short_steps_are(
-    stacks: StackDump, clock: Clock, armed: list[float]
-) -> None:
+def test_timer_is_set_at_most_once_per_second(stacks: StackDump, clock: Clock, armed: list[float]) -> None:
     for _ in range(100):
         clock.now_s += ARM_EVERY_S / 20
         stacks.expect(60.0)
@@ -187,7 +185,9 @@ def test_step_after_a_slow_step_has_a_longer_limit(watchdog: Watchdog, clock: Cl
     assert _limits(watchdog, clock, *phases) == [LONG_S, SLOWER * 100.0, LONG_S, SHORT_S]
 
 
-def test_ddp_timeout_below_hang_timeout_holds_throughout(stacks: StackDump, clock: Clock, armed: list[float]) -> None:
+def test_ddp_timeout_below_hang_timeout_is_the_limit_of_every_phase(
+    stacks: StackDump, clock: Clock, armed: list[float]
+) -> None:
     watchdog = Watchdog(stacks, ddp_timeout_s=20.0, hang_timeout_s=SHORT_S, clock_s=clock)
     assert _limits(watchdog, clock, ("init", 0.0), ("step", 1.0), ("step", 1.0), ("save", 1.0)) == [20.0] * 4
     assert set(armed) == {DUMP_AT * 20.0}

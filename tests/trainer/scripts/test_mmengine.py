@@ -184,7 +184,7 @@ class Stock:
         self.got = (module, more)
 
 
-class OfT20:
+class T20DataParallel:
     """The DistributedDataParallel of torch_gcu."""
 
     def __init__(self, module: object, **more: object) -> None:
@@ -267,7 +267,7 @@ def test_t20_uses_the_vendors_wrapper_and_step(monkeypatch: pytest.MonkeyPatch, 
         def step(self) -> None:
             pytest.fail("a T20 computes nothing by a plain step")
 
-    _set_accelerator(monkeypatch, _row(calls, "gcu-t2x").changed(data_parallel=OfT20))
+    _set_accelerator(monkeypatch, _row(calls, "gcu-t2x").changed(data_parallel=T20DataParallel))
     wrappers = _wrappers()
     mmengine.take_device_ids(wrappers)
     model = _on("xla")
@@ -304,7 +304,7 @@ def test_t20_refuses_an_optim_wrapper_with_its_own_step_before_creating_it(
         AmpOptimWrapper("dynamic")
 
 
-def test_deepspeed_compiles_nothing_that_only_its_own_launcher_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deepspeed_does_not_compile_the_op_of_its_own_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(__compatible_ops__={"deepspeed_shm_comm": True, "cpu_adam": True})
     monkeypatch.setenv("LOCAL_SIZE", "2")
     deepspeed.need_no_compiler(module)

@@ -46,7 +46,7 @@ class Good(Task):
 """
 
 
-def _alone() -> Group:
+def _group_of_one() -> Group:
     return initialise("cpu", 60.0, {})
 
 
@@ -84,7 +84,7 @@ def test_initial_weights_depend_on_the_seed_only() -> None:
     for seed in (1, 1, 2):
         torch.rand(seed)
         config = load_config(words=[f"seed={seed}"])
-        models.append(build_whole(_alone(), config, Gpt(config)).state_dict())
+        models.append(build_whole(_group_of_one(), config, Gpt(config)).state_dict())
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
     assert not torch.equal(models[0]["token.weight"], models[2]["token.weight"])
     assert not torch.equal(models[0]["blocks.0.mix.weight"], models[0]["blocks.1.mix.weight"])
@@ -96,7 +96,7 @@ def test_initial_weights_depend_on_the_seed_only() -> None:
 def test_options_are_the_arguments_of_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task: Any = _load(tmp_path, monkeypatch, GOOD, options="options.width=5 options.name=wide")
     assert (task.width, task.name) == (5, "wide")
-    assert build_whole(_alone(), task.config, task).weight.shape == (1, 5)
+    assert build_whole(_group_of_one(), task.config, task).weight.shape == (1, 5)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_activation_checkpointing_of_a_task_without_blocks_is_refused() -> None:
     task: Any = Gpt(config)
     task.blocks = lambda _: ()
     with pytest.raises(UserError, match=r"^activation_checkpointing=true: task=.* names no blocks\(\)"):
-        build_whole(_alone(), config, task)
+        build_whole(_group_of_one(), config, task)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero3"])
@@ -166,7 +166,7 @@ def test_recomputed_blocks_of_a_users_model_get_the_same_gradients(strategy: str
     for words in (SEGMENTATION, f"{SEGMENTATION} activation_checkpointing=true strategy={strategy}"):
         config = load_config(words=words.split())
         task = load_task(config)
-        model = build_whole(_alone(), config, task)
+        model = build_whole(_group_of_one(), config, task)
         samples = task.build_data("train")
         assert samples is not None
         loss_of(task, model, task.collate([samples[0], samples[1]])).backward()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration: the user's file, the trainer's settings, and which package may be used where. No DeepSpeed."""
+"""DeepSpeed's configuration: the user's file, the trainer's settings, and the usable versions. DeepSpeed is not imported."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from trainer.parallel.deepspeed.package import package_problem, package_warning
 from trainer.parallel.deepspeed.relaxed_json import read_relaxed_json
 from trainer.runtime.rank import Rank
 
-FOUR = replace(Rank.from_env({}), world_size=4, launched=True, nodes=2)
-# As in the field guide for two nodes of eight cards, with what people put around it.
+FOUR_RANKS = replace(Rank.from_env({}), world_size=4, launched=True, nodes=2)
+# The file of the field guide for two nodes of eight cards, with comments and trailing commas as users write them.
 WRITTEN_BY_HAND = """
 {
   // two nodes
@@ -43,16 +43,18 @@ WRITTEN_BY_HAND = """
 """
 
 
-# What the two export, as far as it matters here.
-OF_0_9_2 = "from .tensor_fragment import safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state\n"
-OF_0_19 = f"""{OF_0_9_2}
+# The relevant names that deepspeed.utils of the two versions exports.
+EXPORTS_0_9_2 = (
+    "from .tensor_fragment import safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state\n"
+)
+EXPORTS_0_19 = f"""{EXPORTS_0_9_2}
 from .tensor_fragment import safe_set_full_fp32_param, safe_set_full_optimizer_state, safe_set_full_grad
 from .tensor_fragment import safe_set_local_fp32_param, safe_set_local_grad, safe_set_local_optimizer_state
 """
 
 
-def _made(words: str, theirs: dict[str, Any] | None = None) -> dict[str, Any]:
-    return deepspeed_config(load_config(words=words.split()), FOUR, theirs or {})
+def _merged(words: str, file_settings: dict[str, Any] | None = None) -> dict[str, Any]:
+    return deepspeed_config(load_config(words=words.split()), FOUR_RANKS, file_settings or {})
 
 
 def test_comments_trailing_commas_and_exponents_are_read(tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ def test_comments_trailing_commas_and_exponents_are_read(tmp_path: Path) -> None
         (None, "cannot read deepspeed="),
     ],
 )
-def test_file_that_is_no_json_at_all_is_named_with_its_fault(tmp_path: Path, text: str | None, part: str) -> None:
+def test_file_that_is_not_json_is_named_with_its_error(tmp_path: Path, text: str | None, part: str) -> None:
     path = tmp_path / "ds.json"
     if text is not None:
         path.write_text(text)
@@ -88,28 +90,28 @@ def test_file_that_is_no_json_at_all_is_named_with_its_fault(tmp_path: Path, tex
 
 
 def test_settings_become_strict_json() -> None:
-    made = _made("strategy=zero2 micro_batch=2 accumulation=3 precision=bf16 optim.grad_clip=0.5")
-    assert json.loads(strict_json(made)) == made
-    assert made["train_batch_size"] == 2 * 3 * 4
-    assert (made["train_micro_batch_size_per_gpu"], made["gradient_accumulation_steps"]) == (2, 3)
-    assert (made["zero_optimization"]["stage"], made["gradient_clipping"]) == (2, 0.5)
-    assert (made["bf16"]["enabled"], made["fp16"]["enabled"]) == (True, False)
+    merged = _merged("strategy=zero2 micro_batch=2 accumulation=3 precision=bf16 optim.grad_clip=0.5")
+    assert json.loads(strict_json(merged)) == merged
+    assert merged["train_batch_size"] == 2 * 3 * 4
+    assert (merged["train_micro_batch_size_per_gpu"], merged["gradient_accumulation_steps"]) == (2, 3)
+    assert (merged["zero_optimization"]["stage"], merged["gradient_clipping"]) == (2, 0.5)
+    assert (merged["bf16"]["enabled"], merged["fp16"]["enabled"]) == (True, False)
 
 
 def test_auto_takes_the_trainers_value_and_the_rest_is_kept(tmp_path: Path) -> None:
     (tmp_path / "zero3.json").write_text(WRITTEN_BY_HAND)
-    made = _made("strategy=zero3 micro_batch=2 precision=bf16", read_relaxed_json(str(tmp_path / "zero3.json")))
-    assert made["train_micro_batch_size_per_gpu"] == 2
-    assert made["bf16"]["enabled"] is True
-    zero = made["zero_optimization"]
+    merged = _merged("strategy=zero3 micro_batch=2 precision=bf16", read_relaxed_json(str(tmp_path / "zero3.json")))
+    assert merged["train_micro_batch_size_per_gpu"] == 2
+    assert merged["bf16"]["enabled"] is True
+    zero = merged["zero_optimization"]
     assert (zero["overlap_comm"], zero["reduce_bucket_size"]) == (True, 500_000_000)
     assert zero["stage3_prefetch_bucket_size"] == 128 * 128 * 9 // 10
-    assert {"optimizer", "scheduler"} & set(made) == set()
-    assert "auto" not in strict_json(made)
+    assert {"optimizer", "scheduler"} & set(merged) == set()
+    assert "auto" not in strict_json(merged)
 
 
 @pytest.mark.parametrize(
-    ("words", "theirs", "parts"),
+    ("words", "file_settings", "parts"),
     [
         (
             "zero3",
@@ -135,15 +137,17 @@ def test_auto_takes_the_trainers_value_and_the_rest_is_kept(tmp_path: Path) -> N
         ("zero1", {"zero_optimisation": {}}, ["unknown key 'zero_optimisation'", "did you mean 'zero_optimization'"]),
     ],
 )
-def test_contradiction_names_both_sides(words: str, theirs: dict[str, Any], parts: list[str]) -> None:
+def test_contradiction_between_file_and_settings_names_both(
+    words: str, file_settings: dict[str, Any], parts: list[str]
+) -> None:
     with pytest.raises(UserError, match=r"^ds\.json: ") as caught:
-        _made(f"strategy={words} deepspeed=ds.json", theirs)
+        _merged(f"strategy={words} deepspeed=ds.json", file_settings)
     for part in parts:
         assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("theirs", "message"),
+    ("file_settings", "message"),
     [
         ({"fp16": True}, 'fp16=true: allowed: a group of keys in braces, such as {"enabled": "auto"}, or "auto"'),
         ({"bf16": None}, 'bf16=null: allowed: a group of keys in braces, such as {"enabled": "auto"}, or "auto"'),
@@ -163,20 +167,20 @@ def test_contradiction_names_both_sides(words: str, theirs: dict[str, Any], part
         ({"bf16": {"enabled": {"on": 1}}}, "bf16.enabled is a group of keys there: allowed: one value"),
     ],
 )
-def test_value_where_a_group_belongs_or_the_reverse_is_named(theirs: dict[str, Any], message: str) -> None:
+def test_value_in_place_of_a_group_or_the_reverse_is_named(file_settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=r"^ds\.json: ") as caught:
-        _made("strategy=zero3 deepspeed=ds.json", theirs)
+        _merged("strategy=zero3 deepspeed=ds.json", file_settings)
     assert str(caught.value).startswith(f"ds.json: {message}")
 
 
-def test_null_where_deepspeed_allows_it_is_as_if_it_were_left_out() -> None:
+def test_null_that_deepspeed_allows_equals_a_missing_key() -> None:
     zero = {"offload_optimizer": None, "offload_param": None}
-    assert _made("strategy=zero3 deepspeed=ds.json", {"zero_optimization": zero}) == _made("strategy=zero3")
+    assert _merged("strategy=zero3 deepspeed=ds.json", {"zero_optimization": zero}) == _merged("strategy=zero3")
 
 
 def test_equal_values_are_no_contradiction() -> None:
-    theirs = {"train_batch_size": 32, "bf16": {"enabled": False}, "gradient_clipping": 1}
-    assert _made("strategy=zero1 deepspeed=ds.json", theirs)["train_batch_size"] == 32
+    file_settings = {"train_batch_size": 32, "bf16": {"enabled": False}, "gradient_clipping": 1}
+    assert _merged("strategy=zero1 deepspeed=ds.json", file_settings)["train_batch_size"] == 32
 
 
 @pytest.mark.parametrize(
@@ -210,13 +214,13 @@ def test_equal_values_are_no_contradiction() -> None:
         ),
     ],
 )
-def test_package_that_cannot_serve_is_an_error_with_the_remedy(
+def test_unusable_deepspeed_package_is_an_error_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, accelerator: str, version: str | None, words: str, problem: str
 ) -> None:
     utils = tmp_path / "deepspeed" / "utils"
     utils.mkdir(parents=True)
     old = str(version).startswith("0.9.2")
-    (utils / "__init__.py").write_text(OF_0_9_2 if old else OF_0_19)
+    (utils / "__init__.py").write_text(EXPORTS_0_9_2 if old else EXPORTS_0_19)
     (utils / "tensor_fragment.py").write_text("" if old else "    def set_optim_state_fragment(self, flat, state): ...")
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "deepspeed")]) if version else None
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
@@ -227,7 +231,7 @@ def test_package_that_cannot_serve_is_an_error_with_the_remedy(
     assert bool(problem) == bool(found)
 
 
-def test_ninja_that_pip_has_put_beside_python_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ninja_in_the_folder_of_the_interpreter_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for folder, name in (("system", "g++"), ("venv", "python"), ("venv", "ninja")):
         program = tmp_path / folder / name
         program.parent.mkdir(exist_ok=True)
