@@ -167,7 +167,7 @@ def test_contradiction_between_file_and_settings_names_both(
         ({"bf16": {"enabled": {"on": 1}}}, "bf16.enabled is a group of keys there: allowed: one value"),
     ],
 )
-def test_value_in_place_of_a_group_or_the_reverse_is_named(file_settings: dict[str, Any], message: str) -> None:
+def test_value_instead_of_a_group_or_the_reverse_is_named(file_settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=r"^ds\.json: ") as caught:
         _merged("strategy=zero3 deepspeed=ds.json", file_settings)
     assert str(caught.value).startswith(f"ds.json: {message}")
