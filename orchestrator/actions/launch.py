@@ -23,7 +23,7 @@ from orchestrator.errors import LaunchError, OrchError
 from orchestrator.inventory.model import Inventory
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
-from orchestrator.launchers.discovery import probed
+from orchestrator.launchers.discovery import with_detected_cards
 from orchestrator.launchers.slurm.host import home_of_slurm
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
@@ -59,7 +59,7 @@ def plan_launch(arguments: LaunchArguments) -> Planned:
     """Plan a run; nothing is started or written."""
     inventory = load_inventory(arguments.inventory, arguments.nodes if arguments.launcher == "ssh" else None)
     if arguments.launcher == "ssh" and inventory.accelerator == "auto" and inventory.devices is None:
-        inventory = probed(inventory, arguments.nodes)
+        inventory = with_detected_cards(inventory, arguments.nodes)
     request, bundle = make_request(arguments, inventory.private_files)
     now = datetime.now(timezone.utc)
     run_id = new_run_id(inventory.name, now, secrets.token_hex(2))

@@ -1,4 +1,4 @@
-"""Finds a run by an inventory alone: what it left on the nodes tells its plan. For a machine that has no record of it."""
+"""Finds a run that this machine has no record of: its plan is read from the run's folder on the nodes of an inventory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from orchestrator.run import Program
 
 @dataclass(frozen=True, slots=True)
 class NodeSearch:
-    """A node that was asked, its connection open, and what it has of the run."""
+    """The result of a search for the run on one node; `endpoint` is open, `trace` None if the node does not have the run."""
 
     node: Node
     endpoint: Endpoint
@@ -34,56 +34,41 @@ class NodeSearch:
 
 def find_run(inventory: Inventory, run_id: str) -> tuple[LaunchPlan, Launcher]:
     """
-    The run's plan, as far as its readers need it, and a launcher that reaches it.
+    Find a run; return its plan, complete enough for reading, and a launcher that reaches it.
 
     Raises:
         RunNotFound: no node has it.
-        NodesError: no node that can be reached has it.
-        UsageError: it is there, but not by way of this inventory.
+        NodesError: some nodes cannot be reached, and no other has it.
+        UsageError: it exists, but cannot be reached with this inventory.
     """
-    trace = _seen_here(inventory, run_id)
-    if trace is not None:
-        plan = _plan(inventory, run_id, trace)
+    local_trace = _slurm_run_here(inventory, run_id)
+    if local_trace is not None:
+        plan = _plan(inventory, run_id, local_trace)
         return plan, SlurmLauncher(plan, slurm_host(replace(plan, slurm={**plan.slurm, "login": None})))
-    at_login = _asked_at_login(inventory, run_id)
-    if isinstance(at_login, RunTrace) and at_login.by_slurm:
-        plan = _plan(inventory, run_id, at_login)
+    login_trace = _trace_on_login_node(inventory, run_id)
+    if isinstance(login_trace, RunTrace) and login_trace.by_slurm:
+        plan = _plan(inventory, run_id, login_trace)
         return plan, SlurmLauncher(plan, slurm_host(plan))
-    transport = transport_factory(inventory.transport, inventory.ssh)
-    found = each(inventory.nodes, lambda node: _visit(node, transport, run_id), limit=inventory.ssh.fanout)
-    visits = [visit for visit in found if isinstance(visit, NodeSearch)]
-    members: set[str] = set()
-    try:
-        failed = [at_login] if isinstance(at_login, OrchError) else []
-        plan = _plan(inventory, run_id, _newest(inventory, run_id, [*found, *failed]))
-        members = {node.name for node in plan.nodes}
-    finally:
-        for visit in visits:
-            if visit.node.name not in members:
-                visit.endpoint.close()
-    connected = {visit.node.name: visit.endpoint for visit in visits if visit.node.name in members}
-    silent = [(node, one) for node, one in zip(inventory.nodes, found, strict=True) if node.name in members]
-    warnings = [text for node, one in silent if (text := _without_trace(node, run_id, one))]
-    return replace(plan, warnings=tuple(warnings)), DirectLauncher(plan, transport, connected)
+    return _find_on_nodes(inventory, run_id, [login_trace] if isinstance(login_trace, OrchError) else [])
 
 
-def _seen_here(inventory: Inventory, run_id: str) -> RunTrace | None:
-    """A run through Slurm, whose working folder this machine shares; any other is asked of its nodes."""
+def _slurm_run_here(inventory: Inventory, run_id: str) -> RunTrace | None:
+    """Search the workdirs on this machine, which shares them with the nodes of Slurm; other runs are on their nodes only."""
     for workdir in dict.fromkeys(node.workdir for node in inventory.nodes):
         try:
-            found = report.find({"workdir": workdir, "run": run_id}, b"")[0]
+            reply = report.find({"workdir": workdir, "run": run_id}, b"")[0]
         except OSError:
-            continue  # a folder of somebody else's here is not the one that the nodes have by that name
-        if found["trace"] is not None and found["trace"]["by_slurm"]:
+            continue  # a folder of another user on this machine, not the nodes' workdir
+        if reply["trace"] is not None and reply["trace"]["by_slurm"]:
             try:
-                return RunTrace.of(found)
+                return RunTrace.of(reply)
             except ValueError as exc:
                 raise RunNotFound(f"{workdir}/runs/{run_id}: {exc}") from exc
     return None
 
 
-def _asked_at_login(inventory: Inventory, run_id: str) -> RunTrace | OrchError | None:
-    """What the login node has of the run, where one is named and it is not this machine; or why that is not known."""
+def _trace_on_login_node(inventory: Inventory, run_id: str) -> RunTrace | OrchError | None:
+    """Search the login node; an error if it cannot be searched, None if it does not have the run or there is no login node."""
     login = login_node(inventory.slurm.login, inventory.nodes[0], inventory.ssh)
     if login is None:
         return None
@@ -94,7 +79,28 @@ def _asked_at_login(inventory: Inventory, run_id: str) -> RunTrace | OrchError |
         return exc
 
 
-def _visit(node: Node, transport: TransportFactory, run_id: str) -> NodeSearch:
+def _find_on_nodes(
+    inventory: Inventory, run_id: str, login_failures: Sequence[OrchError]
+) -> tuple[LaunchPlan, Launcher]:
+    """Search all nodes; the launcher takes over the connections to the nodes of the run, the others are closed."""
+    transport = transport_factory(inventory.transport, inventory.ssh)
+    results = each(inventory.nodes, lambda node: _search(node, transport, run_id), limit=inventory.ssh.fanout)
+    searches = [result for result in results if isinstance(result, NodeSearch)]
+    members: set[str] = set()
+    try:
+        plan = _plan(inventory, run_id, _newest(inventory, run_id, [*results, *login_failures]))
+        members = {node.name for node in plan.nodes}
+    finally:
+        for search in searches:
+            if search.node.name not in members:
+                search.endpoint.close()
+    connected = {search.node.name: search.endpoint for search in searches if search.node.name in members}
+    pairs = zip(inventory.nodes, results, strict=True)
+    warnings = [_missing_warning(node, run_id, result) for node, result in pairs if node.name in members]
+    return replace(plan, warnings=tuple(filter(None, warnings))), DirectLauncher(plan, transport, connected)
+
+
+def _search(node: Node, transport: TransportFactory, run_id: str) -> NodeSearch:
     endpoint = Endpoint.connect(transport(node), node.python)
     try:
         return NodeSearch(node, endpoint, endpoint.find(node.workdir, run_id))
@@ -103,37 +109,37 @@ def _visit(node: Node, transport: TransportFactory, run_id: str) -> NodeSearch:
         raise
 
 
-def _newest(inventory: Inventory, run_id: str, found: Sequence[NodeSearch | OrchError]) -> RunTrace:
-    """What the node with the newest attempt has."""
-    traces = [visit.trace for visit in found if isinstance(visit, NodeSearch) and visit.trace is not None]
+def _newest(inventory: Inventory, run_id: str, results: Sequence[NodeSearch | OrchError]) -> RunTrace:
+    """The trace with the newest attempt."""
+    traces = [result.trace for result in results if isinstance(result, NodeSearch) and result.trace is not None]
     folders = _folders(inventory)
     if not traces:
         hint = f"looked for in {folders}; the right inventory is the one it was launched with"
         try:
-            successes(found)
+            successes(results)
         except NodesError as exc:
             exc.hint = f"no other node of {inventory.file} has the run {run_id}, {hint}"
             raise
         raise RunNotFound(f"no node of {inventory.file} has a run {run_id}", hint=hint)
     newest = max(traces, key=lambda trace: trace.attempt)
     if newest.by_slurm:
-        hint = f"ask on a machine that shares {folders} with the nodes, or name one in the inventory, slurm: {{login: HOST}}"
-        raise UsageError(f"run {run_id} went through Slurm, and its folder is not on this machine", hint=hint)
+        hint = f"run this on a machine that shares {folders} with the nodes, or name one in the inventory, slurm: {{login: HOST}}"
+        raise UsageError(f"run {run_id} was submitted through Slurm, and its folder is not on this machine", hint=hint)
     return newest
 
 
 def _folders(inventory: Inventory) -> str:
-    """Where runs are looked for, for a message."""
-    first, *others = dict.fromkeys(f"{node.workdir}/runs" for node in inventory.nodes)
-    return f"{first} and {len(others)} more folders" if len(others) > 1 else " and ".join([first, *others])
+    """The folders that are searched, as text for a message."""
+    first, *rest = dict.fromkeys(f"{node.workdir}/runs" for node in inventory.nodes)
+    return f"{first} and {len(rest)} more folders" if len(rest) > 1 else " and ".join([first, *rest])
 
 
-def _without_trace(node: Node, run_id: str, found: NodeSearch | OrchError) -> str:
-    """What to say of a node of the run that answers, but does not have it; empty when it has."""
-    if isinstance(found, NodeSearch):
-        where = f"{node.workdir}/runs/{run_id}"
-        return "" if found.trace else f"{node.name} has no {where}, though the run is on it: its lines are missing"
-    return "" if isinstance(found, Unreachable) else str(found)
+def _missing_warning(node: Node, run_id: str, result: NodeSearch | OrchError) -> str:
+    """The warning for a node that lacks its part of the run; empty if there is none. Readers report unreachable nodes."""
+    if isinstance(result, NodeSearch):
+        folder = f"{node.workdir}/runs/{run_id}"
+        return "" if result.trace else f"{node.name} has no {folder}, though the run is on it: its lines are missing"
+    return "" if isinstance(result, Unreachable) else str(result)
 
 
 def _plan(inventory: Inventory, run_id: str, trace: RunTrace) -> LaunchPlan:
@@ -161,26 +167,26 @@ def _plan(inventory: Inventory, run_id: str, trace: RunTrace) -> LaunchPlan:
     )
 
 
-def probed(inventory: Inventory, names: str | None) -> Inventory:
+def with_detected_cards(inventory: Inventory, names: str | None) -> Inventory:
     """
-    Fill in accelerator and devices of the nodes in the host list `names` (None: of all) from the cards they have.
+    Fill in accelerator and devices from the cards on the nodes in the host list `names` (None: on all).
 
     Raises:
         NodesError: some of them cannot be reached.
     """
     chosen = inventory.nodes if names is None else inventory.select(names)
-    found = dict(zip((node.name for node in chosen), _looked_at(inventory, chosen), strict=True))
-    return inventory.model_copy(update={"nodes": tuple(found.get(node.name, node) for node in inventory.nodes)})
+    detected = dict(zip((node.name for node in chosen), _detect_cards(inventory, chosen), strict=True))
+    return inventory.model_copy(update={"nodes": tuple(detected.get(node.name, node) for node in inventory.nodes)})
 
 
-def _looked_at(inventory: Inventory, nodes: Sequence[Node]) -> list[Node]:
+def _detect_cards(inventory: Inventory, nodes: Sequence[Node]) -> list[Node]:
     transport = transport_factory(inventory.transport, inventory.ssh)
 
-    def look(node: Node) -> Node:
+    def detect(node: Node) -> Node:
         with Endpoint.connect(transport(node), node.python) as endpoint:
             cards = endpoint.facts.cards
         kind = next((kind for kind, count in cards.items() if count), "cpu")
-        devices = node.devices if node.devices > 1 else cards.get(kind, 1)  # what somebody wrote down stands
+        devices = node.devices if node.devices > 1 else cards.get(kind, 1)  # a number in the inventory wins
         return node.model_copy(update={"accelerator": kind, "devices": devices})
 
-    return successes(each(nodes, look, limit=inventory.ssh.fanout))
+    return successes(each(nodes, detect, limit=inventory.ssh.fanout))

@@ -1,4 +1,4 @@
-"""The launcher that starts agents itself, on this machine."""
+"""The launcher without a scheduler, on this machine."""
 
 from __future__ import annotations
 
@@ -22,61 +22,61 @@ from tests.until import until
 pytestmark = pytest.mark.processes
 
 
-class Robbed(DirectLauncher):
-    """Its port is taken right after it was found, `thefts` times: by one who, as few do, sets SO_REUSEADDR and listens."""
+class PortTakenLauncher(DirectLauncher):
+    """Another program listens on the rendezvous port right after it was reserved, `times_taken` times, with SO_REUSEADDR set."""
 
-    thefts = 1
-    found: list[str]
-    thieves: list[socket.socket]
+    times_taken = 1
+    records: list[str]
+    listeners: list[socket.socket]
 
     def _reserve(self) -> str:
         record = super()._reserve()
-        self.found.append(record)
-        if len(self.found) <= self.thefts:
-            thief = socket.socket()
-            thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            thief.bind(("", int(record.split()[1])))
-            thief.listen()
-            self.thieves.append(thief)
+        self.records.append(record)
+        if len(self.records) <= self.times_taken:
+            listener = socket.socket()
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("", int(record.split()[1])))
+            listener.listen()
+            self.listeners.append(listener)
         return record
 
 
 def _launcher(
-    tmp_path: Path, *, thefts: int = 0, code: bundles.Code | None = None
-) -> tuple[Robbed, LaunchPlan, bundles.Bundle]:
+    tmp_path: Path, *, times_taken: int = 0, code: bundles.Code | None = None
+) -> tuple[PortTakenLauncher, LaunchPlan, bundles.Bundle]:
     nodes = tuple(Node(name=name, python=sys.executable, workdir=str(tmp_path / "work")) for name in ("n0", "n1"))
     inventory = Inventory(name="here", transport="local", nodes=nodes)
     bundle = bundles.build(trainer=False, code=code)
     request = Request("ssh", Program("executable", ("sh", "-c", "echo $MASTER_PORT")))
     plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle=bundle.digest)
-    launcher = Robbed(plan, lambda node: LocalTransport(node.name))
-    launcher.thefts, launcher.found, launcher.thieves = thefts, [], []
+    launcher = PortTakenLauncher(plan, lambda node: LocalTransport(node.name))
+    launcher.times_taken, launcher.records, launcher.listeners = times_taken, [], []
     return launcher, plan, bundle
 
 
-def _alive(launcher: Robbed) -> list[str]:
-    seen = [
+def _alive(launcher: PortTakenLauncher) -> list[str]:
+    observations = [
         node
         for folder in launcher.attempt_folders(launcher.attempt())
         for node in folder.endpoint.observe(folder.attempt_dir, folder.nodes)
     ]
-    return [node.node for node in seen if node.alive]
+    return [node.node for node in observations if node.alive]
 
 
-def _close(launcher: Robbed) -> None:
-    for thief in launcher.thieves:
-        thief.close()
+def _close(launcher: PortTakenLauncher) -> None:
+    for listener in launcher.listeners:
+        listener.close()
     launcher.close()
 
 
 def test_taken_port_is_retried_on_another_one(tmp_path: Path) -> None:
-    launcher, plan, bundle = _launcher(tmp_path, thefts=1)
+    launcher, plan, bundle = _launcher(tmp_path, times_taken=1)
     try:
         launcher.start(bundle)
-        first, second = (record.split()[1] for record in launcher.found)
+        first, second = (record.split()[1] for record in launcher.records)
         assert first != second
         outputs = [tmp_path / f"work/runs/{plan.run_id}/attempt-1/n{rank}/rank-{rank}.out" for rank in (0, 1)]
-        # the other node knew nothing of the theft and may have run once before
+        # the other node did not need the port and may have run once before
         until(
             lambda: [path.is_file() and path.read_text().split()[-1:] for path in outputs] == [[second]] * 2,
             awaited="all",
@@ -86,20 +86,20 @@ def test_taken_port_is_retried_on_another_one(tmp_path: Path) -> None:
         _close(launcher)
 
 
-def test_port_that_is_taken_every_time_ends_the_launch_and_what_had_started_is_undone(tmp_path: Path) -> None:
-    launcher, _, bundle = _launcher(tmp_path, thefts=PORT_TRIES)
+def test_port_that_is_taken_every_time_fails_the_launch_and_undo_ends_the_agents(tmp_path: Path) -> None:
+    launcher, _, bundle = _launcher(tmp_path, times_taken=PORT_TRIES)
     try:
         with pytest.raises(LaunchError, match="rendezvous port"):
             launcher.start(bundle)
-        assert len(launcher.found) == PORT_TRIES
+        assert len(launcher.records) == PORT_TRIES
         assert launcher.undo() == []
         assert not _alive(launcher)
     finally:
         _close(launcher)
 
 
-def test_code_that_is_saved_after_the_plan_is_not_stored_under_the_digest_of_the_old_one(tmp_path: Path) -> None:
-    """The digest of the plan is the name of a folder on the nodes, which later runs of that code use without a push."""
+def test_code_that_is_saved_after_the_plan_is_not_pushed_under_its_digest(tmp_path: Path) -> None:
+    """The plan's digest names a folder on the nodes, which later runs of the same code use without a push."""
     code = bundles.Code(tmp_path / "project", "", ("train.py",))
     code.root.mkdir()
     (code.root / "train.py").write_text("old")

@@ -61,7 +61,7 @@ def test_partition_or_time_beyond_the_cluster_is_refused_with_its_partitions(
 def test_more_nodes_than_the_partition_has_are_refused(cluster: Cluster, tmp_path: Path) -> None:
     cluster.inventory(tmp_path, nodes=[{"name": "n[0-8]"}])
     stderr = _refused(cluster, Orch(tmp_path, env=cluster.env))
-    assert "nodes: 9 are asked for, and partition debug has 4" in stderr
+    assert "nodes: 9 are requested, and partition debug has 4" in stderr
     assert HERE in stderr
 
 
@@ -83,7 +83,7 @@ def test_named_node_of_another_partition_is_refused(cluster: Cluster, tmp_path: 
 def test_more_nodes_than_a_partition_allows_per_job_are_refused(cluster: Cluster, tmp_path: Path) -> None:
     cluster.inventory(tmp_path, slurm={"partition": "one"})
     stderr = _refused(cluster, Orch(tmp_path, env=cluster.env), "-j", "2x1")
-    assert "nodes: 2 are asked for, and partition one allows 1 a job" in stderr
+    assert "nodes: 2 are requested, and partition one allows 1 a job" in stderr
     assert "one (UP, 4 nodes, at most 1 a job, time limit 00:30:00)" in stderr
 
 
@@ -93,8 +93,8 @@ def test_job_is_submitted_if_one_of_its_partitions_can_run_it(cluster: Cluster, 
     orch = Orch(tmp_path, env=cluster.env)
     orch("submit", "-j", "2x1", "--", "true")
     stderr = _refused(cluster, orch, "-j", "3x1")
-    assert "3 are asked for, and partition one allows 1 a job" in stderr
-    assert "3 are asked for, and partition small has 2" in stderr
+    assert "3 are requested, and partition one allows 1 a job" in stderr
+    assert "3 are requested, and partition small has 2" in stderr
 
 
 @pytest.mark.usefixtures("partitions")

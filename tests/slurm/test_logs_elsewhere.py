@@ -71,5 +71,5 @@ def test_log_of_a_job_whose_folder_is_only_on_its_nodes_is_refused_with_the_next
     text = (elsewhere.cwd / "inventory.yaml").read_text("utf-8").replace(workdir, "~/copied")
     (elsewhere.cwd / "inventory.yaml").write_text(text, "utf-8")
     done = elsewhere("logs", run, "-i", "inventory.yaml", code=2)
-    assert "went through Slurm" in done.stderr
+    assert "was submitted through Slurm" in done.stderr
     assert "shares ~/copied/runs" in done.stderr

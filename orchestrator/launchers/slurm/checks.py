@@ -1,8 +1,8 @@
 """
-What is asked of Slurm before anything is submitted: what sbatch would refuse, or would queue though it can never run.
+Checks before a submission: requests that sbatch would refuse, or would queue although they can never run.
 
-Of text output, which Slurm 20.11 has as well as 25.x. A false alarm would keep somebody from work, so what is not certain
-is left to sbatch: limits where a QOS may lift them, and a job that names no partition, which the site may route as it likes.
+They parse text output, the same from Slurm 20.11 to 25.x. A false alarm would keep users from work, so uncertain cases are left
+to sbatch: limits that a QOS may lift, and a job without a partition, which the site may route.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from orchestrator.names.hostlist import expand, fold
 from orchestrator.names.slurm_options import option_value, time_limit_s
 from orchestrator.plan.plan import LaunchPlan
 
-# What AccountingStorageEnforce has to name before slurmctld refuses a name that the accounts do not have.
+# The words in AccountingStorageEnforce that make slurmctld refuse an unknown account or QOS.
 _ENFORCED = {"account": "associations", "qos": "qos"}
 _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Partition:
-    """A line of `scontrol show partition`; `names` empty where they cannot be read."""
+    """A line of `scontrol show partition`; `names` is empty if they cannot be parsed."""
 
     name: str
     is_default: bool
@@ -43,84 +43,85 @@ class _Partition:
 
 def check(run: RunCommand, plan: LaunchPlan) -> list[str]:
     """
-    Refuse what the cluster cannot run; returns what is doubtful, one sentence each, to warn about.
+    Refuse a job that the cluster cannot run; return warnings, one sentence each.
 
     Raises:
-        UsageError: what the user wrote does not exist here, or is beyond a limit.
+        UsageError: a name in the plan does not exist on this cluster, or a limit is exceeded.
         LaunchError: the partition starts no jobs at present.
     """
     done = run(["scontrol", "--all", "--oneliner", "show", "partition"])
-    partitions = {one.name: one for one in map(_partition, done.stdout.splitlines()) if one}
+    partitions = {partition.name: partition for partition in map(_partition, done.stdout.splitlines()) if partition}
     if done.returncode != 0 or not partitions:
-        why = (done.stderr.strip() or "it names no partition").splitlines()[-1]
-        return [f"nothing was checked before the submission: scontrol show partition: {why}"]
+        error = (done.stderr.strip() or "it lists no partition").splitlines()[-1]
+        return [f"nothing was checked before the submission: scontrol show partition: {error}"]
     hint = "partitions here: " + "; ".join(map(str, list(partitions.values())[:_SHOWN]))
-    if wrong := _unknown_to_the_accounts(run, plan):
-        raise UsageError("\n".join(wrong))
-    named = option_value(plan.slurm, "partition")
-    if not named:
-        return [problem for one in partitions.values() if one.is_default for problem in _misfits(one, partitions, plan)]
-    chosen = named.split(",")
-    if wrong := [_unknown("partition", name, list(partitions)) for name in chosen if name not in partitions]:
-        raise UsageError("\n".join(wrong), hint=hint)
-    misfits = [list(_misfits(partitions[name], partitions, plan)) for name in chosen]
-    if all(misfits):  # of several partitions, Slurm takes whichever can run the job
-        raise UsageError("\n".join(problem for found in misfits for problem in found), hint=hint)
+    if problems := _unknown_to_accounting(run, plan):
+        raise UsageError("\n".join(problems))
+    requested = option_value(plan.slurm, "partition")
+    if not requested:
+        defaults = [partition for partition in partitions.values() if partition.is_default]
+        return [problem for partition in defaults for problem in _exceeded(partition, partitions, plan)]
+    chosen = requested.split(",")
+    if problems := [_unknown_name("partition", name, list(partitions)) for name in chosen if name not in partitions]:
+        raise UsageError("\n".join(problems), hint=hint)
+    exceeded = [list(_exceeded(partitions[name], partitions, plan)) for name in chosen]
+    if all(exceeded):  # of several partitions, Slurm uses one that can run the job
+        raise UsageError("\n".join(problem for problems in exceeded for problem in problems), hint=hint)
     if all(partitions[name].state != "UP" for name in chosen):
-        raise LaunchError(f"slurm.partition: no job starts in {named}, which is not UP now", hint=hint)
+        raise LaunchError(f"slurm.partition: no job starts in {requested}, which is not UP now", hint=hint)
     return []
 
 
 def _partition(line: str) -> _Partition | None:
-    """Read a line of `scontrol --oneliner show partition`; None for anything else."""
-    shown = dict(re.findall(r"(\w+)=(\S*)", line))
-    if "PartitionName" not in shown:
+    """Parse a line of `scontrol --oneliner show partition`; None for other lines."""
+    fields = dict(re.findall(r"(\w+)=(\S*)", line))
+    if "PartitionName" not in fields:
         return None
     try:
-        names = expand(shown.get("Nodes", ""))
-    except ValueError:  # more of them than a host list may have, or a notation of Slurm's own
+        names = expand(fields.get("Nodes", ""))
+    except ValueError:  # more names than a host list may have, or a notation that only Slurm knows
         names = []
-    most, count = shown.get("MaxNodes", ""), shown.get("TotalNodes", "")
+    most, count = fields.get("MaxNodes", ""), fields.get("TotalNodes", "")
     return _Partition(
-        name=shown["PartitionName"],
-        is_default=shown.get("Default") == "YES",
-        state=shown.get("State", "UP"),
+        name=fields["PartitionName"],
+        is_default=fields.get("Default") == "YES",
+        state=fields.get("State", "UP"),
         nodes=int(count) if count.isdecimal() else None,
         names=frozenset(names),
         most_nodes=int(most) if most.isdecimal() else math.inf,
-        longest=shown.get("MaxTime", "UNLIMITED"),
+        longest=fields.get("MaxTime", "UNLIMITED"),
     )
 
 
-def _misfits(partition: _Partition, partitions: Mapping[str, _Partition], plan: LaunchPlan) -> Iterator[str]:
-    """Why the job can never run in that partition."""
-    count, where = plan.node_count + plan.spare_count, f"partition {partition.name}"
+def _exceeded(partition: _Partition, partitions: Mapping[str, _Partition], plan: LaunchPlan) -> Iterator[str]:
+    """The limits of the partition that the job exceeds, so that it can never run there."""
+    count, title = plan.node_count + plan.spare_count, f"partition {partition.name}"
     if partition.nodes is not None and count > partition.nodes:
-        yield f"nodes: {count} are asked for, and {where} has {partition.nodes}"
+        yield f"nodes: {count} are requested, and {title} has {partition.nodes}"
     elif not plan.by_count and partition.names:
         absent = {node.name for node in plan.nodes} - partition.names
-        nowhere = absent.difference(*(one.names for one in partitions.values()))
-        if nowhere:
-            yield f"nodes: this cluster has no {fold(nowhere)}; {where} has {fold(partition.names)}"
-        if elsewhere := absent - nowhere:
-            yield f"nodes: {fold(elsewhere)} is not in {where}, which has {fold(partition.names)}"
+        unknown = absent.difference(*(listed.names for listed in partitions.values()))
+        if unknown:
+            yield f"nodes: this cluster has no {fold(unknown)}; {title} has {fold(partition.names)}"
+        if in_others := absent - unknown:
+            yield f"nodes: {fold(in_others)} is not in {title}, which has {fold(partition.names)}"
     if option_value(plan.slurm, "qos") is not None:
         return
     if partition.nodes and partition.most_nodes < count <= partition.nodes:
-        yield f"nodes: {count} are asked for, and {where} allows {partition.most_nodes:.0f} a job"
+        yield f"nodes: {count} are requested, and {title} allows {partition.most_nodes:.0f} a job"
     time = option_value(plan.slurm, "time") or ""
     if time_limit_s(time) > (time_limit_s(partition.longest) or math.inf):
-        yield f"slurm.time: {time} is more than {where} allows: {partition.longest}"
+        yield f"slurm.time: {time} is more than {title} allows: {partition.longest}"
 
 
-def _unknown_to_the_accounts(run: RunCommand, plan: LaunchPlan) -> list[str]:
-    """What accounting does not know and slurmctld would refuse for it; nothing where nobody keeps accounts."""
+def _unknown_to_accounting(run: RunCommand, plan: LaunchPlan) -> list[str]:
+    """Account and QOS that slurmctld would refuse because accounting does not have them; none without accounting."""
     given = {field: option_value(plan.slurm, field) for field in _ENFORCED}
     if not any(given.values()):
         return []
     config = run(["scontrol", "show", "config"]).stdout
     enforced = re.search(r"^AccountingStorageEnforce\s*=\s*(\S+)", config, re.MULTILINE)
-    wrong = []
+    problems = []
     for field, word in _ENFORCED.items():
         name = given[field]
         if not name or enforced is None or word not in enforced[1].split(","):
@@ -129,10 +130,10 @@ def _unknown_to_the_accounts(run: RunCommand, plan: LaunchPlan) -> list[str]:
         done = run(["sacctmgr", "--noheader", "--parsable2", "show", field, f"format={column}"])
         known = done.stdout.split()
         if done.returncode == 0 and known and name.lower() not in map(str.lower, known):
-            wrong.append(_unknown(field, name, known))
-    return wrong
+            problems.append(_unknown_name(field, name, known))
+    return problems
 
 
-def _unknown(field: str, name: str, known: Sequence[str]) -> str:
-    choice = f"{did_you_mean(name, known)}allowed: {', '.join(sorted(known)[:_SHOWN])}"
-    return f"slurm.{field}: {name} is not known to this cluster; {choice}"
+def _unknown_name(field: str, name: str, known: Sequence[str]) -> str:
+    allowed = f"{did_you_mean(name, known)}allowed: {', '.join(sorted(known)[:_SHOWN])}"
+    return f"slurm.{field}: {name} is not known to this cluster; {allowed}"

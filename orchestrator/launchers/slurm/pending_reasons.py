@@ -1,4 +1,4 @@
-"""Slurm's reasons for a pending job, each with a sentence that says what the user can do; an unknown reason has none."""
+"""Slurm's reasons for a pending job, each with a sentence on what the user can do; an unknown reason has none."""
 
 from __future__ import annotations
 

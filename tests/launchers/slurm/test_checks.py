@@ -1,4 +1,4 @@
-"""What slurmctld and slurmdbd answer in other versions and on other sites than the test cluster: text in, verdict out."""
+"""Checks before a submission, with recorded output of other Slurm versions and sites than the test cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request
 
-# As Slurm 22.05 prints it (the test cluster), cut down to what 20.11 and 25.05 print as well; MaxTime and Nodes vary.
+# Output of Slurm 22.05 (the test cluster), reduced to the fields that 20.11 and 25.05 print as well.
 DEBUG = "PartitionName=debug Default=YES MaxNodes={most} MaxTime={time} MinNodes=0 Nodes={nodes} State=UP TotalCPUs=16 TotalNodes={total}"
 ACCOUNTS = {"account": "proj\nroot\n", "qos": "high\nnormal\n"}
 
@@ -28,17 +28,17 @@ def _plan(slurm: SlurmOptions, names: Sequence[str] = ("n0", "n1"), chosen: str 
 
 
 class Site:
-    """Answers as a cluster does."""
+    """A RunCommand with the recorded output of a cluster."""
 
     def __init__(self, *, enforced: str = "none", accounts: bool = True, **partition: str) -> None:
-        shown = {"most": "UNLIMITED", "time": "UNLIMITED", "nodes": "n[0-3]", "total": "4", **partition}
-        self._partition = DEBUG.format(**shown)
+        values = {"most": "UNLIMITED", "time": "UNLIMITED", "nodes": "n[0-3]", "total": "4", **partition}
+        self._partition = DEBUG.format(**values)
         self._enforced = enforced
         self._accounts = accounts
-        self.asked: list[str] = []
+        self.commands: list[str] = []
 
     def __call__(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        self.asked.append(" ".join(argv))
+        self.commands.append(" ".join(argv))
         if argv[0] == "sacctmgr":
             answer = ACCOUNTS[argv[4]] if self._accounts else ""
             return subprocess.CompletedProcess(argv, 0 if self._accounts else 1, answer, "")
@@ -47,7 +47,7 @@ class Site:
 
 
 @pytest.mark.parametrize(
-    ("time", "limit", "fits"),
+    ("time", "limit", "is_allowed"),
     [
         ("60", "01:00:00", True),
         ("61", "01:00:00", False),
@@ -63,9 +63,9 @@ class Site:
         ("61", "a word of a later version", True),
     ],
 )
-def test_time_is_compared_in_every_form(time: str, limit: str, fits: bool) -> None:
+def test_time_limits_are_compared_in_every_notation(time: str, limit: str, is_allowed: bool) -> None:
     plan = _plan(SlurmOptions(partition="debug", time=time))
-    if fits:
+    if is_allowed:
         assert check(Site(time=limit), plan) == []
     else:
         with pytest.raises(UsageError, match="is more than partition debug allows"):
@@ -73,14 +73,14 @@ def test_time_is_compared_in_every_form(time: str, limit: str, fits: bool) -> No
 
 
 @pytest.mark.parametrize("nodes", ["(null)", "n[0-99999999]", "rack{1-2}"])
-def test_node_names_that_cannot_be_read_are_not_judged(nodes: str) -> None:
+def test_node_names_that_cannot_be_parsed_are_not_checked(nodes: str) -> None:
     assert check(Site(nodes=nodes, total="9"), _plan(SlurmOptions(partition="debug"), chosen="n0")) == []
 
 
 @pytest.mark.parametrize(
     "output", ["", "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n"]
 )
-def test_answer_that_is_none_is_a_warning(output: str) -> None:
+def test_output_without_partitions_is_a_warning(output: str) -> None:
     def silent(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(argv, 1, "", output)
 
@@ -90,7 +90,7 @@ def test_answer_that_is_none_is_a_warning(output: str) -> None:
 
 
 @pytest.mark.parametrize(("field", "name"), [("account", "prooj"), ("qos", "hgih")])
-def test_name_that_the_accounts_do_not_have_is_refused_with_those_that_they_have(field: str, name: str) -> None:
+def test_unknown_account_or_qos_is_refused_with_the_known_names(field: str, name: str) -> None:
     plan = _plan(SlurmOptions.model_validate({"partition": "debug", field: name}))
     with pytest.raises(UsageError) as caught:
         check(Site(enforced="associations,limits,qos,safe"), plan)
@@ -101,25 +101,25 @@ def test_name_that_the_accounts_do_not_have_is_refused_with_those_that_they_have
 @pytest.mark.parametrize(
     ("site", "account"),
     [
-        (Site(enforced="associations"), "PROJ"),  # accounts are kept in small letters
+        (Site(enforced="associations"), "PROJ"),  # Slurm stores accounts in lower case
         (Site(enforced="none"), "nobody"),
         (Site(enforced="associations", accounts=False), "nobody"),
     ],
     ids=["known", "not enforced", "no answer"],
 )
-def test_account_that_slurm_would_take_is_not_refused(site: Site, account: str) -> None:
+def test_account_that_slurm_would_accept_is_not_refused(site: Site, account: str) -> None:
     assert check(site, _plan(SlurmOptions(partition="debug", account=account))) == []
 
 
-def test_one_question_is_enough_where_no_account_is_named() -> None:
+def test_without_an_account_one_command_is_enough() -> None:
     site = Site()
     check(site, _plan(SlurmOptions(partition="debug")))
-    assert site.asked == ["scontrol --all --oneliner show partition"]
+    assert site.commands == ["scontrol --all --oneliner show partition"]
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("elapsed", "seconds"),
     [("0:05", 5), ("12:03", 723), ("1:00:00", 3600), ("1-02:03:04", 93_784), ("INVALID", 0), ("", 0)],
 )
-def test_time_that_slurm_prints_is_read(said: str, expected: float) -> None:
-    assert time_limit_s(said) == expected
+def test_elapsed_time_is_parsed(elapsed: str, seconds: float) -> None:
+    assert time_limit_s(elapsed) == seconds

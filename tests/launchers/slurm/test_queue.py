@@ -1,4 +1,4 @@
-"""What is made of the words of Slurm's programs, in all versions: recorded outputs, each with where it comes from."""
+"""Job statuses from recorded output of Slurm's programs, in all versions; each case names its source."""
 
 from __future__ import annotations
 
@@ -20,31 +20,33 @@ CASES: list[dict[str, Any]] = json.loads((paths.CASES / "slurm_states.json").rea
 
 
 class Recorded:
-    """Programs of Slurm that say what they were heard to say."""
+    """A RunCommand that replays recorded output."""
 
     def __init__(self, programs: Mapping[str, Mapping[str, Any]]) -> None:
         self.programs = programs
-        self.asked: list[Sequence[str]] = []
+        self.commands: list[Sequence[str]] = []
 
     def __call__(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        self.asked.append(argv)
-        said = self.programs.get(argv[0], {"rc": 127, "err": f"{argv[0]} not found\n"})
-        return subprocess.CompletedProcess(argv, said.get("rc", 0), said.get("out", ""), said.get("err", ""))
+        self.commands.append(argv)
+        recorded = self.programs.get(argv[0], {"rc": 127, "err": f"{argv[0]} not found\n"})
+        return subprocess.CompletedProcess(
+            argv, recorded.get("rc", 0), recorded.get("out", ""), recorded.get("err", "")
+        )
 
     def count(self, program: str) -> int:
-        return sum(argv[0] == program for argv in self.asked)
+        return sum(argv[0] == program for argv in self.commands)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["what"] for case in CASES])
-def test_what_slurm_says_is_understood_in_every_version(case: dict[str, Any]) -> None:
+def test_job_status_is_parsed_in_every_version(case: dict[str, Any]) -> None:
     name = case.get("name", "run")
     queue = job_statuses(Recorded(case), {name: case["job"]})[name]
-    if case["says"] is None:
+    if case["status"] is None:
         assert queue is None
     else:
         assert queue is not None
-        said = asdict(queue)
-        assert {field: said[field] for field in case["says"]} == case["says"]
+        fields = asdict(queue)
+        assert {field: fields[field] for field in case["status"]} == case["status"]
 
 
 def test_hundreds_of_jobs_cost_one_call_of_squeue_and_one_of_sacct() -> None:
@@ -52,19 +54,18 @@ def test_hundreds_of_jobs_cost_one_call_of_squeue_and_one_of_sacct() -> None:
     counted = "".join(f"{number}|TIMEOUT|n0|1|0:00|1:00|gpu|x|run-{number}\n" for number in range(100, 150))
     run = Recorded({"squeue": {"out": rows}, "sacct": {"out": counted}})
     jobs = {f"run-{number}": None if number < 50 else str(number) for number in range(200)}
-    said = job_statuses(run, jobs)
-    words = [queue.state if queue else None for queue in said.values()]
-    assert words == ["PENDING"] * 100 + ["TIMEOUT"] * 50 + [GONE] * 50
-    assert (run.count("squeue"), run.count("sacct"), len(run.asked)) == (1, 1, 2)
+    states = [queue.state if queue else None for queue in job_statuses(run, jobs).values()]
+    assert states == ["PENDING"] * 100 + ["TIMEOUT"] * 50 + [GONE] * 50
+    assert (run.count("squeue"), run.count("sacct"), len(run.commands)) == (1, 1, 2)
 
 
-def test_nobody_is_asked_about_no_job() -> None:
+def test_without_jobs_no_command_is_run() -> None:
     run = Recorded({})
     assert job_statuses(run, {}) == {}
-    assert run.asked == []
+    assert run.commands == []
 
 
-def test_position_is_told_in_the_order_in_which_slurm_looks_at_the_jobs() -> None:
+def test_position_follows_the_order_of_the_scheduler() -> None:
     run = Recorded({"squeue": {"out": "7\n5_[1-9]\n12\n"}})
     waits = JobStatus("PENDING", "Priority", job="12", partition="gpu")
     assert position(run, waits) == "3 of 3 waiting in partition gpu"
@@ -113,16 +114,16 @@ REASONS = [
 
 
 @pytest.mark.parametrize(("reason", "part"), REASONS, ids=[reason for reason, _ in REASONS])
-def test_reason_is_explained_with_what_the_user_can_do(reason: str, part: str) -> None:
+def test_explanation_of_a_reason_names_a_remedy(reason: str, part: str) -> None:
     assert part in explanation(reason, "12")
 
 
-def test_reason_of_a_later_version_is_shown_as_it_is() -> None:
+def test_reason_of_a_later_version_is_shown_unchanged() -> None:
     assert explanation("MoonIsFull", "12") == ""
     assert JobStatus("PENDING", "MoonIsFull").why == "MoonIsFull"
 
 
-def test_every_pattern_of_the_table_is_reached_by_its_own_word() -> None:
+def test_every_pattern_of_the_table_is_matched_by_its_reason() -> None:
     for pattern, sentence in SENTENCES.items():
         example = pattern.replace("*UnavailableNodes:*", ", UnavailableNodes:n1").replace("*", "")
         assert explanation(example, "<id>") == sentence.replace("{nodes}", "n1"), pattern
@@ -134,7 +135,7 @@ DOWN = JobStatus(SILENT, "squeue: no answer")
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "heard", "text"),
+    ("before", "now", "has_log", "text"),
     [
         (None, PollResult(JobStatus(SILENT), 1), False, ""),
         (
@@ -155,19 +156,19 @@ DOWN = JobStatus(SILENT, "squeue: no answer")
         (RUNNING, PollResult(None, 1), True, ""),
     ],
 )
-def test_only_what_is_new_and_not_in_the_log_is_told(
-    before: JobStatus | None, now: PollResult, heard: bool, text: str
+def test_only_changes_that_the_log_does_not_show_are_reported(
+    before: JobStatus | None, now: PollResult, has_log: bool, text: str
 ) -> None:
-    told = change_message(PollResult(before, 1), now, has_log=heard)
-    assert text in told
-    assert bool(told) == bool(text)
+    message = change_message(PollResult(before, 1), now, has_log=has_log)
+    assert text in message
+    assert bool(message) == bool(text)
 
 
-def test_words_that_end_a_job_are_those_of_the_manual() -> None:
+def test_final_states_are_those_of_the_manual() -> None:
     assert {"PENDING", "COMPLETING", "REQUEUED", "SUSPENDED", SILENT}.isdisjoint(OVER)
 
 
-def test_scheduler_that_is_silent_is_asked_less_and_less_often_until_it_answers() -> None:
+def test_pauses_between_polls_grow_while_the_scheduler_does_not_answer() -> None:
     pauses = [2.0]
     for _ in range(6):
         pauses.append(next_pause_s(pauses[-1], DOWN))

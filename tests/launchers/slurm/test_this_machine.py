@@ -1,4 +1,4 @@
-"""A submission from this machine, with submitit and a program called sbatch that takes every job."""
+"""A submission from this machine, with submitit and a program named sbatch that accepts every job."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from orchestrator.plan.make import make_plan
 from orchestrator.run import Program, Request
 
 loads_in_main_thread = []
-def note(event, args):
+def record_import(event, args):
     if event == "import" and args[0].startswith("submitit"):
         loads_in_main_thread.append(threading.current_thread() is threading.main_thread())
-sys.addaudithook(note)
+sys.addaudithook(record_import)
 
 inventory = Inventory(name="demo", nodes=(Node(name="n0", workdir=sys.argv[1]),))
 request = Request("slurm", Program("trainer", ()))
@@ -42,7 +42,7 @@ host.close()
 
 
 def test_submitit_is_loaded_by_one_thread_before_a_job_is_submitted(tmp_path: Path) -> None:
-    """Its modules import each other: of two threads that load them, Python ends one with a deadlock."""
+    """Its modules import each other: two threads that load them deadlock, and Python ends one of them."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("sbatch", "srun"):
