@@ -130,7 +130,7 @@ def _compose(data: bytes, document: Document) -> Node | None:
         root: Node | None = YAML(typ="safe", pure=True).compose(text)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise document.error([Problem((), f"control character {_code(error.character)}", line)]) from error
+        raise document.error([Problem((), f"control character {_escaped(error.character)}", line)]) from error
     except MarkedYAMLError as error:
         position = error.problem_mark or error.context_mark
         line = position.line + 1 if position else 1
@@ -169,29 +169,31 @@ class _TreeBuilder:
     def _sequence(self, node: SequenceNode, path: FieldPath) -> list[Tree]:
         items: list[Tree] = []
         for index, item in enumerate(node.value):
-            here = (*path, index)
-            self._document.lines[here] = item.start_mark.line + 1
-            items.append(self._non_empty_value(item, here))
+            item_path = (*path, index)
+            self._document.lines[item_path] = item.start_mark.line + 1
+            items.append(self._non_empty_value(item, item_path))
         return items
 
     def _mapping(self, node: MappingNode, path: FieldPath) -> dict[str, Tree]:
-        found: dict[str, Tree] = {}
+        mapping: dict[str, Tree] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, ScalarNode):
                 self._add_problem(path, "a key must be a word, not a list or a mapping", line)
                 continue
             key = str(key_node.value)
-            here = (*path, key)
-            if key in found:
-                self._add_problem(here, f"given twice, first in line {self._document.lines[here]}", line)
+            key_path = (*path, key)
+            if key in mapping:
+                self._add_problem(key_path, f"given twice, first in line {self._document.lines[key_path]}", line)
                 continue
             if key == "<<":
-                self._add_problem(here, "YAML merge keys are not supported; put common fields under defaults:", line)
+                self._add_problem(
+                    key_path, "YAML merge keys are not supported; put common fields under defaults:", line
+                )
                 continue
-            self._document.lines[here] = line
-            found[key] = self._non_empty_value(value_node, here)
-        return found
+            self._document.lines[key_path] = line
+            mapping[key] = self._non_empty_value(value_node, key_path)
+        return mapping
 
     def _non_empty_value(self, node: Node, path: FieldPath) -> Tree:
         """Return the value of one node; a null is a problem unless the section may be empty."""
@@ -250,10 +252,10 @@ def _allowed_hint(word: str, allowed: Sequence[str]) -> str:
 
 
 def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else _code(character) for character in text)
+    return "".join(character if character.isprintable() else _escaped(character) for character in text)
 
 
-def _code(character: str | int) -> str:
+def _escaped(character: str | int) -> str:
     return f"\\u{ord(character) if isinstance(character, str) else character:04x}"
 
 

@@ -27,7 +27,7 @@ def expand(pattern: str) -> list[str]:
     range at a time, which also excludes its node groups (`@all` may run commands).
 
     Raises:
-        ValueError: the pattern cannot be read, or stands for more than MAX_NAMES names.
+        ValueError: the pattern is not valid, or stands for more than MAX_NAMES names.
     """
     if "[" not in pattern and "]" not in pattern and "," not in pattern:
         return [_check_characters(pattern, pattern)]
@@ -93,7 +93,7 @@ def _range_size(item: str, pattern: str) -> int:
     """Count the numbers of `7`, `0-15` or `0-15/2` without creating them."""
     match = _RANGE.fullmatch(item)
     if not match or int(match[3] or 1) == 0:
-        raise _refusal(pattern, f"[{item}] is no range; allowed: [7], [0-15], [0-15/2], [0,4-7]")
+        raise _refusal(pattern, f"[{item}] is not a range; allowed: [7], [0-15], [0-15/2], [0,4-7]")
     first, last = int(match[1]), int(match[2] or match[1])
     if last < first:
         raise _refusal(pattern, f"the range {item} runs backwards")
@@ -127,7 +127,7 @@ def _too_many(pattern: str) -> ValueError:
 
 
 def _refusal(pattern: str, reason: str) -> ValueError:
-    return ValueError(f"{_displayed(pattern)} is no host list; {reason}")
+    return ValueError(f"{_displayed(pattern)} is not a host list; {reason}")
 
 
 def _displayed(pattern: str) -> str:

@@ -50,7 +50,7 @@ def _location(exc: Exception, file: Path) -> str:
 
 
 def _problems(text: str, values: Mapping[str, Any]) -> Iterator[str]:
-    """Find what a rendered script lacks that orch needs to follow its job."""
+    """Yield each reason why orch could not follow the job of a rendered script."""
     lines = text.splitlines()
     if not lines or not lines[0].startswith("#!"):
         yield "does not begin with #!/bin/bash, which sbatch requires"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from orchestrator.plan.plan import LaunchPlan, NodePlan
 
 
-# As -m trainer, but the working folder comes after the bundle: a user's module may also be called trainer.
+# Like -m trainer, except that the working folder comes after the bundle: a user's module may also be called trainer.
 TRAINER_BESIDE_CODE = (
     "import sys; sys.path[:2] = sys.path[1::-1]; import runpy; runpy.run_module('trainer', {}, '__main__', True)"
 )

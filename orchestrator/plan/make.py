@@ -130,13 +130,13 @@ def _trainer_device(request: Request, nodes: Sequence[Node]) -> str | None:
     settings = {word.partition("=")[0] for word in request.program.args} | set(json.loads(request.config or "{}"))
     if "device" in settings:
         return None
-    node_with = {node.accelerator: node.name for node in nodes if node.accelerator != "auto"}
-    if len(node_with) > 1:
+    node_by_value = {node.accelerator: node.name for node in nodes if node.accelerator != "auto"}
+    if len(node_by_value) > 1:
         raise UsageError(
-            f"nodes differ in accelerator: {_difference(node_with.items())}; one training runs on one kind",
+            f"nodes differ in accelerator: {_difference(node_by_value.items())}; one training runs on one kind",
             hint="choose equal nodes with --nodes, or set device=",
         )
-    return next(iter(node_with), None)
+    return next(iter(node_by_value), None)
 
 
 def _difference(values_and_nodes: Iterable[tuple[str, str]]) -> str:
@@ -165,10 +165,10 @@ def _expand_home(path: str, home: str | None, inventory: Inventory) -> str:
 def _check_nodes_are_equal(nodes: Sequence[Node]) -> None:
     """Refuse nodes that one batch script cannot serve: it names one workdir, Python and device count for all."""
     for field in ("workdir", "python", "devices"):
-        node_with = {str(getattr(node, field)): node.name for node in nodes}
-        if len(node_with) > 1:
+        node_by_value = {str(getattr(node, field)): node.name for node in nodes}
+        if len(node_by_value) > 1:
             raise UsageError(
-                f"nodes differ in {field}: {_difference(node_with.items())}; under Slurm all nodes need the same",
+                f"nodes differ in {field}: {_difference(node_by_value.items())}; under Slurm all nodes need the same",
                 hint=f"set {field} once in `defaults:`, or choose equal nodes with --nodes",
             )
 

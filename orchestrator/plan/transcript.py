@@ -28,7 +28,7 @@ def _slurm(plan: LaunchPlan, files: list[PlannedFile]) -> str:
     head = plan.head
     login = plan.slurm["login"]
     host = (
-        f"login node {login} (ssh {_target(replace(head, address=login))}, unless this is it)"
+        f"login node {login} (ssh {_target(replace(head, address=login))}, unless orch runs there)"
         if login
         else "this machine"
     )
@@ -45,7 +45,7 @@ def _direct(plan: LaunchPlan, node: NodePlan, files: list[PlannedFile], first_no
         first = first_node.setdefault(file, node.name)
         parts.append(_file(file) if first == node.name else f"# {file.path}: the same as on {first}\n")
     if node.node_rank == 0:
-        parts.append("# this is the head: orch finds an address and a free port here first, and holds the port\n")
+        parts.append("# the head: orch first chooses an address and a free port here, and keeps the port bound\n")
     command = start_command(plan, node, "ADDRESS PORT HOST_ID of the head")
     return "".join([*parts, " ".join(map(shell_path, command)), "\n"])
 

@@ -107,12 +107,13 @@ def judge_slurm(evidence: Evidence, queue: JobStatus | None) -> Verdict:
 
 
 def every_node_done(evidence: Evidence) -> Verdict | None:
+    """DONE if every node is."""
     is_done = evidence.all_finished and evidence.finished_as("DONE") == evidence.finished
     return Verdict(RunState.DONE) if is_done else None
 
 
 def a_node_failed(evidence: Evidence) -> Verdict | None:
-    """The earliest failure of a rank or an agent is the cause; the others are consequences."""
+    """FAILED by the earliest failure of a rank or an agent; later failures are consequences."""
     failed = evidence.finished_as("FAILED")
     if not failed:
         return None
@@ -124,12 +125,13 @@ def a_node_failed(evidence: Evidence) -> Verdict | None:
 
 
 def stopped_by_orch(evidence: Evidence) -> Verdict | None:
+    """STOPPED if agents were stopped after `orch stop`."""
     stopped = evidence.finished_as("STOPPED", "REQUEUE")
     return Verdict(RunState.STOPPED) if stopped and evidence.stop_requested else None
 
 
 def stopped_by_another_signal(evidence: Evidence) -> Verdict | None:
-    """Stopped by a node's shutdown, an administrator or a clean-up script; or its ranks requested another attempt."""
+    """FAILED if a node's shutdown, an administrator or a clean-up script stopped it, or Slurm did not restart it on request."""
     if evidence.finished_as("REQUEUE"):
         message = "the ranks requested another attempt, and Slurm did not start it"
         return Verdict(RunState.FAILED, message=message)
@@ -140,7 +142,7 @@ def stopped_by_another_signal(evidence: Evidence) -> Verdict | None:
 
 
 def an_agent_died(evidence: Evidence) -> Verdict | None:
-    """Only the agent's own machine knows whether it is alive; under Slurm, a login node may have sent the report."""
+    """FAILED if an agent is dead. Only its own machine knows that; under Slurm, the report may come from a login node."""
     known = (node for node in evidence.started if evidence.plan.launcher == "ssh" or node.same_boot)
     dead = next((node for node in known if node.finished is None and not node.alive), None)
     if dead is None:
@@ -151,6 +153,7 @@ def an_agent_died(evidence: Evidence) -> Verdict | None:
 
 
 def a_node_without_a_trace(evidence: Evidence) -> Verdict | None:
+    """LOST if a node has no agent: it never started one, or its folder is gone."""
     missing = {node.name for node in evidence.plan.nodes} - {node.node for node in evidence.started}
     if len(evidence.started) == evidence.plan.node_count:
         return None
@@ -178,7 +181,7 @@ def every_node_of_job_done(evidence: Evidence, _queue: JobStatus) -> Verdict | N
 
 
 def job_ended_by_slurm(evidence: Evidence, queue: JobStatus) -> Verdict | None:
-    """The agents' own exits are then a consequence."""
+    """FAILED if Slurm ended the job; the exits of the agents are consequences."""
     if queue.state not in _ENDED_BY_SLURM:
         return None
     state = f"Slurm ended the job: {queue.state} {queue.reason}".strip()
@@ -187,34 +190,32 @@ def job_ended_by_slurm(evidence: Evidence, queue: JobStatus) -> Verdict | None:
 
 
 def a_node_of_ended_job_failed(evidence: Evidence, queue: JobStatus) -> Verdict | None:
-    """No failure is final while Slurm may restart the job; failures in a job that `orch stop` cancelled are consequences."""
+    """FAILED by a node, unless Slurm may still restart the job; failures after `orch stop` cancelled it are consequences."""
     is_final = queue.over or (queue.absent and evidence.all_finished)
     is_consequence = queue.state == _CANCELLED and evidence.stop_requested
     return a_node_failed(evidence) if is_final and not is_consequence else None
 
 
 def job_stopped_by_user(evidence: Evidence, queue: JobStatus) -> Verdict | None:
+    """STOPPED if `orch stop` or scancel stopped the agents."""
     is_final = queue.over or (queue.absent and evidence.all_finished)
     by_user = evidence.stop_requested or queue.state in _STOPPED_BY_USER
-    if (
-        not (is_final and by_user)
-        or _some_never_started(evidence, queue)
-        or not evidence.finished_as("STOPPED", "REQUEUE")
-    ):
-        return None
-    return Verdict(RunState.STOPPED, message=_canceller(queue))
+    stopped = evidence.finished_as("STOPPED", "REQUEUE") and not _some_never_started(evidence, queue)
+    return Verdict(RunState.STOPPED, message=_canceller(queue)) if is_final and by_user and stopped else None
 
 
 def job_stopped_by_another_signal(evidence: Evidence, queue: JobStatus) -> Verdict | None:
+    """FAILED by `stopped_by_another_signal`, once the job is over."""
     return stopped_by_another_signal(evidence) if queue.over and not _some_never_started(evidence, queue) else None
 
 
 def an_agent_of_ended_job_died(evidence: Evidence, queue: JobStatus) -> Verdict | None:
+    """FAILED by `an_agent_died`, once the job is over; if the job was cancelled, a dead agent is a consequence."""
     return an_agent_died(evidence) if queue.over and queue.state != _CANCELLED else None
 
 
-def job_waits(evidence: Evidence, queue: JobStatus) -> Verdict | None:
-    """Queued, or about to be: its ranks requested another attempt, or nothing has started and squeue does not answer."""
+def job_is_queued(evidence: Evidence, queue: JobStatus) -> Verdict | None:
+    """PENDING if the job is queued, its ranks requested another attempt, or nothing has started and squeue does not answer."""
     if queue.over:
         return None
     is_queued = queue.waits or (queue.state == SILENT and not evidence.started)
@@ -222,7 +223,8 @@ def job_waits(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     return Verdict(RunState.PENDING, message=queue.why or None) if is_queued or is_requeued else None
 
 
-def job_runs(evidence: Evidence, queue: JobStatus) -> Verdict | None:
+def job_is_running(evidence: Evidence, queue: JobStatus) -> Verdict | None:
+    """RUNNING if the job is not over and an agent has started, else STARTING."""
     state = RunState.RUNNING if evidence.started else RunState.STARTING
     return None if queue.over else Verdict(state, message=queue.why or None)
 
@@ -233,13 +235,14 @@ def job_cancelled(_evidence: Evidence, queue: JobStatus) -> Verdict | None:
     return Verdict(RunState.STOPPED, message=_canceller(queue) or "the job was cancelled")
 
 
-def a_node_left_output_but_no_agent(evidence: Evidence, _queue: JobStatus) -> Verdict | None:
-    """Without an agent, a line of slurm.setup has failed; the output names it."""
+def setup_failed_on_a_node(evidence: Evidence, _queue: JobStatus) -> Verdict | None:
+    """FAILED if a node has output but no agent: the output names the line of slurm.setup that failed."""
     output = next((node.log.strip() for node in evidence.nodes if node.agent is None and node.log.strip()), "")
     return Verdict(RunState.FAILED, message=output) if output else None
 
 
 def job_without_agent_exits(evidence: Evidence, queue: JobStatus) -> Verdict | None:
+    """LOST if Slurm reports no failure, or no longer knows the job."""
     if queue.state not in {GONE, "COMPLETED"}:
         return None
     return Verdict(
@@ -254,10 +257,10 @@ SLURM_CHECKS: tuple[SlurmCheck, ...] = (
     job_stopped_by_user,
     job_stopped_by_another_signal,
     an_agent_of_ended_job_died,
-    job_waits,
-    job_runs,
+    job_is_queued,
+    job_is_running,
     job_cancelled,
-    a_node_left_output_but_no_agent,
+    setup_failed_on_a_node,
     job_without_agent_exits,
 )
 
@@ -267,7 +270,7 @@ def _failed_job(evidence: Evidence, queue: JobStatus) -> Verdict:
 
 
 def _some_never_started(evidence: Evidence, queue: JobStatus) -> bool:
-    """The job failed before every node had an agent: this is the cause, and the stopped agents are a consequence."""
+    """True if the job failed before every node had an agent: then the stopped agents are a consequence."""
     return queue.state == "FAILED" and not evidence.all_finished
 
 

@@ -37,7 +37,10 @@ class Status:
 
 def observe_run(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: JobStatus | None) -> Status:
     """
-    Query the nodes and judge their reports. `queue` must be older: agents of a job that is over have then written their exits.
+    Query the nodes and judge their reports.
+
+    Args:
+        queue: read before the call, so that the agents of a job that is over have recorded their exit.
 
     Raises:
         NodesError: some nodes cannot be reached, and the others do not decide the state.

@@ -35,7 +35,7 @@ export OMP_NUM_THREADS='8'
 exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json \
     --node 'h800-00' --node-rank 0 "$@"
 END_OF_FILE
-# this is the head: orch finds an address and a free port here first, and holds the port
+# the head: orch first chooses an address and a free port here, and keeps the port bound
 /bin/sh /data/orch/runs/h800-20260102-030405-0abc/attempt-1/h800-00/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
 
 # --- node h800-01 (ssh train@10.0.0.2); the bundle goes to /data/orch/bundles/00000000000000000000000000000000

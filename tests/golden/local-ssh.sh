@@ -30,5 +30,5 @@ export OMP_NUM_THREADS='1'
 exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'n0' --node-rank 0 "$@"
 END_OF_FILE
-# this is the head: orch finds an address and a free port here first, and holds the port
+# the head: orch first chooses an address and a free port here, and keeps the port bound
 /bin/sh "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/n0/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'

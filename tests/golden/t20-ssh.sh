@@ -31,7 +31,7 @@ export ECCL_ASYNC_DISABLE='false'
 exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
     --node 't20-0' --node-rank 0 "$@"
 END_OF_FILE
-# this is the head: orch finds an address and a free port here first, and holds the port
+# the head: orch first chooses an address and a free port here, and keeps the port bound
 /bin/sh /data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-0/node.sh --rendezvous 'ADDRESS PORT HOST_ID of the head'
 
 # --- node t20-01 (ssh train@10.0.0.2); the bundle goes to /data/orch/bundles/00000000000000000000000000000000

@@ -218,8 +218,8 @@ def test_select_keeps_inventory_order(tmp_path: Path) -> None:
         ("h800-[02-04],x", "h800-[03-04],x: not in {file}", "known nodes: h800-[00-02],spare-[0-1]"),
         ("spare-2", "spare-2: not in {file}", "did you mean spare-1? known nodes: h800-[00-02],spare-[0-1]"),
         ("spare-1,spare-[0-1]", "--nodes: spare-1 is named twice", "name every node once"),
-        ("n[0-", "--nodes: n[0- is no host list; a [ is not closed", "write a list such as n[0-3],x"),
-        ("", "--nodes: '' is no host list; a name is empty", "write a list such as n[0-3],x"),
+        ("n[0-", "--nodes: n[0- is not a host list; a [ is not closed", "write a list such as n[0-3],x"),
+        ("", "--nodes: '' is not a host list; a name is empty", "write a list such as n[0-3],x"),
     ],
 )
 def test_select_refuses(names: str, message: str, hint: str, tmp_path: Path) -> None:
@@ -253,8 +253,8 @@ def test_host_names_alone_make_an_inventory() -> None:
     [
         ([], "no node is named"),
         (["a", "a"], "--nodes: a is named twice"),
-        (["a;b"], "--nodes: a;b is no host list"),
-        (["-oProxyCommand=x"], "--nodes: -oProxyCommand=x is no host list"),
+        (["a;b"], "--nodes: a;b is not a host list"),
+        (["-oProxyCommand=x"], "--nodes: -oProxyCommand=x is not a host list"),
         (["-x"], "--nodes: -x is not a name"),
     ],
 )

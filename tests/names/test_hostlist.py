@@ -24,7 +24,7 @@ def test_pattern_expands_in_the_written_order(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("pattern", CASES["refused"])
 def test_invalid_host_list_is_refused_with_a_reason(pattern: str) -> None:
-    with pytest.raises(ValueError, match=r"is no host list; |stands for more than") as caught:
+    with pytest.raises(ValueError, match=r"is not a host list; |stands for more than") as caught:
         expand(pattern)
     assert str(caught.value).isprintable()
 
