@@ -14,7 +14,7 @@ from orchestrator.fanout import each
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.job import SILENT, JobStatus
 from orchestrator.launchers.slurm.host import slurm_host
-from orchestrator.launchers.slurm.poll import described
+from orchestrator.launchers.slurm.poll import describe_job
 from orchestrator.launchers.slurm.queue import job_statuses
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RunRecord, RunState
@@ -56,7 +56,7 @@ class Refreshed:
         """The state of the Slurm job in one sentence; empty without one."""
         if self.status is None or self.queue is None or not self.queue.job:
             return ""
-        return described(self.queue, self.status.position)
+        return describe_job(self.queue, self.status.position)
 
     def not_being_ended(self) -> str:
         """The warning that the run has failed and nobody ends what is left of it, or nothing."""

@@ -91,7 +91,7 @@ class Launcher(Protocol):
         """The job's status by the scheduler; None without a scheduler, or if no job was submitted."""
         ...
 
-    def position(self, queue: JobStatus) -> str:
+    def position(self, status: JobStatus) -> str:
         """The job's position among those that wait, as text; empty if it is not known."""
         ...
 

@@ -70,7 +70,9 @@ class DirectLauncher:
 
     def push(self, bundle: Bundle, files: Mapping[str, Sequence[PlannedFile]]) -> None:
         """Write the bundle and each node's files; `files` is keyed by node name."""
-        self._on_each(self._plan.nodes, lambda node: self._push(node, bundle, files[node.name]))
+        self._on_each(
+            self._plan.nodes, lambda node: push_files(self.reach(node), node.workdir, bundle, files[node.name])
+        )
 
     def undo(self) -> list[str]:
         """End the agent on every node where a start was requested, confirmed or not; after `close`, over new connections."""
@@ -109,7 +111,7 @@ class DirectLauncher:
         """None: no scheduler."""
         return None
 
-    def position(self, queue: JobStatus) -> str:  # noqa: ARG002  no scheduler here
+    def position(self, status: JobStatus) -> str:  # noqa: ARG002  no scheduler here
         """Empty: no job waits."""
         return ""
 
@@ -164,14 +166,6 @@ class DirectLauncher:
     def _is_connected(self, node: NodePlan) -> bool:
         return node.name in self._endpoints and self._endpoints[node.name].connected
 
-    def _push(self, node: NodePlan, bundle: Bundle, files: Sequence[PlannedFile]) -> None:
-        endpoint = self.reach(node)
-        if not endpoint.prepare(node.workdir, bundle.digest):
-            endpoint.put_bundle(node.workdir, bundle.digest, bundle.archive, bundle.archive_sha256)
-        for file in files:
-            folder, _, name = file.path.rpartition("/")
-            endpoint.put_files(folder, [(name, file.text, file.mode)])
-
     def _reserve(self) -> str:
         """Choose the rendezvous address and hold its port on the head, just before the start; return the record of both."""
         head = self._plan.head
@@ -189,6 +183,15 @@ class DirectLauncher:
     def _on_each(self, nodes: Sequence[NodePlan], work: Callable[[NodePlan], object]) -> None:
         """Call `work` for all nodes, and raise all failures as one error."""
         successes(each(nodes, work, limit=self._fanout))
+
+
+def push_files(endpoint: Endpoint, workdir: str, bundle: Bundle, files: Sequence[PlannedFile]) -> None:
+    """Write the bundle, unless it is there already, and the files to a workdir."""
+    if not endpoint.prepare(workdir, bundle.digest):
+        endpoint.put_bundle(workdir, bundle.digest, bundle.archive, bundle.archive_sha256)
+    for file in files:
+        folder, _, name = file.path.rpartition("/")
+        endpoint.put_files(folder, [(name, file.text, file.mode)])
 
 
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")

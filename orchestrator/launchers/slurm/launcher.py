@@ -11,11 +11,11 @@ from orchestrator.bundle import Bundle
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, NodeError, NodesError
 from orchestrator.launchers.base import AttemptFolder
-from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.launchers.direct import DirectLauncher, push_files
 from orchestrator.launchers.job import GONE, JobStatus
 from orchestrator.launchers.slurm import unshared_workdir
 from orchestrator.launchers.slurm.host import SlurmHost
-from orchestrator.launchers.slurm.queue import array_of, job_statuses, position
+from orchestrator.launchers.slurm.queue import array_id, job_statuses, queue_position
 from orchestrator.launchers.slurm.submit import NOT_REACHED
 from orchestrator.names.hostlist import expand
 from orchestrator.names.slurm_options import time_limit_s
@@ -26,8 +26,15 @@ CANCEL_S = 60.0  # Slurm's KillWait is 30 s by default, between TERM and KILL
 POLL_S = 0.5
 LOG_DELAY_S = 90.0  # NFS clients look for new files in a folder every 60 s at the latest, by default
 # Errors of sbatch, in all versions, after which Slurm may have accepted the job.
-IN_DOUBT = ("timed out", "Zero Bytes", "receive failure", "shutdown failure", "Unexpected message", "reset by peer")
-DOUBT_S, LATE_S = 60.0, 5.0  # a busy slurmctld may handle a request after sbatch has timed out
+UNCERTAIN_ERRORS = (
+    "timed out",
+    "Zero Bytes",
+    "receive failure",
+    "shutdown failure",
+    "Unexpected message",
+    "reset by peer",
+)
+SEARCH_S, LATE_JOB_S = 60.0, 5.0  # a busy slurmctld may handle a request after sbatch has timed out
 
 
 class SlurmLauncher:
@@ -38,7 +45,7 @@ class SlurmLauncher:
         self._host = host
         self._terminal = terminal
         self._is_unshared: bool | None = None
-        self._nodes: DirectLauncher | None = None
+        self._ssh_launcher: DirectLauncher | None = None
         self._may_be_submitted = False
         self._has_log = False
 
@@ -65,28 +72,23 @@ class SlurmLauncher:
             try:
                 return self._host.submit(self._plan)
             except LaunchError as refusal:
-                return self._job_despite(refusal)
+                return self._accepted_job(refusal)
 
     def push(self, plan: LaunchPlan, bundle: Bundle) -> LaunchPlan:
         """Write the run's files to the workdir, on each node if it is not shared; returns the plan, adapted to that."""
-        self._put(plan, bundle)
+        self._push_to_host(plan, bundle)
         if self._is_unshared is None:
-            self._is_unshared = unshared_workdir.lack_files(plan, self._host)
+            self._is_unshared = unshared_workdir.nodes_lack_files(plan, self._host)
         if not self._is_unshared:
             return plan
         plan = unshared_workdir.for_unshared(plan)
-        self._put(plan, bundle)
+        self._push_to_host(plan, bundle)
         files = node_files(plan)[plan.head.name]
         self._nodes_over_ssh().push(bundle, {node.name: files for node in plan.nodes})
         return plan
 
-    def _put(self, plan: LaunchPlan, bundle: Bundle) -> None:
-        head, endpoint = plan.head, self._host.endpoint()
-        if not endpoint.prepare(head.workdir, bundle.digest):
-            endpoint.put_bundle(head.workdir, bundle.digest, bundle.archive, bundle.archive_sha256)
-        for file in node_files(plan)[head.name]:
-            folder, _, name = file.path.rpartition("/")
-            endpoint.put_files(folder, [(name, file.text, file.mode)])
+    def _push_to_host(self, plan: LaunchPlan, bundle: Bundle) -> None:
+        push_files(self._host.endpoint(), plan.head.workdir, bundle, node_files(plan)[plan.head.name])
 
     def undo(self) -> list[str]:
         """Cancel the job if it was submitted or is being submitted."""
@@ -111,12 +113,12 @@ class SlurmLauncher:
     def job_status(self, job: str | None) -> JobStatus | None:
         """The job's status by Slurm; a job whose id was not recorded is found by its name."""
         with self._host_errors():
-            return self._job_status(job)
+            return self._query_job(job)
 
-    def position(self, queue: JobStatus) -> str:
+    def position(self, status: JobStatus) -> str:
         """The position in the job's partition."""
         with self._host_errors():
-            return position(self._host.run, queue)
+            return queue_position(self._host.run, status)
 
     def stop(self, job: str | None, *, grace_s: float) -> list[str]:
         """Cancel the job, and wait until Slurm has ended every step of it."""
@@ -129,42 +131,44 @@ class SlurmLauncher:
     def _cancel(self, job: str | None, deadline: float) -> list[str]:
         """Cancel the job and wait until Slurm reports it over. A job of another name is not the run's, whatever its id."""
         is_cancelled, run_name = False, self._plan.job_name
-        while (queue := self._job_status(job)) is not None:
-            if queue.job and queue.state != GONE and queue.name != run_name:
-                problem = f"Slurm job {queue.job} is named {queue.name}, not {run_name}: it was not cancelled"
+        while (status := self._query_job(job)) is not None:
+            if status.job and status.state != GONE and status.name != run_name:
+                problem = f"Slurm job {status.job} is named {status.name}, not {run_name}: it was not cancelled"
                 return [f"{problem}; `squeue --me --name={run_name}` lists the run's job, and `scancel ID` ends it"]
-            if queue.over:
+            if status.over:
                 break
-            if queue.absent or time.monotonic() > deadline:
-                name = queue.job or job or self._plan.run_id
-                return [f"Slurm job {name} is not known to be over: {queue.state} {queue.why}".strip()]
+            if status.absent or time.monotonic() > deadline:
+                name = status.job or job or self._plan.run_id
+                return [f"Slurm job {name} is not known to be over: {status.state} {status.why}".strip()]
             # as soon as Slurm answers, and a second time if the job was requeueing itself
-            if queue.job and (not is_cancelled or queue.waits):
-                is_cancelled = self._host.run(["scancel", job or array_of(queue.job)]).returncode == 0
+            if status.job and (not is_cancelled or status.waits):
+                is_cancelled = self._host.run(["scancel", job or array_id(status.job)]).returncode == 0
             time.sleep(POLL_S)
         return []
 
     def close(self) -> None:
         """Close the connections."""
-        if self._nodes is not None:
-            self._nodes.close()
+        if self._ssh_launcher is not None:
+            self._ssh_launcher.close()
         self._host.close()
 
     def _nodes_over_ssh(self) -> DirectLauncher:
         """A launcher that reaches the nodes: those that Slurm has chosen, or all candidates if that is not known."""
-        if self._nodes is None:
-            queue = self.job_status(None) if self._plan.by_count else None
-            chosen = expand(queue.nodes) if queue is not None and queue.nodes else []
+        if self._ssh_launcher is None:
+            status = self.job_status(None) if self._plan.by_count else None
+            chosen = expand(status.nodes) if status is not None and status.nodes else []
             nodes = tuple(node for node in self._plan.nodes if node.name in chosen) or self._plan.nodes
-            self._nodes = unshared_workdir.nodes_over_ssh(replace(self._plan, nodes=nodes), self._host, self._terminal)
-        return self._nodes
+            self._ssh_launcher = unshared_workdir.nodes_over_ssh(
+                replace(self._plan, nodes=nodes), self._host, self._terminal
+            )
+        return self._ssh_launcher
 
-    def _job_status(self, job: str | None) -> JobStatus | None:
+    def _query_job(self, job: str | None) -> JobStatus | None:
         name = self._plan.job_name
-        queue = job_statuses(self._host.run, {name: job})[name]
-        return None if queue is None else self._with_missing_log(queue)
+        status = job_statuses(self._host.run, {name: job})[name]
+        return None if status is None else self._with_log_warning(status)
 
-    def _with_missing_log(self, queue: JobStatus) -> JobStatus:
+    def _with_log_warning(self, status: JobStatus) -> JobStatus:
         """
         Add to the reason if the job's log should be in the run's folder by now but is not.
 
@@ -173,20 +177,20 @@ class SlurmLauncher:
         if (
             self._has_log
             or unshared_workdir.is_unshared(self._plan)
-            or not (queue.over or queue.state == "RUNNING")
-            or queue.state == "CANCELLED"
-            or queue.never_ran
+            or not (status.over or status.state == "RUNNING")
+            or status.state == "CANCELLED"
+            or status.never_ran
         ):
-            return queue
+            return status
         trace = self._host.trace(self._plan)
         self._has_log = trace is None or trace.has_log  # None: the folder was removed since
-        if self._has_log or (not queue.over and time_limit_s(queue.elapsed) < LOG_DELAY_S):
-            return queue
+        if self._has_log or (not status.over and time_limit_s(status.elapsed) < LOG_DELAY_S):
+            return status
         folder = f"{self._plan.run_dir(self._plan.head)} on {self._host.name}"
         remark = f"the job's log is missing from {folder}: workdir must be a folder that it shares with the nodes, or the nodes must accept a login by orch"
-        return replace(queue, reason=f"{queue.reason}; {remark}" if queue.reason else remark)
+        return replace(status, reason=f"{status.reason}; {remark}" if status.reason else remark)
 
-    def _job_despite(self, refusal: LaunchError) -> str:
+    def _accepted_job(self, refusal: LaunchError) -> str:
         """
         Return the id of a job that Slurm accepted although sbatch failed, as after a time-out: it is not submitted twice.
 
@@ -196,23 +200,23 @@ class SlurmLauncher:
             LaunchError: the refusal; Slurm has no such job, or does not answer.
         """
         message = str(refusal)
-        wait_s = DOUBT_S if any(error in message for error in IN_DOUBT) else 0.0
-        queue = None if NOT_REACHED in message else self._find_by_name(wait_s)
-        if queue is not None and queue.job and not queue.never_ran:
-            return array_of(queue.job)
-        self._may_be_submitted = queue is not None and not queue.never_ran
+        wait_s = SEARCH_S if any(error in message for error in UNCERTAIN_ERRORS) else 0.0
+        status = None if NOT_REACHED in message else self._find_by_name(wait_s)
+        if status is not None and status.job and not status.never_ran:
+            return array_id(status.job)
+        self._may_be_submitted = status is not None and not status.never_ran
         raise refusal
 
     def _find_by_name(self, wait_s: float) -> JobStatus | None:
-        """Find the run's job by its name; None if Slurm has reported for LATE_S that there is none."""
+        """Find the run's job by its name; None if Slurm has reported for LATE_JOB_S that there is none."""
         deadline = time.monotonic() + wait_s
-        while (queue := self._job_status(None)) is None or not queue.job:
-            if queue is None:
-                deadline = min(deadline, time.monotonic() + LATE_S)
+        while (status := self._query_job(None)) is None or not status.job:
+            if status is None:
+                deadline = min(deadline, time.monotonic() + LATE_JOB_S)
             if time.monotonic() >= deadline:
                 break
             time.sleep(POLL_S)
-        return queue
+        return status
 
     @contextmanager
     def _host_errors(self) -> Iterator[None]:

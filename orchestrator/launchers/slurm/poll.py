@@ -81,7 +81,7 @@ def next_pause_s(last_s: float, queue: JobStatus | None) -> float:
     return min(2 * last_s, LAST_POLL_S) if queue is not None and queue.state == SILENT else POLL_S
 
 
-def described(queue: JobStatus, position: str) -> str:
+def describe_job(queue: JobStatus, position: str) -> str:
     """The status of a job in one sentence."""
     start = f"expected to start at {queue.start}" if queue.start and queue.waits else ""
     details = "; ".join(part for part in (queue.explanation, position, start) if part)
@@ -98,7 +98,7 @@ def change_message(before: PollResult, now: PollResult, *, has_log: bool) -> str
         return f"Slurm does not answer ({new.reason}); the run is followed without it" if new.reason else ""
     is_reconnected = old is not None and old.state == SILENT and bool(old.reason)
     if new.waits or is_reconnected or not has_log:
-        return ("Slurm answers again: " if is_reconnected else "") + described(new, now.position)
+        return ("Slurm answers again: " if is_reconnected else "") + describe_job(new, now.position)
     return ""
 
 

@@ -78,7 +78,7 @@ def job_statuses(run: RunCommand, jobs: Mapping[str, str | None]) -> dict[str, J
     return {name: found.get(name) for name in jobs}
 
 
-def position(run: RunCommand, status: JobStatus) -> str:
+def queue_position(run: RunCommand, status: JobStatus) -> str:
     """The job's position among those that wait in its partition, in the order of the scheduler."""
     pending = ["--states", "PENDING", "--partition", status.partition, "--sort", "-p,i"]
     waiting = run(["squeue", "--noheader", "--array", *pending, "--format", "%i"]).stdout.split()
@@ -87,7 +87,7 @@ def position(run: RunCommand, status: JobStatus) -> str:
     return f"{waiting.index(status.job) + 1} of {len(waiting)} waiting in partition {status.partition}"
 
 
-def array_of(job: str) -> str:
+def array_id(job: str) -> str:
     """The id of the job's array, or of the job itself if it is not an array task."""
     return job.partition("_")[0]
 

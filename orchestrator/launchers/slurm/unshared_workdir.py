@@ -42,7 +42,7 @@ def for_unshared(plan: LaunchPlan) -> LaunchPlan:
     return replace(plan, slurm=slurm, warnings=(*plan.warnings, warning))
 
 
-def lack_files(plan: LaunchPlan, host: SlurmHost) -> bool:
+def nodes_lack_files(plan: LaunchPlan, host: SlurmHost) -> bool:
     """
     Return whether a node lacks the run's files, which have just been written on the machine that has Slurm's commands.
 

@@ -13,7 +13,7 @@ import pytest
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.launchers.slurm.pending_reasons import SENTENCES, explanation
 from orchestrator.launchers.slurm.poll import PollResult, change_message, next_pause_s
-from orchestrator.launchers.slurm.queue import OVER, job_statuses, position
+from orchestrator.launchers.slurm.queue import OVER, job_statuses, queue_position
 from tests import paths
 
 CASES: list[dict[str, Any]] = json.loads((paths.CASES / "slurm_states.json").read_text("utf-8"))
@@ -68,9 +68,9 @@ def test_without_jobs_no_command_is_run() -> None:
 def test_position_follows_the_order_of_the_scheduler() -> None:
     run = Recorded({"squeue": {"out": "7\n5_[1-9]\n12\n"}})
     waits = JobStatus("PENDING", "Priority", job="12", partition="gpu")
-    assert position(run, waits) == "3 of 3 waiting in partition gpu"
-    assert position(run, JobStatus("PENDING", job="99", partition="gpu")) == ""
-    assert position(Recorded({"squeue": {"rc": 1}}), waits) == ""
+    assert queue_position(run, waits) == "3 of 3 waiting in partition gpu"
+    assert queue_position(run, JobStatus("PENDING", job="99", partition="gpu")) == ""
+    assert queue_position(Recorded({"squeue": {"rc": 1}}), waits) == ""
 
 
 REASONS = [
