@@ -93,10 +93,33 @@ BENCH_PIP := .venv-bench/bin/pip --disable-pip-version-check install -qq --const
 bench: .venv-bench/.ready
 	.venv-bench/bin/python -m bench $(BENCH)
 
+# make floors: tests with the oldest versions that setup.cfg allows; PYTHON=python3.10 takes the oldest Python too
+.PHONY: floors
+FLOORS := .venv-floors$(addprefix -,$(notdir $(PYTHON)))
+FLOORS_PIP := $(FLOORS)/bin/pip --disable-pip-version-check install -qq --constraint $(FLOORS)/constraints.txt
+# without torch, so without the trainer; the tests' own tools are the newest that this Python can run
+FLOORS_TESTS := $(addprefix tests/,actions commands endpoint golden inventory launchers logs names plan security ssh transports verdict) \
+  tests/slurm/test_submit.py $(wildcard tests/test_*.py)
+$(FLOORS)/.ready: scripts/make-venv.sh setup.cfg
+	scripts/make-venv.sh $(FLOORS)
+	sed -n '/^install_requires/,/^\[/ s/^ *\([A-Za-z0-9.]*\)>=\([0-9.]*\).*/\1==\2/p' setup.cfg >$(FLOORS)/constraints.txt
+	$(FLOORS_PIP) --upgrade pip setuptools
+	$(FLOORS_PIP) --no-build-isolation --editable . hypothesis packaging pytest pytest-randomly pytest-timeout pytest-xdist
+	touch $@
+
+floors: $(FLOORS)/.ready
+	cat $(FLOORS)/constraints.txt
+	$(FLOORS)/bin/python -m pytest --numprocesses $(WORKERS) $(FLOORS_TESTS)
+
+# make release-check: build a release in dist/, install and run it, list what is left to a person; see docs/releasing.md
+.PHONY: release-check
+release-check: .venv/.dev
+	scripts/release-check.sh
+
 # make audit: compare the pinned versions with the published advisories (part of check)
 .PHONY: audit
 audit: .venv/.dev
 	$(BIN)/python scripts/audit.py
 
 clean:
-	rm -rf .venv .venv-bench build dist site .cache *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-bench .venv-floors* build dist site .cache *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

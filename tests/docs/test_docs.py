@@ -202,6 +202,13 @@ def test_launches_in_guides_can_be_planned_as_written(tmp_path: Path) -> None:
             Orch(tmp_path)(words[0], *extra, *words[1:])
 
 
+def test_every_make_target_that_is_named_exists() -> None:
+    rules = set(re.findall(r"^([a-z-]+):", _text("Makefile"), re.MULTILINE))
+    for page in (*PAGES, "Makefile", "setup.cfg", "pyproject.toml", "scripts/release-check.sh"):
+        named = set(re.findall(r"(?:^ *|[`#·] ?)make ([a-z][a-z-]*)", _text(page), re.MULTILINE))
+        assert not named - rules, f"{page}: no rule of the Makefile is called {named - rules}"
+
+
 def test_security_promises_name_tests_and_rows_that_exist() -> None:
     text = _text("SECURITY.md")
     for name in re.findall(r"`((?:tests/)?[\w/]*test_\w+\.py|tests/\w[\w/]*)`", text):
