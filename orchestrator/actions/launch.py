@@ -85,7 +85,7 @@ def started(planned: Planned, on_warning: Callable[[str], None]) -> Iterator[Lau
     try:
         with _survive_sighup() as closed, sigterm_interrupts():
             folder = _launch(planned, launcher, on_warning)
-        with _supervised(folder, planned.plan, on_warning, needs_answers=terminal.asked):
+        with _supervised(folder, planned.plan, on_warning, needs_answers=terminal.was_used):
             yield Launched(folder, launcher, closed.is_set())
     finally:
         launcher.close()

@@ -1,7 +1,7 @@
 """
-How a node is reached: by which transport, with which settings, and at whose terminal a login asks.
+Access to nodes: the choice of the transport, its settings, and the terminal for a login's prompts.
 
-The rest of orch takes these from here: endpoint/ alone imports transports/. A new transport is a line of `transport_factory`.
+The rest of orch imports these from here: only endpoint/ imports transports/. A new transport is a line of `transport_factory`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def transport_factory(
     kind: str, ssh: Mapping[str, Any] | SshSettings, terminal: Terminal | None = None
 ) -> TransportFactory:
     """
-    Make the function that gives a node its transport. Fabric is imported here, if it is needed at all.
+    Make the function that makes a node's transport. Only ssh imports Fabric, which is slow.
 
     Args:
         kind: local or ssh.
         ssh: the options of an inventory, or of a plan; unused if `kind` is local.
-        terminal: where a login may ask for passwords; by default the terminal of this process.
+        terminal: for a login's prompts; by default the terminal of this process.
     """
     if kind == "local":
         from orchestrator.transports.local import LocalTransport  # noqa: PLC0415
@@ -45,7 +45,7 @@ def transport_factory(
 
 
 def _raise_file_limit() -> None:
-    """Raise the soft limit of open files: each connection is one, and 1,024 nodes need more than the usual 1,024."""
+    """Raise the soft limit of open files: each connection needs one, and 1,024 nodes need more than the default 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

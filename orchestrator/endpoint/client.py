@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from orchestrator.node.protocol import Op
 
 ANSWER_S = 30.0
-HEARTBEAT_ANSWER_S = 4.0  # a node that takes longer is silent; the supervisor decides for how long it may be
-PRINTED_S = 1.0  # for the output of a shell that reads nothing
-UNPACK_S = 300.0  # a bundle on a slow shared file system
-STOP_MARGIN_S = 10.0  # what node/stop.py adds to the grace
-STRAYS_MARGIN_S = 20.0  # what node/strays.py adds to the grace, a vendor's tool that does not answer included
-CLEAR_S = 3600.0  # terabytes on a busy file system
-JUNK_LIMIT = 64 << 10
-HEADER_LIMIT = 64 << 20
+HEARTBEAT_ANSWER_S = 4.0  # a node that takes longer is silent; the supervisor decides how long it may be
+PRINTED_S = 1.0  # the wait for the output of a shell that reads nothing
+UNPACK_S = 300.0  # for a bundle on a slow shared file system
+STOP_MARGIN_S = 10.0  # that node/endpoint/stop.py adds to the grace
+STRAYS_MARGIN_S = 20.0  # that node/endpoint/strays.py adds to the grace, including its wait for a vendor's tool
+CLEAR_S = 3600.0  # for terabytes on a busy file system
+JUNK_LIMIT_BYTES = 64 << 10
+HEADER_LIMIT_BYTES = 64 << 20
 PYTHON_HINT = "set python: in the inventory to a Python of 3.8 or newer on that node"
 WORKDIR_HINT = "set workdir: in the inventory to a folder that is yours on that node"
 
@@ -57,7 +57,12 @@ def frame(header: Mapping[str, object], payload_bytes: int = 0) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A heartbeat of the supervisor: what it knows of the node, the peers' addresses, and how long to wait for news."""
+    """
+    A heartbeat of the supervisor.
+
+    `known` is the state of the last reply, `peers` are the addresses of the other nodes, `wait_s` is how long to wait for
+    another state.
+    """
 
     known: object
     peers: Sequence[str]
@@ -65,7 +70,7 @@ class Heartbeat:
 
 
 class RendezvousPortTaken(NodeError):
-    """Another program listens on the rendezvous port that was held: a new one must be reserved."""
+    """Another program listens on the reserved rendezvous port: reserve a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +84,9 @@ class TimedReply(Generic[ReplyT]):
 
 class Endpoint:
     """
-    An endpoint on a node. Made by `connect`, which takes the transport over: closing the endpoint closes it.
+    An endpoint on a node. Made by `connect`, which takes over the transport: closing the endpoint closes it.
 
-    One request at a time: other threads wait their turn. Every failure is a NodeError; Unreachable if the node did not answer.
+    One request at a time: other threads wait. Every failure is a NodeError; Unreachable if the node did not answer.
     """
 
     facts: Facts
@@ -95,13 +100,13 @@ class Endpoint:
 
     @classmethod
     def connect(cls, transport: Transport, python: str) -> Endpoint:
-        """Start the endpoint with the node's Python; on failure the transport is closed."""
+        """Start an endpoint with the node's Python; on failure the transport is closed."""
         endpoint = cls(transport, python)
         endpoint.open()
         return endpoint
 
     def open(self) -> None:
-        """Start the program on the node; on failure everything is closed again."""
+        """Start the program on the node; on failure close the endpoint."""
         try:
             self._start_program()
         except BaseException:
@@ -115,21 +120,21 @@ class Endpoint:
 
     @property
     def connected(self) -> bool:
-        """True while it takes requests."""
+        """True while the endpoint can take requests."""
         return self._channel is not None
 
     def prepare(self, workdir: str, digest: str) -> bool:
-        """Make the working folder, mode 0700 inside, and report whether it has the bundle."""
+        """Make the working folder, with subfolders of mode 0700; return whether it has the bundle."""
         request: protocol.BundleRequest = {"workdir": workdir, "digest": digest}
         return self._call(protocol.PREPARE, request, hint=WORKDIR_HINT).reply["have_bundle"]
 
     def put_bundle(self, workdir: str, digest: str, tar: bytes, sha256: str) -> None:
-        """Unpack a tar.gz with that checksum as the bundle of that digest, unless the bundle is there by now."""
+        """Unpack a tar.gz with this checksum as the bundle of this digest, unless another connection has done so."""
         request: protocol.PutBundleRequest = {"workdir": workdir, "digest": digest, "sha256": sha256}
         self._call(protocol.PUT_BUNDLE, request, tar, answer_s=UNPACK_S, hint=WORKDIR_HINT)
 
     def put_files(self, folder: str, files: Sequence[tuple[str, str | bytes, int]]) -> None:
-        """Write files, given as path below the folder, content and mode; each is there as a whole or not at all."""
+        """Write files, given as path below the folder, content and mode; each is written atomically."""
         contents = [
             content.encode(errors="surrogateescape") if isinstance(content, str) else content for _, content, _ in files
         ]
@@ -142,17 +147,17 @@ class Endpoint:
 
     def reserve(self, candidates: Sequence[str], interfaces: Mapping[str, str]) -> str:
         """
-        Find the node's address on the training network and a free port, and hold the port while this endpoint lives.
+        Find the node's address on the training network and a free port; hold the port until the endpoint is closed.
 
         Args:
             candidates: addresses or names that may be this node's, best first.
-            interfaces: NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME as the ranks will have them; they win over candidates.
+            interfaces: the ranks' NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; they take precedence over candidates.
         """
         request: protocol.ReserveRequest = {"candidates": list(candidates), "interfaces": dict(interfaces)}
         return self._call(protocol.RESERVE, request).reply["rendezvous"]
 
     def start(self, argv: Sequence[str], folder: str, *, wait_s: float = 30.0) -> AgentRecord:
-        """Start an agent that outlives the connection, and wait until it has written its record into its node folder."""
+        """Start an agent that outlives the connection; wait until it has written its record, and return the record."""
         request: protocol.StartRequest = {"argv": list(argv), "folder": folder, "wait_s": wait_s}
         return AgentRecord.of(self._call(protocol.START, request, answer_s=wait_s + ANSWER_S).reply["agent"])
 
@@ -171,13 +176,13 @@ class Endpoint:
         only: Sequence[str] | None = None,
     ) -> list[Chunk]:
         """
-        Wait until files of the node folders (None: of all there are) grow beyond the offsets, at most wait_s.
+        Wait until files of the node folders (of all, if `nodes` is None) grow beyond the offsets, at most wait_s.
 
         Args:
             only: the files to read, such as `n0/rank-0.out`; None means all.
 
         Returns:
-            What the files grew by, max_bytes at most in all; files that are not in offsets begin at 0.
+            The new content of the files, max_bytes in total at most; files that are not in offsets begin at 0.
         """
         request: protocol.ReadRequest = {
             **_folders(attempt_dir, nodes),
@@ -202,7 +207,7 @@ class Endpoint:
         return [NodeObservation.of(body, answer.written) for body in answer.reply["nodes"]]
 
     def find(self, workdir: str, run_id: str) -> RunTrace | None:
-        """The traces of a run in the working folder; None if there are none."""
+        """The newest attempt of a run in the working folder; None if there is none."""
         request: protocol.FindRequest = {"workdir": workdir, "run": run_id}
         reply = self._call(protocol.FIND, request).reply
         try:
@@ -211,16 +216,16 @@ class Endpoint:
             raise NodeError(self.node, f"{workdir}/runs/{run_id}: {error}") from error
 
     def is_local(self, path: str) -> bool:
-        """Report whether a path is on a local file system of that machine, which may still export it."""
+        """Return whether a path is on a local file system of the node, which may still export it."""
         request: protocol.FileSystemRequest = {"path": path}
         return self._call(protocol.FILE_SYSTEM, request).reply["local"]
 
     def heartbeat(self, attempt_dir: str, node: str, heartbeat: Heartbeat) -> tuple[NodeObservation, object]:
         """
-        Record a heartbeat of the supervisor in the node folder, and wait up to heartbeat.wait_s for news of its agent.
+        Record a heartbeat of the supervisor in the node folder; wait up to heartbeat.wait_s until the agent's state changes.
 
         Returns:
-            The state of the node, and `known` of the next heartbeat.
+            The state of the node, and `known` for the next heartbeat.
         """
         request: protocol.HeartbeatRequest = {
             **_folders(attempt_dir, [node]),
@@ -232,23 +237,23 @@ class Endpoint:
         return NodeObservation.of(answer.reply["nodes"][0], answer.written), answer.reply["known"]
 
     def reach(self, addresses: Sequence[str], port: int) -> set[str]:
-        """Those of the addresses whose host answers this node at that port, even by a refusal."""
+        """Those of the addresses that the node can reach at this port: the connection is accepted or refused."""
         request: protocol.ReachRequest = {"addresses": list(addresses), "port": port}
         return set(self._call(protocol.REACH, request, answer_s=2 * HEARTBEAT_ANSWER_S).reply["addresses"])
 
     def stop(self, attempt_dir: str, nodes: Sequence[str] | None, *, grace_s: float) -> list[StopResult]:
-        """End the processes recorded in the node folders, and nothing else; SIGKILL after the grace."""
+        """End the processes of the run on these nodes, and no others; by SIGKILL after the grace."""
         request: protocol.StopRequest = {**_folders(attempt_dir, nodes), "grace_s": grace_s}
         answer = self._call(protocol.STOP, request, answer_s=grace_s + STOP_MARGIN_S + ANSWER_S)
         return [StopResult.of(body) for body in answer.reply["nodes"]]
 
     def strays(self, *, min_age_s: float, grace_s: float, dry_run: bool) -> StrayReport:
-        """End this user's strays on that machine, or only list them; and list the other users of its cards."""
+        """End this user's strays on the node, or only list them; list other users' processes on its cards."""
         request: protocol.StraysRequest = {"min_age_s": min_age_s, "grace_s": grace_s, "dry_run": dry_run}
         return StrayReport.of(self._call(protocol.STRAYS, request, answer_s=grace_s + STRAYS_MARGIN_S + ANSWER_S).reply)
 
     def clear(self, workdir: str, *, older_than_s: float, checkpoints: bool, dry_run: bool) -> list[GarbageEntry]:
-        """Remove older run folders and bundles that have ended, or only list them; runs with checkpoints only on request."""
+        """Remove old runs that have ended and unused bundles, or only list them; runs with checkpoints only on request."""
         request: protocol.ClearRequest = {
             "workdir": workdir,
             "older_than_s": older_than_s,
@@ -260,7 +265,7 @@ class Endpoint:
         ]
 
     def command(self, argv: Sequence[str], *, timeout_s: float) -> CommandResult:
-        """Run a command in the environment of a login there, from the home folder; an argument that begins with `~/` is below it."""
+        """Run a command in the home folder, in the environment of a login; an argument that begins with `~/` is expanded."""
         request: protocol.CommandRequest = {"argv": list(argv), "folder": "~", "timeout_s": timeout_s}
         reply = self._call(protocol.COMMAND, request, answer_s=timeout_s + ANSWER_S).reply
         return CommandResult(reply["code"], reply["out"], reply["err"])
@@ -298,7 +303,7 @@ class Endpoint:
         self.close()
 
     def _start_program(self) -> None:
-        """Start the program; its first reply has the facts of the node."""
+        """Start the program, and get the facts of the node from its first reply."""
         try:
             self._channel = self._transport.open([self._python, *FLAGS])
             self._reader = ChannelReader(self._channel)
@@ -311,22 +316,22 @@ class Endpoint:
         except TimeoutError as error:
             raise Unreachable(self.node, f"no answer for {ANSWER_S:g} s") from error
         except NoMarker as error:
-            reason = f"{self._python} did not start: the login shell says {str(error)!r}"
-            hint = "its start-up files should be silent without a terminal"
+            reason = f"{self._python} did not start: the login shell printed {str(error)!r}"
+            hint = "its start-up files should print nothing without a terminal"
             raise NodeError(self.node, reason, hint=hint) from error
         self.facts = Facts(**reply["facts"])
 
     def _send_program(self, channel: Channel) -> str:
-        """Send the program and the first request at once; the version that Python reports."""
+        """Send the program and the first request together; return the version that Python reports."""
         answer_s = ANSWER_S
         try:
             channel.write(program() + frame({"op": protocol.HELLO}), timeout_s=ANSWER_S)
         except ChannelClosed:
-            pass  # an old Python exits before it has read everything, but reports its version
+            pass  # an old Python exits before it has read all bytes, but reports its version
         except TimeoutError:
             answer_s = PRINTED_S
         try:
-            line = self._reader.skip_to(MARKER.encode(), limit=JUNK_LIMIT, timeout_s=answer_s)
+            line = self._reader.skip_to(MARKER.encode(), limit=JUNK_LIMIT_BYTES, timeout_s=answer_s)
         except TimeoutError as error:
             if printed := self._reader.peek():
                 raise NoMarker(printed) from error
@@ -359,7 +364,7 @@ class Endpoint:
             try:
                 sent_s = time.time()
                 self._channel.write(frame(header, len(payload)), timeout_s=ANSWER_S)
-                self._channel.write(payload, timeout_s=ANSWER_S)  # not joined: the same bytes may go to all nodes
+                self._channel.write(payload, timeout_s=ANSWER_S)  # without a copy: all nodes may get the same payload
                 reply, data = self._receive(answer_s)
                 written = ReplyWindow(sent_s + reply["held_s"], time.time())
             except (TimeoutError, ChannelClosed, Unreachable) as error:
@@ -374,14 +379,14 @@ class Endpoint:
         return TimedReply(cast("ReplyT", reply), data, written)
 
     def _drop(self) -> None:
-        """Close the channel: a late reply would be taken for that of the next request."""
+        """Close the channel: a late reply would be taken for the reply to the next request."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
 
     def _receive(self, timeout_s: float) -> tuple[dict[str, Any], bytes]:
         length = int.from_bytes(self._reader.read_exactly(4, timeout_s=timeout_s), "big")
-        if length > HEADER_LIMIT:
+        if length > HEADER_LIMIT_BYTES:
             raise ChannelClosed(None, f"a frame header of {length} bytes")
         try:
             reply: dict[str, Any] = json.loads(self._reader.read_exactly(length, timeout_s=timeout_s))

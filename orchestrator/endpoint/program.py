@@ -1,4 +1,4 @@
-"""The program that a connection starts on a node: a loader on the command line, and node/ itself through its standard input."""
+"""The program that a connection starts on a node: a loader on the command line, and the modules of node/ on its stdin."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from importlib.abc import InspectLoader
 from orchestrator.fanout import once
 
 OLDEST_PYTHON = (3, 8)
-# The program: the modules of this folder, and those of node/ that they import. A node runs a module at its first import.
+# The program: the modules of this folder, and those of node/ that they import. A node executes a module at its first import.
 FOLDER = "orchestrator.node.endpoint"
 PACKAGES = ("orchestrator", "orchestrator.node", FOLDER)  # empty on a node
 ENTRY = f"{FOLDER}.serve"
 
-# The only program text on a command line, the same for every node.
-# No ! and no newline, which some shells change even within quotes. -S and -s: no site packages, which take long to scan.
+# The only program text on a command line, the same for every node. It has no ! and no newline, which some shells change even
+# within quotes. -S and -s: without site packages, whose scan takes long.
 LOADER = 'import sys;i=getattr(sys.stdin,"buffer",sys.stdin);exec(i.read(int(i.readline())))'
 FLAGS = ("-E", "-s", "-S", "-c", LOADER)
 MARKER = "orch-endpoint-f1b7c0d2"
-# Runs in any Python, if only to report that it is too old. A json.py in the home folder must not matter.
-# Compiling takes a third of the start: modules that every connection needs are sent as byte code too, for the same Python.
+# Runs in any Python, at least to report its version. It ignores modules such as json.py in the home folder.
+# Compiling takes a third of the start: modules that every connection needs are also sent as byte code, for the same Python.
 BOOTSTRAP = f"""
 sys.path[:] = [entry for entry in sys.path if entry]
 sys.stdout.write("\\n{MARKER} %d.%d.%d\\n" % tuple(sys.version_info[:3]))
@@ -60,7 +60,7 @@ if sys.version_info >= {OLDEST_PYTHON}:
 
 @once
 def program() -> bytes:
-    """The loader's input: the bootstrap behind its length, then the modules, as byte code and as text."""
+    """The loader's input: the length of the bootstrap, the bootstrap, and the modules, as byte code and as text."""
     spec = importlib.util.find_spec(FOLDER)
     assert spec is not None
     folder = [f"{FOLDER}.{module.name}" for module in pkgutil.iter_modules(spec.submodule_search_locations)]
@@ -73,16 +73,16 @@ def program() -> bytes:
 
 
 _IMPORT = re.compile(rf"^ *from ({PACKAGES[1]}[.\w]+) import", re.MULTILINE)
-_IMPORT_AT_START = re.compile(rf"^from ({PACKAGES[1]}[.\w]+) import", re.MULTILINE)  # not within a function
+_IMPORT_AT_START = re.compile(rf"^from ({PACKAGES[1]}[.\w]+) import", re.MULTILINE)  # at module level
 
 
 def _with_imports(modules: Sequence[str], pattern: re.Pattern[str]) -> set[str]:
     """The modules and those of node/ that they import, directly or through others."""
     found: set[str] = set()
-    waiting = set(modules)
-    while waiting:
-        found |= waiting
-        waiting = {imported for name in waiting for imported in pattern.findall(_source(name))} - found
+    new = set(modules)
+    while new:
+        found |= new
+        new = {imported for name in new for imported in pattern.findall(_source(name))} - found
     return found
 
 
@@ -91,7 +91,7 @@ _FOR_TYPE_CHECKERS = re.compile(r"^TYPE_CHECKING = False\nif TYPE_CHECKING:\n(?:
 
 @functools.cache
 def _source(name: str) -> str:
-    """The text of a module, without what only a type checker reads."""
+    """The text of a module without its TYPE_CHECKING blocks."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert isinstance(spec.loader, InspectLoader)

@@ -1,4 +1,4 @@
-"""The replies of an endpoint as values: facts of a node, its agents, their output and their ends."""
+"""The replies of an endpoint as dataclasses: the facts of a node, its agents, their output and their exits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Facts:
     """
     The facts of a node.
 
-    `time` is its clock, `host_id` is equal where two processes share loopback, `cards` counts device files by accelerator.
+    `time` is that of its clock, `host_id` is equal for two processes that share a loopback interface, `cards` counts device
+    files by accelerator.
     """
 
     python: str
@@ -51,11 +52,11 @@ class AgentRecord:
     rendezvous: str
     started: float
     address: str = ""
-    """Its address towards the head; empty for the agent of an earlier version."""
+    """Its address on the route to the head; empty if the agent is of an older version."""
 
     @classmethod
     def of(cls, record: Json) -> AgentRecord:
-        """From the file's object; keys of a newer agent are ignored."""
+        """From agent.json; unknown keys of a newer agent are ignored."""
         known = {item.name: record[item.name] for item in fields(cls) if item.name in record}
         return cls(**{**known, "ranks": tuple(known["ranks"])})
 
@@ -65,8 +66,8 @@ class Chunk:
     """
     A piece of a file, `n0/rank-0.out`, from `offset` to `end`.
 
-    A gap has no data: the file became that many bytes shorter than what was read of it, and continues at `offset`. Add
-    `correction_s` to the times that the node's agent wrote, to have them by this machine's clock.
+    A gap has no data: the file became `gap` bytes shorter than the part that was read, and continues at `offset`. Add
+    `correction_s` to the times that the node's agent wrote to convert them to this machine's clock.
     """
 
     file: str
@@ -84,9 +85,9 @@ class Chunk:
 @dataclass(frozen=True, slots=True)
 class RunTrace:
     """
-    The newest attempt of a run on a node; `nodes` is None if Slurm chose them. `ranks` are the counts of the nodes.
+    The newest attempt of a run on a node; `nodes` is None if Slurm chose them. `ranks` are the numbers of ranks per node.
 
-    `has_log`: the log of the job is there, which Slurm begins with the job.
+    `has_log` is True if the job's log exists, which Slurm creates when it starts the job.
     """
 
     attempt: int
@@ -95,7 +96,7 @@ class RunTrace:
     by_slurm: bool
     has_log: bool = False
     shared: bool = True
-    """False where each node has its own part of the run."""
+    """False if the nodes share no file system, so that each has a run folder with its part of the run."""
 
     @classmethod
     def of(cls, reply: protocol.FindReply) -> RunTrace | None:
@@ -123,7 +124,7 @@ class RunTrace:
 
 @dataclass(frozen=True, slots=True)
 class ReportedExit:
-    """How a rank ended: a code or a signal's name; message and kind of its error, if it left them."""
+    """The exit of a rank: its code or the name of a signal; message and kind of its error, if any."""
 
     rank: int
     code: int | None
@@ -140,9 +141,9 @@ class ReportedExit:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """
-    An agent's end: DONE, FAILED, STOPPED or, under Slurm, REQUEUE, and the first rank that failed.
+    The end of an agent: DONE, FAILED, STOPPED or, under Slurm, REQUEUE, and the exit of the first rank that failed.
 
-    `time` is that of its cause (events.cause_s), by this machine's clock.
+    `time` is that of the cause (events.cause_s), by this machine's clock.
     """
 
     state: str
@@ -165,10 +166,10 @@ class Finished:
 @dataclass(frozen=True, slots=True)
 class NodeObservation:
     """
-    One node folder. `alive` is known only if `same_boot`: a login node cannot know it.
+    The state of one node folder. `alive` is valid only if `same_boot`: another machine, such as a login node, cannot know it.
 
-    `progress` holds the progress files as they are; `stacks` the innermost call of each rank that left its stacks; `folder` is
-    the path on the node; `log` is the end of agent.log if the agent left no last event.
+    `progress` has the content of the progress files; `stacks` the innermost call of each rank that left stacks; `folder` is
+    the path on the node; `log` is the end of agent.log if the agent wrote no last event.
     """
 
     node: str
@@ -197,7 +198,7 @@ class NodeObservation:
             ranks={int(rank): state for rank, state in body["ranks"].items()},
             progress={int(rank): value for rank, value in body["progress"].items()},
             log=body["log"],
-            stacks={int(rank): place for rank, place in body["stacks"].items()},
+            stacks={int(rank): call for rank, call in body["stacks"].items()},
             folder=body["folder"],
         )
 
@@ -236,7 +237,7 @@ class StopResult:
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """A process of a run whose agent is gone; `alive`: it survived the signals, or was sent none."""
+    """A process of a run whose agent has ended; `alive` if it survived the signals, or was sent none."""
 
     pid: int
     run: str
@@ -258,7 +259,7 @@ class CardUser:
 
 @dataclass(frozen=True, slots=True)
 class StrayReport:
-    """The strays of a machine and the other users of its cards; `tool_error` is the error of a vendor's tool, or empty."""
+    """The strays of a machine and other users' processes on its cards; `tool_error` is the error of a vendor's tool, or empty."""
 
     strays: tuple[Stray, ...]
     users: tuple[CardUser, ...]
@@ -287,24 +288,24 @@ class GarbageEntry:
     why: str
 
 
-READ_S = 0.001  # the error of reading a clock: a process may lose the processor in between
+READ_S = 0.001  # the error of reading a clock: the process may be descheduled in between
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyWindow:
-    """When a node wrote its reply, by this machine's clock: between the request, plus the time it took, and its arrival."""
+    """Bounds of the time when a node wrote its reply, by this machine's clock: the request plus `held_s`, and the arrival."""
 
     earliest: float
     latest: float
 
-    def correction_s(self, now_there: float | None) -> float:
+    def correction_s(self, node_time: float | None) -> float:
         """
-        The seconds to add to times of a clock that showed `now_there` in the reply; 0 if that is not known.
+        The seconds to add to times of a node's clock that showed `node_time` in the reply; 0 if that is None.
 
-        If `now_there` lies within the window, trust it: every reader of a log then shows the same times. Otherwise shift it to
-        the nearest bound; shifts below READ_S are measurement noise.
+        If `node_time` is within the window, the clock counts as right: every reader of a log then shows the same times.
+        Otherwise shift it to the nearest bound; shifts below READ_S are measurement noise.
         """
-        if now_there is None or self.latest < self.earliest:  # the clock of this machine was set in between
+        if node_time is None or self.latest < self.earliest:  # the clock of this machine was set in between
             return 0.0
-        shift_s = min(max(now_there, self.earliest), self.latest) - now_there
+        shift_s = min(max(node_time, self.earliest), self.latest) - node_time
         return shift_s if abs(shift_s) > READ_S else 0.0

@@ -1,4 +1,4 @@
-"""Whether a machine that the inventory names is this very one, so that nobody has to log in to it."""
+"""Recognise this machine in the inventory, by its name or its addresses: no login is needed on it."""
 
 from __future__ import annotations
 
@@ -12,36 +12,42 @@ if TYPE_CHECKING:
     from orchestrator.transports.ssh.route import Destination, Hop, SshSettings
 
 
-def is_here(target: Destination, ssh: SshSettings) -> bool:
+def is_this_machine(target: Destination, ssh: SshSettings) -> bool:
     """
-    By its name, or by an address of this machine's that no jump host stands before: behind one, addresses are another network's.
+    Return whether the target has the name of this machine, or one of its addresses and no jump host.
+
+    Behind a jump host, addresses are those of another network.
 
     Raises:
-        NodeError: the ssh configuration, which may call it something else, cannot be read.
+        NodeError: the ssh configuration, which may define another host name, cannot be read.
     """
-    if is_own_name(target.address):
+    if is_this_host_name(target.address):
         return True
-    from orchestrator.transports.ssh.transport import route_to  # noqa: PLC0415  of Fabric, which is slow to import
+    from orchestrator.transports.ssh.transport import route_to  # noqa: PLC0415  imports Fabric, which is slow
 
     *jumps, hop = route_to(target, ssh)
     if jumps or hop.proxy_command:
         return False
-    return is_own_name(hop.host) or _has_address_of(hop)
+    return is_this_host_name(hop.host) or _has_address_of(hop)
 
 
-def is_own_name(name: str) -> bool:
-    """Whether it is the host name of this machine; the short form of either will do, as on most login nodes."""
-    own, name = socket.gethostname().lower(), name.lower()
-    both_long = "." in own and "." in name
-    return name == own if both_long else name.partition(".")[0] == own.partition(".")[0]
+def is_this_host_name(name: str) -> bool:
+    """Return whether this is the host name of this machine. If one of the two names is short, only the short names count."""
+    host_name, name = socket.gethostname().lower(), name.lower()
+    are_long = "." in host_name and "." in name
+    return name == host_name if are_long else name.partition(".")[0] == host_name.partition(".")[0]
 
 
 def _has_address_of(hop: Hop) -> bool:
-    """A loopback address with a port of its own is the near end of a tunnel, and not this machine."""
+    """
+    Return whether the hop's host name resolves to an address of this machine.
+
+    A loopback address with a port other than 22 is the near end of a tunnel, not this machine.
+    """
     try:
         found = socket.getaddrinfo(hop.host, None, type=socket.SOCK_DGRAM)
     except socket.gaierror:
-        return False  # who logs in there says so
+        return False  # a login reports it
     for family, _, _, _, address in found:
         if (hop.port == DEFAULT_PORT or not is_loopback(str(address[0]))) and _can_bind(
             family, (address[0], 0, *address[2:])
@@ -51,7 +57,7 @@ def _has_address_of(hop: Hop) -> bool:
 
 
 def _can_bind(family: int, address: tuple[object, ...]) -> bool:
-    """The kernel lets only addresses of its own be bound; nothing is sent."""
+    """Return whether this machine has the address: the kernel refuses to bind others. Nothing is sent."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind(address)

@@ -1,5 +1,5 @@
 """
-What a transport is: a way to start a program on one machine and exchange bytes with it. What the bytes mean is endpoint.py's.
+The contract of transports: start a program on one machine and exchange bytes with it. The meaning of the bytes is in endpoint/.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ STDERR_TAIL_BYTES = 64 << 10
 
 
 class ChannelClosed(Exception):
-    """How every channel ends, an error when more was expected; `exit_status` is None when it is not known."""
+    """The channel has ended, which is an error if more bytes were expected; `exit_status` is None if it is unknown."""
 
     def __init__(self, exit_status: int | None, stderr: str) -> None:
         super().__init__(f"exit status {exit_status}: {stderr.strip()}")
@@ -20,21 +20,21 @@ class ChannelClosed(Exception):
 
 
 class NoMarker(Exception):
-    """The program printed something else; the message is its beginning."""
+    """The program printed something else; the message is the beginning of that output."""
 
 
 class Channel(Protocol):
     """
     The stdin and stdout of a program on the node, and the tail of its stderr.
 
-    `timeout_s` is the longest silence: every byte that moves starts it anew. When it is over, TimeoutError; when the program
-    has closed its end, ChannelClosed. A lost connection is Unreachable. Not for use by two threads at once.
+    `timeout_s` is the longest silence: each byte that is transferred restarts it; then TimeoutError. If the program has closed
+    its end, ChannelClosed; if the connection is lost, Unreachable. Not for use by two threads at once.
     """
 
     def write(self, data: bytes, *, timeout_s: float) -> None: ...
 
     def read_some(self, *, timeout_s: float) -> bytes:
-        """Whatever has arrived, at least one byte."""
+        """Wait for bytes; return all that have arrived, at least one."""
         ...
 
     def close(self) -> None:
@@ -50,11 +50,11 @@ class Transport(Protocol):
 
     def open(self, argv: Sequence[str]) -> Channel:
         """
-        Start a program on the machine; an argv[0] that begins with `~/` is in the home folder there.
+        Start a program on the machine; an argv[0] that begins with `~/` is in the user's home folder on that machine.
 
         Raises:
             Unreachable: there is no connection to the machine.
-            LoginRefused: it refuses.
+            LoginRefused: the machine refused the login.
             ChannelClosed: there is no such program.
         """
         ...
@@ -95,7 +95,7 @@ class ChannelReader:
             self._pending += self._channel.read_some(timeout_s=timeout_s)
 
     def peek(self, size: int = 200) -> str:
-        """The beginning of what has arrived and was not read."""
+        """The beginning of the bytes that have arrived and were not read, as text."""
         return self._pending[:size].decode("utf-8", "replace").strip()
 
     def _take(self, size: int) -> bytes:
@@ -105,14 +105,14 @@ class ChannelReader:
 
 
 class Tail:
-    """The last bytes of a stream that nobody may ever read."""
+    """The last bytes of a stream, up to a limit."""
 
     def __init__(self, limit: int = STDERR_TAIL_BYTES) -> None:
         self._limit = limit
         self._data = b""
 
     def add(self, data: bytes) -> None:
-        """Append, and forget what is beyond the limit."""
+        """Append data and drop the oldest bytes beyond the limit."""
         self._data = (self._data + data)[-self._limit :]
 
     def text(self) -> str:

@@ -17,11 +17,11 @@ from orchestrator.transports.base import ChannelClosed, Tail
 
 BLOCK_BYTES = 1 << 18
 EXIT_WAIT_S = 5.0
-NOT_FOUND = 127  # what a shell exits with
+NOT_FOUND = 127  # as the exit status of a shell
 
 
 class LocalTransport:
-    """Starts programs on this machine, as nodes of any name."""
+    """Starts programs on this machine, for a node of any name."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -32,7 +32,7 @@ class LocalTransport:
         return self._node
 
     def open(self, argv: Sequence[str]) -> LocalChannel:
-        """Start a program; one that is not there ends as it would in a shell, with status 127."""
+        """Start a program; a missing one is reported with a shell's exit status, 127."""
         program = str(Path(argv[0]).expanduser())
         try:
             process = subprocess.Popen(
@@ -69,19 +69,19 @@ class LocalChannel:
             os.set_blocking(pipe.fileno(), False)
 
     def write(self, data: bytes, *, timeout_s: float) -> None:
-        """Write all of it, collecting stderr meanwhile so that neither side waits for the other."""
-        rest = memoryview(data)
-        while rest:
+        """Write all bytes; collect stderr meanwhile, lest the program block on it and read no more."""
+        unwritten = memoryview(data)
+        while unwritten:
             self._wait(timeout_s, writing=True)
             try:
-                rest = rest[os.write(self._stdin.fileno(), rest[:BLOCK_BYTES]) :]
+                unwritten = unwritten[os.write(self._stdin.fileno(), unwritten[:BLOCK_BYTES]) :]
             except BlockingIOError:
                 continue
             except BrokenPipeError:
                 raise self._ended() from None
 
     def read_some(self, *, timeout_s: float) -> bytes:
-        """Whatever has arrived."""
+        """Wait for bytes; return all that have arrived."""
         self._wait(timeout_s, writing=False)
         data = os.read(self._stdout.fileno(), BLOCK_BYTES)
         if not data:
@@ -89,7 +89,7 @@ class LocalChannel:
         return data
 
     def close(self) -> None:
-        """Close the pipes and collect the process, which ends with its stdin."""
+        """Close the pipes and wait for the process, which ends when its stdin ends; else kill it."""
         for pipe in (self._stdin, self._stdout, self._stderr):
             pipe.close()
         try:
@@ -99,10 +99,10 @@ class LocalChannel:
             self._process.wait()
 
     def _wait(self, timeout_s: float, *, writing: bool) -> None:
-        """Wait until stdin can be written or stdout be read."""
-        wanted = self._stdin if writing else self._stdout
+        """Wait until stdin can be written, or stdout can be read."""
+        pipe = self._stdin if writing else self._stdout
         poll = select.poll()
-        poll.register(wanted, select.POLLOUT if writing else select.POLLIN)
+        poll.register(pipe, select.POLLOUT if writing else select.POLLIN)
         if self._errors_open:
             poll.register(self._stderr, select.POLLIN)
         deadline = time.monotonic() + timeout_s
@@ -112,11 +112,11 @@ class LocalChannel:
                 raise TimeoutError
             if self._stderr.fileno() in ready and not self._drain_stderr():
                 poll.unregister(self._stderr)
-            if wanted.fileno() in ready:
+            if pipe.fileno() in ready:
                 return
 
     def _drain_stderr(self) -> bool:
-        """Collect what is there; False once the stream has ended."""
+        """Collect the bytes that have arrived on stderr; False if the stream has ended."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._stderr.fileno(), BLOCK_BYTES):
                 self._tail.add(data)

@@ -1,5 +1,5 @@
 """
-Questions to whoever sits at the terminal: passwords, one-time codes, passphrases. Answers are neither kept nor logged here.
+Prompts at the user's terminal: passwords, one-time codes, passphrases. Answers are neither kept nor logged here.
 """
 
 from __future__ import annotations
@@ -19,61 +19,61 @@ if TYPE_CHECKING:
 TRIES = 3
 _CTRL_C = b"\x03"
 _LONGEST_ANSWER = 4096
-_turn = threading.Lock()  # a process has one terminal, however many objects stand for it
+_lock = threading.Lock()  # a process has one terminal, even if it has several Terminal objects
 
 
-class GivenUp(Exception):
-    """Ctrl-C or Ctrl-D at a question; nothing more is asked."""
+class PromptCancelled(Exception):
+    """The user pressed Ctrl-C or Ctrl-D at a prompt; no prompt follows."""
 
 
 class Terminal:
-    """The terminal of this process, where there is one; shared by all connections of a command."""
+    """The terminal of this process, if it has one; shared by all connections of a command."""
 
     def __init__(self) -> None:
-        self._given_up = False
+        self._is_cancelled = False
         self.unlocked: dict[Path, paramiko.PKey | None] = {}
-        """The keys whose passphrase has been asked for; None where it was wrong each time."""
-        self.asked = False
-        """Somebody has answered a question."""
+        """The keys whose passphrases have been prompted for; None if all answers were wrong."""
+        self.was_used = False
+        """True if the user has answered a prompt."""
 
-    def is_there(self) -> bool:
-        """Whether somebody can be asked: standard input and standard error are a terminal, and it is ours."""
+    def is_available(self) -> bool:
+        """Return whether the user can be prompted: standard input and error are a terminal, which controls this process."""
         if not (os.isatty(0) and os.isatty(2)):
             return False
         try:
-            os.close(_opened())
+            os.close(_open_terminal())
         except OSError:
             return False
         return True
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """
-        Have the terminal to oneself: many nodes connect at once, and only one in the whole process may ask.
+        Reserve the terminal: many nodes connect at once, and only one in the process may prompt.
 
         Raises:
-            GivenUp: an earlier question was.
+            PromptCancelled: the user has cancelled an earlier prompt.
         """
-        with _turn:
-            if self._given_up:
-                raise GivenUp
+        with _lock:
+            if self._is_cancelled:
+                raise PromptCancelled
             yield
 
-    def ask(self, question: str, *, echo: bool = False) -> bytes:
+    def prompt(self, question: str, *, echo: bool = False) -> bytes:
         """
-        Ask within a turn, and wait for a line; the answer is as it was typed, in the terminal's encoding.
+        Prompt with the terminal locked, and wait for a line; the answer is in the terminal's encoding.
 
-        The terminal sends no signal meanwhile: the thread that reads would not notice it and go on waiting. Ctrl-C ends
-        the line instead, and is passed on to the main thread from here.
+        The terminal sends no signal meanwhile, as it would not interrupt the reading thread. Ctrl-C ends the line instead,
+        and is passed on to the main thread from here.
         """
-        terminal = _opened()
+        terminal = _open_terminal()
         try:
             before = termios.tcgetattr(terminal)
-            asking = [*before[:3], before[3] & ~termios.ISIG & ~(0 if echo else termios.ECHO), *before[4:6]]
+            flags = before[3] & ~termios.ISIG & ~(0 if echo else termios.ECHO)
             characters = list(before[6])
             characters[termios.VEOL] = _CTRL_C
             try:
-                termios.tcsetattr(terminal, termios.TCSAFLUSH, [*asking, characters])
+                termios.tcsetattr(terminal, termios.TCSAFLUSH, [*before[:3], flags, *before[4:6], characters])
                 os.write(terminal, f"orch: {without_controls(question)}".encode(errors="replace"))
                 line = os.read(terminal, _LONGEST_ANSWER)
             finally:
@@ -82,18 +82,18 @@ class Terminal:
         finally:
             os.close(terminal)
         if line.endswith(b"\n"):
-            self.asked = True
+            self.was_used = True
             return line[:-1]
-        self._given_up = True
+        self._is_cancelled = True
         if line.endswith(_CTRL_C):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        raise GivenUp
+        raise PromptCancelled
 
 
 def without_controls(text: str) -> str:
-    """Make foreign text safe to show: nothing in it moves the cursor or imitates a line."""
+    """Make text of another program safe to show: it cannot move the cursor or imitate a line."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-def _opened() -> int:
+def _open_terminal() -> int:
     return os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)

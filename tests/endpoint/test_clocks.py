@@ -1,4 +1,4 @@
-"""Times that a node wrote, by the clock of the machine that reads them."""
+"""Conversion of a node's times to the clock of the machine that reads them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     ("now_there", "correction_s"),
     [(100.0, 0.0), (102.0, 0.0), (101.5, 0.0), (99.0, 1.0), (104.0, -2.0), (3700.0, -3598.0), (None, 0.0)],
 )
-def test_clock_that_may_be_right_is_believed_and_another_is_moved_as_little_as_can_be(
+def test_plausible_clock_is_trusted_and_another_corrected_to_the_nearest_bound(
     now_there: float | None, correction_s: float
 ) -> None:
     assert ReplyWindow(earliest=100.0, latest=102.0).correction_s(now_there) == correction_s
 
 
-def test_nothing_is_concluded_from_a_clock_here_that_was_set_meanwhile() -> None:
+def test_no_correction_if_this_machines_clock_was_set_in_between() -> None:
     assert ReplyWindow(earliest=3700.0, latest=100.0).correction_s(50.0) == 0.0
 
 
-def test_failed_node_counts_from_the_failure_of_its_rank_not_from_the_end_of_the_others() -> None:
-    """A sibling that ignores SIGTERM holds the agent up, while ranks elsewhere fail of the first failure's consequences."""
+def test_time_of_a_failed_node_is_that_of_its_ranks_failure() -> None:
+    """A sibling that ignores SIGTERM delays the agent's end, while ranks of other nodes fail as a consequence."""
     exit_: RankResult = {"rank": 3, "code": 1, "signal": None, "error": None, "time": 5.0}
     event: Event = {"event": "agent-finished", "time": 15.0, "state": "FAILED", "exit": exit_, "text": ""}
     assert Finished.of(event, -1.0).time == 4.0

@@ -1,4 +1,4 @@
-"""Which machine is this one: by its name and its addresses, and never a tunnel's near end."""
+"""This machine is recognised by its name and its addresses; the near end of a tunnel is not it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.endpoint.this_machine import is_here, is_own_name
+from orchestrator.endpoint.this_machine import is_this_host_name, is_this_machine
 from orchestrator.errors import NodeError
 from orchestrator.inventory.model import Node, SshOptions
 
@@ -15,18 +15,18 @@ from orchestrator.inventory.model import Node, SshOptions
 def _is_here(tmp_path: Path, address: str, *lines: str, jump: str | None = None) -> bool:
     config = tmp_path / "ssh_config"
     config.write_text("\n".join((f"Host {address}", *lines)) + "\n", "utf-8")
-    return is_here(Node(name="login", address=address), SshOptions(config=str(config), proxy_jump=jump))
+    return is_this_machine(Node(name="login", address=address), SshOptions(config=str(config), proxy_jump=jump))
 
 
-def test_own_host_name_needs_no_ssh_configuration() -> None:
+def test_host_name_of_this_machine_needs_no_ssh_configuration() -> None:
     nowhere = SshOptions(config="/nowhere/ssh_config", proxy_jump="bastion")
-    assert is_here(Node(name="login", address=socket.gethostname()), nowhere)
+    assert is_this_machine(Node(name="login", address=socket.gethostname()), nowhere)
     with pytest.raises(NodeError, match="ssh configuration"):
-        is_here(Node(name="login", address="another-host"), nowhere)
+        is_this_machine(Node(name="login", address="another-host"), nowhere)
 
 
 @pytest.mark.parametrize(
-    ("own", "name", "same"),
+    ("host_name", "name", "same"),
     [
         ("login0", "login0", True),
         ("login0", "LOGIN0.cluster.org", True),
@@ -35,9 +35,11 @@ def test_own_host_name_needs_no_ssh_configuration() -> None:
         ("login0", "login1", False),
     ],
 )
-def test_short_and_full_names_are_one(monkeypatch: pytest.MonkeyPatch, own: str, name: str, *, same: bool) -> None:
-    monkeypatch.setattr(socket, "gethostname", lambda: own)
-    assert is_own_name(name) is same
+def test_short_and_full_host_names_match(
+    monkeypatch: pytest.MonkeyPatch, host_name: str, name: str, *, same: bool
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: host_name)
+    assert is_this_host_name(name) is same
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def test_short_and_full_names_are_one(monkeypatch: pytest.MonkeyPatch, own: str,
         (("HostName no-such-host.invalid",), False),
     ],
 )
-def test_ssh_configuration_says_what_a_name_is(tmp_path: Path, lines: tuple[str, ...], *, here: bool) -> None:
+def test_host_name_is_resolved_by_the_ssh_configuration(tmp_path: Path, lines: tuple[str, ...], *, here: bool) -> None:
     assert _is_here(tmp_path, "login", *lines) is here
 
 

@@ -21,7 +21,7 @@ ISOLATION_S = 1.2
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "SILENT_S", 0.0)
     monkeypatch.setattr(isolation, "PROBE_WAIT_S", 0.3)
 
@@ -34,7 +34,7 @@ def _peer(folder: Path, port: int) -> Isolation:
     return _isolation(folder, port, is_head=False)
 
 
-def test_refusal_is_an_answer_and_silence_is_none() -> None:
+def test_refused_connection_is_an_answer_and_silence_is_none() -> None:
     with unreachable_port() as silent:
         assert reachable_hosts(["127.0.0.1"], silent) == []
     with refusing_port() as port:
@@ -61,15 +61,15 @@ def test_heartbeat_ends_the_silence(tmp_path: Path) -> None:
     assert node.unsupervised_s() < 0.2
 
 
-def test_beat_tells_the_peers_addresses_and_leaves_no_other_file(tmp_path: Path) -> None:
+def test_heartbeat_records_the_peers_addresses_in_one_file(tmp_path: Path) -> None:
     for peers in (["10.0.0.2"], ["10.0.0.2", "fe80::1"], ["10.0.0.2", "fe80::1"]):
         leave_heartbeat(str(tmp_path), peers)
         assert (tmp_path / SUPERVISED).read_text().split() == peers
     assert [path.name for path in tmp_path.iterdir()] == [SUPERVISED]
 
 
-def test_head_whose_peers_never_answered_is_not_called_isolated(tmp_path: Path) -> None:
-    """A firewall may swallow every knock: then silence proves nothing."""
+def test_head_whose_peers_never_answered_is_not_isolated(tmp_path: Path) -> None:
+    """A firewall may drop every probe: then silence proves nothing."""
     leave_heartbeat(str(tmp_path), ["127.0.0.1"])
     longest = 0.0
     with unreachable_port() as port, closing(_isolation(tmp_path, port, is_head=True)) as head:
@@ -78,15 +78,15 @@ def test_head_whose_peers_never_answered_is_not_called_isolated(tmp_path: Path) 
         assert longest == 0.0
 
 
-def test_sleep_of_the_whole_host_is_no_isolation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suspension_of_the_whole_host_is_no_isolation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with unreachable_port() as port, closing(_peer(tmp_path, port)) as node:
         node.isolated_s()
-        awake = time.monotonic
-        monkeypatch.setattr(time, "monotonic", lambda: awake() + 100)
+        monotonic = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 100)
         assert node.isolated_s() < ISOLATION_S
 
 
-def test_isolated_agent_ends_its_ranks_and_says_why(ground: Ground) -> None:
+def test_isolated_agent_ends_its_ranks_and_records_the_reason(ground: Ground) -> None:
     with unreachable_port() as port:
         ground.job("sleep", "1000", ranks=[1, 1], isolation_timeout_s=1.0)
         code, _ = ground.run(1, rendezvous=f"127.0.0.1 {port} {host_id()}")

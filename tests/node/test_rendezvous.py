@@ -1,4 +1,4 @@
-"""The rendezvous: an address that others reach, and a port that nobody else takes."""
+"""The rendezvous: an address that other nodes can reach, and a reserved port."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def routable() -> tuple[str, str]:
     ("name", "form"),
     [("NCCL_SOCKET_IFNAME", "={0}"), ("NCCL_SOCKET_IFNAME", "^lo"), ("GLOO_SOCKET_IFNAME", "{0}")],
 )
-def test_named_interface_comes_before_the_inventorys_address(
+def test_named_interface_takes_precedence_over_the_inventorys_address(
     monkeypatch: pytest.MonkeyPatch, name: str, form: str
 ) -> None:
     interface, address = routable()
@@ -130,22 +130,22 @@ def test_named_interface_comes_before_the_inventorys_address(
     assert choose_address(["127.0.0.1"], os.environ) == address
 
 
-def test_an_interface_that_is_not_there_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_interface_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "no-such-interface")
     assert choose_address(["127.0.0.1"], os.environ) == "127.0.0.1"
 
 
-def test_candidate_that_says_loopback_is_taken_at_its_word() -> None:
+def test_loopback_address_of_the_inventory_is_used() -> None:
     assert choose_address(["127.0.0.5"], os.environ) == "127.0.0.5"
 
 
 @pytest.mark.parametrize("candidate", ["203.0.113.7", "no-such-host.invalid", "localhost", ""])
-def test_an_address_of_another_host_or_a_loopback_name_is_passed_over(candidate: str) -> None:
+def test_address_of_another_host_and_loopback_name_are_skipped(candidate: str) -> None:
     _, address = routable()
     assert choose_address([candidate], os.environ) == address
 
 
-def test_interface_loopback_is_the_last_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loopback_interface_is_the_last_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     _, address = routable()
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     assert choose_address([], os.environ) == address
@@ -163,7 +163,7 @@ def test_a_loopback_rendezvous_of_another_host_is_refused(ground: Ground, addres
     assert ground.finished(1)["text"] == why
 
 
-def test_a_loopback_rendezvous_of_this_host_is_fine(ground: Ground) -> None:
+def test_loopback_rendezvous_of_this_host_is_accepted(ground: Ground) -> None:
     ground.job("true", ranks=[1, 1])
     assert ground.run(1, rendezvous=f"127.0.0.1 29500 {host_id()}") == (0, "")
 
@@ -207,8 +207,8 @@ def test_the_head_takes_over_a_reserved_port(ground: Ground) -> None:
 
 def test_a_port_that_was_taken_meanwhile_is_refused(ground: Ground) -> None:
     ground.job("true")
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
         code, err = ground.run(rendezvous=f"127.0.0.1 {port} {host_id()}")
     assert (code, f"rendezvous port {port}: Address already in use" in err) == (errno.EADDRINUSE, True)
-    assert ground.lines("events.jsonl")[-1]["event"] == "note"  # no end: whoever launches tries again
+    assert ground.lines("events.jsonl")[-1]["event"] == "note"  # not the last event: the launcher retries

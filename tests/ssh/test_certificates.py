@@ -159,7 +159,7 @@ def test_a_host_certificate_that_does_not_match_the_host_is_refused(
     written = host.known.read_text()
     with pytest.raises(NodeError) as caught:
         host.login(*options, host_keys=host_keys)
-    assert str(caught.value).endswith(f"vouched for by no authority of {host.known} line 1: {reason}")
+    assert str(caught.value).endswith(f"not certified by an authority of {host.known} line 1: {reason}")
     assert host.known.read_text() == written
 
 
@@ -180,7 +180,7 @@ def test_a_host_certificate_signed_with_sha1_is_refused(farm: Farm, tmp_path: Pa
 def test_a_plain_host_key_is_refused_if_only_an_authority_is_known(farm: Farm, tmp_path: Path, host_keys: str) -> None:
     host = Host(farm, tmp_path)
     config = farm.write_ssh_config(tmp_path / "config", known_hosts=host.known)
-    with pytest.raises(NodeError, match="it shows no certificate"):
+    with pytest.raises(NodeError, match="it has no certificate"):
         login_output(config, host_keys=host_keys)
 
 

@@ -123,20 +123,20 @@ def test_launch_without_a_terminal_fails_and_names_the_nodes_login_method(
 ) -> None:
     with farm.restarted(**options):
         done = orch(*LAUNCH, code=4)
-        assert f"the node wants {method}" in done.stderr
+        assert f"the node requires {method}" in done.stderr
         assert "n[0-1]: no key was accepted" in done.stderr
         assert "(2 of 2)" in done.stderr
         script = ["sh", "-c", 'exec "$@" </dev/null', "sh", *orch.argv(LAUNCH)]
         with Screen(script, cwd=orch.cwd, env=orch.environ()) as screen:
             assert screen.ended() == 4
-            assert f"the node wants {method}" in screen.text
+            assert f"the node requires {method}" in screen.text
 
 
 def test_batch_mode_of_the_configuration_disables_prompts(orch: Orch, farm: Farm) -> None:
     _orch(farm, orch.cwd, BatchMode="yes")
     with farm.restarted(**BY_PASSWORD), _screen(orch) as screen:
         assert screen.ended() == 4
-        assert "the node wants password" in screen.text
+        assert "the node requires password" in screen.text
 
 
 def test_ctrl_c_at_a_prompt_ends_the_launch_and_restores_the_terminal(orch: Orch, farm: Farm) -> None:
@@ -154,7 +154,7 @@ def test_ctrl_d_at_a_prompt_ends_the_launch(orch: Orch, farm: Farm) -> None:
         screen.until("password: ")
         screen.type("\x04")
         assert screen.ended() == 4
-        assert "n[0-1]: given up at the question for a login (2 of 2)" in screen.text
+        assert "n[0-1]: the login was cancelled at a prompt (2 of 2)" in screen.text
 
 
 def test_a_node_that_hung_up_before_its_prompt_is_reconnected(orch: Orch, farm: Farm) -> None:
@@ -267,7 +267,7 @@ def test_no_passphrase_prompt_if_another_key_is_accepted(farm: Farm, tmp_path: P
 
 
 def test_control_characters_of_a_prompt_are_removed(tmp_path: Path) -> None:
-    program = "from orchestrator.transports.terminal import Terminal; t = Terminal(); print(t.ask('a\\x1b[2J\\r\\nb: ', echo=True))"
+    program = "from orchestrator.transports.terminal import Terminal; t = Terminal(); print(t.prompt('a\\x1b[2J\\r\\nb: ', echo=True))"
     with Screen([sys.executable, "-c", program], cwd=Path.cwd(), env=Orch(tmp_path).environ()) as screen:
         screen.until("orch: a [2J  b: ")
         screen.type("yes\n")

@@ -55,7 +55,7 @@ def test_a_wrong_key_is_offered_once_over_one_connection(farm: Farm, tmp_path: P
 
 def test_a_key_is_not_offered_twice_when_sshd_hangs_up_over_it(farm: Farm, tmp_path: Path) -> None:
     with farm.counted(MaxAuthTries="1") as connections:
-        assert "the node says: Too many authentication failures" in refusal(wrong_key(farm, tmp_path))
+        assert "the node reports: Too many authentication failures" in refusal(wrong_key(farm, tmp_path))
         assert connections() == 1
 
 

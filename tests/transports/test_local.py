@@ -1,4 +1,4 @@
-"""The channel to this machine, and how an endpoint copes with whatever Python is or is not there."""
+"""The channel to this machine, and an endpoint with a missing, old or unusual Python."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_megabytes_go_both_ways_at_once_with_a_noisy_stderr() -> None:
     opened.close()
 
 
-def test_the_end_of_a_program_tells_its_status_and_the_end_of_stderr() -> None:
+def test_end_of_a_program_has_its_exit_status_and_the_tail_of_stderr() -> None:
     opened = channel("head -c 200000 /dev/zero >&2; echo last words >&2; exit 3")
     with pytest.raises(ChannelClosed) as caught:
         opened.read_some(timeout_s=10)
@@ -82,7 +82,7 @@ def test_the_marker_is_found_wherever_the_pieces_break() -> None:
 
 
 @pytest.mark.parametrize("path", ["/nope/python3", "~/nope/python3", "nope-python3"])
-def test_no_python_is_said_so(path: str) -> None:
+def test_missing_python_is_reported(path: str) -> None:
     with pytest.raises(NodeError, match=f"no Python: {path} not found") as caught:
         Endpoint.connect(LocalTransport("n3"), path)
     assert caught.value.node == "n3"
@@ -100,14 +100,14 @@ def test_an_old_python_is_named_with_its_version(tmp_path: Path) -> None:
         Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", fake))
 
 
-def test_what_a_login_shell_prints_before_is_skipped(tmp_path: Path) -> None:
+def test_output_of_the_login_shell_is_skipped(tmp_path: Path) -> None:
     noise = f"echo Welcome; printf 'no newline'; echo oops >&2; exec {sys.executable} \"$@\""
     with Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", noise)) as endpoint:
         assert endpoint.facts.python
 
 
-def test_a_login_shell_that_never_stops_printing_is_given_up(tmp_path: Path) -> None:
-    with pytest.raises(NodeError, match="the login shell says 'y"):
+def test_login_shell_that_never_stops_printing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match="the login shell printed 'y"):
         Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", "exec yes"))
 
 
@@ -117,7 +117,7 @@ def test_a_login_shell_that_reads_nothing_is_quoted_though_the_write_times_out(
 ) -> None:
     monkeypatch.setattr(client, "ANSWER_S", 0.5)
     monkeypatch.setattr(client, "program", lambda: bytes(1 << 20))  # more than any pipe holds
-    with pytest.raises(NodeError, match="the login shell says 'y"):
+    with pytest.raises(NodeError, match="the login shell printed 'y"):
         Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", shell))
 
 
@@ -138,7 +138,7 @@ def test_a_home_folder_with_modules_of_standard_names_does_not_matter(
         assert endpoint.facts.home == str(tmp_path)
 
 
-def test_what_else_prints_in_an_endpoint_goes_to_stderr() -> None:
+def test_stdout_of_an_endpoint_is_redirected_to_stderr() -> None:
     with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
         streams = [Path(f"/proc/{endpoint.facts.pid}/fd/{number}").readlink() for number in (1, 2)]
     assert streams[0] == streams[1]

@@ -40,10 +40,10 @@ def login_node(login: str | None, node: N, ssh: SshSettings) -> N | None:
     """
     if login is None:
         return None
-    from orchestrator.endpoint.this_machine import is_here  # noqa: PLC0415  reads ssh_config, which only this case needs
+    from orchestrator.endpoint.this_machine import is_this_machine  # noqa: PLC0415  reads ssh_config, which only this case needs
 
     host = _renamed(node, login)
-    return None if shutil.which("sbatch") is not None and is_here(host, ssh) else host
+    return None if shutil.which("sbatch") is not None and is_this_machine(host, ssh) else host
 
 
 def _renamed(node: N, name: str) -> N:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from orchestrator.endpoint.access import transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import RunTrace
-from orchestrator.endpoint.this_machine import is_own_name
+from orchestrator.endpoint.this_machine import is_this_host_name
 from orchestrator.errors import LaunchError, NodeError
 from orchestrator.launchers.slurm import submit
 from orchestrator.launchers.slurm.queue import run_here
@@ -50,7 +50,7 @@ class ThisMachine:
 
     def is_node(self, node: NodePlan) -> bool:
         """Compare host names and loopback addresses; ssh_config is not read."""
-        return is_own_name(node.name) or is_own_name(node.address) or is_loopback(node.address)
+        return is_this_host_name(node.name) or is_this_host_name(node.address) or is_loopback(node.address)
 
     def endpoint(self) -> Endpoint:
         """An endpoint in a process on this machine."""

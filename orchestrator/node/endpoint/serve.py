@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     Json = Dict[str, Any]
 
-HEADER_LIMIT = 16 << 20
+HEADER_LIMIT_BYTES = 16 << 20
 SIZE_BYTES = 4
 IDLE_S = 900
 SUPERVISOR_IDLE_S = 60  # heartbeats come every few seconds
@@ -62,7 +62,7 @@ def read_frame(stream: BinaryIO) -> Optional[Tuple[Json, bytes]]:
     if len(size) < SIZE_BYTES:
         return None
     length = int.from_bytes(size, "big")
-    if length > HEADER_LIMIT:
+    if length > HEADER_LIMIT_BYTES:
         raise ValueError(f"a frame header of {length} bytes")
     text = stream.read(length)
     if len(text) < length:

@@ -1,4 +1,4 @@
-"""A program on a node over ssh: the answer to its start, and its streams."""
+"""A program on a node over ssh: the reply to its start request, and its streams."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ DRAIN_S = 1.0
 @contextlib.contextmanager
 def answered_within(timeout_s: float, channel: paramiko.Channel) -> Iterator[None]:
     """
-    Close the connection if a request is not answered in time: paramiko itself waits for ever.
+    Close the connection if a request is not answered in time: paramiko has no timeout for it.
 
     Raises:
         TimeoutError: it was closed.
     """
-    late = threading.Event()
+    timed_out = threading.Event()
 
-    def give_up() -> None:
-        late.set()
+    def close_connection() -> None:
+        timed_out.set()
         channel.get_transport().close()
-        channel.event.set()  # paramiko does not wake a request that was made just when the connection went
+        channel.event.set()  # paramiko does not wake a request that was made just before the connection was lost
 
-    timer = threading.Timer(timeout_s, give_up)
+    timer = threading.Timer(timeout_s, close_connection)
     timer.daemon = True
     timer.start()
     try:
         yield
     except (paramiko.SSHException, OSError, EOFError) as error:
-        if late.is_set():
+        if timed_out.is_set():
             raise TimeoutError(f"no answer for {timeout_s:g} s") from error
         raise
     finally:
@@ -54,19 +54,19 @@ class SshChannel:
         self._tail = Tail()
 
     def write(self, data: bytes, *, timeout_s: float) -> None:
-        """Write all of it."""
-        rest = memoryview(data)
-        while rest:
+        """Write all bytes."""
+        unwritten = memoryview(data)
+        while unwritten:
             self._channel.settimeout(timeout_s)
             try:
-                rest = rest[self._channel.send(bytes(rest[:BLOCK_BYTES])) :]
+                unwritten = unwritten[self._channel.send(bytes(unwritten[:BLOCK_BYTES])) :]
             except TimeoutError:
                 raise
             except (OSError, EOFError):  # closed, or nothing was acknowledged for LOST_AFTER_S
                 raise self._ended() from None
 
     def read_some(self, *, timeout_s: float) -> bytes:
-        """Whatever has arrived; stderr is collected meanwhile, for unread it would fill the window of both."""
+        """Wait for bytes; return all that have arrived. Collect stderr meanwhile: it shares the window of the channel."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._drain_stderr()
@@ -82,7 +82,7 @@ class SshChannel:
             return data
 
     def close(self) -> None:
-        """Close both ways; where the connection is gone, the channel is gone with it."""
+        """Close both directions; if the connection is lost, the channel is closed already."""
         with contextlib.suppress(OSError, EOFError):
             self._channel.close()
 

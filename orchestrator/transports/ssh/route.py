@@ -1,5 +1,5 @@
 """
-From what the inventory and ssh_config say to a route: the hosts to log in to, one behind the other. No connections here.
+The route to a node, from the inventory and ssh_config: the hosts to log in to, each through the one before. No connections here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from orchestrator.names.addresses import check_address, check_port, check_user, 
 USER_CONFIG = Path("~/.ssh/config")
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 DEFAULT_PORT = 22
-_MOST_HOPS = 8
-_MOST_INCLUDES = 16  # what ssh allows, one within the other
+_MAX_HOPS = 8
+_MAX_INCLUDE_DEPTH = 16  # as in ssh
 
 Settings: TypeAlias = Mapping[str, "str | list[str]"]
 Lookup: TypeAlias = Callable[[str], Settings]
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Destination(Protocol):
-    """The fields of a node that lead to it; a Node of the inventory or of a plan."""
+    """The fields of a node for connecting to it; a Node of the inventory or of a plan."""
 
     @property
     def name(self) -> str: ...
@@ -41,7 +41,7 @@ class Destination(Protocol):
 
 
 class SshSettings(Protocol):
-    """How nodes are reached: the SshOptions of an inventory, or what a plan keeps of them."""
+    """The ssh settings: the SshOptions of an inventory, or the PlannedSsh of a plan."""
 
     @property
     def config(self) -> str | None: ...
@@ -57,7 +57,7 @@ class SshSettings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlannedSsh:
-    """Settings of a plan, checked when it was made: loading the checks takes longer than most commands run."""
+    """Settings of a plan, checked when the plan was made: importing the checks takes longer than most commands run."""
 
     config: str | None
     proxy_jump: str | None
@@ -71,8 +71,8 @@ class Hop:
     """
     One login.
 
-    `key_name` overrides the host's name in known_hosts; `agent` says whether to ask the ssh agent, `person` whether to ask
-    whoever sits at the terminal.
+    `key_name` overrides the host's name in known_hosts; `use_agent` is True if the keys of the ssh agent may be used,
+    `may_prompt` if the user may be prompted at the terminal.
     """
 
     address: str
@@ -82,8 +82,8 @@ class Hop:
     identities: tuple[Path, ...]
     certificates: tuple[Path, ...]
     identities_only: bool
-    agent: bool
-    person: bool
+    use_agent: bool
+    may_prompt: bool
     key_name: str | None
     user_known_hosts: tuple[Path, ...]
     global_known_hosts: tuple[Path, ...]
@@ -91,12 +91,12 @@ class Hop:
 
 
 class RouteError(ValueError):
-    """The configuration leads nowhere; the message says why."""
+    """The configuration gives no route; the message is the reason."""
 
 
 def read_config(config: Path | None) -> str:
     """
-    The text of the configuration, what it includes in its place: the given file alone, else ssh's own two.
+    The text of the configuration with its included files: the given file alone, or those in USER_CONFIG and SYSTEM_CONFIG.
 
     Raises:
         OSError: the given file cannot be read.
@@ -108,7 +108,7 @@ def read_config(config: Path | None) -> str:
 
 
 def _expanded(file: Path, depth: int) -> str:
-    """Paramiko knows no Include. A block that is interrupted by one is taken up again after it."""
+    """Replace each Include, which paramiko does not support, by the files; the enclosing block continues after them."""
     lines, block = [], "Host *"
     for line in file.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         words = re.split(r"[\s=]+", line.strip(), maxsplit=1)
@@ -118,51 +118,55 @@ def _expanded(file: Path, depth: int) -> str:
         if keyword != "include" or len(words) == 1:
             lines.append(line)
             continue
-        if depth == _MOST_INCLUDES:
+        if depth == _MAX_INCLUDE_DEPTH:
             raise RouteError(f"{file}: files that include each other")
         for pattern in shlex.split(words[1]):
             base = (
                 SYSTEM_CONFIG.parent if file.is_relative_to(SYSTEM_CONFIG.parent) else USER_CONFIG.expanduser().parent
             )
-            for found in sorted(glob.glob(str(base / Path(pattern).expanduser()))):  # noqa: PTH207  of absolute patterns
-                lines += [_expanded(Path(found), depth + 1), block]
+            for included in sorted(glob.glob(str(base / Path(pattern).expanduser()))):  # noqa: PTH207  absolute patterns
+                lines += [_expanded(Path(included), depth + 1), block]
     return "\n".join(lines)
 
 
 def route(target: Destination, proxy_jump: str | None, lookup: Lookup) -> list[Hop]:
     """
-    The hops from here to the target, which is the last one.
+    The hops from this machine to the target, which is the last one.
 
     Args:
-        proxy_jump: goes before what the configuration says about the target; jump hosts follow the configuration.
-        lookup: what the configuration says about a name, with the tokens of ProxyCommand left in it.
+        proxy_jump: overrides the ProxyJump of the target in the configuration; the jump hosts follow the configuration.
+        lookup: returns the settings of a host name in the configuration, with the tokens of ProxyCommand unexpanded.
 
     Raises:
-        RouteError: jump hosts lead in a circle, or the configuration has something for a name, user or port that is none.
+        RouteError: jump hosts lead in a circle, or a name, user or port in the configuration is invalid.
     """
     return _route(target.address, target.user, target.port, (proxy_jump, lookup, 0))
 
 
-def _route(address: str, user: str | None, port: int | None, rest: tuple[str | None, Lookup, int]) -> list[Hop]:
-    proxy_jump, lookup, depth = rest
-    if depth == _MOST_HOPS:
+def _route(address: str, user: str | None, port: int | None, context: tuple[str | None, Lookup, int]) -> list[Hop]:
+    proxy_jump, lookup, depth = context
+    if depth == _MAX_HOPS:
         raise RouteError(f"the jump hosts of {address} lead in a circle")
     settings = lookup(address)
     hop = _hop(address, user, port, settings)
     jumps = [
         _checked("ProxyJump", address, jump_host, text)
-        for text in (proxy_jump or _one(settings, "proxyjump") or "none").split(",")
+        for text in (proxy_jump or _value(settings, "proxyjump") or "none").split(",")
     ]
     if jumps[0][1] in ("none", address):
         return [hop]
-    first, *others = jumps
-    before = _route(first[1], first[0], first[2], (None, lookup, depth + 1))
-    return [*before, *(_hop(name, who, number, lookup(name)) for who, name, number in others), hop]
+    first_user, first_address, first_port = jumps[0]
+    hops = _route(first_address, first_user, first_port, (None, lookup, depth + 1))
+    hops += [
+        _hop(jump_address, jump_user, jump_port, lookup(jump_address))
+        for jump_user, jump_address, jump_port in jumps[1:]
+    ]
+    return [*hops, hop]
 
 
 def _hop(address: str, user: str | None, port: int | None, settings: Settings) -> Hop:
     def checked(keyword: str, check: Callable[[str], T]) -> T | None:
-        value = _one(settings, keyword.lower())
+        value = _value(settings, keyword.lower())
         return None if value is None else _checked(keyword, address, check, value)
 
     host = checked("HostName", check_address) or address
@@ -170,7 +174,7 @@ def _hop(address: str, user: str | None, port: int | None, settings: Settings) -
     user = user or checked("User", check_user) or getpass.getuser()
     tokens = {"%%": "%", "%d": str(Path.home()), "%h": host, "%n": address, "%p": str(port), "%r": user}
     tokens["%u"] = getpass.getuser()
-    command = _one(settings, "proxycommand") or "none"
+    command = _value(settings, "proxycommand") or "none"
     return Hop(
         address=address,
         host=host,
@@ -179,30 +183,30 @@ def _hop(address: str, user: str | None, port: int | None, settings: Settings) -
         identities=tuple(
             Path(_unquoted(name)).expanduser() for name in settings.get("identityfile", []) if name.lower() != "none"
         ),
-        certificates=_files(_one(settings, "certificatefile") or "none", tokens),
-        identities_only=_one(settings, "identitiesonly") == "yes",
-        agent=(_one(settings, "identityagent") or "").lower() != "none" and "SSH_AUTH_SOCK" in os.environ,
-        person=(_one(settings, "batchmode") or "").lower() != "yes",
-        key_name=checked("HostKeyAlias", check_address),  # a pattern would be pinned for every host
+        certificates=_files(_value(settings, "certificatefile") or "none", tokens),
+        identities_only=_value(settings, "identitiesonly") == "yes",
+        use_agent=(_value(settings, "identityagent") or "").lower() != "none" and "SSH_AUTH_SOCK" in os.environ,
+        may_prompt=(_value(settings, "batchmode") or "").lower() != "yes",
+        key_name=checked("HostKeyAlias", check_address),  # a pattern would be added to known_hosts for every host
         user_known_hosts=_files(
-            _one(settings, "userknownhostsfile") or "~/.ssh/known_hosts ~/.ssh/known_hosts2", tokens
+            _value(settings, "userknownhostsfile") or "~/.ssh/known_hosts ~/.ssh/known_hosts2", tokens
         ),
         global_known_hosts=_files(
-            _one(settings, "globalknownhostsfile") or "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2", tokens
+            _value(settings, "globalknownhostsfile") or "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2", tokens
         ),
         proxy_command=_with_tokens(command, tokens) if command.lower() != "none" else None,
     )
 
 
 def _checked(keyword: str, address: str, check: Callable[[str], T], value: str) -> T:
-    """What comes from the configuration may end in a command line or a file, too."""
+    """Check a value of the configuration as those of an inventory: it may become part of a command line or a file."""
     try:
         return check(value)
     except ValueError as error:
         raise RouteError(f"{keyword} of {address}: {error}") from error
 
 
-def _one(settings: Settings, key: str) -> str | None:
+def _value(settings: Settings, key: str) -> str | None:
     value = settings.get(key)
     return _unquoted(value) if isinstance(value, str) else None
 
@@ -217,4 +221,4 @@ def _files(text: str, tokens: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def _with_tokens(text: str, tokens: Mapping[str, str]) -> str:
-    return re.sub("%.", lambda found: tokens.get(found[0], found[0]), text)
+    return re.sub("%.", lambda token: tokens.get(token[0], token[0]), text)

@@ -1,5 +1,5 @@
 """
-The transport over ssh. What Fabric and paramiko raise is mapped here, in ssh_login.py and in ssh_channel.py, once.
+The transport over ssh. The errors of Fabric and paramiko are mapped here, in login.py and in channel.py, once.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from orchestrator.errors import NodeError, NotListening, Unreachable
 from orchestrator.fanout import once
 from orchestrator.transports.ssh.channel import SshChannel, answered_within
 from orchestrator.transports.ssh.host_keys import HostKeyPolicy
-from orchestrator.transports.ssh.login import Login, TurnCameLate
+from orchestrator.transports.ssh.login import ClosedInQueue, Login
 from orchestrator.transports.ssh.route import Destination, Hop, RouteError, SshSettings, read_config, route
 from orchestrator.transports.ssh.user_keys import Keyring
 
 KEEPALIVE_S = 15
 LOST_AFTER_S = 30.0
 LAST_RETRY_S = 2.0
-LOGIN_FACTOR = 3  # a busy node, or one that looks its users up elsewhere, connects sooner than it lets in
+LOGIN_FACTOR = 3  # on a busy node, or one with a remote user directory, a login takes longer than the connection
 PROXY_END_S = 2.0
 HUNG_UP = "hung up before the login"
 
-# Failures reach the user as NodeErrors. Without a handler logging would print paramiko's tracebacks besides.
+# Failures reach the user as NodeErrors. Without a handler logging would also print paramiko's tracebacks.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
@@ -45,7 +45,7 @@ class _Dropped(Exception):
 
 
 def command_line(argv: Sequence[str]) -> str:
-    """The one string that ssh takes; a `~/` at the beginning is left for the login shell to expand."""
+    """The string that ssh sends to the login shell, which expands a `~/` at its beginning and nothing else."""
     program, *arguments = argv
     home, path = ("~/", program[2:]) if program.startswith("~/") else ("", program)
     return " ".join([home + shlex.quote(path), shlex.join(arguments)]).strip()
@@ -56,7 +56,7 @@ def route_to(target: Destination, ssh: SshSettings) -> list[Hop]:
     The logins that lead to a target, by the inventory and the ssh configuration.
 
     Raises:
-        NodeError: the configuration cannot be read, or leads nowhere.
+        NodeError: the configuration cannot be read, or gives no route.
     """
     try:
         return route(target, ssh.proxy_jump, _config(ssh.config).lookup)
@@ -65,7 +65,7 @@ def route_to(target: Destination, ssh: SshSettings) -> list[Hop]:
 
 
 class SshTransport:
-    """One connection to a node, through jump hosts where the configuration says so; host keys are always verified."""
+    """One connection to a node, through the configured jump hosts; host keys are always verified."""
 
     def __init__(self, node: Destination, ssh: SshSettings, keyring: Keyring | None = None) -> None:
         self._target = node
@@ -95,11 +95,13 @@ class SshTransport:
 
     def close(self) -> None:
         """Close the connection, then those to the jump hosts."""
-        connections, self._connections = self._connections, []
+        connections = self._connections
+        self._connections = []
         for connection in reversed(connections):
             connection.client.close()
-        proxy, self._proxy = self._proxy, None
-        if proxy is not None:  # it leads a group of its own
+        proxy = self._proxy
+        self._proxy = None
+        if proxy is not None:  # it leads a process group
             os.killpg(proxy.pid, signal.SIGTERM)
             try:
                 proxy.wait(PROXY_END_S)
@@ -108,7 +110,7 @@ class SshTransport:
                 proxy.wait()
 
     def _connect(self) -> None:
-        """Connect; if the server hangs up at once, retry until the connect timeout."""
+        """Connect; if the server hangs up before the login, retry until the connect timeout."""
         hops = route_to(self._target, self._ssh)
         deadline = time.monotonic() + self._ssh.connect_timeout_s
         for pause_s in backoff(LAST_RETRY_S):
@@ -116,7 +118,7 @@ class SshTransport:
                 self._dial(hops)
             except _Dropped as error:
                 self.close()
-                if isinstance(error.__cause__, TurnCameLate):
+                if isinstance(error.__cause__, ClosedInQueue):
                     deadline = time.monotonic() + self._ssh.connect_timeout_s
                 if time.monotonic() + pause_s > deadline:
                     hint = f"lower ssh.fanout if it is busy with other logins, or try {self._hint()}"
@@ -142,7 +144,7 @@ class SshTransport:
 
     def _prepared(self, hop: Hop, gateway: Connection | None) -> Connection:
         timeout_s = self._ssh.connect_timeout_s
-        keyring = self._keyring if hop.person else Keyring()
+        keyring = self._keyring if hop.may_prompt else Keyring()
         login = Login(self.node, hop, keyring, timeout_s=self._login_timeout_s)
         keys = HostKeyPolicy(self.node, hop, accept_new=self._ssh.host_keys == "accept-new")
         options = {
@@ -164,49 +166,47 @@ class SshTransport:
             forward_agent=False,
             connect_kwargs=options,
         )
-        connection.client.set_missing_host_key_policy(keys)  # Fabric's own accepts any key
+        connection.client.set_missing_host_key_policy(keys)  # Fabric's default accepts any key
         return connection
 
     def _socket(self, hop: Hop) -> socket.socket:
         if hop.proxy_command:
-            ours, theirs = socket.socketpair()
-            with theirs:  # a shell runs it, as ssh does: the text is the user's own, the names in it are checked
+            near, far = socket.socketpair()
+            with far:  # by a shell, as in ssh: the user wrote the command, and the names in it are checked
                 argv = ["/bin/sh", "-c", f"exec {hop.proxy_command}"]
-                self._proxy = subprocess.Popen(
-                    argv, stdin=theirs.fileno(), stdout=theirs.fileno(), start_new_session=True
-                )
-            return ours
+                self._proxy = subprocess.Popen(argv, stdin=far.fileno(), stdout=far.fileno(), start_new_session=True)
+            return near
         sock = socket.create_connection((hop.host, hop.port), self._ssh.connect_timeout_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: give up on what nobody acknowledges
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: close the connection if data are not acknowledged
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(LOST_AFTER_S * 1000))
         return sock
 
     @contextlib.contextmanager
     def _mapped(self, hop: Hop, *, direct: bool) -> Iterator[None]:
-        """Name every way in which a login can fail; what may pass by itself is _Dropped."""
-        where, begun = f"{hop.host} port {hop.port}", time.monotonic()
+        """Map the errors of a login: to _Dropped if a retry may help, else to Unreachable or NotListening."""
+        address, begun = f"{hop.host} port {hop.port}", time.monotonic()
         try:
             yield
         except (EOFError, ConnectionResetError, BrokenPipeError) as error:
-            raise _Dropped(where) from error
+            raise _Dropped(address) from error
         except socket.gaierror as error:
             raise Unreachable(self.node, "name not resolved", at=hop.host, hint=self._hint()) from error
         except (OSError, paramiko.SSHException) as error:
             if isinstance(error, TimeoutError) or time.monotonic() - begun >= self._ssh.connect_timeout_s:
                 reason = f"timed out after {self._ssh.connect_timeout_s:g} s"
-            elif isinstance(error.__context__, (EOFError, ConnectionResetError)):  # the banner was not read to its end
-                raise _Dropped(where) from error
+            elif isinstance(error.__context__, (EOFError, ConnectionResetError)):  # lost while the banner was read
+                raise _Dropped(address) from error
             elif isinstance(error, paramiko.ChannelException):  # only a jump host opens channels before the login
                 reason = f"the jump host cannot connect to it ({_words(error)})"
             else:
                 reason = _words(error)
-            # behind a jump host it is the jump host that is refused, or that tells in its own words
+            # With jump hosts, a refused connection is that of a jump host, or the jump host reports it as text.
             kind = NotListening if direct and isinstance(error, ConnectionRefusedError) else Unreachable
-            raise kind(self.node, reason, at=where, hint=self._hint()) from error
+            raise kind(self.node, reason, at=address, hint=self._hint()) from error
 
     def _hint(self) -> str:
-        """The same connection by hand."""
+        """The command for the same connection by ssh."""
         argv = ["ssh", *(["-F", self._ssh.config] if self._ssh.config else [])]
         argv += ["-J", self._ssh.proxy_jump] if self._ssh.proxy_jump else []
         argv += ["-p", str(self._target.port)] if self._target.port else []
@@ -227,12 +227,12 @@ def _config(file: str | None) -> paramiko.SSHConfig:
 
 @once
 def _parsed_config(file: Path | None, _mtime_ns: int) -> paramiko.SSHConfig:
-    """Read it once for all nodes."""
+    """Read the configuration once for all nodes."""
     return UserConfig.from_file(StringIO(read_config(file)))
 
 
 class UserConfig(paramiko.SSHConfig):
-    """Leaves the tokens of a proxy command in place: paramiko does not know what the inventory says of user and port."""
+    """Leaves the tokens of a ProxyCommand unexpanded: paramiko does not know the user and port of the inventory."""
 
     TOKENS_BY_CONFIG_KEY = {  # noqa: RUF012  paramiko's own
         key: tokens for key, tokens in paramiko.SSHConfig.TOKENS_BY_CONFIG_KEY.items() if key != "proxycommand"
@@ -241,8 +241,8 @@ class UserConfig(paramiko.SSHConfig):
 
 def _fabric_config() -> Config:
     """
-    Fabric's defaults alone: what ssh_config says is in the route by now, and fabric.yaml is none of ours.
+    Fabric's defaults alone: the route has the settings of ssh_config, and orch does not read fabric.yaml.
 
-    One for each connection: a Config that threads share is seen half loaded by some (9 to 55 of 9,600 connections).
+    One per connection: if threads share a Config, some get it half loaded (9 to 55 of 9,600 connections).
     """
     return Config(ssh_config=paramiko.SSHConfig(), lazy=True)

@@ -1,4 +1,4 @@
-"""The node agent's life with real processes: start, end, stop, death, and what is left behind: nothing."""
+"""The node agent with real processes: start, end, stop and kill; no process is left running."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ground"]
 
 RUN = "$ORCH_RUN_DIR"
 WAIT = "echo up; sleep 300 & wait"
-# A grandchild with its own session and parent 1 in any other world, which tells its pid and then ignores TERM or not.
+# A grandchild in a new session, whose parent would be pid 1 without a sub-reaper; it writes its pid, and may ignore SIGTERM.
 DAEMON = f"(setsid sh -c '{{trap}} echo $$ > \"{RUN}/daemon\"; sleep 300; sleep 300' >/dev/null 2>&1 &)"
 DAEMON += f' ; until [ -s "{RUN}/daemon" ]; do :; done; '
 
@@ -40,7 +40,7 @@ def wait_for_output(ground: Ground, rank: int = 0, node_rank: int = 0) -> None:
 # ---- the end of a run
 
 
-def test_done_is_recorded_and_said_by_exit_code_and_file(ground: Ground) -> None:
+def test_done_is_recorded_in_events_exit_code_and_file(ground: Ground) -> None:
     ground.job(*sh("echo out; echo err >&2"), ranks=[2])
     assert ground.run() == (0, "")
     assert ground.finished()["state"] == "DONE"
@@ -52,7 +52,7 @@ def test_done_is_recorded_and_said_by_exit_code_and_file(ground: Ground) -> None
     assert (ground.folder() / "rank-1.err").read_text(encoding="utf-8") == "err\n"
 
 
-def test_events_are_complete_and_tell_the_story_in_order(ground: Ground) -> None:
+def test_events_are_complete_and_in_order(ground: Ground) -> None:
     ground.job(*sh("exit 0"), ranks=[1])
     ground.run()
     events = ground.lines("events.jsonl")
@@ -99,7 +99,7 @@ def test_a_failing_rank_ends_its_peers_and_is_named(ground: Ground, code: int, e
     assert not (ground.folder() / "DONE").exists()
 
 
-def test_the_cause_is_the_first_failure_not_what_the_stop_brings_about(ground: Ground) -> None:
+def test_cause_is_the_first_failure_not_a_consequence_of_the_stop(ground: Ground) -> None:
     ground.job(*sh("if [ $RANK = 1 ]; then kill -SEGV $$; fi; trap 'exit 5' TERM; sleep 300 & wait"), ranks=[2])
     assert ground.run()[0] == 1
     assert ground.finished()["exit"].items() >= {"rank": 1, "code": None, "signal": "SIGSEGV", "error": None}.items()
@@ -139,12 +139,12 @@ def test_offsets_cover_every_byte_even_of_a_descendant_that_writes_last(ground: 
     ground.job(*sh(f"echo first; (setsid sh -c '{last}' &); until [ -s \"{RUN}/daemon\" ]; do :; done"))
     assert ground.run() == (0, "")
     assert ground.out() == "first\nlast\n"
-    marks: dict[str, int] = {}
+    recorded: dict[str, int] = {}
     for line in ground.lines("offsets.jsonl"):
-        assert all(size > marks.get(name, 0) for name, size in line["size"].items())
-        marks.update(line["size"])
+        assert all(size > recorded.get(name, 0) for name, size in line["size"].items())
+        recorded.update(line["size"])
     sizes = {path.name: path.stat().st_size for path in ground.folder().glob("rank-*")}
-    assert marks == {name: size for name, size in sizes.items() if size}
+    assert recorded == {name: size for name, size in sizes.items() if size}
 
 
 # ---- stopping
@@ -354,12 +354,12 @@ def test_a_missing_job_is_refused_without_making_folders(ground: Ground) -> None
 
 def test_a_node_folder_that_cannot_be_written_is_refused_in_one_line(ground: Ground) -> None:
     ground.job("true")
-    # what a full disk does to any user, root too: no file may grow
+    # no file may grow, as on a full disk; also for root
     code, err = ground.run(before_exec=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)))
     assert (code, err.count("\n"), "File too large" in err) == (4, 1, True), err
 
 
-def test_a_link_planted_where_a_log_goes_is_refused(ground: Ground) -> None:
+def test_link_instead_of_a_log_file_is_refused(ground: Ground) -> None:
     ground.job("true")
     ground.folder().mkdir()
     (ground.folder() / "rank-0.out").symlink_to(ground.run_dir / "elsewhere")
@@ -377,10 +377,10 @@ def test_a_rank_that_did_start_is_ended_when_another_cannot(ground: Ground) -> N
     assert not alive(ground.pid_of_rank())
 
 
-# ---- where the ranks run
+# ---- the working directory of the ranks
 
 
-def test_what_an_earlier_agent_left_does_not_speak_for_this_one(ground: Ground) -> None:
+def test_files_of_an_earlier_agent_do_not_count_for_this_one(ground: Ground) -> None:
     ground.job(*sh('echo \'{"message": "old"}\' > "$TORCHELASTIC_ERROR_FILE"'))
     assert ground.run()[0] == 0
     (ground.folder() / "progress" / "0.json").write_text('{"phase": "done"}', encoding="utf-8")
@@ -413,7 +413,7 @@ def test_without_code_ranks_run_in_the_node_folder(ground: Ground) -> None:
 
 
 def test_job_whose_every_process_is_signalled_is_stopped_not_failed(ground: Ground) -> None:
-    """As Slurm does it: the ranks may have their SIGTERM before the agent, and guard and agent get one each."""
+    """As by Slurm: ranks may get SIGTERM before the agent, and guard and agent each get one."""
     ground.job(*sh("trap 'sleep 1; touch in-peace; exit 0' TERM; echo up; while :; do sleep 0.1; done"), ranks=[2])
     agent = ground.start()
     until(lambda: ground.out(0) and ground.out(1) and len(ground.events("rank-started")) == 2, awaited="both ranks")
@@ -426,10 +426,10 @@ def test_job_whose_every_process_is_signalled_is_stopped_not_failed(ground: Grou
     assert (ground.folder() / "in-peace").exists()
 
 
-def test_rank_ended_by_sigterm_a_moment_before_the_agent_is_asked_is_no_failure(ground: Ground) -> None:
+def test_rank_ended_by_sigterm_just_before_the_agent_gets_it_is_no_failure(ground: Ground) -> None:
     ground.job(*sh("echo up; exec sleep 1000"))
     agent = ground.start()
-    until(lambda: ground.out(0) and ground.events("rank-started"), awaited="the rank and the word of its start")
+    until(lambda: ground.out(0) and ground.events("rank-started"), awaited="the rank and the event of its start")
     (rank,) = [event["pid"] for event in ground.events("rank-started")]
     os.kill(rank, signal.SIGTERM)
     until(lambda: not alive(rank), awaited="the rank to end")
@@ -438,8 +438,8 @@ def test_rank_ended_by_sigterm_a_moment_before_the_agent_is_asked_is_no_failure(
     assert ground.finished()["state"] == "STOPPED"
 
 
-def test_agent_that_was_stopped_and_goes_on_does_as_before(ground: Ground) -> None:
-    """SIGSTOP and SIGCONT, as of a debugger or a frozen container, beyond the deadline of its wait for a signal."""
+def test_suspended_agent_continues_after_sigcont(ground: Ground) -> None:
+    """SIGSTOP and SIGCONT, as by a debugger or a frozen container, beyond the deadline of its wait for a signal."""
     ground.job("sleep", "1000")
     agent = ground.start()
     pid = int(ground.record()["pid"])

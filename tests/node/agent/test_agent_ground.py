@@ -1,4 +1,4 @@
-"""The ground the agent's tests stand on: a run folder, real agents in it, and what they wrote; no tests but its own."""
+"""The ground of the agent's tests: a run folder, real agents in it, and the files that they write."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AGENT = Path(processes.__file__).parent
 
 
 def python38() -> str | None:
-    """An interpreter that really is 3.8, from PATH or pyenv; a pyenv shim may be there and lead nowhere."""
+    """An interpreter of Python 3.8, from PATH or pyenv; a pyenv shim on PATH may have no interpreter."""
     on_path = shutil.which("python3.8")
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     found = [on_path] if on_path else []
@@ -52,7 +52,7 @@ def alive(pid: int) -> bool:
 
 
 class Ground:
-    """One attempt of one run below a folder with an awkward name, and the agents that were started in it."""
+    """One attempt of a run, in a folder whose name needs quoting, and the agents that were started in it."""
 
     def __init__(self, root: Path, python: str) -> None:
         self.python = python
@@ -71,7 +71,7 @@ class Ground:
         program: Mapping[str, object] | None = None,
         **more: object,
     ) -> Path:
-        """Write job.json; `args` is the program, an executable unless `program` says otherwise."""
+        """Write job.json; `args` is an executable and its arguments, unless `program` has another form."""
         fields: dict[str, object] = {"python": False, "args": args, "pythonpath": None, "cwd": None}
         names = [f"n{index}" for index in range(len(ranks))]
         job = {"version": 1, "run_id": "gpt-20261120-101500-ab12", "attempt": 1, "run_dir": str(self.run_dir)}
@@ -89,7 +89,7 @@ class Ground:
         env: Mapping[bytes, bytes] | None = None,
         before_exec: Callable[[], object] | None = None,
     ) -> subprocess.Popen[str]:
-        """Start an agent; `env` is added to the tests' own environment."""
+        """Start an agent; `env` is added to the environment of the tests."""
         started = subprocess.Popen(
             self.argv(node_rank, rendezvous),
             env=None if env is None else {**os.environb, **env},
@@ -114,7 +114,7 @@ class Ground:
         before_exec: Callable[[], object] | None = None,
         timeout_s: float = 30,
     ) -> tuple[int, str]:
-        """Exit code and stderr of an agent that comes to its end."""
+        """Start an agent and wait for its end; return its exit code and stderr."""
         started = self.start(node_rank, rendezvous=rendezvous, env=env, before_exec=before_exec)
         _, err = started.communicate(timeout=timeout_s)
         return started.returncode, err
@@ -127,7 +127,7 @@ class Ground:
         return path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""
 
     def record(self, node_rank: int = 0) -> dict[str, Any]:
-        """agent.json, once it is there."""
+        """Wait for agent.json and read it."""
         path = self.folder(node_rank) / "agent.json"
         until(path.exists, awaited="agent.json")
         return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -144,12 +144,12 @@ class Ground:
         return event
 
     def pid_of_rank(self) -> int:
-        """The pid of the only rank, once the agent has written it down; the rank itself may be quicker."""
+        """The pid of the only rank, once the agent has recorded it, which may be after the rank's first output."""
         (event,) = until(lambda: self.events("rank-started"), awaited="the rank's start")
         return int(event["pid"])
 
     def pid_in(self, name: str) -> int:
-        """The pid that a rank's program wrote to a file in the run folder, once it is there."""
+        """Wait for the pid that a rank's program writes to a file in the run folder."""
         path = self.run_dir / name
         return int(
             until(lambda: path.exists() and path.read_text(encoding="utf-8").strip(), awaited=f"a pid in {name}")

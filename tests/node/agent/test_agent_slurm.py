@@ -1,4 +1,4 @@
-"""The agent under Slurm: its warnings, ranks that ask for another attempt, and Slurm's own SIGTERM to all of a step."""
+"""The agent under Slurm: Slurm's warning, ranks that request another attempt, and Slurm's SIGTERM to all processes of a step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SLURM = {"requeue": "auto", "max_retries": 100, "warn_s": 5}
 SAVES = "trap 'sleep 0.5; exit 99' TERM; echo up; sleep 300 & wait"
 
 
-def test_warning_is_noted_once_and_kills_nobody_who_does_not_listen(ground: Ground) -> None:
-    """Slurm tells the ranks itself."""
+def test_warning_is_recorded_once_and_ends_no_rank_without_a_handler(ground: Ground) -> None:
+    """Slurm itself warns the ranks."""
     ground.job(*sh(WAIT), slurm=SLURM)
     agent = ground.start()
     wait_for_output(ground)
@@ -34,7 +34,7 @@ def test_warning_is_noted_once_and_kills_nobody_who_does_not_listen(ground: Grou
     assert ground.events("rank-exited")[0]["signal"] == "SIGKILL"
 
 
-def test_code_99_asks_for_another_attempt_and_leaves_the_others_time_to_save(ground: Ground) -> None:
+def test_code_99_requests_another_attempt_and_leaves_other_ranks_time_to_save(ground: Ground) -> None:
     ground.job(*sh("if [ $RANK = 0 ]; then exit 99; fi; sleep 1; echo saved; exit 99"), ranks=[2], slurm=SLURM)
     assert ground.run() == (0, "")  # srun would kill the other nodes' ranks on any other code
     assert ground.finished()["state"] == "REQUEUE"
@@ -42,20 +42,20 @@ def test_code_99_asks_for_another_attempt_and_leaves_the_others_time_to_save(gro
     assert not (ground.folder() / "DONE").exists()
 
 
-def test_what_fails_after_one_has_asked_for_another_attempt_is_a_consequence(ground: Ground) -> None:
+def test_failure_after_a_restart_request_is_a_consequence(ground: Ground) -> None:
     ground.job(*sh("if [ $RANK = 0 ]; then exit 99; fi; sleep 1; exit 1"), ranks=[2], slurm=SLURM)
     assert ground.run() == (0, "")
     assert ground.finished()["state"] == "REQUEUE"
 
 
 @pytest.mark.parametrize("number", [1, 93])
-def test_failure_before_is_a_failure(ground: Ground, number: int) -> None:
+def test_failure_before_a_restart_request_is_a_failure(ground: Ground, number: int) -> None:
     ground.job(*sh(f"if [ $RANK = 0 ]; then exit {number}; fi; trap 'exit 99' TERM; {WAIT}"), ranks=[2], slurm=SLURM)
     assert ground.run()[0] == number
     assert ground.finished()["state"] == "FAILED"
 
 
-def test_code_99_is_a_failure_where_nobody_starts_anew(ground: Ground) -> None:
+def test_code_99_is_a_failure_without_slurm(ground: Ground) -> None:
     ground.job(*sh("exit 99"))
     assert ground.run()[0] == 1
     assert ground.finished()["exit"]["code"] == 99
@@ -80,8 +80,8 @@ def test_rank_that_ignores_slurms_sigterm_is_killed_when_the_time_is_over(ground
     assert ground.events("rank-exited")[0]["signal"] == "SIGKILL"
 
 
-def test_word_to_stop_that_comes_before_all_ranks_are_there_is_passed_on(ground: Ground) -> None:
-    """Slurm's own went to those that were there already."""
+def test_sigterm_before_all_ranks_have_started_is_passed_on(ground: Ground) -> None:
+    """Slurm's SIGTERM reached only the processes that had started."""
     ground.job(*sh(WAIT), ranks=[2], slurm=SLURM)
     ground.folder().mkdir(mode=0o700)
     os.mkfifo(ground.folder() / "rank-1.out")  # to open it takes two
@@ -89,7 +89,9 @@ def test_word_to_stop_that_comes_before_all_ranks_are_there_is_passed_on(ground:
     until(lambda: ground.events("rank-started"), awaited="the first rank")
     agent.terminate()
     status = Path(f"/proc/{ground.record()['pid']}/status")
-    until(lambda: int(status.read_text().partition("ShdPnd:")[2].split()[0], 16), awaited="the agent to be told")
+    until(
+        lambda: int(status.read_text().partition("ShdPnd:")[2].split()[0], 16), awaited="a pending signal of the agent"
+    )
     reader = os.open(ground.folder() / "rank-1.out", os.O_RDONLY | os.O_NONBLOCK)
     assert agent.wait(timeout=10) == 6
     os.close(reader)

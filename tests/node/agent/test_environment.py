@@ -1,4 +1,4 @@
-"""What a rank gets from the agent: environment, arguments, streams and signals, byte for byte."""
+"""The environment, arguments, streams and signals that a rank gets from the agent, byte for byte."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_ranks_of_two_nodes_are_numbered_in_node_order(ground: Ground) -> None:
         }
 
 
-def test_what_another_launcher_left_is_dropped_and_named_without_values(ground: Ground) -> None:
+def test_variables_of_another_launcher_are_dropped_and_named_without_values(ground: Ground) -> None:
     stale = {b"TORCHELASTIC_USE_AGENT_STORE": b"True", b"PET_NNODES": b"4", b"SLURM_PROCID": b"9", b"PMI_RANK": b"9"}
     stale |= {b"PMIX_RANK": b"9", b"OMPI_COMM_WORLD_RANK": b"9", b"NODE_RANK": b"9", b"RANK": b"secret-value"}
     kept = {b"SLURM_CONF": b"/etc/slurm.conf", b"SLURM_JOB_ID": b"12", b"SLURMISH": b"1", b"RANKS": b"1"}
@@ -100,8 +100,8 @@ def test_what_another_launcher_left_is_dropped_and_named_without_values(ground: 
     assert env.items() >= kept.items()
     assert env[b"RANK"] == b"0"
     assert not env.keys() & (stale.keys() - {b"RANK", b"TORCHELASTIC_USE_AGENT_STORE"})
-    (note,) = ground.events("note")
-    assert {name.decode() for name in stale} <= set(note["dropped"])
+    (message,) = ground.events("note")
+    assert {name.decode() for name in stale} <= set(message["dropped"])
     assert "secret-value" not in str(ground.lines("events.jsonl"))
 
 
@@ -128,7 +128,7 @@ def test_nccl_error_handling_of_the_user_wins(ground: Ground) -> None:
     assert environment_of_one_rank(ground, {name: b"1"})[name] == b"1"
 
 
-def test_record_of_collectives_that_time_out_goes_beside_the_stacks(ground: Ground) -> None:
+def test_flight_record_is_written_beside_the_stacks(ground: Ground) -> None:
     env = environment_of_one_rank(ground, {})
     prefix = os.fsencode(ground.folder() / "stacks" / "nccl_trace_rank_")
     assert [env[name] for name in RECORD_NAMES] == [prefix, prefix]
@@ -137,8 +137,8 @@ def test_record_of_collectives_that_time_out_goes_beside_the_stacks(ground: Grou
 
 
 @pytest.mark.parametrize("name", RECORD_NAMES)
-def test_record_goes_where_the_user_wants_it_by_either_name(ground: Ground, name: bytes) -> None:
-    """With both set, torch would take the first."""
+def test_users_flight_record_path_wins_by_either_name(ground: Ground, name: bytes) -> None:
+    """If both were set, torch would use the first."""
     env = environment_of_one_rank(ground, {name: b"/mine", b"TORCH_NCCL_DUMP_ON_TIMEOUT": b"0"})
     assert [env.get(each) for each in RECORD_NAMES] == [b"/mine" if each == name else None for each in RECORD_NAMES]
     assert env[b"TORCH_NCCL_DUMP_ON_TIMEOUT"] == b"0"
@@ -146,7 +146,7 @@ def test_record_goes_where_the_user_wants_it_by_either_name(ground: Ground, name
 
 @pytest.mark.parametrize("folder", ["", "trainer/scripts/site"])
 @pytest.mark.parametrize("before", [None, b"/a:/b"])
-def test_folder_of_the_bundle_comes_first_on_the_python_path(
+def test_folder_of_the_bundle_is_first_on_the_python_path(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, before: bytes | None, folder: str
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -161,14 +161,13 @@ def test_a_rank_has_its_own_group_default_signals_and_no_input(ground: Ground) -
         "cat; grep -E '^(Sig|Shd)(Blk|Ign|Pnd)' /proc/self/status; cut -d' ' -f1,5 /proc/$$/stat; ls -l /proc/$$/fd"
     )
     ground.job("sh", "-c", script)
-    # as nohup and a shell's `&` would start it
+    # as started by nohup or a shell's `&`
     ground.run(before_exec=lambda: [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT)])
     lines = ground.out().splitlines()
     masks = dict(line.split() for line in lines if line.startswith(("Sig", "Shd")))
-    libcs_own = (
-        0b11 << 31
-    )  # 32 and 33: under GNU make 4.3 they are ignored from the start, and Python cannot touch them
-    assert {int(mask, 16) & ~libcs_own for mask in masks.values()} == {0}
+    # Signals 32 and 33 are libc's: GNU make 4.3 ignores them, its children inherit that, and Python cannot change it.
+    libc_signals = 0b11 << 31
+    assert {int(mask, 16) & ~libc_signals for mask in masks.values()} == {0}
     pid, group = next(line for line in lines if line.split()[0].isdigit() and len(line.split()) == 2).split()
     assert pid == group
     descriptors = {line.split(" -> ")[0].split()[-1] for line in lines if " -> " in line and "/proc" not in line}
@@ -210,14 +209,14 @@ def test_interfaces_match_by_nccls_rule(pattern: str, expected: list[str]) -> No
     assert matching_interfaces(pattern, ["lo", "eth0", "eth1", "ib0", "docker0"]) == expected
 
 
-def test_slurms_fifty_variables_are_one_word_in_the_log(ground: Ground) -> None:
+def test_slurms_variables_are_counted_in_the_message(ground: Ground) -> None:
     environment_of_one_rank(ground, {b"SLURM_PROCID": b"9", b"SLURMD_NODENAME": b"n0", b"PET_NNODES": b"4"})
-    (note,) = ground.events("note")
-    assert note["text"].endswith("PET_NNODES, SLURM* (2)")
-    assert {"SLURM_PROCID", "SLURMD_NODENAME"} <= set(note["dropped"])
+    (message,) = ground.events("note")
+    assert message["text"].endswith("PET_NNODES, SLURM* (2)")
+    assert {"SLURM_PROCID", "SLURMD_NODENAME"} <= set(message["dropped"])
 
 
-def test_ranks_write_with_the_users_own_umask_and_the_agent_privately(ground: Ground) -> None:
+def test_ranks_have_the_users_umask_and_the_agents_files_are_private(ground: Ground) -> None:
     ground.job("/bin/sh", "-c", "umask; touch written")
     code, _ = ground.run(before_exec=lambda: os.umask(0o027))
     assert code == 0

@@ -1,4 +1,4 @@
-"""The decision to restart a Slurm job, by what its attempts left in the run folder; and requeueing it."""
+"""The decision to restart a Slurm job, from the files of its attempts; and requeueing it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _read(run: Path, number: int, *nodes: list[dict[str, Any]], progress: dict[s
 
 
 def _job(attempt: int, **slurm: object) -> Job:
-    rules = {"requeue": "auto", "max_retries": 100, "warn_s": 90, **slurm}
+    options = {"requeue": "auto", "max_retries": 100, "warn_s": 90, **slurm}
     common: dict[str, Any] = {
         "node": "n0",
         "node_rank": 0,
@@ -47,7 +47,7 @@ def _job(attempt: int, **slurm: object) -> Job:
         "bundle_dir": "/",
         "nodes": None,
     }
-    return Job(**common, attempt=attempt, addresses=[], ranks=[1], program={}, grace_s=10.0, slurm=rules)
+    return Job(**common, attempt=attempt, addresses=[], ranks=[1], program={}, grace_s=10.0, slurm=options)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def _job(attempt: int, **slurm: object) -> Job:
         ([[{"event": "note"}]], False),
     ],
 )
-def test_another_attempt_is_wanted_where_a_rank_asked_before_any_failed(
+def test_restart_is_requested_if_a_rank_exits_with_99_before_any_failure(
     tmp_path: Path, nodes: list[list[dict[str, Any]]], *, expected: bool
 ) -> None:
     assert _read(tmp_path, 1, *nodes).restart_requested is expected
@@ -79,9 +79,9 @@ def test_only_all_nodes_done_is_done(tmp_path: Path) -> None:
     [([0], 1), ([0, 5], 0), ([5, 5, 5], 2), ([5, 7, 6, 7, 7], 3), ([5, 7, 6, 7, 8], 0)],
 )
 def test_progress_is_a_step_that_no_attempt_had_saved_before(tmp_path: Path, saved: list[int], expected: int) -> None:
-    """Steps that were trained and not saved do not count."""
+    """Steps that were trained but not saved do not count."""
     progress = [{"step": 1000 + number, "saved": step} for number, step in enumerate(saved)]
-    attempts = [_read(tmp_path, number, [], progress=one) for number, one in enumerate(progress, start=1)]
+    attempts = [_read(tmp_path, number, [], progress=content) for number, content in enumerate(progress, start=1)]
     assert attempts_without_progress(attempts) == expected
 
 
@@ -93,7 +93,7 @@ def test_program_that_reports_no_progress_makes_some_if_it_runs_until_it_is_warn
 
 
 @pytest.mark.parametrize(
-    ("saved", "rules", "at_limit", "part"),
+    ("saved", "options", "at_limit", "part"),
     [
         ([1, 2, 3], {}, False, ""),
         (
@@ -112,10 +112,10 @@ def test_program_that_reports_no_progress_makes_some_if_it_runs_until_it_is_warn
     ],
 )
 def test_reasons_against_another_attempt(
-    tmp_path: Path, saved: list[int], rules: dict[str, Any], *, at_limit: bool, part: str
+    tmp_path: Path, saved: list[int], options: dict[str, Any], *, at_limit: bool, part: str
 ) -> None:
     attempts = [_read(tmp_path, number, [], progress={"saved": step}) for number, step in enumerate(saved, start=1)]
-    found = restart.reason_against_requeue(_job(len(saved), **rules), attempts, at_limit=at_limit)
+    found = restart.reason_against_requeue(_job(len(saved), **options), attempts, at_limit=at_limit)
     assert (part in found) if part else not found
 
 
@@ -174,15 +174,15 @@ def _failed(at_s: float) -> dict[str, Any]:
     ("nodes", "first_failed_node", "lost"),
     [
         ([[STARTED, _failed(9.0)], [STARTED, _failed(5.0)], [STARTED, STOPPED]], "n1", set()),
-        ([[STARTED, _failed(9.0)], [STARTED]], None, {"n1"}),  # failed as its peer was gone
-        ([[STARTED], [STARTED]], None, set()),  # all were killed: no node is to blame
-        ([[STARTED, _failed(9.0)], [STARTED, STOPPING]], "n0", set()),  # Slurm had no patience
+        ([[STARTED, _failed(9.0)], [STARTED]], None, {"n1"}),  # failed because its peer was lost
+        ([[STARTED], [STARTED]], None, set()),  # all were killed: no node is the cause
+        ([[STARTED, _failed(9.0)], [STARTED, STOPPING]], "n0", set()),  # Slurm killed an agent that was stopping
         ([[STARTED, LEFT, REQUEUE], [STARTED, _failed(9.0)]], None, set()),
         ([[STARTED, DONE, STARTED], [STARTED, DONE]], None, {"n0"}),
         ([[STARTED, STOPPING, STOPPED, STARTED], [STARTED, DONE]], None, {"n0"}),  # the first stop was for another port
     ],
 )
-def test_node_to_blame_is_the_one_that_is_lost_or_failed_first(
+def test_lost_node_or_first_failed_node_is_found(
     tmp_path: Path, nodes: list[list[dict[str, Any]]], first_failed_node: str | None, lost: set[str]
 ) -> None:
     attempt = _read(tmp_path, 1, *nodes)
@@ -199,7 +199,7 @@ def test_node_to_blame_is_the_one_that_is_lost_or_failed_first(
         ([STARTED, _failed(5.0)], False),
     ],
 )
-def test_attempt_that_was_stopped_before_anything_failed_was_asked_to_stop(
+def test_attempt_is_stopped_first_if_the_stop_precedes_failures_and_restart_requests(
     tmp_path: Path, events: list[dict[str, Any]], *, expected: bool
 ) -> None:
     assert _read(tmp_path, 1, events).stopped_first is expected
@@ -240,14 +240,17 @@ FINE, FAILS, GONE = [STARTED, STOPPED], [STARTED, _failed(5.0)], [STARTED]
     [
         ([], ["a", "b"]),
         ([(0, {"a": FAILS, "b": FINE})], ["b", "s"]),
-        ([(0, {"a": FAILS, "b": FINE}), (0, {"b": FAILS, "s": FINE})], ["a", "s"]),  # once each: those that come first
+        (
+            [(0, {"a": FAILS, "b": FINE}), (0, {"b": FAILS, "s": FINE})],
+            ["a", "s"],
+        ),  # one failure each: the first in order
         ([(0, {"a": FINE, "b": GONE})], ["a", "s"]),
         ([(0, {"a": FINE, "b": GONE}), (0, {"a": FAILS, "s": FINE})], ["a", "s"]),  # no other node is left
         ([(0, {"a": FINE, "b": GONE}), (0, {"a": GONE, "s": FINE})], ["s"]),
         (
             [(0, {"a": FINE, "b": GONE}), (1, {"a": FAILS, "b": FINE})],
             ["b", "s"],
-        ),  # it came back with the next allocation
+        ),  # a lost node is usable in the next allocation
     ],
 )
 def test_nodes_of_the_next_attempt_are_those_that_did_not_fail(
@@ -271,7 +274,7 @@ TRAINS: dict[str, Any] = {"event": "rank-started", "rank": 0}
         ([FINE, [STARTED, KILLED]], 0, False),  # refused: there is no such program
     ],
 )
-def test_failed_run_is_restarted_where_that_may_help(
+def test_failed_run_is_restarted_if_a_retry_may_help(
     tmp_path: Path, nodes: list[list[dict[str, Any]]], saved: int, *, expected: bool
 ) -> None:
     assert restart.retry_may_help([_read(tmp_path, 1, *nodes, progress={"saved": saved})]) is expected

@@ -1,4 +1,4 @@
-"""Commands that run on a node for the controller: as after a login, bounded, and once where it has to be once."""
+"""Commands that run on a node for the controller: in the environment of a login, bounded, and once if required."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _connected() -> Endpoint:
     return Endpoint.connect(LocalTransport("login"), sys.executable)
 
 
-def test_words_arrive_untouched_and_the_answer_comes_back(endpoint: Endpoint) -> None:
+def test_arguments_arrive_unchanged_and_the_result_is_returned(endpoint: Endpoint) -> None:
     argv = ["sh", "-c", 'printf "%s|" "$@"; echo oops >&2; exit 3', "sh", "a b", "$(id)", "it's", ""]
     assert endpoint.command(argv, timeout_s=10) == CommandResult(3, "a b|$(id)|it's||", "oops\n")
 
 
-def test_profile_says_where_programs_are_whatever_else_it_prints(endpoint: Endpoint, home: Path) -> None:
+def test_path_is_taken_from_a_profile_that_also_prints(endpoint: Endpoint, home: Path) -> None:
     (home / "tools").mkdir()
     (home / "tools" / "site-tool").write_text("#!/bin/sh\necho from the tools, $SITE\n")
     (home / "tools" / "site-tool").chmod(0o755)
@@ -94,11 +94,13 @@ def run(home: Path) -> Path:
     return home / "run"
 
 
-def test_who_asks_again_while_the_first_is_at_work_hears_its_answer(endpoint: Endpoint, home: Path, run: Path) -> None:
+def test_second_request_during_a_command_gets_the_result_of_the_first(
+    endpoint: Endpoint, home: Path, run: Path
+) -> None:
     first: list[CommandResult] = []
     thread = threading.Thread(target=lambda: first.append(_once(endpoint, home)))
     thread.start()
-    until((run / "runs").exists, awaited="the first one to begin")
+    until((run / "runs").exists, awaited="the first command to begin")
     with _connected() as second:
         (run / "go").touch()
         assert _once(second, home) == CommandResult(0, "1\n", "")
@@ -107,25 +109,25 @@ def test_who_asks_again_while_the_first_is_at_work_hears_its_answer(endpoint: En
     assert first == [CommandResult(0, "1\n", "")]
 
 
-def test_one_that_was_withdrawn_never_begins(endpoint: Endpoint, home: Path, run: Path) -> None:
+def test_withdrawn_command_never_begins(endpoint: Endpoint, home: Path, run: Path) -> None:
     assert _once(endpoint, home, begin=False).code == 125
     assert _once(endpoint, home).code == 125
     assert not (run / "runs").exists()
 
 
-def test_withdrawing_what_was_never_prepared_makes_nothing(endpoint: Endpoint, home: Path) -> None:
+def test_withdrawing_an_unprepared_command_creates_no_folder(endpoint: Endpoint, home: Path) -> None:
     assert _once(endpoint, home, begin=False).code == 125
     assert not (home / "run").exists()
 
 
-def test_one_that_began_and_left_no_answer_is_not_begun_again(endpoint: Endpoint, home: Path, run: Path) -> None:
-    """Its machine was switched off in the midst."""
+def test_command_that_began_without_a_result_is_not_repeated(endpoint: Endpoint, home: Path, run: Path) -> None:
+    """For example, its machine was switched off while it ran."""
     (run / "answer.json").touch()
     assert _once(endpoint, home, timeout_s=0.5).code == 124
     assert not (run / "runs").exists()
 
 
-def test_mark_in_somebody_elses_reach_is_refused(endpoint: Endpoint, home: Path, run: Path) -> None:
+def test_result_file_in_a_linked_folder_is_refused(endpoint: Endpoint, home: Path, run: Path) -> None:
     (home / "real").mkdir()
     run.rmdir()
     run.symlink_to(home / "real")

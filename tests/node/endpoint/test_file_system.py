@@ -1,4 +1,4 @@
-"""The file system of a folder, by what the kernel writes of mounts."""
+"""The file system type of a folder, from the kernel's mount table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.node.endpoint.file_system import file_system, type_of
 
-# As /proc/self/mountinfo of a login node has it (man 5 proc): a home from elsewhere, a blank in a name, one mount on top of another.
+# /proc/self/mountinfo of a login node (man 5 proc): a remote home, a blank in a name, one mount on top of another.
 MOUNTS = r"""22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw
 30 22 0:26 / /home rw,relatime shared:9 - nfs4 filer:/home rw,vers=4.2
 31 22 0:27 / /home2 rw,relatime - xfs /dev/sdb rw
@@ -29,11 +29,11 @@ MOUNTS = r"""22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw
         ("/", "ext4"),
     ],
 )
-def test_innermost_mount_above_a_path_counts_and_of_two_at_one_place_the_last(path: str, kind: str) -> None:
+def test_type_is_that_of_the_innermost_and_last_mount_above_a_path(path: str, kind: str) -> None:
     assert type_of(path, MOUNTS) == kind
 
 
-def test_folder_in_shared_memory_is_this_machines_own_and_one_in_proc_is_not(tmp_path: Path) -> None:
+def test_folder_in_shared_memory_is_local_and_one_in_proc_is_not(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/dev/shm")
     assert file_system({"path": str(tmp_path / "link" / "not-there-yet")}, b"")[0] == {"type": "tmpfs", "local": True}
     assert file_system({"path": "/proc/self"}, b"")[0] == {"type": "proc", "local": False}

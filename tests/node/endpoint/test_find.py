@@ -1,4 +1,4 @@
-"""What a run left in a working folder, as an endpoint finds it."""
+"""Finding the newest attempt of a run in a working folder through an endpoint."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_newest_attempt_is_found_by_its_number(endpoint: Endpoint, tmp_path: Pat
     assert endpoint.find(str(tmp_path), RUN) == RunTrace(10, ("n0", "n1"), (10, 10), by_slurm=False)
 
 
-def test_batch_script_tells_a_run_through_slurm(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_run_with_a_batch_script_is_a_slurm_run(endpoint: Endpoint, tmp_path: Path) -> None:
     (_attempt(tmp_path, 1, {**JOB, "nodes": None}) / "submit.sbatch").touch()
     assert endpoint.find(str(tmp_path), RUN) == RunTrace(1, None, (8, 4), by_slurm=True)
 
 
-def test_run_that_was_never_there_has_no_trace(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_unknown_run_has_no_trace(endpoint: Endpoint, tmp_path: Path) -> None:
     assert endpoint.find(str(tmp_path), RUN) is None
     assert endpoint.find(str(tmp_path / "none"), RUN) is None
     (tmp_path / "runs" / RUN).mkdir(parents=True)
@@ -71,7 +71,7 @@ def test_name_that_leads_elsewhere_is_refused(endpoint: Endpoint, tmp_path: Path
         {**JOB, "ranks": None},
     ],
 )
-def test_job_that_is_none_is_named_with_its_folder(endpoint: Endpoint, tmp_path: Path, job: object) -> None:
+def test_invalid_job_is_named_with_its_folder(endpoint: Endpoint, tmp_path: Path, job: object) -> None:
     _attempt(tmp_path, 3, job)
     with pytest.raises(NodeError, match=rf"runs/{RUN}: attempt-3/job\.json is (missing or damaged|of another version)"):
         endpoint.find(str(tmp_path), RUN)

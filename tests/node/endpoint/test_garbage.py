@@ -1,4 +1,4 @@
-"""What gc removes of a node's folders and what it keeps: asked of a real endpoint, on folders as agents leave them."""
+"""Removal of garbage by a real endpoint, in folders as agents leave them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.node.agent.test_agent_ground import PYTHONS
 
 DAY_S = 86400.0
 DIGEST = "0123456789abcdef" * 2
-OLD, OTHER = "gpt-20261101-101500-ab12", "gpt-20261102-101500-cd34"
-LIVING = "gpt-20261103-101500-ef56"  # has a real process, which tests beside this one see too
+OLD, SECOND = "gpt-20261101-101500-ab12", "gpt-20261102-101500-cd34"
+LIVING = "gpt-20261103-101500-ef56"  # has a real process, which is visible to tests that run at the same time
 
 
 @pytest.fixture(params=PYTHONS)
@@ -67,7 +67,7 @@ class Workdir:
         dry_run: bool = False,
         age_s: float = 8 * DAY_S,
     ) -> dict[str, GarbageEntry]:
-        """What became of each, by name, after everything there has been made that old."""
+        """Set the age of all files and clear the working folder; return the entries by name."""
         then = time.time() - age_s
         for path in [*self.path.rglob("*"), self.path / "runs" / OLD]:
             if path.is_symlink() or path.exists():
@@ -81,7 +81,7 @@ def workdir(tmp_path: Path, endpoint: Endpoint) -> Workdir:
     return Workdir(tmp_path / "work", endpoint)
 
 
-def test_old_run_and_its_bundle_are_removed_and_their_size_told(workdir: Workdir) -> None:
+def test_old_run_and_its_bundle_are_removed_and_their_sizes_reported(workdir: Workdir) -> None:
     run, bundle = workdir.run(), workdir.bundle()
     found = workdir.clear()
     assert {name: entry.action for name, entry in found.items()} == {OLD: "remove", DIGEST: "remove"}
@@ -98,7 +98,7 @@ def test_a_run_is_as_old_as_the_newest_thing_in_it(workdir: Workdir) -> None:
     assert run.exists()
 
 
-def test_dry_run_tells_the_same_and_removes_nothing(workdir: Workdir) -> None:
+def test_dry_run_reports_the_same_and_removes_nothing(workdir: Workdir) -> None:
     run, bundle = workdir.run(), workdir.bundle()
     assert {entry.action for entry in workdir.clear(dry_run=True).values()} == {"remove"}
     assert run.exists()
@@ -138,8 +138,8 @@ def test_run_of_a_living_agent_stays(workdir: Workdir) -> None:
 
 def test_run_with_a_living_process_stays_even_if_its_agent_is_dead(workdir: Workdir) -> None:
     run = workdir.run(LIVING)
-    marks = {"ORCH_RUN_ID": LIVING, "ORCH_ATTEMPT": "1", "ORCH_NODE": "n0", "ORCH_RUN_DIR": str(run)}
-    with subprocess.Popen(["sleep", "1000"], env=marks) as process:
+    variables = {"ORCH_RUN_ID": LIVING, "ORCH_ATTEMPT": "1", "ORCH_NODE": "n0", "ORCH_RUN_DIR": str(run)}
+    with subprocess.Popen(["sleep", "1000"], env=variables) as process:
         kept = workdir.clear()[LIVING]
         process.kill()
     assert (kept.action, kept.why) == ("keep", "its processes are alive")
@@ -149,7 +149,7 @@ def test_run_with_a_living_process_stays_even_if_its_agent_is_dead(workdir: Work
     ("hostname", "ended", "action"),
     [("elsewhere", True, "remove"), ("elsewhere", False, "keep"), (os.uname().nodename, False, "remove")],
 )
-def test_agent_of_another_boot_is_over_by_its_word_or_by_the_restart_of_this_machine(
+def test_agent_of_another_boot_has_ended_by_its_last_event_or_a_restart_of_this_machine(
     workdir: Workdir, hostname: str, ended: bool, action: str
 ) -> None:
     workdir.run(agent={"boot_id": "another", "hostname": hostname}, ended=ended)
@@ -182,31 +182,31 @@ def test_run_in_which_no_agent_has_started_is_left_for_an_hour_at_least(workdir:
         ("torn", "keep"),
     ],
 )
-def test_folder_that_is_the_runs_record_too_goes_by_the_record(workdir: Workdir, record: str, action: str) -> None:
+def test_run_folder_with_a_record_is_kept_or_removed_by_the_record(workdir: Workdir, record: str, action: str) -> None:
     (workdir.run() / "run.json").write_text(record)
     assert workdir.clear()[OLD].action == action
 
 
 def test_bundle_stays_as_long_as_a_run_needs_it(workdir: Workdir) -> None:
-    bundle, kept = workdir.bundle(), workdir.run(OTHER)
+    bundle, kept = workdir.bundle(), workdir.run(SECOND)
     workdir.run()
     (kept / "checkpoints").mkdir()
     (kept / "checkpoints" / "latest").touch()
     found = workdir.clear()
-    assert (found[OLD].action, found[OTHER].action, found[DIGEST].action) == ("remove", "keep", "keep")
+    assert (found[OLD].action, found[SECOND].action, found[DIGEST].action) == ("remove", "keep", "keep")
     (kept / "attempt-1" / "job.json").write_text("torn")
     assert "cannot be read" in workdir.clear()[DIGEST].why
     assert bundle.exists()
 
 
-def test_bundle_that_a_launch_found_there_is_young_again(workdir: Workdir, endpoint: Endpoint) -> None:
+def test_bundle_that_a_launch_uses_gets_the_current_time(workdir: Workdir, endpoint: Endpoint) -> None:
     bundle = workdir.bundle()
     os.utime(bundle, (0, 0))
     assert endpoint.prepare(str(workdir.path), DIGEST)
     assert time.time() - bundle.stat().st_mtime < 60
 
 
-def test_what_an_unfinished_push_or_removal_left_goes_too(workdir: Workdir) -> None:
+def test_remains_of_an_unfinished_push_or_removal_are_removed(workdir: Workdir) -> None:
     workdir.bundle(".new-k2j3h4")
     workdir.bundle(f".removing-{DIGEST}")
     assert workdir.clear()[".new-k2j3h4"].action == "remove"
@@ -219,14 +219,14 @@ def test_no_symbolic_link_is_followed(workdir: Workdir, tmp_path: Path) -> None:
     (treasure / "file").touch()
     run = workdir.run()
     (run / "link").symlink_to(treasure)
-    (workdir.path / "runs" / OTHER).symlink_to(treasure)
+    (workdir.path / "runs" / SECOND).symlink_to(treasure)
     (workdir.path / "bundles" / DIGEST).symlink_to(treasure)
     assert set(workdir.clear()) == {OLD}
     assert not run.exists()
     assert (treasure / "file").exists()
 
 
-def test_linked_folder_of_runs_is_not_looked_into(workdir: Workdir, tmp_path: Path) -> None:
+def test_linked_folder_of_runs_is_not_searched(workdir: Workdir, tmp_path: Path) -> None:
     run = workdir.run()
     (workdir.path / "runs").rename(tmp_path / "elsewhere")
     (workdir.path / "runs").symlink_to(tmp_path / "elsewhere")
@@ -256,27 +256,27 @@ def test_working_folder_that_is_not_there_has_nothing_to_clear(endpoint: Endpoin
     assert not (tmp_path / "no").exists()
 
 
-def test_other_users_processes_on_cards_are_listed_as_the_drivers_tool_names_them(
+def test_other_users_processes_on_cards_are_listed_from_the_vendors_tool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if os.geteuid() != 0:
         unavailable("only root can start a process as another user")
-    with subprocess.Popen(["sleep", "1000"], user=12345, group=12345, extra_groups=[]) as other:
-        _nvidia_smi(tmp_path, monkeypatch, f"echo {other.pid}; echo {os.getpid()}")
-        found, note = strays.card_users()
-        other.kill()
-    assert (found, note) == ([{"pid": other.pid, "uid": 12345, "command": "sleep", "card": "nvidia"}], "")
+    with subprocess.Popen(["sleep", "1000"], user=12345, group=12345, extra_groups=[]) as stranger:
+        _nvidia_smi(tmp_path, monkeypatch, f"echo {stranger.pid}; echo {os.getpid()}")
+        users, tool_error = strays.card_users()
+        stranger.kill()
+    assert (users, tool_error) == ([{"pid": stranger.pid, "uid": 12345, "command": "sleep", "card": "nvidia"}], "")
 
 
-@pytest.mark.parametrize(("script", "note"), [("exec sleep 1000", "no answer"), ("echo broken; exit 9", "broken")])
-def test_drivers_tool_that_hangs_or_fails_is_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, note: str
+@pytest.mark.parametrize(("script", "expected"), [("exec sleep 1000", "no answer"), ("echo broken; exit 9", "broken")])
+def test_error_of_a_vendors_tool_that_hangs_or_fails_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: str
 ) -> None:
     _nvidia_smi(tmp_path, monkeypatch, script)
     monkeypatch.setattr(strays, "TOOL_WAIT_S", 0.5)
-    found, said = strays.card_users()
-    assert found == []
-    assert note in said
+    users, tool_error = strays.card_users()
+    assert users == []
+    assert expected in tool_error
 
 
 def _nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:

@@ -1,4 +1,4 @@
-"""What an endpoint receives: working folder, bundles and files, and everything that must not get through."""
+"""Pushing to an endpoint: the working folder, bundles and files, and refused content."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-def test_hello_says_what_the_node_is(endpoint: Endpoint) -> None:
+def test_hello_describes_the_node(endpoint: Endpoint) -> None:
     facts = endpoint.facts
     assert facts.python == "{}.{}.{}".format(*sys.version_info[:3])
     assert facts.host_id.startswith(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip() + "/")
@@ -69,7 +69,7 @@ def test_prepare_closes_folders_that_were_open(endpoint: Endpoint, tmp_path: Pat
     assert mode(tmp_path / "runs") == 0o700
 
 
-def test_a_file_where_the_working_folder_should_be_is_named(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_file_instead_of_the_working_folder_is_named(endpoint: Endpoint, tmp_path: Path) -> None:
     (tmp_path / "work").write_text("")
     with pytest.raises(NodeError, match=r"work: (Not a directory|File exists)") as caught:
         endpoint.prepare(str(tmp_path / "work"), "abc")
@@ -198,7 +198,7 @@ def test_files_arrive_whole_with_private_modes(endpoint: Endpoint, tmp_path: Pat
     assert sorted(path.name for path in folder.iterdir()) == ["empty", "node.sh", "sub"]
 
 
-def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_link_instead_of_a_file_is_replaced_and_not_followed(endpoint: Endpoint, tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("mine")
     (tmp_path / "run").mkdir()
     (tmp_path / "run/job.json").symlink_to(tmp_path / "victim")

@@ -1,4 +1,4 @@
-"""Following files through an endpoint: nothing twice, nothing missing, nobody starved."""
+"""Following files through an endpoint: no byte twice, none missing, no file starved."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def attempt(tmp_path: Path) -> Path:
 
 
 class Follower:
-    """What a log follower does with chunks."""
+    """Collects chunks as a log follower does."""
 
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}
@@ -70,7 +70,7 @@ def test_events_and_ranks_output_are_read_and_nothing_else(endpoint: Endpoint, a
     }
 
 
-def test_only_what_is_beyond_the_offset_is_read_and_of_the_nodes_asked_for(endpoint: Endpoint, attempt: Path) -> None:
+def test_only_bytes_beyond_the_offsets_of_the_requested_nodes_are_read(endpoint: Endpoint, attempt: Path) -> None:
     (attempt / "n1").mkdir()
     for node in ("n0", "n1"):
         (attempt / node / "rank-0.out").write_bytes(b"0123456789")
@@ -78,7 +78,7 @@ def test_only_what_is_beyond_the_offset_is_read_and_of_the_nodes_asked_for(endpo
     assert endpoint.read(str(attempt), ["n1"], {"n1/rank-0.out": 10}, wait_s=0) == []
 
 
-def test_single_files_can_be_asked_for_and_sizes_known_before(endpoint: Endpoint, attempt: Path) -> None:
+def test_single_files_can_be_requested_and_their_sizes_listed(endpoint: Endpoint, attempt: Path) -> None:
     for name in ("rank-0.out", "rank-1.out", "other"):
         (attempt / "n0" / name).write_bytes(b"012")
     assert endpoint.files(str(attempt), None) == {"n0/rank-0.out": 3, "n0/rank-1.out": 3}
@@ -87,7 +87,7 @@ def test_single_files_can_be_asked_for_and_sizes_known_before(endpoint: Endpoint
     assert endpoint.files(str(attempt / "none"), None) == {}
 
 
-def test_a_missing_attempt_is_waited_for(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_read_waits_for_a_missing_attempt(endpoint: Endpoint, tmp_path: Path) -> None:
     begun = time.monotonic()
     assert endpoint.read(str(tmp_path / "none"), None, {"n0/rank-0.out": 5}, wait_s=0.2) == []
     assert time.monotonic() - begun >= 0.2
@@ -121,7 +121,7 @@ def test_a_flood_does_not_starve_the_others(endpoint: Endpoint, attempt: Path) -
     assert sum(len(chunk.data) for chunk in chunks) == 65536
 
 
-def test_with_more_files_than_room_each_has_its_turn(endpoint: Endpoint, attempt: Path) -> None:
+def test_files_are_read_in_rotation_if_the_budget_is_too_small_for_all(endpoint: Endpoint, attempt: Path) -> None:
     for rank in range(10):
         (attempt / f"n0/rank-{rank}.out").write_bytes(b"x" * 10_000_000)
     served: set[str] = set()

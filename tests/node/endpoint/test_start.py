@@ -44,10 +44,10 @@ def test_an_agent_leads_a_session_of_its_own_and_outlives_the_endpoint(ground: G
     assert Path(f"/proc/{pid}/cwd").readlink() == ground.folder
     assert stat.S_IMODE((ground.folder / "agent.log").stat().st_mode) == 0o600
     with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
-        (seen,) = endpoint.observe(str(ground.attempt), ["n0"])
-    assert seen.alive
-    assert seen.agent is not None
-    assert seen.agent.pid == pid
+        (state,) = endpoint.observe(str(ground.attempt), ["n0"])
+    assert state.alive
+    assert state.agent is not None
+    assert state.agent.pid == pid
 
 
 @pytest.mark.processes
@@ -60,18 +60,18 @@ def test_arguments_and_folders_may_begin_in_the_home_folder(tmp_path: Path, monk
         assert endpoint.start(["/bin/sh", "~/n0/node.sh", "~other ~/x"], "~/n0").node == "~other ~/x"
 
 
-def test_an_agent_that_is_over_before_anybody_looks_has_started(endpoint: Endpoint, ground: Ground) -> None:
+def test_agent_that_ends_at_once_has_started(endpoint: Endpoint, ground: Ground) -> None:
     assert ground.start(endpoint, "ready()") > 0
 
 
-def test_an_agent_may_be_a_child_of_what_was_started(endpoint: Endpoint, ground: Ground) -> None:
+def test_agent_may_be_a_child_of_the_started_process(endpoint: Endpoint, ground: Ground) -> None:
     program = """
 if os.fork():
     os.wait(); sys.exit(0)
 me.update(record(os.getpid())); ready(); time.sleep(1000)"""
     pid = ground.start(endpoint, program)
-    (seen,) = endpoint.observe(str(ground.attempt), None)
-    assert seen.alive
+    (state,) = endpoint.observe(str(ground.attempt), None)
+    assert state.alive
     assert live_fields(pid) is not None
 
 
@@ -115,7 +115,7 @@ def test_an_agents_log_is_not_written_through_a_link(endpoint: Endpoint, ground:
     assert not (tmp_path / "victim").exists()
 
 
-def test_observe_tells_ranks_progress_and_the_first_failure(endpoint: Endpoint, ground: Ground) -> None:
+def test_observe_reports_ranks_progress_and_the_first_failure(endpoint: Endpoint, ground: Ground) -> None:
     failure = "rank=0, pid=1, code=None, signal='SIGKILL', done=False, error='lost'"
     program = f"""
 event("rank-started", rank=1, pid=1, start_time=1)
@@ -127,28 +127,30 @@ os.mkdir("progress"); open("progress/0.json", "w").write('{{"step": 5}}'); open(
 open("events.jsonl", "a").write('{{"event": "agent-fin')
 ready(); time.sleep(1000)"""
     ground.start(endpoint, program)
-    (seen,) = endpoint.observe(str(ground.attempt), None)
-    assert seen.ranks == {0: "exited", 1: "exited", 2: "running"}
-    assert seen.first_failure == ReportedExit(0, None, "SIGKILL", "lost")
-    assert seen.progress == {0: {"step": 5}}
-    assert (seen.alive, seen.same_boot, seen.finished, seen.log) == (True, True, None, "")
+    (state,) = endpoint.observe(str(ground.attempt), None)
+    assert state.ranks == {0: "exited", 1: "exited", 2: "running"}
+    assert state.first_failure == ReportedExit(0, None, "SIGKILL", "lost")
+    assert state.progress == {0: {"step": 5}}
+    assert (state.alive, state.same_boot, state.finished, state.log) == (True, True, None, "")
 
 
-def test_observe_tells_an_agent_that_finished_from_one_that_died(endpoint: Endpoint, ground: Ground) -> None:
+def test_observe_distinguishes_an_agent_that_finished_from_one_that_was_killed(
+    endpoint: Endpoint, ground: Ground
+) -> None:
     ground.start(endpoint, "event('agent-finished', state='DONE', exit=None); print('chatter'); ready()")
-    (seen,) = until(
+    (state,) = until(
         lambda: [s for s in endpoint.observe(str(ground.attempt), ["n0"]) if not s.alive], awaited="its end"
     )
-    assert seen.finished is not None
-    assert (seen.finished.state, seen.finished.exit, seen.log) == ("DONE", None, "")
+    assert state.finished is not None
+    assert (state.finished.state, state.finished.exit, state.log) == ("DONE", None, "")
     (ground.folder / "events.jsonl").unlink()
-    (seen,) = endpoint.observe(str(ground.attempt), ["n0"])
-    assert (seen.finished, seen.log) == (None, "chatter\n")
+    (state,) = endpoint.observe(str(ground.attempt), ["n0"])
+    assert (state.finished, state.log) == (None, "chatter\n")
 
 
-def test_observe_knows_no_agent_where_none_was_started(endpoint: Endpoint, ground: Ground) -> None:
-    (seen,) = endpoint.observe(str(ground.attempt), ["n7"])
-    assert (seen.node, seen.agent, seen.alive, seen.ranks) == ("n7", None, False, {})
+def test_observe_reports_no_agent_if_none_was_started(endpoint: Endpoint, ground: Ground) -> None:
+    (state,) = endpoint.observe(str(ground.attempt), ["n7"])
+    assert (state.node, state.agent, state.alive, state.ranks) == ("n7", None, False, {})
     assert endpoint.observe(str(ground.attempt / "none"), None) == []
 
 
@@ -163,7 +165,7 @@ def test_a_zombie_counts_as_gone(ground: Ground) -> None:
 
 
 def test_rendezvous_port_is_held_while_the_endpoint_lives(endpoint: Endpoint) -> None:
-    """Nobody gets the port by a plain bind; a store that sets SO_REUSEADDR, as torch's does, can listen on it."""
+    """A plain bind of the port fails; a store that sets SO_REUSEADDR, as torch's does, can listen on it."""
     address, port, host_id = endpoint.reserve(["127.0.0.7"], {}).split()
     assert (address, host_id) == ("127.0.0.7", endpoint.facts.host_id)
     with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
@@ -174,6 +176,6 @@ def test_rendezvous_port_is_held_while_the_endpoint_lives(endpoint: Endpoint) ->
         store.listen()
 
 
-def test_rendezvous_takes_the_address_of_the_named_network_card(endpoint: Endpoint) -> None:
-    """`lo` is asked for twice over, so that even its loopback address is what is wanted."""
+def test_rendezvous_has_the_address_of_the_named_interface(endpoint: Endpoint) -> None:
+    """Both a candidate and the interface are loopback, so a loopback address is accepted."""
     assert endpoint.reserve(["127.0.0.1"], {"GLOO_SOCKET_IFNAME": "lo"}).startswith("127.0.0.1 ")

@@ -1,4 +1,4 @@
-"""Stopping through an endpoint: what was recorded ends, whatever it does against it, and nobody else."""
+"""Stopping through an endpoint: the processes of the run end, even if they ignore signals, and no others."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_a_pid_of_another_start_or_boot_is_neither_alive_nor_signalled(
 ) -> None:
     stranger = ground.sleeper(start_new_session=True)
     ground.write_record(stranger.pid, **change)
-    (seen,) = endpoint.observe(str(ground.attempt), None)
-    assert not seen.alive
+    (state,) = endpoint.observe(str(ground.attempt), None)
+    assert not state.alive
     (result,) = endpoint.stop(str(ground.attempt), None, grace_s=0)
     assert (result.signalled, result.remaining) == ((), ())
     assert stranger.poll() is None
 
 
-def test_stop_ends_a_willing_agent_with_one_signal(endpoint: Endpoint, ground: Ground) -> None:
+def test_stop_ends_an_agent_with_one_signal(endpoint: Endpoint, ground: Ground) -> None:
     pid = ground.start(endpoint, "ready(); time.sleep(1000)")
     stranger = ground.sleeper()
     (result,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=10)
@@ -56,11 +56,11 @@ def test_stop_ends_a_willing_agent_with_one_signal(endpoint: Endpoint, ground: G
     assert result.remaining == ()
     assert not alive(pid)
     assert stranger.poll() is None
-    (again,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=10)
-    assert again.signalled == ()
+    (repeated,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=10)
+    assert repeated.signalled == ()
 
 
-def test_stop_leaves_the_ranks_to_a_living_agent(endpoint: Endpoint, ground: Ground) -> None:
+def test_stop_leaves_the_ranks_to_their_living_agent(endpoint: Endpoint, ground: Ground) -> None:
     program = """
 child = rank()
 def end(*_):
@@ -74,7 +74,7 @@ ready(); time.sleep(1000)"""
     assert not alive(rank)
 
 
-def test_stop_kills_a_deaf_agent_and_then_its_ranks(endpoint: Endpoint, ground: Ground) -> None:
+def test_stop_kills_an_agent_that_ignores_sigterm_and_then_its_ranks(endpoint: Endpoint, ground: Ground) -> None:
     pid = ground.start(endpoint, "signal.signal(signal.SIGTERM, signal.SIG_IGN); rank(); ready(); time.sleep(1000)")
     rank = ground.rank()
     (result,) = endpoint.stop(str(ground.attempt), None, grace_s=-4.5)  # the margin of five seconds would be long here
@@ -100,11 +100,11 @@ def test_stop_ends_the_groups_of_ranks_that_lost_their_agent(endpoint: Endpoint,
     assert not alive(child)
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_a_group_without_its_leader_is_ended_only_if_it_carries_the_run(
-    endpoint: Endpoint, ground: Ground, *, ours: bool
+@pytest.mark.parametrize("is_owned", [True, False])
+def test_group_without_its_leader_is_ended_only_if_the_run_owns_it(
+    endpoint: Endpoint, ground: Ground, *, is_owned: bool
 ) -> None:
-    env = {**os.environ, **marks(ground, ORCH_RUN_ID="run-1" if ours else "run-2")}
+    env = {**os.environ, **owner_variables(ground, ORCH_RUN_ID="run-1" if is_owned else "run-2")}
     script = "sleep 1000 & echo $!; exec sleep 1000"
     leader = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, env=env, start_new_session=True)
     with leader:
@@ -114,8 +114,8 @@ def test_a_group_without_its_leader_is_ended_only_if_it_carries_the_run(
         ground.write_record(leader.pid)
         leader.kill()
     (result,) = endpoint.stop(str(ground.attempt), None, grace_s=5)
-    assert [sent.pid for sent in result.signalled] == ([child] if ours else [])
-    assert alive(child) is not ours
+    assert [sent.pid for sent in result.signalled] == ([child] if is_owned else [])
+    assert alive(child) is not is_owned
 
 
 def test_stop_takes_all_nodes_at_once(endpoint: Endpoint, ground: Ground) -> None:
@@ -130,15 +130,17 @@ def test_stop_takes_all_nodes_at_once(endpoint: Endpoint, ground: Ground) -> Non
     ]
 
 
-def test_stop_ends_what_left_the_groups_of_a_run_whose_agent_died(endpoint: Endpoint, ground: Ground) -> None:
-    """A daemon of a rank, its child with another environment, and one deaf and one stopped; the groups tell nothing of them."""
+def test_stop_ends_processes_outside_the_groups_of_a_run_whose_agent_has_ended(
+    endpoint: Endpoint, ground: Ground
+) -> None:
+    """A daemon of a rank, its child with another environment, one that ignores SIGTERM, and a stopped one; each in its own session."""
     scripts = [
         "echo $$; exec sleep 1000",
         "env -i sleep 1000 & echo $!; wait",
         "trap '' TERM; echo $$; while :; do sleep 1000; done",
         "echo $$; kill -STOP $$",
     ]
-    pids = [_say_pid(ground, script, marks(ground)) for script in scripts]
+    pids = [_start_shell(ground, script, owner_variables(ground)) for script in scripts]
     ground.write_record(os.getpid(), start_time=1)
     (result,) = endpoint.stop(str(ground.attempt), None, grace_s=0.3)
     assert set(pids) <= {sent.pid for sent in result.signalled}
@@ -147,13 +149,13 @@ def test_stop_ends_what_left_the_groups_of_a_run_whose_agent_died(endpoint: Endp
     assert not any(map(alive, pids))
 
 
-def test_stop_ends_the_session_of_a_killed_agent_even_where_the_environment_was_overwritten(
+def test_stop_ends_the_session_of_a_killed_agent_even_if_the_environment_was_overwritten(
     endpoint: Endpoint, ground: Ground
 ) -> None:
-    env = marks(ground)
+    env = owner_variables(ground)
     program = f"""
-marked = dict(os.environ, **{env!r})
-subprocess.Popen(["sleep", "1000"], env=marked)
+owned = dict(os.environ, **{env!r})
+subprocess.Popen(["sleep", "1000"], env=owned)
 print(subprocess.Popen(["sleep", "1000"], env={{"PATH": os.environ["PATH"]}}).pid, file=open("child", "w"), flush=True)
 ready(); time.sleep(1000)"""
     pid = ground.start(endpoint, program)
@@ -167,17 +169,19 @@ ready(); time.sleep(1000)"""
     assert not alive(child)
 
 
-@pytest.mark.parametrize("other", [{"ORCH_RUN_ID": "run-2"}, {"ORCH_ATTEMPT": "2"}, {"ORCH_NODE": "n1"}])
-def test_stop_spares_other_runs_attempts_and_nodes(endpoint: Endpoint, ground: Ground, other: dict[str, str]) -> None:
-    stranger = _say_pid(ground, "echo $$; exec sleep 1000", marks(ground, **other))
+@pytest.mark.parametrize("changes", [{"ORCH_RUN_ID": "run-2"}, {"ORCH_ATTEMPT": "2"}, {"ORCH_NODE": "n1"}])
+def test_stop_spares_other_runs_attempts_and_nodes(endpoint: Endpoint, ground: Ground, changes: dict[str, str]) -> None:
+    stranger = _start_shell(ground, "echo $$; exec sleep 1000", owner_variables(ground, **changes))
     ground.write_record(os.getpid(), start_time=1)
     (result,) = endpoint.stop(str(ground.attempt), None, grace_s=0)
     assert (result.signalled, result.remaining) == ((), ())
     assert alive(stranger)
 
 
-def test_stop_spares_who_carries_the_run_but_is_older_than_its_agent(endpoint: Endpoint, ground: Ground) -> None:
-    older = _say_pid(ground, "echo $$; exec sleep 1000", marks(ground))
+def test_stop_spares_a_process_with_the_runs_variables_that_is_older_than_its_agent(
+    endpoint: Endpoint, ground: Ground
+) -> None:
+    older = _start_shell(ground, "echo $$; exec sleep 1000", owner_variables(ground))
     until(lambda: _ticks() > _start_time(older), awaited="the clock's next tick")
     leader = ground.sleeper(start_new_session=True)
     ground.write_record(leader.pid)
@@ -189,7 +193,7 @@ def test_stop_spares_who_carries_the_run_but_is_older_than_its_agent(endpoint: E
 
 
 def test_stop_ends_an_agent_that_has_not_written_its_record_yet(endpoint: Endpoint, ground: Ground) -> None:
-    """Its command line says whose it is; nothing of the run can start once stop has returned."""
+    """Its command line identifies it; after `stop` has returned, no process of the run can start."""
     agent = ground.attempt.parent / "bundle" / "orchestrator" / "node"
     agent.mkdir(parents=True)
     (agent / "__main__.py").write_text("import time; print('up', flush=True); time.sleep(1000)")
@@ -208,14 +212,14 @@ def test_stop_ends_an_agent_that_has_not_written_its_record_yet(endpoint: Endpoi
         ground.pids.append(starting.pid)
         assert starting.stdout is not None
         assert starting.stdout.readline() == b"up\n"
-        (other,) = endpoint.stop(str(ground.attempt), ["n1"], grace_s=0)
-        assert other.signalled == ()
+        (neighbour,) = endpoint.stop(str(ground.attempt), ["n1"], grace_s=0)
+        assert neighbour.signalled == ()
         (result,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=5)
         assert [sent.pid for sent in result.signalled] == [starting.pid]
 
 
 @pytest.mark.parametrize("with_pidfd", [True, False])
-def test_a_signal_reaches_that_very_process_or_nobody(
+def test_signal_reaches_exactly_that_process_or_none(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, *, with_pidfd: bool
 ) -> None:
     if not with_pidfd:
@@ -229,15 +233,15 @@ def test_a_signal_reaches_that_very_process_or_nobody(
     assert not signal_exactly((child.pid, start_time), signal.SIGKILL)
 
 
-def marks(ground: Ground, **changes: str) -> dict[str, str]:
-    """What the agent of this ground's node would give its ranks."""
+def owner_variables(ground: Ground, **changes: str) -> dict[str, str]:
+    """The variables by which a rank of this ground's node is recognised, with changes."""
     run = ground.attempt.parent
-    own = {"ORCH_RUN_ID": run.name, "ORCH_ATTEMPT": "1", "ORCH_NODE": "n0", "ORCH_RUN_DIR": str(run)}
-    return {**own, **changes}
+    variables = {"ORCH_RUN_ID": run.name, "ORCH_ATTEMPT": "1", "ORCH_NODE": "n0", "ORCH_RUN_DIR": str(run)}
+    return {**variables, **changes}
 
 
-def _say_pid(ground: Ground, script: str, env: dict[str, str]) -> int:
-    """Start a shell in a session of its own; the pid that the script prints first."""
+def _start_shell(ground: Ground, script: str, env: dict[str, str]) -> int:
+    """Start a shell in a new session; return the pid that the script prints first."""
     shell = subprocess.Popen(
         ["sh", "-c", script], stdout=subprocess.PIPE, env={**os.environ, **env}, start_new_session=True
     )

@@ -1,99 +1,68 @@
+"""The check of a host's certificate; tests/ssh/test_certificates.py has those of a real sshd."""
+
 from __future__ import annotations
 
 import base64
-import stat
-import subprocess
-import threading
 from pathlib import Path
 
 import pytest
 
-from orchestrator.transports.ssh.host_keys import host_name, known_keys, pin
-from tests.grounds import components
+from orchestrator.transports.ssh.host_keys import InvalidCertificate, check_certificate
+from tests.grounds.sshd import certify, make_key
 
-KEY = base64.b64encode(b"\0\0\0\x0bssh-ed25519 key").decode()
+NOW = 1_800_000_000.0
 
 
-def lines_of(file: Path, name: str) -> list[int]:
-    return [key.line for key in known_keys([file], name)]
+@pytest.fixture
+def authority(tmp_path: Path) -> Path:
+    return make_key(tmp_path / "authority")
+
+
+def blob(file: Path) -> bytes:
+    return base64.b64decode(file.read_text().split()[1])
+
+
+def certificate(authority: Path, *options: str) -> bytes:
+    key = make_key(authority.with_name("host"))
+    return blob(certify(key.with_suffix(".pub"), authority, *options))
+
+
+def fault(shown: bytes, authority: Path, host: str = "n0") -> str:
+    with pytest.raises(InvalidCertificate) as caught:
+        check_certificate(shown, host, {blob(authority.with_suffix(".pub"))}, now=NOW)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("names", ["n0", "x,N0", "n?", "*"])
+def test_certificate_for_the_host_is_accepted(authority: Path, names: str) -> None:
+    shown = certificate(authority, "-h", "-n", names)
+    check_certificate(shown, "n0", {b"other", blob(authority.with_suffix(".pub"))}, now=NOW)
 
 
 @pytest.mark.parametrize(
-    ("hosts", "name", "known"),
+    ("options", "why"),
     [
-        ("n0", "n0", True),
-        ("n0", "n00", False),
-        ("n0,10.0.0.1", "10.0.0.1", True),
-        ("N0", "n0", True),
-        ("n0", "[n0]:2222", False),
-        ("[n0]:2222", "[n0]:2222", True),
-        ("*.cluster", "n0.cluster", True),
-        ("10.0.0.?", "10.0.0.7", True),
-        ("10.0.0.?", "10.0.0.77", False),
-        ("*.cluster,!bad.cluster", "bad.cluster", False),
-        ("[10.0.*]:2222", "[10.0.0.1]:2222", True),
-        ("[10.0.*]:2222", "1", False),
+        (["-n", "n0"], "is a user's, not a host's"),
+        (["-h", "-n", "n00,n[0]"], "is for n00, n[0]"),
+        (["-h", "-n", "n0", "-O", "critical:new@example.com=x"], "has conditions that orch does not know"),
+        (["-h", "-n", "n0", "-V", "20200101:20210101"], "has expired or is not valid yet"),
     ],
 )
-def test_a_line_is_about_the_names_and_patterns_it_lists(tmp_path: Path, hosts: str, name: str, *, known: bool) -> None:
-    file = tmp_path / "known_hosts"
-    file.write_text(f"# comment\n\n{hosts} ssh-ed25519 {KEY} a comment\n")
-    assert lines_of(file, name) == ([3] if known else [])
+def test_certificate_for_something_else_is_rejected(authority: Path, options: list[str], why: str) -> None:
+    assert fault(certificate(authority, *options), authority) == why
 
 
-def test_hashed_names_are_found(tmp_path: Path) -> None:
-    file = tmp_path / "known_hosts"
-    subprocess.run(
-        [components.program("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "key")], check=True
-    )
-    key = (tmp_path / "key.pub").read_text()
-    file.write_text(f"[10.0.0.1]:2222 {key}other {key}")
-    subprocess.run([components.program("ssh-keygen"), "-q", "-H", "-f", str(file)], check=True, capture_output=True)
-    assert "10.0.0.1" not in file.read_text()
-    assert lines_of(file, "[10.0.0.1]:2222") == [1]
-    assert lines_of(file, "other") == [2]
-    assert lines_of(file, "10.0.0.1") == []
+def test_no_byte_of_a_certificate_may_be_changed(authority: Path) -> None:
+    shown = certificate(authority, "-h", "-n", "n0")
+    for index in range(0, len(shown), 7):
+        changed = shown[:index] + bytes([shown[index] ^ 1]) + shown[index + 1 :]
+        assert fault(changed, authority)
 
 
-def test_broken_lines_are_passed_over_and_authorities_and_revoked_keys_are_marked(tmp_path: Path) -> None:
-    file = tmp_path / "known_hosts"
-    file.write_text(
-        f"n0\nn0 ssh-rsa\nn0 ssh-rsa !!!\n@cert-authority n? ssh-rsa {KEY}\n@revoked n0 ssh-rsa {KEY}\n"
-        f"|1|x n0 x\n@unheard-of n0 ssh-rsa {KEY}\n"
-    )
-    found = known_keys([file, tmp_path / "none"], "n0")
-    assert [(key.line, key.authority, key.revoked) for key in found] == [(4, True, False), (5, False, True)]
+@pytest.mark.parametrize("shown", [b"", b"\0\0\0\x0bssh-ed25519", b"\xff" * 40, b"\0\0\0\x04a b\n" * 9])
+def test_bytes_that_are_no_certificate_are_rejected(authority: Path, shown: bytes) -> None:
+    assert fault(shown, authority)
 
 
-def test_a_change_of_the_file_is_seen(tmp_path: Path) -> None:
-    file = tmp_path / "known_hosts"
-    file.write_text("")
-    assert lines_of(file, "n0") == []
-    file.write_text(f"n0 ssh-ed25519 {KEY}\n")
-    assert lines_of(file, "n0") == [1]
-
-
-def test_a_new_key_is_pinned_once_by_many_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "new" / "known_hosts"
-    threads = [threading.Thread(target=pin, args=(file, f"n{i % 4}", "ssh-ed25519", b"key")) for i in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(line.split()[0] for line in file.read_text().splitlines()) == ["n0", "n1", "n2", "n3"]
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    (key,) = known_keys([file], "n3")
-    assert key.blob == b"key"
-
-
-def test_a_key_is_pinned_after_a_line_without_an_end_and_never_over_another(tmp_path: Path) -> None:
-    file = tmp_path / "known_hosts"
-    file.write_text(f"n0 ssh-ed25519 {KEY}")
-    assert [key.line for key in pin(file, "n1", "ssh-ed25519", b"key")] == [2]
-    assert [key.blob for key in pin(file, "n0", "ssh-ed25519", b"key")] == [base64.b64decode(KEY)]
-    assert len(file.read_text().splitlines()) == 2
-
-
-def test_the_port_is_part_of_the_name_unless_it_is_22() -> None:
-    assert host_name("N0", 22) == "n0"
-    assert host_name("::1", 2222) == "[::1]:2222"
+def test_a_plain_key_is_no_certificate(authority: Path) -> None:
+    assert fault(blob(authority.with_suffix(".pub")), authority) == "is a plain key"

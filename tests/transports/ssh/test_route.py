@@ -69,13 +69,13 @@ def test_a_proxy_command_is_complete() -> None:
     assert hop.proxy_command == "nc h 99 ~/%h"
 
 
-def test_a_proxy_command_gets_what_the_inventory_says() -> None:
+def test_proxy_command_gets_the_inventorys_user_and_port() -> None:
     config = "Host n0\n ProxyCommand nc %n %h %p %r\n HostName h\n Port 99\n User other\n"
     (hop,) = hops(config, Node(name="n0", user="train", port=2200))
     assert hop.proxy_command == "nc n0 h 2200 train"
 
 
-def test_certificate_files_are_found_where_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificate_files_are_those_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/train")
     (hop,) = hops("CertificateFile ~/.ssh/%r-%h-cert.pub\nUser u\n", Node(name="n0"))
     assert hop.certificates == (Path("/home/train/.ssh/u-n0-cert.pub"),)

@@ -1,0 +1,132 @@
+"""
+OpenSSH's known_hosts files: the keys and authorities of a host name, and adding a new key. No connections here.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fcntl
+import hashlib
+import hmac
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from orchestrator.fanout import once
+
+_MIN_FIELDS = 3
+_MARKERS = ("", "@revoked", "@cert-authority")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownKey:
+    """One line of a file; `blob` is the public key, in the wire format, of the host or of an authority that signs host keys."""
+
+    file: Path
+    line: int
+    algorithm: str
+    blob: bytes
+    revoked: bool
+    authority: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """The keys of a file: those of lines with plain host names, by name, and those of lines with patterns or hashed names."""
+
+    plain: dict[str, list[KnownKey]]
+    patterned: list[tuple[str, KnownKey]]
+
+    def keys_of(self, name: str) -> list[KnownKey]:
+        """The keys of a host name, in file order."""
+        keys = self.plain.get(name, []) + [key for hosts, key in self.patterned if _matches(hosts, name)]
+        return sorted(keys, key=lambda key: key.line)
+
+
+def host_name(host: str, port: int) -> str:
+    """The name of a host in the files."""
+    return host.lower() if port == 22 else f"[{host.lower()}]:{port}"  # noqa: PLR2004  ssh's own port
+
+
+def known_keys(files: Sequence[Path], name: str) -> list[KnownKey]:
+    """All keys of a host name, in file order; a missing file is no error."""
+    keys: list[KnownKey] = []
+    for file in files:
+        try:
+            state = file.stat()
+        except OSError:
+            continue
+        keys += _index(file, state.st_mtime_ns, state.st_size).keys_of(name)
+    return keys
+
+
+def pin(file: Path, name: str, algorithm: str, blob: bytes) -> list[KnownKey]:
+    """
+    Append a key, unless the file has a key of this name.
+
+    Returns:
+        The keys of the name in the file afterwards: this one, or those that another login has added in the meantime.
+    """
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "r+b") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)  # many logins run at once, maybe in several processes
+        content = stream.read()
+        state = os.fstat(stream.fileno())
+        # Not by known_keys: its cache may miss a line that was written within the same tick of the clock.
+        if keys := _read_index(file, content).keys_of(name):
+            return keys
+        newline = b"" if not content or content.endswith(b"\n") else b"\n"
+        stream.write(newline + f"{name} {algorithm} {base64.b64encode(blob).decode()}\n".encode())
+        line = content.count(b"\n") + len(newline) + 1
+        assert state.st_size == len(content)
+    return [KnownKey(file, line, algorithm, blob, revoked=False)]
+
+
+@once
+def _index(file: Path, _mtime_ns: int, _size: int) -> _Index:
+    """Read a file once for all nodes, and once more when it has changed."""
+    try:
+        return _read_index(file, file.read_bytes())
+    except OSError:
+        return _Index({}, [])
+
+
+def _read_index(file: Path, content: bytes) -> _Index:
+    plain: dict[str, list[KnownKey]] = defaultdict(list)
+    patterned: list[tuple[str, KnownKey]] = []
+    for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
+        fields = line.split()
+        marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
+        if len(fields) < _MIN_FIELDS or fields[0].startswith("#") or marker not in _MARKERS:
+            continue
+        try:
+            blob = base64.b64decode(fields[2], validate=True)
+        except binascii.Error:
+            continue
+        key = KnownKey(file, number, fields[1], blob, marker == "@revoked", marker == "@cert-authority")
+        if any(character in fields[0] for character in "|*?!"):
+            patterned.append((fields[0], key))
+        else:
+            for name in fields[0].lower().split(","):
+                plain[name].append(key)
+    return _Index(dict(plain), patterned)
+
+
+def _matches(hosts: str, name: str) -> bool:
+    """Return whether the host field of a line, hashed or with patterns, matches the name."""
+    if hosts.startswith("|1|"):
+        _, _, salt, digest = hosts.split("|", 3)
+        try:
+            expected = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()
+            return hmac.compare_digest(expected, base64.b64decode(digest))
+        except binascii.Error:
+            return False
+    patterns = [pattern.replace("[", "[[]") for pattern in hosts.lower().split(",")]  # only * and ? are special
+    if any(fnmatchcase(name, pattern[1:]) for pattern in patterns if pattern.startswith("!")):
+        return False
+    return any(fnmatchcase(name, pattern) for pattern in patterns if not pattern.startswith("!"))
