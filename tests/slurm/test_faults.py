@@ -193,7 +193,7 @@ def test_status_reports_the_queue_position_and_expected_start(orch: Orch, cluste
         awaited="an estimate",
     )
     assert "1 of 2 waiting in partition debug" in status_text
-    assert "(Resources): the nodes that it asks for are not free yet" in status_text
+    assert "(Resources): the nodes that it requests are not free yet" in status_text
     running = orch("status", runs[0]).stdout
     assert "nodes 4 (n[0-3])" in running
     assert "of 10:00" in running

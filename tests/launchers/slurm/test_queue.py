@@ -105,7 +105,7 @@ REASONS = [
     ("DependencyNeverSatisfied", "will not start like this"),
     ("Reservation", "reservation has not begun"),
     ("Licenses", "licences"),
-    ("BadConstraints", "no node fits"),
+    ("BadConstraints", "no node has"),
     ("NodeDown", "is down"),
     ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions", "sinfo -R"),
     ("InvalidQOS", "QOS does not exist"),
@@ -129,7 +129,7 @@ def test_every_pattern_of_the_table_is_matched_by_its_reason() -> None:
         assert explanation(example, "<id>") == sentence.replace("{nodes}", "n1"), pattern
 
 
-PENDING = JobStatus("PENDING", "Priority", job="7", explanation="others go first")
+PENDING = JobStatus("PENDING", "Priority", job="7", explanation="other jobs go first")
 RUNNING = JobStatus("RUNNING", job="7")
 DOWN = JobStatus(SILENT, "squeue: no answer")
 
@@ -142,7 +142,7 @@ DOWN = JobStatus(SILENT, "squeue: no answer")
             JobStatus(SILENT),
             PollResult(PENDING, 1, "3 of 9 waiting in partition gpu"),
             False,
-            "others go first; 3 of 9 waiting",
+            "other jobs go first; 3 of 9 waiting",
         ),
         (PENDING, PollResult(PENDING, 1, ""), False, ""),
         (PENDING, PollResult(PENDING, 1, "2 of 9"), False, "2 of 9"),
