@@ -131,7 +131,7 @@ class LogReader:
     def _unfinished(self) -> Iterator[LogLines]:
         """The last lines that no newline ends."""
         for feed in self._feeds:
-            yield from feed.rest()
+            yield from feed.unfinished_lines()
 
     def _write(self, lines: Iterable[LogLines]) -> None:
         self._viewer.write(self._kept(lines))

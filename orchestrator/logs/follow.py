@@ -1,4 +1,4 @@
-"""From the node folders of a run to its lines: the past in order of time, and what comes, as it comes."""
+"""Read the lines of a run from its node folders: the history in order of time, and new lines as they are written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from orchestrator.node.events import EVENTS, OFFSETS, Kind
 
 T = TypeVar("T")
 CHUNK_BYTES = 1 << 20
-HELD_BYTES = 1 << 25  # while merging: a chunk of every file, or of every place, which as text takes as much again
+HELD_BYTES = 1 << 25  # the chunks held while merging, one of every file or feed; their text takes as much again
 LEAST_CHUNK_BYTES = 1 << 16
 INDEX_BYTES = 1 << 18
 POLL_S = 1.0
@@ -31,16 +31,16 @@ LAST_RETRY_S = 5.0
 
 @dataclass(slots=True)
 class Feed:
-    """One place being read: how far each file is read, and the unfinished lines."""
+    """The reading position in one attempt folder: the offset in each file, and the unfinished lines."""
 
     folder: AttemptFolder
     offsets: dict[str, int] = field(default_factory=dict)
     nodes: dict[str, NodeLines] = field(default_factory=dict)
     failure: NodeError | None = None
-    """Why what stood in its files could not be read, or not to the end."""
+    """Why its files could not be read to their ends."""
 
     def read(self, *, wait_s: float, only: Sequence[str] | None = None, max_bytes: int = CHUNK_BYTES) -> list[LogLines]:
-        """Read what is new, waiting up to `wait_s` for it; lines in order of time."""
+        """Read new lines, in order of time, waiting up to `wait_s` for some."""
         folder = self.folder
         chunks = folder.endpoint.read(
             folder.attempt_dir, folder.nodes, self.offsets, max_bytes=max_bytes, wait_s=wait_s, only=only
@@ -51,36 +51,36 @@ class Feed:
             node, _, name = chunk.file.partition("/")
             self.offsets[chunk.file] = chunk.end
             if chunk.gap:
-                lost = f"{name} became {chunk.gap} bytes shorter; what stood there is not in this log"
-                found = self._lines_of(node).gap(name, chunk.offset, arrival)
-                lines.setdefault(chunk.file, []).extend([*found, LogLines(arrival, node, None, "event", lost)])
+                text = f"{name} became {chunk.gap} bytes shorter; the lost bytes are not in this log"
+                unfinished = self._lines_of(node).gap(name, chunk.offset, arrival)
+                lines.setdefault(chunk.file, []).extend([*unfinished, LogLines(arrival, node, None, "event", text)])
             lines.setdefault(chunk.file, []).extend(
                 self._lines_of(node).feed(name, chunk.offset, chunk.data, arrival, correction_s=chunk.correction_s)
             )
         return list(in_order(lines.values()))
 
     def read_index(self, file: str, until: int) -> None:
-        """Read on in the agent's index of times, as far as it covers so many bytes of the file."""
+        """Read the agent's index of write times until it covers the bytes of the file up to `until`, or has no more records."""
         node, _, name = file.partition("/")
         index, before = f"{node}/{OFFSETS}", -1
-        while self._lines_of(node).marked(name) < until and self.offsets.get(index, 0) > before:
+        while self._lines_of(node).indexed_bytes(name) < until and self.offsets.get(index, 0) > before:
             before = self.offsets.get(index, 0)
             self.read(wait_s=0, only=[index], max_bytes=INDEX_BYTES)
 
-    def rest(self) -> list[LogLines]:
-        """The last lines that have no newline; for the end of a run."""
+    def unfinished_lines(self) -> list[LogLines]:
+        """The last lines, which no newline ends; for the end of an attempt."""
         now = time.time()
         return [line for node in self.nodes.values() for line in node.close(now)]
 
     def gaps(self, error: NodeError) -> list[LogLines]:
-        """What to say of the place's nodes when they cannot be read to the end."""
+        """One line per node: the rest of its logs cannot be read, for this error."""
         now = time.time()
         lines = []
         for name in self.folder.nodes or sorted(self.nodes):
-            missing = self._lines_of(name).known_missing
+            missing = self._lines_of(name).missing_bytes
             size = f"at least {missing} bytes" if missing else "how much is not known"
             reason = error.reason if error.node == name else str(error)
-            text = f"gap: {name} cannot be read ({reason}); what its ranks wrote since is not in this log, {size}"
+            text = f"gap: {name} cannot be read ({reason}); newer output of its ranks is not in this log, {size}"
             lines.append(LogLines(now, name, None, "event", text))
         return lines
 
@@ -90,13 +90,13 @@ class Feed:
 
 def history(feeds: Sequence[Feed]) -> Iterator[LogLines]:
     """
-    Everything that stands in the files now, merged by time; one chunk of each file is in memory at a time.
+    The present content of all files, merged by time; one chunk of each file is in memory at a time.
 
-    A place that is lost meanwhile is reached again, once for every step; where that fails, the others go on, and its
-    `failure` says why there is no more of it.
+    If a connection is lost, each read is retried once; if that fails too, the other feeds continue, and the `failure` of this
+    feed is set.
     """
     streams: list[Iterator[LogLines]] = []
-    sizes_of = [_twice(feed, partial(_sizes, feed)) or {} for feed in feeds]
+    sizes_of = [_retry_once(feed, partial(_sizes, feed)) or {} for feed in feeds]
     chunk = _chunk_bytes(sum(map(len, sizes_of)))
     for feed, sizes in zip(feeds, sizes_of, strict=True):
         files = {file: size for file, size in sizes.items() if not file.endswith(f"/{OFFSETS}")}
@@ -111,9 +111,9 @@ def _chunk_bytes(sources: int) -> int:
 def _file_history(feed: Feed, file: str, size: int, chunk: int) -> Iterator[LogLines]:
     while feed.offsets.get(file, 0) < size:
         before = feed.offsets.get(file, 0)
-        yield from _twice(feed, partial(_read_chunk, feed, file, min(size, before + chunk))) or ()
+        yield from _retry_once(feed, partial(_read_chunk, feed, file, min(size, before + chunk))) or ()
         if feed.offsets.get(file, 0) == before:
-            return  # the file is shorter than it was, or its node is gone: nothing more can be had
+            return  # the file became shorter, or its node is gone: nothing more can be read
 
 
 def _sizes(feed: Feed) -> dict[str, int]:
@@ -126,8 +126,8 @@ def _read_chunk(feed: Feed, file: str, until: int) -> list[LogLines]:
     return feed.read(wait_s=0, only=[file], max_bytes=until - feed.offsets.get(file, 0))
 
 
-def _twice(feed: Feed, read: Callable[[], T]) -> T | None:
-    """What is read, at the second try if the connection is lost at the first; None where nothing can be read any more."""
+def _retry_once(feed: Feed, read: Callable[[], T]) -> T | None:
+    """The result of `read`, retried once if the connection is lost; None, and a failure of the feed, if that fails too."""
     if feed.failure is None:
         try:
             return read()
@@ -141,7 +141,7 @@ def _twice(feed: Feed, read: Callable[[], T]) -> T | None:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one place had to say: lines, or when it was silent, how its nodes are; or why it cannot be heard for now."""
+    """The result of one read of a feed: lines; or without new lines, the state of its nodes; or the error."""
 
     feed: Feed
     lines: Sequence[LogLines] = ()
@@ -152,10 +152,11 @@ class Batch:
 @contextmanager
 def live(feeds: Sequence[Feed]) -> Iterator[tuple[Iterator[list[Batch]], threading.Event]]:
     """
-    Follow all places at once, each in a thread of its own, until the context ends.
+    Follow all feeds, one thread per feed, until the context ends.
 
-    Yields what has come meanwhile, together, and an event: once the reader sets it, nothing more is asked for, and the
-    iterator ends when all that was read is handed over. A place that is lost is tried again, and read on where it stopped.
+    Yields an iterator of the batches that arrived since its last step, and an event: once the consumer sets it, nothing more
+    is read, and the iterator ends after the batches that were read before. A lost connection is retried, and reading continues
+    where it stopped.
     """
     exchange = _Exchange()
     chunk = _chunk_bytes(len(feeds))
@@ -174,14 +175,14 @@ def live(feeds: Sequence[Feed]) -> Iterator[tuple[Iterator[list[Batch]], threadi
 
 
 class _Exchange:
-    """Where the threads of a follow hand over what they have read. None is the last word of one."""
+    """The queue from the reading threads to the consumer; each thread ends with None."""
 
     def __init__(self) -> None:
         self.batches: queue.Queue[Batch | None] = queue.Queue(maxsize=WAITING_BATCHES)
         self.enough, self.abandoned = threading.Event(), threading.Event()
 
     def offer(self, batch: Batch | None) -> None:
-        """Hand over, waiting while the reader is busy, which in turn slows reading down: memory stays bounded."""
+        """Put a batch into the queue; wait while it is full, which slows the reading down and bounds the memory."""
         while not self.abandoned.is_set():
             try:
                 return self.batches.put(batch, timeout=POLL_S)
@@ -190,17 +191,17 @@ class _Exchange:
         return None
 
     def take(self) -> list[Batch | None]:
-        """What has come meanwhile; nothing when nothing comes for a while."""
-        some: list[Batch | None] = []
+        """Get all waiting batches; none after POLL_S without any."""
+        taken: list[Batch | None] = []
         with contextlib.suppress(queue.Empty):
-            some.append(self.batches.get(timeout=POLL_S))
-            while len(some) < WAITING_BATCHES:
-                some.append(self.batches.get_nowait())
-        return some
+            taken.append(self.batches.get(timeout=POLL_S))
+            while len(taken) < WAITING_BATCHES:
+                taken.append(self.batches.get_nowait())
+        return taken
 
 
 def merged(batches: Sequence[Batch]) -> Iterator[LogLines]:
-    """The lines of what came together, in order of time; those of one place stay in the order in which they came."""
+    """The lines of all batches in order of time; those of one feed keep their order of arrival."""
     by_feed: dict[int, list[LogLines]] = {}
     for batch in batches:
         by_feed.setdefault(id(batch.feed), []).extend(batch.lines)
@@ -209,22 +210,22 @@ def merged(batches: Sequence[Batch]) -> Iterator[LogLines]:
 
 def _until_all_ended(exchange: _Exchange, running: int) -> Iterator[list[Batch]]:
     while running:
-        some = exchange.take()
-        running -= some.count(None)
-        yield [batch for batch in some if batch is not None]
+        taken = exchange.take()
+        running -= taken.count(None)
+        yield [batch for batch in taken if batch is not None]
 
 
 def _pump(feed: Feed, exchange: _Exchange, chunk: int) -> None:
     try:
-        _read_on(feed, exchange, chunk)
+        _read_all(feed, exchange, chunk)
     finally:
         exchange.offer(None)
 
 
-def _read_on(feed: Feed, exchange: _Exchange, chunk: int) -> None:
+def _read_all(feed: Feed, exchange: _Exchange, chunk: int) -> None:
     pauses = backoff(LAST_RETRY_S)
     while not exchange.enough.is_set():
-        ended = _ended(feed)  # then nothing more is written, and nothing is waited for
+        ended = _ended(feed)  # then no more lines are written, so do not wait for any
         try:
             batch = _next(feed, chunk, wait_s=0 if ended else POLL_S)
         except NodeError as exc:
@@ -244,6 +245,6 @@ def _next(feed: Feed, chunk: int, *, wait_s: float) -> Batch:
 
 
 def _ended(feed: Feed) -> bool:
-    """Whether the agents of all nodes of the place have said their last word."""
+    """True if the agents of all nodes of the feed have recorded their last event."""
     ends = [node for node in feed.nodes.values() if node.events and node.events[-1]["event"] == Kind.AGENT_FINISHED]
     return feed.folder.nodes is not None and len(ends) == len(feed.folder.nodes)

@@ -1,4 +1,4 @@
-"""From raw chunks of many files to lines in order of time. Pure: bytes and offsets in, LogLines out."""
+"""Parse raw chunks of many files into lines, and merge them by time. Pure: bytes and offsets in, LogLines out."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from orchestrator.node.events import EVENTS, OFFSETS
 
 Stream = Literal["out", "err", "event"]
 MAX_LINE_BYTES = 1 << 20
-"""A longer line is cut into pieces of this size, so that a line without an end cannot fill the memory."""
-MOST_MARKS = 8192
-"""More are thinned out: half an hour of one file's, of days those that are further apart."""
+"""A longer line is cut into pieces of this size, so that an endless line cannot fill the memory."""
+MAX_WRITE_TIMES = 8192
+"""Half an hour of one file; of a longer time, fewer records are kept, further apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogLines:
     """
-    Lines that one rank wrote one after another at one time, as far as is known: a single one, or thousands.
+    One or many consecutive lines that one rank wrote at one time, as far as is known.
 
-    They stay together on their way, for what is done to each line by itself is what makes a merged log slow. `rank` is
-    None for the agent's own; `time` is seconds since the epoch.
+    They are kept together because a merged log becomes slow if each line is handled separately. `rank` is None for lines of
+    the agent; `time` is seconds since the epoch.
     """
 
     time: float
@@ -35,33 +35,33 @@ class LogLines:
     rank: int | None
     stream: Stream
     text: str
-    """The lines, with a newline between each two."""
-    goes_on: bool = False
-    """The line before, of the same rank and stream, was cut because it was too long; this, a single one, is the next piece."""
+    """The lines, separated by newlines."""
+    is_continuation: bool = False
+    """This single line continues the previous line of the same rank and stream, which was cut because it was too long."""
 
     @property
     def count(self) -> int:
-        """How many lines these are."""
+        """The number of lines."""
         return self.text.count("\n") + 1
 
     def last(self, count: int) -> LogLines:
-        """The last of them."""
+        """The last `count` lines."""
         return replace(self, text="\n".join(self.text.split("\n")[-count:]))
 
     def to_json(self) -> Iterator[dict[str, Any]]:
-        """An object a line, with time, node, rank, stream, text; `goes_on` only where it is so."""
-        goes_on = {"goes_on": True} if self.goes_on else {}
-        of = {"time": self.time, "node": self.node, "rank": self.rank, "stream": self.stream}
-        return ({**of, "text": text, **goes_on} for text in self.text.split("\n"))
+        """One object per line, with time, node, rank, stream, text, and `goes_on` if it continues the previous line."""
+        suffix = {"goes_on": True} if self.is_continuation else {}
+        prefix = {"time": self.time, "node": self.node, "rank": self.rank, "stream": self.stream}
+        return ({**prefix, "text": text, **suffix} for text in self.text.split("\n"))
 
 
 def last(lines: Iterable[LogLines], count: int) -> deque[LogLines]:
-    """The last `count` lines; no more than these are kept meanwhile."""
+    """The last `count` lines; memory is bounded by these."""
     kept: deque[LogLines] = deque()
     held = 0
-    for some in lines:
-        kept.append(some)
-        held += some.count
+    for group in lines:
+        kept.append(group)
+        held += group.count
         while kept and held - kept[0].count >= count:
             held -= kept.popleft().count
     if held > count:
@@ -69,62 +69,70 @@ def last(lines: Iterable[LogLines], count: int) -> deque[LogLines]:
     return kept
 
 
-class Marks:
-    """An agent's records of how long a file was when; those of the bytes to come."""
+class WriteTimes:
+    """An agent's records of the size of a file over time, for the bytes that are still to be read."""
 
     def __init__(self) -> None:
         self.size = 0
-        """The last one's."""
-        self._sizes, self._times, self._first = array("Q"), array("d"), 0
+        """The largest recorded size."""
+        self._sizes = array("Q")
+        self._times = array("d")
+        self._first = 0
+        """The index of the first record that may still be needed."""
 
     def add(self, size: int, time: float) -> None:
         """The file had `size` bytes at `time`."""
-        if len(self._sizes) == MOST_MARKS:
-            self._make_room()
+        if len(self._sizes) == MAX_WRITE_TIMES:
+            self._thin_out()
         self._sizes.append(size)
         self._times.append(time)
         self.size = max(self.size, size)
 
     def covering(self, end: int) -> tuple[int, float] | None:
-        """Size and time of the first one that holds the byte before `end`; those before it are forgotten."""
+        """Size and time of the first record that covers the byte before `end`; earlier records are dropped."""
         while self._first < len(self._sizes) and self._sizes[self._first] < end:
             self._first += 1
         return (self._sizes[self._first], self._times[self._first]) if self._first < len(self._sizes) else None
 
-    def _make_room(self) -> None:
-        """Forget those that are passed; where these are few, every other one of the rest too."""
-        step = 1 if self._first > MOST_MARKS // 2 else 2
-        first = self._first + (len(self._sizes) - self._first - 1) % step  # the last one stays
-        self._sizes, self._times, self._first = self._sizes[first::step], self._times[first::step], 0
+    def _thin_out(self) -> None:
+        """Drop the records of bytes that were read; if these are few, drop every second one of the rest as well."""
+        step = 1 if self._first > MAX_WRITE_TIMES // 2 else 2
+        first = self._first + (len(self._sizes) - self._first - 1) % step  # the last record is kept
+        self._sizes = self._sizes[first::step]
+        self._times = self._times[first::step]
+        self._first = 0
 
 
 class FileLines:
     """
     The lines of one rank's file, fed in order.
 
-    The marks give a line the time it was written, to within the agent's tick. Bytes beyond the last mark get the time of
-    their arrival.
+    The agent's records give the time at which a line was written, within the interval of the agent. Bytes beyond the last
+    record get the time of their arrival.
     """
 
     def __init__(self, node: str, rank: int, stream: Stream) -> None:
-        self._of = (node, rank, stream)
-        self.marks = Marks()
+        self._origin = (node, rank, stream)
+        self.write_times = WriteTimes()
         self._rest = b""
+        """The bytes after the last newline."""
         self._end = 0
+        """The offset up to which the file was fed."""
         self._is_cut = False
+        """The last line that was yielded is a piece of a longer line."""
 
     @property
-    def known_missing(self) -> int:
-        """Bytes that the agent has told of, but that were not read."""
-        return max(0, self.marks.size - self._end)
+    def missing_bytes(self) -> int:
+        """The number of bytes that the agent has recorded and that were not read."""
+        return max(0, self.write_times.size - self._end)
 
     def gap(self, offset: int, arrival: float) -> Iterator[LogLines]:
-        """The file goes on at another offset: what stood before is no beginning of what comes."""
+        """The file continues at another offset: yield the unfinished line, which the next bytes do not continue."""
         yield from self.close(arrival)
         self._end = offset
 
     def feed(self, offset: int, data: bytes, arrival: float) -> Iterator[LogLines]:
-        """Take bytes that begin at `offset`; yield the lines they complete."""
+        """Add bytes that begin at `offset`; yield the lines that they complete."""
         start = self._end - len(self._rest)
         buffer = self._rest + data
         self._end = offset + len(data)
@@ -136,42 +144,44 @@ class FileLines:
             yield from self._lines(buffer[first : until - 1], arrival if time is None else time)
             first = until
         while len(self._rest) > MAX_LINE_BYTES:
-            at = _cut(self._rest, 0)
-            piece, self._rest = self._rest[:at], self._rest[at:]
+            cut = _cut(self._rest, 0)
+            piece = self._rest[:cut]
+            self._rest = self._rest[cut:]
             yield self._as_lines(piece, self._time_at(self._end - len(self._rest), arrival), is_cut=True)
 
     def close(self, arrival: float) -> Iterator[LogLines]:
-        """Yield what stands after the last newline."""
+        """Yield the bytes after the last newline as a line."""
         if self._rest:
-            rest, self._rest = self._rest, b""
+            rest = self._rest
+            self._rest = b""
             yield from self._lines(rest, self._time_at(self._end, arrival))
 
     def _same_time(self, buffer: bytes, start: int, first: int, whole: int) -> tuple[float | None, int]:
-        """When the line that begins at `first` was written, and where the lines end that were complete by then."""
+        """The time at which the line that begins at `first` was written, and the end of the lines complete at that time."""
         end = buffer.index(b"\n", first) + 1
-        mark = self.marks.covering(start + end)
-        if mark is None:
+        record = self.write_times.covering(start + end)
+        if record is None:
             return None, whole
-        size, time = mark
+        size, time = record
         return time, max(end, buffer.rfind(b"\n", first, min(whole, size - start)) + 1)
 
     def _time_at(self, end: int, arrival: float) -> float:
-        mark = self.marks.covering(end)
-        return arrival if mark is None else mark[1]
+        record = self.write_times.covering(end)
+        return arrival if record is None else record[1]
 
     def _lines(self, lines: bytes, time: float) -> Iterator[LogLines]:
-        if self._is_cut and b"\n" in lines:  # the last piece of a long line is no piece of what follows
+        if self._is_cut and b"\n" in lines:  # the last piece of a long line is not joined with the next line
             piece, _, lines = lines.partition(b"\n")
             yield from self._lines(piece, time)
         if len(lines) <= MAX_LINE_BYTES:
             yield self._as_lines(lines, time, is_cut=False)
             return
-        for too_long, some in groupby(lines.split(b"\n"), lambda line: len(line) > MAX_LINE_BYTES):
+        for too_long, group in groupby(lines.split(b"\n"), lambda line: len(line) > MAX_LINE_BYTES):
             if too_long:
-                for line in some:
+                for line in group:
                     yield from self._pieces(line, time)
             else:
-                yield self._as_lines(b"\n".join(some), time, is_cut=False)
+                yield self._as_lines(b"\n".join(group), time, is_cut=False)
 
     def _pieces(self, line: bytes, time: float) -> Iterator[LogLines]:
         first = 0
@@ -181,35 +191,37 @@ class FileLines:
             first = until
 
     def _as_lines(self, lines: bytes, time: float, *, is_cut: bool) -> LogLines:
-        node, rank, stream = self._of
-        goes_on, self._is_cut = self._is_cut, is_cut
+        node, rank, stream = self._origin
+        is_continuation = self._is_cut
+        self._is_cut = is_cut
         text = lines.replace(b"\r\n", b"\n").removesuffix(b"\r").decode("utf-8", "replace")
-        return LogLines(time, node, rank, stream, text, goes_on)
+        return LogLines(time, node, rank, stream, text, is_continuation)
 
 
 def _cut(line: bytes, first: int) -> int:
-    """Where a piece that begins at `first` ends: after MAX_LINE_BYTES at most, and never within a character of UTF-8."""
+    """The end of a piece that begins at `first`: at most MAX_LINE_BYTES later, and never within a UTF-8 character."""
     until = first + MAX_LINE_BYTES
     if until >= len(line):
         return len(line)
-    return next((at for at in range(until, until - 4, -1) if line[at] & 0xC0 != 0x80), until)  # noqa: PLR2004  a continuation byte
+    return next((index for index in range(until, until - 4, -1) if line[index] & 0xC0 != 0x80), until)  # noqa: PLR2004  a continuation byte
 
 
 class NodeLines:
-    """The lines of one node folder: its ranks' files, and its agent's events as lines of no rank."""
+    """The lines of one node folder: the files of its ranks, and the events of its agent as lines without a rank."""
 
     def __init__(self, node: str) -> None:
         self.node = node
         self.events: list[dict[str, Any]] = []
         self._files: dict[str, FileLines] = {}
         self._rest: dict[str, bytes] = {}
+        """File of records -> the bytes after its last newline."""
 
     def feed(self, name: str, offset: int, data: bytes, arrival: float, *, correction_s: float = 0.0) -> list[LogLines]:
-        """Take a chunk of the folder's file `name`, to whose times correction_s is added; return the lines it completes."""
+        """Add a chunk of the file `name` and return the lines that it completes; correction_s is added to recorded times."""
         if name == OFFSETS:
-            for mark in self._records(name, data, {"time", "size"}):
-                for file, size in mark["size"].items():
-                    self._file(file).marks.add(size, mark["time"] + correction_s)
+            for record in self._records(name, data, {"time", "size"}):
+                for file, size in record["size"].items():
+                    self._file(file).write_times.add(size, record["time"] + correction_s)
             return []
         if name == EVENTS:
             events = self._records(name, data, {"time", "event", "text"})
@@ -218,24 +230,24 @@ class NodeLines:
         return list(self._file(name).feed(offset, data, arrival))
 
     def gap(self, name: str, offset: int, arrival: float) -> list[LogLines]:
-        """The folder's file `name` became shorter and goes on at `offset`; return the line that ended there."""
+        """The file `name` became shorter and continues at `offset`; return the line that ended there."""
         if name.endswith(".jsonl"):
             self._rest.pop(name, None)
             return []
         return list(self._file(name).gap(offset, arrival))
 
-    def marked(self, name: str) -> int:
-        """How many bytes of the file are known to have been written, and when."""
-        return self._file(name).marks.size
+    def indexed_bytes(self, name: str) -> int:
+        """The number of bytes of the file whose write times are known."""
+        return self._file(name).write_times.size
 
     def close(self, arrival: float) -> list[LogLines]:
-        """The unfinished last lines."""
+        """The last lines, which no newline ends."""
         return [line for file in self._files.values() for line in file.close(arrival)]
 
     @property
-    def known_missing(self) -> int:
-        """Bytes of its ranks that are known to exist, but were not read."""
-        return sum(file.known_missing for file in self._files.values())
+    def missing_bytes(self) -> int:
+        """The number of bytes that the agent has recorded and that were not read, of all ranks."""
+        return sum(file.missing_bytes for file in self._files.values())
 
     def _file(self, name: str) -> FileLines:
         if name not in self._files:
@@ -246,12 +258,14 @@ class NodeLines:
         return self._files[name]
 
     def _records(self, name: str, data: bytes, fields: set[str]) -> list[dict[str, Any]]:
-        *lines, self._rest[name] = (self._rest.get(name, b"") + data).split(b"\n")
+        buffer = self._rest.get(name, b"") + data
+        *lines, rest = buffer.split(b"\n")
+        self._rest[name] = rest
         return [record for record in map(_record, lines) if fields <= record.keys()]
 
 
 def _record(line: bytes) -> dict[str, Any]:
-    """An agent's record; empty for what a full disk, or a program with a hand in the folder, has made of one."""
+    """A record of the agent; empty if it is damaged, by a full disk or a program that writes into the folder."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -265,25 +279,25 @@ def in_order(streams: Iterable[Iterable[LogLines]]) -> Iterator[LogLines]:
 
 
 def _ascending(lines: Iterable[LogLines]) -> Iterator[LogLines]:
-    """A clock that is set back must not move a line before its predecessor."""
+    """Make the times ascend: a clock that is set back must not move a line before its predecessor."""
     latest = 0.0
-    for some in lines:
-        latest = max(latest, some.time)
-        yield some if some.time == latest else replace(some, time=latest)
+    for group in lines:
+        latest = max(latest, group.time)
+        yield group if group.time == latest else replace(group, time=latest)
 
 
 def prefix_of(lines: LogLines) -> str:
-    """`[node:rank]`, and `[node:-]` for the agent's own."""
+    """`[node:rank]`, and `[node:-]` for lines of the agent."""
     return f"[{lines.node}:{'-' if lines.rank is None else lines.rank}]"
 
 
 def prefixed(lines: LogLines, prefix: str) -> str:
     """
-    The lines, each behind the prefix; a piece of a long line begins with `…`.
+    The lines, each after the prefix; a line that continues the previous one begins with `…`.
 
-    Every printed line begins with orch's own prefix, so one that imitates a prefix has two.
+    Every printed line begins with this prefix, so a line that imitates a prefix has two.
     """
-    text = f"…{lines.text}" if lines.goes_on else lines.text
+    text = f"…{lines.text}" if lines.is_continuation else lines.text
     if not is_printable(text):
         text = "\n".join(printable(line) for line in text.split("\n"))
     return f"{prefix} " + text.replace("\n", f"\n{prefix} ")

@@ -1,4 +1,4 @@
-"""Start the supervisor of a run, and report why a run has none or one that cannot supervise."""
+"""Start the supervisor of a run; report why it did not start, or cannot log in to the nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLL_S = 0.02
 
 @contextlib.contextmanager
 def supervised(folder: RunFolder, on_warning: Callable[[str], None]) -> Iterator[None]:
-    """Start the run's supervisor while the block runs, which does not wait for it; warn if it does not come up."""
+    """Start the run's supervisor in parallel with the block; warn at the end of the block if it did not start."""
 
     def start() -> None:
         if why := start_and_wait(folder):
@@ -25,7 +25,7 @@ def supervised(folder: RunFolder, on_warning: Callable[[str], None]) -> Iterator
     starting = threading.Thread(target=start)
     try:
         starting.start()
-    except RuntimeError as exc:  # this user may have no more threads
+    except RuntimeError as exc:  # the user's limit of threads is reached
         on_warning(_without_supervisor(folder, str(exc)))
         yield
         return
@@ -39,32 +39,32 @@ def _without_supervisor(folder: RunFolder, why: str) -> str:
     run = folder.path.name
     return (
         f"run {run} has no supervisor: {why}. If a rank or a node dies while nobody watches, "
-        f"the others go on until `orch stop {run}`; `orch attach {run}` tries again"
+        f"the others continue until `orch stop {run}`; `orch attach {run}` tries again"
     )
 
 
 def start_and_wait(folder: RunFolder) -> str:
-    """Start the run's supervisor and wait until it supervises; return why it does not, or nothing."""
+    """Start the run's supervisor and wait until it supervises; return the cause if it does not, else an empty text."""
     try:
         process = supervisor.start(folder)
     except OSError as exc:
         return str(exc)
-    own = f"pid {process.pid} "
-    threading.Thread(target=process.wait, daemon=True).start()  # for a process that outlives it and has other children
+    holder = f"pid {process.pid} "
+    threading.Thread(target=process.wait, daemon=True).start()  # reaps it, if this process lives longer
     deadline = time.monotonic() + START_WAIT_S
     while time.monotonic() < deadline:
-        if (folder.supervisor() or "").startswith(own) or process.poll() == 0:  # 0: there was nothing left to supervise
+        if (folder.supervisor() or "").startswith(holder) or process.poll() == 0:  # 0: the run was already over
             return ""
         if process.poll() is not None:
             return f"it ended with status {process.returncode}, see {folder.path}/supervisor.log"
         time.sleep(POLL_S)
-    return f"it has not begun in {START_WAIT_S:.0f} s, see {folder.path}/supervisor.log"
+    return f"it has not started in {START_WAIT_S:.0f} s, see {folder.path}/supervisor.log"
 
 
 def logins_need_answers(folder: RunFolder) -> str:
-    """The warning about a run whose logins a person had to answer."""
+    """The warning that logins of the run need a person's answers, which its supervisor cannot give."""
     run = folder.path.name
     return (
         f"nodes of run {run} ask for a password, a code or a passphrase, and its supervisor has no terminal: "
-        f"they are not supervised. If a rank or a node dies while nobody watches, the others go on until `orch stop {run}`"
+        f"they are not supervised. If a rank or a node dies while nobody watches, the others continue until `orch stop {run}`"
     )

@@ -1,7 +1,7 @@
 """
-The supervisor of a run over SSH: one process that outlives the terminal, polls every agent, and ends all when one fails.
+The supervisor of a run over SSH: a process that outlives the terminal, polls all agents, and ends all ranks if one fails.
 
-It is started by ssh-launch and by attach; a second one for the same run is refused. Without it the agents run on by themselves.
+ssh-launch and attach start it; a second one for the same run is refused. Without a supervisor, the agents continue.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.run import RankExit, RunState
 from orchestrator.store import RunFolder
-from orchestrator.supervision.listeners import Listeners, NodeState
+from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.settle import settle
 
 TICK_S = 0.5
 RETRY_S = 1.0
-SILENT_S = 7.0  # then the other nodes are asked whether they reach it
-ASK_AGAIN_S = 5.0
+SUSPECT_S = 7.0  # after this silence of a node, other nodes are queried whether they reach it
+WITNESS_RETRY_S = 5.0
 WITNESSES = 3
-RETURN_S = 30.0  # beyond the isolation timeout: by then a node that was cut off has ended its ranks itself
+RETURN_S = 30.0  # after the isolation timeout and this margin, a node that is cut off has ended its ranks itself
 LAST_LINES, LAST_BYTES = 10, 8192
 
 
 class Supervisor:
-    """Watches the agents of one run until it is over, and ends what is left of it on every node."""
+    """Watches the agents of one run until it is over, and ends its remaining processes on all nodes."""
 
     def __init__(self, folder: RunFolder, launcher: DirectLauncher) -> None:
         self._folder = folder
         self._launcher = launcher
         self._plan: LaunchPlan = folder.read_plan()
-        self._listeners = Listeners(folder, self._plan, launcher)
-        self._states = self._listeners.states
+        self._poller = Poller(folder, self._plan, launcher)
+        self._states = self._poller.states
 
     def run(self) -> None:
-        """Supervise to the end; the record is final then."""
-        with self._listeners.running():
+        """Supervise the run until its record is final, or no node can be polled any more."""
+        with self._poller.running():
             verdict = self._until_over()
             if verdict is not None:
                 return self._end_returning_nodes(self._end(verdict))
-        self._folder.add_event("run-unsupervised", "no node can be polled any more; orch status queries them anew")
+        self._folder.add_event("run-unsupervised", "no node can be polled any more; orch status queries them once more")
         return None
 
     def _until_over(self) -> Verdict | None:
-        """The verdict that ends the run; None if no node is left to poll."""
+        """The verdict that ends the run; None if no node can be polled any more."""
         while True:
-            self._listeners.changed.wait(TICK_S)
-            self._listeners.changed.clear()
-            self._listeners.check()
+            self._poller.changed.wait(TICK_S)
+            self._poller.changed.clear()
+            self._poller.check()
             record = self._folder.read()
             if record.state.final and record.state is not RunState.LOST:
                 return Verdict(record.state, record.exit, record.message)
@@ -78,7 +78,7 @@ class Supervisor:
                 return None
 
     def _judge(self) -> Verdict | None:
-        """Judge by the observations so far; None while they are too few."""
+        """Judge the observations so far; None if they do not suffice yet."""
         nodes = self._observations()
         verdict = judge(self._plan, nodes, None, stop_requested=self._folder.is_stop_requested())
         if verdict.state is RunState.LOST and len(nodes) < len(self._states):
@@ -89,44 +89,44 @@ class Supervisor:
         return [state.observation for state in self._states.values() if state.observation is not None]
 
     def _node_gone(self) -> Verdict | None:
-        """The verdict on a node that no machine reaches; a node that only this machine cannot reach goes on."""
+        """The verdict if no machine reaches a node; a node that only this machine cannot reach continues."""
         answering = [
             state
             for state in self._states.values()
-            if state.observation and not state.failure and state.silent_s() < SILENT_S / 2
+            if state.observation and not state.failure and state.silent_s() < SUSPECT_S / 2
         ]
         for state in self._states.values():
-            witnesses = [other for other in answering[: WITNESSES + 1] if other is not state][:WITNESSES]
+            witnesses = [peer for peer in answering[: WITNESSES + 1] if peer is not state][:WITNESSES]
             if not witnesses:
-                # then this machine is cut off: that no node answers, or all refuse, proves nothing
-                state.suspected_s = time.monotonic()
+                # this machine may be cut off: that no node answers, or all refuse connections, proves nothing
+                state.witnesses_queried_s = time.monotonic()
                 state.refusing_s = None
-            elif not state.login_refused and state.silent_s() >= SILENT_S:
+            elif not state.login_refused and state.silent_s() >= SUSPECT_S:
                 verdict = self._judge_silence(state, witnesses)
                 if verdict is not None:
                     return verdict
         return None
 
     def _judge_silence(self, state: NodeState, witnesses: Sequence[NodeState]) -> Verdict | None:
-        """The verdict if the node is gone: its host refuses connections, or no witness reaches it either."""
-        now, name, silent = time.monotonic(), state.node.name, f"{state.silent_s():.0f} s"
-        if state.refusing_s is not None and now - state.refusing_s >= SILENT_S:
-            return Verdict(RunState.FAILED, message=f"{name} refuses connections for {silent}: {state.failure}")
-        if now < state.suspected_s + ASK_AGAIN_S:
+        """The verdict if the node is gone: its host refuses connections, or no witness reaches it either; else None."""
+        now, name, silence = time.monotonic(), state.node.name, f"{state.silent_s():.0f} s"
+        if state.refusing_s is not None and now - state.refusing_s >= SUSPECT_S:
+            return Verdict(RunState.FAILED, message=f"{name} has refused connections for {silence}: {state.failure}")
+        if now < state.witnesses_queried_s + WITNESS_RETRY_S:
             return None
-        state.suspected_s = now
+        state.witnesses_queried_s = now
         reached_from = self._reached_from(state, witnesses)
         if reached_from and not any(reached_from.values()):
-            text = f"{name} is gone: it has not answered for {silent}, and {', '.join(reached_from)} cannot reach it either"
+            text = f"{name} is gone: it has not answered for {silence}, and {', '.join(reached_from)} cannot reach it either"
             return Verdict(RunState.FAILED, message=text)
-        report = "but others reach it" if reached_from else "and no other node can tell whether it is there"
+        report = "but others reach it" if reached_from else "and no other node can check whether it is up"
         if report != state.witness_report:
             state.witness_report = report
-            self._folder.add_event("node-silent", f"{name} does not answer this machine, {report}: the run goes on")
+            self._folder.add_event("node-silent", f"{name} does not answer this machine, {report}: the run continues")
         return None
 
     def _reached_from(self, state: NodeState, witnesses: Sequence[NodeState]) -> dict[str, bool]:
-        """Ask the witnesses to connect to a silent node's host: the result of each that could try."""
+        """Let the witnesses connect to the host of a silent node; return the result of each that could try."""
         agents = [
             witness.observation.agent for witness in witnesses if witness.observation and witness.observation.agent
         ]
@@ -139,15 +139,15 @@ class Supervisor:
         else:
             address = agent.address if agent and agent.address else state.node.address
 
-        def ask(witness: NodeState) -> bool:
+        def is_reached_by(witness: NodeState) -> bool:
             return address in self._launcher.reach(witness.node).reach([address], int(port))
 
-        answers = zip(witnesses, each(witnesses, ask, limit=WITNESSES), strict=True)
+        answers = zip(witnesses, each(witnesses, is_reached_by, limit=WITNESSES), strict=True)
         return {witness.node.name: answer for witness, answer in answers if not isinstance(answer, OrchError)}
 
     def _end(self, verdict: Verdict) -> list[NodePlan]:
-        """End what still runs, and record the outcome; returns the nodes that could not be reached."""
-        self._listeners.stop()
+        """End the remaining processes and record the outcome; returns the nodes that could not be reached."""
+        self._poller.stop()
         if verdict.state is RunState.DONE:
             self._record(verdict)
             return []
@@ -175,7 +175,7 @@ class Supervisor:
         self._folder.add_event("run-ended", f"{record.state.value}: {record.message or 'nothing is left running'}")
 
     def _with_last_lines(self, failure: RankExit | None) -> RankExit | None:
-        """The first failure with the last lines of its rank."""
+        """Add the last lines of the failed rank to the first failure."""
         if failure is None or failure.rank is None:
             return failure
         node = self._states[failure.node].node
@@ -187,19 +187,21 @@ class Supervisor:
         return replace(failure, lines=tuple(lines))
 
     def _end_returning_nodes(self, unreached: Sequence[NodePlan]) -> None:
-        """Wait for unreachable nodes and end what runs on one that returns, until each has ended its ranks itself."""
+        """Retry unreachable nodes and end their processes, until they have ended their ranks themselves."""
         deadline = time.monotonic() + (self._plan.isolation_timeout_s or 0.0) + RETURN_S
         while unreached and time.monotonic() < deadline:
             outcomes = each(unreached, self._stop, limit=int(self._plan.ssh["fanout"]))
             for node, outcome in zip(unreached, outcomes, strict=True):
                 if not isinstance(outcome, Exception):
-                    self._folder.add_event("node-answered", f"{node.name} is back, and what it still ran is ended")
+                    self._folder.add_event(
+                        "node-answered", f"{node.name} answers again, and its remaining processes are ended"
+                    )
             unreached = [node for node, outcome in zip(unreached, outcomes, strict=True) if _is_worth_a_retry(outcome)]
             time.sleep(RETRY_S if unreached else 0.0)
 
 
 def _is_done(state: NodeState) -> bool:
-    """No poll can bring news of the node: its login is refused, or its agent has finished."""
+    """True if polls of the node bring no more news: it refused the login, or its agent has finished."""
     return state.login_refused or (state.observation is not None and state.observation.finished is not None)
 
 
@@ -221,20 +223,20 @@ def _last_lines(endpoint: Endpoint, attempt_dir: str, failure: RankExit) -> Iter
 
 
 def start(folder: RunFolder) -> subprocess.Popen[bytes]:
-    """Start the supervisor of the run as a process that does not end with the terminal."""
+    """Start the supervisor of the run as a process that outlives the terminal."""
     with folder.supervisor_log() as log:
         return subprocess.Popen(
             [sys.executable, "-m", "orchestrator.supervision.supervisor", str(folder.path)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd="/",  # so that nothing is imported from the user's folder, and it can be unmounted
+            cwd="/",  # so that nothing is imported from the user's folder, and its file system can be unmounted
             start_new_session=True,
         )
 
 
 def main() -> int:
-    """Supervise the run in the folder that is given; returns 4 if it has a supervisor."""
+    """Supervise the run whose folder is argv[1]; returns 4 if the run has a supervisor."""
     os.umask(0o077)
     folder = RunFolder(Path(sys.argv[1]))
     with folder.supervision() as is_ours:
@@ -246,8 +248,8 @@ def main() -> int:
         try:
             Supervisor(folder, launcher).run()
         except Exception as error:
-            with contextlib.suppress(OSError):  # its disk may be the reason
-                folder.add_event("supervisor-failed", f"{error}; the run goes on without supervision")
+            with contextlib.suppress(OSError):  # a full disk may be the cause
+                folder.add_event("supervisor-failed", f"{error}; the run continues without supervision")
             raise
         finally:
             launcher.close()

@@ -102,7 +102,7 @@ def test_log_that_became_shorter_is_a_gap_and_continues_from_its_new_end(orch: O
         os.truncate(folder / "rank-0.out", len("writ"))
         while "shorter" not in (line := watcher.stdout.readline()):
             assert line, "the log ended"
-        assert line == "[n0:-] rank-0.out became 11 bytes shorter; what stood there is not in this log\n"
+        assert line == "[n0:-] rank-0.out became 11 bytes shorter; the lost bytes are not in this log\n"
         (folder.parents[1] / "go").touch()
         rest, stderr = watcher.communicate(timeout=60)
     assert watcher.returncode == 0, stderr

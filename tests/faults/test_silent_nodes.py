@@ -80,9 +80,9 @@ def test_node_that_refuses_the_login_is_not_retried(orch: Orch, farm: Farm) -> N
     with farm.restart_with_new_host_key():
         farm.drop_connections()
         until(lambda: orch.supervisor(run) is None, awaited="the supervisor to give up", deadline_s=30)
-        assert _events_text(orch, run).count("goes on without supervision") == 3
+        assert _events_text(orch, run).count("continues without supervision") == 3
     assert _record(orch, run)["state"] == "RUNNING"
-    assert f"nobody supervises this run, and it goes on; `orch attach {run}`" in orch("status", run).stderr
+    assert f"nobody supervises this run, and it continues; `orch attach {run}`" in orch("status", run).stderr
     orch("stop", run)
 
 
@@ -118,7 +118,7 @@ def test_only_a_witnesss_reply_is_a_vote_and_a_repeated_result_is_recorded_once(
     farm.drop_connections()
     if before == "never answered":
         orch("attach", "--detach", run)
-    vote = "but others reach it" if before == "answered before" else "and no other node can tell"
+    vote = "but others reach it" if before == "answered before" else "and no other node can check"
     until(lambda: f"n2 does not answer this machine, {vote}" in _events_text(orch, run), awaited=vote, deadline_s=40)
     begun = time.monotonic()
     until(lambda: time.monotonic() - begun > 11, awaited="two more polls", deadline_s=30)

@@ -1,4 +1,4 @@
-"""From chunks to lines: nothing twice, nothing missing, each rank in its own order."""
+"""Parsing chunks into lines: nothing twice, nothing missing, the order of each rank kept."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from orchestrator.launchers.base import AttemptFolder
 from orchestrator.logs.follow import Batch, Feed, merged
 from orchestrator.logs.lines import (
     MAX_LINE_BYTES,
-    MOST_MARKS,
+    MAX_WRITE_TIMES,
     FileLines,
     LogLines,
-    Marks,
     NodeLines,
+    WriteTimes,
     in_order,
     last,
     prefix_of,
@@ -27,7 +27,7 @@ from orchestrator.logs.lines import (
 def _texts(chunks: list[bytes]) -> list[str]:
     file, offset, lines = FileLines("n0", 3, "out"), 0, []
     for chunk in chunks:
-        lines += [text for some in file.feed(offset, chunk, 1.0) for text in some.text.split("\n")]
+        lines += [text for group in file.feed(offset, chunk, 1.0) for text in group.text.split("\n")]
         offset += len(chunk)
     return lines + [line.text for line in file.close(1.0)]
 
@@ -66,48 +66,49 @@ def test_cut_spares_characters_of_several_bytes(newline: bytes) -> None:
     assert len(texts) == 3
 
 
-def test_marks_give_a_line_the_time_it_was_written() -> None:
+def test_agents_records_give_a_line_the_time_at_which_it_was_written() -> None:
     node = NodeLines("n0")
-    marks = [{"time": 10.0, "size": {"rank-0.out": 2}}, {"time": 20.0, "size": {"rank-0.out": 4}}]
-    assert node.feed("offsets.jsonl", 0, "".join(json.dumps(mark) + "\n" for mark in marks).encode(), 99.0) == []
+    records = [{"time": 10.0, "size": {"rank-0.out": 2}}, {"time": 20.0, "size": {"rank-0.out": 4}}]
+    assert node.feed("offsets.jsonl", 0, "".join(json.dumps(record) + "\n" for record in records).encode(), 99.0) == []
     lines = node.feed("rank-0.out", 0, b"a\nb\nc\n", 99.0)
     assert [(line.text, line.time) for line in lines] == [("a", 10.0), ("b", 20.0), ("c", 99.0)]
 
 
 @given(st.lists(st.integers(0, 9), max_size=30), st.lists(st.integers(1, 200), max_size=6), st.integers(1, 200))
-def test_each_line_has_the_time_of_the_first_mark_that_covers_it(
+def test_each_line_has_the_time_of_the_first_record_that_covers_it(
     lengths: list[int], sizes: list[int], cut: int
 ) -> None:
     data = b"".join(b"x" * length + b"\n" for length in lengths)
     ends = [sum(lengths[: index + 1]) + index + 1 for index in range(len(lengths))]
     file = FileLines("n0", 0, "out")
     for size in sorted(sizes):
-        file.marks.add(size, float(size))
+        file.write_times.add(size, float(size))
     found = [*file.feed(0, data[:cut], 999.0), *file.feed(min(cut, len(data)), data[cut:], 999.0)]
     expected = [min([float(size) for size in sizes if size >= end], default=999.0) for end in ends]
-    assert [some.time for some in found for _ in range(some.count)] == expected
+    assert [group.time for group in found for _ in range(group.count)] == expected
 
 
-def test_marks_are_thinned_out_and_still_ascend_to_the_last() -> None:
-    marks = Marks()
-    for size in range(1, 10 * MOST_MARKS):
-        marks.add(size, float(size))
-    found = [marks.covering(end) for end in range(1, 10 * MOST_MARKS, 100)]
+def test_write_times_are_thinned_out_and_still_ascend_to_the_last() -> None:
+    write_times = WriteTimes()
+    for size in range(1, 10 * MAX_WRITE_TIMES):
+        write_times.add(size, float(size))
+    found = [write_times.covering(end) for end in range(1, 10 * MAX_WRITE_TIMES, 100)]
     assert all(
-        mark is not None and mark[0] == mark[1] >= end for end, mark in zip(range(1, 10**6, 100), found, strict=False)
+        record is not None and record[0] == record[1] >= end
+        for end, record in zip(range(1, 10**6, 100), found, strict=False)
     )
-    assert marks.covering(10 * MOST_MARKS - 1) == (10 * MOST_MARKS - 1, 10.0 * MOST_MARKS - 1)
-    assert marks.covering(10 * MOST_MARKS) is None
+    assert write_times.covering(10 * MAX_WRITE_TIMES - 1) == (10 * MAX_WRITE_TIMES - 1, 10.0 * MAX_WRITE_TIMES - 1)
+    assert write_times.covering(10 * MAX_WRITE_TIMES) is None
 
 
-def test_marks_that_are_passed_make_room_first() -> None:
-    marks = Marks()
-    for size in range(1, 10 * MOST_MARKS):
-        marks.add(size, float(size))
-        assert marks.covering(size) == (size, float(size))
+def test_write_times_of_bytes_that_were_read_are_dropped_first() -> None:
+    write_times = WriteTimes()
+    for size in range(1, 10 * MAX_WRITE_TIMES):
+        write_times.add(size, float(size))
+        assert write_times.covering(size) == (size, float(size))
 
 
-def test_what_stood_before_a_gap_is_no_beginning_of_what_comes_after() -> None:
+def test_unfinished_line_before_a_gap_is_not_joined_with_the_bytes_after_it() -> None:
     node = NodeLines("n0")
     assert node.feed("rank-0.out", 0, b"abc", 1.0) == []
     assert [lines.text for lines in node.gap("rank-0.out", 1, 1.0)] == ["abc"]
@@ -118,7 +119,7 @@ def test_what_stood_before_a_gap_is_no_beginning_of_what_comes_after() -> None:
     assert [lines.text for lines in node.feed("events.jsonl", 0, event + b"\n", 1.0)] == ["whole"]
 
 
-def test_record_that_is_no_record_is_skipped() -> None:
+def test_damaged_records_are_skipped() -> None:
     node = NodeLines("n0")
     data = b'torn{"time": 1}\n[1]\n{"time": 1.0}\n{"time": 2.0, "event": "note", "text": "good"}\n'
     assert [lines.text for lines in node.feed("events.jsonl", 0, data, 9.0)] == ["good"]
@@ -126,26 +127,30 @@ def test_record_that_is_no_record_is_skipped() -> None:
 
 def test_lines_of_one_time_stay_together() -> None:
     file = FileLines("n0", 0, "out")
-    file.marks.add(1000, 5.0)
-    assert [some.count for some in file.feed(0, b"a line\n" * 200, 99.0)] == [142, 58]
+    file.write_times.add(1000, 5.0)
+    assert [group.count for group in file.feed(0, b"a line\n" * 200, 99.0)] == [142, 58]
 
 
-def test_last_piece_of_a_long_line_is_no_piece_of_the_next() -> None:
+def test_last_piece_of_a_long_line_is_not_joined_with_the_next_line() -> None:
     file = FileLines("n0", 0, "out")
     data = b"x" * (MAX_LINE_BYTES + 1) + b"\nnext\n"
     found = [*file.feed(0, data[:-7], 1.0), *file.feed(len(data) - 7, data[-7:], 1.0)]
-    assert [(len(some.text), some.goes_on) for some in found] == [(MAX_LINE_BYTES, False), (1, True), (4, False)]
+    assert [(len(group.text), group.is_continuation) for group in found] == [
+        (MAX_LINE_BYTES, False),
+        (1, True),
+        (4, False),
+    ]
 
 
 @given(st.lists(st.integers(1, 5), max_size=8), st.integers(1, 20))
-def test_tail_is_by_line(counts: list[int], wanted: int) -> None:
+def test_tail_counts_lines(counts: list[int], wanted: int) -> None:
     numbers = iter(range(100))
     every = [[str(next(numbers)) for _ in range(count)] for count in counts]
     kept = last((LogLines(0.0, "n0", 0, "out", "\n".join(texts)) for texts in every), wanted)
-    assert "\n".join(some.text for some in kept).split() == [text for texts in every for text in texts][-wanted:]
+    assert "\n".join(group.text for group in kept).split() == [text for texts in every for text in texts][-wanted:]
 
 
-def test_agents_events_are_lines_of_no_rank() -> None:
+def test_agents_events_are_lines_without_a_rank() -> None:
     node = NodeLines("n0")
     event = {"time": 5.0, "event": "rank-exited", "text": "rank 3 exited 1"}
     data = json.dumps(event).encode() + b"\n"
@@ -160,8 +165,8 @@ def test_merge_is_by_time_and_keeps_each_streams_order() -> None:
         return LogLines(time, "n0", 0, "out", text)
 
     clock_set_back = [line(5.0, "a1"), line(1.0, "a2"), line(6.0, "a3")]
-    other = [line(2.0, "b1"), line(5.5, "b2")]
-    assert [found.text for found in in_order([clock_set_back, other])] == ["b1", "a1", "a2", "b2", "a3"]
+    second_stream = [line(2.0, "b1"), line(5.5, "b2")]
+    assert [found.text for found in in_order([clock_set_back, second_stream])] == ["b1", "a1", "a2", "b2", "a3"]
 
 
 def test_prefix_names_node_and_rank_and_json_has_the_documented_fields() -> None:
@@ -170,12 +175,12 @@ def test_prefix_names_node_and_rank_and_json_has_the_documented_fields() -> None
     assert [list(line) for line in lines.to_json()] == 2 * [["time", "node", "rank", "stream", "text"]]
 
 
-def test_batches_of_one_place_are_never_reordered_whatever_their_times() -> None:
-    """A line that has no mark yet bears the time of its arrival, which is later than the marks of the lines after it."""
+def test_batches_of_one_feed_are_never_reordered_whatever_their_times() -> None:
+    """A line without a recorded time has the time of its arrival, which is later than the recorded times of later lines."""
     feed = Feed(AttemptFolder(lambda: pytest.fail("nothing is read"), "/nowhere", ("n0",)))
     first, second = (LogLines(time, "n0", 0, "out", text) for time, text in ((9.0, "first"), (3.0, "second")))
-    other = LogLines(5.0, "n1", 1, "out", "other")
-    batches = [Batch(feed, [first]), Batch(Feed(feed.folder), [other]), Batch(feed, [second])]
+    other_node = LogLines(5.0, "n1", 1, "out", "other")
+    batches = [Batch(feed, [first]), Batch(Feed(feed.folder), [other_node]), Batch(feed, [second])]
     texts = [line.text for line in merged(batches)]
     assert texts.index("first") < texts.index("second")
     assert texts[0] == "other"

@@ -1,4 +1,4 @@
-"""A rank may write anything; the terminal of who reads it obeys none of it."""
+"""Any output of a rank is shown without effect on the terminal."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from orchestrator.logs.printable import printable
         ("\r\r", ""),
     ],
 )
-def test_what_is_shown_cannot_move_the_cursor_or_make_a_line(written: str, shown: str) -> None:
+def test_shown_text_cannot_move_the_cursor_or_start_a_line(written: str, shown: str) -> None:
     assert printable(written) == shown
 
 
-def test_line_that_imitates_a_prefix_has_the_true_one_before_it() -> None:
+def test_line_that_imitates_a_prefix_has_the_real_prefix_before_it() -> None:
     assert prefixed(LogLines(0.0, "n1", 2, "out", "[n3:0] loss=0"), "[n1:2]") == "[n1:2] [n3:0] loss=0"
 
 
-def test_lines_that_are_shown_together_are_each_made_harmless() -> None:
+def test_every_line_of_a_group_is_made_printable() -> None:
     lines = LogLines(0.0, "n1", 2, "out", "plain\n\x1b[31mred\n10%\r20%")
     assert prefixed(lines, "[n1:2]") == "[n1:2] plain\n[n1:2] red\n[n1:2] 20%"
 
 
-def test_pieces_of_a_long_line_are_told_apart_from_lines() -> None:
+def test_pieces_of_a_long_line_are_marked_as_continuations() -> None:
     file = FileLines("n0", 0, "out")
     lines = list(file.feed(0, b"x" * (5 << 19) + b"\nshort\n", 1.0))
     assert [len(line.text) for line in lines] == [1 << 20, 1 << 20, 1 << 19, 5]
-    assert [line.goes_on for line in lines] == [False, True, True, False]
+    assert [line.is_continuation for line in lines] == [False, True, True, False]
     assert prefixed(lines[1], "[n0:0]").startswith("[n0:0] …x")
-    assert ["goes_on" in line for some in lines for line in some.to_json()] == [False, True, True, False]
+    assert ["goes_on" in line for group in lines for line in group.to_json()] == [False, True, True, False]
 
 
-def test_what_is_known_to_be_missing_is_counted() -> None:
+def test_bytes_that_are_known_to_be_missing_are_counted() -> None:
     file = FileLines("n0", 0, "out")
-    file.marks.add(100, 1.0)
-    assert file.known_missing == 100
+    file.write_times.add(100, 1.0)
+    assert file.missing_bytes == 100
     list(file.feed(0, b"x" * 60, 1.0))
-    assert file.known_missing == 40
+    assert file.missing_bytes == 40

@@ -1,4 +1,4 @@
-"""The nodes of a run, each polled by a thread of its own. The supervisor judges what their silence means."""
+"""Polls the nodes of a run, one thread per node. The supervisor judges nodes that do not answer."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.store import RunFolder
 
 POLLS_PER_S = 200  # of all nodes together
-SHORTEST_POLL_S, LONGEST_POLL_S = 1.0, 3.0  # a node with news answers at once
-LAST_RETRY_S = 2.0  # well within the silence that makes a node suspect
+SHORTEST_POLL_S, LONGEST_POLL_S = 1.0, 3.0  # how long a node waits for news before it answers
+LAST_RETRY_S = 2.0  # much shorter than the silence after which other nodes are queried
 PEERS = 3
 
 
 @dataclass(slots=True)
 class NodeState:
-    """One node as its polls show it; written by its thread, read by the supervisor. Times are of time.monotonic()."""
+    """The state of one node by its polls; written by its thread, read by the supervisor. Times are of time.monotonic()."""
 
     node: NodePlan
     answered_s: float
     """When it last answered."""
     observation: NodeObservation | None = None
-    """Its last answer."""
+    """The observation in its last answer."""
     failure: NodeError | None = None
     """Why the last poll failed; None if it did not."""
     queued_s: float | None = None
     """When it began to queue for a login slot; time in the queue does not count as silence."""
     refusing_s: float | None = None
     """When its host began to refuse connections, while other nodes answer."""
-    suspected_s: float = float("-inf")
-    """When other nodes were last asked whether they reach it."""
+    witnesses_queried_s: float = float("-inf")
+    """When other nodes were last queried whether they reach it."""
     witness_report: str = ""
-    """The last result of that, as it was recorded."""
+    """The last recorded result of that query."""
     login_refused: bool = False
-    """The host refused our login; it is not polled any more."""
+    """The node refused the login; it is not polled any more."""
 
     def silent_s(self) -> float:
-        """How long it has not answered, without the time in the queue for a login."""
+        """The seconds since its last answer, without the time in the queue for a login."""
         return (self.queued_s or time.monotonic()) - self.answered_s
 
 
-class Listeners:
+class Poller:
     """Polls all nodes of a run."""
 
     def __init__(self, folder: RunFolder, plan: LaunchPlan, launcher: DirectLauncher) -> None:
@@ -70,7 +70,7 @@ class Listeners:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Poll within the context, or until `stop`; no poll is in progress after it."""
+        """Poll until the context ends, or `stop`; no poll is in progress after the context."""
         started: list[threading.Thread] = []
         try:
             for thread in self._threads.values():
@@ -85,7 +85,7 @@ class Listeners:
 
     def check(self) -> None:
         """
-        Make sure that every node is polled whose login is not refused.
+        Check that all nodes are polled except those that refused the login.
 
         Raises:
             OrchError: a thread has died; its traceback is in the supervisor's log.
@@ -99,23 +99,23 @@ class Listeners:
             raise OrchError(f"the threads that poll {fold(died)} have died")
 
     def stop(self) -> None:
-        """Begin no poll any more."""
+        """Start no more polls."""
         self._stopping.set()
 
     def _poll_on(self, state: NodeState) -> None:
-        """Poll one node again and again; a lost connection is made anew."""
+        """Poll one node until polling stops; a lost connection is replaced."""
         endpoint: Endpoint | None = None
-        seen: object = None
+        known: object = None
         pauses = backoff(LAST_RETRY_S)
         while not self._stopping.is_set() and not state.login_refused:
             try:
                 if endpoint is None or not endpoint.connected:
                     endpoint = self._log_in(state)
                     continue
-                beat = Heartbeat(seen, self._peers_of(state), self._poll_s)
-                observation, seen = endpoint.heartbeat(self._plan.attempt_dir(state.node), state.node.name, beat)
+                heartbeat = Heartbeat(known, self._peers_of(state), self._poll_s)
+                observation, known = endpoint.heartbeat(self._plan.attempt_dir(state.node), state.node.name, heartbeat)
             except NodeError as failure:
-                seen = None
+                known = None
                 self._failed(state, failure)
                 self._stopping.wait(next(pauses))
             else:
@@ -124,7 +124,7 @@ class Listeners:
             self.changed.set()
 
     def _log_in(self, state: NodeState) -> Endpoint | None:
-        """Connect, at most `fanout` nodes at the same time; None if polling has stopped by then."""
+        """Connect, at most `fanout` nodes at the same time; None if polling has stopped meanwhile."""
         state.queued_s = time.monotonic()
         with self._login_slots:
             state.answered_s += time.monotonic() - state.queued_s
@@ -144,7 +144,7 @@ class Listeners:
     def _failed(self, state: NodeState, failure: NodeError) -> None:
         is_first = state.failure is None
         state.failure = failure
-        if not isinstance(failure, Unreachable):  # its host answers, if only that its disk is full
+        if not isinstance(failure, Unreachable):  # its host answers, even if it only reports a full disk
             state.answered_s = time.monotonic()
         if not isinstance(failure, NotListening):
             state.refusing_s = None
@@ -152,11 +152,11 @@ class Listeners:
             state.refusing_s = time.monotonic()
         if is_first:
             self._folder.add_event("node-failed", f"{failure}")
-        if isinstance(failure, LoginRefused):  # a retry cannot help: there is nobody to answer for it
+        if isinstance(failure, LoginRefused):  # a retry cannot help: nobody can answer a prompt
             state.login_refused = True
-            self._folder.add_event("node-unsupervised", f"{state.node.name} goes on without supervision")
+            self._folder.add_event("node-unsupervised", f"{state.node.name} continues without supervision")
 
     def _peers_of(self, state: NodeState) -> list[str]:
-        """Addresses of a few other nodes, as far as they are known."""
-        agents = [other.observation.agent for other in self.states.values() if other is not state and other.observation]
+        """The known addresses of at most PEERS other nodes."""
+        agents = [peer.observation.agent for peer in self.states.values() if peer is not state and peer.observation]
         return [agent.address for agent in agents if agent and agent.address][:PEERS]
