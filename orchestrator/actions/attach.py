@@ -1,4 +1,4 @@
-"""Supervise a run again whose supervisor, or whose machine, is gone."""
+"""Start a new supervisor for a run that has lost its supervisor, or the machine of its supervisor."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from orchestrator.verdict.launching import is_launching
 
 def supervise(folder: RunFolder, on_warning: Callable[[str], None]) -> None:
     """
-    Start a supervisor for the run; under Slurm, which supervises its jobs itself, do nothing.
+    Start a supervisor for the run; do nothing under Slurm, which supervises its jobs itself.
 
     Raises:
-        UsageError: it has a supervisor, or is being launched.
-        LaunchError: the supervisor does not come up.
+        UsageError: the run has a supervisor, or is being launched.
+        LaunchError: the supervisor does not start.
     """
     record = folder.read()
     if record.launcher == "slurm":
@@ -30,7 +30,7 @@ def supervise(folder: RunFolder, on_warning: Callable[[str], None]) -> None:
     if is_launching(record):
         raise UsageError(f"run {record.id} is still being launched", hint=_hint(record))
     if why := start_and_wait(folder):
-        _refuse_second(folder, record)  # another attach was quicker
+        _refuse_second(folder, record)  # another attach may have been faster
         raise LaunchError(f"run {record.id} has no supervisor: {why}")
     if record.attended:
         on_warning(logins_need_answers(folder))
@@ -38,7 +38,7 @@ def supervise(folder: RunFolder, on_warning: Callable[[str], None]) -> None:
 
 @contextmanager
 def attached(folder: RunFolder) -> Iterator[Launched]:
-    """Give a launcher for a run that was launched before, until the context ends."""
+    """Connect a launcher to a run that was launched before, until the context ends."""
     launcher = launcher_for(folder.read_plan())
     try:
         yield Launched(folder, launcher)
@@ -47,11 +47,11 @@ def attached(folder: RunFolder) -> Iterator[Launched]:
 
 
 def _refuse_second(folder: RunFolder, record: RunRecord) -> None:
-    present = folder.supervisor()
-    if present is not None:
-        stopped = observe.stopped_pid(present)
-        hint = _hint(record) if stopped is None else f"it is stopped: kill -CONT {stopped}, or orch stop {record.id}"
-        raise UsageError(f"run {record.id} has a supervisor: {present}", hint=hint)
+    supervisor = folder.supervisor()
+    if supervisor is not None:
+        pid = observe.stopped_pid(supervisor)
+        hint = _hint(record) if pid is None else f"it is stopped: kill -CONT {pid}, or orch stop {record.id}"
+        raise UsageError(f"run {record.id} has a supervisor: {supervisor}", hint=hint)
 
 
 def _hint(record: RunRecord) -> str:

@@ -11,18 +11,18 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def seconds(option: str, text: str) -> float:
     """
-    The span in seconds; `option` is what it was given to.
+    Convert a time span to seconds; `option` is its option, for the message.
 
     Raises:
-        UsageError: it is no span.
+        UsageError: the text is not a time span.
     """
-    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    if match is None:
         raise UsageError(f"{option} {text}: not a time span", hint="as in 30s, 5m, 2h or 1d")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def worded(span_s: float) -> str:
-    """A span for a person, in its largest unit."""
+    """Format a time span for a person, in its largest unit."""
     unit = next((unit for unit in "dhm" if span_s >= _UNITS[unit]), "s")
     return f"{span_s / _UNITS[unit]:.0f}{unit}"

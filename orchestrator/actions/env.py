@@ -1,4 +1,4 @@
-"""The environment that every rank gets from orch, by the agent's own rules. No node is queried, nothing starts."""
+"""The environment that every rank gets from orch, by the code of the agent. No node is queried, nothing starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
 from orchestrator.run import Program, Request
 
-_LATER = "<known-at-the-launch>"  # one word, as in a rendezvous record
+_UNKNOWN = "<known-at-the-launch>"  # without spaces, as the parts of a rendezvous record
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class NodeEnvironment:
     ranks: tuple[Mapping[str, str], ...]
     """Set by orch for each rank, in local order."""
     unless_set: Mapping[str, str]
-    """Set by orch if the node does not have it already."""
+    """Set by orch unless the node's own environment sets it."""
     at_launch: tuple[str, ...]
-    """Set by orch to a value that only the launch can know."""
+    """Set by orch to a value that is known only at the launch."""
 
 
 def environments(
@@ -49,7 +49,7 @@ def environments(
     """
     loaded = load_inventory(inventory, nodes)
     request = Request("ssh", Program("executable", ("true",)), nodes=nodes)
-    plan = redacted(make_plan(loaded, request, run_id=_LATER, bundle=_LATER))
+    plan = redacted(make_plan(loaded, request, run_id=_UNKNOWN, bundle=_UNKNOWN))
     planned = {node.name for node in plan.nodes}
     shown = {node.name for node in loaded.select(selected)} if selected is not None else planned
     if absent := sorted(shown - planned):
@@ -60,17 +60,17 @@ def environments(
 def _of_node(plan: LaunchPlan, node: NodePlan) -> NodeEnvironment:
     fields = {name: value for name, value in files.job_json(plan).items() if name != "version"}
     job = Job(node=node.name, node_rank=node.node_rank, **fields)
-    orch = _decoded(node_environment(job, f"{_LATER} {_LATER} -"))
-    ranks = [_decoded(environment) for environment in rank_variables(job, _LATER)]
-    unless_set = _decoded(defaults(job, _LATER, {os.fsencode(name): b"" for name in node.env}))
-    later = [name for name, value in {**unless_set, **orch, **ranks[0]}.items() if _LATER in value]
+    orch = _decoded(node_environment(job, f"{_UNKNOWN} {_UNKNOWN} -"))
+    ranks = [_decoded(environment) for environment in rank_variables(job, _UNKNOWN)]
+    unless_set = _decoded(defaults(job, _UNKNOWN, {os.fsencode(name): b"" for name in node.env}))
+    unknown = [name for name, value in {**unless_set, **orch, **ranks[0]}.items() if _UNKNOWN in value]
     return NodeEnvironment(
         node=node.name,
         env=dict(sorted(node.env.items())),
-        orch={name: value for name, value in sorted(orch.items()) if name not in later},
-        ranks=tuple({name: value for name, value in rank.items() if name not in later} for rank in ranks),
-        unless_set={name: value for name, value in sorted(unless_set.items()) if name not in later},
-        at_launch=tuple(sorted(later)),
+        orch={name: value for name, value in sorted(orch.items()) if name not in unknown},
+        ranks=tuple({name: value for name, value in rank.items() if name not in unknown} for rank in ranks),
+        unless_set={name: value for name, value in sorted(unless_set.items()) if name not in unknown},
+        at_launch=tuple(sorted(unknown)),
     )
 
 

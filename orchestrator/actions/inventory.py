@@ -1,4 +1,4 @@
-"""Which inventory a command uses."""
+"""The inventory that a command uses."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ DEFAULT = Path("inventory.yaml")
 
 def load_inventory(given: str | None, names: str | None) -> Inventory:
     """
-    Load the inventory that is given, else $ORCH_INVENTORY, else ./inventory.yaml, else make one of the node names alone.
+    Load the inventory given with -i, else $ORCH_INVENTORY, else ./inventory.yaml; else make one of the node names.
 
     Args:
         given: a path, or the bare name of an inventory that orch ships, such as `local`.
-        names: the host list after --nodes, where ~/.ssh/config may replace an inventory.
+        names: the host list after --nodes, if the command needs no inventory file for hosts of ~/.ssh/config.
 
     Raises:
-        UsageError: there is none, or it is wrong.
+        UsageError: there is no inventory, or it is wrong.
     """
     chosen = given or os.environ.get("ORCH_INVENTORY")
     if chosen:

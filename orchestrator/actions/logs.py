@@ -1,4 +1,4 @@
-"""The log of a run: where the run is recorded or found, and which of its lines are wanted."""
+"""The run whose logs are shown, recorded here or found on its nodes, and the filter of its lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from orchestrator.store import KeptRun, Store, UnrecordedRun, home
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which lines to show; None shows all."""
+    """The filter of the lines to show; None shows all."""
 
     nodes: str | None = None
     ranks: str | None = None
@@ -32,7 +32,7 @@ class Filter:
     stream: str | None = None
 
 
-def recorded(name: str) -> tuple[KeptRun, Launcher]:
+def recorded_run(name: str) -> tuple[KeptRun, Launcher]:
     """
     Return a run that is recorded here, and its launcher.
 
@@ -43,30 +43,30 @@ def recorded(name: str) -> tuple[KeptRun, Launcher]:
         folder = Store(home(os.environ)).find(name)
     except RunNotFound as exc:
         if RUN_ID.fullmatch(name):
-            exc.hint = f"{exc.hint}; where it was not launched, orch logs {name} -i FILE finds it on its nodes"
+            exc.hint = f"{exc.hint}; for a run launched on another machine: orch logs {name} -i FILE"
         raise
     return folder, launcher_for(folder.read_plan())
 
 
-def found_on_nodes(
-    run_id: str, inventory: str, on_notice: Callable[[str], None], on_warning: Callable[[str], None]
+def find_on_nodes(
+    run_id: str, inventory: str, on_message: Callable[[str], None], on_warning: Callable[[str], None]
 ) -> tuple[KeptRun, Launcher]:
     """
     Find a run that is not recorded here on the nodes of the inventory; a record here wins.
 
     Raises:
-        UsageError: this is not the id of a run.
-        LaunchError: no node that can be reached has it.
+        UsageError: `run_id` is not the complete id of a run.
+        LaunchError: no reachable node has the run.
     """
     if not RUN_ID.fullmatch(run_id):
         hint = "as orch ssh-launch printed it: gpt-20261121-101500-ab12; names, prefixes and latest are for runs launched here"
-        raise UsageError(f"with -i, RUN is the whole id of a run; {run_id!r} is none", hint=hint)
+        raise UsageError(f"with -i, RUN is the complete id of a run; {run_id!r} is not", hint=hint)
     if any(folder.path.name == run_id for folder in Store(home(os.environ)).all()):
-        on_notice(
-            f"run {run_id} is recorded here, so its nodes are those of its record, and -i {inventory} was not read"
+        on_message(
+            f"run {run_id} is recorded here, so its nodes are taken from its record, and -i {inventory} was not read"
         )
-        return recorded(run_id)
-    from orchestrator.actions.inventory import load_inventory  # noqa: PLC0415  only where nothing is recorded
+        return recorded_run(run_id)
+    from orchestrator.actions.inventory import load_inventory  # noqa: PLC0415  only if nothing is recorded here
     from orchestrator.launchers.discovery import find_run  # noqa: PLC0415
 
     plan, launcher = find_run(load_inventory(inventory, None), run_id)
@@ -77,9 +77,9 @@ def found_on_nodes(
     return UnrecordedRun(record, plan), launcher
 
 
-def keep_of(wanted: Filter, plan: LaunchPlan, now: float) -> Keep:
+def line_selector(wanted: Filter, plan: LaunchPlan, now: float) -> Keep:
     """
-    Return the function that selects the wanted lines.
+    Return the function that selects lines by the filter.
 
     Raises:
         UsageError: the filter is wrong, or the run has no such node or rank.
@@ -92,16 +92,16 @@ def keep_of(wanted: Filter, plan: LaunchPlan, now: float) -> Keep:
     earliest = now - seconds("--since", wanted.since) if wanted.since else None
 
     def keep(lines: LogLines) -> LogLines | None:
-        wants = (
+        passes = (
             (nodes is None or lines.node in nodes)
             and (ranks is None or lines.rank in ranks)
             and (wanted.stream is None or lines.stream == wanted.stream)
             and (earliest is None or lines.time >= earliest)
         )
-        if not wants or pattern is None:
-            return lines if wants else None
-        found = [text for text in lines.text.split("\n") if pattern.search(text)]
-        return replace(lines, text="\n".join(found)) if found else None
+        if not passes or pattern is None:
+            return lines if passes else None
+        matches = [text for text in lines.text.split("\n") if pattern.search(text)]
+        return replace(lines, text="\n".join(matches)) if matches else None
 
     return keep
 
@@ -122,13 +122,12 @@ def _nodes(text: str | None, plan: LaunchPlan) -> set[str] | None:
 def _ranks(text: str | None, plan: LaunchPlan) -> set[int] | None:
     if text is None:
         return None
-    found = re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text)
-    if found is None:
+    if re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text) is None:
         raise UsageError(f"--rank {text}: not a list of ranks", hint="as in --rank 3 or --rank 0-7,12")
-    ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
-    if any(end[0] > end[-1] or end[-1] >= plan.world_size for end in ends):
+    ranges = [[int(rank) for rank in part.split("-")] for part in text.split(",")]
+    if any(bounds[0] > bounds[-1] or bounds[-1] >= plan.world_size for bounds in ranges):
         raise UsageError(f"--rank {text}: the run has ranks 0 to {plan.world_size - 1}")
-    return {rank for end in ends for rank in range(end[0], end[-1] + 1)}
+    return {rank for bounds in ranges for rank in range(bounds[0], bounds[-1] + 1)}
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:

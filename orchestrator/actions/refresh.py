@@ -32,14 +32,14 @@ REFRESHED_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """A run's record after a refresh, and the answers that it rests on."""
+    """A run's record after a refresh, and the evidence for it."""
 
     folder: RunFolder
     record: RunRecord
     status: Status | None = None
-    """None if nobody was queried: the launch is still going on, or it failed."""
+    """None if nothing was queried, because the launch is still in progress or failed."""
     missing: str = ""
-    """The run has ended, but details of it could not be had from these nodes."""
+    """The nodes that could not be queried about a run that has ended, as an error message; empty if all answered."""
 
     @property
     def nodes(self) -> Sequence[NodeObservation]:
@@ -59,27 +59,27 @@ class Refreshed:
         return describe_job(self.queue, self.status.position)
 
     def not_being_ended(self) -> str:
-        """The warning that the run has failed and nobody ends what is left of it, or nothing."""
+        """The warning that the run has failed and no supervisor ends its remaining processes; empty if there is no such case."""
         if self.status is None or self.record.state.final:
             return ""
-        left = observe.may_still_run(self.folder.read_plan(), self.status.verdict, self.nodes)
-        return observe.still_running_warning(self.folder, self.record.id, left)
+        nodes = observe.may_still_run(self.folder.read_plan(), self.status.verdict, self.nodes)
+        return observe.still_running_warning(self.folder, self.record.id, nodes)
 
     def unsupervised(self) -> str:
-        """The warning that a running run over SSH has no supervisor, or nothing; Slurm supervises its jobs itself."""
+        """The warning that a run over SSH has no supervisor; empty if it has one. Slurm supervises its jobs itself."""
         running = self.record.started and not self.record.state.final
         if not running or self.record.launcher != "ssh" or self.folder.supervisor() is not None:
             return ""
-        return f"nobody supervises this run, and it goes on; `orch attach {self.record.id}` takes it up again"
+        return f"nobody supervises this run, and it continues; `orch attach {self.record.id}` supervises it again"
 
 
 def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Terminal | None = None) -> Refreshed:
     """
-    Query the state of a run and bring its record up to date; for a launch that is going on or failed, only read it.
+    Query the state of a run and update its record; only read the record if the launch is in progress or failed.
 
     Args:
         queue: the scheduler's answer, if it was queried already.
-        terminal: where a login asks its questions.
+        terminal: answers the prompts of logins.
 
     Raises:
         NodesError: nodes cannot be reached, and the run is not known to be over.
@@ -106,7 +106,7 @@ def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Termina
 
 
 def readable() -> tuple[list[tuple[RunFolder, RunRecord]], list[str]]:
-    """Read all records, oldest first; the second list names the damaged ones."""
+    """Read all records, oldest first; the second list holds the errors of damaged ones."""
     runs, damaged = [], []
     for folder in Store(home(os.environ)).all():
         try:

@@ -19,21 +19,21 @@ from orchestrator.verdict.launching import is_launching, remote_launch_host
 from orchestrator.verdict.observe import Status
 from orchestrator.verdict.settle import settle
 
-GIVE_UP_S = 90.0  # a launch waits for the nodes that it has just queried, then takes back what had started
+CANCEL_S = 90.0  # a cancelled launch waits for its pending requests, then ends what had started
 POLL_S = 0.05
 
 
-def stop(folder: RunFolder, on_notice: Callable[[str], None]) -> RunRecord:
+def stop(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:
     """
-    Stop the run, first its launch; stopping one that has ended is no error. Returns its record.
+    Stop a run, and before that its launch if it is in progress; returns its record. A run that has ended is no error.
 
     Raises:
-        LaunchError: something of it could not be ended, or may still be started.
-        RunLost: its folders are gone, so nobody knows what to end.
+        LaunchError: some processes could not be ended, or may still be started.
+        RunLost: the run's folders are gone, so its processes are not known.
     """
-    record = _launch_ended(folder, on_notice)
+    record = _cancel_launch(folder, on_message)
     plan = folder.read_plan()
-    elsewhere = remote_launch_host(record)
+    launch_host = remote_launch_host(record)
     over = record.state.final and record.state is not RunState.LOST
     if not over:
         folder.request_stop()
@@ -45,10 +45,10 @@ def stop(folder: RunFolder, on_notice: Callable[[str], None]) -> RunRecord:
                 f"run {record.id} is not known to be over everywhere\n  " + "\n  ".join(left),
                 hint=f"orch stop {record.id} again once that is resolved",
             )
-        if elsewhere:
+        if launch_host:
             raise LaunchError(
-                f"run {record.id} may still be being launched on {elsewhere}: what had started was ended, but not the launch",
-                hint=f"orch stop {record.id} on {elsewhere}; if that machine is gone, nothing more will start",
+                f"run {record.id} may still be being launched on {launch_host}: what had started was ended, but not the launch",
+                hint=f"orch stop {record.id} on {launch_host}; if that machine is gone, nothing more will start",
             )
         if not over:
             status = observe.observe_run(folder, plan, launcher, launcher.job_status(record.slurm_job))
@@ -58,26 +58,28 @@ def stop(folder: RunFolder, on_notice: Callable[[str], None]) -> RunRecord:
     return record
 
 
-def _launch_ended(folder: RunFolder, on_notice: Callable[[str], None]) -> RunRecord:
+def _cancel_launch(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:
     """
-    Make the process that is still launching the run give up, as Ctrl-C does; returns the record after that.
+    Cancel a launch in progress, as Ctrl-C in its terminal does; returns the record after that.
 
     Raises:
-        LaunchError: it cannot be signalled, or does not give up.
+        LaunchError: its process cannot be signalled, or does not end.
     """
-    record, deadline = folder.read(), time.monotonic() + GIVE_UP_S
+    record, deadline = folder.read(), time.monotonic() + CANCEL_S
     if record.launching is None or not is_launching(record):
         return record
     pid = record.launching["pid"]
     try:
         signal_exactly((pid, record.launching["start_time"]), signal.SIGTERM)
     except PermissionError as exc:
-        raise LaunchError(f"run {record.id} is still being launched by pid {pid}, which is another user's") from exc
-    on_notice(f"run {record.id} is still being launched: pid {pid} was asked to give up")
+        raise LaunchError(
+            f"run {record.id} is still being launched by pid {pid}, which belongs to another user"
+        ) from exc
+    on_message(f"run {record.id} is still being launched: pid {pid} was sent SIGTERM to cancel the launch")
     while is_launching(record):
         if time.monotonic() > deadline:
             raise LaunchError(
-                f"run {record.id} is still being launched: pid {pid} has not given up in {GIVE_UP_S:.0f} s",
+                f"run {record.id} is still being launched: pid {pid} has not ended {CANCEL_S:.0f} s after SIGTERM",
                 hint=f"end that process, then orch stop {record.id} again",
             )
         time.sleep(POLL_S)
@@ -88,11 +90,11 @@ def _launch_ended(folder: RunFolder, on_notice: Callable[[str], None]) -> RunRec
 def _verdict(record: RunRecord, status: Status) -> Verdict:
     alive = [node.node for node in status.nodes if node.alive]
     if alive:
-        raise LaunchError(f"run {record.id} still runs on {fold(alive)}", hint=f"orch stop {record.id} once more")
+        raise LaunchError(f"run {record.id} still runs on {fold(alive)}", hint=f"orch stop {record.id} again")
     if status.verdict.state is RunState.LOST and record.started:
         raise RunLost(
-            f"run {record.id}: {status.verdict.message}; every process there that carried the run's mark was ended",
-            hint="a process that had overwritten its environment (setproctitle does) may be left: look for it there",
+            f"run {record.id}: {status.verdict.message}; every process there with the run's environment variables was ended",
+            hint="a process that had overwritten its environment (setproctitle does) may be left: search for it there",
         )
     if status.verdict.state.final and status.verdict.state is not RunState.LOST:
         return status.verdict

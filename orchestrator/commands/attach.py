@@ -1,4 +1,4 @@
-"""`orch attach`: supervise a run again whose supervisor, or whose machine, is gone; and watch it."""
+"""`orch attach`: start a new supervisor for a run that has lost its supervisor, and watch the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.store import Store, home
 
 
 def attach(run: str, *, follow: bool) -> int:
-    """Start a supervisor for the run, and watch it to its end; a run that is over is only reported."""
+    """Start a supervisor for the run and watch the run to its end; only print the state of a run that has ended."""
     folder = Store(home(os.environ)).find(run)
     record = folder.read()
     if record.state.final and record.state is not RunState.LOST:

@@ -10,7 +10,7 @@ from orchestrator.console import print_json, print_text, warn
 
 
 def env(inventory: str | None, nodes: str | None, node: str | None, *, as_json: bool) -> int:
-    """Print the environments of a launch on `nodes`, or of the host list `node` alone."""
+    """Print the environments of a launch on `nodes`; only those of the host list `node`, if given."""
     shown, warnings = environments(inventory, nodes, node)
     for warning in warnings:
         warn(warning)
@@ -22,7 +22,7 @@ def env(inventory: str | None, nodes: str | None, node: str | None, *, as_json: 
 
 
 def _text(shown: NodeEnvironment) -> str:
-    """For a person; characters that cannot be printed are escaped as in JSON."""
+    """Format for a person; unprintable characters are escaped as in JSON."""
     lines = [f"{shown.node}:"]
     for title, part in (("from the inventory", shown.env), ("from orch", shown.orch)):
         lines += [f"  {title}", *(f"    {_pair(name, value)}" for name, value in part.items())]

@@ -14,7 +14,7 @@ from orchestrator.names.hostlist import fold
 
 
 def show(given: str | None) -> int:
-    """Print the inventory as orch understands it: patterns expanded, defaults applied, secrets hidden."""
+    """Print the inventory with patterns expanded, defaults applied and secrets hidden."""
     print_json(inventory_json(load_inventory(given, None)))
     return 0
 
@@ -30,7 +30,7 @@ def validate(given: str | None) -> int:
 
 
 def import_(source: str, file: Path | None) -> int:
-    """Print an inventory made from what a site already has; `file` None reads standard input, or ~/.ssh/config."""
+    """Print an inventory made from another tool's file; `file` None reads standard input, or ~/.ssh/config."""
     from orchestrator.inventory import importing  # noqa: PLC0415  no other command needs it
 
     readers: dict[str, Callable[[str], str]] = {

@@ -9,7 +9,7 @@ from orchestrator.plan import transcript
 
 
 def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool) -> int:
-    """Plan, then act; returns the exit code."""
+    """Plan a run and start it unless `dry_run`; returns the exit code."""
     planned = plan_launch(arguments)
     for warning in planned.warnings:
         warn(warning)
@@ -22,6 +22,6 @@ def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool) -> int:
         if not follow:
             print_text(f"{planned.plan.run_id}\n")
             return 0
-        from orchestrator.commands.watch import watch  # noqa: PLC0415  while Slurm or the nodes begin
+        from orchestrator.commands.watch import watch  # noqa: PLC0415  imported while Slurm or the nodes start
 
         return watch(launched)

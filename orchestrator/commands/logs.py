@@ -6,7 +6,7 @@ import time
 from contextlib import closing
 
 from orchestrator.actions.log_reader import LogReader
-from orchestrator.actions.logs import Filter, found_on_nodes, keep_of, recorded
+from orchestrator.actions.logs import Filter, find_on_nodes, line_selector, recorded_run
 from orchestrator.actions.watch import Watch
 from orchestrator.commands.watch import WATCH_STOPPED
 from orchestrator.console import LogView, inform, print_error, warn
@@ -15,12 +15,12 @@ from orchestrator.errors import NodesError
 
 def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail: int | None, as_json: bool) -> int:
     """Print the lines that are there; with `follow`, also those to come until the run ends."""
-    run, launcher = recorded(name) if inventory is None else found_on_nodes(name, inventory, inform, warn)
+    run, launcher = recorded_run(name) if inventory is None else find_on_nodes(name, inventory, inform, warn)
     plan = run.read_plan()
     try:
         with closing(launcher):
             view = LogView(as_json=as_json)
-            reader = LogReader(launcher, plan, view, keep_of(wanted, plan, time.time()))
+            reader = LogReader(launcher, plan, view, line_selector(wanted, plan, time.time()))
             reader.past(tail=tail, unfinished=not follow)
             if follow:
                 record = Watch(run, launcher, reader, view, ends_failed=False).to_end()

@@ -1,4 +1,4 @@
-"""`orch status` and `orch list`: the state of runs, after a refresh of their records."""
+"""`orch status` and `orch list`: refresh the records of runs and print their states."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from orchestrator.store import Store, home
 
 
 def status(run: str, *, as_json: bool) -> int:
-    """Show one run; the exit code is the run's, 0 while it is running."""
-    found = refresh(Store(home(os.environ)).find(run))
-    record = found.record
-    if found.missing:
-        warn(found.missing)
+    """Print the state of one run; returns the exit code of the run, 0 while it is running."""
+    refreshed = refresh(Store(home(os.environ)).find(run))
+    record = refreshed.record
+    if refreshed.missing:
+        warn(refreshed.missing)
     if as_json:
-        nodes = [asdict(node) for node in found.nodes]
-        print_json(record.to_json() | {"nodes": nodes, "queue": _queue_json(found)})
+        nodes = [asdict(node) for node in refreshed.nodes]
+        print_json(record.to_json() | {"nodes": nodes, "queue": _queue_json(refreshed)})
         return record.exit_code
-    print_text(without_controls(_headline(found)))
-    if warning := found.not_being_ended() or found.unsupervised():
+    print_text(without_controls(_headline(refreshed)))
+    if warning := refreshed.not_being_ended() or refreshed.unsupervised():
         warn(warning)
-    if found.nodes:
-        print_table(("NODE", "RANKS", "AGENT", "STEP", "PHASE", "SEEN"), [_row(node) for node in found.nodes])
-        for ready in sorted({str(p["ready"]) for node in found.nodes for p in node.progress.values() if "ready" in p}):
+    if refreshed.nodes:
+        print_table(("NODE", "RANKS", "AGENT", "STEP", "PHASE", "SEEN"), [_row(node) for node in refreshed.nodes])
+        for ready in sorted(
+            {str(p["ready"]) for node in refreshed.nodes for p in node.progress.values() if "ready" in p}
+        ):
             print_text(f"{without_controls(ready)}\n")
     return record.exit_code
 
 
 def list_runs(*, up_to_date: bool, as_json: bool) -> int:
-    """Show all runs by their records, oldest first; with `up_to_date`, after a refresh of those that have not ended."""
+    """Print the records of all runs, oldest first; with `up_to_date`, refresh the unfinished ones first."""
     warnings = bring_up_to_date() if up_to_date else []
     runs, damaged = readable()
     for warning in warnings + damaged:
@@ -50,14 +52,17 @@ def list_runs(*, up_to_date: bool, as_json: bool) -> int:
     return 0
 
 
-def _headline(found: Refreshed) -> str:
-    record, queue = found.record, found.queue
+def _headline(refreshed: Refreshed) -> str:
+    record, queue = refreshed.record, refreshed.queue
     is_repeated_below = queue is not None and record.message == queue.why
     message = f"  {record.message}" if record.message and not is_repeated_below else ""
     lines = [f"{record.id}  {record.state.value}{message}"]
-    if queue is not None and found.job:
+    if queue is not None and refreshed.job:
         nodes = f"{queue.node_count} ({queue.nodes})" if queue.nodes else queue.node_count
-        lines += [found.job, f"partition {queue.partition}  nodes {nodes}  elapsed {queue.elapsed} of {queue.limit}"]
+        lines += [
+            refreshed.job,
+            f"partition {queue.partition}  nodes {nodes}  elapsed {queue.elapsed} of {queue.limit}",
+        ]
     elif record.slurm_job:
         lines.append(f"Slurm job {record.slurm_job}")
     if record.exit is not None:
@@ -67,11 +72,11 @@ def _headline(found: Refreshed) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _queue_json(found: Refreshed) -> dict[str, Any] | None:
-    """The scheduler's answer, by the names of docs/commands.md."""
-    if found.status is None or found.queue is None:
+def _queue_json(refreshed: Refreshed) -> dict[str, Any] | None:
+    """The scheduler's answer as the JSON object of docs/commands.md."""
+    if refreshed.status is None or refreshed.queue is None:
         return None
-    return asdict(found.queue) | {"position": found.status.position}
+    return asdict(refreshed.queue) | {"position": refreshed.status.position}
 
 
 def _row(node: NodeObservation) -> tuple[object, ...]:

@@ -31,10 +31,10 @@ def submit_sweep(arguments: LaunchArguments, axes: Sequence[str], *, dry_run: bo
 
 def list_sweep(name: str, *, as_json: bool) -> int:
     """
-    Compare the runs of a sweep, after a refresh.
+    Refresh and compare the runs of a sweep.
 
     Raises:
-        RunNotFound: no run here belongs to it.
+        RunNotFound: no sweep here, or more than one, has the name.
     """
     warnings = bring_up_to_date()
     runs, damaged = readable()
@@ -52,5 +52,5 @@ def list_sweep(name: str, *, as_json: bool) -> int:
 
 def _row(record: RunRecord, swept: Sequence[str]) -> tuple[object, ...]:
     results = [record.summary.get(name) for name in COMPARED]
-    shown = [f"{value:.4g}" if isinstance(value, float) else value for value in results]
-    return record.id, record.state.value, *(record.swept[key] for key in swept), *shown
+    cells = [f"{value:.4g}" if isinstance(value, float) else value for value in results]
+    return record.id, record.state.value, *(record.swept[key] for key in swept), *cells

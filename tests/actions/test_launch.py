@@ -1,4 +1,4 @@
-"""A launch that ends before its time: what is stopped, recorded and said."""
+"""A launch that fails or is interrupted: it is undone, recorded and reported."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.processes
 
 
 class Interrupted(DirectLauncher):
-    """Ends with `end` once its agents have started; `trouble` is what its stop reports besides."""
+    """Raises `end` once its agents have started; `failures` are added to those that its stop reports."""
 
     end: BaseException
-    trouble: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
 
     def start(self, bundle: Bundle) -> str | None:
         super().start(bundle)
@@ -35,18 +35,18 @@ class Interrupted(DirectLauncher):
 
     def undo(self) -> list[str]:
         self.before_undo()
-        return super().undo() + list(self.trouble)
+        return super().undo() + list(self.failures)
 
     def before_undo(self) -> None:
-        """For a test that breaks something at that moment."""
+        """Called before the launch is undone; a test may replace it."""
 
 
 def _launched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException, *trouble: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException, *failures: str
 ) -> tuple[BaseException, RunRecord]:
     def launcher_for(plan: LaunchPlan, _terminal: Terminal) -> DirectLauncher:
         launcher = Interrupted(plan, lambda node: LocalTransport(node.name))
-        launcher.end, launcher.trouble = end, trouble
+        launcher.end, launcher.failures = end, failures
         return launcher
 
     inventory = tmp_path / "inventory.yaml"
@@ -77,7 +77,7 @@ def test_ctrl_c_stops_what_had_started(tmp_path: Path, monkeypatch: pytest.Monke
     until(lambda: _agents_done(tmp_path), awaited="the agent to end")
 
 
-def test_what_cannot_be_stopped_is_said_and_the_run_is_not_over(
+def test_nodes_that_cannot_be_stopped_are_reported_and_the_run_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error, record = _launched(tmp_path, monkeypatch, KeyboardInterrupt(), "n1: the connection was lost")
@@ -96,7 +96,7 @@ def test_error_of_the_system_stops_what_had_started_too(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), ValueError("no JSON"), AssertionError("no")])
-def test_unexpected_exception_stops_what_had_started_and_goes_on(
+def test_unexpected_exception_stops_what_had_started_and_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     raised, record = _launched(tmp_path, monkeypatch, error)

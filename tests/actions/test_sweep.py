@@ -1,4 +1,4 @@
-"""The runs of a sweep, by what is typed after --sweep."""
+"""The runs of a sweep, by the arguments of --sweep."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def test_every_combination_is_one_run_and_the_last_setting_varies_fastest() -> N
         ([f"{name}={','.join(map(str, range(11)))}" for name in "abc"], "1331 combinations; at most 1000"),
     ],
 )
-def test_what_is_no_sweep_is_refused_with_the_word(words: list[str], why: str) -> None:
+def test_invalid_sweep_is_refused_with_the_argument(words: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         combinations(words, ["steps=20"])
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("axis", "told"), [("seed=1,2", ["gcu", "gcu"]), ("device=auto,cpu", ["auto", "cpu"])])
-def test_every_run_of_a_sweep_is_told_the_accelerator_of_the_inventory_unless_that_is_swept(
-    tmp_path: Path, axis: str, told: list[str]
+@pytest.mark.parametrize(("axis", "devices"), [("seed=1,2", ["gcu", "gcu"]), ("device=auto,cpu", ["auto", "cpu"])])
+def test_every_run_of_a_sweep_gets_the_accelerator_of_the_inventory_unless_device_is_swept(
+    tmp_path: Path, axis: str, devices: list[str]
 ) -> None:
     (tmp_path / "inventory.yaml").write_text("name: cards\naccelerator: gcu\nnodes: [{name: n0}]\n")
     planned = Orch(tmp_path)("submit", "--dry-run", "--sweep", axis).stdout
     jobs = [line for line in planned.splitlines() if '"-m", "trainer"' in line]
     assert [[word for word in line.split('"') if word.startswith("device=")] for line in jobs] == [
-        [f"device={name}"] for name in told
+        [f"device={name}"] for name in devices
     ]

@@ -1,4 +1,4 @@
-"""orch from Python: what is started is what the command would start."""
+"""The Python interface starts the same runs as the commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.run import RunState
 from tests.grounds.cli import Orch
 from tests.grounds.inventories import write_inventory
 
-GREETING = """
+SCRIPT = """
 import orchestrator, sys
 from pathlib import Path
 
@@ -66,8 +66,8 @@ def test_python_program_is_prepared_unless_it_is_bare(here: Path, *, bare: bool,
     assert _printed(run) == [f"[n0:0] {there}"]
 
 
-def test_function_of_a_script_runs_with_its_arguments_and_not_what_starts_it(here: Path) -> None:
-    (here / "train.py").write_text(GREETING)
+def test_function_of_a_script_runs_with_its_arguments_and_without_the_code_that_launches_it(here: Path) -> None:
+    (here / "train.py").write_text(SCRIPT)
     done = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True)
     run_id, state = done.stdout.split()
     assert state == "DONE"
@@ -75,7 +75,7 @@ def test_function_of_a_script_runs_with_its_arguments_and_not_what_starts_it(her
     assert _printed(orchestrator.Run(run_id)) == [f"[n0:{rank}] {line}" for rank in (0, 1) for line in lines]
 
 
-def test_run_that_fails_says_so_in_its_record_and_one_that_sleeps_can_be_stopped(here: Path) -> None:
+def test_failed_run_is_recorded_as_failed_and_a_sleeping_run_can_be_stopped(here: Path) -> None:
     failed = orchestrator.ssh_launch(["sh", "-c", "exit 7"], here / "inventory.yaml", shape="1x1").wait(60)
     assert failed.state is RunState.FAILED
     assert failed.exit is not None
@@ -97,7 +97,7 @@ def test_run_that_fails_says_so_in_its_record_and_one_that_sleeps_can_be_stopped
         (["sh"], {"nodes": "n7"}, "n7"),
     ],
 )
-def test_what_cannot_be_launched_is_refused_before_anything_starts(
+def test_invalid_launch_is_refused_before_anything_starts(
     here: Path, program: orchestrator.api.ProgramLike, options: orchestrator.api.Options, why: str
 ) -> None:
     with pytest.raises(UsageError, match=why):
@@ -105,14 +105,14 @@ def test_what_cannot_be_launched_is_refused_before_anything_starts(
     assert not list(here.glob(".orch-home/runs/*"))
 
 
-def test_argument_that_json_cannot_say_is_refused(here: Path) -> None:
-    (here / "train.py").write_text(GREETING)
+def test_argument_that_json_cannot_encode_is_refused(here: Path) -> None:
+    (here / "train.py").write_text(SCRIPT)
     code = "import orchestrator, train; orchestrator.ssh_launch(train.greet, 'inventory.yaml', args=[object()])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "arguments of greet: " in done.stderr
 
 
-def test_wait_for_a_failed_run_that_nobody_ends_raises_and_names_what_is_left(here: Path) -> None:
+def test_wait_for_a_failed_run_that_no_supervisor_ends_raises_and_names_the_nodes(here: Path) -> None:
     two = (here / "inventory.yaml").read_text("utf-8")
     (here / "two.yaml").write_text(two.replace("- name: n0", "- name: n0\n- name: n1"), "utf-8")
     program = ["sh", "-c", f'[ "$RANK" = 0 ] && exec sleep 1000; until [ -e {here}/go ]; do sleep 0.1; done; exit 7']

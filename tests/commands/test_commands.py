@@ -1,4 +1,4 @@
-"""The commands on runs of this machine: what they print, record and never do."""
+"""The commands on runs of this machine: their output, their records and their limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ exec PYTHON "$@"
 
 @pytest.fixture
 def orch(tmp_path: Path) -> Orch:
-    """orch beside an inventory of two local nodes; the agent of the second starts when the file `gate` appears."""
+    """orch with an inventory of two local nodes; the agent of the second starts when the file `.gate` appears."""
     slow = tmp_path / ".slow-python"
     slow.write_text(SLOW.replace("GATE", str(tmp_path / ".gate")).replace("PYTHON", sys.executable))
     slow.chmod(0o755)
@@ -47,8 +47,8 @@ def _done(orch: Orch, *program: str) -> str:
     return str(orch.status()["id"])
 
 
-def test_looking_at_a_launch_that_goes_on_changes_nothing(orch: Orch) -> None:
-    """One agent runs, the other is not started yet: neither `status` nor `logs -f` takes that for a lost run."""
+def test_status_and_logs_do_not_change_a_launch_in_progress(orch: Orch) -> None:
+    """One agent runs, the other has not started: neither `status` nor `logs -f` reports a lost run."""
     with orch.start("ssh-launch", "--", "echo", "hi") as launch:
         until(lambda: list(orch.cwd.glob(".work/runs/*/attempt-1/n0/agent.json")), awaited="the first agent")
         assert orch.status()["state"] == "STARTING"
@@ -56,15 +56,15 @@ def test_looking_at_a_launch_that_goes_on_changes_nothing(orch: Orch) -> None:
             assert orch.status()["state"] == "STARTING"
             _open_gate(orch)
             out, _ = launch.communicate(timeout=60)
-            followed, said = follower.communicate(timeout=60)
-    assert (launch.returncode, follower.returncode) == (0, 0), said
+            followed, errors = follower.communicate(timeout=60)
+    assert (launch.returncode, follower.returncode) == (0, 0), errors
     assert "[n1:1] hi" in out
     assert "[n1:1] hi" in followed
     assert orch.status()["state"] == "DONE"
 
 
 @pytest.mark.parametrize("end", ["done", "stopped"])
-def test_supervisor_of_an_ordinary_run_writes_nothing_into_its_log(orch: Orch, end: str) -> None:
+def test_supervisor_log_of_an_ordinary_run_is_empty(orch: Orch, end: str) -> None:
     _open_gate(orch)
     seconds = "1" if end == "done" else "1000"
     run = orch("ssh-launch", "--detach", "--", "sleep", seconds).stdout.strip()
@@ -88,7 +88,7 @@ def test_launch_that_was_killed_is_lost_until_it_is_stopped(orch: Orch) -> None:
     assert orch.status()["state"] == "STOPPED"
 
 
-def test_run_named_after_two_dashes_is_the_one_meant(orch: Orch) -> None:
+def test_run_after_two_dashes_is_selected(orch: Orch) -> None:
     first = _done(orch, "echo", "first")
     _done(orch, "echo", "second")
     assert "first" in orch("logs", "--", first).stdout
@@ -96,7 +96,7 @@ def test_run_named_after_two_dashes_is_the_one_meant(orch: Orch) -> None:
 
 
 @pytest.mark.parametrize("program", [[], [""]])
-def test_nothing_after_two_dashes_is_no_wish_for_the_trainer(orch: Orch, program: list[str]) -> None:
+def test_nothing_after_two_dashes_does_not_start_the_trainer(orch: Orch, program: list[str]) -> None:
     assert "there is no program after --" in orch("ssh-launch", "--", *program, code=2).stderr
 
 
@@ -107,10 +107,10 @@ def test_tail_counts_lines_without_a_newline_too(orch: Orch) -> None:
     assert orch("logs", "--rank", "0", "--tail", "2").stdout == "[n0:0] one\n[n0:0] two\n"
 
 
-def test_what_a_rank_wrote_comes_before_the_word_of_its_end(orch: Orch) -> None:
-    _done(orch, "echo", "last words")
+def test_output_of_a_rank_is_printed_before_its_exit(orch: Orch) -> None:
+    _done(orch, "echo", "last line")
     lines = orch("logs", "--node", "n0").stdout.splitlines()
-    assert lines.index("[n0:0] last words") < next(k for k, line in enumerate(lines) if "exited with code 0" in line)
+    assert lines.index("[n0:0] last line") < next(k for k, line in enumerate(lines) if "exited with code 0" in line)
 
 
 def test_ranks_that_the_run_does_not_have_are_refused_at_once(orch: Orch) -> None:
@@ -119,7 +119,7 @@ def test_ranks_that_the_run_does_not_have_are_refused_at_once(orch: Orch) -> Non
         assert "the run has ranks 0 to 1" in orch("logs", "--rank", ranks, code=2).stderr
 
 
-def test_damaged_records_are_named_and_hide_no_other_run(orch: Orch) -> None:
+def test_damaged_records_are_named_and_other_runs_are_listed(orch: Orch) -> None:
     broken = _done(orch, "true")
     whole = _done(orch, "true")
     (orch.home / "runs" / broken / "run.json").write_text("{")
@@ -131,7 +131,7 @@ def test_damaged_records_are_named_and_hide_no_other_run(orch: Orch) -> None:
         assert "plan.json cannot be read" in orch(command, whole, code=2).stderr
 
 
-def test_argument_that_is_no_text_arrives_byte_for_byte(orch: Orch) -> None:
+def test_argument_that_is_not_text_arrives_byte_for_byte(orch: Orch) -> None:
     _open_gate(orch)
     (orch.cwd / "show.py").write_text("import os, sys; print(os.fsencode(sys.argv[1]))")
     orch("ssh-launch", "--", "show.py", "\udcff\udcfe x")
@@ -152,7 +152,7 @@ def test_homes_of_the_records_are_private_whatever_the_umask(orch: Orch) -> None
     assert {path.stat().st_mode & 0o777 for path in (orch.home, orch.home / "runs")} == {0o700}
 
 
-def test_closed_or_narrow_output_is_no_traceback(orch: Orch) -> None:
+def test_closed_or_ascii_output_prints_no_traceback(orch: Orch) -> None:
     _done(orch, "printf", "\\303\\251\\n")
     for command in ("list >&-", "logs >&-", "logs 2>&-", "logs >/dev/full"):
         words = f'"$0" -m orchestrator {command}'
@@ -169,7 +169,7 @@ def test_closed_or_narrow_output_is_no_traceback(orch: Orch) -> None:
     assert "\\xe9" in ascii_only("logs", "--rank", "0").stdout
 
 
-def test_what_a_rank_says_of_its_end_neither_moves_the_cursor_nor_is_taken_for_markup(orch: Orch) -> None:
+def test_error_message_of_a_rank_neither_moves_the_cursor_nor_is_read_as_markup(orch: Orch) -> None:
     _open_gate(orch)
     message = r'{"message": "no [/data] [red]x \u001b]0;title\u0007"}'
     program = ("sh", "-c", 'printf %s "$1" > "$TORCHELASTIC_ERROR_FILE"; exit 1', "sh", message)
@@ -203,7 +203,7 @@ HEAVY = ("asyncio", "cryptography", "fabric", "jinja2", "paramiko", "pydantic", 
 LOADED = "import sys; from orchestrator.cli import main; main(); print(*sys.modules, file=sys.stderr)"
 
 
-def test_command_that_needs_no_inventory_loads_nothing_that_takes_long(orch: Orch) -> None:
+def test_command_that_needs_no_inventory_imports_no_slow_module(orch: Orch) -> None:
     _done(orch, "true")
     for words in (["--help"], ["status", "--json"], ["logs"], ["stop"], ["list", "--json"]):
         argv = [sys.executable, "-c", LOADED, *words]
@@ -212,7 +212,7 @@ def test_command_that_needs_no_inventory_loads_nothing_that_takes_long(orch: Orc
 
 
 @pytest.mark.processes
-def test_way_over_ssh_loads_nothing_of_what_checks_an_inventory() -> None:
+def test_ssh_transport_does_not_import_the_modules_that_check_an_inventory() -> None:
     program = (
         "import sys, orchestrator.supervision.supervisor, orchestrator.transports.ssh.transport; print(*sys.modules)"
     )

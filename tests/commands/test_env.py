@@ -1,4 +1,4 @@
-"""`orch env`: what it shows and what it refuses; that it tells the truth is proved in tests/security."""
+"""`orch env`: its output and its refusals; tests/security compares the output with the environment of real ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def orch(tmp_path: Path) -> Orch:
     return Orch(tmp_path)
 
 
-def test_text_tells_what_comes_from_where_and_hides_secrets(orch: Orch) -> None:
+def test_text_names_the_origin_of_each_variable_and_hides_secrets(orch: Orch) -> None:
     assert (
         orch("env", "--node", "n1").stdout
         == """\
@@ -58,13 +58,13 @@ n1:
     )
 
 
-def test_json_is_an_object_a_node_of_those_that_would_run(orch: Orch) -> None:
-    said = json.loads(orch("env", "--json").stdout)
-    assert [one["node"] for one in said] == ["n0", "n1"]
-    assert said[0]["env"] == {"HF_TOKEN": "<redacted>", "LINES_AND_TABS": "a\tb\n", "NCCL_IB_TIMEOUT": "22"}
+def test_json_is_one_object_per_node_of_the_launch(orch: Orch) -> None:
+    nodes = json.loads(orch("env", "--json").stdout)
+    assert [node["node"] for node in nodes] == ["n0", "n1"]
+    assert nodes[0]["env"] == {"HF_TOKEN": "<redacted>", "LINES_AND_TABS": "a\tb\n", "NCCL_IB_TIMEOUT": "22"}
     nccl = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
-    assert said[0]["unless_set"] == {"OMP_NUM_THREADS": "1", **nccl}
-    assert said[1]["ranks"] == [
+    assert nodes[0]["unless_set"] == {"OMP_NUM_THREADS": "1", **nccl}
+    assert nodes[1]["ranks"] == [
         {"RANK": "2", "ROLE_RANK": "2", "LOCAL_RANK": "0"},
         {"RANK": "3", "ROLE_RANK": "3", "LOCAL_RANK": "1"},
     ]
@@ -76,7 +76,7 @@ def test_nodes_and_their_order_decide_the_ranks(orch: Orch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--node", "s0"), "s0 takes no part in this launch"),
         (("--node", "n9"), "n9: not in"),
@@ -84,9 +84,9 @@ def test_nodes_and_their_order_decide_the_ranks(orch: Orch) -> None:
         (("-i", "none.yaml"), "none.yaml: No such file"),
     ],
 )
-def test_node_that_is_not_there_is_refused(words: tuple[str, str], said: str, orch: Orch) -> None:
+def test_unknown_node_is_refused(words: tuple[str, str], message: str, orch: Orch) -> None:
     done = orch("env", *words, code=2)
-    assert said in done.stderr
+    assert message in done.stderr
     assert "next: " in done.stderr
 
 

@@ -134,7 +134,7 @@ def test_stop_during_a_launch_ends_the_launch_first(prefix: tuple[str, ...], orc
         until((orch.cwd / "agent-requested").exists, awaited="n1's agent to be requested")
         with orch.start("stop") as stop:
             assert stop.stderr is not None
-            assert f"still being launched: pid {launch.pid} was asked to give up" in stop.stderr.readline()
+            assert f"still being launched: pid {launch.pid} was sent SIGTERM" in stop.stderr.readline()
             (orch.cwd / "gate").touch()
             assert stop.wait(60) == 0
         assert launch.wait(60) == 4
@@ -179,13 +179,13 @@ def test_launch_that_does_not_exit_is_not_reported_as_stopped(orch: Orch, monkey
     run = orch("ssh-launch", "--detach", "--", "true").stdout.strip()
     folder = Store(orch.home).find(run)
     monkeypatch.setenv("ORCH_HOME", str(orch.home))
-    monkeypatch.setattr(stopping, "GIVE_UP_S", 0.2)
+    monkeypatch.setattr(stopping, "CANCEL_S", 0.2)
     with _process("trap '' TERM; echo ready; exec sleep 1000") as stubborn:
         fields = stat_fields(stubborn.pid)
         assert fields is not None
         launching = {**this_process(), "pid": stubborn.pid, "start_time": int(fields[19])}
         folder.update(started=False, launching=launching)
-        with pytest.raises(LaunchError, match=f"pid {stubborn.pid} has not given up"):
+        with pytest.raises(LaunchError, match=f"pid {stubborn.pid} has not ended"):
             stopping.stop(folder, print)
         assert stubborn.poll() is None
 
@@ -221,7 +221,7 @@ def _without_supervisor(orch: Orch, script: str, *words: str) -> subprocess.Comp
 @pytest.mark.parametrize("option", ["--follow", "--detach"])
 @pytest.mark.parametrize(
     ("script", "reason"),
-    [("echo cannot start >&2; exit 3", "it ended with status 3, see "), ("exec sleep 5", "it has not begun in 1 s")],
+    [("echo cannot start >&2; exit 3", "it ended with status 3, see "), ("exec sleep 5", "it has not started in 1 s")],
 )
 def test_run_whose_supervisor_does_not_start_is_reported_as_unsupervised(
     orch: Orch, script: str, reason: str, option: str

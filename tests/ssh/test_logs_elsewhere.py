@@ -173,7 +173,7 @@ def test_invalid_run_id_is_refused_before_any_connection(elsewhere: Orch, farm: 
     with farm.counted() as connections:
         done = elsewhere("logs", run, "-i", "inventory.yaml", code=2)
         assert connections() == 0
-    assert f"RUN is the whole id of a run; {run!r} is none" in done.stderr
+    assert f"RUN is the complete id of a run; {run!r} is not" in done.stderr
 
 
 def test_record_takes_precedence_over_an_inventory(here: Orch) -> None:
