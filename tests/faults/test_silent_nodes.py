@@ -61,7 +61,7 @@ def test_node_that_refuses_while_others_answer_fails_the_run(orch: Orch, farm: F
     with farm.only(2):
         until(lambda: orch.recorded(run) != "RUNNING", awaited="the verdict", deadline_s=40)
     assert _record(orch, run)["state"] == "FAILED"
-    assert "n2 refuses connections" in _record(orch, run)["message"]
+    assert "n2 has refused connections" in _record(orch, run)["message"]
 
 
 def test_node_that_answers_with_an_error_is_polled_further(orch: Orch) -> None:
