@@ -1,5 +1,5 @@
 """
-A torch that has names and does nothing: those of torch 1.10, for importing what must be importable with it.
+A torch with the names of torch 1.10 and no behaviour, to test that modules can be imported with it.
 
 `python -m tests.doubles.bare_torch NAMES.json MODULE…` imports the modules; NAMES holds the names of each module of torch.
 """
@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any, Dict, List
 
 
-class Thing:
-    """A class to inherit from, a decorator, or a constant, as it comes."""
+class Placeholder:
+    """Serves as a base class, a decorator or a constant."""
 
     def __call__(self, *args: Any) -> Any:
         return args[0] if args else self
@@ -25,7 +25,7 @@ def install(names: Dict[str, List[str]]) -> None:
     modules = {name: ModuleType(name) for name in names if not name.rpartition(".")[2][0].isupper()}
     for name, module in modules.items():
         for attribute in names[name]:
-            setattr(module, attribute, modules.get(f"{name}.{attribute}") or type(attribute, (Thing,), {}))
+            setattr(module, attribute, modules.get(f"{name}.{attribute}") or type(attribute, (Placeholder,), {}))
         module.__path__ = []
         sys.modules[name] = module
 

@@ -1,4 +1,4 @@
-"""What was called in this process, in order, and the error for calls that the real libraries would let pass."""
+"""The calls of this process, in order, and the error for calls that the real libraries accept and then do wrongly."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Dict, List
 
 import torch
 
-CALLS: List[str] = []  # of this process; module state because what it stands in for is a driver
+CALLS: List[str] = []  # module state, as a driver's state is per process
 
 
 class ContractError(AssertionError):
-    """The real library raises nothing here, and goes wrong later: a hang, a crash or the wrong card."""
+    """The real library raises nothing here, but later hangs, crashes or uses the wrong card."""
 
 
-def note(call: str) -> None:
-    """Remember a call, and write it to $GCU_DOUBLE_CALLS/<rank> where that is set."""
+def record_call(call: str) -> None:
+    """Record a call, and append it to $GCU_DOUBLE_CALLS/<rank> if that is set."""
     CALLS.append(call)
     folder = os.environ.get("GCU_DOUBLE_CALLS")
     if folder:
@@ -24,17 +24,17 @@ def note(call: str) -> None:
             file.write(f"{call}\n")
 
 
-def need_device(what: str) -> None:
-    """The device comes before the group: libeccl takes whichever is current when the group is made."""
-    if not any(call.startswith("set_device") for call in CALLS):
-        raise ContractError(f"{what} before set_device: every rank of this node would take card 0")
+def need_device(call: str) -> None:
+    """Require set_device before the group: libeccl uses the current device when the group is made."""
+    if not any(earlier.startswith("set_device") for earlier in CALLS):
+        raise ContractError(f"{call} before set_device: every rank of this node would take card 0")
 
 
 def visible_cards() -> int:
     """
-    How many cards the process sees: $GCU_DOUBLE_CARDS (8), less what TOPS_VISIBLE_DEVICES hides.
+    The number of visible cards: $GCU_DOUBLE_CARDS (8), less those that TOPS_VISIBLE_DEVICES hides.
 
-    As TG2 gcu/__init__.py _parse_visible_devices reads that: numbers, the list ending at the first that is none or too high.
+    Parsed as in TG2 gcu/__init__.py _parse_visible_devices: the list ends at the first item that is no number or too high.
     """
     cards = int(os.environ.get("GCU_DOUBLE_CARDS", "8"))
     visible = os.environ.get("TOPS_VISIBLE_DEVICES")
@@ -49,7 +49,7 @@ def visible_cards() -> int:
 
 
 class Generators:
-    """One a card; until it is seeded, nobody knows what it gives."""
+    """One generator per card, with a random seed until it is seeded."""
 
     def __init__(self) -> None:
         self._made: Dict[int, torch.Generator] = {}

@@ -1,4 +1,4 @@
-"""The doubles of torch_gcu refuse what the real one refuses, in its words: each wrong use, by generation."""
+"""The doubles of torch_gcu raise the real one's errors: each wrong use, by generation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.grounds import components
 from tests.grounds.gcu import GENERATIONS, try_each
 
-# (generation, statement, what it raises: type and the beginning or a part of the words)
+# (generation, statement, a part of the error: type and the beginning or a part of its text)
 WRONG = [
     # backends and groups
     ("t20", "gcu.set_device(0); join('gloo')", "RuntimeError: only support eccl"),
@@ -117,7 +117,7 @@ WRONG = [
     ("t20", "gcu.amp.autocast(dtype=torch.float32)", "RuntimeError: Current GCU Device does not support torch.float32"),
     (
         "t20",
-        "gcu.amp.GradScaler().step(torch.optim.SGD(learnt(CARD).parameters(), lr=1))",
+        "gcu.amp.GradScaler().step(torch.optim.SGD(with_gradients(CARD).parameters(), lr=1))",
         "TypeError: unlazy() got an unexpected keyword argument 'device'",
     ),
     ("t20", "gcu.amp.GradScaler().scale(torch.ones(1))", "AssertionError"),
@@ -126,9 +126,9 @@ WRONG = [
     ("s60", "gcu.amp.GradScaler().scale(torch.ones(1))", "ValueError: Device type of outputs should be gcu."),
     # tensors
     *(
-        (generation, statement, said)
+        (generation, statement, message)
         for generation in GENERATIONS
-        for statement, said in (
+        for statement, message in (
             ("model(CARD)(torch.ones(1, 2))", "RuntimeError: Expected all tensors to be on the same device"),
             ("torch.ones(2).to(CARD) + torch.ones(2)", "RuntimeError: Expected all tensors to be on the same device"),
             (
@@ -174,7 +174,7 @@ with preserve_rng(row): draw()
 assert one == draw()
 """
 RIGHT = [
-    # what goes right, so that the refusals above are of the wrong use alone
+    # right use passes, so that the errors above are due to the wrong use alone
     *(
         (generation, statement)
         for generation in GENERATIONS
@@ -184,18 +184,18 @@ RIGHT = [
             "assert str((torch.ones(2, device=CARD) * 2).device) == CARD",
             "assert type(torch.ones(2, device=CARD).cpu()) is torch.Tensor",
             "assert (torch.ones(2, device=CARD) + torch.tensor(1.0)).tolist() == [2, 2]",
-            "assert str(learnt(CARD).weight.grad.device) == CARD",
+            "assert str(with_gradients(CARD).weight.grad.device) == CARD",
             "net = model(CARD); net.load_state_dict(model('cpu').state_dict()); assert str(net.weight.device) == CARD",
             "os.environ['TOPS_VISIBLE_DEVICES'] = '2,3'; assert gcu.device_count() == 2",
-            # each card draws from a generator of its own, which the CPU's does not move
+            # each card draws from its own generator, which draws on the CPU do not advance
             f"{OF_CPU}; assert of_cpu(lambda: 0) == of_cpu(lambda: torch.rand(3, device=CARD))",
             f"{DROPS}; gcu.manual_seed_all(1); one = drops(); gcu.manual_seed_all(1); assert one == drops()",
         )
     ),
-    ("t20", "assert torch.tensor([2**40 + 3]).to(CARD).tolist() == [3]"),  # the upper half is lost, and nothing said
+    ("t20", "assert torch.tensor([2**40 + 3]).to(CARD).tolist() == [3]"),  # the upper half is lost without an error
     ("s60", "assert torch.tensor([2**40 + 3]).to(CARD).tolist() == [2**40 + 3]"),
     ("t20", "assert not hasattr(torch, 'gcu')"),
-    # torch.manual_seed reaches the cards of an S60 alone, and so do functions that read and set what it has seeded
+    # torch.manual_seed seeds the cards of an S60 alone, whose generators can also be read and set
     ("t20", f"{TWICE}; assert drawn() != drawn()"),
     ("s60", f"{TWICE}; assert drawn() == drawn()"),
     ("t20", "assert not [name for name in dir(gcu) if 'rng_state' in name]"),
@@ -224,15 +224,15 @@ Raised = dict[tuple[str, str], str]
 
 @pytest.fixture(scope="module")
 def raised() -> Raised:
-    """What every statement raised; torch is imported once for all of them."""
+    """Statement -> its error; torch is imported once for all of them."""
     components.module("torch")
-    every = [*((generation, statement) for generation, statement, _ in WRONG), *RIGHT]
-    return dict(zip(every, try_each(every), strict=True))
+    statements = [*((generation, statement) for generation, statement, _ in WRONG), *RIGHT]
+    return dict(zip(statements, try_each(statements), strict=True))
 
 
-@pytest.mark.parametrize(("generation", "statement", "said"), WRONG)
-def test_wrong_use_fails_as_the_real_one_would(raised: Raised, generation: str, statement: str, said: str) -> None:
-    assert said in raised[generation, statement]
+@pytest.mark.parametrize(("generation", "statement", "message"), WRONG)
+def test_wrong_use_raises_the_real_error(raised: Raised, generation: str, statement: str, message: str) -> None:
+    assert message in raised[generation, statement]
 
 
 @pytest.mark.parametrize(("generation", "statement"), RIGHT)

@@ -1,7 +1,7 @@
 """
-Runs statements, each in a process of its own, with torch_gcu of one generation on its path, or none.
+Run statements, each in its own process, with torch_gcu of one generation on its path, or none.
 
-`python -m tests.doubles.try_each`: a JSON list of ["t20", "s60" or "none", statement] on stdin, what each raised on stdout.
+`python -m tests.doubles.try_each`: a JSON list of ["t20", "s60" or "none", statement] on stdin, a list of their errors on stdout.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GENERATIONS = Path(__file__).parent
 
 
 def names(generation: str) -> Dict[str, Any]:
-    """What a statement can use: the modules of the generation; join() makes a group of one rank, learnt() has gradients."""
+    """The names that a statement can use: the generation's modules; join() makes a group of one rank, with_gradients() a model with gradients."""
     sys.path.insert(0, str(GENERATIONS / generation))
     stock = torch.nn.parallel.DistributedDataParallel
     known: Dict[str, Any] = {"torch": torch, "os": os, "dist": torch.distributed, "DDP": stock, "StockDDP": stock}
@@ -40,21 +40,29 @@ def names(generation: str) -> Dict[str, Any]:
     card = {"t20": "xla:0", "s60": "gcu:0", "none": "cpu"}[generation]
     ones = torch.ones(1, 2).to(card)
 
-    def model(place: str) -> torch.nn.Module:
-        return torch.nn.Linear(2, 2).to(place)
+    def model(device: str) -> torch.nn.Module:
+        return torch.nn.Linear(2, 2).to(device)
 
-    def learnt(place: str) -> torch.nn.Module:
-        made = model(place)
+    def with_gradients(device: str) -> torch.nn.Module:
+        made = model(device)
         made(ones).sum().backward()
         return made
 
-    return {**known, "join": join, "CARD": card, "ONES": ones, "ALONE": alone, "model": model, "learnt": learnt}
+    return {
+        **known,
+        "join": join,
+        "CARD": card,
+        "ONES": ones,
+        "ALONE": alone,
+        "model": model,
+        "with_gradients": with_gradients,
+    }
 
 
 def outcome(generation: str, statement: str) -> str:
     try:
         exec(statement, names(generation))  # noqa: S102 -- the tests' own
-    except Exception as exc:  # noqa: BLE001 -- whatever it is, it is the answer
+    except Exception as exc:  # noqa: BLE001 -- any error is a result
         return f"{type(exc).__name__}: {exc}"
     return "nothing was raised"
 
@@ -62,7 +70,7 @@ def outcome(generation: str, statement: str) -> str:
 def main() -> None:
     warnings.simplefilter("ignore")
     if importlib.util.find_spec("torch._dynamo"):
-        importlib.import_module("torch._dynamo")  # seconds that every child would spend
+        importlib.import_module("torch._dynamo")  # otherwise every child would spend seconds on it
     answers = []
     for generation, statement in json.load(sys.stdin):
         reading, writing = os.pipe()

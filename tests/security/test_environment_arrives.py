@@ -1,4 +1,4 @@
-"""What reaches a rank is what the inventory says and `orch env` shows: byte for byte, per node, through every launcher."""
+"""Ranks get the inventory's values, as `orch env` shows them: byte for byte, per node, through every launcher."""
 
 from __future__ import annotations
 
@@ -42,27 +42,29 @@ LEAKED = {
     "WORLD_SIZE": "leaked",
     "SLURM_PROCID": "leaked",
 }
-# As text the characters that shells, YAML, templates and terminals treat in a way of their own, and some beyond ASCII.
+# All characters that shells, YAML, templates and terminals treat specially, as text, and some beyond ASCII.
 CHARACTERS = [*map(chr, range(1, 128)), *"\x80\x85\xa0\u200b\u2028\u2029\u202e\ufeff\uffff\U0001f600é"]
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What the inventory says: `texts` in YAML and `secret` in an env_file for everyone, `own` in one of n1's, over both."""
+    """The inventory's values: `texts` in YAML and `secret` in an env_file for all nodes, `n1_only` in n1's env_file, which overrides both."""
 
     texts: dict[str, str]
     secret: dict[str, bytes]
-    own: dict[str, bytes]
+    n1_only: dict[str, bytes]
 
 
 @pytest.fixture
 def values() -> Values:
-    """Every character and every byte alone, at both ends of a value, and 60 bytes at random under 60 names at random."""
-    texts = {f"TEXT_{ord(one):x}": f"{one}x{one}" for one in CHARACTERS} | {"TEXTS": "".join(CHARACTERS)}
-    secret = {f"BYTE_{one:x}": bytes([one]) + b"x" + bytes([one]) for one in range(1, 256)}
+    """Every character and every byte, each at both ends of a value, and 60 random bytes under 60 random names."""
+    texts = {f"TEXT_{ord(character):x}": f"{character}x{character}" for character in CHARACTERS} | {
+        "TEXTS": "".join(CHARACTERS)
+    }
+    secret = {f"BYTE_{number:x}": bytes([number]) + b"x" + bytes([number]) for number in range(1, 256)}
     secret |= {"BYTES": bytes(range(1, 256)), "BYTES_DOWN": bytes(range(255, 0, -1))}
-    own = {f"R{_name()}": bytes(random.choices(range(1, 256), k=60)) for _ in range(60)}  # noqa: S311 -- not for secrets
-    return Values(texts, secret, own | {"BYTES": b"on n1", "TEXT_41": b"on n1"})
+    n1_only = {f"R{_name()}": bytes(random.choices(range(1, 256), k=60)) for _ in range(60)}  # noqa: S311 -- not for secrets
+    return Values(texts, secret, n1_only | {"BYTES": b"on n1", "TEXT_41": b"on n1"})
 
 
 def _name() -> str:
@@ -96,7 +98,7 @@ class Launcher:
 
 @pytest.fixture
 def over_ssh(farm: Farm, tmp_path: Path) -> Iterator[Launcher]:
-    """Over sshd, whose logins begin with variables of another launcher."""
+    """Over sshd, whose logins have variables of another launcher."""
     farm.inventory(tmp_path, nodes=2, devices=2)
     set_env = " ".join(f"{name}={value}" for name, value in LEAKED.items())
     home = "" if farm.is_own_account else f"HOME={farm.home} "
@@ -114,22 +116,22 @@ def through_slurm(cluster: Cluster, tmp_path: Path) -> Launcher:
 
 @pytest.fixture
 def on_this_machine(tmp_path: Path) -> Launcher:
-    """As processes here, from a shell with variables of another launcher."""
+    """As local processes, from a shell with variables of another launcher."""
     text = f"name: here\naccelerator: cpu\ndevices: 2\ntransport: local\ndefaults: {{workdir: {tmp_path}/.work}}\n"
     (tmp_path / "inventory.yaml").write_text(text + "nodes:\n- name: n0\n- name: n1\n")
     return Launcher(Orch(tmp_path, env=LEAKED), "ssh-launch", tmp_path)
 
 
 def _check_values_arrive(launcher: Launcher, values: Values) -> None:
-    env_file(launcher.orch.cwd / ".everyones", values.secret)
-    env_file(launcher.orch.cwd / ".n1s", values.own)
+    env_file(launcher.orch.cwd / ".all-nodes", values.secret)
+    env_file(launcher.orch.cwd / ".n1-only", values.n1_only)
     texts = {**HOSTILE, **values.texts}
-    launcher.add(f"env_file: .everyones\nenv: {yaml_mapping(texts)}\n", "env_file: .n1s")
+    launcher.add(f"env_file: .all-nodes\nenv: {yaml_mapping(texts)}\n", "env_file: .n1-only")
     everywhere = {**{name: text.encode() for name, text in texts.items()}, **values.secret}
-    expected = {"n0": everywhere, "n1": {**everywhere, **values.own}}
-    secret = {"n0": {*values.secret}, "n1": {*values.secret, *values.own}}
+    expected = {"n0": everywhere, "n1": {**everywhere, **values.n1_only}}
+    secret = {"n0": {*values.secret}, "n1": {*values.secret, *values.n1_only}}
     found = environs(launcher.root, launcher.run())
-    shown = {one["node"]: one for one in json.loads(launcher.orch("env", "--nodes", "n0,n1", "--json").stdout)}
+    shown = {entry["node"]: entry for entry in json.loads(launcher.orch("env", "--nodes", "n0,n1", "--json").stdout)}
     assert sorted(found) == [0, 1, 2, 3]
     for rank, environ in found.items():
         node = environ["ORCH_NODE"].decode()
@@ -142,7 +144,7 @@ def _check_values_arrive(launcher: Launcher, values: Values) -> None:
 def _check_as_shown(
     environ: Mapping[str, bytes], shown: Mapping[str, object], local_rank: int, secret: set[str]
 ) -> None:
-    """Whatever `orch env` shows of a node is what the rank has, and it hides what is secret and nothing else."""
+    """The rank has all values that `orch env` shows for its node; only secret values are redacted."""
     env, orch, ranks, unless_set = (shown[key] for key in ("env", "orch", "ranks", "unless_set"))
     assert isinstance(env, dict)
     assert isinstance(orch, dict)
@@ -158,16 +160,16 @@ def _check_as_shown(
     assert "leaked" not in {environ[name].decode() for name in later}
 
 
-def test_any_value_arrives_over_ssh_as_orch_env_says(over_ssh: Launcher, values: Values) -> None:
+def test_any_value_arrives_over_ssh_as_orch_env_shows_it(over_ssh: Launcher, values: Values) -> None:
     _check_values_arrive(over_ssh, values)
 
 
-def test_any_value_arrives_through_slurm_as_orch_env_says(through_slurm: Launcher, values: Values) -> None:
+def test_any_value_arrives_through_slurm_as_orch_env_shows_it(through_slurm: Launcher, values: Values) -> None:
     _check_values_arrive(through_slurm, values)
 
 
 @pytest.mark.processes
-def test_any_value_arrives_on_this_machine_as_orch_env_says(on_this_machine: Launcher, values: Values) -> None:
+def test_any_value_arrives_on_this_machine_as_orch_env_shows_it(on_this_machine: Launcher, values: Values) -> None:
     _check_values_arrive(on_this_machine, values)
 
 
@@ -179,24 +181,24 @@ def _check_leaks_are_dropped(launcher: Launcher, named: set[str]) -> None:
         assert not [name for name in environ if name.startswith(("PET_", "SLURM_PROC"))]
         assert "TORCHELASTIC_LEAKED" not in environ
         assert environ["WORLD_SIZE"] == b"4"
-    notes = [line["text"] for line in launcher.orch.lines() if "left out variables" in line["text"]]
-    assert len(notes) == 2
-    for note in notes:
-        assert "leaked" not in note
-        assert not [name for name in named if name not in note]
+    warnings = [line["text"] for line in launcher.orch.lines() if "left out variables" in line["text"]]
+    assert len(warnings) == 2
+    for warning in warnings:
+        assert "leaked" not in warning
+        assert not [name for name in named if name not in warning]
 
 
-def test_what_a_login_leaks_is_dropped_with_a_note(over_ssh: Launcher) -> None:
+def test_variables_leaked_by_a_login_are_dropped_with_a_warning(over_ssh: Launcher) -> None:
     _check_leaks_are_dropped(over_ssh, {*LEAKED, "SLURM*"} - {"SLURM_PROCID"})
 
 
-def test_what_a_submitting_shell_leaks_is_dropped_with_a_note(through_slurm: Launcher) -> None:
-    """submitit takes MASTER_* and WORLD_SIZE out before it submits, so the agents never see them."""
+def test_variables_leaked_by_a_submitting_shell_are_dropped_with_a_warning(through_slurm: Launcher) -> None:
+    """submitit removes MASTER_* and WORLD_SIZE before it submits, so the agents never get them."""
     _check_leaks_are_dropped(
         through_slurm, {"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_LEAKED", "PET_NNODES", "SLURM*"}
     )
 
 
 @pytest.mark.processes
-def test_what_a_launching_shell_leaks_is_dropped_with_a_note(on_this_machine: Launcher) -> None:
+def test_variables_leaked_by_a_launching_shell_are_dropped_with_a_warning(on_this_machine: Launcher) -> None:
     _check_leaks_are_dropped(on_this_machine, {*LEAKED, "SLURM*"} - {"SLURM_PROCID"})

@@ -1,4 +1,4 @@
-"""Text that would like to be more: names with newlines, bombs of YAML, templates within values. Refused, or just text."""
+"""Hostile text: names with newlines, YAML bombs, templates in values. It is refused, or stays plain text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NODES = "devices: 1\nnodes: [{name: n0}]\n"
 @pytest.mark.parametrize(
     "field", ["name", "slurm.partition", "slurm.account", "slurm.qos", "slurm.time", "slurm.login", "slurm.options"]
 )
-def test_newline_in_what_becomes_an_sbatch_line_is_refused_by_field(field: str, text: str, tmp_path: Path) -> None:
+def test_newline_in_a_value_of_an_sbatch_line_is_refused_by_field(field: str, text: str, tmp_path: Path) -> None:
     section, _, key = field.partition(".")
     value = f'["--comment={text}"]' if key == "options" else f'"{text}"'
     error = _refused(tmp_path, f"{section}: {{{key}: {value}}}\n{NODES}" if key else f"name: {value}\n{NODES}")
@@ -105,7 +105,7 @@ TEMPLATES = [
 
 @pytest.mark.processes
 @pytest.mark.parametrize("launch", ["ssh-launch", "submit"])
-def test_template_within_a_value_is_text(launch: str, tmp_path: Path) -> None:
+def test_template_in_a_value_is_plain_text(launch: str, tmp_path: Path) -> None:
     quoted = [text.replace("'", "''") for text in TEMPLATES]
     env = "".join(f"  X{number}: '{text}'\n" for number, text in enumerate(quoted))
     workdir = f"/w {' '.join(quoted)}"
@@ -116,7 +116,7 @@ def test_template_within_a_value_is_text(launch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", TEMPLATES)
-def test_template_in_the_place_of_a_name_is_refused(text: str, tmp_path: Path) -> None:
+def test_template_as_a_name_is_refused(text: str, tmp_path: Path) -> None:
     quoted = text.replace("'", "''")
     assert "inventory.yaml:1: name: " in _refused(tmp_path, f"name: '{quoted}'\n{NODES}")
 
@@ -131,13 +131,13 @@ def test_template_in_the_place_of_a_name_is_refused(text: str, tmp_path: Path) -
         ("{% for x in range(10**9) %}x{% endfor %}", OverflowError),
     ],
 )
-def test_even_a_template_of_orchs_own_could_not(text: str, error: type[Exception]) -> None:
+def test_jinja_environment_blocks_hostile_templates(text: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         jinja_environment().from_string(text).render()
 
 
 @pytest.mark.processes
-def test_preloaded_library_is_warned_about(tmp_path: Path) -> None:
+def test_ld_preload_gives_a_warning(tmp_path: Path) -> None:
     (tmp_path / "inventory.yaml").write_text("devices: 1\nnodes: [{name: n0}, {name: n1, env: {LD_PRELOAD: /x.so}}]\n")
     for words in (("env",), ("ssh-launch", "--dry-run", "-j", "2x1", "--", "true")):
         assert "warning: env: LD_PRELOAD on n1 loads code into every program" in Orch(tmp_path)(*words).stderr

@@ -1,4 +1,4 @@
-"""S13: who reaches a node finds no door of orch's there, and the rendezvous only at the address that the ranks use."""
+"""S13: orch opens no listening socket on a node, and the rendezvous listens only at the address that the ranks use."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SSHD = "0.0.0.0:22"
 
 
 def _listening(machine: Machine) -> set[str]:
-    """Address and port of every TCP socket that takes connections there."""
+    """Address and port of every TCP socket that listens on the machine."""
     lines = machine.do(program("ss"), "--listening", "--tcp", "--numeric", "--no-header").splitlines()
     return {line.split()[3] for line in lines}
 
 
 def test_orch_opens_no_listening_socket_on_a_node_or_here(hosts: Hosts, tmp_path: Path) -> None:
-    """Supervised, followed and with the rendezvous port held; the one that listens is the host's own sshd."""
+    """While the run is supervised and followed and its rendezvous port is held, only the host's own sshd listens."""
     hosts.inventory(tmp_path)
     orch = hosts.orch(tmp_path)
     with orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000") as following:
@@ -36,8 +36,8 @@ def test_orch_opens_no_listening_socket_on_a_node_or_here(hosts: Hosts, tmp_path
 
 
 @pytest.mark.train
-def test_trainer_listens_at_the_address_of_the_rendezvous_alone(hosts: Hosts, tmp_path: Path) -> None:
-    """A program that lets torch make its store from MASTER_ADDR listens on every interface; docs/commands.md says so."""
+def test_trainer_listens_only_at_the_address_of_the_rendezvous(hosts: Hosts, tmp_path: Path) -> None:
+    """The trainer's store: torch's own, made from MASTER_ADDR, listens on every interface; see docs/commands.md."""
     hosts.inventory(tmp_path, nodes=["h0", "h1"])
     orch = hosts.orch(tmp_path)
     run = orch("ssh-launch", "--detach", "steps=1000000").stdout.strip()

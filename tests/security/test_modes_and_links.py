@@ -1,4 +1,4 @@
-"""What orch writes is its user's alone whatever the umask, never through somebody's link, and whole or not at all."""
+"""orch's files are private to its user whatever the umask, never written through a foreign link, and complete or absent."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _orch(folder: Path, python: str = sys.executable, secret: str = "") -> Orch:
 
 
 def _without_umask(orch: Orch, *words: str) -> None:
-    """As a user with umask 000."""
+    """Run orch with umask 000."""
     script = 'umask 000; exec "$@"'
     argv = ["sh", "-c", script, "sh", *orch.argv(words)]
     done = subprocess.run(argv, cwd=orch.cwd, env=orch.environ(), capture_output=True, text=True, check=False)
@@ -68,12 +68,12 @@ def _without_umask(orch: Orch, *words: str) -> None:
 
 
 def _open_to_others(root: Path) -> list[str]:
-    """What below a folder, itself included, others may read, write or enter."""
+    """The paths below a folder, itself included, that other users may read, write or enter."""
     found = [path for path in (root, *root.rglob("*")) if not path.is_symlink() and path.stat().st_mode & 0o077]
     return [f"{path} {stat.filemode(path.stat().st_mode)}" for path in found]
 
 
-def test_umask_000_opens_nothing_on_this_machine_or_a_node(tmp_path: Path) -> None:
+def test_umask_000_gives_others_no_access_on_this_machine_or_a_node(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text("print('hi')")
     orch = _orch(tmp_path)
     _without_umask(orch, "ssh-launch", "--", "x.py")
@@ -82,7 +82,7 @@ def test_umask_000_opens_nothing_on_this_machine_or_a_node(tmp_path: Path) -> No
     assert not list((tmp_path / ".tmp").iterdir())
 
 
-def test_umask_000_opens_no_folder_under_slurm_and_no_file_of_orchs(cluster: Cluster, tmp_path: Path) -> None:
+def test_umask_000_gives_others_no_access_under_slurm(cluster: Cluster, tmp_path: Path) -> None:
     """Slurm's log and submitit's copy of the batch script have the job's umask, in a folder that is closed."""
     workdir = tmp_path / ".work"
     cluster.inventory(tmp_path, defaults={"workdir": str(workdir)})
@@ -96,11 +96,13 @@ def test_umask_000_opens_no_folder_under_slurm_and_no_file_of_orchs(cluster: Clu
 
 
 @pytest.mark.parametrize("name", ["runs", ""])
-def test_record_is_not_written_through_somebodys_link(name: str, tmp_path: Path) -> None:
+def test_record_is_not_written_through_a_foreign_link(name: str, tmp_path: Path) -> None:
     orch = _orch(tmp_path)
     elsewhere = tmp_path / ".elsewhere"
     elsewhere.mkdir()
-    elsewhere.chmod(0o777 if not name else 0o700)  # a home that is a link may be one's own; not one open to everybody
+    elsewhere.chmod(
+        0o777 if not name else 0o700
+    )  # a home may be a link to the user's own folder, but not to one that everybody may write
     if name:
         orch.home.mkdir()
     (orch.home / name).symlink_to(elsewhere)
@@ -110,7 +112,7 @@ def test_record_is_not_written_through_somebodys_link(name: str, tmp_path: Path)
     assert not list(elsewhere.iterdir())
 
 
-def test_home_for_records_may_be_a_link_of_ones_own(tmp_path: Path) -> None:
+def test_home_for_records_may_be_the_users_own_link(tmp_path: Path) -> None:
     orch = _orch(tmp_path)
     (tmp_path / ".big-disk").mkdir(mode=0o700)
     orch.home.symlink_to(tmp_path / ".big-disk")
@@ -137,7 +139,7 @@ def _holders(root: Path, secret: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("stage", ["connect", "start", "run"])
-def test_launch_that_is_interrupted_leaves_the_secret_in_node_sh_at_most(
+def test_interrupted_launch_leaves_the_secret_in_node_sh_at_most(
     stage: str, number: signal.Signals, tmp_path: Path, secret: str
 ) -> None:
     python = tmp_path / ".waiting-python"
@@ -156,25 +158,25 @@ def test_launch_that_is_interrupted_leaves_the_secret_in_node_sh_at_most(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_push_that_is_interrupted_leaves_the_secret_in_node_sh_at_most(
+def test_interrupted_push_leaves_the_secret_in_node_sh_at_most(
     number: signal.Signals, farm: Farm, tmp_path: Path, secret: str
 ) -> None:
-    """n0 has all it needs, n1 is in the middle of it."""
+    """The push to n0 is complete, the one to n1 is half done."""
     _write_env_file(tmp_path, secret)
     with held_launch("push", farm, tmp_path, env_file=".env") as launch:
         os.kill(launch.process.pid, number)
         launch.process.communicate(timeout=60)
         launch.open_gate()
-        until(lambda: not farm.processes(), awaited="what was pushed to end", deadline_s=40)
+        until(lambda: not farm.processes(), awaited="the nodes' processes to end", deadline_s=40)
     assert _holders(tmp_path, secret) == {}
     assert _holders(farm.home, secret).items() <= {("node.sh", 0o600)}
 
 
 @pytest.mark.parametrize("end", ["kill", "raise"])
-def test_endpoint_that_ends_between_writing_and_renaming_leaves_nothing_that_others_can_read(
+def test_endpoint_that_ends_between_write_and_rename_leaves_no_readable_file(
     end: str, tmp_path: Path, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed, it leaves the unfinished file beside the finished ones, as private as they are; otherwise it removes it."""
+    """A killed endpoint leaves the unfinished file beside the finished ones, with the same mode; a failing one removes it."""
 
     def replace(_from: str, _to: str) -> None:
         if end == "kill":
@@ -193,7 +195,7 @@ def test_endpoint_that_ends_between_writing_and_renaming_leaves_nothing_that_oth
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    left = _holders(tmp_path, secret)
-    assert len(left) == (1 if end == "kill" else 0)
-    assert set(left.values()) <= {0o600}
+    remaining = _holders(tmp_path, secret)
+    assert len(remaining) == (1 if end == "kill" else 0)
+    assert set(remaining.values()) <= {0o600}
     assert _open_to_others(tmp_path / "attempt-1" / "n0") == []

@@ -1,4 +1,4 @@
-"""A secret is in node.sh (0600) on the nodes and in the environment of the ranks, and nowhere else, at any moment of a run."""
+"""During a run a secret is in node.sh (0600) on the nodes and in the ranks' environment, and nowhere else."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from tests.grounds.slurm import Cluster
 from tests.grounds.sshd import Farm
 from tests.until import until
 
-# Waits for its end with its environment in place; no word of it goes to a log.
+# Waits with the secrets in its environment; prints none of them.
 PROGRAM = 'test -n "$PLAIN$HF_TOKEN"; echo up; while [ ! -e GATE ]; do sleep 0.05; done'
 
 
 @dataclass(frozen=True, slots=True)
 class Canaries:
-    """Two secrets that nobody else has: one in an env_file under a harmless name, one in the inventory by its name."""
+    """Two random secrets: one in an env_file under a harmless name, one in the inventory under a name that counts as secret."""
 
     from_file: str
     by_name: str
 
     def within(self, data: bytes) -> bool:
-        """Whether any of them, in part at least, is in the data."""
+        """True if the data holds the beginning of a canary."""
         return any(canary.encode()[:16] in data for canary in (self.from_file, self.by_name))
 
     def files_below(self, root: Path) -> list[Path]:
-        """Every file that holds one."""
+        """All files that hold a canary."""
         return [path for path in root.rglob("*") if path.is_file() and self.within(path.read_bytes())]
 
 
@@ -45,7 +45,7 @@ def canaries() -> Canaries:
 
 
 def _keep_in_git(folder: Path, canaries: Canaries) -> None:
-    """Commit the inventory and its env_file, and change both: a diff would show them, and tracked files travel."""
+    """Commit the inventory and its env_file and change both: they would be in a diff, and tracked files are bundled."""
     inventory, env_file = folder / "inventory.yaml", folder / "team.env"
     text = inventory.read_text("utf-8")
     env_file.touch(mode=0o600)
@@ -61,16 +61,16 @@ def _keep_in_git(folder: Path, canaries: Canaries) -> None:
 
 
 @contextlib.contextmanager
-def _command_lines_watched(canaries: Canaries) -> Iterator[list[bytes]]:
-    """Look at the command line of every process that starts on this machine, over and over; keep those with a canary."""
+def _watch_command_lines(canaries: Canaries) -> Iterator[list[bytes]]:
+    """Poll the command lines of all new processes of this machine; collect those with a canary."""
     found: list[bytes] = []
-    over = threading.Event()
+    finished = threading.Event()
     before = set(Path("/proc").iterdir())
 
     def watch() -> None:
-        while not over.wait(0.01):
+        while not finished.wait(0.01):
             for process in set(Path("/proc").iterdir()) - before:
-                with contextlib.suppress(OSError):  # ended since
+                with contextlib.suppress(OSError):  # it has ended
                     line = (process / "cmdline").read_bytes()
                     found.extend([line] if canaries.within(line) else [])
 
@@ -79,12 +79,12 @@ def _command_lines_watched(canaries: Canaries) -> Iterator[list[bytes]]:
     try:
         yield found
     finally:
-        over.set()
+        finished.set()
         watcher.join()
 
 
 def _holders_of_environment(canaries: Canaries) -> set[int]:
-    """The processes with a canary in their environment, as far as they can be looked into."""
+    """The processes with a canary in their environment, as far as it is readable."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -98,11 +98,11 @@ ABOUT_THE_INVENTORY = (("env",), ("env", "--json"), ("inventory", "show"), ("inv
 
 
 def _printed(orch: Orch, *commands: tuple[str, ...]) -> str:
-    said = ""
+    output = ""
     for words in commands:
         done = orch(*words)
-        said += done.stdout + done.stderr
-    return said
+        output += done.stdout + done.stderr
+    return output
 
 
 def _check_nowhere_else(orch: Orch, canaries: Canaries, root: Path) -> None:
@@ -117,31 +117,31 @@ def test_secret_is_nowhere_else_during_and_after_a_run_over_ssh(farm: Farm, tmp_
     farm.inventory(tmp_path, nodes=2)
     _keep_in_git(tmp_path, canaries)
     orch, gate = Orch(tmp_path), farm.home / "gate"
-    with _command_lines_watched(canaries) as command_lines:
+    with _watch_command_lines(canaries) as command_lines:
         run_id = orch("ssh-launch", "--detach", "--", "sh", "-c", PROGRAM.replace("GATE", str(gate))).stdout.strip()
         until(lambda: orch.printed(run_id).splitlines().count("up") == 2, awaited="both ranks")
-        holders, of_the_nodes = _holders_of_environment(canaries), farm.processes()
-        assert holders & of_the_nodes.keys()
-        assert [pid for pid in holders if pid not in of_the_nodes and Path(f"/proc/{pid}").exists()] == []
-        said = _printed(orch, *ABOUT_RUNS, *ABOUT_THE_INVENTORY, ("ssh-launch", "--dry-run", "--", "true"))
+        holders, node_processes = _holders_of_environment(canaries), farm.processes()
+        assert holders & node_processes.keys()
+        assert [pid for pid in holders if pid not in node_processes and Path(f"/proc/{pid}").exists()] == []
+        output = _printed(orch, *ABOUT_RUNS, *ABOUT_THE_INVENTORY, ("ssh-launch", "--dry-run", "--", "true"))
         _check_nowhere_else(orch, canaries, farm.home)
         gate.touch()
         until(lambda: orch.recorded(run_id) == "DONE", awaited="the end")
     gate.unlink()
-    said += _printed(orch, *ABOUT_RUNS)
-    assert not canaries.within(said.encode())
-    assert "HF_TOKEN='<redacted>'" in said
-    assert "PLAIN='<redacted>'" in said
+    output += _printed(orch, *ABOUT_RUNS)
+    assert not canaries.within(output.encode())
+    assert "HF_TOKEN='<redacted>'" in output
+    assert "PLAIN='<redacted>'" in output
     assert command_lines == []
     _check_nowhere_else(orch, canaries, farm.home)
 
 
 def test_secret_is_nowhere_else_in_slurm(cluster: Cluster, tmp_path: Path, canaries: Canaries) -> None:
-    """Neither in the batch script, nor in what the controller and the daemons keep and tell of the job."""
+    """Neither in the batch script, nor in the files and answers of the controller and the daemons."""
     cluster.inventory(tmp_path)
     _keep_in_git(tmp_path, canaries)
     orch, gate = Orch(tmp_path, env=cluster.env), tmp_path / "gate"
-    with _command_lines_watched(canaries) as command_lines:
+    with _watch_command_lines(canaries) as command_lines:
         words = ("--detach", "-j", "2x1", "--", "sh", "-c", PROGRAM.replace("GATE", str(gate)))
         run_id = orch("submit", *words).stdout.strip()
         until(lambda: orch.printed(run_id).splitlines().count("up") == 2, deadline_s=40, awaited="both ranks")
@@ -151,11 +151,11 @@ def test_secret_is_nowhere_else_in_slurm(cluster: Cluster, tmp_path: Path, canar
         ).stdout
         assert job.encode() in shown
         assert not canaries.within(shown)
-        said = _printed(orch, *ABOUT_RUNS, *ABOUT_THE_INVENTORY, ("submit", "--dry-run", "--", "true"))
+        output = _printed(orch, *ABOUT_RUNS, *ABOUT_THE_INVENTORY, ("submit", "--dry-run", "--", "true"))
         _check_nowhere_else(orch, canaries, cluster.folder)
         gate.touch()
         cluster.wait_for(orch, run_id, "DONE", deadline_s=40)
-    assert not canaries.within(said.encode())
+    assert not canaries.within(output.encode())
     assert command_lines == []
     _check_nowhere_else(orch, canaries, cluster.folder)
 
@@ -172,7 +172,7 @@ def test_secret_is_nowhere_else_in_slurm(cluster: Cluster, tmp_path: Path, canar
         "=\n{by_name}",
     ],
 )
-def test_mistake_in_an_env_file_is_told_without_its_text(wrong: str, tmp_path: Path, canaries: Canaries) -> None:
+def test_mistake_in_an_env_file_is_reported_without_its_text(wrong: str, tmp_path: Path, canaries: Canaries) -> None:
     (tmp_path / "inventory.yaml").write_text("env_file: .env\ntransport: local\nnodes: [{name: n0}]\n")
     (tmp_path / ".env").touch(mode=0o600)
     (tmp_path / ".env").write_text(wrong.format(by_name=canaries.by_name))
@@ -183,7 +183,7 @@ def test_mistake_in_an_env_file_is_told_without_its_text(wrong: str, tmp_path: P
 
 
 @pytest.mark.processes
-def test_mistake_in_an_env_file_is_told_without_its_text_by_every_command(tmp_path: Path, canaries: Canaries) -> None:
+def test_every_command_reports_a_mistake_in_an_env_file_without_its_text(tmp_path: Path, canaries: Canaries) -> None:
     (tmp_path / "inventory.yaml").write_text("env_file: .env\ntransport: local\nnodes: [{name: n0}]\n")
     (tmp_path / ".env").touch(mode=0o600)
     (tmp_path / ".env").write_text(canaries.by_name)
@@ -195,7 +195,7 @@ def test_mistake_in_an_env_file_is_told_without_its_text_by_every_command(tmp_pa
 
 
 @pytest.mark.parametrize("field", ["HF_TOKEN: [{}]", "HF_TOKEN: !tag {}", 'X: "{}\\0"', "HF_TOKEN: {{a: {}}}"])
-def test_mistake_in_env_is_told_without_its_text(field: str, tmp_path: Path, canaries: Canaries) -> None:
+def test_mistake_in_env_is_reported_without_its_text(field: str, tmp_path: Path, canaries: Canaries) -> None:
     text = "env: {" + field.format(canaries.by_name) + "}\nnodes: [{name: n0}]\n"
     (tmp_path / "inventory.yaml").write_text(text)
     with pytest.raises(InventoryError) as caught:
@@ -203,12 +203,12 @@ def test_mistake_in_env_is_told_without_its_text(field: str, tmp_path: Path, can
     assert not canaries.within(f"{caught.value!r} {caught.value} {caught.value.hint}".encode())
 
 
-def test_secrets_of_an_inventory_are_in_no_text_that_is_made_of_it(tmp_path: Path, canaries: Canaries) -> None:
-    """repr() is what a log line, a debugger or an exception shows; model_dump what a record keeps."""
+def test_no_text_form_of_an_inventory_holds_its_secrets(tmp_path: Path, canaries: Canaries) -> None:
+    """Logs, debuggers and exceptions show repr(); records store model_dump()."""
     (tmp_path / "inventory.yaml").write_text("env_file: .env\nnodes: [{name: n0, env_file: .env}]\n")
     (tmp_path / ".env").touch(mode=0o600)
     (tmp_path / ".env").write_text(f"X={canaries.from_file}\n")
     inventory = inventories.load(tmp_path / "inventory.yaml")
     assert inventory.environment(inventory.nodes[0])["X"] == canaries.from_file
-    said = f"{inventory!r} {inventory} {inventory.model_dump()} {inventory.model_dump_json()}"
-    assert not canaries.within(said.encode())
+    output = f"{inventory!r} {inventory} {inventory.model_dump()} {inventory.model_dump_json()}"
+    assert not canaries.within(output.encode())

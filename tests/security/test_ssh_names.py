@@ -1,4 +1,4 @@
-"""Names, users, ports and jump hosts that mean something to a shell or to ssh are refused before they reach anything."""
+"""Names, users, ports and jump hosts with a meaning for a shell or ssh are refused before they are used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.grounds.cli import Orch
 from tests.grounds.inventories import write_inventory
 from tests.grounds.sshd import Farm
 
-CANARY = "CANARY"  # every command below would make this file in the current folder
+CANARY = "CANARY"  # every command below would create this file in the current folder
 NASTY = (
     f"-oProxyCommand=touch {CANARY}",
     f"-oProxyCommand=touch${{IFS}}{CANARY}",
@@ -54,12 +54,12 @@ PORTS = (0, 65536, -1, "22 -oProxyCommand=x", "22;id", "", "0x16", "1e3", "\u066
 
 @pytest.fixture(autouse=True)
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a command leaves behind is seen in this folder."""
+    """Run in a folder in which a command that ran would leave the canary."""
     monkeypatch.chdir(tmp_path)
 
 
 def refusal(folder: Path, node: dict[str, object], ssh: dict[str, object] | None = None) -> str:
-    """What `load` says of an inventory of one node."""
+    """The error of `load` for an inventory of one node."""
     base: dict[str, object] = {"name": "x", "accelerator": "cpu", "nodes": [{"name": "n0", **node}], "ssh": ssh or {}}
     with pytest.raises(InventoryError) as caught:
         load(write_inventory(folder / "inventory.yaml", base, {}))
@@ -68,33 +68,33 @@ def refusal(folder: Path, node: dict[str, object], ssh: dict[str, object] | None
 
 @pytest.mark.parametrize("text", NASTY)
 @pytest.mark.parametrize("field", ["name", "address", "user"])
-def test_an_inventory_names_no_command(tmp_path: Path, field: str, text: str) -> None:
+def test_a_command_as_a_name_address_or_user_is_refused(tmp_path: Path, field: str, text: str) -> None:
     assert f"nodes[0].{field}: " in refusal(tmp_path, {field: text})
 
 
 @pytest.mark.parametrize(
     "text", [*NASTY, "gate,", ",gate", "gate,-x", "me@-x", "-x@gate", "gate:0", "gate:22;id", "[::1"]
 )
-def test_a_jump_host_is_no_command(tmp_path: Path, text: str) -> None:
+def test_a_command_as_a_jump_host_is_refused(tmp_path: Path, text: str) -> None:
     assert "ssh.proxy_jump: " in refusal(tmp_path, {}, {"proxy_jump": text})
 
 
 @pytest.mark.parametrize("port", PORTS)
-def test_a_port_is_a_number_that_can_be_one(tmp_path: Path, port: object) -> None:
+def test_a_port_must_be_a_valid_port_number(tmp_path: Path, port: object) -> None:
     assert "nodes[0].port: " in refusal(tmp_path, {"port": port})
 
 
 @pytest.mark.parametrize("address", ["n0:22", "::1%eth0;id", "::1%", "fe80::1%a%b", "[::1]", "::1::", "a%b"])
-def test_what_looks_like_ipv6_is_ipv6(tmp_path: Path, address: str) -> None:
+def test_an_invalid_ipv6_address_is_refused(tmp_path: Path, address: str) -> None:
     assert "nodes[0].address: " in refusal(tmp_path, {"address": address})
 
 
 @pytest.mark.parametrize("config", ["-F", "-oProxyCommand=x", "a\nb"])
-def test_a_file_name_is_no_option(tmp_path: Path, config: str) -> None:
+def test_an_option_as_a_file_name_is_refused(tmp_path: Path, config: str) -> None:
     assert "ssh.config: " in refusal(tmp_path, {}, {"config": config})
 
 
-def test_a_letter_that_looks_like_another_is_shown_as_it_is(tmp_path: Path) -> None:
+def test_a_look_alike_letter_is_shown_escaped(tmp_path: Path) -> None:
     assert "nodes[0].address: 'n\\u0430de' is no" in refusal(tmp_path, {"address": "n\u0430de"})
 
 
@@ -103,7 +103,7 @@ def test_a_letter_that_looks_like_another_is_shown_as_it_is(tmp_path: Path) -> N
     "text", [f"-oProxyCommand=touch {CANARY}", f"a;touch {CANARY}", f"$(touch {CANARY})", "n\u0430de", ""]
 )
 @pytest.mark.parametrize("with_inventory", [True, False])
-def test_the_nodes_of_the_command_line_are_names(tmp_path: Path, text: str, *, with_inventory: bool) -> None:
+def test_a_command_in_the_option_nodes_is_refused(tmp_path: Path, text: str, *, with_inventory: bool) -> None:
     if with_inventory:
         write_inventory(tmp_path / "inventory.yaml", {"accelerator": "cpu", "nodes": [{"name": "n0"}]}, {})
     orch = Orch(tmp_path)
@@ -112,20 +112,20 @@ def test_the_nodes_of_the_command_line_are_names(tmp_path: Path, text: str, *, w
     assert not (tmp_path / CANARY).exists()
 
 
-# What a line of ssh_config cannot hold, or means something else there, is not tried.
+# Without texts that a line of ssh_config cannot hold, or that mean something else there.
 IN_CONFIG = [text for text in NASTY if text.strip() == text != "" and not set(text) & set("\n\0\"'\\#\t")]
 
 
 @pytest.mark.parametrize("text", IN_CONFIG)
 @pytest.mark.parametrize("keyword", ["HostName", "User", "HostKeyAlias", "ProxyJump"])
-def test_the_ssh_configuration_names_no_command(tmp_path: Path, keyword: str, text: str) -> None:
+def test_a_command_in_a_name_of_the_ssh_configuration_is_refused(tmp_path: Path, keyword: str, text: str) -> None:
     message = _refused(tmp_path, f"{keyword} {text}")
     assert f"{keyword} of n0: " in message
 
 
 @pytest.mark.parametrize("name", ["gpu0..cluster", ".cluster", "x" * 64])
-def test_a_host_name_that_no_resolver_takes_is_refused_by_its_keyword(tmp_path: Path, name: str) -> None:
-    """The resolver's idna codec raises a UnicodeError, which once was taken for noise of a login shell."""
+def test_a_host_name_that_no_resolver_accepts_is_refused_by_its_keyword(tmp_path: Path, name: str) -> None:
+    """The resolver's idna codec raises a UnicodeError, which must not count as output of a login shell."""
     assert "HostName of n0: " in _refused(tmp_path, f"HostName {name}")
 
 
@@ -135,7 +135,7 @@ def test_a_port_of_the_ssh_configuration_is_checked(tmp_path: Path, port: str) -
 
 
 def _refused(folder: Path, line: str) -> str:
-    """What is said of a configuration whose proxy command, once run with any name, leaves a file."""
+    """The error for a configuration whose proxy command would leave a file if it ran."""
     config = folder / "ssh_config"
     config.write_text(f"Host *\n  {line}\n  ProxyCommand touch {folder}/{CANARY} ; : %h %r %p\n", encoding="utf-8")
     transport = SshTransport(Node(name="n0"), SshOptions(config=str(config)))
@@ -147,7 +147,7 @@ def _refused(folder: Path, line: str) -> str:
 
 
 def test_a_proxy_command_with_checked_names_is_run(tmp_path: Path) -> None:
-    """Otherwise the tests above would pass for another reason."""
+    """The tests above would otherwise pass without a check."""
     config = tmp_path / "ssh_config"
     config.write_text(f"Host *\n  ProxyCommand touch {tmp_path}/{CANARY} ; : %h %r %p\n", encoding="utf-8")
     transport = SshTransport(Node(name="n0"), SshOptions(config=str(config), connect_timeout_s=1))
@@ -157,22 +157,22 @@ def test_a_proxy_command_with_checked_names_is_run(tmp_path: Path) -> None:
     assert (tmp_path / CANARY).exists()
 
 
-def test_paths_on_the_nodes_may_hold_anything(farm: Farm, tmp_path: Path) -> None:
-    """S5: the working folder and the Python of a node, over a real ssh."""
-    place = farm.home / 'it\'s; touch CANARY $(touch CANARY) `touch CANARY` "x" -y &'
+def test_paths_on_the_nodes_may_have_any_characters(farm: Farm, tmp_path: Path) -> None:
+    """S5: the working folder of a node, over a real ssh."""
+    folder = farm.home / 'it\'s; touch CANARY $(touch CANARY) `touch CANARY` "x" -y &'
     inventory = farm.inventory(tmp_path, nodes=1, shared=True)
     text = inventory.read_text("utf-8")
     workdir = next(line.split(": ", 1)[1] for line in text.splitlines() if "workdir: " in line)
-    quoted = "'" + str(place).replace("'", "''") + "'"
+    quoted = "'" + str(folder).replace("'", "''") + "'"
     inventory.write_text(text.replace(workdir, quoted), "utf-8")
     orch = Orch(tmp_path)
     orch("ssh-launch", "--", "sh", "-c", 'echo "$ORCH_RUN_DIR"')
     (line,) = [line["text"] for line in orch.lines() if line["stream"] == "out"]
-    assert line.startswith(f"{place}/runs/")
-    assert not [path for folder in (tmp_path, farm.home) for path in folder.rglob(CANARY)]
+    assert line.startswith(f"{folder}/runs/")
+    assert not [path for root in (tmp_path, farm.home) for path in root.rglob(CANARY)]
 
 
 @pytest.mark.parametrize("field", ["workdir", "python"])
 @pytest.mark.parametrize("text", ["-x/y", "--", "a\nb", "/a\nb", "/a\x1bb"])
-def test_a_path_on_a_node_is_no_option(tmp_path: Path, field: str, text: str) -> None:
+def test_an_option_as_a_path_on_a_node_is_refused(tmp_path: Path, field: str, text: str) -> None:
     assert f"nodes[0].{field}: " in refusal(tmp_path, {field: text})

@@ -1,4 +1,4 @@
-"""Nothing is forwarded, nobody is trusted unseen, and no setting of anybody's ssh_config changes that."""
+"""Nothing is forwarded, no unknown host is trusted, and no setting of ssh_config changes that."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.grounds.sshd import Farm
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ("orchestrator", "trainer", "templates", "inventories", "scripts")
-# What would let an unknown host in, hand out our keys or screen, or put text of somebody's into a shell.
+# Code that would trust an unknown host, forward keys or the screen, or pass text to a shell.
 FORBIDDEN = (
     r"AutoAddPolicy",
     r"WarningPolicy",
@@ -33,7 +33,7 @@ FORBIDDEN = (
 )
 
 
-def test_no_line_of_the_source_waves_a_host_through_or_forwards_anything() -> None:
+def test_no_line_of_the_source_accepts_unknown_hosts_or_forwards_anything() -> None:
     files = [path for folder in SHIPPED for path in (ROOT / folder).rglob("*") if path.is_file()]
     texts = {path: path.read_text("utf-8") for path in files if path.suffix in {".py", ".j2", ".yaml", ".sh"}}
     assert len(texts) > 50
@@ -48,13 +48,13 @@ def test_no_line_of_the_source_waves_a_host_through_or_forwards_anything() -> No
     assert [line for line in found if 'argv = ["ssh", *(["-F"' not in line] == []
 
 
-def test_host_keys_are_strict_unless_somebody_says_otherwise() -> None:
+def test_host_keys_are_strict_by_default() -> None:
     assert Inventory(nodes=(Node(name="n0"),)).ssh.host_keys == "strict"
 
 
 @pytest.mark.parametrize("trusting", ["no", "off", "accept-new", "ask"])
-def test_the_ssh_configuration_cannot_switch_the_check_off(farm: Farm, tmp_path: Path, trusting: str) -> None:
-    """What a user's ssh_config allows his shell is no consent for sixty-four machines."""
+def test_the_ssh_configuration_cannot_disable_the_host_key_check(farm: Farm, tmp_path: Path, trusting: str) -> None:
+    """A user's setting for single logins is no consent for 64 machines."""
     config = farm.write_ssh_config(
         tmp_path / "config", known_hosts=tmp_path / "none", StrictHostKeyChecking=trusting, CheckHostIP="no"
     )
@@ -65,7 +65,7 @@ def test_the_ssh_configuration_cannot_switch_the_check_off(farm: Farm, tmp_path:
     assert not (tmp_path / "none").exists()
 
 
-def test_neither_agent_nor_screen_is_forwarded_whatever_the_configuration_says(
+def test_the_ssh_configuration_cannot_enable_agent_or_x11_forwarding(
     farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DISPLAY", ":0")
@@ -78,12 +78,12 @@ def test_neither_agent_nor_screen_is_forwarded_whatever_the_configuration_says(
     with open_agent(tmp_path / "agent"), farm.restarted(AllowAgentForwarding="yes", X11Forwarding="yes", AcceptEnv="*"):
         transport = SshTransport(Node(name="n0"), SshOptions(config=str(config)))
         channel = transport.open(["sh", "-c", "env; test -t 0 || echo no terminal"])
-        said = channel.read_some(timeout_s=20).decode()
-        while "no terminal" not in said:
-            said += channel.read_some(timeout_s=20).decode()
+        output = channel.read_some(timeout_s=20).decode()
+        while "no terminal" not in output:
+            output += channel.read_some(timeout_s=20).decode()
         transport.close()
-    assert "SSH_CONNECTION=" in said
-    assert "SSH_AUTH_SOCK" not in said
-    assert "DISPLAY" not in said
+    assert "SSH_CONNECTION=" in output
+    assert "SSH_AUTH_SOCK" not in output
+    assert "DISPLAY" not in output
     assert {path.name for path in tmp_path.iterdir()} == {"config"}
     assert not (farm.home / "remote").exists()

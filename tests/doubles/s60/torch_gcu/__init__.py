@@ -14,7 +14,7 @@ import torch
 import torch.distributed
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
-from tests.doubles.contract import need_device, note
+from tests.doubles.contract import need_device, record_call
 from tests.doubles.tensors import Cards, install, is_on_card
 
 from . import gcu
@@ -24,7 +24,7 @@ NO_BACKEND = "No backend type associated with device type cpu"  # c10d's words: 
 
 
 def _computing() -> Any:
-    """torch.autocast("gcu") holds for what the CPU computes underneath."""
+    """torch.autocast("gcu") applies to the computation on the CPU underneath."""
     if not torch.is_autocast_enabled("gcu"):
         return contextlib.nullcontext()
     return torch.autocast("cpu", dtype=torch.get_autocast_dtype("gcu"))
@@ -34,18 +34,20 @@ def _make_group(store: Any, rank: int, size: int, timeout: Any) -> Any:
     if not gcu.is_available():
         raise RuntimeError("ProcessGroupECCL is only supported with GCUs, no GCUs found!")  # TG2 ProcessGroupECCL.cpp
     need_device("init_process_group")
-    note(f"init_process_group eccl {timeout.total_seconds():g}")
+    record_call(f"init_process_group eccl {timeout.total_seconds():g}")
     return ProcessGroupGloo(store, rank, size, timeout)
 
 
 def _checked(collective: Any) -> Any:
-    """Refuses the CPU's tensors."""
+    """Refuse CPU tensors."""
 
     @functools.wraps(collective)
     def call(*args: Any, **more: Any) -> Any:
-        every = [one for given in (*args, *more.values()) for one in (given if isinstance(given, list) else [given])]
+        arguments = [
+            item for given in (*args, *more.values()) for item in (given if isinstance(given, list) else [given])
+        ]
         is_eccl = torch.distributed.is_initialized() and torch.distributed.get_backend() == "eccl"
-        if is_eccl and any(isinstance(one, torch.Tensor) and not is_on_card(one) for one in every):
+        if is_eccl and any(isinstance(item, torch.Tensor) and not is_on_card(item) for item in arguments):
             raise RuntimeError(NO_BACKEND)
         return collective(*args, **more)
 
@@ -55,11 +57,11 @@ def _checked(collective: Any) -> Any:
 def _wrapping(construct: Any) -> Any:
     @functools.wraps(construct)
     def wrap(self: Any, module: torch.nn.Module, device_ids: Any = None, *args: Any, **more: Any) -> None:
-        devices = sorted({str(one.device) for one in module.parameters()})
+        devices = sorted({str(parameter.device) for parameter in module.parameters()})
         construct(self, module, device_ids, *args, **more)
         if devices == ["cpu"] and torch.distributed.get_backend() == "eccl":
             raise RuntimeError(NO_BACKEND)
-        note(f"DistributedDataParallel {device_ids} {' '.join(devices)}")
+        record_call(f"DistributedDataParallel {device_ids} {' '.join(devices)}")
 
     return wrap
 
@@ -71,7 +73,7 @@ install(
     Cards("gcu", gcu.device_count, gcu.current_device, narrow=False, computing=_computing, generator=gcu.GENERATORS)
 )
 torch.distributed.is_eccl_available = lambda: True  # type: ignore[attr-defined]
-# The CPU's tensors as well: that is what the card's are, underneath.
+# CPU tensors too: the card's tensors are CPU tensors underneath.
 torch.distributed.Backend.register_backend("eccl", _make_group, devices=["gcu", "cpu"])
 for _name in ("all_reduce", "all_gather", "broadcast"):
     setattr(torch.distributed, _name, _checked(getattr(torch.distributed, _name)))

@@ -1,8 +1,8 @@
 """
 torch_gcu of TopsRider t2x (T20, T21, i20): functions on the module itself, and torch without a device module.
 
-There is no torch.gcu and no torch_gcu.__version__ (TG1 __init__.py). Not stood in for: the lazy graph; what real cards put
-off until optimizer_step, unlazy or a read is computed at once here.
+There is no torch.gcu and no torch_gcu.__version__ (TG1 __init__.py). Without the lazy graph: real cards compute
+at optimizer_step, unlazy or a read; this computes at once.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, Dict, List
 
 import torch
 
-from tests.doubles.contract import Generators, note, visible_cards
+from tests.doubles.contract import Generators, record_call, visible_cards
 from tests.doubles.tensors import Cards, install, is_on_card
 
-_CURRENT: Dict[str, int] = {"device": 0}  # what the driver keeps
+_CURRENT: Dict[str, int] = {"device": 0}  # the driver's state
 
 
 class JitRunMode(enum.Enum):
@@ -51,11 +51,11 @@ def gcu_device(device: Any = None) -> torch.device:
 
 
 def set_device(device: Any) -> None:
-    """TG1 core/device.py set_device: a number that no card has is passed over in silence."""
+    """TG1 core/device.py set_device: a number without a card is ignored silently."""
     number = _index(device)
     if 0 <= number < device_count():
         _CURRENT["device"] = number
-        note(f"set_device {number}")
+        record_call(f"set_device {number}")
 
 
 class device:  # noqa: N801 -- the vendor's name
@@ -93,9 +93,9 @@ def synchronize(device: Any = None) -> None:
 
 def unlazy(tensors: Any, mode: JitRunMode = JitRunMode.SAFEASYNC) -> None:  # noqa: ARG001
     """TG1 core/model.py: no `device`, though its own GradScaler passes one."""
-    if not isinstance(tensors, (list, tuple)) or not all(is_on_card(one) for one in tensors):
+    if not isinstance(tensors, (list, tuple)) or not all(is_on_card(tensor) for tensor in tensors):
         raise TypeError("Tensors must be a list of GCU tensor.")
-    note("unlazy")
+    record_call("unlazy")
 
 
 def sync_lived_tensor(device: Any = None, mode: JitRunMode = JitRunMode.SAFEASYNC) -> None:  # noqa: ARG001
@@ -115,13 +115,13 @@ def optimizer_step(
             raise TypeError(f"Param must be {kind}, got {type(value)}")
     if model is None:
         get_device_name(device)
-    note(f"optimizer_step {mode.name}")
+    record_call(f"optimizer_step {mode.name}")
     return optimizer.step(**(optimizer_args or {}))
 
 
 def fetch_gradients(optimizer: Any) -> List[torch.Tensor]:
-    every = [one for group in optimizer.param_groups for one in group["params"]]
-    return [one.grad for one in every if one.grad is not None]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def manual_seed_all(seed: int) -> None:
@@ -132,7 +132,7 @@ def manual_seed_all(seed: int) -> None:
 
 _GENERATORS = (
     Generators()
-)  # TG1 core/random.py has a way to seed them and none to read or set them; torch 1.10 knows of none
+)  # TG1 core/random.py can seed them but not read or set their state; torch 1.10 does not know them
 install(
     Cards("xla", device_count, current_device, narrow=True, computing=contextlib.nullcontext, generator=_GENERATORS)
 )

@@ -7,11 +7,11 @@ from typing import Any, Dict, List
 
 import torch
 
-from tests.doubles.contract import Generators, note, visible_cards
+from tests.doubles.contract import Generators, record_call, visible_cards
 
 from . import amp as amp
 
-_CURRENT: Dict[str, int] = {"device": 0}  # what the driver keeps
+_CURRENT: Dict[str, int] = {"device": 0}  # the driver's state
 
 
 def is_available() -> bool:
@@ -39,10 +39,10 @@ def set_device(device: Any) -> None:
     if number >= device_count():
         raise RuntimeError(f"GCU error: invalid device ordinal {number}")  # torch.cuda's, in the vendor's name
     _CURRENT["device"] = number
-    note(f"set_device {number}")
+    record_call(f"set_device {number}")
 
 
-def get_device_name(device: Any = None) -> str:  # noqa: ARG001 -- one kind a node
+def get_device_name(device: Any = None) -> str:  # noqa: ARG001 -- one kind per node
     return "Enflame S60"
 
 
@@ -55,7 +55,7 @@ def is_bf16_supported() -> bool:
 
 
 def get_amp_supported_dtype() -> List[torch.dtype]:
-    """Asked by torch.autocast("gcu") (TG2 gcu/autocast_utils.py)."""
+    """Called by torch.autocast("gcu") (TG2 gcu/autocast_utils.py)."""
     return [torch.float32, torch.float16, *([torch.bfloat16] if is_bf16_supported() else [])]
 
 
@@ -67,9 +67,7 @@ def _is_in_bad_fork() -> bool:
     return False
 
 
-GENERATORS = (
-    Generators()
-)  # TG2 gcu/random.py has torch.cuda's functions; torch.manual_seed calls the last of those here
+GENERATORS = Generators()  # TG2 gcu/random.py has torch.cuda's functions; torch.manual_seed calls manual_seed_all below
 
 
 def get_rng_state(device: Any = "gcu") -> torch.Tensor:

@@ -39,7 +39,7 @@ class GradScaler:
     def step(self, optimizer: Any) -> None:
         gradients = fetch_gradients(optimizer)
         if not self._use_zero_grad:
-            unlazy([], device=str(gradients[0].device))  # type: ignore[call-arg]  # their mistake: a TypeError
-        for one in gradients:
-            one.div_(self._scale).nan_to_num_()
+            unlazy([], device=str(gradients[0].device))  # type: ignore[call-arg]  # the vendor's bug: a TypeError
+        for gradient in gradients:
+            gradient.div_(self._scale).nan_to_num_()
         optimizer.step()

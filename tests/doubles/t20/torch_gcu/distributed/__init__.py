@@ -1,4 +1,4 @@
-"""TG1 distributed/__init__.py: what is in distributed_c10d, where torch sees no CUDA device."""
+"""TG1 distributed/__init__.py: the names of distributed_c10d, if torch has no CUDA device."""
 
 import torch
 

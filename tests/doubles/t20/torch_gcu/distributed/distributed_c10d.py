@@ -1,5 +1,5 @@
 """
-TG1 distributed: a fork of c10d that knows ECCL alone, beside a stock torch.distributed that knows nothing of it.
+TG1 distributed: a fork of c10d for ECCL alone, beside a stock torch.distributed without ECCL.
 
 Gloo carries the numbers, in a group of its own: torch.distributed stays without one, as on a real T20.
 """
@@ -16,7 +16,7 @@ import torch
 from torch.distributed import PrefixStore, ReduceOp, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions, ProcessGroupGloo
 
-from tests.doubles.contract import need_device, note
+from tests.doubles.contract import need_device, record_call
 from tests.doubles.tensors import is_on_card
 
 _WORLD: Dict[str, Any] = {}  # the process has one default group
@@ -69,7 +69,7 @@ def init_process_group(
         raise RuntimeError("only support eccl")
     if not is_eccl_available():
         raise RuntimeError("Distributed package doesn't have ECCL built in")
-    note(f"init_process_group {backend} {timeout.total_seconds():g}")
+    record_call(f"init_process_group {backend} {timeout.total_seconds():g}")
     _WORLD["group"] = ProcessGroupGloo(PrefixStore("default_pg", store), rank, world_size, timeout)
     barrier()
 
@@ -107,17 +107,17 @@ def _get_default_group() -> Any:
 
 
 def _check(*tensors: Any) -> None:
-    for one in tensors:
-        if not isinstance(one, torch.Tensor):
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
             raise RuntimeError("Invalid function argument. Expected parameter `tensor` to be of type torch.Tensor.")  # noqa: TRY004
-        if not is_on_card(one):
+        if not is_on_card(tensor):
             raise RuntimeError("Tensors must be GCU and dense")  # TG2's words; the T20's are inside its closed library
 
 
 def destroy_process_group(group: Any = None) -> None:  # noqa: ARG001 -- there is one
     _get_default_group()
     _WORLD.clear()
-    note("destroy_process_group")
+    record_call("destroy_process_group")
 
 
 def get_rank(group: Any = None) -> int:  # noqa: ARG001 -- there is one

@@ -1,1 +1,1 @@
-"""Holds `parallel`, which is imported by whoever wants it (TG1 nn/__init__.py)."""
+"""Holds `parallel`, which users import themselves (TG1 nn/__init__.py)."""

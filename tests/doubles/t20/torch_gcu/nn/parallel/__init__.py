@@ -7,7 +7,7 @@ from typing import Any, Iterator, List
 
 import torch
 
-from tests.doubles.contract import ContractError, note
+from tests.doubles.contract import ContractError, record_call
 
 from ... import device_count
 from ... import distributed as dist
@@ -30,16 +30,16 @@ class DistributedDataParallel(torch.nn.Module):
         _check(module, device_ids, output_device, as_views=gradient_as_bucket_view)
         self.module, self._device_ids = module, device_ids
         self._may_miss, self._in_sync, self._is_queued = find_unused_parameters, True, False
-        for one in module.state_dict().values():
-            dist.broadcast(one, 0)
-        parameters: List[Any] = [one for one in module.parameters() if one.requires_grad]
+        for tensor in module.state_dict().values():
+            dist.broadcast(tensor, 0)
+        parameters: List[Any] = [parameter for parameter in module.parameters() if parameter.requires_grad]
         for parameter in parameters:
             parameter.register_hook(self._after_backward)
 
     def forward(self, *inputs: Any, **more: Any) -> Any:
-        if self._device_ids:  # its scatter moves what is given to that card
+        if self._device_ids:  # its scatter moves the inputs to that card
             card = torch.device("xla", self._device_ids[0])
-            inputs = tuple(one.to(card) if isinstance(one, torch.Tensor) else one for one in inputs)
+            inputs = tuple(value.to(card) if isinstance(value, torch.Tensor) else value for value in inputs)
         return self.module(*inputs, **more)
 
     @contextlib.contextmanager
@@ -61,23 +61,23 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _average(self) -> None:
         self._is_queued = False
-        parameters: List[Any] = [one for one in self.module.parameters() if one.requires_grad]
-        for one in parameters:
-            if one.grad is None:
+        parameters: List[Any] = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        for parameter in parameters:
+            if parameter.grad is None:
                 if not self._may_miss:
                     raise ContractError(
-                        "a parameter took no part in the loss: the vendor's reducer waits for it for ever"
+                        "a parameter took no part in the loss: the vendor's reducer waits for it forever"
                     )
-                one.grad = torch.zeros_like(one)
-            one.grad.div_(dist.get_world_size())
-            dist.all_reduce(one.grad)
+                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad.div_(dist.get_world_size())
+            dist.all_reduce(parameter.grad)
 
 
 def _check(module: torch.nn.Module, device_ids: Any, output_device: Any, *, as_views: bool) -> None:
     if device_ids is not None and len(device_ids) > 1:
         raise RuntimeError("device_ids can only be None or contain a single element.")
-    devices = {one.device for one in module.parameters()}
-    if {one.type for one in devices} == {"cpu"}:
+    devices = {parameter.device for parameter in module.parameters()}
+    if {device.type for device in devices} == {"cpu"}:
         assert not (device_ids or output_device), (  # noqa: PT018
             "DistributedDataParallel device_ids and output_device arguments only work with single-device GPU modules, "
             f"but got device_ids {device_ids}, output_device {output_device}, and module parameters {devices}."
@@ -89,4 +89,4 @@ def _check(module: torch.nn.Module, device_ids: Any, output_device: Any, *, as_v
         raise RuntimeError(
             "dtu not support `gradient_as_bucket_view` set to Trueplease set gradient_as_bucket_view to False"
         )
-    note(f"DistributedDataParallel {device_ids} {' '.join(sorted(map(str, devices)))}")
+    record_call(f"DistributedDataParallel {device_ids} {' '.join(sorted(map(str, devices)))}")

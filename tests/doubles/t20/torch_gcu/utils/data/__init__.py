@@ -1,1 +1,1 @@
-"""Holds `distributed`; it is imported by whoever wants it (TG1 utils/data)."""
+"""Holds `distributed`, which users import themselves (TG1 utils/data)."""

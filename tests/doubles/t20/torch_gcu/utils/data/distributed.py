@@ -8,11 +8,11 @@ import torch
 import torch.utils.data.distributed
 
 from ... import distributed as dist
-from .. import data  # noqa: F401 -- the package is whole before the group is asked for
+from .. import data  # noqa: F401 -- the package must be complete before the group is queried
 
 
 class DistributedSampler(torch.utils.data.distributed.DistributedSampler):  # type: ignore[type-arg]
-    """Asked with the names of torch."""
+    """With torch's argument names."""
 
     def __init__(self, dataset: Any, num_replicas: Any = None, rank: Any = None, **more: Any) -> None:
         num_replicas = dist.get_world_size() if num_replicas is None else num_replicas
