@@ -4,20 +4,20 @@
 .DEFAULT_GOAL := help
 .PHONY: help demo docs picture check components test test-quick dev format clean
 SHELL := /bin/bash
-# many images set it; then every orch that a test starts, and pytest itself, compiles the same files again
+# many images set it; then pytest and every orch that a test starts compile the same files again
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
-# pip as it is pinned, whatever the Python brought along; setuptools too, so nothing is built with another one
+# the pinned pip and setuptools replace those that Python installs
 PIP := $(BIN)/pip --disable-pip-version-check install -qq --constraint constraints.txt
-# two a core of a small machine, for half of the time a test waits
+# two per core of a small machine: half of the time a test waits
 WORKERS ?= 4
 SHELL_FILES := $(wildcard scripts/*.sh) .ci/run
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile | sed 's/ · /\n/g'
 
-# Each stamp says: this environment has what setup.cfg and constraints.txt ask for.
+# A stamp is newer than setup.cfg and constraints.txt if the environment was installed from them.
 .venv/.created: scripts/make-venv.sh
 	scripts/make-venv.sh .venv
 	$(PIP) --upgrade pip setuptools
@@ -29,7 +29,7 @@ help:
 
 .venv/.dev: .venv/.created setup.cfg pyproject.toml constraints.txt
 	$(PIP) --no-compile --no-build-isolation --editable '.[dev,docs]'
-	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # by all cores; some packages hold files of other Pythons
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # on all cores; some packages contain files for other Pythons
 	touch $@ .venv/.trainer .venv/.docs
 
 .venv/.docs: .venv/.created setup.cfg constraints.txt
@@ -65,29 +65,29 @@ format: .venv/.dev
 components:
 	scripts/install-test-components.sh
 
-# Warm, on two cores. The rest starts Pythons: agents, orch, ranks, what runs on nodes and under Slurm.
+# The other tests start Pythons: agents, orch, ranks, programs on nodes and under Slurm.
 test-quick: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --numprocesses 2 -m "not processes"
 
-# Debian's packages come beside pip's, and before the check, which needs shellcheck.
+# Debian's packages are installed in parallel with pip's; check needs shellcheck from them.
 test:
 	$(MAKE) --jobs=2 components dev
 	$(MAKE) check
 	$(BIN)/python -m pytest --numprocesses $(WORKERS)
 
-# make bench: beside other launchers and trainers, 45 minutes; BENCH="--update docs/benchmarks.md" keeps the figures
+# make bench: compare with other launchers and trainers, 45 minutes; BENCH="--update docs/benchmarks.md" saves the figures
 .PHONY: bench
 BENCH_PIP := .venv-bench/bin/pip --disable-pip-version-check install -qq --constraint .venv-bench/constraints.txt
 .venv-bench/.ready: scripts/make-venv.sh setup.cfg pyproject.toml constraints.txt bench/constraints.txt
 	scripts/make-venv.sh .venv-bench
-	# torchx wants an older urllib3 than the tests: what bench/constraints.txt names wins
+	# torchx requires an older urllib3 than the tests: bench/constraints.txt overrides constraints.txt
 	awk -F= 'NR == FNR { own[$$1] } NR == FNR || !($$1 in own)' bench/constraints.txt constraints.txt >.venv-bench/constraints.txt
 	$(BENCH_PIP) --upgrade pip setuptools
 	$(BENCH_PIP) --no-build-isolation --editable . numpy pytest torch typer
-	$(BENCH_PIP) --no-build-isolation deepspeed torchrunx torchx transformers accelerate  # to build itself, deepspeed imports torch
+	$(BENCH_PIP) --no-build-isolation deepspeed torchrunx torchx transformers accelerate  # deepspeed's build imports torch
 	touch $@
 
 bench: .venv-bench/.ready

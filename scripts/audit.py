@@ -51,7 +51,7 @@ def audit(pins: list[str], options: tuple[str, ...]) -> list[dict[str, Any]]:
         try:
             done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
             reports: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
-        except (subprocess.TimeoutExpired, ValueError):  # without an answer it prints no JSON
+        except (subprocess.TimeoutExpired, ValueError):  # without a service it prints no JSON
             return []
     return [report for report in reports if "skip_reason" not in report]
 
