@@ -122,6 +122,6 @@ def report(error: TrainerError, env: Mapping[str, str]) -> int:
 
 
 def as_printed(message: str, rank: str) -> str:
-    """All of it on rank 0, only the first line on the others."""
+    """Return the whole message for rank 0, and only its first line for other ranks."""
     first = message.partition("\n")[0]
     return f"error: {message}\n" if rank == "0" else f"rank {rank}: error: {first}\n"

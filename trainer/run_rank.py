@@ -60,11 +60,11 @@ def run_rank(config: TrainConfig, env: MutableMapping[str, str], preemption: Pre
         if not exc.is_agreed and rank.world_size > 1:
             if rendezvous:
                 rendezvous.report_failure(Failure(str(exc), exc.kind, code))
-            _end_alone(code, trainer, config.ddp_timeout)
-    _end_together(code, trainer, group, rendezvous)
+            _exit_without_group(code, trainer, config.ddp_timeout)
+    _exit_with_group(code, trainer, group, rendezvous)
 
 
-def _end_alone(code: int, trainer: Trainer | None, timeout_s: float) -> NoReturn:
+def _exit_without_group(code: int, trainer: Trainer | None, timeout_s: float) -> NoReturn:
     """
     Exit without leaving the group: the other ranks are in a collective, and destroying the group could block for ever.
 
@@ -76,7 +76,9 @@ def _end_alone(code: int, trainer: Trainer | None, timeout_s: float) -> NoReturn
     exit_now(code)
 
 
-def _end_together(code: int, trainer: Trainer | None, group: Group | None, rendezvous: Rendezvous | None) -> NoReturn:
+def _exit_with_group(
+    code: int, trainer: Trainer | None, group: Group | None, rendezvous: Rendezvous | None
+) -> NoReturn:
     """All ranks take this path."""
     if trainer:
         trainer.batches.close()

@@ -133,7 +133,7 @@ def test_parameters_left_on_the_cpu_are_a_warning(capsys: pytest.CaptureFixture[
     warn_if_on_cpu(GPT(TINY), cpu.changed(name="gcu-t2x"), 3)
     warning = capsys.readouterr().err
     assert warning.startswith("WARNING: rank 3: ")
-    assert "on the CPU although gcu-t2x was asked for" in warning
+    assert "on the CPU although gcu-t2x was requested" in warning
 
 
 def _group_of_one() -> Group:

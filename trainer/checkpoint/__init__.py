@@ -1,1 +1,1 @@
-"""Checkpoints: files on disk, all ranks acting as one, when to save, export; `python -m trainer.checkpoint`. No torch here."""
+"""Checkpoints: files on disk, collective saving and resuming, when to save, export; `python -m trainer.checkpoint`. No torch here."""

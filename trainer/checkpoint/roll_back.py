@@ -24,7 +24,7 @@ class RollBack:
     saver: Saver
     strategy: Strategy
     count: int = 0
-    last: int | None = None
+    last_step: int | None = None
 
     def after(self, error: NumbersError, state: TrainState, samples: int) -> TrainState:
         """
@@ -38,10 +38,10 @@ class RollBack:
             raise error
         self.saver.before_roll_back()
         self.strategy.discard_gradients()
-        found = self.checkpoints.load_earlier(self.strategy, self.last)
+        found = self.checkpoints.load_earlier(self.strategy, self.last_step)
         if found is None:
             raise error
-        self.count, self.last = self.count + 1, found.step
+        self.count, self.last_step = self.count + 1, found.step
         position = state.position + samples
         if self.checkpoints.group.rank.is_main:
             cause, left_out = str(error).partition(";")[0], (position - found.position) // samples

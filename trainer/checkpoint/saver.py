@@ -60,7 +60,7 @@ class Saver:
         return Flag.SAVE if wanted else Flag.NONE
 
     def is_due(self, step: int, flags: Flag) -> bool:
-        """Decide from the flags of all ranks, on every rank alike, whether a save or a failed one follows `step`."""
+        """Return True if a save follows `step`, or the report of a failed one; the same on every rank, as `flags` are those of all."""
         if flags & (Flag.SAVE | Flag.SAVE_FAILED):
             return True
         return self._is_due_by_step(step) and not flags & Flag.POSTPONE
@@ -89,7 +89,7 @@ class Saver:
             self.checkpoints.group.raise_if_any(self._problem, kind=StorageError)
         self.flush()
         self._postponed, self._saved_at = False, time.monotonic()
-        # The last step is evaluated without eval_steps too, but no other loss could be compared with that one.
+        # Without eval_steps only the last step is evaluated: keep_best could compare that loss with no other.
         eval_loss = evaluated.get("eval_loss") if self.config.eval_steps else None
         state = replace(state, mean_loss=sum(self._losses) / max(1, len(self._losses)), eval_loss=eval_loss)
         self._losses = []

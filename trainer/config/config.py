@@ -190,7 +190,7 @@ def with_ranks(config: TrainConfig, world_size: int) -> TrainConfig:
 
 
 def schema_of(key: str, *, source: str) -> KeySchema:
-    """The rule of a dotted key; for an unknown key, a UserError names the nearest one."""
+    """The schema of a dotted key; for an unknown key, a UserError names the nearest one."""
     schemas = schemas_by_key()
     if key in schemas:
         return schemas[key]
@@ -208,7 +208,7 @@ def schema_of(key: str, *, source: str) -> KeySchema:
 
 
 def schemas_by_key() -> dict[str, KeySchema]:
-    """Dotted key -> rule, in the order of the dataclasses."""
+    """Dotted key -> its schema, in the order of the dataclasses."""
     schemas: Dict[str, KeySchema] = {}
     for outer in dataclasses.fields(TrainConfig):
         if "schema" in outer.metadata:

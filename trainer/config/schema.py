@@ -1,4 +1,4 @@
-"""The rule of one key: parse the text of a shell word, check the value from a file, describe the allowed values."""
+"""The schema of one key: parse the text of a shell word, check the value from a file, describe the allowed values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.errors import UserError
 @dataclass(frozen=True)
 class KeySchema:
     """
-    A kind of value and its limits.
+    The kind of a key's value, and its limits.
 
     kind: int, float, flag, text, texts (list of text), betas (two numbers in [0, 1)) or value (anything that JSON has).
     above: `low` itself is not allowed.

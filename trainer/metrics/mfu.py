@@ -35,7 +35,7 @@ PEAK_TFLOPS = (
 
 
 def flops_per_token(parameters: Iterable[Tuple[str, int]], config: ModelConfig) -> int:
-    """FLOP per sample of a training step, from names and sizes of all parameters."""
+    """FLOP of a training step per token, from names and sizes of all parameters."""
     embeddings = ("token.weight", "position.weight")
     matrices = sum(size for name, size in parameters if name not in embeddings)
     return 6 * matrices + 12 * config.layers * config.width * config.context

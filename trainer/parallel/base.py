@@ -53,7 +53,7 @@ class Strategy(Protocol):
         """Discard the gradients of an unfinished step; the weights are undefined until load()."""
 
     def evaluating(self) -> ContextManager[Any]:
-        """Return the block of an evaluation: it gives the model, in evaluation mode and without gradients."""
+        """Return the block of an evaluation, which yields the model in evaluation mode and without gradients."""
 
     def state(self) -> Dict[str, Any]:
         """Return the training state as plain values and tensors; complete on rank 0, partial or empty elsewhere."""

@@ -18,7 +18,7 @@ class Buffers:
         kept = set(model.state_dict())
         self.names = [name for name, _ in model.named_buffers() if name in kept]
 
-    def share(self, model: torch.nn.Module, group: Group) -> None:
+    def broadcast(self, model: torch.nn.Module, group: Group) -> None:
         """Copy rank 0's buffers, which are saved, to all ranks, as DistributedDataParallel does."""
         if not self.names:
             return

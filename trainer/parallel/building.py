@@ -49,10 +49,10 @@ def build_fillable(task: Task, config: TrainConfig) -> torch.nn.Module | None:
     if not has_initialise(task) or not hasattr(torch.device, "__enter__"):  # torch >= 2.0
         return None
     model = build_empty(task, config)
-    return None if _has_other_tensors(model) or any(count > 1 for count in occurrences(model).values()) else model
+    return None if _has_other_tensors(model) or any(count > 1 for count in name_counts(model).values()) else model
 
 
-def occurrences(model: torch.nn.Module) -> Counter[torch.nn.Parameter]:
+def name_counts(model: torch.nn.Module) -> Counter[torch.nn.Parameter]:
     """Count the names of each parameter: a tied one has several; torch >= 2.0."""
     return Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
 
@@ -102,6 +102,6 @@ def warn_if_on_cpu(model: torch.nn.Module, accelerator: Accelerator, rank: int) 
     left = [name for name, parameter in model.named_parameters() if parameter.device.type == "cpu"]
     if accelerator.name != "cpu" and left:
         sys.stderr.write(
-            f"WARNING: rank {rank}: {len(left)} parameters are on the CPU although {accelerator.name} was asked for "
+            f"WARNING: rank {rank}: {len(left)} parameters are on the CPU although {accelerator.name} was requested "
             f"(first: {left[0]}): make all of them in build_model(), and leave them where the trainer moves them\n"
         )

@@ -24,7 +24,7 @@ class Ddp(TorchStrategy):
 
     def __init__(self, group: Group, config: TrainConfig, task: Task) -> None:
         super().__init__(group, config, task)
-        self.bare = model = build_whole(group, config, task)
+        self.unwrapped_model = model = build_whole(group, config, task)
         self.sizes = sizes_of(model)
         if config.compile:
             model.compile()
@@ -41,26 +41,26 @@ class Ddp(TorchStrategy):
         """
         if not self.group.rank.launched:
             return
-        buffers = [(buffer, buffer.clone()) for buffer in self.bare.buffers()]
+        buffers = [(buffer, buffer.clone()) for buffer in self.unwrapped_model.buffers()]
         # A task may draw from any generator, and a resume has restored their states by now.
         with preserve_rng(self.group.accelerator), seeded_rng(self.config.seed):
             with self.computing():
                 loss = loss_of(self.task, self.model, batch)
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         # forward() can create parameters.
-        warn_if_on_cpu(self.bare, self.group.accelerator, self.group.rank.global_rank)
+        warn_if_on_cpu(self.unwrapped_model, self.group.accelerator, self.group.rank.global_rank)
         self.optimizer.zero_grad(set_to_none=True)
         for buffer, before in buffers:  # such as the running means of a BatchNorm
             buffer.copy_(before)
 
     def state(self) -> Dict[str, Any]:
-        state: Dict[str, Any] = {"model": self.bare.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state: Dict[str, Any] = {"model": self.unwrapped_model.state_dict(), "optimizer": self.optimizer.state_dict()}
         return {**state, "scaler": self.scaler.state_dict()} if self.scaler else state
 
     def load(self, state: Mapping[str, Any]) -> None:
         for tensor in large_tensors(state):
             self.group.broadcast(tensor)
-        self.bare.load_state_dict(state["model"])
+        self.unwrapped_model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scaler and "scaler" in state:
             self.scaler.load_state_dict(state["scaler"])

@@ -13,7 +13,7 @@ from trainer.optim.adamw import make_optimizer
 from trainer.optim.clip import clip_sharded_gradients
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.buffers import Buffers, refuse_batch_norm
-from trainer.parallel.building import build_fillable, build_whole, fill, occurrences, sizes_of
+from trainer.parallel.building import build_fillable, build_whole, fill, name_counts, sizes_of
 from trainer.runtime.group import Group
 from trainer.tasks.base import Task
 
@@ -41,7 +41,7 @@ class Fsdp2(TorchStrategy):
 
     def update(self, lr: float, loss: torch.Tensor) -> float:
         norm = super().update(lr, loss)
-        self.buffers.share(self.model, self.group)
+        self.buffers.broadcast(self.model, self.group)
         return norm
 
     def state(self) -> Dict[str, Any]:
@@ -87,9 +87,9 @@ class Fsdp2(TorchStrategy):
 
 def blocks_without_tied_weights(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> List[torch.nn.Module]:
     """Blocks without tied weights: a tied weight sharded in two units would be duplicated."""
-    total = occurrences(model)
+    total = name_counts(model)
     return [
-        block for block in blocks if all(total[parameter] == count for parameter, count in occurrences(block).items())
+        block for block in blocks if all(total[parameter] == count for parameter, count in name_counts(block).items())
     ]
 
 

@@ -327,7 +327,7 @@ def choose(requested: str, torch: Any, load_gcu: Callable[[], tuple[Any, str]] =
     Return the accelerator for `requested`: auto, cuda, gcu or cpu. auto takes the first that is present, in this order.
 
     Raises:
-        UserError: cuda or gcu was asked for and is not present; the message has the remedy.
+        UserError: cuda or gcu was requested and is not present; the message has the remedy.
     """
     if requested == "cpu":
         return Cpu(torch)

@@ -104,7 +104,7 @@ class Group:
             result = function()
         except UserError as exc:
             self.raise_if_any(str(exc))
-            raise  # not reached: agree() raises
+            raise  # not reached: raise_if_any() raises
         self.raise_if_any("")
         return result
 

@@ -112,7 +112,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _ready(group: Any, optimizer: Any) -> Dict[str, str]:  # noqa: ANN401
-    """The line about the group that `orch status` shows, in the words of the shared trainer."""
+    """The line about the group that `orch status` shows, worded as by the shared trainer."""
     if not group.is_available() or not group.is_initialized():
         return {}
     ranks, backend = group.get_world_size(), group.get_backend()

@@ -50,7 +50,7 @@ class Task(abc.ABC):
         return {"loss": self.loss(model, batch)}
 
     def collate(self, samples: Sequence[Any]) -> Any:  # noqa: ANN401
-        """A batch of samples."""
+        """Return a batch of samples."""
         return dataloader.default_collate(list(samples))
 
     def blocks(self, model: torch.nn.Module) -> Sequence[torch.nn.Module]:  # noqa: ARG002 -- for overriding methods

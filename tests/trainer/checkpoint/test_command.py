@@ -72,7 +72,7 @@ def test_export_writes_the_newest_weights_as_safetensors(
     assert main(["export", str(out), str(target)]) == 0
     session = Session.start(out)
     session.resume()
-    expected, found = session.strategy.bare.state_dict(), load_file(target)
+    expected, found = session.strategy.unwrapped_model.state_dict(), load_file(target)
     assert set(found) == set(expected)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert f"wrote {len(expected)} tensors of {out / 'step_2'} to {target}\n" in capsys.readouterr().out
@@ -105,7 +105,7 @@ def test_export_refuses_unsupported_dtypes_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = Session.start(tmp_path / "out")
-    session.strategy.bare.register_buffer("spectrum", torch.zeros(2, dtype=torch.complex64))
+    session.strategy.unwrapped_model.register_buffer("spectrum", torch.zeros(2, dtype=torch.complex64))
     session.train_and_save(1)
     target = tmp_path / "weights.safetensors"
     assert main(["export", str(tmp_path / "out"), str(target)]) == 2

@@ -87,7 +87,7 @@ class _Adding(Gpt):
 
 
 @pytest.mark.parametrize(
-    ("task", "warning"), [(Gpt, ""), (_Adding, "2 parameters are on the CPU although cuda was asked")]
+    ("task", "warning"), [(Gpt, ""), (_Adding, "2 parameters are on the CPU although cuda was requested")]
 )
 def test_parameters_that_a_forward_pass_leaves_on_the_cpu_are_a_warning(
     capsys: pytest.CaptureFixture[str], task: type[Gpt], warning: str

@@ -114,7 +114,7 @@ def test_stacks_are_printed_to_stderr_outside_of_orch(capfd: pytest.CaptureFixtu
     def is_there() -> bool:
         nonlocal output
         output += capfd.readouterr().err
-        return "in test_outside_orch" in output
+        return "in test_stacks_are_printed_to_stderr" in output
 
     until(is_there, awaited="the stacks")
     stacks.stop()

@@ -219,10 +219,10 @@ def test_warm_up_changes_neither_buffers_nor_random_numbers() -> None:
         samples, loss = task.build_data("train"), task.loss
         task.loss = lambda model, batch: loss(model, batch) * torch.rand(())  # random, like a dropout
         strategy = Ddp(group, config, task)
-        before = {name: tensor.clone() for name, tensor in strategy.bare.state_dict().items()}
+        before = {name: tensor.clone() for name, tensor in strategy.unwrapped_model.state_dict().items()}
         numbers = torch.get_rng_state()
         strategy.warm_up(task.collate([samples[0], samples[1]]))
-        assert all(torch.equal(before[name], tensor) for name, tensor in strategy.bare.state_dict().items())
+        assert all(torch.equal(before[name], tensor) for name, tensor in strategy.unwrapped_model.state_dict().items())
         assert torch.equal(torch.get_rng_state(), numbers)
     finally:
         torch.distributed.destroy_process_group()

@@ -128,24 +128,24 @@ def _check_agreement(flat: Mapping[str, Any], config: TrainConfig, rank: Rank, p
         raise UserError(f'{path}: {"; ".join(wrong)}: make both the same, or write "auto" there')
 
 
-def _check_groups(flat: Mapping[str, Any], ours: Iterable[str], path: str) -> None:
+def _check_groups(flat: Mapping[str, Any], value_keys: Iterable[str], path: str) -> None:
     """
     Refuse a value in place of a group of keys, and a group in place of a value.
 
     Args:
         flat: the user's file, by dotted keys.
-        ours: dotted keys that the trainer knows to be values.
+        value_keys: dotted keys that the trainer knows to be values.
         path: path of the file, for the message.
     """
     plain = next((key for key, value in flat.items() if key in GROUPS and value != AUTO), None)
     if plain:
-        inner = next((key[len(plain) + 1 :] for key in ours if key.startswith(f"{plain}.")), "")
+        inner = next((key[len(plain) + 1 :] for key in value_keys if key.startswith(f"{plain}.")), "")
         example = f', such as {{"{inner}": "auto"}}' if inner and "." not in inner else ""
         raise UserError(
             f'{path}: {plain}={_shown(flat[plain])}: allowed: a group of keys in braces{example}, or "auto"'
         )
     group = next(
-        (key_of_value for key_of_value in ours if any(key.startswith(f"{key_of_value}.") for key in flat)), None
+        (key_of_value for key_of_value in value_keys if any(key.startswith(f"{key_of_value}.") for key in flat)), None
     )
     if group:
         raise UserError(f'{path}: {group} is a group of keys there: allowed: one value, or "auto"')

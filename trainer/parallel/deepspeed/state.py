@@ -58,14 +58,14 @@ def restore(engine: Any, state: Mapping[str, Any], group: Group) -> None:  # noq
     parameters = dict(engine.module.named_parameters())
     if optimizer["step"] is not None:
         _make_moments(sharded, parameters, optimizer["step"])
-    put = _put_stage_3 if hasattr(sharded, "fp32_partitioned_groups_flat") else _put
+    fill = _fill_stage_3 if hasattr(sharded, "fp32_partitioned_groups_flat") else _fill
     for name, parameter in parameters.items():
         # pop(): a loaded tensor need not stay in memory.
         weights = state["model"].pop(name)
         moments = optimizer["moments"].pop(name) if optimizer["step"] is not None else {}
         for whole in (weights, *moments.values()):
             group.broadcast(whole)
-        put(parameter, weights, moments, group)
+        fill(parameter, weights, moments, group)
     for name, buffer in _buffers(engine).items():
         group.broadcast(state["model"][name])
         buffer.copy_(state["model"][name])
@@ -114,7 +114,7 @@ def _copied(step: Any) -> Any:  # noqa: ANN401 -- a tensor, or a plain number in
     return step.clone() if isinstance(step, torch.Tensor) else step
 
 
-def _put(parameter: Any, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:  # noqa: ANN401
+def _fill(parameter: Any, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:  # noqa: ANN401
     """Stage 1 and 2: the low-precision weights are whole on every rank, fp32 ones and moments are slices."""
     tools = importlib.import_module("deepspeed.utils")
     parameter.data.copy_(weights)
@@ -123,7 +123,7 @@ def _put(parameter: Any, weights: torch.Tensor, moments: Mapping[str, torch.Tens
         tools.safe_set_full_optimizer_state(parameter, value.to(group.device), key)
 
 
-def _put_stage_3(parameter: Any, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:  # noqa: ANN401
+def _fill_stage_3(parameter: Any, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:  # noqa: ANN401
     tools = importlib.import_module("deepspeed.utils")
     gathered = importlib.import_module("deepspeed").zero.GatheredParameters
     with gathered([parameter], modifier_rank=0):

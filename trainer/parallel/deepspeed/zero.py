@@ -87,7 +87,7 @@ class Zero:
         else:
             self.engine.zero_grad()
             self._holds_gradients = False
-        self.buffers.share(self.engine.module, self.group)
+        self.buffers.broadcast(self.engine.module, self.group)
         return norm
 
     def discard_gradients(self) -> None:
