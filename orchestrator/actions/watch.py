@@ -23,7 +23,7 @@ from orchestrator.verdict.observe import Status
 from orchestrator.verdict.settle import settle
 
 
-class Phase(Enum):
+class WatchPhase(Enum):
     """The step after the logs of an attempt have been followed."""
 
     NEXT_ATTEMPT = auto()
@@ -87,16 +87,16 @@ class Watch:
     def _last_status(self) -> Status | None:
         """Follow all attempts to the end of the run; return its status, or None if its supervisor has recorded the end."""
         while True:
-            phase = self._reader.follow(self._next_phase) or Phase.CONFIRM
-            if phase is Phase.CONFIRM and self._reader.attempt < self._launcher.attempt():
-                phase = Phase.NEXT_ATTEMPT
-            elif phase is Phase.CONFIRM and self._has_recorded_end():
-                phase = Phase.RECORDED
-            if phase is Phase.NEXT_ATTEMPT:
+            phase = self._reader.follow(self._next_phase) or WatchPhase.CONFIRM
+            if phase is WatchPhase.CONFIRM and self._reader.attempt < self._launcher.attempt():
+                phase = WatchPhase.NEXT_ATTEMPT
+            elif phase is WatchPhase.CONFIRM and self._has_recorded_end():
+                phase = WatchPhase.RECORDED
+            if phase is WatchPhase.NEXT_ATTEMPT:
                 self._reader.show_remaining()
                 self._reader.begin(self._reader.attempt + 1)
                 self._viewer.inform(f"run {self._plan.run_id} continues in attempt {self._reader.attempt}")
-            elif phase is Phase.RECORDED:
+            elif phase is WatchPhase.RECORDED:
                 self._reader.show_remaining()
                 return None
             else:
@@ -106,7 +106,7 @@ class Watch:
 
     def _confirmed_status(self) -> Status | None:
         """Query the nodes; return the status if the run has ended, else None."""
-        queue = self._poll.latest.queue if self._poll else None
+        queue = self._poll.latest.status if self._poll else None
         try:
             status = observe.observe_run(self._run, self._plan, self._launcher, queue)
         except NodesError:
@@ -120,29 +120,29 @@ class Watch:
         state = self._run.read().state
         return state.final and state is not RunState.LOST
 
-    def _next_phase(self) -> Phase | None:
+    def _next_phase(self) -> WatchPhase | None:
         """Return the next phase, judged by the logs and observations so far; None to continue following the attempt."""
         if self._has_recorded_end():
-            return Phase.RECORDED
+            return WatchPhase.RECORDED
         if self._reader.pending - (self._reader.unreadable.keys() if self._supervisor_unknown else set()):
             return None
         if self._poll is None:
             return self._judged(None)
         result = self._poll.latest
         if self._reader.attempt < result.attempt:
-            return Phase.NEXT_ATTEMPT
+            return WatchPhase.NEXT_ATTEMPT
         text = change_message(self._shown_result, result, has_log=bool(self._reader.nodes))
         self._shown_result = result
         if text:
             self._viewer.inform(text)
-        return self._judged(result.queue)
+        return self._judged(result.status)
 
-    def _judged(self, queue: JobStatus | None) -> Phase | None:
+    def _judged(self, queue: JobStatus | None) -> WatchPhase | None:
         """Judge the attempt and record a change of state; CONFIRM if it appears to have ended."""
         nodes = list(self._reader.nodes.values())
         verdict = judge(self._plan, nodes, queue, stop_requested=self._run.is_stop_requested())
         if self._supervisor_unknown:
-            return Phase.CONFIRM if self._has_stayed_ended(verdict) else None
+            return WatchPhase.CONFIRM if self._has_stayed_ended(verdict) else None
         if verdict.state.final and is_launching(self._run.read()):
             return None  # its nodes are still being started, perhaps a second time, on another port
         supervisor = self._run.supervisor()
@@ -152,7 +152,7 @@ class Watch:
             return None  # the supervisor ends the run and records that
         verdict = self._recordable(verdict, nodes)
         if verdict.state.final:
-            return Phase.CONFIRM
+            return WatchPhase.CONFIRM
         if queue is None or queue.state != SILENT:
             settle(self._run, verdict, attempt=self._reader.attempt)
         return None

@@ -74,7 +74,7 @@ class Terminal:
             characters[termios.VEOL] = _CTRL_C
             try:
                 termios.tcsetattr(terminal, termios.TCSAFLUSH, [*before[:3], flags, *before[4:6], characters])
-                os.write(terminal, f"orch: {without_controls(question)}".encode(errors="replace"))
+                os.write(terminal, f"orch: {printable_text(question)}".encode(errors="replace"))
                 line = os.read(terminal, _LONGEST_ANSWER)
             finally:
                 termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
@@ -90,7 +90,7 @@ class Terminal:
         raise PromptCancelled
 
 
-def without_controls(text: str) -> str:
+def printable_text(text: str) -> str:
     """Make text of another program safe to show: it cannot move the cursor or imitate a line."""
     return "".join(character if character.isprintable() else " " for character in text)
 

@@ -23,7 +23,7 @@ POSITION_S = 30.0
 class PollResult:
     """A job's status, position and newest attempt at one time."""
 
-    queue: JobStatus | None
+    status: JobStatus | None
     attempt: int
     position: str = ""
 
@@ -56,42 +56,42 @@ class Poll:
             try:
                 self.latest = self._poll()
             except LaunchError as error:  # the machine that has Slurm cannot be reached
-                self.latest = replace(self.latest, queue=JobStatus(SILENT, str(error)))
+                self.latest = replace(self.latest, status=JobStatus(SILENT, str(error)))
             except Exception:
                 if not self._ended.is_set():  # else the launcher was closed meanwhile
                     raise
-            pause_s = next_pause_s(pause_s, self.latest.queue)
+            pause_s = next_pause_s(pause_s, self.latest.status)
             self._ended.wait(pause_s)
 
     def _poll(self) -> PollResult:
-        queue = self._launcher.job_status(self._job)  # before the attempt: a job that is over has begun its last one
+        status = self._launcher.job_status(self._job)  # before the attempt: a job that is over has begun its last one
         attempt = self._launcher.attempt()
-        if queue is None or not queue.waits:
-            return PollResult(queue, attempt)
-        is_changed = _state(queue) != _state(self.latest.queue)
+        if status is None or not status.waits:
+            return PollResult(status, attempt)
+        is_changed = _state(status) != _state(self.latest.status)
         if not is_changed and time.monotonic() - self._position_time <= POSITION_S:
-            return PollResult(queue, attempt, self.latest.position)
-        position = self._launcher.position(queue)
+            return PollResult(status, attempt, self.latest.position)
+        position = self._launcher.position(status)
         self._position_time = time.monotonic()
-        return PollResult(queue, attempt, position)
+        return PollResult(status, attempt, position)
 
 
-def next_pause_s(last_s: float, queue: JobStatus | None) -> float:
+def next_pause_s(last_s: float, status: JobStatus | None) -> float:
     """The pause before the next poll: doubled while the scheduler does not answer."""
-    return min(2 * last_s, LAST_POLL_S) if queue is not None and queue.state == SILENT else POLL_S
+    return min(2 * last_s, LAST_POLL_S) if status is not None and status.state == SILENT else POLL_S
 
 
-def describe_job(queue: JobStatus, position: str) -> str:
+def describe_job(status: JobStatus, position: str) -> str:
     """The status of a job in one sentence."""
-    start = f"expected to start at {queue.start}" if queue.start and queue.waits else ""
-    details = "; ".join(part for part in (queue.explanation, position, start) if part)
-    reason = f" ({queue.reason})" if queue.reason else ""
-    return f"Slurm job {queue.job} is {queue.state}{reason}" + (f": {details}" if details else "")
+    start = f"expected to start at {status.start}" if status.start and status.waits else ""
+    details = "; ".join(part for part in (status.explanation, position, start) if part)
+    reason = f" ({status.reason})" if status.reason else ""
+    return f"Slurm job {status.job} is {status.state}{reason}" + (f": {details}" if details else "")
 
 
 def change_message(before: PollResult, now: PollResult, *, has_log: bool) -> str:
     """The message for a changed job status, else ""; changes that the log shows as well are left out if `has_log`."""
-    old, new = before.queue, now.queue
+    old, new = before.status, now.status
     if new is None or (_state(new) == _state(old) and now.position == before.position):
         return ""
     if new.state == SILENT:
@@ -102,5 +102,5 @@ def change_message(before: PollResult, now: PollResult, *, has_log: bool) -> str
     return ""
 
 
-def _state(queue: JobStatus | None) -> tuple[str, str] | None:
-    return None if queue is None else (queue.state, queue.reason)
+def _state(status: JobStatus | None) -> tuple[str, str] | None:
+    return None if status is None else (status.state, status.reason)

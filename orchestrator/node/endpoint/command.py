@@ -28,8 +28,8 @@ POLL_S = 0.5  # a descendant may keep the output of a child that has ended open
 NOT_FOUND, NO_ANSWER, WITHDRAWN = 127, 124, 125
 # Shells that accept -l, -c and PRINT_ENVIRONMENT; users of other shells have a profile for bash, too.
 SHELLS = ("bash", "zsh", "ksh", "fish", "dash", "sh")
-MARKER = "orch-environment-5b1d"  # the output before it is that of a profile
-PRINT_ENVIRONMENT = f"echo {MARKER}; exec cat /proc/self/environ"
+ENVIRONMENT_MARKER = "orch-environment-5b1d"  # the output before it is that of a profile
+PRINT_ENVIRONMENT = f"echo {ENVIRONMENT_MARKER}; exec cat /proc/self/environ"
 
 
 def command(request: protocol.LocalCommandRequest, _payload: bytes) -> Tuple[protocol.CommandReply, bytes]:
@@ -87,7 +87,7 @@ def login_environment() -> Dict[str, str]:
     If the profile ends the shell, the environment of this program.
     """
     _, out, _ = run([login_shell(), "-l", "-c", PRINT_ENVIRONMENT], dict(os.environ), absolute_path("~"), PROFILE_S)
-    _, marker, text = os.fsdecode(out).rpartition(f"{MARKER}\n")
+    _, marker, text = os.fsdecode(out).rpartition(f"{ENVIRONMENT_MARKER}\n")
     pairs = (entry.partition("=") for entry in text.split("\0") if "=" in entry)
     return {name: value for name, _, value in pairs} if marker else dict(os.environ)
 

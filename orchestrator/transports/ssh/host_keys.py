@@ -24,7 +24,7 @@ from orchestrator.errors import LoginRefused
 from orchestrator.transports.ssh.known_hosts import KnownKey, host_name, known_keys, pin
 from orchestrator.transports.ssh.route import Hop
 from orchestrator.transports.ssh.user_keys import CERTIFICATE
-from orchestrator.transports.terminal import without_controls
+from orchestrator.transports.terminal import printable_text
 
 _SAFE_RSA = (b"\0\0\0\x0crsa-sha2-512", b"\0\0\0\x0crsa-sha2-256")
 
@@ -130,7 +130,7 @@ class HostKeyTransport(paramiko.Transport):
 
     def _parse_disconnect(self, message: paramiko.Message) -> None:
         message.get_int()
-        self.disconnect_message = without_controls(message.get_text())
+        self.disconnect_message = printable_text(message.get_text())
 
 
 class InvalidCertificate(ValueError):

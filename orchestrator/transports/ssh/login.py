@@ -14,7 +14,7 @@ from orchestrator.errors import LoginRefused, Unreachable
 from orchestrator.transports.ssh.host_keys import HostKeyTransport
 from orchestrator.transports.ssh.route import Hop
 from orchestrator.transports.ssh.user_keys import Keyring, UserKeys
-from orchestrator.transports.terminal import TRIES, PromptCancelled, Terminal, without_controls
+from orchestrator.transports.terminal import TRIES, PromptCancelled, Terminal, printable_text
 
 ANSWER_S = 600.0  # for a one-time code from another device; most nodes hang up earlier
 LONG_WAIT_S = 1.0
@@ -145,4 +145,4 @@ class Login:
 
 
 def _listed(methods: Sequence[str]) -> str:
-    return ", ".join(without_controls(method) for method in methods)
+    return ", ".join(printable_text(method) for method in methods)
