@@ -35,7 +35,7 @@ def stat_fields(pid: int) -> list[str] | None:
 
 
 def live_fields(pid: int) -> Optional[List[str]]:
-    """Fields of /proc/PID/stat; None if the process is gone or a zombie."""
+    """Fields of /proc/PID/stat; None if the process has ended, also if it is a zombie."""
     fields = stat_fields(pid)
     return fields if fields and fields[STATE] not in "ZX" else None
 

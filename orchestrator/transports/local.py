@@ -69,7 +69,7 @@ class LocalChannel:
             os.set_blocking(pipe.fileno(), False)
 
     def write(self, data: bytes, *, timeout_s: float) -> None:
-        """Write all bytes; collect stderr meanwhile, lest the program block on it and read no more."""
+        """Write all bytes; collect stderr meanwhile: a program that blocks on a full stderr stops reading."""
         unwritten = memoryview(data)
         while unwritten:
             self._wait(timeout_s, writing=True)

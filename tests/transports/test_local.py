@@ -67,7 +67,7 @@ def test_a_program_that_reads_nothing_times_out_and_is_killed_on_closing(monkeyp
     assert live_fields(pid) is None
 
 
-def test_no_program_ends_as_in_a_shell() -> None:
+def test_missing_program_has_a_shells_exit_status() -> None:
     with pytest.raises(ChannelClosed) as caught:
         LocalTransport("n0").open(["/nope/python3"])
     assert caught.value.exit_status == 127
@@ -89,7 +89,7 @@ def test_missing_python_is_reported(path: str) -> None:
     assert "python:" in caught.value.hint
 
 
-def test_a_file_that_cannot_be_run_is_no_python() -> None:
+def test_file_that_cannot_be_executed_is_reported() -> None:
     with pytest.raises(NodeError, match="no Python: /etc/passwd cannot be run"):
         Endpoint.connect(LocalTransport("n0"), "/etc/passwd")
 
@@ -121,7 +121,7 @@ def test_a_login_shell_that_reads_nothing_is_quoted_though_the_write_times_out(
         Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", shell))
 
 
-def test_a_program_that_is_no_python_is_quoted(tmp_path: Path) -> None:
+def test_output_of_a_program_that_is_not_python_is_quoted(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match="exit status 1: This account is currently not available"):
         Endpoint.connect(
             LocalTransport("n0"), python(tmp_path / "python", "echo This account is currently not available; exit 1")
@@ -152,7 +152,7 @@ def test_an_endpoint_ends_with_its_connection() -> None:
         endpoint.observe("/tmp", None)
 
 
-def test_an_endpoint_that_dies_is_unreachable_and_stays_so() -> None:
+def test_killed_endpoint_is_unreachable_for_all_later_requests() -> None:
     with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
         os.kill(endpoint.facts.pid, signal.SIGKILL)
         with pytest.raises(Unreachable, match="the endpoint ended, exit status -9"):
@@ -170,7 +170,7 @@ def test_a_node_that_stops_answering_is_unreachable(monkeypatch: pytest.MonkeyPa
             endpoint.read("/nope", None, {}, wait_s=0.25)
 
 
-def test_a_strange_request_is_answered_and_the_next_one_served() -> None:
+def test_invalid_request_gets_an_error_reply_and_the_next_one_is_served() -> None:
     opened = LocalTransport("n0").open([sys.executable, *FLAGS])
     requests: list[dict[str, object]] = [
         {"op": "rm"},

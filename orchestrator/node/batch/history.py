@@ -59,7 +59,7 @@ class Attempt:
 
     @property
     def lost(self) -> set[str]:
-        """The nodes whose agents wrote no last event: killed together with their ranks, or cut off. Empty if all are such."""
+        """The nodes whose agents wrote no last event (killed with their ranks, or cut off); empty if that is true of all."""
         # Slurm may kill agents that are ending their ranks because of a failure elsewhere.
         stopping = {name for name, node in self.nodes.items() if node.stops_s}
         without_end = self.started - set(self.ends) - stopping
@@ -108,7 +108,7 @@ class Attempt:
         """
         True if the job that Slurm has ended was at its time limit and not cancelled: the warning is warn_s old.
 
-        The warning of the batch host counts, whose clock this is, if it took part in the attempt; else the latest one.
+        The warning's time is that of the batch host, whose clock this is, if it took part in the attempt; else the latest time.
         """
         warnings = {name: node.warned_s for name, node in self.nodes.items() if node.warned_s is not None}
         if not warnings:

@@ -125,7 +125,7 @@ class Login:
         """
         Return if the node refused a key or an answer and the login can continue; raise if the connection has ended.
 
-        What is raised ends the login: a key or an answer that has been sent is not sent a second time unasked.
+        The error ends the login without a retry: a key or an answer that has been sent once is not repeated.
         """
         if transport.is_active():
             if time.monotonic() - since >= (transport.auth_timeout or 0):

@@ -29,7 +29,7 @@ def sh(script: str) -> tuple[str, str, str]:
     return "sh", "-c", script
 
 
-def gone(*pids: int) -> None:
+def wait_until_ended(*pids: int) -> None:
     until(lambda: not any(alive(pid) for pid in pids), awaited=f"the end of {pids}")
 
 
@@ -160,7 +160,7 @@ def test_stop_ends_the_ranks_and_exits_6(ground: Ground, number: int) -> None:
     assert agent.wait(timeout=10) == 6
     assert ground.finished()["state"] == "STOPPED"
     assert not (ground.folder() / "DONE").exists()
-    gone(*(event["pid"] for event in ground.events("rank-started")))
+    wait_until_ended(*(event["pid"] for event in ground.events("rank-started")))
 
 
 def test_stop_through_the_started_process_reaches_the_agent_once(ground: Ground) -> None:
@@ -202,7 +202,7 @@ def test_a_second_signal_kills_at_once(ground: Ground) -> None:
     until(lambda: ground.events("stopping"), awaited="the stop")
     agent.send_signal(signal.SIGINT)
     assert agent.wait(timeout=10) == 6
-    gone(ground.pid_in("daemon"))
+    wait_until_ended(ground.pid_in("daemon"))
 
 
 def test_hangup_is_ignored_and_other_signals_are_passed_on(ground: Ground) -> None:
@@ -234,7 +234,7 @@ def test_kill_9_of_the_agent_leaves_neither_rank_nor_grandchild(ground: Ground) 
     wait_for_output(ground, 1)
     os.kill(ground.record()["pid"], signal.SIGKILL)
     assert agent.wait(timeout=10) == 1
-    gone(ground.pid_in("daemon"), *(event["pid"] for event in ground.events("rank-started")))
+    wait_until_ended(ground.pid_in("daemon"), *(event["pid"] for event in ground.events("rank-started")))
     assert (ground.finished()["state"], ground.finished()["exit"]) == ("FAILED", None)
     assert "SIGKILL" in ground.finished()["text"]
 
@@ -248,7 +248,7 @@ def test_ranks_die_with_the_agent_even_when_its_guard_died_before(ground: Ground
     guard.kill()
     until(lambda: ground.events("stopping"), awaited="the agent to stop when its guard dies")
     os.kill(ground.record()["pid"], signal.SIGKILL)
-    gone(rank, ground.record()["pid"])
+    wait_until_ended(rank, ground.record()["pid"])
 
 
 def test_kill_9_of_the_guard_stops_the_ranks(ground: Ground) -> None:
@@ -257,8 +257,8 @@ def test_kill_9_of_the_guard_stops_the_ranks(ground: Ground) -> None:
     wait_for_output(ground)
     pids = [ground.record()["pid"], ground.pid_in("daemon"), ground.pid_of_rank()]
     guard.kill()
-    gone(*pids)
-    assert ground.finished()["state"] == "FAILED"  # nobody asked for a stop
+    wait_until_ended(*pids)
+    assert ground.finished()["state"] == "FAILED"  # not STOPPED: there was no stop request
     assert "guard of the agent was killed" in ground.finished()["text"]
 
 

@@ -232,7 +232,7 @@ def _attempts(run: Path, *attempts: tuple[int, dict[str, list[dict[str, Any]]]])
     return found
 
 
-FINE, FAILS, GONE = [STARTED, STOPPED], [STARTED, _failed(5.0)], [STARTED]
+FINE, FAILS, LOST = [STARTED, STOPPED], [STARTED, _failed(5.0)], [STARTED]
 
 
 @pytest.mark.parametrize(
@@ -244,11 +244,11 @@ FINE, FAILS, GONE = [STARTED, STOPPED], [STARTED, _failed(5.0)], [STARTED]
             [(0, {"a": FAILS, "b": FINE}), (0, {"b": FAILS, "s": FINE})],
             ["a", "s"],
         ),  # one failure each: the first in order
-        ([(0, {"a": FINE, "b": GONE})], ["a", "s"]),
-        ([(0, {"a": FINE, "b": GONE}), (0, {"a": FAILS, "s": FINE})], ["a", "s"]),  # no other node is left
-        ([(0, {"a": FINE, "b": GONE}), (0, {"a": GONE, "s": FINE})], ["s"]),
+        ([(0, {"a": FINE, "b": LOST})], ["a", "s"]),
+        ([(0, {"a": FINE, "b": LOST}), (0, {"a": FAILS, "s": FINE})], ["a", "s"]),  # no other node is left
+        ([(0, {"a": FINE, "b": LOST}), (0, {"a": LOST, "s": FINE})], ["s"]),
         (
-            [(0, {"a": FINE, "b": GONE}), (1, {"a": FAILS, "b": FINE})],
+            [(0, {"a": FINE, "b": LOST}), (1, {"a": FAILS, "b": FINE})],
             ["b", "s"],
         ),  # a lost node is usable in the next allocation
     ],
@@ -269,7 +269,7 @@ TRAINS: dict[str, Any] = {"event": "rank-started", "rank": 0}
         ([FINE, FAILS], 0, False),
         ([FINE, FAILS], 5, True),
         ([FINE, [STARTED, {**LEFT, "code": 93}, _failed(5.0)]], 5, False),
-        ([FINE, GONE], 0, True),
+        ([FINE, LOST], 0, True),
         ([FINE, [STARTED, TRAINS, KILLED]], 0, True),
         ([FINE, [STARTED, KILLED]], 0, False),  # refused: there is no such program
     ],

@@ -51,16 +51,16 @@ def test_profile_that_ends_its_shell_changes_nothing(endpoint: Endpoint, home: P
     assert endpoint.command(["echo", "hi"], timeout_s=10) == CommandResult(0, "hi\n", "")
 
 
-def test_program_that_is_not_there_is_127(endpoint: Endpoint) -> None:
+def test_missing_program_has_exit_code_127(endpoint: Endpoint) -> None:
     assert endpoint.command(["no-such-sbatch"], timeout_s=10).code == 127
 
 
-def test_command_that_takes_too_long_is_ended_with_what_it_started(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_command_that_takes_too_long_is_killed_with_its_descendants(endpoint: Endpoint, tmp_path: Path) -> None:
     answer = endpoint.command(["sh", "-c", f"echo said; sleep 1000 & echo $! >{tmp_path}/pid; wait"], timeout_s=1)
     assert (answer.code, answer.out) == (124, "said\n")
     assert "no answer in 1 s" in answer.err
     pid = int((tmp_path / "pid").read_text())
-    until(lambda: not Path(f"/proc/{pid}").exists(), awaited="the sleeper to be gone")
+    until(lambda: not Path(f"/proc/{pid}").exists(), awaited="the end of the descendant")
 
 
 def test_command_that_leaves_a_child_with_its_output_is_over_with_itself(endpoint: Endpoint) -> None:
@@ -74,7 +74,7 @@ def test_endless_output_is_cut_and_does_not_hold_the_command_up(endpoint: Endpoi
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("home")
-def test_umask_is_the_users_own() -> None:
+def test_command_has_the_users_umask() -> None:
     before = os.umask(0o027)
     try:
         with _connected() as fresh:

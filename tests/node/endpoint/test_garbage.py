@@ -116,7 +116,7 @@ def test_dry_run_reports_the_same_and_removes_nothing(workdir: Workdir) -> None:
         "attempt-1/n0/code/global_step10/mp_rank_00_model_states.bin",
     ],
 )
-def test_run_that_holds_checkpoints_stays_until_they_may_go_too(workdir: Workdir, name: str) -> None:
+def test_run_with_checkpoints_is_kept_unless_their_removal_is_requested(workdir: Workdir, name: str) -> None:
     run = workdir.run()
     (run / name).parent.mkdir(parents=True, exist_ok=True)
     (run / name).write_bytes(b"x" * 500)
@@ -187,7 +187,7 @@ def test_run_folder_with_a_record_is_kept_or_removed_by_the_record(workdir: Work
     assert workdir.clear()[OLD].action == action
 
 
-def test_bundle_stays_as_long_as_a_run_needs_it(workdir: Workdir) -> None:
+def test_bundle_is_kept_while_a_run_needs_it(workdir: Workdir) -> None:
     bundle, kept = workdir.bundle(), workdir.run(SECOND)
     workdir.run()
     (kept / "checkpoints").mkdir()
@@ -251,7 +251,7 @@ def test_another_users_folder_is_left_alone(workdir: Workdir) -> None:
     assert run.exists()
 
 
-def test_working_folder_that_is_not_there_has_nothing_to_clear(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_missing_working_folder_has_nothing_to_clear(endpoint: Endpoint, tmp_path: Path) -> None:
     assert endpoint.clear(str(tmp_path / "no"), older_than_s=0, checkpoints=True, dry_run=False) == []
     assert not (tmp_path / "no").exists()
 

@@ -93,7 +93,7 @@ def test_a_working_folder_that_everyone_can_write_to_is_refused(endpoint: Endpoi
         endpoint.prepare(str(tmp_path / "work"), "abc")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a folder")
 def test_somebody_elses_working_folder_is_refused(endpoint: Endpoint, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     os.chown(tmp_path / "work", 12345, 12345)
@@ -123,7 +123,7 @@ def test_a_bundle_arrives_with_its_links_and_private_modes(endpoint: Endpoint, t
     assert [path.name for path in (tmp_path / "bundles").iterdir()] == ["abc"]
 
 
-def test_a_bundle_that_is_there_already_stays(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_bundle_that_exists_is_kept(endpoint: Endpoint, tmp_path: Path) -> None:
     _push(endpoint, tmp_path, tar(("a", b"first")))
     _push(endpoint, tmp_path, tar(("a", b"second")))
     assert (tmp_path / "bundles/abc/a").read_bytes() == b"first"

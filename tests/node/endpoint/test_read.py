@@ -142,7 +142,7 @@ def test_a_file_that_shrank_or_vanished_is_reported_once(endpoint: Endpoint, att
 
 
 @pytest.mark.parametrize("node", ["..", "a/b", "", "."])
-def test_a_node_name_is_no_path(endpoint: Endpoint, attempt: Path, node: str) -> None:
+def test_node_name_that_is_a_path_is_refused(endpoint: Endpoint, attempt: Path, node: str) -> None:
     with pytest.raises(NodeError, match="is not a node name"):
         endpoint.read(str(attempt), [node], {})
 

@@ -88,7 +88,7 @@ def test_an_agent_that_fails_at_once_is_reported_with_its_output(endpoint: Endpo
         ground.start(endpoint, "os.kill(os.getpid(), signal.SIGKILL)")
 
 
-def test_a_program_that_is_not_there_is_named(endpoint: Endpoint, ground: Ground) -> None:
+def test_missing_program_is_named(endpoint: Endpoint, ground: Ground) -> None:
     endpoint.put_files(str(ground.folder), [])
     with pytest.raises(NodeError, match="/nope/sh: No such file"):
         endpoint.start(["/nope/sh"], str(ground.folder))
@@ -154,7 +154,7 @@ def test_observe_reports_no_agent_if_none_was_started(endpoint: Endpoint, ground
     assert endpoint.observe(str(ground.attempt / "none"), None) == []
 
 
-def test_a_zombie_counts_as_gone(ground: Ground) -> None:
+def test_zombie_is_not_alive(ground: Ground) -> None:
     child = ground.sleeper()
     fields = live_fields(child.pid)
     assert fields is not None
