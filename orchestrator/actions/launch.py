@@ -178,7 +178,7 @@ def undo_on_failure(folders: Sequence[RunFolder], launcher: Launcher, outcome: s
 
 
 def record_plan(folder: RunFolder, planned: Planned) -> None:
-    """Add the plan and the state of the code to the record; done after the record exists, so that the launch waits less."""
+    """Add the plan and the state of the code to the record, which is written earlier without them."""
     folder.write_plan(planned.plan)
     commit, diff = bundles.revision(Path.cwd(), planned.private)
     if diff:

@@ -137,5 +137,5 @@ class LogReader:
         self._viewer.write(self._kept(lines))
 
     def _kept(self, lines: Iterable[LogLines]) -> Iterator[LogLines]:
-        shown = (some for some in lines if some.time >= self._shown_from.get(some.node, 0.0))
+        shown = (group for group in lines if group.time >= self._shown_from.get(group.node, 0.0))
         return (kept for kept in map(self._keep, shown) if kept is not None)

@@ -34,8 +34,8 @@ def stop(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:
     record = _cancel_launch(folder, on_message)
     plan = folder.read_plan()
     launch_host = remote_launch_host(record)
-    over = record.state.final and record.state is not RunState.LOST
-    if not over:
+    is_over = record.state.final and record.state is not RunState.LOST
+    if not is_over:
         folder.request_stop()
     launcher = launcher_for(plan)
     try:
@@ -50,7 +50,7 @@ def stop(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:
                 f"run {record.id} may still be being launched on {launch_host}: what had started was ended, but not the launch",
                 hint=f"orch stop {record.id} on {launch_host}; if that machine is gone, nothing more will start",
             )
-        if not over:
+        if not is_over:
             status = observe.observe_run(folder, plan, launcher, launcher.job_status(record.slurm_job))
             record = settle(folder, _verdict(record, status), status.nodes, attempt=status.attempt)
     finally:

@@ -121,7 +121,7 @@ def submit(planned: Sequence[Planned], on_warning: Callable[[str], None]) -> str
 def _start(planned: Sequence[Planned], launcher: SlurmLauncher, on_warning: Callable[[str], None]) -> str:
     """Write all records, then all files, then submit once."""
     store, folders = Store(home(os.environ)), list[RunFolder]()
-    with undo_on_failure(folders, launcher, "during the launch; no run of the sweep was started"):
+    with undo_on_failure(folders, launcher, "during the launch; no run of the sweep is left running"):
         for run in planned:
             folders.append(store.create(run.record))
             record_plan(folders[-1], run)

@@ -14,7 +14,7 @@ from orchestrator.errors import NodesError
 
 
 def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail: int | None, as_json: bool) -> int:
-    """Print the lines that are there; with `follow`, also those to come until the run ends."""
+    """Print the lines so far; with `follow`, also new lines until the run ends."""
     run, launcher = recorded_run(name) if inventory is None else find_on_nodes(name, inventory, inform, warn)
     plan = run.read_plan()
     try:
