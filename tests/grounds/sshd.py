@@ -123,7 +123,12 @@ class Farm:
 
     def drop_connections(self) -> None:
         """Cut every open connection from the nodes' side; processes keep running, new connections are accepted."""
-        until(lambda: not kill_each(self.connections()), awaited="connections to end")
+
+        def none_left() -> bool:
+            # without pauses between the rounds, in which clients would reconnect
+            return any(not kill_each(self.connections()) for _ in range(20))
+
+        until(none_left, awaited="connections to end")
 
     def connections(self) -> dict[int, str]:
         """Pid -> command name of sshd's processes for open connections."""
