@@ -86,9 +86,8 @@ def test_killed_node_fails_the_run_and_ends_it_on_all_other_nodes(orch: Orch, ho
     assert record["state"] == "FAILED"
     gone = re.match(rf"h{index} is gone: it has not answered for (\d+) s, ", record["message"])
     assert gone is not None, record["message"]
-    assert (
-        7 <= int(gone[1]) < 20
-    )  # by the supervisor's own clock; the rest is the time that its queries to the other nodes may take
+    # by the supervisor's own clock; the rest is the time that its queries to the other nodes may take
+    assert 7 <= int(gone[1]) < 20
     for host in hosts.hosts:
         until(lambda host=host: _is_idle(host), awaited=f"{host.name} to be idle")  # type: ignore[misc]
 

@@ -56,10 +56,8 @@ def _read_until(following: subprocess.Popen[str], *texts: str) -> str:
 def _rest(following: subprocess.Popen[str]) -> tuple[str, str]:
     assert following.stdout is not None
     assert following.stderr is not None
-    return (
-        following.stdout.read(),
-        following.stderr.read(),
-    )  # communicate() would leave out what readline() has buffered
+    # communicate() would leave out what readline() has buffered
+    return following.stdout.read(), following.stderr.read()
 
 
 def test_node_that_is_unreachable_at_first_joins_when_it_is_reachable(orch: Orch, hosts: Hosts) -> None:

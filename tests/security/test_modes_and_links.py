@@ -100,9 +100,8 @@ def test_record_is_not_written_through_a_foreign_link(name: str, tmp_path: Path)
     orch = _orch(tmp_path)
     elsewhere = tmp_path / ".elsewhere"
     elsewhere.mkdir()
-    elsewhere.chmod(
-        0o777 if not name else 0o700
-    )  # a home may be a link to the user's own folder, but not to one that everybody may write
+    # a home may be a link to the user's own folder, but not to one that everybody may write
+    elsewhere.chmod(0o777 if not name else 0o700)
     if name:
         orch.home.mkdir()
     (orch.home / name).symlink_to(elsewhere)

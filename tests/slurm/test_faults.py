@@ -46,9 +46,8 @@ def test_run_that_ends_while_slurmctld_is_down_is_done_and_its_log_is_whole(orch
         assert following.stderr is not None
         cluster.stop_controller()
         warning = ""
-        while (
-            "Slurm does not answer" not in warning
-        ):  # by then squeue has failed, and lines were printed during its call
+        # by then squeue has failed, and lines were printed during its call
+        while "Slurm does not answer" not in warning:
             warning = following.stderr.readline()
             assert warning, "the follow ended"
         before = orch.printed(run).count("line")

@@ -33,9 +33,8 @@ def orch(farm: Farm, tmp_path: Path) -> Iterator[Orch]:
         unavailable("the farm has no account of its own to give a password to: run as root")
     orch = _orch(farm, tmp_path)
     yield orch
-    until(
-        lambda: not orch.supervisors(), awaited="supervisors to give up"
-    )  # their logins must not reach into the next test
+    # their logins must not reach into the next test
+    until(lambda: not orch.supervisors(), awaited="supervisors to give up")
 
 
 def _orch(farm: Farm, folder: Path, nodes: int = 2, **options: str) -> Orch:

@@ -135,9 +135,8 @@ def test_a_login_may_take_longer_than_the_connect_timeout(farm: Farm, tmp_path: 
         slowly = threading.Timer(1.5, gate.set)
         slowly.start()
         node = Node.model_validate({"name": "n0", "address": "127.0.0.10", "port": server["port"]})
-        with pytest.raises(
-            Unreachable, match="the node starts no program"
-        ):  # the login succeeded; the stand-in has no shell
+        # the login succeeded; the stand-in has no shell
+        with pytest.raises(Unreachable, match="the node starts no program"):
             login(node, config=server["config"], connect_timeout_s=1)
         slowly.join()
 

@@ -272,9 +272,8 @@ def test_loss_of_the_jump_host_raises_in_no_thread(farm: Farm, monkeypatch: pyte
     transport = SshTransport(*_node_and_options(farm, proxy_jump="n1"))
     with Endpoint.connect(transport, str(farm.python)):
         outer, inner = (connection.transport for connection in transport._connections)  # noqa: SLF001
-        monkeypatch.setattr(
-            outer, "_send_user_message", _lost
-        )  # the connection is cut, and its own thread has not noticed
+        # the connection is cut, and its own thread has not noticed
+        monkeypatch.setattr(outer, "_send_user_message", _lost)
         inner.sock._handle_eof(None)  # noqa: SLF001
         until(lambda: not inner.is_alive(), awaited="the thread to end")
         monkeypatch.setattr(outer, "_send_user_message", lambda _message: None)

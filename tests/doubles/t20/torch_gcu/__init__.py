@@ -130,9 +130,8 @@ def manual_seed_all(seed: int) -> None:
     _GENERATORS.manual_seed_all(int(seed))
 
 
-_GENERATORS = (
-    Generators()
-)  # TG1 core/random.py can seed them but not read or set their state; torch 1.10 does not know them
+# TG1 core/random.py can seed them but not read or set their state; torch 1.10 does not know them
+_GENERATORS = Generators()
 install(
     Cards("xla", device_count, current_device, narrow=True, computing=contextlib.nullcontext, generator=_GENERATORS)
 )

@@ -27,7 +27,7 @@ class autocast:  # noqa: N801 -- the vendor's name
 
 
 class GradScaler:
-    """TG1 amp/grad_scaler.py, with a scale that stays as it is."""
+    """TG1 amp/grad_scaler.py, with a constant scale."""
 
     def __init__(self, init_scale: float = 2.0**16, *, use_zero_grad: bool = False) -> None:
         self._scale, self._use_zero_grad = init_scale, use_zero_grad

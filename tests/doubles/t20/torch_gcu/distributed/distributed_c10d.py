@@ -1,7 +1,7 @@
 """
 TG1 distributed: a fork of c10d for ECCL alone, beside a stock torch.distributed without ECCL.
 
-Gloo carries the numbers, in a group of its own: torch.distributed stays without one, as on a real T20.
+Gloo transfers the numbers, in a separate group: torch.distributed has none, as on a real T20.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def init_process_group(
 
 
 def _rendezvous(url: str, rank: int, world_size: int, timeout: timedelta) -> Tuple[Any, int, int]:
-    """TG1 distributed/rendezvous.py: with torchrun's store every rank is a client of it, whatever the URL says."""
+    """TG1 distributed/rendezvous.py: with torchrun's store every rank is a client, whatever the URL."""
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
     host, port = parts.hostname or "", parts.port or 0
