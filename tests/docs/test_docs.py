@@ -203,10 +203,10 @@ def test_launches_in_guides_can_be_planned_as_written(tmp_path: Path) -> None:
 
 
 def test_every_make_target_that_is_named_exists() -> None:
-    rules = set(re.findall(r"^([a-z-]+):", _text("Makefile"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", _text("Makefile"), re.MULTILINE))
     for page in (*PAGES, "Makefile", "setup.cfg", "pyproject.toml", "scripts/release-check.sh"):
         named = set(re.findall(r"(?:^ *|[`#·] ?)make ([a-z][a-z-]*)", _text(page), re.MULTILINE))
-        assert not named - rules, f"{page}: no rule of the Makefile is called {named - rules}"
+        assert not named - targets, f"{page}: the Makefile has no target called {named - targets}"
 
 
 def test_security_promises_name_tests_and_rows_that_exist() -> None:
