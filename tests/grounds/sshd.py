@@ -122,13 +122,9 @@ class Farm:
         until(lambda: not kill_each(self.processes()), awaited="the farm's processes to end")
 
     def drop_connections(self) -> None:
-        """Cut every open connection from the nodes' side; processes keep running, new connections are accepted."""
-
-        def none_left() -> bool:
-            # without pauses between the rounds, in which clients would reconnect
-            return any(not kill_each(self.connections()) for _ in range(20))
-
-        until(none_left, awaited="connections to end")
+        """Cut every connection that is open now from the nodes' side; processes keep running, new connections stay."""
+        dropped = kill_each(self.connections())
+        until(lambda: dropped.keys().isdisjoint(self.connections()), awaited="connections to end")
 
     def connections(self) -> dict[int, str]:
         """Pid -> command name of sshd's processes for open connections."""

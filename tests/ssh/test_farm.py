@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -81,6 +83,22 @@ def test_dropped_connections_end_at_the_client(farm: Farm) -> None:
         until(lambda: "sleep" in farm.processes().values(), awaited="the remote command")
         farm.drop_connections()
         assert client.wait(timeout=10) == 255
+
+
+def test_connections_opened_after_a_drop_are_kept(farm: Farm) -> None:
+    """A client that reconnects at once does not keep the drop waiting."""
+    script = f"while ssh -F {shlex.quote(str(farm.ssh_config))} n0 sleep 1000; [ $? = 255 ]; do :; done"
+    clients = [
+        subprocess.Popen(["sh", "-c", script], stderr=subprocess.DEVNULL, start_new_session=True) for _ in range(8)
+    ]
+    try:
+        until(lambda: len(farm.processes()) == len(clients), awaited="the remote commands")
+        farm.drop_connections()
+        until(farm.connections, awaited="a new connection")
+    finally:
+        for client in clients:
+            os.killpg(client.pid, signal.SIGKILL)
+            client.wait()
 
 
 def test_inventory_has_addresses_devices_environment_and_python(farm: Farm, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_an_agent_outlives_the_connection(farm: Farm) -> None:
         )
         pid = endpoint.start(["/bin/sh", f"{folder}/node.sh"], folder).pid
     farm.drop_connections()
-    assert farm.processes() == {pid: "sleep"}
+    until(lambda: farm.processes() == {pid: "sleep"}, awaited="the agent alone, as sleep")
 
 
 def test_megabytes_arrive_as_they_are(farm: Farm) -> None:
