@@ -156,7 +156,7 @@ os.environ.update(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1', ORCH_RUN_DIR={folder
 gcu.set_device(0); join()
 import trainer.scripts.progress as progress, torch.optim.optimizer as module
 progress.count_steps(module)
-torch.optim.SGD(learnt(CARD).parameters(), lr=0.1).step()
+torch.optim.SGD(with_gradients(CARD).parameters(), lr=0.1).step()
 raise Warning(open({folder!r} + '/attempt-1/n0/progress/0.json').read())
 """
 
