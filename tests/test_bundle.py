@@ -89,7 +89,7 @@ def test_digest_depends_on_content_and_mode_only(repository: Path) -> None:
 def test_archive_has_the_files_of_the_bundle_and_no_user_data(repository: Path) -> None:
     (repository / "link").symlink_to("kept.py")
     bundle = bundles.build(trainer=True, code=bundles.find_code(repository, ["x.py"]))
-    with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
+    with tarfile.open(fileobj=io.BytesIO(bundle.archive[0])) as archive:
         members = {member.name: member for member in archive.getmembers()}
     assert {name for name, member in members.items() if not member.isdir()} == {name for name, _ in bundle.files}
     assert {"orchestrator/node/agent/agent.py", "trainer/__main__.py", "code/kept.py"} <= set(members)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -77,14 +78,25 @@ def test_stuck_reader_blocks_no_rank_and_loses_nothing(orch: Orch) -> None:
 
 
 def test_flood_of_one_node_does_not_starve_the_other(orch: Orch) -> None:
-    """Measured in printed lines, which do not depend on load: the queue between reading and printing holds 16 MiB."""
-    script = 'if [ "$RANK" = 0 ]; then exec yes flood; fi; for i in 1 2 3 4 5; do echo "drop $i"; sleep 0.2; done; sleep 1000'
+    """
+    Counts the lines of the flood that are printed after the other node has written a line and before that line is printed.
+
+    Their number does not depend on load: the queue between reading and printing holds 16 MiB.
+    """
+    written = orch.cwd / ".written"
+    script = f'if [ "$RANK" = 0 ]; then exec yes flood; fi; sleep 1; echo drop; touch {written}; exec sleep 1000'
     printed = 0
+    is_written = False
     with orch.start("ssh-launch", "--", "sh", "-c", script) as watcher:
         assert watcher.stdout is not None
-        while "drop 5" not in (line := watcher.stdout.readline()):
+        for number in itertools.count():
+            line = watcher.stdout.readline()
             assert line, "the log ended"
-            printed += "flood" in line
+            if "drop" in line:
+                break
+            if number % 1000 == 0 and not is_written:
+                is_written = written.exists()
+            printed += is_written
         orch("stop")
         os.killpg(watcher.pid, signal.SIGKILL)
         watcher.communicate()

@@ -115,6 +115,7 @@ def cpu_adam() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.xdist_group("cpu_adam")  # two workers would wait for the same compilation
 @pytest.mark.usefixtures("cpu_adam")
 @pytest.mark.parametrize(
     "words",

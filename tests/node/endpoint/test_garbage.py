@@ -20,6 +20,7 @@ from orchestrator.node.machine import boot_id, live_fields
 from orchestrator.transports.local import LocalTransport
 from tests.grounds.components import unavailable
 from tests.node.agent.test_agent_ground import PYTHONS
+from tests.until import until
 
 DAY_S = 86400.0
 DIGEST = "0123456789abcdef" * 2
@@ -140,6 +141,8 @@ def test_run_with_a_living_process_stays_even_if_its_agent_is_dead(workdir: Work
     run = workdir.run(LIVING)
     variables = {"ORCH_RUN_ID": LIVING, "ORCH_ATTEMPT": "1", "ORCH_NODE": "n0", "ORCH_RUN_DIR": str(run)}
     with subprocess.Popen(["sleep", "1000"], env=variables) as process:
+        environ = Path(f"/proc/{process.pid}/environ")
+        until(environ.read_bytes, awaited="the environment, which exec sets after Popen has returned")
         kept = workdir.clear()[LIVING]
         process.kill()
     assert (kept.action, kept.why) == ("keep", "its processes are alive")
