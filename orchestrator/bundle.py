@@ -7,8 +7,10 @@ import io
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from orchestrator.errors import UsageError
@@ -18,39 +20,59 @@ LIMIT_BYTES = 256 * 1024 * 1024
 _SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv"}
 
 
-@dataclass(frozen=True, slots=True)
 class Bundle:
     """Files that were read exactly once, so that `digest` identifies the content of `archive`."""
 
-    files: tuple[tuple[str, Path], ...]
-    """Pairs of the name within the bundle and the file here; a symbolic link is sent as a link."""
-    digest: str
-    """Hex digest of names, modes and contents; a node that has a bundle of this digest is sent none."""
-    archive: bytes = field(repr=False)
-    """A tar.gz, the same for all nodes."""
-    archive_sha256: str
-    left_out: tuple[str, ...] = ()
-    """Symbolic links of the code that point out of it; a node would refuse them."""
+    def __init__(self, files: Sequence[tuple[str, Path]], left_out: Sequence[str]) -> None:
+        """
+        Read the files.
+
+        Args:
+            files: pairs of the name within the bundle and the file here; a symbolic link is sent as a link.
+            left_out: symbolic links of the code that point out of it; a node would refuse them.
+        """
+        self.files, self.left_out = tuple(files), tuple(left_out)
+        self._members = deque(_member(name, path) for name, path in files)
+        self.digest = _digest(self._members)
+        """Hex digest of names, modes and contents; a node that has a bundle of this digest is sent none."""
+        self._lock = threading.Lock()
+        self._archive: tuple[bytes, str] | None = None
+
+    @property
+    def archive(self) -> tuple[bytes, str]:
+        """A tar.gz, the same for all nodes, and its SHA-256; packed when the first node needs it."""
+        with self._lock:
+            if self._archive is None:
+                archive = _pack(self._members)
+                self._archive = archive, hashlib.sha256(archive).hexdigest()
+            return self._archive
 
 
-def _pack(files: Sequence[tuple[str, Path]]) -> tuple[str, bytes]:
+def _digest(members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> str:
+    total = hashlib.sha256()
+    for info, content in members:
+        mode = "l" if info.issym() else "x" if info.mode & 0o100 else "-"
+        total.update(f"{info.name}\0{mode}\0{hashlib.sha256(content).hexdigest()}\n".encode(errors="surrogateescape"))
+    return total.hexdigest()[:32]
+
+
+def _pack(members: deque[tuple[tarfile.TarInfo, bytes]]) -> bytes:
     """
-    Read each file once, and return the digest and the archive of the contents.
+    Pack the members, and remove them from the queue one by one, so that memory holds each content once.
 
     Compression level 1: most files are small, and the network to the nodes is fast.
     """
-    total, buffer = hashlib.sha256(), io.BytesIO()
+    buffer = io.BytesIO()
+    folders = {PurePosixPath(info.name).parent for info, _ in members if info.name.startswith("trainer/")}
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
-        for name, path in files:
-            info, content = _member(name, path)
-            mode = "l" if info.issym() else "x" if info.mode & 0o100 else "-"
-            total.update(f"{name}\0{mode}\0{hashlib.sha256(content).hexdigest()}\n".encode(errors="surrogateescape"))
+        while members:
+            info, content = members.popleft()
             archive.addfile(info, io.BytesIO(content))
-        for folder in sorted({PurePosixPath(name).parent for name, _ in files if name.startswith("trainer/")}):
+        for folder in sorted(folders):
             cache = tarfile.TarInfo(f"{folder}/__pycache__")  # else a rank makes it, with the permissions of its umask
             cache.type, cache.mode = tarfile.DIRTYPE, 0o700
             archive.addfile(cache)
-    return total.hexdigest()[:32], buffer.getvalue()
+    return buffer.getvalue()
 
 
 def _member(name: str, path: Path) -> tuple[tarfile.TarInfo, bytes]:
@@ -92,8 +114,7 @@ def build(*, trainer: bool, code: Code | None) -> Bundle:
         left_out = tuple(name for name in code.files if _points_out(code.root, name))
         files += [(f"code/{name}", code.root / name) for name in code.files if name not in left_out]
     files.sort()
-    digest, archive = _pack(files)
-    return Bundle(tuple(files), digest, archive, hashlib.sha256(archive).hexdigest(), left_out)
+    return Bundle(files, left_out)
 
 
 def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = ()) -> Code:

@@ -6,7 +6,6 @@ import errno
 import io
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -294,7 +293,7 @@ def _end(exc: Exception) -> int:
     if error is not None:
         print_error(error)
         return error.exit_code
-    traceback.print_exc()
+    sys.excepthook(type(exc), exc, exc.__traceback__)
     message = f"a bug in orch: {type(exc).__name__}: {exc}"
     print_error(OrchError(message, hint=f"report it with the lines above; this is orch {__version__}"))
     return BUG

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import sys
 import threading
@@ -62,7 +61,7 @@ def plan_launch(arguments: LaunchArguments) -> Planned:
         inventory = with_detected_cards(inventory, arguments.nodes)
     request, bundle = make_request(arguments, inventory.private_files)
     now = datetime.now(timezone.utc)
-    run_id = new_run_id(inventory.name, now, secrets.token_hex(2))
+    run_id = new_run_id(inventory.name, now, os.urandom(2).hex())
     slurm_home = home_of_slurm(inventory) if arguments.launcher == "slurm" else None
     plan = make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=slurm_home)
     links = (

@@ -6,7 +6,6 @@ import itertools
 import math
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -88,7 +87,7 @@ def plan_sweep(arguments: LaunchArguments, axes: Sequence[str]) -> list[Planned]
     first = plan_launch(replace(arguments, settings=settings[0]))
     now, tokens = datetime.now(timezone.utc), set[str]()
     while len(tokens) < 1 + len(swept):
-        tokens.add(secrets.token_hex(2))
+        tokens.add(os.urandom(2).hex())
     sweep_id, *ids = (new_run_id(first.plan.name, now, token) for token in tokens)
     sweep = Sweep(sweep_id, tuple(ids))
     return list(_planned(first, sweep, settings, swept))

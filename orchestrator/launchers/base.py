@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from orchestrator.bundle import Bundle
 from orchestrator.launchers.job import JobStatus
 
 if TYPE_CHECKING:
+    from orchestrator.bundle import Bundle  # imports tarfile and hashlib, which only a launch needs
     from orchestrator.endpoint.client import Endpoint
     from orchestrator.errors import NodeError
     from orchestrator.plan.plan import LaunchPlan

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from orchestrator.bundle import Bundle
 from orchestrator.endpoint.access import TransportFactory
 from orchestrator.endpoint.client import Endpoint, RendezvousPortTaken
 from orchestrator.errors import LaunchError, NodeError, NodesError, Unreachable, folded
@@ -19,6 +19,9 @@ from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.job import JobStatus
 from orchestrator.plan.files import PlannedFile, node_files, start_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan
+
+if TYPE_CHECKING:
+    from orchestrator.bundle import Bundle
 
 START_WAIT_S = 30.0
 PORT_TRIES = 3
@@ -188,7 +191,7 @@ class DirectLauncher:
 def push_files(endpoint: Endpoint, workdir: str, bundle: Bundle, files: Sequence[PlannedFile]) -> None:
     """Write the bundle, unless it is there already, and the files to a workdir."""
     if not endpoint.prepare(workdir, bundle.digest):
-        endpoint.put_bundle(workdir, bundle.digest, bundle.archive, bundle.archive_sha256)
+        endpoint.put_bundle(workdir, bundle.digest, *bundle.archive)
     for file in files:
         folder, _, name = file.path.rpartition("/")
         endpoint.put_files(folder, [(name, file.text, file.mode)])

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from orchestrator.bundle import Bundle
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, NodeError, NodesError
 from orchestrator.launchers.base import AttemptFolder
@@ -21,6 +21,9 @@ from orchestrator.names.hostlist import expand
 from orchestrator.names.slurm_options import time_limit_s
 from orchestrator.plan.files import node_files
 from orchestrator.plan.plan import LaunchPlan
+
+if TYPE_CHECKING:
+    from orchestrator.bundle import Bundle
 
 CANCEL_S = 60.0  # Slurm's KillWait is 30 s by default, between TERM and KILL
 POLL_S = 0.5
