@@ -64,13 +64,17 @@ def main() -> int:
             benchmark_folder.mkdir()
             result = MEASURES[name](Workspace.at(benchmark_folder), repetitions=options.repetitions)
             measures += [result] if isinstance(result, Measure) else result
-    text = report.markdown(machine, measures, repetitions=options.repetitions)
-    sys.stdout.write(text)
+            _write(options, machine, measures)
+    sys.stdout.write(report.markdown(machine, measures, repetitions=options.repetitions))
+    return 0
+
+
+def _write(options: argparse.Namespace, machine: dict[str, str], measures: list[Measure]) -> None:
+    """Write the figures to the files that were asked for, after each benchmark: all of them take more than an hour."""
     if options.json:
         options.json.write_text(report.as_json(machine, measures, repetitions=options.repetitions), encoding="utf-8")
     if options.update:
-        report.replace_figures(options.update, text)
-    return 0
+        report.replace_figures(options.update, report.markdown(machine, measures, repetitions=options.repetitions))
 
 
 def _options() -> argparse.Namespace:
