@@ -55,6 +55,15 @@ class Machine:
         """Pid in the tests' namespace -> command name of all processes of this machine."""
         return self._network.processes() if self._network else {}
 
+    def refused_connections(self) -> int:
+        """The number of TCP connections from this machine that were refused since it was started, from the kernel's counters."""
+        names, values = (
+            line.split()
+            for line in Path(f"/proc/{self.pid}/net/snmp").read_text(encoding="ascii").splitlines()
+            if line.startswith("Tcp:")
+        )
+        return int(values[names.index("AttemptFails")])
+
     def end_processes(self) -> None:
         """Kill all processes of this machine but those that hold its namespaces."""
 
