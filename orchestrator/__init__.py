@@ -14,7 +14,7 @@ __all__ = ["Run", "__version__", "ssh_launch", "submit"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  functions and a class
-    """Import api.py when one of its names is used: every command imports this package, and few use api.py."""
+    """Import api.py at the first use of a name in __all__: every command imports this package, and few need api.py."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module("orchestrator.api"), name)

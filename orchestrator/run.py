@@ -95,7 +95,7 @@ class RankExit:
     signal: str | None
     error: str | None = None
     lines: tuple[str, ...] = ()
-    """The last lines of its output."""
+    """The last lines that the rank wrote."""
     kind: str | None = None
     """The class of the failure, by the shared trainer: config, storage, memory, network, numbers, hang or code."""
 
@@ -123,7 +123,7 @@ class RunRecord:
     started: bool = False
     """The launch was completed; if False, a final state is that of the launch itself."""
     attended: bool = False
-    """A person answered a prompt of its logins: a password, a code or a passphrase. Its supervisor cannot."""
+    """A person answered a login prompt for a password, a code or a passphrase, which the supervisor could not."""
     attempt: int = 1
     slurm_job: str | None = None
     ended: str | None = None
@@ -131,7 +131,7 @@ class RunRecord:
     message: str | None = None
     summary: dict[str, Any] = field(default_factory=dict)
     sweep: str | None = None
-    """The id of its sweep."""
+    """The sweep's id, if the run belongs to a sweep."""
     swept: dict[str, str] = field(default_factory=dict)
     """Its values of the swept settings."""
 

@@ -299,7 +299,7 @@ class Store:
 
     def find(self, name: str) -> RunFolder:
         """
-        Find a run by its id, a unique prefix of its id, its name (the newest run of that name), or `latest`.
+        Find a run by its id, a unique prefix of the id, its name (the newest run of that name), or `latest`.
 
         Raises:
             RunNotFound: there is none, or several ids have the prefix.

@@ -27,7 +27,7 @@ def announce(group: Group, config: TrainConfig, *, sizes: Mapping[str, int], dat
 
 
 def batch_arithmetic(config: TrainConfig, rank: Rank) -> str:
-    """The effective batch size as a product of its factors."""
+    """The effective batch size, written as a product."""
     per_node, rest = divmod(rank.world_size, rank.nodes)
     ranks = f"ranks {rank.world_size}" if rest else f"devices {per_node} x nodes {rank.nodes}"
     effective = config.micro_batch * rank.world_size * config.accumulation

@@ -1,4 +1,4 @@
-"""Run a command, then print the peak memory of its largest process, in MB."""
+"""Run a command, and print the peak memory in MB of the largest process that it starts."""
 
 from __future__ import annotations
 

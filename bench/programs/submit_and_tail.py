@@ -1,5 +1,5 @@
 """
-Run a command that submits a job and print the lines of its output files, for submitters that cannot follow a job.
+Run a command that submits a job and print the lines of the job's output files, for submitters that cannot follow a job.
 
     python3 submit_and_tail.py LINES TEXT PATTERN COMMAND…       until LINES lines contain TEXT
 """

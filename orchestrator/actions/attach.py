@@ -1,4 +1,4 @@
-"""Start a new supervisor for a run that has lost its supervisor, or the machine of its supervisor."""
+"""Start a new supervisor for a run whose supervisor has died, alone or with its machine."""
 
 from __future__ import annotations
 

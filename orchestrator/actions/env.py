@@ -39,7 +39,7 @@ def environments(
     inventory: str | None, nodes: str | None, selected: str | None
 ) -> tuple[list[NodeEnvironment], tuple[str, ...]]:
     """
-    Return the environments of a launch on `nodes`, and the warnings of its plan.
+    Return the environments of a launch on `nodes`, and the plan's warnings.
 
     Args:
         selected: a host list; None selects all nodes of the launch.

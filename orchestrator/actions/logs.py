@@ -1,4 +1,4 @@
-"""The run whose logs are shown, recorded here or found on its nodes, and the filter of its lines."""
+"""Find the run whose logs are shown, by its record or on the nodes, and select the lines to show."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def combinations(words: Sequence[str], settings: Sequence[str] = ()) -> list[Map
     """
     axes = dict(map(_axis, words))
     if len(axes) < len(words):
-        raise UsageError("--sweep: a setting is swept twice", hint="give all of its values in one --sweep KEY=A,B,C")
+        raise UsageError("--sweep: a setting is swept twice", hint="give all values in one --sweep KEY=A,B,C")
     if both := sorted(axes.keys() & {word.partition("=")[0] for word in settings}):
         raise UsageError(f"{both[0]} is swept and set as well", hint=f"omit {both[0]}=… or its --sweep")
     count = math.prod(map(len, axes.values()))

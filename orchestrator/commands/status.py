@@ -80,7 +80,7 @@ def _queue_json(refreshed: Refreshed) -> dict[str, Any] | None:
 
 
 def _row(node: NodeObservation) -> tuple[object, ...]:
-    """The newest progress of its ranks; a value that a program does not report has an empty cell."""
+    """The cells of the newest progress that a rank of the node reported; values that no rank reports are empty cells."""
     newest = max(node.progress.values(), key=lambda progress: _written_s(progress) or 0.0, default={})
     step, steps, written_s = newest.get("step"), newest.get("steps"), _written_s(newest)
     return (

@@ -237,7 +237,7 @@ class Endpoint:
         return NodeObservation.of(answer.reply["nodes"][0], answer.written), answer.reply["known"]
 
     def reach(self, addresses: Sequence[str], port: int) -> set[str]:
-        """Those of the addresses that the node can reach at this port: the connection is accepted or refused."""
+        """Return the addresses that the node can reach at this port: the connection is accepted or refused."""
         request: protocol.ReachRequest = {"addresses": list(addresses), "port": port}
         return set(self._call(protocol.REACH, request, answer_s=2 * HEARTBEAT_ANSWER_S).reply["addresses"])
 

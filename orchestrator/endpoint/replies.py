@@ -20,7 +20,7 @@ class Facts:
     """
     The facts of a node.
 
-    `time` is that of its clock, `host_id` is equal for two processes that share a loopback interface, `cards` counts device
+    `time` is read from the node's clock, `host_id` is equal for two processes that share a loopback interface, `cards` counts device
     files by accelerator.
     """
 
@@ -124,7 +124,7 @@ class RunTrace:
 
 @dataclass(frozen=True, slots=True)
 class ReportedExit:
-    """The exit of a rank: its code or the name of a signal; message and kind of its error, if any."""
+    """The exit of a rank: an exit code, or the name of a signal; for an error also the message and the kind."""
 
     rank: int
     code: int | None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def is_this_machine(target: Destination, ssh: SshSettings) -> bool:
     """
-    Return whether the target has the name of this machine, or one of its addresses and no jump host.
+    Return whether the target has this machine's name, or one of this machine's addresses and no jump host.
 
     Behind a jump host, addresses are those of another network.
 

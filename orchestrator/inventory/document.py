@@ -44,7 +44,7 @@ _MAY_BE_EMPTY = frozenset({"env", "ssh", "slurm", "defaults"})
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One error in the file; `line` is set if the field has no line of its own."""
+    """One error in the file. `line` overrides the line of the field, for a field that the file does not contain."""
 
     path: FieldPath
     text: str
@@ -224,7 +224,7 @@ def did_you_mean(word: str, allowed: Sequence[str]) -> str:
 
 
 def problem_from_pydantic(error: Mapping[str, object], allowed: Sequence[str]) -> Problem:
-    """Convert one entry of pydantic's ValidationError.errors(); `allowed` are the valid keys of its parent."""
+    """Convert one entry of pydantic's ValidationError.errors(); `allowed` are the valid keys beside the one with the error."""
     location, kind, value = error["loc"], str(error["type"]), error["input"]
     assert isinstance(location, tuple)  # pydantic's documented type
     path = location[:-1] if location and location[-1] == "[key]" else location

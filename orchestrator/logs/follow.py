@@ -73,14 +73,14 @@ class Feed:
         return [line for node in self.nodes.values() for line in node.close(now)]
 
     def gaps(self, error: NodeError) -> list[LogLines]:
-        """One line per node: the rest of its logs cannot be read, for this error."""
+        """One line per node: the rest of the node's logs cannot be read, for this error."""
         now = time.time()
         lines = []
         for name in self.folder.nodes or sorted(self.nodes):
             missing = self._lines_of(name).missing_bytes
             size = f"at least {missing} bytes" if missing else "how much is not known"
             reason = error.reason if error.node == name else str(error)
-            text = f"gap: {name} cannot be read ({reason}); newer output of its ranks is not in this log, {size}"
+            text = f"gap: {name} cannot be read ({reason}); newer output of these ranks is not in this log, {size}"
             lines.append(LogLines(now, name, None, "event", text))
         return lines
 
@@ -141,7 +141,7 @@ def _retry_once(feed: Feed, read: Callable[[], T]) -> T | None:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The result of one read of a feed: lines; or without new lines, the state of its nodes; or the error."""
+    """The result of one read of a feed: new lines, the state of the nodes if there are no new lines, or the error."""
 
     feed: Feed
     lines: Sequence[LogLines] = ()

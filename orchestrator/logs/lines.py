@@ -207,7 +207,7 @@ def _cut(line: bytes, first: int) -> int:
 
 
 class NodeLines:
-    """The lines of one node folder: the files of its ranks, and the events of its agent as lines without a rank."""
+    """The lines of one node folder: the output of the ranks, and the agent's events as lines without a rank."""
 
     def __init__(self, node: str) -> None:
         self.node = node

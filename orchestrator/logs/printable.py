@@ -1,4 +1,4 @@
-"""Output of a rank made safe for a terminal, without control characters. The raw bytes stay in the files of its node."""
+"""Output of a rank made safe for a terminal, without control characters. The files on the node keep the raw bytes."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def warn_s(slurm: Mapping[str, Any]) -> int:  # Any: JSON
 
 
 def option_value(slurm: Mapping[str, Any], field: str) -> str | None:  # Any: JSON
-    """Return the value of a field, or of its option in `options`; empty for an option without a value, None if unset."""
+    """Return the value of a field, or of the option in `options` that sets it; empty for an option without a value, None if unset."""
     if slurm[field] is not None:
         return str(slurm[field])
     found = next((option for option in slurm["options"] if option_name(option) == OPTION_OF[field]), None)

@@ -1,5 +1,5 @@
 """
-events.jsonl of a node folder: the kinds and keys of its events, their writer, their reader, and the state that they result in.
+events.jsonl of a node folder: kinds and keys of events, the writer, the reader, and the state that the events result in.
 
 It is written by the agent, by its guard, and after an attempt by the batch script of a Slurm job.
 """
@@ -212,7 +212,7 @@ def read_history(folder: str) -> NodeHistory:
 
 def cause_s(finished: Event) -> float:
     """
-    The time of the cause of an agent's end: the exit of its first failed rank, else its own end.
+    The time of the cause of an agent's end: the exit of the first failed rank, else the end itself.
 
     If several agents failed, the one with the earliest cause is the cause of the others.
     """

@@ -79,7 +79,7 @@ def relative(path: str) -> str:
     """The same path if it stays below the folder it is relative to; ValueError otherwise."""
     parts = path.split("/")
     if not path or path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
-        raise ValueError(f"{path!r} leads out of its folder")
+        raise ValueError(f"{path!r} leads out of the folder")
     return path
 
 

@@ -1,5 +1,5 @@
 """
-Isolation of a node: the time since the last heartbeat of its supervisor, and since a peer was last reachable.
+Isolation of a node: the time since the supervisor's last heartbeat, and since a peer was last reachable.
 
 A heartbeat is a file in the node folder that the endpoint touches. A peer is reachable if a TCP connection to its host is
 accepted (and then closed) or refused: a refusal proves a route to the host, too.
@@ -49,7 +49,7 @@ class Probe:
 
 
 def reachable_hosts(addresses: List[str], port: int) -> List[str]:
-    """Those of the addresses at which a host answers within PROBE_WAIT_S."""
+    """Return the addresses at which a host answers within PROBE_WAIT_S."""
     probes = {address: Probe(address, port) for address in addresses}
     found: List[str] = []
     while probes:
@@ -81,7 +81,7 @@ def leave_heartbeat(folder: str, peers: List[str]) -> None:
 
 
 class Isolation:
-    """Measures how long an agent has had neither a heartbeat of its supervisor nor an answer of a peer."""
+    """Measures how long an agent has had neither a heartbeat of the supervisor nor an answer of a peer."""
 
     def __init__(self, folder: str, rendezvous: str, *, is_head: bool, timeout_s: float) -> None:
         self._path = os.path.join(folder, SUPERVISED)

@@ -1,7 +1,7 @@
 """
 The requests to an endpoint and its replies, for both sides: one constant per operation, typed by the keys that it carries.
 
-At run time an operation is its name. To a type checker it is an Op of its request and its reply, so that a misspelt key, a
+At run time an operation is its name. To a type checker it is an Op[request, reply], so that a misspelt key, a
 missing one or a handler of another operation is a type error in both endpoint/client.py and node/endpoint/.
 
 A request also has the key `op`. A reply also has `ok` and `held_s`, the seconds that the node took to answer; if not ok, it has

@@ -42,7 +42,7 @@ class Sweep:
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """
-    Every decision about a launch, and all input of its launcher.
+    Every decision about a launch, and all input of the launcher.
 
     With `by_count` (Slurm only), `nodes` are the candidates of the inventory; Slurm chooses among them and assigns node ranks.
     The job requests `node_count` + `spare_count` nodes; spares replace failed nodes.

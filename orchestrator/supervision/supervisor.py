@@ -210,7 +210,7 @@ def _is_worth_a_retry(outcome: object) -> bool:
 
 
 def _last_lines(endpoint: Endpoint, attempt_dir: str, failure: RankExit) -> Iterator[str]:
-    """The last lines of the rank's standard error, or of its standard output if that is empty."""
+    """The last lines of the rank's standard error, or of the rank's standard output if standard error is empty."""
     sizes = endpoint.files(attempt_dir, [failure.node])
     for stream in ("err", "out"):
         file = f"{failure.node}/rank-{failure.rank}.{stream}"

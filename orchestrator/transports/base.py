@@ -25,7 +25,7 @@ class NoMarker(Exception):
 
 class Channel(Protocol):
     """
-    The stdin and stdout of a program on the node, and the tail of its stderr.
+    The stdin and stdout of a program on the node, and the tail of stderr.
 
     `timeout_s` is the longest silence: each byte that is transferred restarts it; then TimeoutError. If the program has closed
     its end, ChannelClosed; if the connection is lost, Unreachable. Not for use by two threads at once.
@@ -38,7 +38,7 @@ class Channel(Protocol):
         ...
 
     def close(self) -> None:
-        """Close both ways; the program sees the end of its stdin."""
+        """Close both ways; the program reads end of file from stdin."""
         ...
 
 
@@ -77,7 +77,7 @@ class ChannelReader:
 
     def skip_to(self, marker: bytes, *, limit: int, timeout_s: float) -> bytes:
         """
-        Skip everything up to the marker and return the rest of its line, without the newline.
+        Skip everything up to the marker and return the rest of that line, without the newline.
 
         Raises:
             NoMarker: no such line within limit bytes.

@@ -1,5 +1,5 @@
 """
-Decide the state of a run from the reports of its nodes and of the scheduler. Pure.
+Decide the state of a run from the reports of the nodes and of the scheduler. Pure.
 
 Each launcher has one list of checks below, most certain first; the first check that returns a verdict decides.
 """

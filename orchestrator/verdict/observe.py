@@ -1,4 +1,4 @@
-"""Observe a run: collect the reports of its agents and the scheduler, and judge them."""
+"""Observe a run: collect the reports of the agents and of the scheduler, and judge them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write a verdict into the record of its run."""
+"""Write the verdict on a run into the run's record."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with an inventory.yaml of this machine, and a record of its own."""
+    """A working folder with an inventory.yaml of this machine, and an empty run record."""
     base = {"name": "here", "accelerator": "cpu", "devices": 2, "transport": "local"}
     base |= {"defaults": {"workdir": str(tmp_path / ".work"), "python": sys.executable}, "nodes": [{"name": "n0"}]}
     write_inventory(tmp_path / "inventory.yaml", base, {})

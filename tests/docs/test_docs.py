@@ -190,7 +190,7 @@ def test_examples_parse(page: str) -> None:
 
 @pytest.mark.processes
 def test_launches_in_guides_can_be_planned_as_written(tmp_path: Path) -> None:
-    """With the shipped inventory that the guides copy, and --dry-run instead of its nodes."""
+    """With the shipped inventory that the guides copy, and --dry-run instead of the inventory's nodes."""
     (tmp_path / "inventory.yaml").write_text(_text("inventories/h800.yaml").replace("h800-[00-15]", "n[0-15]"))
     for name in ("train.py", "hello.py", "count.py", "run.sh"):
         (tmp_path / name).touch(mode=0o755)

@@ -72,7 +72,7 @@ OLD_NAMES = re.compile(
 )
 PHRASES = re.compile(
     r"\bso many \w+ as\b|\btold\b|\btells?\b|\bdeaf\b|\bhears?\b|\bheard\b|\bbeats?\b|\bears?\b|\bis at it\b|\bwas at it\b|\bstill at it\b"
-    r"|\bin the midst\b|\bas such\b|\bbesides\b|\bgoes on\b|\bgo on\b|\bwent on\b|\bof its (?:can|is|are|has|that)\b|\bof orch's\b"
+    r"|\bin the midst\b|\bas such\b|\bbesides\b|\bgoes on\b|\bgo on\b|\bwent on\b|\bof its\b|\bof orch's\b"
     r"|\bof the user's\b|\banew\b|\bin vain\b|\bis nothing that\b|\bon the spot\b|\bset apart\b|\bwhat (?:it|they|a run|the run) (?:comes?|came) to\b"
     r"|\blets? (?:us|it|them|one) (?:not|in)\b|\bsays? (?:so|that|what|which|who|where|whether)\b|\bsaid (?:so|that|what)\b"
     r"|\b(?:a|one) rank a device\b|\ba (?:thread|process|connection|line|file|folder) a (?:node|rank|run)\b|\bwho (?:\w+ ){1,4}gets\b",

@@ -7,7 +7,7 @@ import pytest
 from tests.grounds import components
 from tests.grounds.gcu import GENERATIONS, try_each
 
-# (generation, statement, a part of the error: type and the beginning or a part of its text)
+# (generation, statement, a part of the error: the type, and the beginning or a part of the text)
 WRONG = [
     # backends and groups
     ("t20", "gcu.set_device(0); join('gloo')", "RuntimeError: only support eccl"),

@@ -33,7 +33,7 @@ SLEEPERS = ("sh", "-c", "echo up; exec sleep 1000")
 
 @pytest.fixture
 def orch(tmp_path: Path) -> Orch:
-    """orch beside an inventory.yaml of two nodes on this machine, each with a Python of its own."""
+    """orch beside an inventory.yaml of two nodes on this machine, each with a separate Python."""
     for name in ("n0", "n1"):
         (tmp_path / name).symlink_to(sys.executable)
     nodes = "".join(f"  - {{name: {name}, python: {tmp_path / name}}}\n" for name in ("n0", "n1"))

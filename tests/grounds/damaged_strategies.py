@@ -3,7 +3,7 @@ Damage the newest checkpoint under every strategy; every rank of a group runs th
 
     RANK=… WORLD_SIZE=… python -m tests.grounds.damaged_strategies FOLDER STRATEGY…
 
-Each rank writes rank-N.json: lists of [strategy, damage, step it resumed from, True if the sum of its weights is the saved one], and of
+Each rank writes rank-N.json: lists of [strategy, damage, step it resumed from, True if the sum of the weights is the saved one], and of
 [strategy, step it returned to, True if the next step repeats bit for bit].
 """
 

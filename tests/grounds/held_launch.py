@@ -1,4 +1,4 @@
-"""A launch that is held in one of its phases, so that a test can cause a fault in exactly that phase."""
+"""A launch that is held in one phase, so that a test can cause a fault in exactly that phase."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 The parent process of a test ground's daemons, and the tests' handle to it. Standard library only.
 
 It is a sub-reaper: all descendants of a daemon stay below it, however often they detach. When its stdin closes, because
-the test session ended or was killed, it kills all its descendants and all processes in the network namespaces of its
-daemons, and removes the ground's folder and user.
+the test session ended or was killed, it kills all its descendants and all processes in the daemons' network namespaces, and
+removes the ground's folder and user.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Network:
         self.name = str(Path(f"/proc/self/fd/{self._descriptor}").readlink())
         if self.name == network_name(os.getpid()):
             self.close()
-            raise ProcessLookupError(f"process {pid} has no network namespace of its own")
+            raise ProcessLookupError(f"process {pid} has no separate network namespace")
 
     def processes(self) -> dict[int, str]:
         """Pid -> command name of all live processes in the namespace."""

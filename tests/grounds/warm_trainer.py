@@ -74,7 +74,7 @@ class WarmTrainer:
         theirs.close()
 
     def start(self, words: Sequence[str], *, env: Mapping[str, str], cwd: Path, output: Sequence[Path]) -> WarmProcess:
-        """Run `python -m trainer WORDS` in `cwd`; `output` are the files of its standard output and error."""
+        """Run `python -m trainer WORDS` in `cwd`; `output` are the files for standard output and standard error."""
         ours, theirs = socket.socketpair()
         request = {"words": words, "env": dict(env), "cwd": str(cwd), "output": [str(path) for path in output]}
         socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])

@@ -1,4 +1,4 @@
-"""Imported text loads as an inventory, in the order of its source."""
+"""Imported text loads as an inventory, in the order of the source."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_inventory_is_private_only_if_it_holds_secrets_itself(tmp_path: Path) ->
 
 
 def test_every_variable_that_the_agent_drops_is_refused_in_an_inventory() -> None:
-    """A rank would otherwise lack a variable of its inventory. Ranks keep SLURM_JOB_ID, with Slurm's own value."""
+    """A rank would otherwise lack a variable that the inventory sets. Ranks keep SLURM_JOB_ID, with Slurm's own value."""
     names = [name.decode() for name in STALE_NAMES] + [f"{prefix.decode()}X" for prefix in STALE_PREFIXES]
     for name in (*names, "SLURM_JOB_ID"):
         with pytest.raises(ValueError, match="delete the line"):

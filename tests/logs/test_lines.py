@@ -176,7 +176,7 @@ def test_prefix_names_node_and_rank_and_json_has_the_documented_fields() -> None
 
 
 def test_batches_of_one_feed_are_never_reordered_whatever_their_times() -> None:
-    """A line without a recorded time has the time of its arrival, which is later than the recorded times of later lines."""
+    """A line without a recorded time has the time of arrival, which is later than the recorded times of later lines."""
     feed = Feed(AttemptFolder(lambda: pytest.fail("nothing is read"), "/nowhere", ("n0",)))
     first, second = (LogLines(time, "n0", 0, "out", text) for time, text in ((9.0, "first"), (3.0, "second")))
     other_node = LogLines(5.0, "n1", 1, "out", "other")

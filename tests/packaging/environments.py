@@ -64,7 +64,7 @@ def _closure(names: Iterable[str]) -> Iterator[metadata.Distribution]:
 
 
 def required(distribution: metadata.Distribution, extra: str = "") -> Iterator[Requirement]:
-    """The requirements of a distribution that apply to this platform, with one of its extras or without."""
+    """The requirements of a distribution that apply to this platform, with one extra or without."""
     for line in distribution.requires or ():
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):

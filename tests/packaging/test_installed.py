@@ -1,4 +1,4 @@
-"""orch installed outside of its repository, with exactly its requirements."""
+"""orch installed outside of the repository, with exactly the declared requirements."""
 
 from __future__ import annotations
 

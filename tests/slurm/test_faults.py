@@ -123,7 +123,7 @@ def _submit_foreign_job(cluster: Cluster) -> str:
 
 def test_job_id_is_read_from_sbatch_and_not_from_a_note_of_the_site(orch: Orch, cluster: Cluster) -> None:
     foreign_job = _submit_foreign_job(cluster)
-    _wrap_program(orch, "sbatch", f'echo "Note: your job {foreign_job} uses 3% of its CPUs"; exec $real "$@"')
+    _wrap_program(orch, "sbatch", f'echo "Note: your job {foreign_job} uses 3% of the CPUs"; exec $real "$@"')
     run = orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
     [job] = set(cluster.jobs()) - {foreign_job}
     assert orch.status(run)["slurm_job"] == job

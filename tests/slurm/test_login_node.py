@@ -231,7 +231,7 @@ def test_job_id_is_not_read_from_a_note_of_the_site_and_stop_cancels_no_job_of_a
 ) -> None:
     sbatch = ["sbatch", "--parsable", "--output=/dev/null", "--wrap", "sleep 1000"]
     foreign_job = subprocess.run(sbatch, env=cluster.env, check=True, capture_output=True, text=True).stdout.strip()
-    put_program(farm, "sbatch", f'echo "Note: your job {foreign_job} uses 3% of its CPUs"; exec /usr/bin/sbatch "$@"')
+    put_program(farm, "sbatch", f'echo "Note: your job {foreign_job} uses 3% of the CPUs"; exec /usr/bin/sbatch "$@"')
     run = laptop("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
     [job] = set(cluster.jobs()) - {foreign_job}
     record = laptop.home / "runs" / run / "run.json"

@@ -47,7 +47,7 @@ def _done(here: Orch, script: str = 'echo "out of $RANK"', *options: str) -> str
 
 
 def _written(here: Orch, run: str) -> dict[str, list[str]]:
-    """Node -> the lines of its rank."""
+    """Node -> the lines of the node's rank."""
     files = [file for folder in here.node_folders(run) for file in folder.glob("rank-*.out")]
     return {file.parent.name: file.read_text("utf-8").splitlines() for file in files}
 

@@ -30,7 +30,7 @@ LAUNCH = ("ssh-launch", "--detach", "--", "true")
 def orch(farm: Farm, tmp_path: Path) -> Iterator[Orch]:
     """orch beside an inventory.yaml of two nodes for which prompts are allowed."""
     if not farm.is_own_account:
-        unavailable("the farm has no account of its own to give a password to: run as root")
+        unavailable("the farm has no separate account to give a password to: run as root")
     orch = _orch(farm, tmp_path)
     yield orch
     # their logins must not reach into the next test

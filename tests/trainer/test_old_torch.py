@@ -1,7 +1,7 @@
 """
 The trainer on a T20's torch 1.10 and Python 3.8: newer names are looked up before they are used, never taken for granted.
 
-tests/cases/torch_1_10_names.json has the output of `dir` for the modules of torch 1.10.0 and two of its classes.
+tests/cases/torch_1_10_names.json has the output of `dir` for the modules of torch 1.10.0 and for two classes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The verdict on a run, from the reports of its nodes and of the scheduler."""
+"""The verdict on a run, from the reports of the nodes and of the scheduler."""
 
 from __future__ import annotations
 

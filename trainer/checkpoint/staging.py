@@ -1,4 +1,4 @@
-"""Training state read from a file, and as an outline that is sent before the values of its large tensors."""
+"""Training state read from a file, and as an outline that is sent before the values of large tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load_state(file: Path | BinaryIO, name: str, *, mapped: bool = False) -> Any
 
 
 def outline(tree: Any) -> bytes:  # noqa: ANN401
-    """Serialise the state without the values of its large tensors."""
+    """Serialise the state without the values of large tensors."""
     written = io.BytesIO()
     torch.save(map_tensors(tree, lambda tensor: _without_values(tensor) if is_large(tensor) else tensor), written)
     return written.getvalue()

@@ -14,7 +14,7 @@ PAUSE_S = 0.1
 
 
 class Bar:
-    """Leaves the cursor at the start of its line, so that the next output overwrites it."""
+    """Leaves the cursor at the start of the line, so that the next output overwrites the bar."""
 
     def __init__(self, stream: TextIO, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream if is_terminal(stream) else None

@@ -70,7 +70,7 @@ def build_empty(task: Task, config: TrainConfig) -> torch.nn.Module:
 
 
 def build_plain(task: Task, config: TrainConfig) -> torch.nn.Module:
-    """Build as the task does, with activation checkpointing of its blocks if configured."""
+    """Build as the task does, with activation checkpointing of the model's blocks if configured."""
     model = task.build_model()
     blocks = task.blocks(model)
     if config.activation_checkpointing and not blocks:

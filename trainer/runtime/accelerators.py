@@ -42,7 +42,7 @@ class Accelerator(abc.ABC):
         distributed: the module whose process group has `backend`.
         data_parallel: the DistributedDataParallel for this device.
         takes_device_ids: data_parallel needs device_ids=[n].
-        needs_address: `distributed` takes no store; it gets an address and hosts a store of its own.
+        needs_address: `distributed` takes an address instead of a store, and creates its own store there.
         rng_state_is_seed: rng_state() is the last seed, so it is valid until a number is drawn.
         worker_start: start method of data workers; None for Python's default.
         no_fp16: why precisions() lacks fp16, if the device itself has it.

@@ -1,4 +1,4 @@
-"""The watchdog for a rank without progress: a time limit per phase, and a dump of its stacks. No torch here."""
+"""The watchdog for a rank without progress: a time limit per phase, and a dump of the rank's stacks. No torch here."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def warn_model_on_cpu(accelerator: Accelerator) -> None:
     device = accelerator.device_string(local_rank())
     warn(
         f"the model's parameters are on the CPU although {device} is here: the script trains on the CPU; move the model to "
-        f"{device!r} before it is wrapped and its optimizer is made, or take a version of its library that knows the device"
+        f"{device!r} before it is wrapped and its optimizer is made, or take a version of the library that knows the device"
     )
 
 

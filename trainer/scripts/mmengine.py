@@ -141,7 +141,7 @@ def take_steps(module: Any) -> None:  # noqa: ANN401
     def new(kind: Any, *_: Any, **__: Any) -> Any:  # noqa: ANN401
         if kind.step is not step:  # AmpOptimWrapper and ApexOptimWrapper
             raise UserError(
-                f"{kind.__name__} makes a step of its own, by which a T20 computes nothing: use type='OptimWrapper'"
+                f"{kind.__name__} overrides the optimizer step, and its own step computes nothing on a T20: use type='OptimWrapper'"
             )
         return object.__new__(kind)
 

@@ -65,13 +65,13 @@ def count_steps(module: Any) -> None:  # noqa: ANN401
     """Count from now on; `module` is torch.optim.optimizer."""
     try:
         rank = Rank.from_env(os.environ)
-    except UserError:  # a process of the script with rank variables of its own
+    except UserError:  # a process that the script started with other rank variables
         return
     if rank.progress_dir is None:
         return
     count = StepCount(rank, rank.progress_dir / f"{rank.global_rank}.json")
     if hasattr(module, "register_optimizer_step_post_hook"):
-        # as torch does for parts of its optimizers: torch.compile warns of code that it cannot trace
+        # torch does the same in optimizers: torch.compile warns of code that it cannot trace
         untraced = getattr(sys.modules["torch"], "_disable_dynamo", lambda function: function)
         module.register_optimizer_step_post_hook(untraced(count))
     else:

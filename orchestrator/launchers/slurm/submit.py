@@ -37,7 +37,7 @@ def submit(plan: LaunchPlan) -> str:
     folder, script = (Path(path).expanduser() for path in (plan.attempt_dir(plan.head), sbatch_path(plan)))
 
     class RenderedScript(SlurmExecutor):
-        """submitit with the script that orch rendered instead of its generated one."""
+        """submitit's SlurmExecutor, which submits the script that orch rendered instead of a generated script."""
 
         def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002
             return script.read_text("utf-8")

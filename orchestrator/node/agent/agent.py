@@ -59,7 +59,7 @@ class Outcome:
 
 
 class Agent:
-    """Starts and watches the ranks, and exits only when none of its descendants is alive."""
+    """Starts and watches the ranks, and exits only when no descendant is alive."""
 
     def __init__(self, job: Job, folder: str, events: EventLog, isolation: Isolation) -> None:
         self.job, self.folder, self.events, self.isolation = job, folder, events, isolation

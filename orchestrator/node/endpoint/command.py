@@ -82,7 +82,7 @@ def wait_for_result(path: str, wait_s: float) -> protocol.CommandReply:
 @functools.lru_cache(maxsize=None)
 def login_environment() -> Dict[str, str]:
     """
-    The environment of a login shell: a site's profile sets the path of its Slurm.
+    The environment of a login shell: the site's profile sets the path of Slurm's programs.
 
     If the profile ends the shell, the environment of this program.
     """

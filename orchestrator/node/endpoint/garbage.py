@@ -46,7 +46,7 @@ class Size:
             in_checkpoint = parts[0] == CHECKPOINTS or any(map(CHECKPOINT.match, parts))
             for name in folders + files:
                 is_checkpoint = in_checkpoint or CHECKPOINT.match(name) is not None
-                with contextlib.suppress(FileNotFoundError):  # a living run removes some of its files
+                with contextlib.suppress(FileNotFoundError):  # a living run removes files
                     self._add(os.lstat(os.path.join(root, name)), is_checkpoint=is_checkpoint)
 
     def _add(self, state: os.stat_result, *, is_checkpoint: bool) -> None:

@@ -145,7 +145,7 @@ def heartbeat(request: protocol.HeartbeatRequest, _payload: bytes) -> Tuple[prot
 
 
 def reach(request: protocol.ReachRequest, _payload: bytes) -> Tuple[protocol.ReachReply, bytes]:
-    """Those of the addresses that this node reaches at that port."""
+    """Report which of the addresses this node reaches at the port."""
     return {"addresses": reachable_hosts(request["addresses"], request["port"])}, b""
 
 

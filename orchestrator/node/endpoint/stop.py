@@ -53,7 +53,7 @@ class Target:
         if agent is not None and is_alive(agent):
             return {(agent["pid"], agent["start_time"]): "agent"}
         history = read_history(self.folder)
-        # The last event of an agent or its guard is written when none of its descendants is alive.
+        # An agent, or its guard, writes the last event when no descendant is alive.
         return {} if history.finished is not None else self._remaining(agent, history.rank_starts)
 
     def _remaining(self, agent: Optional[Json], rank_starts: List[Event]) -> Dict[Key, str]:

@@ -33,7 +33,7 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
     """
     Accepts a host key that is in known_hosts or is certified by an authority in it; adds a new key with accept-new.
 
-    The paramiko client has no keys of its own, so that it passes every host key to this policy.
+    The paramiko client knows no keys, so that it passes every host key to this policy.
     """
 
     def __init__(self, node: str, hop: Hop, *, accept_new: bool) -> None:

@@ -429,7 +429,7 @@ def test_job_whose_every_process_is_signalled_is_stopped_not_failed(ground: Grou
 def test_rank_ended_by_sigterm_just_before_the_agent_gets_it_is_no_failure(ground: Ground) -> None:
     ground.job(*sh("echo up; exec sleep 1000"))
     agent = ground.start()
-    until(lambda: ground.out(0) and ground.events("rank-started"), awaited="the rank and the event of its start")
+    until(lambda: ground.out(0) and ground.events("rank-started"), awaited="the rank and its start event")
     (rank,) = [event["pid"] for event in ground.events("rank-started")]
     os.kill(rank, signal.SIGTERM)
     until(lambda: not alive(rank), awaited="the rank to end")
@@ -439,7 +439,7 @@ def test_rank_ended_by_sigterm_just_before_the_agent_gets_it_is_no_failure(groun
 
 
 def test_suspended_agent_continues_after_sigcont(ground: Ground) -> None:
-    """SIGSTOP and SIGCONT, as by a debugger or a frozen container, beyond the deadline of its wait for a signal."""
+    """SIGSTOP and SIGCONT, as by a debugger or a frozen container, beyond the deadline of the agent's wait for a signal."""
     ground.job("sleep", "1000")
     agent = ground.start()
     pid = int(ground.record()["pid"])

@@ -1,4 +1,4 @@
-"""The decision to restart a Slurm job, from the files of its attempts; and requeueing it."""
+"""The decision to restart a Slurm job, from the files of the attempts; and requeueing the job."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_allocation_is_read_as_slurm_writes_it(nodelist: str, names: list[str]) 
 
 
 def _attempts(run: Path, *attempts: tuple[int, dict[str, list[dict[str, Any]]]]) -> list[Attempt]:
-    """Attempts, each by the number of requeues before it and the events of its nodes' agents."""
+    """Attempts, each by the number of requeues before it and the events of the nodes' agents."""
     found = []
     for number, (requeues, nodes) in enumerate(attempts, start=1):
         folder = run / f"attempt-{number}"

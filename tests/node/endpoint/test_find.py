@@ -53,7 +53,7 @@ def test_unknown_run_has_no_trace(endpoint: Endpoint, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("run", ["../x", "..", "", "/etc", "a/../../b"])
 def test_name_that_leads_elsewhere_is_refused(endpoint: Endpoint, tmp_path: Path, run: str) -> None:
-    with pytest.raises(NodeError, match="leads out of its folder"):
+    with pytest.raises(NodeError, match="leads out of the folder"):
         endpoint.find(str(tmp_path), run)
 
 

@@ -1,4 +1,4 @@
-"""A model is built on `meta` only if all of its tensors can be initialised later; any other model trains the same."""
+"""A model is built on `meta` only if every tensor can be initialised later; any other model trains the same."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_accumulated_halves_of_a_batch_give_its_gradient_and_loss() -> None:
 
 @pytest.mark.parametrize(("limit", "clipped"), [(0.01, True), (1000.0, False), (0.0, False)])
 def test_optimizer_gets_the_gradient_clipped_to_grad_clip(limit: float, clipped: bool) -> None:
-    """Adam's first mean is a fixed share of its gradient; 0 disables clipping."""
+    """Adam's first mean is a fixed share of the gradient; 0 disables clipping."""
     strategy = _ddp(f"optim.grad_clip={limit}")
     norm = strategy.update(1e-3, add_gradient(strategy, TOKENS))
     means = [state["exp_avg"] for state in strategy.optimizer.state.values()]

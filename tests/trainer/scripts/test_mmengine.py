@@ -300,7 +300,7 @@ def test_t20_refuses_an_optim_wrapper_with_its_own_step_before_creating_it(
 
     _set_accelerator(monkeypatch, _row(calls, "gcu-t2x"))
     mmengine.take_steps(SimpleNamespace(OptimWrapper=OptimWrapper))
-    with pytest.raises(UserError, match=r"AmpOptimWrapper makes a step of its own.*use type='OptimWrapper'"):
+    with pytest.raises(UserError, match=r"AmpOptimWrapper overrides the optimizer step.*use type='OptimWrapper'"):
         AmpOptimWrapper("dynamic")
 
 
