@@ -30,6 +30,11 @@ class RunState(str, Enum):
         return self in _EXIT_CODES
 
     @property
+    def ended(self) -> bool:
+        """True if the run is known to have ended; LOST only means that nothing better is known."""
+        return self.final and self is not RunState.LOST
+
+    @property
     def exit_code(self) -> int:
         """The exit code of an `orch` that has watched the run to this state; 0 if it is not final."""
         return _EXIT_CODES.get(self, 0)

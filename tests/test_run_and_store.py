@@ -39,6 +39,11 @@ def test_exit_code_follows_from_the_state(state: str, code: int) -> None:
     assert replace(_record("a-20260102-030405-0abc"), state=RunState(state)).exit_code == code
 
 
+def test_lost_run_is_final_but_not_known_to_have_ended() -> None:
+    assert {state for state in RunState if state.final and not state.ended} == {RunState.LOST}
+    assert {state for state in RunState if state.ended} == {RunState.DONE, RunState.FAILED, RunState.STOPPED}
+
+
 def test_rank_that_forbids_a_retry_gives_the_run_its_code() -> None:
     failed = replace(_record("a-20260102-030405-0abc"), state=RunState.FAILED)
     assert replace(failed, exit=RankExit("n0", 3, NO_RETRY, None)).exit_code == NO_RETRY

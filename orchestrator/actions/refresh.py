@@ -85,7 +85,7 @@ def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Termina
         NodesError: nodes cannot be reached, and the run is not known to be over.
     """
     record = folder.read()
-    failed_to_launch = record.state.final and record.state is not RunState.LOST and not record.started
+    failed_to_launch = record.state.ended and not record.started
     if failed_to_launch or is_launching(record):
         return Refreshed(folder, record)
     plan = folder.read_plan()

@@ -34,7 +34,7 @@ def stop(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:
     record = _cancel_launch(folder, on_message)
     plan = folder.read_plan()
     launch_host = remote_launch_host(record)
-    is_over = record.state.final and record.state is not RunState.LOST
+    is_over = record.state.ended
     if not is_over:
         folder.request_stop()
     launcher = launcher_for(plan)
@@ -96,6 +96,6 @@ def _verdict(record: RunRecord, status: Status) -> Verdict:
             f"run {record.id}: {status.verdict.message}; every process there with the run's environment variables was ended",
             hint="a process that had overwritten its environment (setproctitle does) may be left: search for it there",
         )
-    if status.verdict.state.final and status.verdict.state is not RunState.LOST:
+    if status.verdict.state.ended:
         return status.verdict
     return Verdict(RunState.STOPPED, message="stopped before every node had started")

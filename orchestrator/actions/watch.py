@@ -116,9 +116,8 @@ class Watch:
         return status if self._recordable(status.verdict, list(nodes.values())).state.final else None
 
     def _has_recorded_end(self) -> bool:
-        """True if the record is final; LOST does not count, since it only means that nothing better is known."""
-        state = self._run.read().state
-        return state.final and state is not RunState.LOST
+        """True if the run has ended, by its record."""
+        return self._run.read().state.ended
 
     def _next_phase(self) -> WatchPhase | None:
         """Return the next phase, judged by the logs and observations so far; None to continue following the attempt."""

@@ -7,7 +7,6 @@ import os
 from orchestrator.actions.attach import attached, supervise
 from orchestrator.commands.watch import watch
 from orchestrator.console import inform, print_text, warn
-from orchestrator.run import RunState
 from orchestrator.store import Store, home
 
 
@@ -15,7 +14,7 @@ def attach(run: str, *, follow: bool) -> int:
     """Start a supervisor for the run and watch the run to its end; only print the state of a run that has ended."""
     folder = Store(home(os.environ)).find(run)
     record = folder.read()
-    if record.state.final and record.state is not RunState.LOST:
+    if record.state.ended:
         inform(f"run {record.id} is {record.state.value}" + (f": {record.message}" if record.message else ""))
         return record.exit_code
     supervise(folder, warn)

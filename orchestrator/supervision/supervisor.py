@@ -64,7 +64,7 @@ class Supervisor:
             self._poller.changed.clear()
             self._poller.check()
             record = self._folder.read()
-            if record.state.final and record.state is not RunState.LOST:
+            if record.state.ended:
                 return Verdict(record.state, record.exit, record.message)
             verdict = self._judge()
             if verdict is not None and verdict.state.final and not is_launching(record):

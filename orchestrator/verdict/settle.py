@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from orchestrator.endpoint.replies import NodeObservation
-from orchestrator.run import RunRecord, RunState
+from orchestrator.run import RunRecord
 from orchestrator.store import KeptRun
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import is_launching
@@ -19,9 +19,8 @@ def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = ()
 
 
 def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservation]) -> RunRecord:
-    is_settled = record.state.final and record.state is not RunState.LOST
     is_unchanged = verdict.state == record.state and (verdict.state.final or verdict.message == record.message)
-    if is_settled or is_unchanged or (verdict.state.final and is_launching(record)):
+    if record.state.ended or is_unchanged or (verdict.state.final and is_launching(record)):
         return record
     reported = (progress.get("summary") for node in nodes for progress in node.progress.values())
     summary = next((value for value in reported if isinstance(value, dict)), record.summary)
