@@ -24,9 +24,8 @@ class Attempt:
     """
     One attempt, which has ended or is ending. Times are seconds since the epoch, by the clock of the node that wrote them.
 
-    Times of one node compare exactly, those of different nodes only as well as the cluster's clocks agree: files on a shared
-    file system do not show the offset of a clock. `orch status` on a login node reads the same files and cannot correct them
-    either.
+    Times of one node compare exactly, times of different nodes only as well as the cluster's clocks agree. `orch status` reads
+    the same times (docs/decisions/027-clocks-of-a-slurm-job.md).
     """
 
     def __init__(self, folder: str) -> None:
