@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.errors import OrchError, UsageError
+from orchestrator.errors import BUG, CLOSED_PIPE, CTRL_C, OrchError, UsageError
 from orchestrator.version import __version__
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 # Each command imports its own modules: importing those of all commands takes longer than most commands run.
 
-# The exit status that a shell reports for a command ended by SIGINT, by SIGPIPE.
-CTRL_C, CLOSED_PIPE = 130, 141
-BUG = 70  # EX_SOFTWARE of sysexits.h
 _REMEDIES = dict.fromkeys(
     (errno.ENOSPC, errno.EDQUOT), "free space there, or set ORCH_HOME to a folder on another disk"
 )

@@ -19,6 +19,9 @@ from collections.abc import Sequence
 
 from orchestrator.names.hostlist import fold
 
+# The exit status that a shell reports for a command ended by SIGINT, by SIGPIPE.
+CTRL_C, CLOSED_PIPE = 130, 141
+BUG = 70  # EX_SOFTWARE of sysexits.h
 MOST_REASONS = 20  # different reasons that a NodesError lists
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator import cli
 from tests.grounds.cli import Orch
+from tests.until import until
 
 
 def _ended(
@@ -57,13 +58,38 @@ def test_unexpected_exception_is_reported_as_a_bug_and_exits_70(
     assert "a bug in orch: ValueError: three" in stderr
 
 
-@pytest.mark.processes
-def test_closed_stdout_exits_141(tmp_path: Path) -> None:
-    orch = Orch(tmp_path)
+@pytest.fixture
+def orch(tmp_path: Path) -> Orch:
+    """A working folder with an inventory of one node on this machine."""
     (tmp_path / "inventory.yaml").write_text("name: here\naccelerator: cpu\ntransport: local\nnodes: [{name: n0}]\n")
+    return Orch(tmp_path)
+
+
+def _into_closed_pipe(orch: Orch, *words: str) -> subprocess.CompletedProcess[str]:
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "w") as closed:
-        words = orch.argv(["inventory", "show"])
-        done = subprocess.run(words, cwd=tmp_path, env=orch.environ(), stdout=closed, check=False, timeout=30)
-    assert done.returncode == 141
+    with os.fdopen(writer, "w") as stdout:
+        return subprocess.run(
+            orch.argv(words),
+            cwd=orch.cwd,
+            env=orch.environ(),
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+
+@pytest.mark.processes
+def test_closed_stdout_exits_141(orch: Orch) -> None:
+    assert _into_closed_pipe(orch, "inventory", "show").returncode == 141
+
+
+@pytest.mark.processes
+def test_closed_stdout_ends_watching_with_141_and_the_run_continues(orch: Orch) -> None:
+    watching = _into_closed_pipe(orch, "ssh-launch", "--", "echo", "up")
+    assert watching.returncode == 141
+    assert "nobody reads the output any more; the run continues" in watching.stderr
+    until(lambda: orch.status()["state"] == "DONE", awaited="the run to be done")
+    assert _into_closed_pipe(orch, "logs", "-f").returncode == 141

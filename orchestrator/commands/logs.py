@@ -8,9 +8,8 @@ from contextlib import closing
 from orchestrator.actions.log_reader import LogReader
 from orchestrator.actions.logs import Filter, find_on_nodes, line_selector, recorded_run
 from orchestrator.actions.watch import Watch
-from orchestrator.commands.watch import WATCH_STOPPED
 from orchestrator.console import LogView, inform, print_error, warn
-from orchestrator.errors import NodesError
+from orchestrator.errors import CTRL_C, NodesError
 
 
 def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail: int | None, as_json: bool) -> int:
@@ -28,7 +27,7 @@ def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail
     except KeyboardInterrupt:
         command = f": orch status {plan.run_id}" if run.is_recorded else ""
         inform(f"stopped watching; the run continues unless it has ended{command}")
-        return WATCH_STOPPED
+        return CTRL_C
     if not reader.unreadable:
         return 0
     error = NodesError(list(reader.unreadable.values()), plan.node_count)

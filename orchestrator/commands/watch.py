@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 from orchestrator.actions.log_reader import LogReader
 from orchestrator.actions.watch import Watch
 from orchestrator.console import LogView, inform, print_error, print_summary
-from orchestrator.errors import LaunchError
+from orchestrator.errors import CLOSED_PIPE, CTRL_C, LaunchError
 
 if TYPE_CHECKING:
     from orchestrator.actions.launch import Launched  # at run time it would load what only a launch needs
-
-WATCH_STOPPED = 130  # the exit status that a shell reports for a command ended by Ctrl-C
 
 
 def watch(launched: Launched) -> int:
@@ -28,11 +26,11 @@ def watch(launched: Launched) -> int:
         inform(
             f"stopped watching; the run continues. `orch logs -f {run_id}` watches again, `orch stop {run_id}` ends it"
         )
-        return WATCH_STOPPED
+        return CTRL_C
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # stdout is closed; what is still buffered must go somewhere
         inform(f"nobody reads the output any more; the run continues: `orch logs -f {run_id}`")
-        return WATCH_STOPPED
+        return CLOSED_PIPE
     except LaunchError as exc:
         print_error(exc)
         inform(
