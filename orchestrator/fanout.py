@@ -20,11 +20,14 @@ def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | 
     """
     Do the work on every item, at most `limit` at the same time; a slow item does not delay the others.
 
+    If the system refuses more threads, those that have started do all of the work.
+
     Returns:
         The result or failure of each item, in the order of the items.
 
     Raises:
         Exception: an error that is not an OrchError, once the running items have ended; no further item is started.
+        RuntimeError: no thread can start; no item is started.
         KeyboardInterrupt: at once. Work that waits for a node ends when its connection or the process ends.
     """
     results: dict[int, R | OrchError] = {}
@@ -47,15 +50,25 @@ def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | 
     # daemon threads: those of a pool would keep an interrupted orch from exiting
     threads = [threading.Thread(target=run, name="node", daemon=True) for _ in range(min(limit, len(items)))]
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
+        for thread in _start(threads):
             thread.join()
     finally:
         waiting.clear()
     if errors:
         raise errors[0]
     return [results[index] for index in range(len(items))]
+
+
+def _start(threads: Sequence[threading.Thread]) -> Sequence[threading.Thread]:
+    """Start as many of the threads as the system allows, and return them; RuntimeError if it allows none."""
+    for count, thread in enumerate(threads):
+        try:
+            thread.start()
+        except RuntimeError:
+            if count == 0:
+                raise
+            return threads[:count]
+    return threads
 
 
 def successes(results: Sequence[R | OrchError]) -> list[R]:

@@ -57,6 +57,31 @@ def test_programming_error_is_raised() -> None:
         each([1, 0, 1], work, limit=2)
 
 
+def _refuse_threads(monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
+    """Let threading.Thread.start fail after some calls, as it does at the user's limit of processes."""
+    start, calls = threading.Thread.start, iter(range(after))
+
+    def limited(thread: threading.Thread) -> None:
+        if next(calls, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+
+
+def test_threads_that_could_start_do_all_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    _refuse_threads(monkeypatch, after=2)
+    assert each(range(9), lambda index: index, limit=8) == list(range(9))
+
+
+def test_no_item_is_started_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    _refuse_threads(monkeypatch, after=0)
+    begun: list[int] = []
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        each(range(9), begun.append, limit=8)
+    assert begun == []
+
+
 def test_successes_returns_the_results_without_failures() -> None:
     assert successes([1, 2]) == [1, 2]
 
