@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import tempfile
 import time
@@ -34,6 +35,23 @@ def home(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("ORCH_HOME") or Path.home() / ".orch").expanduser().absolute()
 
 
+@dataclass(frozen=True, slots=True)
+class SupervisorProcess:
+    """The process that supervises a run; without a pid as long as it is starting."""
+
+    pid: int | None = None
+    host: str = ""
+
+    def __str__(self) -> str:
+        return "one that is starting" if self.pid is None else f"pid {self.pid} on {self.host}"
+
+    @classmethod
+    def parse(cls, text: str) -> SupervisorProcess:
+        """Read the form that `str` returns."""
+        found = re.fullmatch(r"pid (\d+) on (.+)", text.strip())
+        return cls() if found is None else cls(int(found[1]), found[2])
+
+
 class KeptRun(Protocol):
     """The record of a run, on disk or in memory."""
 
@@ -48,7 +66,7 @@ class KeptRun(Protocol):
 
     def change(self, change: Callable[[RunRecord], RunRecord]) -> RunRecord: ...
 
-    def supervisor(self) -> str | None: ...
+    def supervisor(self) -> SupervisorProcess | None: ...
 
     def is_stop_requested(self) -> bool: ...
 
@@ -74,7 +92,7 @@ class UnrecordedRun:
         self.record = change(self.record)
         return self.record
 
-    def supervisor(self) -> str | None:
+    def supervisor(self) -> SupervisorProcess | None:
         """None: this machine cannot find out whether a supervisor runs on another one."""
         return None
 
@@ -157,21 +175,26 @@ class RunFolder:
             is_ours = _lock(lock, LOCK_WAIT_S)
             if is_ours:
                 lock.truncate(0)
-                lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+                lock.write(f"{SupervisorProcess(os.getpid(), socket.gethostname())}\n")
                 lock.flush()
             yield is_ours
 
-    def supervisor(self) -> str | None:
-        """The supervisor of the run, as `pid PID on HOST`; None if there is none."""
+    def supervisor(self) -> SupervisorProcess | None:
+        """The supervisor of the run; None if there is none."""
         try:
             with self._lock_file.open("r", encoding="utf-8") as lock:
-                return None if _lock(lock, 0.0, fcntl.LOCK_SH) else lock.read().strip() or "one that is starting"
+                return None if _lock(lock, 0.0, fcntl.LOCK_SH) else SupervisorProcess.parse(lock.read())
         except FileNotFoundError:
             return None
 
+    @property
+    def supervisor_log_file(self) -> Path:
+        """The file of the supervisor's output; it stays empty unless the supervisor fails."""
+        return self.path / "supervisor.log"
+
     def supervisor_log(self) -> IO[str]:
-        """Open the log of the supervisor's output; it stays empty unless the supervisor fails."""
-        return _private(self.path / "supervisor.log", "a")
+        """Open the supervisor's log for appending."""
+        return _private(self.supervisor_log_file, "a")
 
     def add_event(self, event: str, text: str) -> None:
         """Append to events.jsonl, the supervisor's observations and actions."""
@@ -270,6 +293,11 @@ class Store:
 
     path: Path
 
+    @property
+    def runs(self) -> Path:
+        """The folder of all records."""
+        return self.path / "runs"
+
     def create(self, record: RunRecord) -> RunFolder:
         """
         Make the run's folder and write its first record.
@@ -277,10 +305,10 @@ class Store:
         Raises:
             UsageError: the folder cannot be made.
         """
-        folder = RunFolder(self.path / "runs" / record.id)
+        folder = RunFolder(self.runs / record.id)
         try:
             working_folder(str(self.path))
-            make_private_folder(str(self.path / "runs"))
+            make_private_folder(str(self.runs))
             folder.path.mkdir(mode=0o700)
             with _private(folder.change_lock, "a") as lock:
                 _lock(lock, 0.0)  # fails now if the file system has no locks
@@ -291,10 +319,9 @@ class Store:
 
     def all(self) -> list[RunFolder]:
         """Every run, oldest first."""
-        runs = self.path / "runs"
-        if not runs.is_dir():
+        if not self.runs.is_dir():
             return []
-        folders = [RunFolder(path) for path in runs.iterdir() if RUN_ID.fullmatch(path.name)]
+        folders = [RunFolder(path) for path in self.runs.iterdir() if RUN_ID.fullmatch(path.name)]
         return sorted((f for f in folders if f.record_file.is_file()), key=_creation)
 
     def find(self, name: str) -> RunFolder:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import os
+import socket
 import stat
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.node.events import NO_RETRY
 from orchestrator.node.run_folder import RUN_ID
 from orchestrator.run import RankExit, RunRecord, RunState, new_run_id
-from orchestrator.store import Store, home
+from orchestrator.store import Store, SupervisorProcess, home
 
 
 def _record(run_id: str, created: str = "2026-01-02T03:04:05+00:00") -> RunRecord:
@@ -115,6 +117,18 @@ def test_lock_of_a_stopped_process_delays_a_change_of_the_record_only_for_a_whil
         fcntl.flock(held, fcntl.LOCK_EX)
         folder.update(message="changed")
     assert folder.read().message == "changed"
+
+
+def test_supervisor_is_known_by_its_lock(tmp_path: Path) -> None:
+    folder = Store(tmp_path).create(_record("a-20260102-030405-0abc"))
+    assert folder.supervisor() is None
+    with folder.supervision() as is_ours:
+        assert is_ours
+        assert folder.supervisor() == SupervisorProcess(os.getpid(), socket.gethostname())
+        assert str(folder.supervisor()) == f"pid {os.getpid()} on {socket.gethostname()}"
+        (folder.path / "supervisor.lock").write_text("")
+        assert str(folder.supervisor()) == "one that is starting"
+    assert folder.supervisor() is None
 
 
 def test_path_traversal_finds_no_run(tmp_path: Path) -> None:

@@ -110,14 +110,16 @@ class Garbage:
 
 def collect(limits: Limits, inventory: str | None) -> Garbage:
     """Collect the garbage of the nodes, then that of records: only of runs that have no folder on any node."""
-    plans, damaged = _plans(Store(home(os.environ)))
+    store = Store(home(os.environ))
+    plans, damaged = _plans(store)
     sites = _sites_of_inventory(inventory) if inventory is not None else _sites_of_runs(plans.values())
     claims, terminal = _Claims(), Terminal()
     limit = max([FANOUT, *(site.ssh.fanout for site in sites)])
     outcomes = each(sites, lambda site: _collect_site(site, limits, claims, terminal), limit=limit)
     found = [outcome for outcome in outcomes if isinstance(outcome, SiteGarbage)]
     reached = {site.key for site, outcome in zip(sites, outcomes, strict=True) if isinstance(outcome, SiteGarbage)}
-    found.append(SiteGarbage(RECORDS, entries=_collect_records(plans, found, reached, limits)))
+    reasons = _reasons_to_keep(plans, found, reached)
+    found.append(SiteGarbage(RECORDS, entries=_collect_records(store, reasons, limits)))
     return Garbage(found, bool(sites), damaged, outcomes, limits.dry_run)
 
 
@@ -192,10 +194,10 @@ def _collect_site(site: Site, limits: Limits, claims: _Claims, terminal: Termina
     return garbage
 
 
-def _collect_records(
-    plans: dict[RunFolder, LaunchPlan | None], found: Sequence[SiteGarbage], reached: set[Key], limits: Limits
-) -> list[GarbageEntry]:
-    """Remove the records of runs that are over, except of runs whose folder is, or may be, on a node."""
+def _reasons_to_keep(
+    plans: dict[RunFolder, LaunchPlan | None], found: Sequence[SiteGarbage], reached: set[Key]
+) -> dict[str, str]:
+    """The reason for each run to keep its record, that its folder is or may be on a node; empty without a reason."""
     kept_on = {entry.name: garbage.node for garbage in found for entry in garbage.entries if entry.action != "remove"}
     reasons: dict[str, str] = {}
     for folder, plan in plans.items():
@@ -203,6 +205,10 @@ def _collect_records(
         unreached = [site.node.name for site in _sites_of(plan) if site.key not in reached] if plan is not None else []
         reasons[run] = f"its folder on {kept_on[run]} stays" if run in kept_on else ""
         reasons[run] = f"{unreached[0]} was not searched for its folder" if unreached else reasons[run]
+    return reasons
+
+
+def _collect_records(store: Store, reasons: dict[str, str], limits: Limits) -> list[GarbageEntry]:
+    """Remove the records of runs that are over and have no reason to be kept."""
     clearing = Clearing(limits.older_than_s, checkpoints=limits.checkpoints, dry_run=limits.dry_run)
-    runs = home(os.environ) / "runs"
-    return [replace(GarbageEntry(**entry), kind="record") for entry in clearing.runs(str(runs), reasons)]
+    return [replace(GarbageEntry(**entry), kind="record") for entry in clearing.runs(str(store.runs), reasons)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 
-from orchestrator.store import RunFolder
+from orchestrator.store import RunFolder, SupervisorProcess
 from orchestrator.supervision import supervisor
 
 START_WAIT_S = 20.0
@@ -49,16 +50,16 @@ def start_and_wait(folder: RunFolder) -> str:
         process = supervisor.start(folder)
     except OSError as exc:
         return str(exc)
-    holder = f"pid {process.pid} "
+    ours = SupervisorProcess(process.pid, socket.gethostname())
     threading.Thread(target=process.wait, daemon=True).start()  # reaps it, if this process lives longer
     deadline = time.monotonic() + START_WAIT_S
     while time.monotonic() < deadline:
-        if (folder.supervisor() or "").startswith(holder) or process.poll() == 0:  # 0: the run was already over
+        if folder.supervisor() == ours or process.poll() == 0:  # 0: the run was already over
             return ""
         if process.poll() is not None:
-            return f"it ended with status {process.returncode}, see {folder.path}/supervisor.log"
+            return f"it ended with status {process.returncode}, see {folder.supervisor_log_file}"
         time.sleep(POLL_S)
-    return f"it has not started in {START_WAIT_S:.0f} s, see {folder.path}/supervisor.log"
+    return f"it has not started in {START_WAIT_S:.0f} s, see {folder.supervisor_log_file}"
 
 
 def logins_need_answers(folder: RunFolder) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import time
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from orchestrator.names.hostlist import fold
 from orchestrator.node.machine import stat_fields
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RunState
-from orchestrator.store import KeptRun
+from orchestrator.store import KeptRun, SupervisorProcess
 from orchestrator.verdict.judge import Verdict, judge
 
 LATE_WRITES_S = 5.0  # a shared file system shows the writes of other machines late
@@ -96,10 +95,9 @@ def still_running_warning(run: KeptRun, run_id: str, nodes: Sequence[str]) -> st
     return f"run {run_id} may still run on {fold(nodes)}, and {cause}: `{remedy}` or `orch stop {run_id}` ends what is left"
 
 
-def stopped_pid(supervisor: str | None) -> int | None:
-    """The pid in a supervisor's lock (`pid PID on HOST`) if a signal (SIGSTOP) has stopped it on this machine, else None."""
-    found = re.fullmatch(r"pid (\d+) on (.+)", supervisor or "")
-    if found is None or found[2] != socket.gethostname():
+def stopped_pid(supervisor: SupervisorProcess | None) -> int | None:
+    """The pid of a supervisor that a signal (SIGSTOP) has stopped on this machine, else None."""
+    if supervisor is None or supervisor.pid is None or supervisor.host != socket.gethostname():
         return None
-    fields = stat_fields(int(found[1]))
-    return int(found[1]) if fields is not None and fields[0] in "Tt" else None
+    fields = stat_fields(supervisor.pid)
+    return supervisor.pid if fields is not None and fields[0] in "Tt" else None

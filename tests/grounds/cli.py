@@ -89,8 +89,8 @@ class Orch:
 
     def supervisor(self, run: str) -> int | None:
         """The pid of the run's supervisor, while there is one."""
-        word = RunFolder(self.home / "runs" / run).supervisor()
-        return int(word.split()[1]) if word and word.startswith("pid") else None
+        supervisor = RunFolder(self.home / "runs" / run).supervisor()
+        return supervisor.pid if supervisor else None
 
     def supervisors(self) -> list[int]:
         """The pids of the supervisors of all runs of this home, just started ones included."""
