@@ -197,9 +197,11 @@ def abandon_launch(folders: Sequence[RunFolder], launcher: Launcher, state: RunS
     """Stop what had started of these runs and record the cause; return an error if something may still be running."""
     try:
         if state is RunState.STOPPED:
-            launcher.close()  # cancels the requests in progress, so that they start nothing more
+            with suppress(Exception):  # `undo` connects again
+                launcher.close()  # cancels the requests in progress, so that they start nothing more
             for folder in folders:
-                folder.request_stop()
+                with suppress(OSError):  # the disk may be full
+                    folder.request_stop()
         left = launcher.undo()
     except KeyboardInterrupt:
         left = ["interrupted a second time, without waiting for the nodes"]

@@ -77,6 +77,26 @@ def test_ctrl_c_stops_what_had_started(tmp_path: Path, monkeypatch: pytest.Monke
     until(lambda: _agents_done(tmp_path), awaited="the agent to end")
 
 
+def test_ctrl_c_stops_what_had_started_even_on_a_full_disk_and_if_the_launcher_cannot_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: RunFolder) -> None:
+        raise OSError(28, "No space left on device")
+
+    def fail(launcher: DirectLauncher) -> None:
+        close(launcher)
+        raise RuntimeError("can't start new thread")
+
+    close = DirectLauncher.close
+    monkeypatch.setattr(RunFolder, "request_stop", refuse)
+    monkeypatch.setattr(Interrupted, "before_undo", lambda _: monkeypatch.setattr(DirectLauncher, "close", close))
+    monkeypatch.setattr(DirectLauncher, "close", fail)
+    error, record = _launched(tmp_path, monkeypatch, KeyboardInterrupt())
+    assert "what had started was stopped" in str(error)
+    assert record.state is RunState.STOPPED
+    until(lambda: _agents_done(tmp_path), awaited="the agent to end")
+
+
 def test_nodes_that_cannot_be_stopped_are_reported_and_the_run_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
