@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.errors import BUG, CLOSED_PIPE, CTRL_C, OrchError, UsageError
+from orchestrator.errors import BUG, CLOSED_PIPE, CTRL_C, OrchError, UsageError, machine_error
 from orchestrator.version import __version__
 
 if TYPE_CHECKING:
@@ -20,17 +19,6 @@ if TYPE_CHECKING:
     from orchestrator.run import LauncherName
 
 # Each command imports its own modules: importing those of all commands takes longer than most commands run.
-
-_REMEDIES = dict.fromkeys(
-    (errno.ENOSPC, errno.EDQUOT), "free space there, or set ORCH_HOME to a folder on another disk"
-)
-_REMEDIES |= dict.fromkeys(
-    (errno.EACCES, errno.EPERM, errno.EROFS), "get permission to write there, or set ORCH_HOME to a folder of your own"
-)
-_REMEDIES |= dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files: ulimit -n")
-_REMEDIES |= dict.fromkeys(
-    (errno.EAGAIN, errno.ENOMEM), "raise the limit of processes, which counts threads: ulimit -u"
-)
 
 _Command = Callable[..., int]
 _PATH = click.Path(path_type=Path)
@@ -286,7 +274,7 @@ def _end(exc: Exception) -> int:
     """Print an error and its next step; returns the exit code."""
     from orchestrator.console import print_error  # noqa: PLC0415
 
-    error = exc if isinstance(exc, OrchError) else _machine_error(exc)
+    error = exc if isinstance(exc, OrchError) else machine_error(exc)
     if error is not None:
         print_error(error)
         return error.exit_code
@@ -294,18 +282,6 @@ def _end(exc: Exception) -> int:
     message = f"a bug in orch: {type(exc).__name__}: {exc}"
     print_error(OrchError(message, hint=f"report it with the lines above; this is orch {__version__}"))
     return BUG
-
-
-def _machine_error(exc: Exception) -> OrchError | None:
-    """The failure of this machine that caused an unexpected exception; None for a bug."""
-    if isinstance(exc, OSError):
-        text = exc.strerror or str(exc)
-        return OrchError(f"{exc.filename}: {text}" if exc.filename else text, hint=_REMEDIES.get(exc.errno or 0, ""))
-    if isinstance(exc, MemoryError):
-        return OrchError("out of memory", hint="free some, or raise the limit: ulimit -v")
-    if isinstance(exc, RuntimeError) and exc.args == ("can't start new thread",):  # threading has no class for it
-        return OrchError(str(exc), hint=_REMEDIES[errno.EAGAIN])
-    return None
 
 
 def _make_output_safe() -> None:

@@ -15,6 +15,7 @@ All errors for users, with their exit codes. 1 (the training failed) and 6 (stop
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 from orchestrator.names.hostlist import fold
@@ -23,6 +24,16 @@ from orchestrator.names.hostlist import fold
 CTRL_C, CLOSED_PIPE = 130, 141
 BUG = 70  # EX_SOFTWARE of sysexits.h
 MOST_REASONS = 20  # different reasons that a NodesError lists
+_REMEDIES = dict.fromkeys(
+    (errno.ENOSPC, errno.EDQUOT), "free space there, or set ORCH_HOME to a folder on another disk"
+)
+_REMEDIES |= dict.fromkeys(
+    (errno.EACCES, errno.EPERM, errno.EROFS), "get permission to write there, or set ORCH_HOME to a folder of your own"
+)
+_REMEDIES |= dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files: ulimit -n")
+_REMEDIES |= dict.fromkeys(
+    (errno.EAGAIN, errno.ENOMEM), "raise the limit of processes, which counts threads: ulimit -u"
+)
 
 
 class OrchError(Exception):
@@ -130,3 +141,15 @@ class RunLost(OrchError):
     """The state of the run cannot be known."""
 
     exit_code = 5
+
+
+def machine_error(exc: BaseException) -> OrchError | None:
+    """The failure of this machine that caused an unexpected exception; None for a bug."""
+    if isinstance(exc, OSError):
+        text = exc.strerror or str(exc)
+        return OrchError(f"{exc.filename}: {text}" if exc.filename else text, hint=_REMEDIES.get(exc.errno or 0, ""))
+    if isinstance(exc, MemoryError):
+        return OrchError("out of memory", hint="free some, or raise the limit: ulimit -v")
+    if isinstance(exc, RuntimeError) and exc.args == ("can't start new thread",):  # threading has no class for it
+        return OrchError(str(exc), hint=_REMEDIES[errno.EAGAIN])
+    return None

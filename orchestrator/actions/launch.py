@@ -18,7 +18,7 @@ from orchestrator import bundle as bundles
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.actions.request import LaunchArguments, make_request
 from orchestrator.endpoint.access import Terminal
-from orchestrator.errors import LaunchError, OrchError
+from orchestrator.errors import LaunchError, OrchError, machine_error
 from orchestrator.inventory.model import Inventory
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
@@ -158,7 +158,7 @@ def undo_on_failure(folders: Sequence[RunFolder], launcher: Launcher, outcome: s
         outcome: the phase of the launch and what a failure leaves, such as `during the launch; nothing was started`.
 
     Raises:
-        LaunchError: instead of a KeyboardInterrupt or OSError, and if something may still be running.
+        LaunchError: instead of a KeyboardInterrupt or an error of this machine, and if something may still be running.
     """
     when, _, left = outcome.partition("; ")
     try:
@@ -166,13 +166,14 @@ def undo_on_failure(folders: Sequence[RunFolder], launcher: Launcher, outcome: s
     except KeyboardInterrupt:
         failure = abandon_launch(folders, launcher, RunState.STOPPED, f"interrupted {when}")
         raise failure or LaunchError(f"interrupted {outcome}") from None
-    except OSError as exc:
-        why = f"the launch failed: {exc}"
-        raise abandon_launch(folders, launcher, RunState.FAILED, why) or LaunchError(f"{why}; {left}") from exc
     except BaseException as exc:
-        why = str(exc) if isinstance(exc, OrchError) else f"the launch failed: {type(exc).__name__}: {exc}"
+        machine = machine_error(exc)
+        cause = machine or f"{type(exc).__name__}: {exc}"
+        why = str(exc) if isinstance(exc, OrchError) else f"the launch failed: {cause}"
         if failure := abandon_launch(folders, launcher, RunState.FAILED, why):
             raise failure from exc
+        if machine is not None:
+            raise LaunchError(f"{why}; {left}", hint=machine.hint) from exc
         raise
 
 

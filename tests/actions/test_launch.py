@@ -108,14 +108,25 @@ def test_nodes_that_cannot_be_stopped_are_reported_and_the_run_is_lost(
     assert record.state is RunState.LOST
 
 
-def test_error_of_the_system_stops_what_had_started_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    error, record = _launched(tmp_path, monkeypatch, OSError(28, "No space left on device"))
-    assert "No space left on device" in str(error)
-    assert record.state is RunState.FAILED
+@pytest.mark.parametrize(
+    ("end", "message", "remedy"),
+    [
+        (OSError(28, "No space left on device", "/a/run.json"), "/a/run.json: No space left on device", "free space"),
+        (RuntimeError("can't start new thread"), "can't start new thread", "ulimit -u"),
+    ],
+)
+def test_error_of_the_system_stops_what_had_started_too_and_has_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Exception, message: str, remedy: str
+) -> None:
+    error, record = _launched(tmp_path, monkeypatch, end)
+    assert str(error) == f"the launch failed: {message}; what had started was stopped"
+    assert isinstance(error, LaunchError)
+    assert remedy in error.hint
+    assert (record.state, record.message) == (RunState.FAILED, f"the launch failed: {message}")
     until(lambda: _agents_done(tmp_path), awaited="the agent to end")
 
 
-@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), ValueError("no JSON"), AssertionError("no")])
+@pytest.mark.parametrize("error", [ValueError("no JSON"), AssertionError("no")])
 def test_unexpected_exception_stops_what_had_started_and_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
