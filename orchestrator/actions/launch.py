@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,6 +28,7 @@ from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Request, RunRecord, RunState, new_run_id
 from orchestrator.store import RunFolder, Store, home
+from orchestrator.supervision.start import logins_need_answers, supervised
 from orchestrator.verdict.launching import this_process
 from orchestrator.version import __version__
 
@@ -83,25 +84,25 @@ def started(planned: Planned, on_warning: Callable[[str], None]) -> Iterator[Lau
     launcher = launcher_for(planned.plan, terminal)
     try:
         with _survive_sighup() as closed, sigterm_interrupts():
-            folder = _launch(planned, launcher, on_warning)
+            folder = _launch(planned, launcher, terminal, on_warning)
         with _supervised(folder, planned.plan, on_warning, needs_answers=terminal.was_used):
             yield Launched(folder, launcher, closed.is_set())
     finally:
         launcher.close()
 
 
+@contextmanager
 def _supervised(
     folder: RunFolder, plan: LaunchPlan, on_warning: Callable[[str], None], *, needs_answers: bool
-) -> AbstractContextManager[None]:
+) -> Iterator[None]:
     """Start a supervisor for the run; `needs_answers`: a person had to answer a login, which a supervisor cannot do."""
     if plan.launcher == "slurm":  # Slurm supervises its jobs itself
-        return nullcontext()
-    from orchestrator.supervision.start import logins_need_answers, supervised  # noqa: PLC0415  imported while the nodes start
-
-    if needs_answers:
-        folder.update(attended=True)
-        on_warning(logins_need_answers(folder))
-    return supervised(folder, on_warning)
+        yield
+        return
+    with supervised(folder, on_warning):
+        if needs_answers:
+            on_warning(logins_need_answers(folder))
+        yield
 
 
 @contextmanager
@@ -131,7 +132,7 @@ def _handled(number: signal.Signals, handler: Callable[..., object]) -> Iterator
         signal.signal(number, signal.SIG_DFL)
 
 
-def _launch(planned: Planned, launcher: Launcher, on_warning: Callable[[str], None]) -> RunFolder:
+def _launch(planned: Planned, launcher: Launcher, terminal: Terminal, on_warning: Callable[[str], None]) -> RunFolder:
     """Record the run, then start it; if the launch fails, the run is FAILED, or LOST if some of it may still be running."""
     folder = Store(home(os.environ)).create(planned.record)
     with undo_on_failure([folder], launcher, "while connecting; nothing was started"):
@@ -143,7 +144,8 @@ def _launch(planned: Planned, launcher: Launcher, on_warning: Callable[[str], No
             on_warning(warning)
     with undo_on_failure([folder], launcher, "during the launch; what had started was stopped"):
         job = launcher.start(planned.bundle)
-        folder.update(slurm_job=job, started=True, launching=None)
+        attended = planned.plan.launcher == "ssh" and terminal.was_used
+        folder.update(slurm_job=job, started=True, launching=None, attended=attended)
         for warning in record_changed_plan(folder, planned.plan, launcher.plan):
             on_warning(warning)
     return folder

@@ -41,6 +41,19 @@ class Interrupted(DirectLauncher):
         """Called before the launch is undone; a test may replace it."""
 
 
+def _arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *program: str) -> LaunchArguments:
+    """The arguments of a launch on one node of this machine."""
+    inventory = tmp_path / "inventory.yaml"
+    node = f"{{name: n0, python: {sys.executable}}}"
+    inventory.write_text(
+        f"name: here\naccelerator: cpu\ndevices: 1\ntransport: local\n"
+        f"defaults: {{workdir: {tmp_path}/work}}\nnodes: [{node}]\n"
+    )
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return LaunchArguments("ssh", str(inventory), None, None, None, (), program)
+
+
 def _launched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException, *failures: str
 ) -> tuple[BaseException, RunRecord]:
@@ -49,16 +62,8 @@ def _launched(
         launcher.end, launcher.failures = end, failures
         return launcher
 
-    inventory = tmp_path / "inventory.yaml"
-    node = f"{{name: n0, python: {sys.executable}}}"
-    inventory.write_text(
-        f"name: here\naccelerator: cpu\ndevices: 1\ntransport: local\n"
-        f"defaults: {{workdir: {tmp_path}/work}}\nnodes: [{node}]\n"
-    )
+    words = _arguments(tmp_path, monkeypatch, "sleep", "1000")
     monkeypatch.setattr(action, "launcher_for", launcher_for)
-    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    words = LaunchArguments("ssh", str(inventory), None, None, None, (), ("sleep", "1000"))
     with pytest.raises((LaunchError, type(end))) as caught:
         launch(words, dry_run=False, follow=False)
     [folder] = Store(tmp_path / "home").all()
@@ -145,3 +150,45 @@ def test_record_that_cannot_be_written_any_more_hides_no_error(tmp_path: Path, m
     raised, _ = _launched(tmp_path, monkeypatch, end)
     assert raised is end
     until(lambda: _agents_done(tmp_path), awaited="the agent to end")
+
+
+def _answer_logins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let launches see that a person has answered a login."""
+
+    def launcher_for(plan: LaunchPlan, terminal: Terminal) -> DirectLauncher:
+        terminal.was_used = True
+        return DirectLauncher(plan, lambda node: LocalTransport(node.name))
+
+    monkeypatch.setattr(action, "launcher_for", launcher_for)
+
+
+def test_launch_is_undone_if_its_answered_logins_cannot_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def update(folder: RunFolder, **changes: object) -> RunRecord:
+        if changes.get("attended"):
+            raise OSError(28, "No space left on device")
+        return write(folder, **changes)
+
+    write = RunFolder.update
+    _answer_logins(monkeypatch)
+    monkeypatch.setattr(RunFolder, "update", update)
+    words = _arguments(tmp_path, monkeypatch, "sleep", "1000")
+    with pytest.raises(LaunchError, match="No space left on device; what had started was stopped"):
+        launch(words, dry_run=False, follow=False)
+    until(lambda: _agents_done(tmp_path), awaited="the agent to end")
+
+
+def test_run_is_supervised_even_if_the_warning_about_answered_logins_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(_: str) -> None:
+        raise BrokenPipeError
+
+    _answer_logins(monkeypatch)
+    planned = action.plan_launch(_arguments(tmp_path, monkeypatch, "true"))
+    with pytest.raises(BrokenPipeError), action.started(planned, closed):
+        pass
+    [folder] = Store(tmp_path / "home").all()
+    assert folder.read().attended
+    until(lambda: folder.read().state is RunState.DONE, awaited="the supervisor to record the end")
