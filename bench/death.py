@@ -37,7 +37,7 @@ DESCRIPTION = f"""\
 {NODES} nodes with {DEVICES} sleeping ranks each. One rank gets SIGKILL. *{ENDED.capitalize()}*: no rank and no agent of orch is left on any
 node. orch and DeepSpeed reach loopback addresses over ssh; srun starts the ranks on a Slurm of four slurmd on this machine;
 torchrun starts all {RANKS} on one node, or {DEVICES} each on four, on this machine. The ranks are in no collective. A contestant
-whose ranks still run {LIMIT_S:.0f} s later has failed."""
+whose ranks still run {LIMIT_S:.0f} s later has failed. At least {MIN_REPETITIONS} runs."""
 VANISHED_DESCRIPTION = f"""\
 3 hosts in network namespaces, a sleeping rank on each. The network link of one host is cut silently. *{ENDED.capitalize()}*: no process of the
 run is left on the other hosts; the isolated host ends its rank after the isolation timeout."""

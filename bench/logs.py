@@ -100,8 +100,8 @@ class _Setup:
         return {
             LIVE: [*launch, "write_lines.py", str(count), str(rate)],
             AFTER: [self._orch, "logs"],
-            PDSH: [installed("pdsh"), "-R", "ssh", "-w", self._hosts, program],
-            CLUSH: [installed("clush"), "-w", self._hosts, "-S", "-o", f"-F {self._farm.ssh_config}", program],
+            PDSH: ["pdsh", "-R", "ssh", "-w", self._hosts, program],
+            CLUSH: ["clush", "-w", self._hosts, "-S", "-o", f"-F {self._farm.ssh_config}", program],
         }
 
     def _contestant(self, name: str, run: Callable[[], Mapping[str, float]]) -> Contestant:
@@ -112,9 +112,13 @@ class _Setup:
 
         return Contestant(name, run_and_wait)
 
+    def _job(self, words: Sequence[str], env: Mapping[str, str]) -> Job:
+        program, *arguments = words
+        return Job([[installed(program), *arguments]], cwd=self._code, env=env)
+
     def _rate_of(self, words: Sequence[str]) -> Callable[[], Mapping[str, float]]:
         def run() -> Mapping[str, float]:
-            timing = time_job(Job([words], cwd=self._code, env=self._env))
+            timing = time_job(self._job(words, self._env))
             _check(timing.output)
             return {END: timing.end, RATE: HOSTS * LINES / timing.end}
 
@@ -123,8 +127,8 @@ class _Setup:
     def _delay_of(self, words: Sequence[str]) -> Callable[[], Mapping[str, float]]:
         def run() -> Mapping[str, float]:
             marker = b" written="
-            env = {**self._env, **UNBUFFERED}
-            timing = time_job(Job([words], cwd=self._code, env=env), marker=marker, lines=50 * HOSTS)
+            job = self._job(words, {**self._env, **UNBUFFERED})
+            timing = time_job(job, marker=marker, lines=50 * HOSTS)
             written = [float(moment) for moment in re.findall(rb" written=(\S+)", timing.output)]
             delays = sorted(timing.begun + arrival - sent for arrival, sent in zip(timing.lines, written, strict=True))
             return {DELAY: delays[len(delays) // 2], LONGEST: delays[-1]}

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import pytest
+
 from bench.processes import CommandFailed
 
 UNITS = {"threads": "", "open files": "", "memory": " MB", "lines/s": "", "tokens/s": "", "MFU": " %"}
@@ -74,7 +76,7 @@ def run_rounds(contestants: Sequence[Contestant], *, repetitions: int) -> tuple[
                 continue
             try:
                 figures = contestant.run()
-            except CommandFailed as error:
+            except (CommandFailed, pytest.fail.Exception) as error:  # the latter from `until`
                 contestant_series.error = str(error)
                 continue
             _report(f"  {number or 'warm-up'}: {contestant.name}: {_first(figures)}")

@@ -17,7 +17,7 @@ _LIMIT_S = 0.2  # the target of the design
 
 def measure(workspace: Workspace, *, repetitions: int) -> Measure:
     commands = {
-        _CLUSH: [installed("clush"), "--version"],
+        _CLUSH: ["clush", "--version"],
         "torchx --help": [str(BIN / "torchx"), "--help"],
         'python -c ""': [sys.executable, "-c", ""],
         "orch --help": [str(workspace.orch), "--help"],
@@ -36,6 +36,8 @@ def measure(workspace: Workspace, *, repetitions: int) -> Measure:
 
 def _contestant(name: str, command: Sequence[str], workspace: Workspace) -> Contestant:
     def run() -> Mapping[str, float]:
-        return {_FIGURE: time_job(Job([command], cwd=Path(workspace.folder), env=workspace.env)).end}
+        program, *words = command
+        job = Job([[installed(program), *words]], cwd=Path(workspace.folder), env=workspace.env)
+        return {_FIGURE: time_job(job).end}
 
     return Contestant(name, run)
