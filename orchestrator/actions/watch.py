@@ -106,7 +106,7 @@ class Watch:
 
     def _confirmed_status(self) -> Status | None:
         """Query the nodes; return the status if the run has ended, else None."""
-        queue = self._poll.latest.status if self._poll else None
+        queue = self._poll.result().status if self._poll else None
         try:
             status = observe.observe_run(self._run, self._plan, self._launcher, queue)
         except NodesError:
@@ -127,7 +127,7 @@ class Watch:
             return None
         if self._poll is None:
             return self._judged(None)
-        result = self._poll.latest
+        result = self._poll.result()
         if self._reader.attempt < result.attempt:
             return WatchPhase.NEXT_ATTEMPT
         text = change_message(self._shown_result, result, has_log=bool(self._reader.nodes))

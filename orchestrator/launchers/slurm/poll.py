@@ -36,8 +36,8 @@ class Poll:
     """
 
     def __init__(self, launcher: Launcher, job: str | None, attempt: int) -> None:
-        self.latest = PollResult(JobStatus(SILENT), attempt)
-        """The newest result; SILENT until the first poll has ended."""
+        self._latest = PollResult(JobStatus(SILENT), attempt)
+        self._error: Exception | None = None
         self._launcher = launcher
         self._job = job
         self._ended = threading.Event()
@@ -50,17 +50,29 @@ class Poll:
     def __exit__(self, _type: type[BaseException] | None, _error: object, _traceback: TracebackType | None) -> None:
         self._ended.set()
 
+    def result(self) -> PollResult:
+        """
+        The newest result; SILENT until the first poll has ended.
+
+        Raises:
+            Exception: the error that has ended the polling, if any.
+        """
+        if self._error is not None:
+            raise self._error
+        return self._latest
+
     def _poll_until_ended(self) -> None:
         pause_s = POLL_S
         while not self._ended.is_set():
             try:
-                self.latest = self._poll()
+                self._latest = self._poll()
             except LaunchError as error:  # the machine that has Slurm cannot be reached
-                self.latest = replace(self.latest, status=JobStatus(SILENT, str(error)))
-            except Exception:
+                self._latest = replace(self._latest, status=JobStatus(SILENT, str(error)))
+            except Exception as error:  # noqa: BLE001  raised by `result`
                 if not self._ended.is_set():  # else the launcher was closed meanwhile
-                    raise
-            pause_s = next_pause_s(pause_s, self.latest.status)
+                    self._error = error
+                return
+            pause_s = next_pause_s(pause_s, self._latest.status)
             self._ended.wait(pause_s)
 
     def _poll(self) -> PollResult:
@@ -68,9 +80,9 @@ class Poll:
         attempt = self._launcher.attempt()
         if status is None or not status.waits:
             return PollResult(status, attempt)
-        is_changed = _state(status) != _state(self.latest.status)
+        is_changed = _state(status) != _state(self._latest.status)
         if not is_changed and time.monotonic() - self._position_time <= POSITION_S:
-            return PollResult(status, attempt, self.latest.position)
+            return PollResult(status, attempt, self._latest.position)
         position = self._launcher.position(status)
         self._position_time = time.monotonic()
         return PollResult(status, attempt, position)
