@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from orchestrator.errors import UsageError
+from orchestrator.errors import OrchError, UsageError
 from orchestrator.resources import node_folder, trainer_folder
 
 LIMIT_BYTES = 256 * 1024 * 1024
@@ -40,9 +40,16 @@ class Bundle:
 
     @property
     def archive(self) -> tuple[bytes, str]:
-        """A tar.gz, the same for all nodes, and its SHA-256; packed when the first node needs it."""
+        """
+        A tar.gz, the same for all nodes, and its SHA-256; packed when the first node needs it.
+
+        Raises:
+            OrchError: packing has failed before, as for lack of memory; it cannot be repeated.
+        """
         with self._lock:
             if self._archive is None:
+                if len(self._members) < len(self.files):
+                    raise OrchError("the code could not be packed", hint="free memory, or raise the limit: ulimit -v")
                 archive = _pack(self._members)
                 self._archive = archive, hashlib.sha256(archive).hexdigest()
             return self._archive

@@ -11,12 +11,16 @@ from pathlib import Path
 import pytest
 
 from orchestrator import bundle as bundles
-from orchestrator.errors import UsageError
+from orchestrator.errors import OrchError, UsageError
 
 
 def _git(folder: Path, *args: str) -> None:
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
     subprocess.run(["git", *identity, *args], cwd=folder, check=True, capture_output=True)
+
+
+def _out_of_memory(*_: object) -> None:
+    raise MemoryError
 
 
 @pytest.fixture
@@ -97,6 +101,18 @@ def test_archive_has_the_files_of_the_bundle_and_no_user_data(repository: Path) 
     assert {(member.uid, member.uname, member.mode & 0o077) for member in members.values() if member.isfile()} == {
         (0, "", 0)
     }
+
+
+def test_archive_that_lacks_files_is_never_returned(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packing frees the contents one by one, so it cannot be repeated once it has failed."""
+    bundle = bundles.build(trainer=False, code=bundles.find_code(repository, ["x.py"]))
+    with monkeypatch.context() as patched:
+        patched.setattr(tarfile.TarFile, "addfile", _out_of_memory)
+        with pytest.raises(MemoryError):
+            _ = bundle.archive
+    with pytest.raises(OrchError, match="the code could not be packed") as caught:
+        _ = bundle.archive
+    assert "ulimit -v" in caught.value.hint
 
 
 @pytest.mark.processes
