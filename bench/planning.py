@@ -9,8 +9,8 @@ from pathlib import Path
 from bench.processes import Job, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
 from bench.workspace import Workspace
+from orchestrator.actions import transcript
 from orchestrator.inventory import model
-from orchestrator.plan import transcript
 from orchestrator.plan.files import node_files
 from orchestrator.plan.make import make_plan
 from orchestrator.run import Program, Request

@@ -20,10 +20,11 @@ from orchestrator.actions import stop
 from orchestrator.actions.launch import plan_launch, started
 from orchestrator.actions.refresh import refresh
 from orchestrator.actions.request import LaunchArguments
+from orchestrator.actions.runs import find_run
 from orchestrator.backoff import backoff
 from orchestrator.errors import LaunchError, UsageError
 from orchestrator.run import LauncherName, RunRecord
-from orchestrator.store import RunFolder, Store, home
+from orchestrator.store import RunFolder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # of typing itself from Python 3.11 on
@@ -79,7 +80,7 @@ class Run:
 
     @property
     def _folder(self) -> RunFolder:
-        return Store(home(os.environ)).find(self.id)
+        return find_run(self.id)
 
 
 class Options(TypedDict, total=False):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.actions.inventory import load_inventory
+from orchestrator.actions.runs import home_store
 from orchestrator.endpoint.access import PlannedSsh, SshSettings, Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import GarbageEntry, StrayReport
@@ -19,7 +19,7 @@ from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.login_node import login_node
 from orchestrator.node.endpoint.garbage import Clearing
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
-from orchestrator.store import RunFolder, Store, home
+from orchestrator.store import RunFolder, Store
 
 __all__ = ["Garbage", "GarbageEntry", "Limits", "SiteGarbage", "collect"]
 
@@ -110,7 +110,7 @@ class Garbage:
 
 def collect(limits: Limits, inventory: str | None) -> Garbage:
     """Collect the garbage of the nodes, then that of records: only of runs that have no folder on any node."""
-    store = Store(home(os.environ))
+    store = home_store()
     plans, damaged = _plans(store)
     sites = _sites_of_inventory(inventory) if inventory is not None else _sites_of_runs(plans.values())
     claims, terminal = _Claims(), Terminal()

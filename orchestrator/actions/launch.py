@@ -17,6 +17,7 @@ from typing import Any
 from orchestrator import bundle as bundles
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.actions.request import LaunchArguments, make_request
+from orchestrator.actions.runs import home_store
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, OrchError, machine_error
 from orchestrator.inventory.model import Inventory
@@ -27,7 +28,7 @@ from orchestrator.launchers.slurm.host import home_of_slurm
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Request, RunRecord, RunState, new_run_id
-from orchestrator.store import RunFolder, Store, home
+from orchestrator.store import RunFolder
 from orchestrator.supervision.start import logins_need_answers, supervised
 from orchestrator.verdict.launching import this_process
 from orchestrator.version import __version__
@@ -134,7 +135,7 @@ def _handled(number: signal.Signals, handler: Callable[..., object]) -> Iterator
 
 def _launch(planned: Planned, launcher: Launcher, terminal: Terminal, on_warning: Callable[[str], None]) -> RunFolder:
     """Record the run, then start it; if the launch fails, the run is FAILED, or LOST if some of it may still be running."""
-    folder = Store(home(os.environ)).create(planned.record)
+    folder = home_store().create(planned.record)
     with undo_on_failure([folder], launcher, "while connecting; nothing was started"):
         with ThreadPoolExecutor(1) as executor:
             writing = executor.submit(record_plan, folder, planned)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from typing import Any
 
 from orchestrator.actions.durations import seconds
 from orchestrator.actions.log_reader import Keep
+from orchestrator.actions.runs import find_run, home_store
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
@@ -18,7 +18,7 @@ from orchestrator.names.hostlist import expand
 from orchestrator.node.run_folder import RUN_ID
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import KeptRun, Store, UnrecordedRun, home
+from orchestrator.store import KeptRun, UnrecordedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def recorded_run(name: str) -> tuple[KeptRun, Launcher]:
         RunNotFound: there is no such run, or more than one.
     """
     try:
-        folder = Store(home(os.environ)).find(name)
+        folder = find_run(name)
     except RunNotFound as exc:
         if RUN_ID.fullmatch(name):
             exc.hint = f"{exc.hint}; for a run launched on another machine: orch logs {name} -i FILE"
@@ -61,7 +61,7 @@ def find_on_nodes(
     if not RUN_ID.fullmatch(run_id):
         hint = "as orch ssh-launch printed it: gpt-20261121-101500-ab12; names, prefixes and latest are for runs launched here"
         raise UsageError(f"with -i, RUN is the complete id of a run; {run_id!r} is not", hint=hint)
-    if any(folder.path.name == run_id for folder in Store(home(os.environ)).all()):
+    if any(folder.path.name == run_id for folder in home_store().all()):
         on_message(
             f"run {run_id} is recorded here, so its nodes are taken from its record, and -i {inventory} was not read"
         )

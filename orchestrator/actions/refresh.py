@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
+from orchestrator.actions.runs import readable_runs
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError, NodesError, RunNotFound
@@ -18,14 +18,14 @@ from orchestrator.launchers.slurm.poll import describe_job
 from orchestrator.launchers.slurm.queue import job_statuses
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import RunFolder, Store, home
+from orchestrator.store import RunFolder
 from orchestrator.verdict import observe
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.observe import Status
 from orchestrator.verdict.settle import settle
 
-__all__ = ["NodeObservation", "Refreshed", "bring_up_to_date", "readable", "refresh"]
+__all__ = ["NodeObservation", "Refreshed", "bring_up_to_date", "refresh"]
 
 REFRESHED_AT_ONCE = 8
 
@@ -105,20 +105,9 @@ def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Termina
     return Refreshed(folder, settle(folder, verdict, status.nodes, attempt=status.attempt), status)
 
 
-def readable() -> tuple[list[tuple[RunFolder, RunRecord]], list[str]]:
-    """Read all records, oldest first; the second list holds the errors of damaged ones."""
-    runs, damaged = [], []
-    for folder in Store(home(os.environ)).all():
-        try:
-            runs.append((folder, folder.read()))
-        except RunNotFound as exc:
-            damaged.append(str(exc))
-    return runs, damaged
-
-
 def bring_up_to_date() -> list[str]:
     """Refresh all runs that have not ended, with one query per Slurm; returns warnings."""
-    runs, _ = readable()
+    runs, _ = readable_runs()
     unended = [(folder, record) for folder, record in runs if not record.state.final]
     terminal = Terminal()
     queues, warnings = _queues([(folder, record) for folder, record in unended if record.launcher == "slurm"], terminal)

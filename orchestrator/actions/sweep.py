@@ -20,6 +20,7 @@ from orchestrator.actions.launch import (
     undo_on_failure,
 )
 from orchestrator.actions.request import LaunchArguments, trainer_config
+from orchestrator.actions.runs import home_store
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import OrchError, RunNotFound, UsageError
 from orchestrator.fanout import each
@@ -27,7 +28,7 @@ from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.plan.plan import Sweep
 from orchestrator.run import RunRecord, new_run_id
-from orchestrator.store import RunFolder, Store, home
+from orchestrator.store import RunFolder
 
 MOST_RUNS = 1000  # Slurm's MaxArraySize is 1001 by default
 CHECKED_AT_ONCE = 8
@@ -119,7 +120,7 @@ def submit(planned: Sequence[Planned], on_warning: Callable[[str], None]) -> str
 
 def _start(planned: Sequence[Planned], launcher: SlurmLauncher, on_warning: Callable[[str], None]) -> str:
     """Write all records, then all files, then submit once."""
-    store, folders = Store(home(os.environ)), list[RunFolder]()
+    store, folders = home_store(), list[RunFolder]()
     with undo_on_failure(folders, launcher, "during the launch; no run of the sweep is left running"):
         for run in planned:
             folders.append(store.create(run.record))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 from orchestrator.actions.attach import attached, supervise
+from orchestrator.actions.runs import find_run
 from orchestrator.commands.watch import watch
 from orchestrator.console import inform, print_text, warn
-from orchestrator.store import Store, home
 
 
 def attach(run: str, *, follow: bool) -> int:
     """Start a supervisor for the run and watch the run to its end; only print the state of a run that has ended."""
-    folder = Store(home(os.environ)).find(run)
+    folder = find_run(run)
     record = folder.read()
     if record.state.ended:
         inform(f"run {record.id} is {record.state.value}" + (f": {record.message}" if record.message else ""))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from orchestrator.actions import transcript
 from orchestrator.actions.launch import plan_launch, started
 from orchestrator.actions.request import LaunchArguments
 from orchestrator.console import print_text, warn
-from orchestrator.plan import transcript
 
 
 def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool) -> int:

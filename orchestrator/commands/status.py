@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.actions.refresh import NodeObservation, Refreshed, bring_up_to_date, readable, refresh
+from orchestrator.actions.refresh import NodeObservation, Refreshed, bring_up_to_date, refresh
+from orchestrator.actions.runs import find_run, readable_runs
 from orchestrator.console import print_json, print_table, print_text, warn, without_controls
-from orchestrator.store import Store, home
 
 
 def status(run: str, *, as_json: bool) -> int:
     """Print the state of one run; returns the exit code of the run, 0 while it is running."""
-    refreshed = refresh(Store(home(os.environ)).find(run))
+    refreshed = refresh(find_run(run))
     record = refreshed.record
     if refreshed.missing:
         warn(refreshed.missing)
@@ -38,7 +37,7 @@ def status(run: str, *, as_json: bool) -> int:
 def list_runs(*, up_to_date: bool, as_json: bool) -> int:
     """Print the records of all runs, oldest first; with `up_to_date`, refresh the unfinished ones first."""
     warnings = bring_up_to_date() if up_to_date else []
-    runs, damaged = readable()
+    runs, damaged = readable_runs()
     for warning in warnings + damaged:
         warn(warning)
     records = [record for _, record in runs]

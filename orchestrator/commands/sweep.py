@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.actions.refresh import bring_up_to_date, readable
+from orchestrator.actions import transcript
+from orchestrator.actions.refresh import bring_up_to_date
 from orchestrator.actions.request import LaunchArguments
+from orchestrator.actions.runs import readable_runs
 from orchestrator.actions.sweep import of_sweep, plan_sweep, submit
 from orchestrator.console import inform, print_json, print_table, print_text, warn
-from orchestrator.plan import transcript
 from orchestrator.run import RunRecord
 
 COMPARED = ("steps", "first_loss", "last_loss", "tokens_per_s")
@@ -37,7 +38,7 @@ def list_sweep(name: str, *, as_json: bool) -> int:
         RunNotFound: no sweep here, or more than one, has the name.
     """
     warnings = bring_up_to_date()
-    runs, damaged = readable()
+    runs, damaged = readable_runs()
     for warning in warnings + damaged:
         warn(warning)
     records = of_sweep(name, [record for _, record in runs])

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.actions import transcript
 from orchestrator.inventory import model as inventories
 from orchestrator.inventory.model import Inventory
-from orchestrator.plan import transcript
 from orchestrator.plan.files import node_files
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan

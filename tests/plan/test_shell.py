@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
+from orchestrator.actions import transcript
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import SlurmOptions
 from orchestrator.names.slurm_options import OPTION_OF
-from orchestrator.plan import sbatch, transcript
+from orchestrator.plan import sbatch
 from orchestrator.plan.files import node_script
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan

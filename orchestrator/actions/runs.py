@@ -1,0 +1,35 @@
+"""The runs that are recorded on this machine."""
+
+from __future__ import annotations
+
+import os
+
+from orchestrator.errors import RunNotFound
+from orchestrator.run import RunRecord
+from orchestrator.store import RunFolder, Store, home
+
+
+def home_store() -> Store:
+    """The store in $ORCH_HOME."""
+    return Store(home(os.environ))
+
+
+def find_run(name: str) -> RunFolder:
+    """
+    Find a run by its id, a unique prefix of the id, its name, or `latest`.
+
+    Raises:
+        RunNotFound: there is none, or several ids have the prefix.
+    """
+    return home_store().find(name)
+
+
+def readable_runs() -> tuple[list[tuple[RunFolder, RunRecord]], list[str]]:
+    """Read all records, oldest first; the second list holds the errors of damaged ones."""
+    runs, damaged = [], []
+    for folder in home_store().all():
+        try:
+            runs.append((folder, folder.read()))
+        except RunNotFound as exc:
+            damaged.append(str(exc))
+    return runs, damaged
