@@ -1,14 +1,15 @@
-"""The inventory that a command uses."""
+"""The inventory that a command uses, and its forms for `orch inventory`."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from orchestrator.errors import InventoryError, UsageError
 from orchestrator.inventory import model as inventories
 from orchestrator.inventory.model import Inventory
-from orchestrator.names.hostlist import expand
+from orchestrator.names.hostlist import expand, fold
 from orchestrator.resources import inventory_folder
 
 DEFAULT = Path("inventory.yaml")
@@ -39,6 +40,19 @@ def load_inventory(given: str | None, names: str | None) -> Inventory:
         return inventories.from_names(expand(names))
     except ValueError as exc:
         raise UsageError(f"--nodes {names}: {exc}", hint="as in --nodes n0,n1 or --nodes 'n[0-3]'") from exc
+
+
+def resolved_inventory(given: str | None) -> dict[str, Any]:
+    """The inventory as JSON, with patterns expanded, defaults applied and secrets hidden."""
+    return inventories.inventory_json(load_inventory(given, None))
+
+
+def validate_inventory(given: str | None) -> str:
+    """Check the inventory; return the numbers of nodes and devices in one sentence."""
+    inventory = load_inventory(given, None)
+    devices = sum(node.devices for node in inventory.nodes)
+    names = fold(node.name for node in inventory.nodes)
+    return f"{inventory.file} is valid: {len(inventory.nodes)} nodes, {devices} devices: {names}"
 
 
 def _shipped(name: str) -> Path | None:
