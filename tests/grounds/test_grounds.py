@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -48,6 +50,11 @@ def test_until_fails_naming_what_was_awaited() -> None:
     with pytest.raises(pytest.fail.Exception, match=r"waited 0\.1 s for rain; last seen: 0"):
         until(lambda: 0, deadline_s=0.1, awaited="rain")
     assert time.monotonic() - started < 5
+
+
+def test_until_polls_a_condition_that_only_waits_as_often_as_a_quick_one() -> None:
+    calls, never = itertools.count(1), threading.Event()
+    until(lambda: never.wait(0.1) or next(calls) == 5, deadline_s=2, awaited="five polls")
 
 
 @pytest.mark.processes
