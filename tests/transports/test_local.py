@@ -107,8 +107,9 @@ def test_output_of_the_login_shell_is_skipped(tmp_path: Path) -> None:
 
 
 def test_login_shell_that_never_stops_printing_is_an_error(tmp_path: Path) -> None:
+    endless = "exec 3<&0; cat <&3 >/dev/null & exec yes"  # it reads the program, so no write times out
     with pytest.raises(NodeError, match="the login shell printed 'y"):
-        Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", "exec yes"))
+        Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", endless))
 
 
 @pytest.mark.parametrize("shell", ["exec yes", "echo yes; exec sleep 1000"])
@@ -116,6 +117,7 @@ def test_a_login_shell_that_reads_nothing_is_quoted_though_the_write_times_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str
 ) -> None:
     monkeypatch.setattr(client, "ANSWER_S", 0.5)
+    monkeypatch.setattr("orchestrator.transports.local.EXIT_WAIT_S", 0.1)
     monkeypatch.setattr(client, "program", lambda: bytes(1 << 20))  # more than any pipe holds
     with pytest.raises(NodeError, match="the login shell printed 'y"):
         Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", shell))
