@@ -10,7 +10,7 @@ from orchestrator.node.events import cause_s
 
 if TYPE_CHECKING:
     from orchestrator.node import protocol
-    from orchestrator.node.events import Event, RankResult
+    from orchestrator.node.events import Event, RankResult, StateName
 
 Json = Mapping[str, Any]
 
@@ -146,7 +146,7 @@ class Finished:
     `time` is that of the cause (events.cause_s), by this machine's clock.
     """
 
-    state: str
+    state: StateName
     time: float
     exit: ReportedExit | None
     text: str = ""

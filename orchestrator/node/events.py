@@ -16,9 +16,11 @@ from orchestrator.node.files import open_for_write, tail
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Dict, List, Optional, TypedDict
+    from typing import Dict, Final, List, Literal, Optional, TypedDict
 
     from typing_extensions import Unpack
+
+    StateName = Literal["DONE", "FAILED", "STOPPED", "REQUEUE"]
 
     class RankResult(TypedDict, total=False):
         """The exit of a rank: its code or the name of a signal, and the message and kind in its error file, if any."""
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
         pid: int
         start_time: Optional[int]
         done: bool
-        state: str
+        state: StateName
         exit: Optional[RankResult]
         reason: str
         dropped: List[str]
@@ -72,10 +74,10 @@ class Kind:
 class State:
     """The values of the key `state` of agent-finished."""
 
-    DONE = "DONE"
-    FAILED = "FAILED"
-    STOPPED = "STOPPED"
-    REQUEUE = "REQUEUE"
+    DONE: Final = "DONE"
+    FAILED: Final = "FAILED"
+    STOPPED: Final = "STOPPED"
+    REQUEUE: Final = "REQUEUE"
 
 
 class Clock:

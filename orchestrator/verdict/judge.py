@@ -9,18 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from orchestrator.endpoint import replies
 from orchestrator.endpoint.replies import Finished, NodeObservation
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.names.hostlist import fold
+from orchestrator.node.events import State
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RankExit, RunState
 from orchestrator.verdict.hangs import diagnose_hang
 
+if TYPE_CHECKING:
+    from orchestrator.node.events import StateName
+
 # man squeue, JOB STATE CODES: Slurm ended these jobs itself; the signals to the ranks are a consequence.
 _ENDED_BY_SLURM = frozenset({"BOOT_FAIL", "DEADLINE", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
-_CANCELLED = "CANCELLED"
+_CANCELLED, _FAILED = "CANCELLED", "FAILED"
 _STOPPED_BY_USER = frozenset({_CANCELLED, GONE})  # a job that Slurm no longer knows was most likely cancelled
 
 
@@ -47,7 +52,7 @@ class Evidence:
         finished = [(node.node, node.finished) for node in self.nodes if node.finished is not None]
         return sorted(finished, key=lambda entry: entry[1].time)
 
-    def finished_as(self, *states: str) -> list[tuple[str, Finished]]:
+    def finished_as(self, *states: StateName) -> list[tuple[str, Finished]]:
         """The finished nodes in one of the states."""
         return [(node, finished) for node, finished in self.finished if finished.state in states]
 
@@ -63,7 +68,7 @@ class Evidence:
     @property
     def first_exit(self) -> RankExit | None:
         """The exit of the first rank that failed."""
-        failed = ((node, finished.exit) for node, finished in self.finished_as("FAILED"))
+        failed = ((node, finished.exit) for node, finished in self.finished_as(State.FAILED))
         return next((diagnose_hang(_exit_of(node, exit_), self.nodes) for node, exit_ in failed if exit_), None)
 
 
@@ -108,13 +113,13 @@ def judge_slurm(evidence: Evidence, queue: JobStatus | None) -> Verdict:
 
 def every_node_done(evidence: Evidence) -> Verdict | None:
     """DONE if every node is."""
-    is_done = evidence.all_finished and evidence.finished_as("DONE") == evidence.finished
+    is_done = evidence.all_finished and evidence.finished_as(State.DONE) == evidence.finished
     return Verdict(RunState.DONE) if is_done else None
 
 
 def a_node_failed(evidence: Evidence) -> Verdict | None:
     """FAILED by the earliest failure of a rank or an agent; later failures are consequences."""
-    failed = evidence.finished_as("FAILED")
+    failed = evidence.finished_as(State.FAILED)
     if not failed:
         return None
     node, finished = failed[0]
@@ -126,16 +131,16 @@ def a_node_failed(evidence: Evidence) -> Verdict | None:
 
 def stopped_by_orch(evidence: Evidence) -> Verdict | None:
     """STOPPED if agents were stopped after `orch stop`."""
-    stopped = evidence.finished_as("STOPPED", "REQUEUE")
+    stopped = evidence.finished_as(State.STOPPED, State.REQUEUE)
     return Verdict(RunState.STOPPED) if stopped and evidence.stop_requested else None
 
 
 def stopped_by_another_signal(evidence: Evidence) -> Verdict | None:
     """FAILED if a node's shutdown, an administrator or a clean-up script stopped it, or Slurm did not restart it on request."""
-    if evidence.finished_as("REQUEUE"):
+    if evidence.finished_as(State.REQUEUE):
         message = "the ranks requested another attempt, and Slurm did not start it"
         return Verdict(RunState.FAILED, message=message)
-    stopped = evidence.finished_as("STOPPED")
+    stopped = evidence.finished_as(State.STOPPED)
     if not stopped:
         return None
     return Verdict(RunState.FAILED, message=f"{stopped[0][0]} was asked to stop by a signal that orch did not send")
@@ -185,7 +190,7 @@ def job_ended_by_slurm(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     if queue.state not in _ENDED_BY_SLURM:
         return None
     state = f"Slurm ended the job: {queue.state} {queue.reason}".strip()
-    detail = next((finished.text for _, finished in evidence.finished_as("FAILED") if finished.exit is None), None)
+    detail = next((finished.text for _, finished in evidence.finished_as(State.FAILED) if finished.exit is None), None)
     return Verdict(RunState.FAILED, evidence.first_exit, f"{state}; {detail}" if detail else state)
 
 
@@ -200,7 +205,7 @@ def job_stopped_by_user(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     """STOPPED if `orch stop` or scancel stopped the agents."""
     is_final = queue.over or (queue.absent and evidence.all_finished)
     by_user = evidence.stop_requested or queue.state in _STOPPED_BY_USER
-    stopped = evidence.finished_as("STOPPED", "REQUEUE") and not _some_never_started(evidence, queue)
+    stopped = evidence.finished_as(State.STOPPED, State.REQUEUE) and not _some_never_started(evidence, queue)
     return Verdict(RunState.STOPPED, message=_canceller(queue)) if is_final and by_user and stopped else None
 
 
@@ -219,7 +224,7 @@ def job_is_queued(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     if queue.over:
         return None
     is_queued = queue.waits or (queue.state == SILENT and not evidence.started)
-    is_requeued = any(node.finished is not None and node.finished.state == "REQUEUE" for node in evidence.started)
+    is_requeued = any(node.finished is not None and node.finished.state == State.REQUEUE for node in evidence.started)
     return Verdict(RunState.PENDING, message=queue.why or None) if is_queued or is_requeued else None
 
 
@@ -271,7 +276,7 @@ def _failed_job(evidence: Evidence, queue: JobStatus) -> Verdict:
 
 def _some_never_started(evidence: Evidence, queue: JobStatus) -> bool:
     """True if the job failed before every node had an agent: then the stopped agents are a consequence."""
-    return queue.state == "FAILED" and not evidence.all_finished
+    return queue.state == _FAILED and not evidence.all_finished
 
 
 def _report(queue: JobStatus) -> str:

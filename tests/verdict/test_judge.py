@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +16,9 @@ from orchestrator.run import LauncherName, Program, Request, RunState
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.observe import recordable_verdict
 
+if TYPE_CHECKING:
+    from orchestrator.node.events import StateName
+
 OVER = JobStatus("COMPLETED", over=True)
 
 
@@ -25,7 +29,13 @@ def _plan(launcher: LauncherName) -> LaunchPlan:
 
 
 def _node(
-    name: str, state: str | None = None, *, at: float = 1.0, alive: bool = True, same_boot: bool = True, code: int = 1
+    name: str,
+    state: StateName | None = None,
+    *,
+    at: float = 1.0,
+    alive: bool = True,
+    same_boot: bool = True,
+    code: int = 1,
 ) -> NodeObservation:
     rank = int(name[1:])
     agent = AgentRecord(1, 1, 1, "b", "h", name, "3.11.7", name, rank, (rank,), 2, "10.0.0.1 29500 h", 0.0)

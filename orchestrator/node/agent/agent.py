@@ -32,7 +32,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from orchestrator.node.events import RankResult
+    from orchestrator.node.events import RankResult, StateName
     from orchestrator.node.isolation import Isolation
 
 # REQUEUE is 0, too: on any other code srun would kill the ranks of the other nodes, which may still be saving.
@@ -54,7 +54,7 @@ class Phase(Enum):
 class Outcome:
     """The reason for ending the ranks, and the state that the agent reports unless all of them are done."""
 
-    def __init__(self, state: str, *, exit: RankResult | None = None, reason: str = "") -> None:  # noqa: A002  as in the event
+    def __init__(self, state: StateName, *, exit: RankResult | None = None, reason: str = "") -> None:  # noqa: A002  as in the event
         self.state, self.exit, self.reason = state, exit, reason
 
 
