@@ -52,6 +52,11 @@ class LogReader:
         self.pending: set[str] = set()
         """The folders that `follow` has not yet read to their present ends."""
 
+    @property
+    def folder_count(self) -> int:
+        """The number of folders that are read; one if the nodes share a folder."""
+        return len(self._feeds)
+
     def past(self, *, tail: int | None, unfinished: bool) -> None:
         """Show the lines so far, or the last `tail` of them; lines without an end only if `unfinished`."""
         lines: Iterable[LogLines] = self._kept(self._history(unfinished=unfinished))

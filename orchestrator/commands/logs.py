@@ -30,6 +30,6 @@ def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail
         return CTRL_C
     if not reader.unreadable:
         return 0
-    error = NodesError(list(reader.unreadable.values()), plan.node_count)
+    error = NodesError(list(reader.unreadable.values()), reader.folder_count)
     print_error(error)
     return error.exit_code

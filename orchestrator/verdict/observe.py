@@ -55,7 +55,7 @@ def observe_run(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: JobSt
         verdict = judge(plan, nodes, queue, stop_requested=run.is_stop_requested())
         unreachable = [folder.failure for folder in folders if folder.failure is not None]
         if unreachable and verdict.state is not RunState.FAILED:
-            raise NodesError(unreachable, plan.node_count)
+            raise NodesError(unreachable, len(folders))
         if verdict.state is not RunState.LOST or queue is None or time.monotonic() > deadline:
             return Status(verdict, tuple(nodes), queue, attempt)
         time.sleep(POLL_S)
