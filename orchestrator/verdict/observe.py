@@ -80,7 +80,8 @@ def recordable_verdict(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeO
     No supervisor watches a run whose record is final, so nothing would end the remaining processes.
     """
     if running := may_still_run(plan, verdict, nodes):
-        return replace(verdict, state=RunState.RUNNING, message=f"{verdict.message}; {fold(running)} may still run")
+        message = "; ".join(filter(None, (verdict.message, f"{fold(running)} may still run")))
+        return replace(verdict, state=RunState.RUNNING, message=message)
     return verdict
 
 

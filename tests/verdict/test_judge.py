@@ -288,3 +288,9 @@ def test_read_only_command_records_a_failure_only_once_every_node_has_ended() ->
     assert recordable_verdict(plan, failed, [_node("n0", "FAILED")]).state is RunState.RUNNING, "n1 was not reached"
     assert recordable_verdict(plan, failed, [_node("n0", "FAILED"), _node("n1", alive=False)]) == failed
     assert recordable_verdict(_plan("slurm"), failed, [_node("n0", "FAILED"), _node("n1")]) == failed, "Slurm ends it"
+
+
+def test_stopped_run_that_may_still_run_has_no_empty_cause_in_its_message() -> None:
+    plan, nodes = _plan("ssh"), [_node("n0", "STOPPED"), _node("n1")]
+    verdict = recordable_verdict(plan, judge(plan, nodes, None, stop_requested=True), nodes)
+    assert (verdict.state, verdict.message) == (RunState.RUNNING, "n1 may still run")
