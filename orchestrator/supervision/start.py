@@ -17,7 +17,7 @@ POLL_S = 0.02
 
 @contextlib.contextmanager
 def supervised(folder: RunFolder, on_warning: Callable[[str], None]) -> Iterator[None]:
-    """Start the run's supervisor in parallel with the block; warn at the end of the block if it did not start."""
+    """Start the run's supervisor in parallel with the block, which waits for the start at its end; warn at once if it fails."""
 
     def start() -> None:
         if why := start_and_wait(folder):
@@ -45,13 +45,14 @@ def _without_supervisor(folder: RunFolder, why: str) -> str:
 
 
 def start_and_wait(folder: RunFolder) -> str:
-    """Start the run's supervisor and wait until it supervises; return the cause if it does not, else an empty text."""
+    """Start the run's supervisor and wait until it holds the run's lock; return the cause if it does not, else an empty text."""
     try:
         process = supervisor.start(folder)
     except OSError as exc:
         return str(exc)
     ours = SupervisorProcess(process.pid, socket.gethostname())
-    threading.Thread(target=process.wait, daemon=True).start()  # reaps it, if this process lives longer
+    with contextlib.suppress(RuntimeError):  # the user's limit of threads is reached
+        threading.Thread(target=process.wait, daemon=True).start()  # reaps it, if this process lives longer
     deadline = time.monotonic() + START_WAIT_S
     while time.monotonic() < deadline:
         if folder.supervisor() == ours or process.poll() == 0:  # 0: the run was already over

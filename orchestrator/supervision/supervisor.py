@@ -244,15 +244,14 @@ def main() -> int:
             sys.stderr.write(f"orch: {folder.path.name} has a supervisor: {folder.supervisor()}\n")
             return LaunchError.exit_code
         folder.add_event("supervisor-started", f"pid {os.getpid()} supervises")
-        launcher = direct_launcher(folder.read_plan())
         try:
-            Supervisor(folder, launcher).run()
+            with contextlib.closing(direct_launcher(folder.read_plan())) as launcher:
+                Supervisor(folder, launcher).run()
         except Exception as error:
+            cause = f"{type(error).__name__}: {error}"
             with contextlib.suppress(OSError):  # a full disk may be the cause
-                folder.add_event("supervisor-failed", f"{error}; the run continues without supervision")
+                folder.add_event("supervisor-failed", f"{cause}; the supervisor has ended, see supervisor.log")
             raise
-        finally:
-            launcher.close()
     return 0
 
 
