@@ -25,7 +25,11 @@ PEERS = 3
 
 @dataclass(slots=True)
 class NodeState:
-    """The state of one node by its polls; written by its thread, read by the supervisor. Times are of time.monotonic()."""
+    """
+    The state of one node by its polls; times are of time.monotonic().
+
+    Both the node's thread and the supervisor write it, without a lock: a value may change between two reads.
+    """
 
     node: NodePlan
     answered_s: float
@@ -70,7 +74,7 @@ class Poller:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Poll until the context ends, or `stop`; no poll is in progress after the context."""
+        """Poll until the context ends, or `stop`; wait for polls in progress, at most as long as a heartbeat may take."""
         started: list[threading.Thread] = []
         try:
             for thread in self._threads.values():

@@ -20,7 +20,7 @@ from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import LaunchError, LoginRefused, NodeError, OrchError, Unreachable
 from orchestrator.fanout import each
 from orchestrator.launchers import direct_launcher
-from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.launchers.direct import DirectLauncher, parse_rendezvous
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.run import RankExit, RunState
 from orchestrator.store import RunFolder
@@ -110,8 +110,9 @@ class Supervisor:
     def _judge_silence(self, state: NodeState, witnesses: Sequence[NodeState]) -> Verdict | None:
         """The verdict if the node is gone: its host refuses connections, or no witness reaches it either; else None."""
         now, name, silence = time.monotonic(), state.node.name, f"{state.silent_s():.0f} s"
-        if state.refusing_s is not None and now - state.refusing_s >= SUSPECT_S:
-            return Verdict(RunState.FAILED, message=f"{name} has refused connections for {silence}: {state.failure}")
+        refusing_s, failure = state.refusing_s, state.failure  # the poll thread may reset both at any time
+        if refusing_s is not None and failure is not None and now - refusing_s >= SUSPECT_S:
+            return Verdict(RunState.FAILED, message=f"{name} has refused connections for {silence}: {failure}")
         if now < state.witnesses_queried_s + WITNESS_RETRY_S:
             return None
         state.witnesses_queried_s = now
@@ -132,15 +133,15 @@ class Supervisor:
         ]
         if not agents:
             return {}
-        head, port, _ = agents[0].rendezvous.split()
+        rendezvous = parse_rendezvous(agents[0].rendezvous)
         agent = state.observation.agent if state.observation else None
         if state.node is self._plan.head:
-            address = head
+            address = rendezvous.address
         else:
             address = agent.address if agent and agent.address else state.node.address
 
         def is_reached_by(witness: NodeState) -> bool:
-            return address in self._launcher.reach(witness.node).reach([address], int(port))
+            return address in self._launcher.reach(witness.node).reach([address], rendezvous.port)
 
         answers = zip(witnesses, each(witnesses, is_reached_by, limit=WITNESSES), strict=True)
         return {witness.node.name: answer for witness, answer in answers if not isinstance(answer, OrchError)}

@@ -6,12 +6,50 @@ import json
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
 
+from orchestrator.errors import NotListening
+from orchestrator.inventory.model import Inventory, Node
+from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.plan.make import make_plan
+from orchestrator.run import Program, Request
 from orchestrator.store import RunFolder
+from orchestrator.supervision.poller import NodeState
 from orchestrator.supervision.start import start_and_wait
+from orchestrator.supervision.supervisor import Supervisor
+from orchestrator.transports.local import LocalTransport
+
+
+class Answering(NodeState):
+    """A refusing node that answers between two reads of the state."""
+
+    __slots__ = ("reads",)
+
+    @property
+    def refusing_s(self) -> float | None:
+        return next(self.reads)
+
+    @refusing_s.setter
+    def refusing_s(self, _: float | None) -> None:
+        self.reads: Iterator[float | None] = chain([time.monotonic() - 60], repeat(None))
+
+
+def test_node_that_answers_while_it_is_judged_does_not_end_the_supervision(tmp_path: Path) -> None:
+    inventory = Inventory(name="here", nodes=(Node(name="n0"), Node(name="n1")))
+    request = Request("ssh", Program("executable", ("true",)))
+    plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+    folder = RunFolder(tmp_path)
+    folder.write_plan(plan)
+    supervisor = Supervisor(folder, DirectLauncher(plan, lambda node: LocalTransport(node.name)))
+    state = Answering(plan.nodes[1], time.monotonic() - 60, failure=NotListening("n1", "connection refused"))
+    verdict = supervisor._judge_silence(state, [])  # noqa: SLF001  the poll thread cannot be timed
+    assert verdict is not None
+    assert verdict.message == "n1 has refused connections for 60 s: n1: connection refused"
 
 
 @pytest.mark.processes
