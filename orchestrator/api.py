@@ -105,7 +105,7 @@ def submit(program: ProgramLike, inventory: str | Path | None = None, **options:
     Start a run through Slurm, with the code of the working folder, and return at once.
 
     Raises:
-        OrchError: the same errors as those of the command; nothing is left running.
+        OrchError: the same errors as those of the command; what had started was stopped, or is named in the message.
     """
     return _launched("slurm", program, inventory, options)
 
