@@ -23,8 +23,7 @@ from orchestrator.errors import LaunchError, OrchError, machine_error
 from orchestrator.inventory.model import Inventory
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
-from orchestrator.launchers.discovery import with_detected_cards
-from orchestrator.launchers.slurm.host import home_of_slurm
+from orchestrator.launchers.cards import with_detected_cards
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Request, RunRecord, RunState, new_run_id
@@ -64,13 +63,19 @@ def plan_launch(arguments: LaunchArguments) -> Planned:
     request, bundle = make_request(arguments, inventory.private_files)
     now = datetime.now(timezone.utc)
     run_id = new_run_id(inventory.name, now, os.urandom(2).hex())
-    slurm_home = home_of_slurm(inventory) if arguments.launcher == "slurm" else None
+    slurm_home = _home_of_slurm(inventory) if arguments.launcher == "slurm" else None
     plan = make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=slurm_home)
     links = (
         f"the symbolic link {link} points out of the code and is not sent to the nodes" for link in bundle.left_out
     )
     record = _record(plan, request, inventory, now)
     return Planned(plan, bundle, record, inventory.private_files, (*links, *plan.warnings))
+
+
+def _home_of_slurm(inventory: Inventory) -> str | None:
+    from orchestrator.launchers.slurm.host import home_of_slurm  # noqa: PLC0415  see launchers/__init__.py
+
+    return home_of_slurm(inventory)
 
 
 @contextmanager

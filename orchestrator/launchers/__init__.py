@@ -5,14 +5,15 @@ from __future__ import annotations
 from orchestrator.endpoint.access import Terminal, transport_factory
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.direct import DirectLauncher
-from orchestrator.launchers.slurm.host import slurm_host
-from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.plan.plan import LaunchPlan
 
 
 def launcher_for(plan: LaunchPlan, terminal: Terminal | None = None) -> Launcher:
     """The launcher of a plan; logins prompt at `terminal`, by default that of this process."""
-    if plan.launcher == "slurm":
+    if plan.launcher == "slurm":  # its modules are a tenth of those that a launch over SSH imports
+        from orchestrator.launchers.slurm.host import slurm_host  # noqa: PLC0415
+        from orchestrator.launchers.slurm.launcher import SlurmLauncher  # noqa: PLC0415
+
         return SlurmLauncher(plan, slurm_host(plan, terminal), terminal)
     return direct_launcher(plan, terminal)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.launchers.discovery import with_detected_cards
+from orchestrator.launchers.cards import with_detected_cards
 from orchestrator.node.endpoint.serve import cards
 from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm
