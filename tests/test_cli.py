@@ -23,8 +23,7 @@ def _ended(
         raise error
 
     monkeypatch.setattr(cli.app.commands["stop"], "callback", fail)
-    monkeypatch.setattr("sys.argv", ["orch", "stop"])
-    return cli.main(), capsys.readouterr().err
+    return cli.run(["stop"]), capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 from orchestrator.store import RunFolder, SupervisorProcess
-from orchestrator.supervision import supervisor
 
 START_WAIT_S = 20.0
 POLL_S = 0.02
@@ -47,7 +48,7 @@ def _without_supervisor(folder: RunFolder, why: str) -> str:
 def start_and_wait(folder: RunFolder) -> str:
     """Start the run's supervisor and wait until it holds the run's lock; return the cause if it does not, else an empty text."""
     try:
-        process = supervisor.start(folder)
+        process = _start_process(folder)
     except OSError as exc:
         return str(exc)
     ours = SupervisorProcess(process.pid, socket.gethostname())
@@ -61,6 +62,19 @@ def start_and_wait(folder: RunFolder) -> str:
             return f"it ended with status {process.returncode}, see {folder.supervisor_log_file}"
         time.sleep(POLL_S)
     return f"it has not started in {START_WAIT_S:.0f} s, see {folder.supervisor_log_file}"
+
+
+def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
+    """Start the supervisor of the run as a process that outlives the terminal."""
+    with folder.supervisor_log() as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.supervision.supervisor", str(folder.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",  # so that nothing is imported from the user's folder, and its file system can be unmounted
+            start_new_session=True,
+        )
 
 
 def logins_need_answers(folder: RunFolder) -> str:

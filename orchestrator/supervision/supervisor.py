@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -221,19 +220,6 @@ def _last_lines(endpoint: Endpoint, attempt_dir: str, failure: RankExit) -> Iter
             text = b"".join(chunk.data for chunk in chunks).decode("utf-8", "replace")
             yield from text.splitlines()[-LAST_LINES:]
             return
-
-
-def start(folder: RunFolder) -> subprocess.Popen[bytes]:
-    """Start the supervisor of the run as a process that outlives the terminal."""
-    with folder.supervisor_log() as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.supervision.supervisor", str(folder.path)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd="/",  # so that nothing is imported from the user's folder, and its file system can be unmounted
-            start_new_session=True,
-        )
 
 
 def main() -> int:
