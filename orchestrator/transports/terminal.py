@@ -27,9 +27,15 @@ class PromptCancelled(Exception):
 
 
 class Terminal:
-    """The terminal of this process, if it has one; shared by all connections of a command."""
+    """
+    The terminal of this process, if it has one; shared by all connections of a command.
 
-    def __init__(self) -> None:
+    Args:
+        may_prompt: False if the logins must succeed without prompts.
+    """
+
+    def __init__(self, *, may_prompt: bool = True) -> None:
+        self._may_prompt = may_prompt
         self._is_cancelled = False
         self.unlocked: dict[Path, paramiko.PKey | None] = {}
         """The keys whose passphrases have been prompted for; None if all answers were wrong."""
@@ -38,7 +44,7 @@ class Terminal:
 
     def is_available(self) -> bool:
         """Return whether the user can be prompted: standard input and error are a terminal, which controls this process."""
-        if not (os.isatty(0) and os.isatty(2)):
+        if not (self._may_prompt and os.isatty(0) and os.isatty(2)):
             return False
         try:
             os.close(_open_terminal())

@@ -20,13 +20,6 @@ MOST_QUERIED = 3  # nodes; one is enough unless it is down
 CONNECT_S = 5.0
 
 
-class _NoTerminal(Terminal):
-    """A login does not prompt."""
-
-    def is_there(self) -> bool:
-        return False
-
-
 def is_unshared(plan: LaunchPlan) -> bool:
     """True if each node has its own copy of the run's files, as found when the run was submitted."""
     return not plan.slurm.get("shared", True)
@@ -53,7 +46,7 @@ def nodes_lack_files(plan: LaunchPlan, host: SlurmHost) -> bool:
         return False
     timeout_s = min(CONNECT_S, float(plan.ssh["connect_timeout_s"]))
     subplan = replace(plan, nodes=tuple(queried), ssh={**plan.ssh, "connect_timeout_s": timeout_s})
-    launcher = nodes_over_ssh(subplan, host, _NoTerminal())
+    launcher = nodes_over_ssh(subplan, host, Terminal(may_prompt=False))
     try:
         traces = each(queried, lambda node: launcher.reach(node).find(node.workdir, plan.run_id), limit=MOST_QUERIED)
     finally:
