@@ -5,7 +5,6 @@ OpenSSH's known_hosts files: the keys and authorities of a host name, and adding
 from __future__ import annotations
 
 import base64
-import binascii
 import fcntl
 import hashlib
 import hmac
@@ -76,14 +75,12 @@ def pin(file: Path, name: str, algorithm: str, blob: bytes) -> list[KnownKey]:
     with os.fdopen(descriptor, "r+b") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)  # many logins run at once, maybe in several processes
         content = stream.read()
-        state = os.fstat(stream.fileno())
         # Not by known_keys: its cache may miss a line that was written within the same tick of the clock.
         if keys := _read_index(file, content).keys_of(name):
             return keys
         newline = b"" if not content or content.endswith(b"\n") else b"\n"
         stream.write(newline + f"{name} {algorithm} {base64.b64encode(blob).decode()}\n".encode())
         line = content.count(b"\n") + len(newline) + 1
-        assert state.st_size == len(content)
     return [KnownKey(file, line, algorithm, blob, revoked=False)]
 
 
@@ -106,7 +103,7 @@ def _read_index(file: Path, content: bytes) -> _Index:
             continue
         try:
             blob = base64.b64decode(fields[2], validate=True)
-        except binascii.Error:
+        except ValueError:
             continue
         key = KnownKey(file, number, fields[1], blob, marker == "@revoked", marker == "@cert-authority")
         if any(character in fields[0] for character in "|*?!"):
@@ -120,11 +117,11 @@ def _read_index(file: Path, content: bytes) -> _Index:
 def _matches(hosts: str, name: str) -> bool:
     """Return whether the host field of a line, hashed or with patterns, matches the name."""
     if hosts.startswith("|1|"):
-        _, _, salt, digest = hosts.split("|", 3)
         try:
+            _, _, salt, digest = hosts.split("|", 3)
             expected = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()
             return hmac.compare_digest(expected, base64.b64decode(digest))
-        except binascii.Error:
+        except ValueError:
             return False
     patterns = [pattern.replace("[", "[[]") for pattern in hosts.lower().split(",")]  # only * and ? are special
     if any(fnmatchcase(name, pattern[1:]) for pattern in patterns if pattern.startswith("!")):

@@ -120,7 +120,7 @@ def _expanded(file: Path, depth: int) -> str:
             continue
         if depth == _MAX_INCLUDE_DEPTH:
             raise RouteError(f"{file}: files that include each other")
-        for pattern in shlex.split(words[1]):
+        for pattern in _checked("Include", str(file), shlex.split, words[1]):
             base = (
                 SYSTEM_CONFIG.parent if file.is_relative_to(SYSTEM_CONFIG.parent) else USER_CONFIG.expanduser().parent
             )
@@ -175,6 +175,12 @@ def _hop(address: str, user: str | None, port: int | None, settings: Settings) -
     tokens = {"%%": "%", "%d": str(Path.home()), "%h": host, "%n": address, "%p": str(port), "%r": user}
     tokens["%u"] = getpass.getuser()
     command = _value(settings, "proxycommand") or "none"
+
+    def files(keyword: str, default: str) -> tuple[Path, ...]:
+        text = _value(settings, keyword.lower()) or default
+        names: Sequence[str] = [] if text.lower() == "none" else _checked(keyword, address, shlex.split, text)
+        return tuple(Path(_with_tokens(name, tokens)).expanduser() for name in names)
+
     return Hop(
         address=address,
         host=host,
@@ -183,23 +189,23 @@ def _hop(address: str, user: str | None, port: int | None, settings: Settings) -
         identities=tuple(
             Path(_unquoted(name)).expanduser() for name in settings.get("identityfile", []) if name.lower() != "none"
         ),
-        certificates=_files(_value(settings, "certificatefile") or "none", tokens),
+        certificates=files("CertificateFile", "none"),
         identities_only=_value(settings, "identitiesonly") == "yes",
         use_agent=(_value(settings, "identityagent") or "").lower() != "none" and "SSH_AUTH_SOCK" in os.environ,
         may_prompt=(_value(settings, "batchmode") or "").lower() != "yes",
         key_name=checked("HostKeyAlias", check_address),  # a pattern would be added to known_hosts for every host
-        user_known_hosts=_files(
-            _value(settings, "userknownhostsfile") or "~/.ssh/known_hosts ~/.ssh/known_hosts2", tokens
-        ),
-        global_known_hosts=_files(
-            _value(settings, "globalknownhostsfile") or "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2", tokens
-        ),
+        user_known_hosts=files("UserKnownHostsFile", "~/.ssh/known_hosts ~/.ssh/known_hosts2"),
+        global_known_hosts=files("GlobalKnownHostsFile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"),
         proxy_command=_with_tokens(command, tokens) if command.lower() != "none" else None,
     )
 
 
 def _checked(keyword: str, address: str, check: Callable[[str], T], value: str) -> T:
-    """Check a value of the configuration as those of an inventory: it may become part of a command line or a file."""
+    """
+    Check or parse a value of the configuration of this host name, or of this file.
+
+    Values are checked as those of an inventory: they may become part of a command line or a file.
+    """
     try:
         return check(value)
     except ValueError as error:
@@ -213,11 +219,6 @@ def _value(settings: Settings, key: str) -> str | None:
 
 def _unquoted(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' and '"' not in text[1:-1] else text
-
-
-def _files(text: str, tokens: Mapping[str, str]) -> tuple[Path, ...]:
-    names: Sequence[str] = [] if text.lower() == "none" else shlex.split(text)
-    return tuple(Path(_with_tokens(name, tokens)).expanduser() for name in names)
 
 
 def _with_tokens(text: str, tokens: Mapping[str, str]) -> str:

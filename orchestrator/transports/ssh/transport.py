@@ -26,7 +26,7 @@ from orchestrator.fanout import once
 from orchestrator.transports.ssh.channel import SshChannel, answered_within
 from orchestrator.transports.ssh.host_keys import HostKeyPolicy
 from orchestrator.transports.ssh.login import ClosedInQueue, Login
-from orchestrator.transports.ssh.route import Destination, Hop, RouteError, SshSettings, read_config, route
+from orchestrator.transports.ssh.route import Destination, Hop, SshSettings, read_config, route
 from orchestrator.transports.ssh.user_keys import Keyring
 
 KEEPALIVE_S = 15
@@ -60,7 +60,7 @@ def route_to(target: Destination, ssh: SshSettings) -> list[Hop]:
     """
     try:
         return route(target, ssh.proxy_jump, _config(ssh.config).lookup)
-    except (RouteError, OSError, paramiko.ConfigParseError) as error:
+    except (ValueError, RuntimeError, OSError, paramiko.ConfigParseError) as error:  # RuntimeError: ~name of no user
         raise NodeError(target.name, f"ssh configuration: {error}") from error
 
 

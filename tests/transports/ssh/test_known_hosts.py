@@ -61,7 +61,7 @@ def test_invalid_lines_are_skipped_and_authorities_and_revoked_keys_flagged(tmp_
     file = tmp_path / "known_hosts"
     file.write_text(
         f"n0\nn0 ssh-rsa\nn0 ssh-rsa !!!\n@cert-authority n? ssh-rsa {KEY}\n@revoked n0 ssh-rsa {KEY}\n"
-        f"|1|x n0 x\n@unheard-of n0 ssh-rsa {KEY}\n"
+        f"|1|x n0 x\n|1|x ssh-rsa {KEY}\n|1|é|é ssh-rsa {KEY}\nn0 ssh-rsa é\n@unheard-of n0 ssh-rsa {KEY}\n"
     )
     found = known_keys([file, tmp_path / "none"], "n0")
     assert [(key.line, key.authority, key.revoked) for key in found] == [(4, True, False), (5, False, True)]

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.errors import NodeError
 from orchestrator.inventory.model import Node
-from orchestrator.transports.ssh.route import Hop, RouteError, read_config, route
-from orchestrator.transports.ssh.transport import UserConfig, command_line
+from orchestrator.transports.ssh.route import Hop, PlannedSsh, RouteError, read_config, route
+from orchestrator.transports.ssh.transport import UserConfig, command_line, route_to
 
 
 def hops(config: str, node: Node, proxy_jump: str | None = None) -> list[Hop]:
@@ -96,6 +97,24 @@ def test_files_that_include_each_other_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "config").write_text(f"Include {tmp_path}/config\n")
     with pytest.raises(RouteError, match="include each other"):
         read_config(tmp_path / "config")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('Include "x', r"Include of .*/config: No closing quotation"),
+        ('UserKnownHostsFile "x y', "UserKnownHostsFile of n0: No closing quotation"),
+        ('Match exec "x', "No closing quotation"),
+        ("CertificateFile ~no-such-user/cert", "home directory"),
+    ],
+)
+def test_a_line_that_cannot_be_parsed_is_an_error_of_the_configuration(tmp_path: Path, line: str, reason: str) -> None:
+    config = tmp_path / "config"
+    config.write_text(line + "\n")
+    ssh = PlannedSsh(str(config), proxy_jump=None, host_keys="strict", fanout=1, connect_timeout_s=1.0)
+    with pytest.raises(NodeError, match=f"ssh configuration: .*{reason}") as caught:
+        route_to(Node(name="n0"), ssh)
+    assert caught.value.node == "n0"
 
 
 @pytest.mark.parametrize(
