@@ -311,6 +311,7 @@ class Endpoint:
             if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYTHON:
                 raise NodeError(self.node, f"Python {version} is too old: {self._python}", hint=PYTHON_HINT)
             reply, _ = self._receive(ANSWER_S)
+            self._require_ok(reply)
         except ChannelClosed as closed:
             raise self._no_python(closed) from closed
         except TimeoutError as error:
@@ -373,16 +374,20 @@ class Endpoint:
             except BaseException:  # Ctrl-C in the middle of a frame
                 self._drop()
                 raise
+        self._require_ok(reply, hint)
+        return TimedReply(cast("ReplyT", reply), data, written)
+
+    def _require_ok(self, reply: Mapping[str, Any], hint: str = "") -> None:
         if not reply["ok"]:
             kind = RendezvousPortTaken if reply["kind"] == "HeadPortTaken" else NodeError
             raise kind(self.node, str(reply["message"]), hint=hint)
-        return TimedReply(cast("ReplyT", reply), data, written)
 
     def _drop(self) -> None:
         """Close the channel: a late reply would be taken for the reply to the next request."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        channel = self._channel
+        self._channel = None  # before the close, which may wait for the program, and which another thread may begin
+        if channel is not None:
+            channel.close()
 
     def _receive(self, timeout_s: float) -> tuple[dict[str, Any], bytes]:
         length = int.from_bytes(self._reader.read_exactly(4, timeout_s=timeout_s), "big")

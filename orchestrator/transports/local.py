@@ -18,6 +18,7 @@ from orchestrator.transports.base import ChannelClosed, Tail
 BLOCK_BYTES = 1 << 18
 EXIT_WAIT_S = 5.0
 NOT_FOUND = 127  # as the exit status of a shell
+CLOSED = "the channel was closed"  # by another thread, so that the pipes raise ValueError
 
 
 class LocalTransport:
@@ -72,18 +73,23 @@ class LocalChannel:
         """Write all bytes; collect stderr meanwhile: a program that blocks on a full stderr stops reading."""
         unwritten = memoryview(data)
         while unwritten:
-            self._wait(timeout_s, writing=True)
             try:
+                self._wait(timeout_s, writing=True)
                 unwritten = unwritten[os.write(self._stdin.fileno(), unwritten[:BLOCK_BYTES]) :]
             except BlockingIOError:
                 continue
             except BrokenPipeError:
                 raise self._ended() from None
+            except ValueError:
+                raise ChannelClosed(None, CLOSED) from None
 
     def read_some(self, *, timeout_s: float) -> bytes:
         """Wait for bytes; return all that have arrived."""
-        self._wait(timeout_s, writing=False)
-        data = os.read(self._stdout.fileno(), BLOCK_BYTES)
+        try:
+            self._wait(timeout_s, writing=False)
+            data = os.read(self._stdout.fileno(), BLOCK_BYTES)
+        except ValueError:
+            raise ChannelClosed(None, CLOSED) from None
         if not data:
             raise self._ended()
         return data

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from orchestrator.endpoint import client
 from orchestrator.endpoint.client import Endpoint, frame
-from orchestrator.endpoint.program import FLAGS, program
+from orchestrator.endpoint.program import FLAGS, MARKER, program
 from orchestrator.errors import NodeError, Unreachable
 from orchestrator.node.machine import live_fields
 from orchestrator.transports.base import ChannelClosed, ChannelReader
@@ -65,6 +66,15 @@ def test_a_program_that_reads_nothing_times_out_and_is_killed_on_closing(monkeyp
         opened.write(b"x" * 10_000_000, timeout_s=0.05)
     opened.close()
     assert live_fields(pid) is None
+
+
+def test_a_channel_that_another_thread_has_closed_is_not_an_error_of_orch() -> None:
+    opened = channel("exec cat")
+    opened.close()
+    with pytest.raises(ChannelClosed, match="the channel was closed"):
+        opened.write(b"x", timeout_s=10)
+    with pytest.raises(ChannelClosed, match="the channel was closed"):
+        opened.read_some(timeout_s=10)
 
 
 def test_missing_program_has_a_shells_exit_status() -> None:
@@ -140,6 +150,14 @@ def test_a_home_folder_with_modules_of_standard_names_does_not_matter(
         assert endpoint.facts.home == str(tmp_path)
 
 
+def test_an_error_in_the_first_reply_is_reported(tmp_path: Path) -> None:
+    reply = tmp_path / "reply"
+    error = {"ok": False, "kind": "PermissionError", "message": "/dev: Permission denied"}
+    reply.write_bytes(f"{MARKER} 3.11.2\n".encode() + frame(error))
+    with pytest.raises(NodeError, match="/dev: Permission denied"):
+        Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", f"cat {reply}; exec cat >/dev/null"))
+
+
 def test_stdout_of_an_endpoint_is_redirected_to_stderr() -> None:
     with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
         streams = [Path(f"/proc/{endpoint.facts.pid}/fd/{number}").readlink() for number in (1, 2)]
@@ -152,6 +170,20 @@ def test_an_endpoint_ends_with_its_connection() -> None:
     until(lambda: live_fields(endpoint.facts.pid) is None, awaited="the endpoint to end")
     with pytest.raises(Unreachable, match="the connection is closed"):
         endpoint.observe("/tmp", None)
+
+
+def test_an_endpoint_counts_as_closed_while_its_process_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.transports.local.EXIT_WAIT_S", 60.0)
+    endpoint = Endpoint.connect(LocalTransport("n0"), sys.executable)
+    os.kill(endpoint.facts.pid, signal.SIGSTOP)
+    closing = threading.Thread(target=endpoint.close)
+    closing.start()
+    try:
+        until(lambda: not endpoint.connected, awaited="the endpoint to refuse requests")
+        assert closing.is_alive()
+    finally:
+        os.kill(endpoint.facts.pid, signal.SIGCONT)
+        closing.join()
 
 
 def test_killed_endpoint_is_unreachable_for_all_later_requests() -> None:
