@@ -24,7 +24,6 @@ UMASK = os.umask(0o077)  # the agent's files, byte code included, are private; t
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from orchestrator.node.agent.guard import AgentOptions, guard, run_agent  # noqa: E402
-from orchestrator.node.batch.restart import begin_attempt  # noqa: E402
 from orchestrator.node.processes import CAUGHT, PR_SET_CHILD_SUBREAPER, Inherited, prctl  # noqa: E402
 from orchestrator.node.rendezvous import hold_rendezvous  # noqa: E402
 
@@ -43,10 +42,12 @@ def main() -> int:
     if sys.argv[1:2] == ["rendezvous"]:
         return hold_rendezvous(sys.argv[3::2])
     if sys.argv[1:2] == ["attempt"]:
+        from orchestrator.node.batch.restart import begin_attempt  # noqa: PLC0415  slow to import, and agents do not need it
+
         print(begin_attempt(sys.argv[2]))
         return 0
     if sys.argv[1:2] == ["nodes"]:
-        from orchestrator.node.batch.restart import nodes_for  # noqa: PLC0415  slow to import, and agents do not need it
+        from orchestrator.node.batch.restart import nodes_for  # noqa: PLC0415  as above
 
         print(",".join(nodes_for(sys.argv[2])))
         return 0

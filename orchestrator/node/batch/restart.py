@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 
@@ -13,6 +14,7 @@ from orchestrator.node.batch.requeue import requeue
 from orchestrator.node.events import Clock, EventLog, Kind
 from orchestrator.node.files import write_json
 from orchestrator.node.job import load_job
+from orchestrator.node.run_folder import ATTEMPT, newest_attempt
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -151,10 +153,6 @@ def node_events(folder: str) -> EventLog:
 
 def begin_attempt(path: str) -> str:
     """Make the folder of the job's next attempt, atomically, with its job.json and the first attempt's node.sh; return its path."""
-    import shutil  # noqa: PLC0415  slow to import, and a rendezvous does not need it
-
-    from orchestrator.node.run_folder import ATTEMPT, newest_attempt  # noqa: PLC0415  as above
-
     first = os.path.dirname(os.path.abspath(path))
     run_dir = os.path.dirname(first)
     number = 1 + (newest_attempt(run_dir) or 0)
