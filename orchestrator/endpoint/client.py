@@ -379,7 +379,7 @@ class Endpoint:
 
     def _require_ok(self, reply: Mapping[str, Any], hint: str = "") -> None:
         if not reply["ok"]:
-            kind = RendezvousPortTaken if reply["kind"] == "HeadPortTaken" else NodeError
+            kind = RendezvousPortTaken if reply["kind"] == protocol.HeadPortTaken.__name__ else NodeError
             raise kind(self.node, str(reply["message"]), hint=hint)
 
     def _drop(self) -> None:

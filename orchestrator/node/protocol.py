@@ -259,6 +259,11 @@ if TYPE_CHECKING:
     COMMAND: Op[CommandRequest, CommandReply]
     COMMAND_ONCE: Op[CommandOnceRequest, CommandReply]
 
+
+class HeadPortTaken(Exception):
+    """An error of START: another program listens on the rendezvous port. The controller reserves another one and retries."""
+
+
 if not TYPE_CHECKING:
     HELLO = "hello"
     PREPARE = "prepare"

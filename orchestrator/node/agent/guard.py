@@ -8,7 +8,6 @@ The agent's process and its guard, from the start to the last event:
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import socket
@@ -18,7 +17,7 @@ import time
 from orchestrator.node.agent.agent import EXIT_CODES, Agent
 from orchestrator.node.agent.environment import inherited_environment, rank_environments, summary
 from orchestrator.node.agent.program import command_of, prepare_folder
-from orchestrator.node.events import Clock, EventLog, Kind, State
+from orchestrator.node.events import PORT_TAKEN, Clock, EventLog, Kind, State
 from orchestrator.node.files import read_json, write_json
 from orchestrator.node.isolation import Isolation
 from orchestrator.node.job import AlreadyRunning, Job, PortTaken, Refused, load_job
@@ -38,7 +37,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-REFUSED, PORT_TAKEN = 4, errno.EADDRINUSE
+REFUSED = 4
 
 
 class AgentOptions:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import time
 
 from orchestrator.node.endpoint.report import LOG_TAIL_BYTES
+from orchestrator.node.events import PORT_TAKEN
 from orchestrator.node.files import absolute_path, check_private_folder, read_json, tail
 from orchestrator.node.machine import is_alive
+from orchestrator.node.protocol import HeadPortTaken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,12 +21,7 @@ if TYPE_CHECKING:
 
     Json = Dict[str, Any]
 
-
 START_POLL_S = 0.01
-
-
-class HeadPortTaken(Exception):
-    """The head's agent found that another program listens on the rendezvous port."""
 
 
 class Starter:
@@ -64,7 +60,7 @@ class Starter:
             os.killpg(child.pid, signal.SIGKILL)  # not reaped yet, so the pid is still this child's
             child.wait()
             return TimeoutError(f"no agent.json after {wait_s:g} s, the agent was killed\n{log}".rstrip())
-        if code == errno.EADDRINUSE:
+        if code == PORT_TAKEN:
             return HeadPortTaken(log.strip())
         return ChildProcessError(f"the agent {outcome(code)} before it wrote agent.json\n{log}".rstrip())
 
