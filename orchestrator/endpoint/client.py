@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from orchestrator.endpoint.program import FLAGS, MARKER, OLDEST_PYTHON, program
 from orchestrator.endpoint.replies import (
@@ -49,9 +49,9 @@ RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
 
 
-def frame(header: Mapping[str, object], payload_bytes: int = 0) -> bytes:
+def frame(request: Mapping[str, object]) -> bytes:
     """A request as bytes, without the payload that follows it."""
-    text = json.dumps({**header, "bytes": payload_bytes} if payload_bytes else header).encode()
+    text = json.dumps(request).encode()
     return len(text).to_bytes(4, "big") + text
 
 
@@ -320,13 +320,14 @@ class Endpoint:
             reason = f"{self._python} did not start: the login shell printed {str(error)!r}"
             hint = "its start-up files should print nothing without a terminal"
             raise NodeError(self.node, reason, hint=hint) from error
-        self.facts = Facts(**reply["facts"])
+        self.facts = Facts(**cast("protocol.HelloReply", reply)["facts"])
 
     def _send_program(self, channel: Channel) -> str:
         """Send the program and the first request together; return the version that Python reports."""
+        request: protocol.RequestHeader = {"op": protocol.HELLO, "bytes": 0}
         answer_s = ANSWER_S
         try:
-            channel.write(program() + frame({"op": protocol.HELLO}), timeout_s=ANSWER_S)
+            channel.write(program() + frame(request), timeout_s=ANSWER_S)
         except ChannelClosed:
             pass  # an old Python exits before it has read all bytes, but reports its version
         except TimeoutError:
@@ -358,13 +359,13 @@ class Endpoint:
         answer_s: float = ANSWER_S,
         hint: str = "",
     ) -> TimedReply[ReplyT]:
-        header = {"op": op, **cast("Mapping[str, object]", request)}
+        header: protocol.RequestHeader = {"op": op, "bytes": len(payload)}
         with self._lock:
             if self._channel is None:
                 raise Unreachable(self.node, "the connection is closed")
             try:
                 sent_s = time.time()
-                self._channel.write(frame(header, len(payload)), timeout_s=ANSWER_S)
+                self._channel.write(frame({**header, **cast("Mapping[str, object]", request)}), timeout_s=ANSWER_S)
                 self._channel.write(payload, timeout_s=ANSWER_S)  # without a copy: all nodes may get the same payload
                 reply, data = self._receive(answer_s)
                 written = ReplyWindow(sent_s + reply["held_s"], time.time())
@@ -377,10 +378,11 @@ class Endpoint:
         self._require_ok(reply, hint)
         return TimedReply(cast("ReplyT", reply), data, written)
 
-    def _require_ok(self, reply: Mapping[str, Any], hint: str = "") -> None:
+    def _require_ok(self, reply: protocol.ReplyHeader, hint: str = "") -> None:
         if not reply["ok"]:
-            kind = RendezvousPortTaken if reply["kind"] == protocol.HeadPortTaken.__name__ else NodeError
-            raise kind(self.node, str(reply["message"]), hint=hint)
+            error = cast("protocol.ErrorBody", reply)
+            kind = RendezvousPortTaken if error["kind"] == protocol.HeadPortTaken.__name__ else NodeError
+            raise kind(self.node, error["message"], hint=hint)
 
     def _drop(self) -> None:
         """Close the channel: a late reply would be taken for the reply to the next request."""
@@ -389,15 +391,15 @@ class Endpoint:
         if channel is not None:
             channel.close()
 
-    def _receive(self, timeout_s: float) -> tuple[dict[str, Any], bytes]:
+    def _receive(self, timeout_s: float) -> tuple[protocol.ReplyHeader, bytes]:
         length = int.from_bytes(self._reader.read_exactly(4, timeout_s=timeout_s), "big")
         if length > HEADER_LIMIT_BYTES:
             raise ChannelClosed(None, f"a frame header of {length} bytes")
         try:
-            reply: dict[str, Any] = json.loads(self._reader.read_exactly(length, timeout_s=timeout_s))
+            reply: protocol.ReplyHeader = json.loads(self._reader.read_exactly(length, timeout_s=timeout_s))
         except ValueError as error:
             raise ChannelClosed(None, "a frame header that is not JSON") from error
-        return reply, self._reader.read_exactly(reply.get("bytes", 0), timeout_s=timeout_s)
+        return reply, self._reader.read_exactly(reply["bytes"], timeout_s=timeout_s)
 
     def _lost(self, error: Exception, answer_s: float) -> NodeError:
         if isinstance(error, Unreachable):

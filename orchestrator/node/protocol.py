@@ -4,8 +4,8 @@ The requests to an endpoint and its replies, for both sides: one constant per op
 At run time an operation is its name. To a type checker it is an Op[request, reply], so that a misspelt key, a
 missing one or a handler of another operation is a type error in both endpoint/client.py and node/endpoint/.
 
-A request also has the key `op`. A reply also has `ok` and `held_s`, the seconds that the node took to answer; if not ok, it has
-only `kind`, the class of an exception, and `message`. If either has `bytes`, that many raw bytes follow.
+A request also has the keys of RequestHeader, a reply those of ReplyHeader; a reply that is not ok has those of ErrorBody instead
+of the operation's.
 """
 
 from __future__ import annotations
@@ -22,6 +22,25 @@ if TYPE_CHECKING:
 
     class Op(Generic[Request, Reply]):
         """The name of an operation."""
+
+    class RequestHeader(TypedDict):
+        """`bytes` is the number of raw bytes that follow."""
+
+        op: Op[Any, Any]
+        bytes: int
+
+    class ReplyHeader(TypedDict):
+        """`held_s` are the seconds that the node took to answer; `bytes` is the number of raw bytes that follow."""
+
+        ok: bool
+        held_s: float
+        bytes: int
+
+    class ErrorBody(TypedDict):
+        """An exception: its class and its message."""
+
+        kind: str
+        message: str
 
     class Empty(TypedDict):
         """A request without keys."""
@@ -226,14 +245,6 @@ if TYPE_CHECKING:
     class CommandOnceRequest(CommandRequest):
         result_file: str
         begin: bool
-
-    class LocalCommandRequest(CommandRequest):
-        """As the handler gets it: with the umask of this user."""
-
-        umask: int
-
-    class LocalCommandOnceRequest(CommandOnceRequest, LocalCommandRequest):
-        """As LocalCommandRequest."""
 
     class CommandReply(TypedDict):
         code: int

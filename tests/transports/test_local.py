@@ -152,7 +152,7 @@ def test_a_home_folder_with_modules_of_standard_names_does_not_matter(
 
 def test_an_error_in_the_first_reply_is_reported(tmp_path: Path) -> None:
     reply = tmp_path / "reply"
-    error = {"ok": False, "kind": "PermissionError", "message": "/dev: Permission denied"}
+    error = {"ok": False, "held_s": 0.0, "bytes": 0, "kind": "PermissionError", "message": "/dev: Permission denied"}
     reply.write_bytes(f"{MARKER} 3.11.2\n".encode() + frame(error))
     with pytest.raises(NodeError, match="/dev: Permission denied"):
         Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", f"cat {reply}; exec cat >/dev/null"))
@@ -207,10 +207,10 @@ def test_a_node_that_stops_answering_is_unreachable(monkeypatch: pytest.MonkeyPa
 def test_invalid_request_gets_an_error_reply_and_the_next_one_is_served() -> None:
     opened = LocalTransport("n0").open([sys.executable, *FLAGS])
     requests: list[dict[str, object]] = [
-        {"op": "rm"},
-        {},
-        {"op": "read"},
-        {"op": "observe", "attempt_dir": "/nope", "nodes": None},
+        {"op": "rm", "bytes": 0},
+        {"bytes": 0},
+        {"op": "read", "bytes": 0},
+        {"op": "observe", "bytes": 0, "attempt_dir": "/nope", "nodes": None},
     ]
     opened.write(program() + b"".join(frame(request) for request in requests), timeout_s=10)
     reader = ChannelReader(opened)

@@ -14,11 +14,9 @@ from orchestrator.node.files import absolute_path, check_private_folder, read_js
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Tuple
+    from typing import Dict, List, Tuple
 
     from orchestrator.node import protocol
-
-    Json = Dict[str, Any]
 
 OUTPUT_BYTES = 4 << 20
 BLOCK_BYTES = 1 << 16
@@ -32,21 +30,21 @@ ENVIRONMENT_MARKER = "orch-environment-5b1d"  # the output before it is that of 
 PRINT_ENVIRONMENT = f"echo {ENVIRONMENT_MARKER}; exec cat /proc/self/environ"
 
 
-def command(request: protocol.LocalCommandRequest, _payload: bytes) -> Tuple[protocol.CommandReply, bytes]:
+def command(request: protocol.CommandRequest, umask: int) -> protocol.CommandReply:
     """Run argv; return its exit code (127: there is no such program, 124: it took too long and was killed), stdout and stderr."""
     argv, folder = (
         [absolute_path(arg) if arg.startswith("~/") else arg for arg in request["argv"]],
         absolute_path(request["folder"]),
     )
-    private = os.umask(request["umask"])  # the user's umask: sbatch passes it on to the job
+    private = os.umask(umask)  # the user's umask: sbatch passes it on to the job
     try:
         code, out, err = run(argv, login_environment(), folder, request["timeout_s"])
     finally:
         os.umask(private)
-    return {"code": code, "out": out.decode("utf-8", "replace"), "err": err.decode("utf-8", "replace")}, b""
+    return {"code": code, "out": out.decode("utf-8", "replace"), "err": err.decode("utf-8", "replace")}
 
 
-def command_once(request: protocol.LocalCommandOnceRequest, payload: bytes) -> Tuple[protocol.CommandReply, bytes]:
+def command_once(request: protocol.CommandOnceRequest, umask: int) -> protocol.CommandReply:
     """
     Run argv once over any number of connections.
 
@@ -56,15 +54,15 @@ def command_once(request: protocol.LocalCommandOnceRequest, payload: bytes) -> T
     path = absolute_path(request["result_file"])
     withdrawn: protocol.CommandReply = {"code": WITHDRAWN, "out": "", "err": "it was withdrawn before it began"}
     if not request["begin"] and not os.path.lexists(os.path.dirname(path)):
-        return withdrawn, b""  # the folder is made before the command begins
+        return withdrawn  # the folder is made before the command begins
     check_private_folder(os.path.dirname(path))
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
     except FileExistsError:
-        return wait_for_result(path, request["timeout_s"]), b""
-    result = command(request, payload)[0] if request["begin"] else withdrawn
+        return wait_for_result(path, request["timeout_s"])
+    result = command(request, umask) if request["begin"] else withdrawn
     write_json(path, result)
-    return result, b""
+    return result
 
 
 def wait_for_result(path: str, wait_s: float) -> protocol.CommandReply:

@@ -1,14 +1,13 @@
 """
 The program that serves a controller on a node: framed requests on stdin, framed replies on stdout, until stdin ends.
 
-A frame is a 4-byte big-endian length, a JSON object (node/protocol.py) and, if the object has "bytes": n, n raw bytes. The
+A frame is a 4-byte big-endian length, a JSON object (node/protocol.py), and as many raw bytes as its key "bytes" says. The
 controller sends this program when it connects; nothing is installed. Modules that most connections do not need are imported
 by the request that needs them, which saves milliseconds on every node.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -43,12 +42,11 @@ from orchestrator.node.protocol import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Mapping
     from typing import Any, BinaryIO, Callable, Dict, Optional, Tuple
 
     from orchestrator.node import protocol
-    from orchestrator.node.protocol import Op, Reply, Request
-
-    Json = Dict[str, Any]
+    from orchestrator.node.protocol import Op, Reply, Request, RequestHeader
 
 HEADER_LIMIT_BYTES = 16 << 20
 SIZE_BYTES = 4
@@ -56,7 +54,7 @@ IDLE_S = 900
 SUPERVISOR_IDLE_S = 60  # heartbeats come every few seconds
 
 
-def read_frame(stream: BinaryIO) -> Optional[Tuple[Json, bytes]]:
+def read_frame(stream: BinaryIO) -> Optional[Tuple[RequestHeader, bytes]]:
     """Read the next frame; None if the stream ends, also within a frame."""
     size = stream.read(SIZE_BYTES)
     if len(size) < SIZE_BYTES:
@@ -67,15 +65,13 @@ def read_frame(stream: BinaryIO) -> Optional[Tuple[Json, bytes]]:
     text = stream.read(length)
     if len(text) < length:
         return None
-    header = json.loads(text)
-    payload = stream.read(header.get("bytes", 0))
-    return (header, payload) if len(payload) == header.get("bytes", 0) else None
+    header: RequestHeader = json.loads(text)
+    payload = stream.read(header["bytes"])
+    return (header, payload) if len(payload) == header["bytes"] else None
 
 
-def write_frame(out: int, header: Json, payload: bytes = b"") -> None:
+def write_frame(out: int, header: Mapping[str, object], payload: bytes) -> None:
     """Write one frame to a file descriptor."""
-    if payload:
-        header = dict(header, bytes=len(payload))
     text = json.dumps(header).encode()
     unwritten = memoryview(len(text).to_bytes(SIZE_BYTES, "big") + text + payload)
     while unwritten:
@@ -131,16 +127,45 @@ class Reservation:
         return {"rendezvous": record}, b""
 
 
-def later(module: str, name: str, **fixed: object) -> Callable[[Any, bytes], Tuple[Any, bytes]]:
-    """Make a handler that imports its module at the first request; `fixed` is added to the request."""
+def stop(request: protocol.StopRequest, payload: bytes) -> Tuple[protocol.StopReply, bytes]:
+    from orchestrator.node.endpoint.stop import stop as handle  # noqa: PLC0415  most connections do not need it
 
-    def handler(request: Json, payload: bytes) -> Tuple[Json, bytes]:
-        function: Callable[[Json, bytes], Tuple[Json, bytes]] = getattr(
-            importlib.import_module(f"orchestrator.node.endpoint.{module}"), name
-        )
-        return function(dict(request, **fixed), payload)
+    return handle(request, payload)
 
-    return handler
+
+def file_system(request: protocol.FileSystemRequest, payload: bytes) -> Tuple[protocol.FileSystemReply, bytes]:
+    from orchestrator.node.endpoint.file_system import file_system as handle  # noqa: PLC0415  as above
+
+    return handle(request, payload)
+
+
+def strays(request: protocol.StraysRequest, payload: bytes) -> Tuple[protocol.StraysReply, bytes]:
+    from orchestrator.node.endpoint.strays import strays as handle  # noqa: PLC0415  as above
+
+    return handle(request, payload)
+
+
+def clear(request: protocol.ClearRequest, payload: bytes) -> Tuple[protocol.ClearReply, bytes]:
+    from orchestrator.node.endpoint.garbage import clear as handle  # noqa: PLC0415  as above
+
+    return handle(request, payload)
+
+
+class Commands:
+    """Runs commands with the user's umask."""
+
+    def __init__(self, umask: int) -> None:
+        self.umask = umask
+
+    def run(self, request: protocol.CommandRequest, _payload: bytes) -> Tuple[protocol.CommandReply, bytes]:
+        from orchestrator.node.endpoint.command import command  # noqa: PLC0415  as above
+
+        return command(request, self.umask), b""
+
+    def run_once(self, request: protocol.CommandOnceRequest, _payload: bytes) -> Tuple[protocol.CommandReply, bytes]:
+        from orchestrator.node.endpoint.command import command_once  # noqa: PLC0415  as above
+
+        return command_once(request, self.umask), b""
 
 
 class Handlers:
@@ -152,23 +177,25 @@ class Handlers:
     def add(self, op: Op[Request, Reply], handler: Callable[[Request, bytes], Tuple[Reply, bytes]]) -> None:
         self._by_op[op] = handler
 
-    def answer(self, request: Json, payload: bytes) -> Tuple[Json, bytes]:
+    def answer(self, request: RequestHeader, payload: bytes) -> Tuple[Dict[str, object], bytes]:
         """Handle a request; return the reply. Any exception becomes an error reply, which the controller reports."""
+        begun, ok = time.monotonic(), True
         try:
             if request.get("op") not in self._by_op:
                 raise ValueError(f"no such request: {request.get('op')!r}")
             reply, data = self._by_op[request["op"]](request, payload)
         except Exception as error:  # noqa: BLE001  see above
-            return error_reply(error), b""
-        return dict(reply, ok=True), data
+            reply, data, ok = error_body(error), b"", False
+        header: protocol.ReplyHeader = {"ok": ok, "held_s": time.monotonic() - begun, "bytes": len(data)}
+        return dict(reply, **header), data
 
 
-def error_reply(error: BaseException) -> Json:
+def error_body(error: BaseException) -> protocol.ErrorBody:
     """An exception as a reply; an OSError as 'path: reason', without its number."""
     message = str(error)
     if isinstance(error, OSError) and error.strerror:
         message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return {"ok": False, "kind": type(error).__name__, "message": message}
+    return {"kind": type(error).__name__, "message": message}
 
 
 def serve(stream: BinaryIO) -> None:
@@ -179,6 +206,7 @@ def serve(stream: BinaryIO) -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # other output on stdout must not break the frames
     starter = Starter(umask)
+    commands = Commands(umask)
     handlers = Handlers()
     handlers.add(HELLO, hello)
     handlers.add(PREPARE, prepare)
@@ -192,12 +220,12 @@ def serve(stream: BinaryIO) -> None:
     handlers.add(FIND, find)
     handlers.add(HEARTBEAT, heartbeat)
     handlers.add(REACH, reach)
-    handlers.add(STOP, later("stop", "stop"))
-    handlers.add(FILE_SYSTEM, later("file_system", "file_system"))
-    handlers.add(STRAYS, later("strays", "strays"))
-    handlers.add(CLEAR, later("garbage", "clear"))
-    handlers.add(COMMAND, later("command", "command", umask=umask))
-    handlers.add(COMMAND_ONCE, later("command", "command_once", umask=umask))
+    handlers.add(STOP, stop)
+    handlers.add(FILE_SYSTEM, file_system)
+    handlers.add(STRAYS, strays)
+    handlers.add(CLEAR, clear)
+    handlers.add(COMMAND, commands.run)
+    handlers.add(COMMAND_ONCE, commands.run_once)
     idle_s = IDLE_S
     while True:
         signal.alarm(idle_s)  # a lost connection does not end the stream until sshd notices, maybe hours later
@@ -205,12 +233,11 @@ def serve(stream: BinaryIO) -> None:
         signal.alarm(0)
         if frame is None:
             return
-        begun = time.monotonic()
         starter.reap()
         request, payload = frame
         idle_s = SUPERVISOR_IDLE_S if request.get("op") == HEARTBEAT else IDLE_S
         reply, data = handlers.answer(request, payload)
         try:
-            write_frame(out, dict(reply, held_s=time.monotonic() - begun), data)
+            write_frame(out, reply, data)
         except BrokenPipeError:
             return
