@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.access import TransportFactory
-from orchestrator.endpoint.client import Endpoint, RendezvousPortTaken
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.endpoint.connection import RendezvousPortTaken
 from orchestrator.errors import LaunchError, NodeError, NodesError, Unreachable, folded
 from orchestrator.fanout import each, successes
 from orchestrator.launchers.base import AttemptFolder

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.endpoint import client
-from orchestrator.endpoint.client import Endpoint, frame
+from orchestrator.endpoint import connection
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.endpoint.connection import frame
 from orchestrator.endpoint.program import FLAGS, MARKER, program
 from orchestrator.errors import NodeError, Unreachable
 from orchestrator.node.machine import live_fields
@@ -126,9 +127,9 @@ def test_login_shell_that_never_stops_printing_is_an_error(tmp_path: Path) -> No
 def test_a_login_shell_that_reads_nothing_is_quoted_though_the_write_times_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str
 ) -> None:
-    monkeypatch.setattr(client, "ANSWER_S", 0.5)
+    monkeypatch.setattr(connection, "ANSWER_S", 0.5)
     monkeypatch.setattr("orchestrator.transports.local.EXIT_WAIT_S", 0.1)
-    monkeypatch.setattr(client, "program", lambda: bytes(1 << 20))  # more than any pipe holds
+    monkeypatch.setattr(connection, "program", lambda: bytes(1 << 20))  # more than any pipe holds
     with pytest.raises(NodeError, match="the login shell printed 'y"):
         Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", shell))
 

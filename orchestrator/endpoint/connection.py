@@ -1,0 +1,196 @@
+"""One connection to a node: starts node/endpoint/ over any transport, and exchanges one request and one reply at a time."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+from orchestrator.endpoint.program import FLAGS, MARKER, OLDEST_PYTHON, program
+from orchestrator.endpoint.replies import Facts, ReplyWindow
+from orchestrator.errors import NodeError, Unreachable
+from orchestrator.node import protocol
+from orchestrator.transports.base import Channel, ChannelClosed, ChannelReader, NoMarker, Transport
+
+if TYPE_CHECKING:
+    from orchestrator.node.protocol import Op
+
+ANSWER_S = 30.0
+PRINTED_S = 1.0  # the wait for the output of a shell that reads nothing
+JUNK_LIMIT_BYTES = 64 << 10
+HEADER_LIMIT_BYTES = 64 << 20
+PYTHON_HINT = "set python: in the inventory to a Python of 3.8 or newer on that node"
+
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
+
+
+class RendezvousPortTaken(NodeError):
+    """Another program listens on the reserved rendezvous port: reserve a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedReply(Generic[ReplyT]):
+    """A reply, its payload, and when it was written."""
+
+    reply: ReplyT
+    payload: bytes
+    written: ReplyWindow
+
+
+def frame(request: Mapping[str, object]) -> bytes:
+    """A request as bytes, without the payload that follows it."""
+    text = json.dumps(request).encode()
+    return len(text).to_bytes(4, "big") + text
+
+
+class Connection:
+    """
+    The program on a node and the channel to it; closing the connection closes the transport, too.
+
+    One request at a time: other threads wait. Every failure is a NodeError; Unreachable if the node did not answer.
+    """
+
+    facts: Facts
+
+    def __init__(self, transport: Transport, python: str) -> None:
+        self._transport = transport
+        self._python = python
+        self._lock = threading.Lock()
+        self._channel: Channel | None = None
+        self._reader: ChannelReader
+
+    def open(self) -> None:
+        """Start the program on the node; on failure close the connection."""
+        try:
+            self._start_program()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def node(self) -> str:
+        """The inventory name."""
+        return self._transport.node
+
+    @property
+    def connected(self) -> bool:
+        """True while requests can be made."""
+        return self._channel is not None
+
+    def call(
+        self,
+        op: Op[RequestT, ReplyT],
+        request: RequestT,
+        payload: bytes = b"",
+        *,
+        answer_s: float = ANSWER_S,
+        hint: str = "",
+    ) -> TimedReply[ReplyT]:
+        """Make one request; `hint` is the next step if the node reports an error."""
+        header: protocol.RequestHeader = {"op": op, "bytes": len(payload)}
+        with self._lock:
+            channel = self._channel  # another thread may close the connection
+            if channel is None:
+                raise Unreachable(self.node, "the connection is closed")
+            try:
+                sent_s = time.time()
+                channel.write(frame({**header, **cast("Mapping[str, object]", request)}), timeout_s=ANSWER_S)
+                channel.write(payload, timeout_s=ANSWER_S)  # without a copy: all nodes may get the same payload
+                reply, data = self._receive(answer_s)
+                written = ReplyWindow(sent_s + reply["held_s"], time.time())
+            except (TimeoutError, ChannelClosed, Unreachable) as error:
+                self._drop()
+                raise self._lost(error, answer_s) from error
+            except BaseException:  # Ctrl-C in the middle of a frame
+                self._drop()
+                raise
+        self._require_ok(reply, hint)
+        return TimedReply(cast("ReplyT", reply), data, written)
+
+    def close(self) -> None:
+        """End the program; agents continue."""
+        self._drop()
+        self._transport.close()
+
+    def _start_program(self) -> None:
+        """Start the program, and get the facts of the node from its first reply."""
+        try:
+            channel = self._channel = self._transport.open([self._python, *FLAGS])
+            self._reader = ChannelReader(channel)
+            version = self._send_program(channel)
+            if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYTHON:
+                raise NodeError(self.node, f"Python {version} is too old: {self._python}", hint=PYTHON_HINT)
+            reply, _ = self._receive(ANSWER_S)
+            self._require_ok(reply)
+        except ChannelClosed as closed:
+            raise self._no_python(closed) from closed
+        except TimeoutError as error:
+            raise Unreachable(self.node, f"no answer for {ANSWER_S:g} s") from error
+        except NoMarker as error:
+            reason = f"{self._python} did not start: the login shell printed {str(error)!r}"
+            hint = "its start-up files should print nothing without a terminal"
+            raise NodeError(self.node, reason, hint=hint) from error
+        self.facts = Facts(**cast("protocol.HelloReply", reply)["facts"])
+
+    def _send_program(self, channel: Channel) -> str:
+        """Send the program and the first request together; return the version that Python reports."""
+        request: protocol.RequestHeader = {"op": protocol.HELLO, "bytes": 0}
+        answer_s = ANSWER_S
+        try:
+            channel.write(program() + frame(request), timeout_s=ANSWER_S)
+        except ChannelClosed:
+            pass  # an old Python exits before it has read all bytes, but reports its version
+        except TimeoutError:
+            answer_s = PRINTED_S
+        try:
+            line = self._reader.skip_to(MARKER.encode(), limit=JUNK_LIMIT_BYTES, timeout_s=answer_s)
+        except TimeoutError as error:
+            if printed := self._reader.peek():
+                raise NoMarker(printed) from error
+            raise
+        return line.decode("ascii", "replace").strip()
+
+    def _no_python(self, closed: ChannelClosed) -> NodeError:
+        output = closed.stderr.strip() or (self._reader.peek() if self._channel is not None else "")
+        if closed.exit_status in (126, 127) or "not found" in output.lower():
+            reason = "cannot be run" if closed.exit_status == 126 or "ermission" in output else "not found"  # noqa: PLR2004
+            return NodeError(self.node, f"no Python: {self._python} {reason}", hint=PYTHON_HINT)
+        last = output.splitlines()[-1] if output else "no output"
+        return NodeError(
+            self.node, f"{self._python} did not start, exit status {closed.exit_status}: {last}", hint=PYTHON_HINT
+        )
+
+    def _require_ok(self, reply: protocol.ReplyHeader, hint: str = "") -> None:
+        if not reply["ok"]:
+            error = cast("protocol.ErrorBody", reply)
+            kind = RendezvousPortTaken if error["kind"] == protocol.HeadPortTaken.__name__ else NodeError
+            raise kind(self.node, error["message"], hint=hint)
+
+    def _drop(self) -> None:
+        """Close the channel: a late reply would be taken for the reply to the next request."""
+        channel = self._channel
+        self._channel = None  # before the close, which may wait for the program, and which another thread may begin
+        if channel is not None:
+            channel.close()
+
+    def _receive(self, timeout_s: float) -> tuple[protocol.ReplyHeader, bytes]:
+        length = int.from_bytes(self._reader.read_exactly(4, timeout_s=timeout_s), "big")
+        if length > HEADER_LIMIT_BYTES:
+            raise ChannelClosed(None, f"a frame header of {length} bytes")
+        try:
+            reply: protocol.ReplyHeader = json.loads(self._reader.read_exactly(length, timeout_s=timeout_s))
+        except ValueError as error:
+            raise ChannelClosed(None, "a frame header that is not JSON") from error
+        return reply, self._reader.read_exactly(reply["bytes"], timeout_s=timeout_s)
+
+    def _lost(self, error: Exception, answer_s: float) -> NodeError:
+        if isinstance(error, Unreachable):
+            return error
+        if isinstance(error, ChannelClosed):
+            last = (error.stderr.strip().splitlines() or ["the connection was closed"])[-1]
+            return Unreachable(self.node, f"the endpoint ended, exit status {error.exit_status}: {last}")
+        return Unreachable(self.node, f"no answer for {answer_s:g} s")
