@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.plan.files import PlannedFile, node_files, sbatch_path, start_command
+from orchestrator.plan.files import PlannedFile, node_files, sbatch_command, start_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
 from orchestrator.plan.shell import shell_path
 
@@ -33,8 +34,7 @@ def _slurm(plan: LaunchPlan, files: list[PlannedFile]) -> str:
         else "this machine"
     )
     title = f"# --- on {host}, whose {head.workdir} the nodes share; the bundle goes to {plan.bundle_dir(head)}\n"
-    script, folder = shell_path(sbatch_path(plan)), shell_path(plan.attempt_dir(head))
-    return f"{title}{''.join(map(_file, files))}sbatch --job-name={plan.job_name} --chdir={folder} {script}\n"
+    return "".join([title, *map(_file, files), _command(sbatch_command(plan))])
 
 
 def _direct(plan: LaunchPlan, node: NodePlan, files: list[PlannedFile], first_node: dict[PlannedFile, str]) -> str:
@@ -47,7 +47,11 @@ def _direct(plan: LaunchPlan, node: NodePlan, files: list[PlannedFile], first_no
     if node.node_rank == 0:
         parts.append("# the head: orch first chooses an address and a free port here, and keeps the port bound\n")
     command = start_command(plan, node, "ADDRESS PORT HOST_ID of the head")
-    return "".join([*parts, " ".join(map(shell_path, command)), "\n"])
+    return "".join([*parts, _command(command)])
+
+
+def _command(argv: Sequence[str]) -> str:
+    return " ".join(map(shell_path, argv)) + "\n"
 
 
 def _target(node: NodePlan) -> str:

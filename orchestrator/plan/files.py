@@ -108,6 +108,12 @@ def sbatch_path(plan: LaunchPlan) -> str:
     return f"{plan.attempt_dir(plan.head)}/submit.sbatch"
 
 
+def sbatch_command(plan: LaunchPlan) -> list[str]:
+    """The command that submits the batch script. The job's name is on it: SBATCH_JOB_NAME would win over the #SBATCH line."""
+    folder = plan.attempt_dir(plan.head)
+    return ["sbatch", "--parsable", f"--job-name={plan.job_name}", "--chdir", folder, sbatch_path(plan)]
+
+
 def submission_path(plan: LaunchPlan) -> str:
     """The path of the file with sbatch's answer, kept because the connection to the login node may be lost meanwhile."""
     return f"{plan.attempt_dir(plan.head)}/submission.json"

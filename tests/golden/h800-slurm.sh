@@ -127,4 +127,4 @@ while :; do
     folder=$next
 done
 END_OF_FILE
-sbatch --job-name=h800-20260102-030405-0abc --chdir=/data/orch/runs/h800-20260102-030405-0abc/attempt-1 /data/orch/runs/h800-20260102-030405-0abc/attempt-1/submit.sbatch
+sbatch --parsable --job-name=h800-20260102-030405-0abc --chdir /data/orch/runs/h800-20260102-030405-0abc/attempt-1 /data/orch/runs/h800-20260102-030405-0abc/attempt-1/submit.sbatch

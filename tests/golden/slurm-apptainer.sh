@@ -172,4 +172,4 @@ while :; do
     folder=$next
 done
 END_OF_FILE
-sbatch --job-name=slurm-apptainer-20260102-030405-0abc --chdir=/data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1 /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/submit.sbatch
+sbatch --parsable --job-name=slurm-apptainer-20260102-030405-0abc --chdir /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1 /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/submit.sbatch

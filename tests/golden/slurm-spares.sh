@@ -124,4 +124,4 @@ while :; do
     folder=$next
 done
 END_OF_FILE
-sbatch --job-name=slurm-spares-20260102-030405-0abc --chdir=/data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1 /data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1/submit.sbatch
+sbatch --parsable --job-name=slurm-spares-20260102-030405-0abc --chdir /data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1 /data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1/submit.sbatch

@@ -18,7 +18,7 @@ from orchestrator.errors import LaunchError, Unreachable
 from orchestrator.launchers.slurm import submit
 from orchestrator.launchers.slurm.queue import COMMAND_S
 from orchestrator.node.rendezvous import is_loopback
-from orchestrator.plan.files import sbatch_path, submission_path
+from orchestrator.plan.files import sbatch_command, submission_path
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class LoginNode:
             endpoint.close()
 
     def _submission(self, plan: LaunchPlan, *, begin: bool) -> CommandResult:
-        argv, record = submit.sbatch_command(plan, sbatch_path(plan)), submission_path(plan)
+        argv, record = sbatch_command(plan), submission_path(plan)
 
         def sbatch_once(endpoint: Endpoint) -> CommandResult:
             return endpoint.command_once(argv, record, timeout_s=SUBMIT_S, begin=begin)

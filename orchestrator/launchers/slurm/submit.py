@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import LaunchError
-from orchestrator.plan.files import sbatch_path
+from orchestrator.plan.files import sbatch_command, sbatch_path
 from orchestrator.plan.plan import LaunchPlan
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def submit(plan: LaunchPlan) -> str:
             return script.read_text("utf-8")
 
         def _make_submission_command(self, submission_file_path: Path) -> list[str]:  # noqa: ARG002
-            return sbatch_command(plan, str(script), f"--chdir={folder}")
+            return [str(Path(word).expanduser()) if word.startswith("~/") else word for word in sbatch_command(plan)]
 
         @staticmethod
         def _get_job_id_from_submission_command(string: bytes | str) -> str:
@@ -68,11 +68,6 @@ def submit(plan: LaunchPlan) -> str:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return str(job.job_id)
-
-
-def sbatch_command(plan: LaunchPlan, script: str, *options: str) -> list[str]:
-    """The command line that submits the script. The job's name is on it: SBATCH_JOB_NAME would win over the #SBATCH line."""
-    return ["sbatch", "--parsable", f"--job-name={plan.job_name}", *options, script]
 
 
 def job_id(output: str) -> str | None:
