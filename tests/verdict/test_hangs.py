@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.endpoint.replies import NodeObservation
-from orchestrator.node.failure import failure_of
+from orchestrator.node.agent.failure import failure_of
 from orchestrator.node.stacks import innermost_call, innermost_calls
 from orchestrator.run import RankExit
 from orchestrator.verdict.hangs import diagnose_hang

@@ -8,9 +8,9 @@ import subprocess
 import time
 from enum import Enum  # costs nothing: signal imports it, too
 
+from orchestrator.node.agent.failure import failure_of
 from orchestrator.node.agent.log_index import LogIndex
 from orchestrator.node.events import NO_RETRY, REQUEUE, EventLog, Kind, State
-from orchestrator.node.failure import failure_of
 from orchestrator.node.files import read_json, write_json
 from orchestrator.node.job import Job, Refused
 from orchestrator.node.processes import (
