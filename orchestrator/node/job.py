@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 
+from orchestrator.node.run_folder import attempt_folder
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -84,5 +86,5 @@ def fault_of(job: Job, folder: str) -> str:
         return "program: expected args, python, pythonpath and cwd"
     if job.node_rank not in range(len(job.ranks)) or (job.nodes and job.nodes[job.node_rank] != job.node):
         return f"{job.node} is not the node of rank {job.node_rank}"
-    expected = os.path.join(job.run_dir, f"attempt-{job.attempt}")
+    expected = attempt_folder(job.run_dir, job.attempt)
     return "" if os.path.realpath(expected) == os.path.realpath(folder) else f"run_dir: this file belongs in {expected}"

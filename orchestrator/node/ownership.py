@@ -12,6 +12,7 @@ import os
 import signal
 
 from orchestrator.node.machine import PARENT, SESSION, START_TIME, live_fields, stat_fields
+from orchestrator.node.run_folder import attempt_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,8 +124,9 @@ def agent_owner(pid: int) -> Optional[Owner]:
         attempt, node = os.path.split(os.path.dirname(argv[1]))
     else:
         return None
-    run, _, number = attempt.rpartition("/attempt-")
-    return (os.path.basename(run), number, node, run) if number.isdigit() else None
+    run, name = os.path.split(attempt)
+    number = attempt_number(name)
+    return None if number is None else (os.path.basename(run), str(number), node, run)
 
 
 def add_relatives(found: Set[int], processes: Dict[int, List[str]], session: Optional[int]) -> Set[int]:

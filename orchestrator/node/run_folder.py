@@ -1,21 +1,38 @@
-"""The layout of a run's folder: one folder per attempt, one folder per node in it."""
+"""The layout of a run's folder: one folder per attempt, in it one folder per node, and in that the agent's record."""
 
 from __future__ import annotations
 
 import os
 import re
 
-from orchestrator.node.files import absolute_path
+from orchestrator.node.files import absolute_path, read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import List, Optional, Tuple
 
+    from orchestrator.node.files import Json
     from orchestrator.node.protocol import NodeFolders
 
-
 ATTEMPT = "attempt-"
+AGENT_RECORD = "agent.json"
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-\d{8}-\d{6}-[0-9a-f]{4}\Z")
+
+
+def attempt_folder(run: str, number: int) -> str:
+    """The folder of an attempt in a run's folder."""
+    return os.path.join(run, f"{ATTEMPT}{number}")
+
+
+def attempt_number(name: str) -> Optional[int]:
+    """The number in the name of an attempt's folder; None if the name is another one."""
+    number = name[len(ATTEMPT) :] if name.startswith(ATTEMPT) else ""
+    return int(number) if number.isdecimal() else None
+
+
+def read_agent(folder: str) -> Optional[Json]:
+    """The record of the agent in a node folder; None if there is none."""
+    return read_json(os.path.join(folder, AGENT_RECORD))
 
 
 def node_folders(request: NodeFolders) -> List[Tuple[str, str]]:
@@ -36,7 +53,7 @@ def node_folders(request: NodeFolders) -> List[Tuple[str, str]]:
 def newest_attempt(run: str) -> Optional[int]:
     """The number of the last attempt in a run's folder; None if there is none."""
     try:
-        numbers = [name[len(ATTEMPT) :] for name in os.listdir(run) if name.startswith(ATTEMPT)]
+        numbers = [attempt_number(name) for name in os.listdir(run)]
     except FileNotFoundError:
         return None
-    return max((int(number) for number in numbers if number.isdigit()), default=None)
+    return max((number for number in numbers if number is not None), default=None)

@@ -18,7 +18,7 @@ from orchestrator.node.agent.agent import EXIT_CODES, Agent
 from orchestrator.node.agent.environment import inherited_environment, rank_environments, summary
 from orchestrator.node.agent.program import command_of, prepare_folder
 from orchestrator.node.events import PORT_TAKEN, Clock, EventLog, Kind, State
-from orchestrator.node.files import read_json, write_json
+from orchestrator.node.files import write_json
 from orchestrator.node.isolation import Isolation
 from orchestrator.node.job import AlreadyRunning, Job, PortTaken, Refused, load_job
 from orchestrator.node.machine import host_id, is_alive, process_record
@@ -32,6 +32,7 @@ from orchestrator.node.processes import (
     signal_name,
 )
 from orchestrator.node.rendezvous import address_towards, hold_port, is_loopback, reserve
+from orchestrator.node.run_folder import AGENT_RECORD, read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def join_rendezvous(job: Job, record: str | None) -> tuple[str, socket.socket | 
 
 def refuse_second_agent(folder: str) -> None:
     """Raise AlreadyRunning if the agent of agent.json is alive."""
-    record = read_json(os.path.join(folder, "agent.json"))
+    record = read_agent(folder)
     if record is not None and is_alive(record):
         raise AlreadyRunning(f"{folder}: the agent with pid {record['pid']} is alive; stop that run first")
 
@@ -84,7 +85,7 @@ def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> 
     record.update(node=job.node, node_rank=job.node_rank, ranks=list(job.rank_numbers), world_size=sum(job.ranks))
     record.update(rendezvous=rendezvous, address=address_towards(rendezvous.split(maxsplit=1)[0]))
     record.update(started=clock.now(), clock_ahead_s=clock.ahead_s)
-    write_json(os.path.join(folder, "agent.json"), record)
+    write_json(os.path.join(folder, AGENT_RECORD), record)
 
 
 def run_ranks(options: AgentOptions, folder: str, events: EventLog, inherited: Inherited) -> int:

@@ -6,6 +6,7 @@ import os
 import sys
 
 from orchestrator.node.job import Job, Refused
+from orchestrator.node.stacks import STACKS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,13 +17,13 @@ def prepare_folder(job: Job, folder: str) -> str:
     """Remove the files of an earlier agent and copy the code; return the working directory of the ranks."""
     import shutil  # noqa: PLC0415  slow to import, and a rendezvous does not need it
 
-    for name in ("progress", "error", "stacks", "code", "DONE", "port-taken"):
+    for name in ("progress", "error", STACKS, "code", "DONE", "port-taken"):
         path = os.path.join(folder, name)
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)
         elif os.path.lexists(path):
             os.unlink(path)
-    for name in ("progress", "error", "stacks"):
+    for name in ("progress", "error", STACKS):
         os.mkdir(os.path.join(folder, name))
     if job.program["cwd"] is None:
         return folder

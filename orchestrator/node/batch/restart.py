@@ -14,7 +14,7 @@ from orchestrator.node.batch.requeue import requeue
 from orchestrator.node.events import Clock, EventLog, Kind
 from orchestrator.node.files import write_json
 from orchestrator.node.job import load_job
-from orchestrator.node.run_folder import ATTEMPT, newest_attempt
+from orchestrator.node.run_folder import attempt_folder, newest_attempt
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def next_attempt(path: str, status: str, ended: str) -> int:
 
 def attempts_of(job: Job) -> list[Attempt]:
     """All attempts up to the job's current one."""
-    return [Attempt(os.path.join(job.run_dir, f"attempt-{number}")) for number in range(1, job.attempt + 1)]
+    return [Attempt(attempt_folder(job.run_dir, number)) for number in range(1, job.attempt + 1)]
 
 
 def nodes_for(path: str) -> list[str]:
@@ -97,7 +97,7 @@ def restart(job: Job, folder: str, attempts: Sequence[Attempt], status: int) -> 
     left_out = ", ".join(sorted(last.started - set(names)))
     text = f"the job restarts in the same allocation, as attempt {job.attempt + 1}"
     events.write(Kind.RESTARTING, text + (f", without {left_out}" if left_out else ""))
-    print(begin_attempt(os.path.join(job.run_dir, "attempt-1", "job.json")))
+    print(begin_attempt(os.path.join(attempt_folder(job.run_dir, 1), "job.json")))
     return 0
 
 
@@ -156,7 +156,7 @@ def begin_attempt(path: str) -> str:
     first = os.path.dirname(os.path.abspath(path))
     run_dir = os.path.dirname(first)
     number = 1 + (newest_attempt(run_dir) or 0)
-    folder = os.path.join(run_dir, f"{ATTEMPT}{number}")
+    folder = attempt_folder(run_dir, number)
     with open(path, encoding="utf-8") as file:
         job = json.load(file)
     unfinished = f"{folder}.{os.getpid()}"

@@ -16,7 +16,7 @@ from orchestrator.node.events import read_history
 from orchestrator.node.files import absolute_path, read_json
 from orchestrator.node.machine import boot_id, is_alive
 from orchestrator.node.ownership import agent_owner, rank_owner, user_processes
-from orchestrator.node.run_folder import RUN_ID
+from orchestrator.node.run_folder import ATTEMPT, RUN_ID, read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def reason_in_record(path: str) -> Tuple[str, bool]:
 
 
 def attempts(run: str) -> List[str]:
-    return [os.path.join(run, name) for name in sorted(os.listdir(run)) if name.startswith("attempt-")]
+    return [os.path.join(run, name) for name in sorted(os.listdir(run)) if name.startswith(ATTEMPT)]
 
 
 def agents_of(run: str) -> Iterator[Tuple[str, str, Json]]:
@@ -205,7 +205,7 @@ def agents_of(run: str) -> Iterator[Tuple[str, str, Json]]:
     for attempt in attempts(run):
         for node in sorted(os.listdir(attempt)):
             folder = os.path.join(attempt, node)
-            agent = read_json(os.path.join(folder, "agent.json")) if is_user_folder(folder) else None
+            agent = read_agent(folder) if is_user_folder(folder) else None
             if agent is not None:
                 yield node, folder, agent
 

@@ -9,7 +9,7 @@ from orchestrator.node.events import EVENTS, OFFSETS, read_history
 from orchestrator.node.files import absolute_path, read_at, read_json, relative, tail
 from orchestrator.node.isolation import leave_heartbeat, reachable_hosts
 from orchestrator.node.machine import boot_id, is_alive
-from orchestrator.node.run_folder import ATTEMPT, newest_attempt, node_folders
+from orchestrator.node.run_folder import attempt_folder, newest_attempt, node_folders, read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Reader:
             now = time.monotonic()
             if chunks or gaps or now >= deadline:
                 nodes = {chunk["file"].partition("/")[0] for chunk in chunks}
-                clocks = {node: now_of(read_json(os.path.join(attempt, node, "agent.json"))) for node in nodes}
+                clocks = {node: now_of(read_agent(os.path.join(attempt, node))) for node in nodes}
                 return {"chunks": gaps + chunks, "clocks": clocks}, payload
             time.sleep(
                 min(deadline - now, max(POLL_S, now - begun))
@@ -138,7 +138,7 @@ def heartbeat(request: protocol.HeartbeatRequest, _payload: bytes) -> Tuple[prot
         known = []
         for _, folder in node_folders(request):
             size = dict(streams(folder)).get(EVENTS, 0)
-            known.append([size, is_alive(read_json(os.path.join(folder, "agent.json")))])
+            known.append([size, is_alive(read_agent(folder))])
         if known != request["known"] or time.monotonic() >= deadline:
             return {"known": known, "nodes": observe(request, b"")[0]["nodes"]}, b""
         time.sleep(NEWS_POLL_S)
@@ -160,10 +160,11 @@ def find(request: protocol.FindRequest, _payload: bytes) -> Tuple[protocol.FindR
     newest = newest_attempt(run)
     if newest is None:
         return {"trace": None}, b""
-    folder = os.path.join(run, f"{ATTEMPT}{newest}")
-    by_slurm = os.path.exists(os.path.join(run, "attempt-1", "submit.sbatch"))
+    folder = attempt_folder(run, newest)
+    first = attempt_folder(run, 1)
+    by_slurm = os.path.exists(os.path.join(first, "submit.sbatch"))
     job = read_json(os.path.join(folder, "job.json"))
-    has_log = by_slurm and any(is_batch_log(name) for name in os.listdir(os.path.join(run, "attempt-1")))
+    has_log = by_slurm and any(is_batch_log(name) for name in os.listdir(first))
     return {"trace": {"attempt": newest, "job": job, "by_slurm": by_slurm, "has_log": has_log}}, b""
 
 
@@ -176,7 +177,7 @@ def observe_node(node: str, folder: str) -> protocol.NodeBody:
     """The state of one node folder."""
     from orchestrator.node.stacks import innermost_calls  # noqa: PLC0415  most connections do not need it
 
-    agent, history = read_json(os.path.join(folder, "agent.json")), read_history(folder)
+    agent, history = read_agent(folder), read_history(folder)
     alive = is_alive(agent)
     progress = {rank: read_json(os.path.join(folder, "progress", f"{rank}.json")) for rank in history.ranks}
     needs_log = agent is None or (not alive and history.finished is None)

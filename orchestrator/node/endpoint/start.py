@@ -8,9 +8,10 @@ import time
 
 from orchestrator.node.endpoint.report import LOG_TAIL_BYTES
 from orchestrator.node.events import PORT_TAKEN
-from orchestrator.node.files import absolute_path, check_private_folder, read_json, tail
+from orchestrator.node.files import absolute_path, check_private_folder, tail
 from orchestrator.node.machine import is_alive
 from orchestrator.node.protocol import HeadPortTaken
+from orchestrator.node.run_folder import read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,15 +39,14 @@ class Starter:
         """Start argv detached in a node folder and wait until the agent has written agent.json."""
         folder = absolute_path(request["folder"])
         check_private_folder(folder)
-        record = os.path.join(folder, "agent.json")
-        earlier = read_json(record)
+        earlier = read_agent(folder)
         if earlier is not None and is_alive(earlier):
             raise FileExistsError(f"an agent already runs in {folder}, pid {earlier['pid']}")
         child = self._spawn([absolute_path(arg) if arg.startswith("~/") else arg for arg in request["argv"]], folder)
         deadline = time.monotonic() + request["wait_s"]
         while True:
             code = child.poll()
-            agent = read_json(record)
+            agent = read_agent(folder)
             if agent is not None and agent != earlier:  # the agent may be a descendant of `child`
                 return {"agent": agent}, b""
             if code is not None or time.monotonic() > deadline:

@@ -7,7 +7,6 @@ import signal
 import time
 
 from orchestrator.node.events import read_history
-from orchestrator.node.files import read_json
 from orchestrator.node.machine import GROUP, START_TIME, boot_id, is_alive
 from orchestrator.node.ownership import (
     add_relatives,
@@ -17,7 +16,7 @@ from orchestrator.node.ownership import (
     signal_exactly,
     user_processes,
 )
-from orchestrator.node.run_folder import node_folders
+from orchestrator.node.run_folder import attempt_number, node_folders, read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,14 +39,14 @@ class Target:
     def __init__(self, node: str, folder: str) -> None:
         self.node, self.folder = node, folder
         run, attempt = os.path.split(os.path.dirname(folder))
-        self._owner = (os.path.basename(run), attempt[len("attempt-") :], node, os.path.realpath(run))
+        self._owner = (os.path.basename(run), str(attempt_number(attempt)), node, os.path.realpath(run))
         self.signalled: List[protocol.SignalledBody] = []
         self._known: Set[Key] = set()  # processes of the run: they stay so when their parents have ended
         self._sent: Set[Tuple[Key, int]] = set()
 
     def alive(self) -> Dict[Key, str]:
         """Process -> its role: the agent while it is alive, else the remaining processes of the run."""
-        agent = read_json(os.path.join(self.folder, "agent.json"))
+        agent = read_agent(self.folder)
         if agent is not None and agent.get("boot_id") != boot_id():
             return {}
         if agent is not None and is_alive(agent):

@@ -8,7 +8,6 @@ import re
 import signal
 import time
 
-from orchestrator.node.files import read_json
 from orchestrator.node.machine import PARENT, START_TIME, is_alive
 from orchestrator.node.ownership import (
     agent_owner,
@@ -18,7 +17,7 @@ from orchestrator.node.ownership import (
     user_ids,
     user_processes,
 )
-from orchestrator.node.run_folder import RUN_ID
+from orchestrator.node.run_folder import RUN_ID, read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def has_living_agent(owner: Owner) -> bool:
     """Return whether the record of an agent of that run and node, in any attempt, is of a living process."""
     _, _, node, folder = owner
     attempts = os.listdir(folder) if os.path.isdir(folder) else []
-    records = [read_json(os.path.join(folder, attempt, node, "agent.json")) for attempt in attempts]
+    records = [read_agent(os.path.join(folder, attempt, node)) for attempt in attempts]
     return any(is_alive(record) for record in records)
 
 
