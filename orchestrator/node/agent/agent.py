@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from enum import Enum  # costs nothing: signal imports it, too
 
 from orchestrator.node.agent.failure import failure_of
 from orchestrator.node.agent.log_index import LogIndex
@@ -43,14 +42,6 @@ SHELL_TERM = 128 + signal.SIGTERM  # the exit code of a shell whose command was 
 AFTER_STOP_S = 1.0  # the grace, after a stop, of processes that the ranks left running
 
 
-class Phase(Enum):
-    """The phases of an agent, in order; STOPPING is skipped if the ranks end by themselves."""
-
-    RUNNING = "ranks run"
-    STOPPING = "ranks have been sent SIGTERM"
-    SWEEPING = "ranks have ended; their remaining descendants are being ended"
-
-
 class Outcome:
     """The reason for ending the ranks, and the state that the agent reports unless all of them are done."""
 
@@ -65,8 +56,8 @@ class Agent:
         self.job, self.folder, self.events, self.isolation = job, folder, events, isolation
         self.logs = LogIndex(folder, events.clock)
         self.guard_pid = os.getppid()
-        self.phase = Phase.RUNNING
         self.outcome: Outcome | None = None  # None until the ranks are being ended
+        self.is_sweeping = False  # the ranks have ended; their remaining descendants are being ended
         self.running: dict[int, int] = {}  # pid -> rank
         self.done: list[int] = []  # the ranks that have finished their work
         self.stop_requests: list[tuple[int, float]] = []  # signal and time; a second one kills at once
@@ -189,8 +180,7 @@ class Agent:
     def stop(self, outcome: Outcome, reason: str) -> None:
         """End the ranks within the grace."""
         self.begin_stop(outcome, reason, self.job.grace_s)
-        if self.phase is not Phase.SWEEPING:
-            self.phase = Phase.STOPPING
+        if not self.is_sweeping:
             self.terminate(self.job.grace_s)
 
     def stop_with_slurm(self, outcome: Outcome, reason: str) -> None:
@@ -198,8 +188,6 @@ class Agent:
         assert self.job.slurm is not None, "only Slurm restarts a job"
         self.begin_stop(outcome, reason, self.job.slurm["warn_s"])
         self.kill_at_s = time.monotonic() + self.job.slurm["warn_s"]
-        if self.phase is not Phase.SWEEPING:
-            self.phase = Phase.STOPPING
         if self.is_signalled_early:
             self.terminate(self.job.grace_s)
 
@@ -217,8 +205,8 @@ class Agent:
         """End the descendants that the ranks have left running, in any group and session, and however late they are forked."""
         if self.running:
             return
-        if self.phase is not Phase.SWEEPING:
-            self.phase = Phase.SWEEPING
+        if not self.is_sweeping:
+            self.is_sweeping = True
             # After a stop the ranks have used up the grace: their descendants must not double it.
             self.terminate(self.job.grace_s if self.outcome is None else min(self.job.grace_s, AFTER_STOP_S))
         signal_descendants(signal.SIGTERM, self.terminated)
@@ -229,7 +217,7 @@ class Agent:
             return
         for pid in self.running:
             send(pid, signal.SIGKILL, group=True)
-        if self.phase is Phase.SWEEPING:
+        if self.is_sweeping:
             signal_descendants(signal.SIGKILL, set())
         if time.monotonic() > self.kill_at_s + SURVIVOR_S and self.is_first("survivors"):
             survivors = ", ".join(f"{pid} (state {stat[0]})" for pid, stat in descendants().items())
