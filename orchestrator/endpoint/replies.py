@@ -1,9 +1,14 @@
-"""The replies of an endpoint as dataclasses: the facts of a node, its agents, their output and their exits."""
+"""
+The replies of an endpoint as dataclasses: the facts of a node, its agents, their output and their exits.
+
+Some repeat a type of node/protocol.py field by field: a node imports no dataclasses, and other rooms do not know the
+protocol. Type checkers compare both where one is made from the other, as in `Stray(**body)`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.node.events import cause_s
@@ -55,10 +60,24 @@ class AgentRecord:
     """Its address on the route to the head; empty if the agent is of an older version."""
 
     @classmethod
-    def of(cls, record: Json) -> AgentRecord:
+    def of(cls, body: protocol.AgentBody) -> AgentRecord:
         """From agent.json; unknown keys of a newer agent are ignored."""
-        known = {item.name: record[item.name] for item in fields(cls) if item.name in record}
-        return cls(**{**known, "ranks": tuple(known["ranks"])})
+        return cls(
+            pid=body["pid"],
+            start_time=body["start_time"],
+            pgid=body["pgid"],
+            boot_id=body["boot_id"],
+            host_id=body["host_id"],
+            hostname=body["hostname"],
+            python=body["python"],
+            node=body["node"],
+            node_rank=body["node_rank"],
+            ranks=tuple(body["ranks"]),
+            world_size=body["world_size"],
+            rendezvous=body["rendezvous"],
+            started=body["started"],
+            address=body.get("address", ""),
+        )
 
 
 @dataclass(frozen=True, slots=True)

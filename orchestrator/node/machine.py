@@ -7,9 +7,15 @@ import os
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any, Dict, List, Optional
+    from typing import Any, List, Optional, TypedDict
 
-    Json = Dict[str, Any]
+    class ProcessRecord(TypedDict):
+        """The identity of a process."""
+
+        pid: int
+        start_time: int
+        boot_id: str
+
 
 STATE, PARENT, GROUP, SESSION, START_TIME = 0, 1, 2, 3, 19  # indices of stat_fields
 
@@ -40,7 +46,7 @@ def live_fields(pid: int) -> Optional[List[str]]:
     return fields if fields and fields[STATE] not in "ZX" else None
 
 
-def process_record() -> Json:
+def process_record() -> ProcessRecord:
     """The identity of this process, for `is_alive`: the combination of pid, start time and boot id is unique."""
     fields = stat_fields(os.getpid())
     assert fields is not None, "this process is in /proc"

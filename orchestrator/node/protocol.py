@@ -14,7 +14,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Generic, List, Optional, TypedDict, TypeVar
 
+    from typing_extensions import NotRequired
+
     from orchestrator.node.events import Event
+    from orchestrator.node.machine import ProcessRecord
 
     Request = TypeVar("Request")
     Reply = TypeVar("Reply")
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
         message: str
 
     class Empty(TypedDict):
-        """A request without keys."""
+        """A request or a reply without keys."""
 
     class FactsBody(TypedDict):
         python: str
@@ -64,13 +67,9 @@ if TYPE_CHECKING:
 
     class PrepareReply(TypedDict):
         have_bundle: bool
-        workdir: str
 
     class PutBundleRequest(BundleRequest):
         sha256: str
-
-    class PutBundleReply(TypedDict):
-        bundle: str
 
     class FileBody(TypedDict):
         path: str
@@ -81,9 +80,6 @@ if TYPE_CHECKING:
         folder: str
         files: List[FileBody]
 
-    class PutFilesReply(TypedDict):
-        folder: str
-
     class ReserveRequest(TypedDict):
         candidates: List[str]
         interfaces: Dict[str, str]
@@ -91,13 +87,29 @@ if TYPE_CHECKING:
     class ReserveReply(TypedDict):
         rendezvous: str
 
+    class AgentBody(ProcessRecord):
+        """agent.json; agents of older versions wrote fewer keys."""
+
+        pgid: int
+        host_id: str
+        hostname: str
+        python: str
+        node: str
+        node_rank: int
+        ranks: List[int]
+        world_size: int
+        rendezvous: str
+        address: NotRequired[str]
+        started: float
+        clock_ahead_s: NotRequired[float]
+
     class StartRequest(TypedDict):
         argv: List[str]
         folder: str
         wait_s: float
 
     class StartReply(TypedDict):
-        agent: Json
+        agent: AgentBody
 
     class NodeFolders(TypedDict):
         """The folders of these nodes in an attempt; those of all its nodes if `nodes` is None."""
@@ -128,7 +140,7 @@ if TYPE_CHECKING:
 
     class NodeBody(TypedDict):
         node: str
-        agent: Optional[Json]
+        agent: Optional[AgentBody]
         alive: bool
         same_boot: bool
         clock: Optional[float]
@@ -253,8 +265,8 @@ if TYPE_CHECKING:
 
     HELLO: Op[Empty, HelloReply]
     PREPARE: Op[BundleRequest, PrepareReply]
-    PUT_BUNDLE: Op[PutBundleRequest, PutBundleReply]
-    PUT_FILES: Op[PutFilesRequest, PutFilesReply]
+    PUT_BUNDLE: Op[PutBundleRequest, Empty]
+    PUT_FILES: Op[PutFilesRequest, Empty]
     RESERVE: Op[ReserveRequest, ReserveReply]
     START: Op[StartRequest, StartReply]
     FILES: Op[NodeFolders, FilesReply]

@@ -11,8 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import List, Optional, Tuple
 
-    from orchestrator.node.files import Json
-    from orchestrator.node.protocol import NodeFolders
+    from orchestrator.node.protocol import AgentBody, NodeFolders
 
 ATTEMPT = "attempt-"
 AGENT_RECORD = "agent.json"
@@ -30,9 +29,9 @@ def attempt_number(name: str) -> Optional[int]:
     return int(number) if number.isdecimal() else None
 
 
-def read_agent(folder: str) -> Optional[Json]:
+def read_agent(folder: str) -> Optional[AgentBody]:
     """The record of the agent in a node folder; None if there is none."""
-    return read_json(os.path.join(folder, AGENT_RECORD))
+    return read_json(os.path.join(folder, AGENT_RECORD))  # type: ignore[return-value]  # it may hold any object
 
 
 def node_folders(request: NodeFolders) -> List[Tuple[str, str]]:

@@ -36,7 +36,7 @@ from orchestrator.node.run_folder import AGENT_RECORD, read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from orchestrator.node.protocol import AgentBody
 
 REFUSED = 4
 
@@ -80,11 +80,21 @@ def refuse_second_agent(folder: str) -> None:
 
 def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> None:
     """Record the owner of the node folder, before any rank starts."""
-    record: dict[str, Any] = {**process_record(), "pgid": os.getpgrp(), "host_id": host_id()}
-    record.update(hostname=socket.gethostname(), python="{}.{}.{}".format(*sys.version_info[:3]))
-    record.update(node=job.node, node_rank=job.node_rank, ranks=list(job.rank_numbers), world_size=sum(job.ranks))
-    record.update(rendezvous=rendezvous, address=address_towards(rendezvous.split(maxsplit=1)[0]))
-    record.update(started=clock.now(), clock_ahead_s=clock.ahead_s)
+    record: AgentBody = {
+        **process_record(),
+        "pgid": os.getpgrp(),
+        "host_id": host_id(),
+        "hostname": socket.gethostname(),
+        "python": "{}.{}.{}".format(*sys.version_info[:3]),
+        "node": job.node,
+        "node_rank": job.node_rank,
+        "ranks": list(job.rank_numbers),
+        "world_size": sum(job.ranks),
+        "rendezvous": rendezvous,
+        "address": address_towards(rendezvous.split(maxsplit=1)[0]),
+        "started": clock.now(),
+        "clock_ahead_s": clock.ahead_s,
+    }
     write_json(os.path.join(folder, AGENT_RECORD), record)
 
 

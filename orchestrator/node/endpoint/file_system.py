@@ -8,11 +8,9 @@ from orchestrator.node.files import absolute_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Tuple
+    from typing import Tuple
 
     from orchestrator.node import protocol
-
-    Json = Dict[str, Any]
 
 # On a disk or in the memory of one machine, which may still export it. File systems of other types may be remote.
 LOCAL = frozenset(

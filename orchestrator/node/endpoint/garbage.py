@@ -20,11 +20,9 @@ from orchestrator.node.run_folder import ATTEMPT, RUN_ID, read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+    from typing import Callable, Dict, Iterator, List, Optional, Set, Tuple
 
     from orchestrator.node import protocol
-
-    Json = Dict[str, Any]
 
 BUNDLE = re.compile(r"[0-9a-f]{32}\Z|\.new-")  # `.new-…` is left by an unfinished push
 REMOVING = ".removing-"  # a folder is renamed before its removal: an incomplete bundle must not be used
@@ -200,7 +198,7 @@ def attempts(run: str) -> List[str]:
     return [os.path.join(run, name) for name in sorted(os.listdir(run)) if name.startswith(ATTEMPT)]
 
 
-def agents_of(run: str) -> Iterator[Tuple[str, str, Json]]:
+def agents_of(run: str) -> Iterator[Tuple[str, str, protocol.AgentBody]]:
     """Node, node folder and agent.json of every agent that ever started in a run folder."""
     for attempt in attempts(run):
         for node in sorted(os.listdir(attempt)):
@@ -210,7 +208,7 @@ def agents_of(run: str) -> Iterator[Tuple[str, str, Json]]:
                 yield node, folder, agent
 
 
-def unfinished(node: str, folder: str, agent: Json) -> str:
+def unfinished(node: str, folder: str, agent: protocol.AgentBody) -> str:
     """The reason to assume that an agent is alive; empty if there is none."""
     if is_alive(agent):
         return f"its agent of {node} is alive"

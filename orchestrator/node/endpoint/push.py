@@ -18,11 +18,9 @@ from orchestrator.node.files import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Tuple
+    from typing import Tuple
 
     from orchestrator.node import protocol
-
-    Json = Dict[str, Any]
 
 
 def bundle_folder(workdir: str, digest: str) -> str:
@@ -40,10 +38,10 @@ def prepare(request: protocol.BundleRequest, _payload: bytes) -> Tuple[protocol.
     if os.path.lexists(bundle):
         check_private_folder(bundle)
         os.utime(bundle)  # in use: `orch gc` removes bundles by age
-    return {"have_bundle": os.path.isdir(bundle), "workdir": workdir}, b""
+    return {"have_bundle": os.path.isdir(bundle)}, b""
 
 
-def put_bundle(request: protocol.PutBundleRequest, payload: bytes) -> Tuple[protocol.PutBundleReply, bytes]:
+def put_bundle(request: protocol.PutBundleRequest, payload: bytes) -> Tuple[protocol.Empty, bytes]:
     """Unpack a bundle under a temporary name and rename it; if another connection was faster, its bundle is kept."""
     import hashlib  # noqa: PLC0415  slow to import, and most connections push nothing
     import shutil  # noqa: PLC0415
@@ -67,7 +65,7 @@ def put_bundle(request: protocol.PutBundleRequest, payload: bytes) -> Tuple[prot
             check_private_folder(bundle)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)  # exists only if it was not renamed
-    return {"bundle": bundle}, b""
+    return {}, b""
 
 
 def unpack(payload: bytes, root: str) -> None:
@@ -100,7 +98,7 @@ def unpack(payload: bytes, root: str) -> None:
             raise ValueError(f"{os.path.relpath(path, root)!r} links out of the bundle, to {target!r}")
 
 
-def put_files(request: protocol.PutFilesRequest, payload: bytes) -> Tuple[protocol.PutFilesReply, bytes]:
+def put_files(request: protocol.PutFilesRequest, payload: bytes) -> Tuple[protocol.Empty, bytes]:
     """Write files below a folder, each atomically."""
     folder, files = absolute_path(request["folder"]), request["files"]
     if sum(file["size"] for file in files) != len(payload):
@@ -119,4 +117,4 @@ def put_files(request: protocol.PutFilesRequest, payload: bytes) -> Tuple[protoc
             if os.path.lexists(fresh):
                 os.unlink(fresh)
             raise
-    return {"folder": folder}, b""
+    return {}, b""

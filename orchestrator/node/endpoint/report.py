@@ -13,11 +13,9 @@ from orchestrator.node.run_folder import attempt_folder, newest_attempt, node_fo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Optional, Tuple
+    from typing import Dict, Iterator, List, Optional, Tuple
 
     from orchestrator.node import protocol
-
-    Json = Dict[str, Any]
 
 LOG_TAIL_BYTES = 4096
 POLL_S = 0.05
@@ -26,7 +24,7 @@ MIN_SHARE_BYTES = 4096
 READ_FIRST = (EVENTS, OFFSETS)
 
 
-def now_of(agent: Optional[Json]) -> Optional[float]:
+def now_of(agent: Optional[protocol.AgentBody]) -> Optional[float]:
     """The current time by the agent's clock; None if it is unknown: the agent is of another boot or an older version."""
     if agent is None or "clock_ahead_s" not in agent or agent.get("boot_id") != boot_id():
         return None

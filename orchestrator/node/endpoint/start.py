@@ -16,11 +16,9 @@ from orchestrator.node.run_folder import read_agent
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from typing import Any, Dict, List, Tuple
+    from typing import List, Tuple
 
     from orchestrator.node import protocol
-
-    Json = Dict[str, Any]
 
 START_POLL_S = 0.01
 

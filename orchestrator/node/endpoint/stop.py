@@ -20,13 +20,11 @@ from orchestrator.node.run_folder import attempt_number, node_folders, read_agen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Set, Tuple
+    from typing import Dict, List, Optional, Set, Tuple
 
     from orchestrator.node import protocol
     from orchestrator.node.events import Event
     from orchestrator.node.ownership import Key
-
-    Json = Dict[str, Any]
 
 AGENT_MARGIN_S = 5.0  # after the grace, the agent kills its ranks and ends
 KILL_WAIT_S = 5.0
@@ -55,7 +53,7 @@ class Target:
         # An agent, or its guard, writes the last event when no descendant is alive.
         return {} if history.finished is not None else self._remaining(agent, history.rank_starts)
 
-    def _remaining(self, agent: Optional[Json], rank_starts: List[Event]) -> Dict[Key, str]:
+    def _remaining(self, agent: Optional[protocol.AgentBody], rank_starts: List[Event]) -> Dict[Key, str]:
         """Find the processes of the run: reads the environment and command line of every process of this user."""
         processes = user_processes()
         roles = {}

@@ -21,12 +21,11 @@ from orchestrator.node.run_folder import RUN_ID, read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Container, Dict, Iterable, List, Set, Tuple
+    from typing import Container, Dict, Iterable, List, Set, Tuple
 
     from orchestrator.node import protocol
     from orchestrator.node.ownership import Key, Owner
 
-    Json = Dict[str, Any]
     Family = Tuple[str, str]  # run id and node
 
 CARD = re.compile(r"/dev/(nvidia|gcu)\d+\Z")
