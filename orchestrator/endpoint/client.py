@@ -26,6 +26,8 @@ from orchestrator.transports.base import Transport
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
+    from orchestrator.node import messages
+
 HEARTBEAT_ANSWER_S = 4.0  # a node that takes longer is silent; the supervisor decides how long it may be
 UNPACK_S = 300.0  # for a bundle on a slow shared file system
 STOP_MARGIN_S = 10.0  # that node/endpoint/stop.py adds to the grace
@@ -86,12 +88,12 @@ class Endpoint:
 
     def prepare(self, workdir: str, digest: str) -> bool:
         """Make the working folder, with subfolders of mode 0700; return whether it has the bundle."""
-        request: protocol.BundleRequest = {"workdir": workdir, "digest": digest}
+        request: messages.BundleRequest = {"workdir": workdir, "digest": digest}
         return self._connection.call(protocol.PREPARE, request, hint=WORKDIR_HINT).reply["have_bundle"]
 
     def put_bundle(self, workdir: str, digest: str, tar: bytes, sha256: str) -> None:
         """Unpack a tar.gz with this checksum as the bundle of this digest, unless another connection has done so."""
-        request: protocol.PutBundleRequest = {"workdir": workdir, "digest": digest, "sha256": sha256}
+        request: messages.PutBundleRequest = {"workdir": workdir, "digest": digest, "sha256": sha256}
         self._connection.call(protocol.PUT_BUNDLE, request, tar, answer_s=UNPACK_S, hint=WORKDIR_HINT)
 
     def put_files(self, folder: str, files: Sequence[tuple[str, str | bytes, int]]) -> None:
@@ -99,11 +101,11 @@ class Endpoint:
         contents = [
             content.encode(errors="surrogateescape") if isinstance(content, str) else content for _, content, _ in files
         ]
-        entries: list[protocol.FileBody] = [
+        entries: list[messages.FileBody] = [
             {"path": path, "size": len(content), "mode": mode}
             for (path, _, mode), content in zip(files, contents, strict=True)
         ]
-        request: protocol.PutFilesRequest = {"folder": folder, "files": entries}
+        request: messages.PutFilesRequest = {"folder": folder, "files": entries}
         self._connection.call(protocol.PUT_FILES, request, b"".join(contents), hint=WORKDIR_HINT)
 
     def reserve(self, candidates: Sequence[str], interfaces: Mapping[str, str]) -> str:
@@ -114,12 +116,12 @@ class Endpoint:
             candidates: addresses or names that may be this node's, best first.
             interfaces: the ranks' NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; they take precedence over candidates.
         """
-        request: protocol.ReserveRequest = {"candidates": list(candidates), "interfaces": dict(interfaces)}
+        request: messages.ReserveRequest = {"candidates": list(candidates), "interfaces": dict(interfaces)}
         return self._connection.call(protocol.RESERVE, request).reply["rendezvous"]
 
     def start(self, argv: Sequence[str], folder: str, *, wait_s: float = 30.0) -> AgentRecord:
         """Start an agent that outlives the connection; wait until it has written its record, and return the record."""
-        request: protocol.StartRequest = {"argv": list(argv), "folder": folder, "wait_s": wait_s}
+        request: messages.StartRequest = {"argv": list(argv), "folder": folder, "wait_s": wait_s}
         return AgentRecord.of(self._connection.call(protocol.START, request, answer_s=wait_s + ANSWER_S).reply["agent"])
 
     def files(self, attempt_dir: str, nodes: Sequence[str] | None) -> dict[str, int]:
@@ -145,7 +147,7 @@ class Endpoint:
         Returns:
             The new content of the files, max_bytes in total at most; files that are not in offsets begin at 0.
         """
-        request: protocol.ReadRequest = {
+        request: messages.ReadRequest = {
             **_folders(attempt_dir, nodes),
             "offsets": dict(offsets),
             "max_bytes": max_bytes,
@@ -169,7 +171,7 @@ class Endpoint:
 
     def find(self, workdir: str, run_id: str) -> RunTrace | None:
         """The newest attempt of a run in the working folder; None if there is none."""
-        request: protocol.FindRequest = {"workdir": workdir, "run": run_id}
+        request: messages.FindRequest = {"workdir": workdir, "run": run_id}
         reply = self._connection.call(protocol.FIND, request).reply
         try:
             return RunTrace.of(reply)
@@ -178,7 +180,7 @@ class Endpoint:
 
     def is_local(self, path: str) -> bool:
         """Return whether a path is on a local file system of the node, which may still export it."""
-        request: protocol.FileSystemRequest = {"path": path}
+        request: messages.FileSystemRequest = {"path": path}
         return self._connection.call(protocol.FILE_SYSTEM, request).reply["local"]
 
     def heartbeat(self, attempt_dir: str, node: str, heartbeat: Heartbeat) -> tuple[NodeObservation, object]:
@@ -188,7 +190,7 @@ class Endpoint:
         Returns:
             The state of the node, and `known` for the next heartbeat.
         """
-        request: protocol.HeartbeatRequest = {
+        request: messages.HeartbeatRequest = {
             **_folders(attempt_dir, [node]),
             "known": heartbeat.known,
             "peers": list(heartbeat.peers),
@@ -199,25 +201,25 @@ class Endpoint:
 
     def reach(self, addresses: Sequence[str], port: int) -> set[str]:
         """Return the addresses that the node can reach at this port: the connection is accepted or refused."""
-        request: protocol.ReachRequest = {"addresses": list(addresses), "port": port}
+        request: messages.ReachRequest = {"addresses": list(addresses), "port": port}
         return set(self._connection.call(protocol.REACH, request, answer_s=2 * HEARTBEAT_ANSWER_S).reply["addresses"])
 
     def stop(self, attempt_dir: str, nodes: Sequence[str] | None, *, grace_s: float) -> list[StopResult]:
         """End the processes of the run on these nodes, and no others; by SIGKILL after the grace."""
-        request: protocol.StopRequest = {**_folders(attempt_dir, nodes), "grace_s": grace_s}
+        request: messages.StopRequest = {**_folders(attempt_dir, nodes), "grace_s": grace_s}
         answer = self._connection.call(protocol.STOP, request, answer_s=grace_s + STOP_MARGIN_S + ANSWER_S)
         return [StopResult.of(body) for body in answer.reply["nodes"]]
 
     def strays(self, *, min_age_s: float, grace_s: float, dry_run: bool) -> StrayReport:
         """End this user's strays on the node, or only list them; list other users' processes on its cards."""
-        request: protocol.StraysRequest = {"min_age_s": min_age_s, "grace_s": grace_s, "dry_run": dry_run}
+        request: messages.StraysRequest = {"min_age_s": min_age_s, "grace_s": grace_s, "dry_run": dry_run}
         return StrayReport.of(
             self._connection.call(protocol.STRAYS, request, answer_s=grace_s + STRAYS_MARGIN_S + ANSWER_S).reply
         )
 
     def clear(self, workdir: str, *, older_than_s: float, checkpoints: bool, dry_run: bool) -> list[GarbageEntry]:
         """Remove old runs that have ended and unused bundles, or only list them; runs with checkpoints only on request."""
-        request: protocol.ClearRequest = {
+        request: messages.ClearRequest = {
             "workdir": workdir,
             "older_than_s": older_than_s,
             "checkpoints": checkpoints,
@@ -230,7 +232,7 @@ class Endpoint:
 
     def command(self, argv: Sequence[str], *, timeout_s: float) -> CommandResult:
         """Run a command in the home folder, in the environment of a login; an argument that begins with `~/` is expanded."""
-        request: protocol.CommandRequest = {"argv": list(argv), "folder": "~", "timeout_s": timeout_s}
+        request: messages.CommandRequest = {"argv": list(argv), "folder": "~", "timeout_s": timeout_s}
         reply = self._connection.call(protocol.COMMAND, request, answer_s=timeout_s + ANSWER_S).reply
         return CommandResult(reply["code"], reply["out"], reply["err"])
 
@@ -243,7 +245,7 @@ class Endpoint:
         Args:
             begin: False if the command must not begin any more; if it has begun, wait for its result.
         """
-        request: protocol.CommandOnceRequest = {
+        request: messages.CommandOnceRequest = {
             "argv": list(argv),
             "folder": result_file.rpartition("/")[0],
             "timeout_s": timeout_s,
@@ -266,5 +268,5 @@ class Endpoint:
         self.close()
 
 
-def _folders(attempt_dir: str, nodes: Sequence[str] | None) -> protocol.NodeFolders:
+def _folders(attempt_dir: str, nodes: Sequence[str] | None) -> messages.NodeFolders:
     return {"attempt_dir": attempt_dir, "nodes": None if nodes is None else list(nodes)}

@@ -16,6 +16,7 @@ from orchestrator.node import protocol
 from orchestrator.transports.base import Channel, ChannelClosed, ChannelReader, NoMarker, Transport
 
 if TYPE_CHECKING:
+    from orchestrator.node import messages
     from orchestrator.node.protocol import Op
 
 ANSWER_S = 30.0
@@ -91,7 +92,7 @@ class Connection:
         hint: str = "",
     ) -> TimedReply[ReplyT]:
         """Make one request; `hint` is the next step if the node reports an error."""
-        header: protocol.RequestHeader = {"op": op, "bytes": len(payload)}
+        header: messages.RequestHeader = {"op": op, "bytes": len(payload)}
         with self._lock:
             channel = self._channel  # another thread may close the connection
             if channel is None:
@@ -134,11 +135,11 @@ class Connection:
             reason = f"{self._python} did not start: the login shell printed {str(error)!r}"
             hint = "its start-up files should print nothing without a terminal"
             raise NodeError(self.node, reason, hint=hint) from error
-        self.facts = Facts(**cast("protocol.HelloReply", reply)["facts"])
+        self.facts = Facts(**cast("messages.HelloReply", reply)["facts"])
 
     def _send_program(self, channel: Channel) -> str:
         """Send the program and the first request together; return the version that Python reports."""
-        request: protocol.RequestHeader = {"op": protocol.HELLO, "bytes": 0}
+        request: messages.RequestHeader = {"op": protocol.HELLO, "bytes": 0}
         answer_s = ANSWER_S
         try:
             channel.write(program() + frame(request), timeout_s=ANSWER_S)
@@ -164,9 +165,9 @@ class Connection:
             self.node, f"{self._python} did not start, exit status {closed.exit_status}: {last}", hint=PYTHON_HINT
         )
 
-    def _require_ok(self, reply: protocol.ReplyHeader, hint: str = "") -> None:
+    def _require_ok(self, reply: messages.ReplyHeader, hint: str = "") -> None:
         if not reply["ok"]:
-            error = cast("protocol.ErrorBody", reply)
+            error = cast("messages.ErrorBody", reply)
             kind = RendezvousPortTaken if error["kind"] == protocol.HeadPortTaken.__name__ else NodeError
             raise kind(self.node, error["message"], hint=hint)
 
@@ -177,12 +178,12 @@ class Connection:
         if channel is not None:
             channel.close()
 
-    def _receive(self, timeout_s: float) -> tuple[protocol.ReplyHeader, bytes]:
+    def _receive(self, timeout_s: float) -> tuple[messages.ReplyHeader, bytes]:
         length = int.from_bytes(self._reader.read_exactly(4, timeout_s=timeout_s), "big")
         if length > HEADER_LIMIT_BYTES:
             raise ChannelClosed(None, f"a frame header of {length} bytes")
         try:
-            reply: protocol.ReplyHeader = json.loads(self._reader.read_exactly(length, timeout_s=timeout_s))
+            reply: messages.ReplyHeader = json.loads(self._reader.read_exactly(length, timeout_s=timeout_s))
         except ValueError as error:
             raise ChannelClosed(None, "a frame header that is not JSON") from error
         return reply, self._reader.read_exactly(reply["bytes"], timeout_s=timeout_s)

@@ -1,8 +1,8 @@
 """
 The replies of an endpoint as dataclasses: the facts of a node, its agents, their output and their exits.
 
-Some repeat a type of node/protocol.py field by field: a node imports no dataclasses, and other rooms do not know the
-protocol. Type checkers compare both where one is made from the other, as in `Stray(**body)`.
+Some repeat a type of node/messages.py field by field, as GarbageEntry: a node imports no dataclasses, and the rest of orch does
+not know the messages. Type checkers compare the fields where one is made from the other, as in `Stray(**body)`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.node.events import cause_s
 
 if TYPE_CHECKING:
-    from orchestrator.node import protocol
+    from orchestrator.node import messages
     from orchestrator.node.events import Event, RankResult, StateName
 
 Json = Mapping[str, Any]
@@ -60,7 +60,7 @@ class AgentRecord:
     """Its address on the route to the head; empty if the agent is of an older version."""
 
     @classmethod
-    def of(cls, body: protocol.AgentBody) -> AgentRecord:
+    def of(cls, body: messages.AgentBody) -> AgentRecord:
         """From agent.json; unknown keys of a newer agent are ignored."""
         return cls(
             pid=body["pid"],
@@ -118,7 +118,7 @@ class RunTrace:
     """False if the nodes share no file system, so that each has a run folder with its part of the run."""
 
     @classmethod
-    def of(cls, reply: protocol.FindReply) -> RunTrace | None:
+    def of(cls, reply: messages.FindReply) -> RunTrace | None:
         """
         From the endpoint's reply.
 
@@ -204,7 +204,7 @@ class NodeObservation:
     folder: str = ""
 
     @classmethod
-    def of(cls, body: protocol.NodeBody, written: ReplyWindow) -> NodeObservation:
+    def of(cls, body: messages.NodeBody, written: ReplyWindow) -> NodeObservation:
         """From the endpoint's reply."""
         correction_s = written.correction_s(body["clock"])
         return cls(
@@ -249,7 +249,7 @@ class StopResult:
     remaining: tuple[int, ...]
 
     @classmethod
-    def of(cls, body: protocol.StopBody) -> StopResult:
+    def of(cls, body: messages.StopBody) -> StopResult:
         """From the endpoint's reply."""
         return cls(body["node"], tuple(Signalled(**sent) for sent in body["signalled"]), tuple(body["remaining"]))
 
@@ -285,7 +285,7 @@ class StrayReport:
     tool_error: str
 
     @classmethod
-    def of(cls, reply: protocol.StraysReply) -> StrayReport:
+    def of(cls, reply: messages.StraysReply) -> StrayReport:
         """From the endpoint's reply."""
         strays = tuple(Stray(**stray) for stray in reply["strays"])
         return cls(strays, tuple(CardUser(**user) for user in reply["users"]), reply["tool_error"])

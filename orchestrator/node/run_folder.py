@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import List, Optional, Tuple
 
-    from orchestrator.node.protocol import AgentBody, NodeFolders
+    from orchestrator.node.messages import AgentBody, NodeFolders
 
 ATTEMPT = "attempt-"
 AGENT_RECORD = "agent.json"

@@ -36,7 +36,7 @@ from orchestrator.node.run_folder import AGENT_RECORD, read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from orchestrator.node.protocol import AgentBody
+    from orchestrator.node.messages import AgentBody
 
 REFUSED = 4
 

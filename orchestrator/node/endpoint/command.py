@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, List, Tuple
 
-    from orchestrator.node import protocol
+    from orchestrator.node import messages
 
 OUTPUT_BYTES = 4 << 20
 BLOCK_BYTES = 1 << 16
@@ -30,7 +30,7 @@ ENVIRONMENT_MARKER = "orch-environment-5b1d"  # the output before it is that of 
 PRINT_ENVIRONMENT = f"echo {ENVIRONMENT_MARKER}; exec cat /proc/self/environ"
 
 
-def command(request: protocol.CommandRequest, umask: int) -> protocol.CommandReply:
+def command(request: messages.CommandRequest, umask: int) -> messages.CommandReply:
     """Run argv; return its exit code (127: there is no such program, 124: it took too long and was killed), stdout and stderr."""
     argv, folder = (
         [absolute_path(arg) if arg.startswith("~/") else arg for arg in request["argv"]],
@@ -44,7 +44,7 @@ def command(request: protocol.CommandRequest, umask: int) -> protocol.CommandRep
     return {"code": code, "out": out.decode("utf-8", "replace"), "err": err.decode("utf-8", "replace")}
 
 
-def command_once(request: protocol.CommandOnceRequest, umask: int) -> protocol.CommandReply:
+def command_once(request: messages.CommandOnceRequest, umask: int) -> messages.CommandReply:
     """
     Run argv once over any number of connections.
 
@@ -52,7 +52,7 @@ def command_once(request: protocol.CommandOnceRequest, umask: int) -> protocol.C
     there is none within `timeout_s`. With `begin` false, a command that has not begun is withdrawn: it never begins.
     """
     path = absolute_path(request["result_file"])
-    withdrawn: protocol.CommandReply = {"code": WITHDRAWN, "out": "", "err": "it was withdrawn before it began"}
+    withdrawn: messages.CommandReply = {"code": WITHDRAWN, "out": "", "err": "it was withdrawn before it began"}
     if not request["begin"] and not os.path.lexists(os.path.dirname(path)):
         return withdrawn  # the folder is made before the command begins
     check_private_folder(os.path.dirname(path))
@@ -65,7 +65,7 @@ def command_once(request: protocol.CommandOnceRequest, umask: int) -> protocol.C
     return result
 
 
-def wait_for_result(path: str, wait_s: float) -> protocol.CommandReply:
+def wait_for_result(path: str, wait_s: float) -> messages.CommandReply:
     """The result of a command that another connection began."""
     deadline = time.monotonic() + wait_s
     while True:

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Tuple
 
-    from orchestrator.node import protocol
+    from orchestrator.node import messages
 
 # On a disk or in the memory of one machine, which may still export it. File systems of other types may be remote.
 LOCAL = frozenset(
@@ -18,7 +18,7 @@ LOCAL = frozenset(
 )
 
 
-def file_system(request: protocol.FileSystemRequest, _payload: bytes) -> Tuple[protocol.FileSystemReply, bytes]:
+def file_system(request: messages.FileSystemRequest, _payload: bytes) -> Tuple[messages.FileSystemReply, bytes]:
     """The type of the file system that a path is on, and whether it is local."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         kind = type_of(os.path.realpath(absolute_path(request["path"])), file.read())

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Dict, Iterator, List, Optional, Set, Tuple
 
-    from orchestrator.node import protocol
+    from orchestrator.node import messages
 
 BUNDLE = re.compile(r"[0-9a-f]{32}\Z|\.new-")  # `.new-…` is left by an unfinished push
 REMOVING = ".removing-"  # a folder is renamed before its removal: an incomplete bundle must not be used
@@ -71,7 +71,7 @@ def is_user_folder(path: str) -> bool:
     return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
 
 
-def clear(request: protocol.ClearRequest, _payload: bytes) -> Tuple[protocol.ClearReply, bytes]:
+def clear(request: messages.ClearRequest, _payload: bytes) -> Tuple[messages.ClearReply, bytes]:
     """Remove ended runs and unused bundles older than older_than_s from a working folder, or only list them (dry_run)."""
     workdir = absolute_path(request["workdir"])
     clearing = Clearing(request["older_than_s"], checkpoints=request["checkpoints"], dry_run=request["dry_run"])
@@ -90,7 +90,7 @@ class Clearing:
     def __init__(self, older_than_s: float, *, checkpoints: bool, dry_run: bool) -> None:
         self.older_than_s, self.checkpoints, self.dry_run = older_than_s, checkpoints, dry_run
 
-    def runs(self, folder: str, only: Optional[Dict[str, str]] = None) -> List[protocol.GarbageBody]:
+    def runs(self, folder: str, only: Optional[Dict[str, str]] = None) -> List[messages.GarbageBody]:
         """Remove run folders; with `only` (name -> the reason to keep it, or empty), only those that it names."""
         active = active_runs()
 
@@ -101,7 +101,7 @@ class Clearing:
         paths = [path for path in self._folders(folder, RUN_ID) if only is None or os.path.basename(path) in only]
         return [self._entry("run", path, reason) for path in paths]
 
-    def bundles(self, workdir: str, removed: Set[str]) -> List[protocol.GarbageBody]:
+    def bundles(self, workdir: str, removed: Set[str]) -> List[messages.GarbageBody]:
         """Remove the bundles that no run folder refers to, except the `removed` ones."""
         needed, unknown = needed_bundles(os.path.join(workdir, "runs"), removed)
 
@@ -120,9 +120,9 @@ class Clearing:
             elif is_user_folder(path) and pattern.match(name):
                 yield path
 
-    def _entry(self, kind: str, path: str, reason: Callable[[str, Size], str]) -> protocol.GarbageBody:
+    def _entry(self, kind: str, path: str, reason: Callable[[str, Size], str]) -> messages.GarbageBody:
         """Remove one folder, unless it is young or there is a reason to keep it; return its entry."""
-        entry: protocol.GarbageBody = {
+        entry: messages.GarbageBody = {
             "kind": kind,
             "name": os.path.basename(path),
             "path": path,
@@ -198,7 +198,7 @@ def attempts(run: str) -> List[str]:
     return [os.path.join(run, name) for name in sorted(os.listdir(run)) if name.startswith(ATTEMPT)]
 
 
-def agents_of(run: str) -> Iterator[Tuple[str, str, protocol.AgentBody]]:
+def agents_of(run: str) -> Iterator[Tuple[str, str, messages.AgentBody]]:
     """Node, node folder and agent.json of every agent that ever started in a run folder."""
     for attempt in attempts(run):
         for node in sorted(os.listdir(attempt)):
@@ -208,7 +208,7 @@ def agents_of(run: str) -> Iterator[Tuple[str, str, protocol.AgentBody]]:
                 yield node, folder, agent
 
 
-def unfinished(node: str, folder: str, agent: protocol.AgentBody) -> str:
+def unfinished(node: str, folder: str, agent: messages.AgentBody) -> str:
     """The reason to assume that an agent is alive; empty if there is none."""
     if is_alive(agent):
         return f"its agent of {node} is alive"

@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Tuple
 
-    from orchestrator.node import protocol
+    from orchestrator.node import messages
 
 
 def bundle_folder(workdir: str, digest: str) -> str:
@@ -29,7 +29,7 @@ def bundle_folder(workdir: str, digest: str) -> str:
     return os.path.join(workdir, "bundles", digest)
 
 
-def prepare(request: protocol.BundleRequest, _payload: bytes) -> Tuple[protocol.PrepareReply, bytes]:
+def prepare(request: messages.BundleRequest, _payload: bytes) -> Tuple[messages.PrepareReply, bytes]:
     """Make the working folder and its subfolders; return whether it has the bundle."""
     workdir = working_folder(request["workdir"])
     bundle = bundle_folder(workdir, request["digest"])
@@ -41,7 +41,7 @@ def prepare(request: protocol.BundleRequest, _payload: bytes) -> Tuple[protocol.
     return {"have_bundle": os.path.isdir(bundle)}, b""
 
 
-def put_bundle(request: protocol.PutBundleRequest, payload: bytes) -> Tuple[protocol.Empty, bytes]:
+def put_bundle(request: messages.PutBundleRequest, payload: bytes) -> Tuple[messages.Empty, bytes]:
     """Unpack a bundle under a temporary name and rename it; if another connection was faster, its bundle is kept."""
     import hashlib  # noqa: PLC0415  slow to import, and most connections push nothing
     import shutil  # noqa: PLC0415
@@ -98,7 +98,7 @@ def unpack(payload: bytes, root: str) -> None:
             raise ValueError(f"{os.path.relpath(path, root)!r} links out of the bundle, to {target!r}")
 
 
-def put_files(request: protocol.PutFilesRequest, payload: bytes) -> Tuple[protocol.Empty, bytes]:
+def put_files(request: messages.PutFilesRequest, payload: bytes) -> Tuple[messages.Empty, bytes]:
     """Write files below a folder, each atomically."""
     folder, files = absolute_path(request["folder"]), request["files"]
     if sum(file["size"] for file in files) != len(payload):

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Iterator, List, Optional, Tuple
 
-    from orchestrator.node import protocol
+    from orchestrator.node import messages
 
 LOG_TAIL_BYTES = 4096
 POLL_S = 0.05
@@ -24,7 +24,7 @@ MIN_SHARE_BYTES = 4096
 READ_FIRST = (EVENTS, OFFSETS)
 
 
-def now_of(agent: Optional[protocol.AgentBody]) -> Optional[float]:
+def now_of(agent: Optional[messages.AgentBody]) -> Optional[float]:
     """The current time by the agent's clock; None if it is unknown: the agent is of another boot or an older version."""
     if agent is None or "clock_ahead_s" not in agent or agent.get("boot_id") != boot_id():
         return None
@@ -37,7 +37,7 @@ class Reader:
     def __init__(self) -> None:
         self.last_file = ""
 
-    def read(self, request: protocol.ReadRequest, _payload: bytes) -> Tuple[protocol.ReadReply, bytes]:
+    def read(self, request: messages.ReadRequest, _payload: bytes) -> Tuple[messages.ReadReply, bytes]:
         """Wait up to wait_s for files to grow beyond the given offsets, and return the new content."""
         deadline = time.monotonic() + request["wait_s"]
         attempt = absolute_path(request["attempt_dir"])
@@ -56,7 +56,7 @@ class Reader:
 
     def _collect(
         self, attempt: str, grown: Dict[str, Tuple[int, int]], budget: int
-    ) -> Tuple[List[protocol.ChunkBody], bytes]:
+    ) -> Tuple[List[messages.ChunkBody], bytes]:
         """Read an equal share of every file, beginning after the last one of the previous call; then distribute the rest."""
         records = [name for name in sorted(grown) if name.endswith(READ_FIRST)]
         outputs = [name for name in sorted(grown) if not name.endswith(READ_FIRST)]
@@ -70,7 +70,7 @@ class Reader:
                 if more > 0:
                     sizes[name] += more
                     budget -= more
-        chunks: List[protocol.ChunkBody] = []
+        chunks: List[messages.ChunkBody] = []
         parts = []
         for name in order:
             data = read_at(os.path.join(attempt, name), grown[name][0], sizes[name]) if sizes[name] else b""
@@ -81,10 +81,10 @@ class Reader:
         return chunks, b"".join(parts)
 
 
-def changes(request: protocol.ReadRequest) -> Tuple[Dict[str, Tuple[int, int]], List[protocol.ChunkBody]]:
+def changes(request: messages.ReadRequest) -> Tuple[Dict[str, Tuple[int, int]], List[messages.ChunkBody]]:
     """Files that have grown: name -> offset, new bytes; and gaps: files that are now shorter than their offsets."""
     grown: Dict[str, Tuple[int, int]] = {}
-    gaps: List[protocol.ChunkBody] = []
+    gaps: List[messages.ChunkBody] = []
     if not os.path.isdir(absolute_path(request["attempt_dir"])):
         return grown, gaps
     offsets: Dict[str, int] = request["offsets"]
@@ -103,7 +103,7 @@ def changes(request: protocol.ReadRequest) -> Tuple[Dict[str, Tuple[int, int]], 
     return grown, gaps
 
 
-def files(request: protocol.NodeFolders, _payload: bytes) -> Tuple[protocol.FilesReply, bytes]:
+def files(request: messages.NodeFolders, _payload: bytes) -> Tuple[messages.FilesReply, bytes]:
     """The sizes of all files that `read` reads, by name."""
     sizes = {f"{node}/{name}": size for node, folder in node_folders(request) for name, size in streams(folder)}
     return {"files": sizes}, b""
@@ -126,7 +126,7 @@ def streams(folder: str) -> Iterator[Tuple[str, int]]:
         return
 
 
-def heartbeat(request: protocol.HeartbeatRequest, _payload: bytes) -> Tuple[protocol.HeartbeatReply, bytes]:
+def heartbeat(request: messages.HeartbeatRequest, _payload: bytes) -> Tuple[messages.HeartbeatReply, bytes]:
     """Record a heartbeat of the supervisor, wait up to wait_s until an agent's state changes, and return the states."""
     deadline = time.monotonic() + request["wait_s"]
     for _, folder in node_folders(request):
@@ -142,17 +142,17 @@ def heartbeat(request: protocol.HeartbeatRequest, _payload: bytes) -> Tuple[prot
         time.sleep(NEWS_POLL_S)
 
 
-def reach(request: protocol.ReachRequest, _payload: bytes) -> Tuple[protocol.ReachReply, bytes]:
+def reach(request: messages.ReachRequest, _payload: bytes) -> Tuple[messages.ReachReply, bytes]:
     """Report which of the addresses this node reaches at the port."""
     return {"addresses": reachable_hosts(request["addresses"], request["port"])}, b""
 
 
-def observe(request: protocol.NodeFolders, _payload: bytes) -> Tuple[protocol.ObserveReply, bytes]:
+def observe(request: messages.NodeFolders, _payload: bytes) -> Tuple[messages.ObserveReply, bytes]:
     """The state of every node folder's agent and ranks."""
     return {"nodes": [observe_node(node, folder) for node, folder in node_folders(request)]}, b""
 
 
-def find(request: protocol.FindRequest, _payload: bytes) -> Tuple[protocol.FindReply, bytes]:
+def find(request: messages.FindRequest, _payload: bytes) -> Tuple[messages.FindReply, bytes]:
     """The newest attempt of a run in a working folder: its number, its job.json, and whether the run went through Slurm."""
     run = os.path.join(absolute_path(request["workdir"]), "runs", relative(request["run"]))
     newest = newest_attempt(run)
@@ -171,7 +171,7 @@ def is_batch_log(name: str) -> bool:
     return name.startswith("slurm-") and name.endswith(".log")
 
 
-def observe_node(node: str, folder: str) -> protocol.NodeBody:
+def observe_node(node: str, folder: str) -> messages.NodeBody:
     """The state of one node folder."""
     from orchestrator.node.stacks import innermost_calls  # noqa: PLC0415  most connections do not need it
 

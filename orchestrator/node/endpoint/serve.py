@@ -1,7 +1,7 @@
 """
 The program that serves a controller on a node: framed requests on stdin, framed replies on stdout, until stdin ends.
 
-A frame is a 4-byte big-endian length, a JSON object (node/protocol.py), and as many raw bytes as its key "bytes" says. The
+A frame is a 4-byte big-endian length, a JSON object (node/messages.py), and as many raw bytes as its key "bytes" says. The
 controller sends this program when it connects; nothing is installed. Modules that most connections do not need are imported
 by the request that needs them, which saves milliseconds on every node.
 """
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, BinaryIO, Callable, Dict, Optional, Tuple
 
-    from orchestrator.node import protocol
-    from orchestrator.node.protocol import Op, Reply, Request, RequestHeader
+    from orchestrator.node import messages
+    from orchestrator.node.protocol import Op, Reply, Request
 
 HEADER_LIMIT_BYTES = 16 << 20
 SIZE_BYTES = 4
@@ -54,7 +54,7 @@ IDLE_S = 900
 SUPERVISOR_IDLE_S = 60  # heartbeats come every few seconds
 
 
-def read_frame(stream: BinaryIO) -> Optional[Tuple[RequestHeader, bytes]]:
+def read_frame(stream: BinaryIO) -> Optional[Tuple[messages.RequestHeader, bytes]]:
     """Read the next frame; None if the stream ends, also within a frame."""
     size = stream.read(SIZE_BYTES)
     if len(size) < SIZE_BYTES:
@@ -65,7 +65,7 @@ def read_frame(stream: BinaryIO) -> Optional[Tuple[RequestHeader, bytes]]:
     text = stream.read(length)
     if len(text) < length:
         return None
-    header: RequestHeader = json.loads(text)
+    header: messages.RequestHeader = json.loads(text)
     payload = stream.read(header["bytes"])
     return (header, payload) if len(payload) == header["bytes"] else None
 
@@ -98,9 +98,9 @@ def cards(folder: str = "/dev") -> Dict[str, int]:
     }
 
 
-def hello(_request: protocol.Empty, _payload: bytes) -> Tuple[protocol.HelloReply, bytes]:
+def hello(_request: messages.Empty, _payload: bytes) -> Tuple[messages.HelloReply, bytes]:
     """Describe this machine and this interpreter."""
-    facts: protocol.FactsBody = {
+    facts: messages.FactsBody = {
         "python": "{}.{}.{}".format(*sys.version_info[:3]),
         "hostname": os.uname().nodename,
         "host_id": host_id(),
@@ -119,7 +119,7 @@ class Reservation:
     def __init__(self) -> None:
         self.holder: Optional[socket.socket] = None
 
-    def reserve(self, request: protocol.ReserveRequest, _payload: bytes) -> Tuple[protocol.ReserveReply, bytes]:
+    def reserve(self, request: messages.ReserveRequest, _payload: bytes) -> Tuple[messages.ReserveReply, bytes]:
         """Choose an address of this host and hold a free port; return the rendezvous record."""
         from orchestrator.node.rendezvous import reserve  # noqa: PLC0415  only the head reserves
 
@@ -127,25 +127,25 @@ class Reservation:
         return {"rendezvous": record}, b""
 
 
-def stop(request: protocol.StopRequest, payload: bytes) -> Tuple[protocol.StopReply, bytes]:
+def stop(request: messages.StopRequest, payload: bytes) -> Tuple[messages.StopReply, bytes]:
     from orchestrator.node.endpoint.stop import stop as handle  # noqa: PLC0415  most connections do not need it
 
     return handle(request, payload)
 
 
-def file_system(request: protocol.FileSystemRequest, payload: bytes) -> Tuple[protocol.FileSystemReply, bytes]:
+def file_system(request: messages.FileSystemRequest, payload: bytes) -> Tuple[messages.FileSystemReply, bytes]:
     from orchestrator.node.endpoint.file_system import file_system as handle  # noqa: PLC0415  as above
 
     return handle(request, payload)
 
 
-def strays(request: protocol.StraysRequest, payload: bytes) -> Tuple[protocol.StraysReply, bytes]:
+def strays(request: messages.StraysRequest, payload: bytes) -> Tuple[messages.StraysReply, bytes]:
     from orchestrator.node.endpoint.strays import strays as handle  # noqa: PLC0415  as above
 
     return handle(request, payload)
 
 
-def clear(request: protocol.ClearRequest, payload: bytes) -> Tuple[protocol.ClearReply, bytes]:
+def clear(request: messages.ClearRequest, payload: bytes) -> Tuple[messages.ClearReply, bytes]:
     from orchestrator.node.endpoint.garbage import clear as handle  # noqa: PLC0415  as above
 
     return handle(request, payload)
@@ -157,12 +157,12 @@ class Commands:
     def __init__(self, umask: int) -> None:
         self.umask = umask
 
-    def run(self, request: protocol.CommandRequest, _payload: bytes) -> Tuple[protocol.CommandReply, bytes]:
+    def run(self, request: messages.CommandRequest, _payload: bytes) -> Tuple[messages.CommandReply, bytes]:
         from orchestrator.node.endpoint.command import command  # noqa: PLC0415  as above
 
         return command(request, self.umask), b""
 
-    def run_once(self, request: protocol.CommandOnceRequest, _payload: bytes) -> Tuple[protocol.CommandReply, bytes]:
+    def run_once(self, request: messages.CommandOnceRequest, _payload: bytes) -> Tuple[messages.CommandReply, bytes]:
         from orchestrator.node.endpoint.command import command_once  # noqa: PLC0415  as above
 
         return command_once(request, self.umask), b""
@@ -177,7 +177,7 @@ class Handlers:
     def add(self, op: Op[Request, Reply], handler: Callable[[Request, bytes], Tuple[Reply, bytes]]) -> None:
         self._by_op[op] = handler
 
-    def answer(self, request: RequestHeader, payload: bytes) -> Tuple[Dict[str, object], bytes]:
+    def answer(self, request: messages.RequestHeader, payload: bytes) -> Tuple[Dict[str, object], bytes]:
         """Handle a request; return the reply. Any exception becomes an error reply, which the controller reports."""
         begun, ok = time.monotonic(), True
         try:
@@ -186,11 +186,11 @@ class Handlers:
             reply, data = self._by_op[request["op"]](request, payload)
         except Exception as error:  # noqa: BLE001  see above
             reply, data, ok = error_body(error), b"", False
-        header: protocol.ReplyHeader = {"ok": ok, "held_s": time.monotonic() - begun, "bytes": len(data)}
+        header: messages.ReplyHeader = {"ok": ok, "held_s": time.monotonic() - begun, "bytes": len(data)}
         return dict(reply, **header), data
 
 
-def error_body(error: BaseException) -> protocol.ErrorBody:
+def error_body(error: BaseException) -> messages.ErrorBody:
     """An exception as a reply; an OSError as 'path: reason', without its number."""
     message = str(error)
     if isinstance(error, OSError) and error.strerror:

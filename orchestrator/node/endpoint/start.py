@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import subprocess
     from typing import List, Tuple
 
-    from orchestrator.node import protocol
+    from orchestrator.node import messages
 
 START_POLL_S = 0.01
 
@@ -33,7 +33,7 @@ class Starter:
     def reap(self) -> None:
         self.children = [child for child in self.children if child.poll() is None]
 
-    def start(self, request: protocol.StartRequest, _payload: bytes) -> Tuple[protocol.StartReply, bytes]:
+    def start(self, request: messages.StartRequest, _payload: bytes) -> Tuple[messages.StartReply, bytes]:
         """Start argv detached in a node folder and wait until the agent has written agent.json."""
         folder = absolute_path(request["folder"])
         check_private_folder(folder)

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, List, Optional, Set, Tuple
 
-    from orchestrator.node import protocol
+    from orchestrator.node import messages
     from orchestrator.node.events import Event
     from orchestrator.node.ownership import Key
 
@@ -38,7 +38,7 @@ class Target:
         self.node, self.folder = node, folder
         run, attempt = os.path.split(os.path.dirname(folder))
         self._owner = (os.path.basename(run), str(attempt_number(attempt)), node, os.path.realpath(run))
-        self.signalled: List[protocol.SignalledBody] = []
+        self.signalled: List[messages.SignalledBody] = []
         self._known: Set[Key] = set()  # processes of the run: they stay so when their parents have ended
         self._sent: Set[Tuple[Key, int]] = set()
 
@@ -53,7 +53,7 @@ class Target:
         # An agent, or its guard, writes the last event when no descendant is alive.
         return {} if history.finished is not None else self._remaining(agent, history.rank_starts)
 
-    def _remaining(self, agent: Optional[protocol.AgentBody], rank_starts: List[Event]) -> Dict[Key, str]:
+    def _remaining(self, agent: Optional[messages.AgentBody], rank_starts: List[Event]) -> Dict[Key, str]:
         """Find the processes of the run: reads the environment and command line of every process of this user."""
         processes = user_processes()
         roles = {}
@@ -107,14 +107,14 @@ def sweep(targets: List[Target], number: signal.Signals, deadline: float) -> Lis
         time.sleep(POLL_S)
 
 
-def stop(request: protocol.StopRequest, _payload: bytes) -> Tuple[protocol.StopReply, bytes]:
+def stop(request: messages.StopRequest, _payload: bytes) -> Tuple[messages.StopReply, bytes]:
     """End the agents of all node folders at once, within grace_s and a margin; then kill the remaining processes."""
     targets = [Target(node, folder) for node, folder in node_folders(request)]
     margin_s = AGENT_MARGIN_S if any("agent" in target.alive().values() for target in targets) else 0.0
     alive = sweep(targets, signal.SIGTERM, time.monotonic() + request["grace_s"] + margin_s)
     alive = sweep(alive, signal.SIGKILL, time.monotonic() + KILL_WAIT_S)
     remaining = {target.node: sorted(pid for pid, _ in target.alive()) for target in alive}
-    results: List[protocol.StopBody] = [
+    results: List[messages.StopBody] = [
         {"node": target.node, "signalled": target.signalled, "remaining": remaining.get(target.node, [])}
         for target in targets
     ]

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Container, Dict, Iterable, List, Set, Tuple
 
-    from orchestrator.node import protocol
+    from orchestrator.node import messages
     from orchestrator.node.ownership import Key, Owner
 
     Family = Tuple[str, str]  # run id and node
@@ -41,7 +41,7 @@ def age_s(fields: List[str]) -> float:
     return up_s - int(fields[START_TIME]) / os.sysconf("SC_CLK_TCK")
 
 
-def find_strays(min_age_s: float, orphaned: Set[Family]) -> Dict[Key, protocol.StrayBody]:
+def find_strays(min_age_s: float, orphaned: Set[Family]) -> Dict[Key, messages.StrayBody]:
     """
     Find the processes of each run and node whose agent has ended, if the oldest of them is at least min_age_s old.
 
@@ -55,7 +55,7 @@ def find_strays(min_age_s: float, orphaned: Set[Family]) -> Dict[Key, protocol.S
         owner = None if pid in agents else rank_owner(pid)
         if owner is not None and RUN_ID.match(owner[0]) and os.path.basename(owner[3]) == owner[0]:
             families.setdefault((owner[0], owner[2]), {})[pid] = owner
-    strays: Dict[Key, protocol.StrayBody] = {}
+    strays: Dict[Key, messages.StrayBody] = {}
     for family, owners in families.items():
         if family in with_agent or has_agent_ancestor(owners, agents, processes):
             continue
@@ -90,7 +90,7 @@ def has_living_agent(owner: Owner) -> bool:
     return any(is_alive(record) for record in records)
 
 
-def stray_body(pid: int, family: Family, fields: List[str]) -> protocol.StrayBody:
+def stray_body(pid: int, family: Family, fields: List[str]) -> messages.StrayBody:
     age = age_s(fields)
     return {"pid": pid, "run": family[0], "node": family[1], "command": command_name(pid), "age_s": age, "alive": True}
 
@@ -104,7 +104,7 @@ def command_name(pid: int) -> str:
         return ""
 
 
-def strays(request: protocol.StraysRequest, _payload: bytes) -> Tuple[protocol.StraysReply, bytes]:
+def strays(request: messages.StraysRequest, _payload: bytes) -> Tuple[messages.StraysReply, bytes]:
     """
     End the strays of this machine, by SIGTERM and after grace_s by SIGKILL, or only list them (dry_run).
 
@@ -140,12 +140,12 @@ class StraySweep:
             self._alive = find_strays(float("inf"), self._orphaned)
             self._found = {**self._alive, **self._found}
 
-    def found(self) -> List[protocol.StrayBody]:
+    def found(self) -> List[messages.StrayBody]:
         """All strays that were found, and whether they are still alive."""
         return [{**stray, "alive": key in self._alive} for key, stray in self._found.items()]
 
 
-def card_users() -> Tuple[List[protocol.CardUserBody], str]:
+def card_users() -> Tuple[List[messages.CardUserBody], str]:
     """Other users' processes on the cards, as far as this user may see them; and the error of a vendor's tool."""
     cards: Dict[int, str] = {}  # by pid
     for name in os.listdir("/proc"):
@@ -155,7 +155,7 @@ def card_users() -> Tuple[List[protocol.CardUserBody], str]:
     tool_pids, tool_error = query_nvidia_smi()
     for pid in tool_pids:
         cards.setdefault(pid, "nvidia")
-    users: List[protocol.CardUserBody] = []
+    users: List[messages.CardUserBody] = []
     for pid, card in sorted(cards.items()):
         uids = user_ids(pid)
         if os.geteuid() not in uids:

@@ -1,0 +1,301 @@
+"""The keys of requests to an endpoint and of the replies. For type checkers: no program imports this module at run time."""
+
+# ruff: noqa: D101  the keys are the description
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, TypedDict
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
+    from orchestrator.node.events import Event
+
+Json = Dict[str, Any]
+
+
+class RequestHeader(TypedDict):
+    """`bytes` is the number of raw bytes that follow."""
+
+    op: object
+    bytes: int
+
+
+class ReplyHeader(TypedDict):
+    """`held_s` are the seconds that the node took to answer; `bytes` is the number of raw bytes that follow."""
+
+    ok: bool
+    held_s: float
+    bytes: int
+
+
+class ErrorBody(TypedDict):
+    """An exception: its class and its message."""
+
+    kind: str
+    message: str
+
+
+class Empty(TypedDict):
+    """A request or a reply without keys."""
+
+
+class FactsBody(TypedDict):
+    python: str
+    hostname: str
+    host_id: str
+    home: str
+    user: str
+    cards: Dict[str, int]
+    pid: int
+    time: float
+
+
+class HelloReply(TypedDict):
+    facts: FactsBody
+
+
+class BundleRequest(TypedDict):
+    workdir: str
+    digest: str
+
+
+class PrepareReply(TypedDict):
+    have_bundle: bool
+
+
+class PutBundleRequest(BundleRequest):
+    sha256: str
+
+
+class FileBody(TypedDict):
+    path: str
+    size: int
+    mode: int
+
+
+class PutFilesRequest(TypedDict):
+    folder: str
+    files: List[FileBody]
+
+
+class ReserveRequest(TypedDict):
+    candidates: List[str]
+    interfaces: Dict[str, str]
+
+
+class ReserveReply(TypedDict):
+    rendezvous: str
+
+
+class AgentBody(TypedDict):
+    """agent.json; agents of older versions wrote fewer keys."""
+
+    pid: int
+    start_time: int
+    boot_id: str
+    pgid: int
+    host_id: str
+    hostname: str
+    python: str
+    node: str
+    node_rank: int
+    ranks: List[int]
+    world_size: int
+    rendezvous: str
+    address: NotRequired[str]
+    started: float
+    clock_ahead_s: NotRequired[float]
+
+
+class StartRequest(TypedDict):
+    argv: List[str]
+    folder: str
+    wait_s: float
+
+
+class StartReply(TypedDict):
+    agent: AgentBody
+
+
+class NodeFolders(TypedDict):
+    """The folders of these nodes in an attempt; those of all its nodes if `nodes` is None."""
+
+    attempt_dir: str
+    nodes: Optional[List[str]]
+
+
+class FilesReply(TypedDict):
+    files: Dict[str, int]
+
+
+class ReadRequest(NodeFolders):
+    offsets: Dict[str, int]
+    max_bytes: int
+    wait_s: float
+    only: Optional[List[str]]
+
+
+class ChunkBody(TypedDict, total=False):
+    """A piece of a file, or a gap."""
+
+    file: str
+    offset: int
+    size: int
+    gap: int
+
+
+class ReadReply(TypedDict):
+    chunks: List[ChunkBody]
+    clocks: Dict[str, Optional[float]]
+
+
+class NodeBody(TypedDict):
+    node: str
+    agent: Optional[AgentBody]
+    alive: bool
+    same_boot: bool
+    clock: Optional[float]
+    finished: Optional[Event]
+    ranks: Dict[int, str]
+    first_failure: Optional[Event]
+    progress: Dict[int, Json]
+    stacks: Dict[int, str]
+    folder: str
+    log: str
+
+
+class ObserveReply(TypedDict):
+    nodes: List[NodeBody]
+
+
+class FindRequest(TypedDict):
+    workdir: str
+    run: str
+
+
+class TraceBody(TypedDict):
+    attempt: int
+    job: Optional[Json]
+    by_slurm: bool
+    has_log: bool
+
+
+class FindReply(TypedDict):
+    trace: Optional[TraceBody]
+
+
+class HeartbeatRequest(NodeFolders):
+    known: object
+    peers: List[str]
+    wait_s: float
+
+
+class HeartbeatReply(ObserveReply):
+    known: object
+
+
+class ReachRequest(TypedDict):
+    addresses: List[str]
+    port: int
+
+
+class ReachReply(TypedDict):
+    addresses: List[str]
+
+
+class StopRequest(NodeFolders):
+    grace_s: float
+
+
+class SignalledBody(TypedDict):
+    pid: int
+    role: str
+    signal: str
+
+
+class StopBody(TypedDict):
+    node: str
+    signalled: List[SignalledBody]
+    remaining: List[int]
+
+
+class StopReply(TypedDict):
+    nodes: List[StopBody]
+
+
+class FileSystemRequest(TypedDict):
+    path: str
+
+
+class FileSystemReply(TypedDict):
+    type: str
+    local: bool
+
+
+class StraysRequest(TypedDict):
+    min_age_s: float
+    grace_s: float
+    dry_run: bool
+
+
+class StrayBody(TypedDict):
+    pid: int
+    run: str
+    node: str
+    command: str
+    age_s: float
+    alive: bool
+
+
+class CardUserBody(TypedDict):
+    pid: int
+    uid: Optional[int]
+    command: str
+    card: str
+
+
+class StraysReply(TypedDict):
+    strays: List[StrayBody]
+    users: List[CardUserBody]
+    tool_error: str
+
+
+class ClearRequest(TypedDict):
+    workdir: str
+    older_than_s: float
+    checkpoints: bool
+    dry_run: bool
+
+
+class GarbageBody(TypedDict):
+    kind: str
+    name: str
+    path: str
+    bytes: int
+    checkpoint_bytes: int
+    age_s: float
+    action: str
+    why: str
+
+
+class ClearReply(TypedDict):
+    entries: List[GarbageBody]
+
+
+class CommandRequest(TypedDict):
+    argv: List[str]
+    folder: str
+    timeout_s: float
+
+
+class CommandOnceRequest(CommandRequest):
+    result_file: str
+    begin: bool
+
+
+class CommandReply(TypedDict):
+    code: int
+    out: str
+    err: str
