@@ -18,8 +18,10 @@ from trainer.config.config import TrainConfig, load_config
 from trainer.errors import UserError
 from trainer.optim.clip import clip_gradients
 from trainer.parallel import choose_strategy
+from trainer.parallel.buffers import Buffers
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.deepspeed.cpu_adam import cpu_adam
+from trainer.parallel.deepspeed.zero import Zero
 from trainer.parallel.requirements import unmet_requirement
 from trainer.runtime.accelerators import NO_SCALER_T2X
 from trainer.runtime.group import Group
@@ -173,6 +175,21 @@ def test_fp32_that_overflows_makes_no_update() -> None:
     strategy.parameters[0].grad[0] = math.nan
     assert math.isnan(strategy.update(1e-2, loss))
     assert all(torch.equal(*pair) for pair in zip(before, strategy.parameters, strict=True))
+
+
+def test_step_that_deepspeed_skips_has_no_finite_norm() -> None:
+    """DeepSpeed 0.18 returns the norm of an earlier step, at first 0.0; 0.19.8 returns inf."""
+    strategy = Zero.__new__(Zero)  # without __init__, which would start DeepSpeed
+    strategy.stage, strategy.group, strategy.buffers = 2, _group(), Buffers(torch.nn.Linear(1, 1))
+    for is_applied, norm in ((False, math.inf), (True, 0.5)):
+        strategy.engine = SimpleNamespace(
+            optimizer=SimpleNamespace(param_groups=[]),
+            module=None,
+            step=lambda: None,
+            get_global_grad_norm=lambda: 0.5,
+            was_step_applied=lambda is_applied=is_applied: is_applied,
+        )
+        assert strategy.update(1e-2, torch.zeros(())) == norm
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(2, "devices 8 x nodes 2"), (3, "ranks 16")])

@@ -81,7 +81,8 @@ class Zero:
         norm = self._plain_norm() if self.stage == 0 else None
         if norm is None:
             self._step()
-            norm = float(self.engine.get_global_grad_norm())  # if not finite, the engine has not changed the weights
+            # DeepSpeed 0.18 keeps an earlier norm if it has skipped the update.
+            norm = float(self.engine.get_global_grad_norm()) if self.engine.was_step_applied() else math.inf
         elif math.isfinite(norm):
             self._step()
         else:
