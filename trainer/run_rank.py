@@ -50,8 +50,7 @@ def run_rank(config: TrainConfig, env: MutableMapping[str, str], preemption: Pre
             exit_on_unexpected_errors(rendezvous)
         group = initialise(config.device, config.ddp_timeout, env, rendezvous=rendezvous)
         watchdog.set_timeout = group.set_timeout
-        if rank.is_main:
-            progress.add(ready=group.ready)
+        progress.write("init", 0, **({"ready": group.ready} if rank.is_main else {}))
         trainer = Trainer(config, group, progress, preemption)
         with report_nondeterminism(config):
             code = 0 if trainer.run() else REQUEUE

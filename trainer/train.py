@@ -61,6 +61,7 @@ class Trainer:
         started = time.perf_counter()
         sizes, work_per_step = self.strategy.sizes, self.metrics.work_per_step
         announce(self.group, self.config, sizes=sizes, data=self.data_description, work_per_step=work_per_step)
+        self.progress.write("init", 0)  # loading a checkpoint has the whole time limit
         state = self._resume()
         while state.step < self.config.steps:
             self.progress.write("step", state.step)

@@ -18,12 +18,16 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests.trainer.checkpoint.test_roll_back import NO_PREEMPTION, TINY
 from trainer import run_rank
-from trainer.config.config import TrainConfig
+from trainer.checkpoint.manager import Checkpoints
+from trainer.config.config import TrainConfig, load_config
 from trainer.errors import StorageError, TrainerError, UserError, report, write_error_file
 from trainer.runtime.exit import exit_on_unexpected_errors
 from trainer.runtime.rank import Rank
 from trainer.runtime.rendezvous import Failure, Rendezvous
+from trainer.runtime.watchdog import Watchdog
+from trainer.train import Trainer
 
 GLOO = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242")
 
@@ -125,6 +129,30 @@ def test_agreed_error_is_in_every_ranks_error_file_and_all_exit_in_order(
     assert session.calls == ["batches", "save", ("reporters", 1), ("group", 1)]
     assert capsys.readouterr().err == ""
     assert _recorded(tmp_path, 1) == ("rank 0: disk full", "storage")
+
+
+def test_each_part_of_the_start_has_the_whole_time_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One timer for all of it would fire in a healthy rank whose node then counts as hanging."""
+    events: list[str] = []
+    for owner, name in (
+        (run_rank, "initialise"),
+        (run_rank, "Trainer"),
+        (Checkpoints, "resume"),
+        (Trainer, "_begin"),
+    ):
+        original = getattr(owner, name)
+
+        def recording(*args: Any, name: str = name, original: Any = original, **more: Any) -> Any:  # noqa: ANN401 -- any function
+            events.append(name)
+            return original(*args, **more)
+
+        monkeypatch.setattr(owner, name, recording)
+    monkeypatch.setattr(Watchdog, "begin_phase", lambda _, phase: events.append(phase))
+    config = load_config(words=[*TINY, "steps=1", f"out={tmp_path / 'out'}"])
+    with pytest.raises(Ended, match="0"):
+        run_rank.run_rank(config, {}, NO_PREEMPTION)
+    parts = ["init", "initialise", "init", "Trainer", "init", "resume", "init", "_begin", "step"]
+    assert events[: len(parts)] == parts
 
 
 def test_unwritable_error_file_hides_no_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
