@@ -72,7 +72,8 @@ class Trainer:
                 state = self.roll_back.after(exc, state, self.samples_per_step)
                 self._begin(state)
                 continue
-            state = state.after_step(result.loss, tokens=self.metrics.per_step, samples=self.samples_per_step)
+            tokens, samples, skipped = self.metrics.per_step, self.samples_per_step, self.skips.in_a_row
+            state = state.after_step(result.loss, tokens=tokens, samples=samples, skipped=skipped)
             is_preempted = bool(flags & Flag.PREEMPTED)
             is_last = is_preempted or state.step == self.config.steps
             # After a preemption signal there is time for a save only.
@@ -96,7 +97,7 @@ class Trainer:
         """Start the metrics and the data at a loaded state."""
         self.metrics.begin(state.step, self.task.flops_per_sample(self.strategy.sizes))
         self.batches.begin(state.position)
-        self.skips.reset()
+        self.skips.reset(state.skipped)
 
     def _step(self, step: int) -> Tuple[StepResult, Flag]:
         """One optimizer step on all ranks. Raises NumbersError, on all of them, with the weights unchanged."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import socket
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from trainer.config.config import ModelConfig, OptimConfig, TrainConfig
+from trainer.checkpoint import files
+from trainer.config.config import ModelConfig, OptimConfig, TrainConfig, load_config
 from trainer.errors import NumbersError, TrainerError, UserError
+from trainer.metrics.jsonl import Summary
 from trainer.optim.adamw import make_optimizer
 from trainer.optim.schedule import learning_rate
 from trainer.parallel.building import build_whole, warn_if_on_cpu
@@ -18,9 +22,11 @@ from trainer.parallel.checks import MOST_SKIPS, Skips, check_finite
 from trainer.runtime.accelerators import choose
 from trainer.runtime.group import CHUNK_BYTES, Group
 from trainer.runtime.init import initialise
+from trainer.runtime.progress import Progress
 from trainer.runtime.signals import Flag, Received, Signals
 from trainer.tasks.gpt import Gpt
 from trainer.tasks.gpt_model import FUSED_ATTENTION, GPT, causal_attention, manual_causal_attention
+from trainer.train import Trainer
 
 TINY = ModelConfig(layers=1, width=16, heads=2, context=8)
 
@@ -64,14 +70,25 @@ def test_step_without_an_update_is_detected_once_from_the_flags_of_all_ranks() -
 
 
 @pytest.mark.parametrize(
-    ("first", "final", "bound"), [(1, 200, MOST_SKIPS), (100, 120, None), (100, 200, 139), (1, 8, 8), (2, 8, None)]
+    ("first", "resumed", "final", "bound"),
+    [
+        (1, 0, 200, MOST_SKIPS),
+        (100, 0, 120, None),
+        (100, 0, 200, 139),
+        (1, 0, 8, 8),
+        (2, 0, 8, None),
+        (1, 30, 60, MOST_SKIPS),
+        (1, 30, 35, 35),
+        (2, 30, 35, None),
+    ],
 )
 def test_consecutive_skipped_fp16_steps_are_bounded_and_may_not_be_the_whole_training(
-    first: int, final: int, bound: int | None
+    first: int, resumed: int, final: int, bound: int | None
 ) -> None:
-    """All steps from `first` on are skipped."""
+    """All steps from `first` on are skipped; this attempt begins after step `resumed`."""
     skips, failed, message = Skips(scales_loss=True), None, ""
-    for step in range(1, final + 1):
+    skips.reset(max(0, resumed - first + 1))
+    for step in range(resumed + 1, final + 1):
         skips.add(step, math.nan if step >= first else 1.0)
         try:
             skips.check([skips.flag()] * 2, final=step == final)
@@ -80,6 +97,25 @@ def test_consecutive_skipped_fp16_steps_are_bounded_and_may_not_be_the_whole_tra
             break
     assert failed == bound
     assert (f"not finite at {step - first + 1} steps in a row, {first} to {step}, however" in message) == bool(bound)
+
+
+def test_steps_that_fp16_skipped_before_a_restart_count(tmp_path: Path) -> None:
+    """Neither attempt updates the weights; each has one of the two steps."""
+    words = ("task=tests.grounds.tasks:Points", "options.steep=true", "precision=fp16", "micro_batch=2", "device=cpu")
+    config = load_config(words=[*words, "report=", "steps=2", f"out={tmp_path}"])
+
+    def train(*, is_preempted: bool) -> Summary | None:
+        group, preemption = _group_of_one(), SimpleNamespace(is_received=is_preempted)
+        trainer = Trainer(config, group, Progress(group.rank, config.steps), preemption)  # type: ignore[arg-type]  # a real one would handle signals
+        try:
+            return trainer.run()
+        finally:
+            trainer.metrics.close(1)
+
+    assert train(is_preempted=True) is None
+    assert files.read_manifest(tmp_path / "step_1", 1)["skipped"] == 1
+    with pytest.raises(NumbersError, match="not finite at 2 steps in a row, 1 to 2, however"):
+        train(is_preempted=False)
 
 
 def test_completed_fp16_step_resets_the_count_and_a_skip_of_one_rank_is_an_error() -> None:

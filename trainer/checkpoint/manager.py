@@ -34,6 +34,7 @@ class TrainState:
 
     eval_loss: of an evaluation at this step, if eval_steps is set.
     position: number of samples of all ranks before this state, including those skipped by roll_back.
+    skipped: number of steps in a row, up to this one, that fp16 skipped on all ranks; up to date when a save is due.
     """
 
     step: int = 0
@@ -43,11 +44,13 @@ class TrainState:
     mean_loss: float | None = None
     position: int = 0
     eval_loss: float | None = None
+    skipped: int = 0
 
-    def after_step(self, loss: float, *, tokens: int, samples: int) -> TrainState:
+    def after_step(self, loss: float, *, tokens: int, samples: int, skipped: int) -> TrainState:
         """Return the state after one more step, with its mean loss, and its tokens and samples on all ranks."""
         first_loss = loss if self.first_loss is None else self.first_loss
-        return TrainState(self.step + 1, self.tokens + tokens, first_loss, loss, position=self.position + samples)
+        position = self.position + samples
+        return TrainState(self.step + 1, self.tokens + tokens, first_loss, loss, position=position, skipped=skipped)
 
 
 @dataclass(frozen=True)
@@ -229,9 +232,13 @@ class Checkpoints:
         outline_bytes = self.group.broadcast_bytes(outline_bytes)
         strategy.load(allocate(outline_bytes, f"step_{manifest['step']}") if state is None else state)
         self._restore_random_states(self.group.broadcast_bytes(random_states))
-        position = manifest["position"]
         return TrainState(
-            manifest["step"], manifest["tokens"], manifest["first_loss"], manifest["last_loss"], position=position
+            manifest["step"],
+            manifest["tokens"],
+            manifest["first_loss"],
+            manifest["last_loss"],
+            position=manifest["position"],
+            skipped=manifest.get("skipped", 0),  # older trainers did not save it
         )
 
     def _restore_random_states(self, text: bytes) -> None:

@@ -45,13 +45,15 @@ class Skips:
     def __init__(self, *, scales_loss: bool) -> None:
         """With loss scaling (fp16), all ranks may skip a step together: the scale is then halved."""
         self.scales_loss = scales_loss
-        self._step = self._in_a_row = 0
+        self.in_a_row = 0
+        """The number of steps in a row that all ranks skipped, up to the last one that was judged."""
+        self._step = 0
         self._is_pending = False  # the last step is not judged yet
         self._skipped = False
 
-    def reset(self) -> None:
-        """Forget the steps so far, after weights were loaded."""
-        self._in_a_row = 0
+    def reset(self, in_a_row: int) -> None:
+        """Forget the steps so far, after weights were loaded before which all ranks skipped `in_a_row` steps."""
+        self.in_a_row = in_a_row
         self._is_pending = self._skipped = False
 
     def add(self, step: int, norm: float) -> None:
@@ -75,10 +77,10 @@ class Skips:
         bad = [rank for rank, flag in enumerate(flags) if flag & Flag.SKIPPED]
         if bad and not (self.scales_loss and len(bad) == len(flags)):
             raise NumbersError(_message(bad, len(flags), self._step))
-        self._in_a_row = self._in_a_row + 1 if bad else 0
-        if self._in_a_row == MOST_SKIPS or (final and self._in_a_row == self._step):
+        self.in_a_row = self.in_a_row + 1 if bad else 0
+        if self.in_a_row == MOST_SKIPS or (final and self.in_a_row == self._step):
             raise NumbersError(
-                f"all ranks: gradient norm is not finite at {self._in_a_row} steps in a row, {self._step - self._in_a_row + 1} "
+                f"all ranks: gradient norm is not finite at {self.in_a_row} steps in a row, {self._step - self.in_a_row + 1} "
                 f"to {self._step}, however small the loss scale of fp16 became; the weights were not updated. Take "
                 "precision=bf16, or a smaller lr; if the norm is not finite with precision=fp32 either, look at the model"
             )
