@@ -89,9 +89,9 @@ class Skips:
 def _message(bad: Sequence[int], ranks: int, step: int) -> str:
     if len(bad) < ranks:
         return (
-            f"rank {fold(bad)}: gradient norm is not finite at step {step}, and it is on all other ranks, though all have "
-            "the same gradient: the device of that rank probably computes wrongly. Exclude its node, and restart from "
-            "the last checkpoint"
+            f"rank {fold(bad)}: gradient norm is not finite at step {step} but finite on all other ranks, though all have the "
+            "same gradient; the device of that rank probably computes wrongly. Exclude its node, and restart from the last "
+            "checkpoint"
         )
     return (
         f"all ranks: gradient norm is not finite at step {step}; the weights were not updated. Continue from the last "
