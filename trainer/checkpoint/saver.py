@@ -36,7 +36,7 @@ class Saver:
         self.config, self.is_main = checkpoints.config, checkpoints.group.rank.is_main
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._writing: _Writing | None = None
-        self._problem = ""
+        self._problem = ""  # of a save that ended and is not reported yet
         self._postponed = False
         self._staging: Any = None  # the tensors of the last snapshot; it is written before the next one is taken
         self._saved_at = time.monotonic()
@@ -83,10 +83,8 @@ class Saver:
         if not (last or self.is_due(state.step, flags)):
             return
         self.progress.write("save", state.step)
-        if last:
-            self.finish()
         if last or flags & Flag.SAVE_FAILED:
-            self.checkpoints.group.raise_if_any(self._problem, kind=StorageError)
+            self._raise_problem()
         self.flush()
         self._postponed, self._saved_at = False, time.monotonic()
         # Without eval_steps only the last step is evaluated: keep_best could compare that loss with no other.
@@ -100,24 +98,28 @@ class Saver:
 
     def before_roll_back(self) -> None:
         """Finish the save being written and forget the losses since it; call it before loading. Raises as after_step() does."""
-        self.finish()
-        self.checkpoints.group.raise_if_any(self._problem, kind=StorageError)
+        self._raise_problem()
         self._losses = []
 
     def finish(self) -> str:
-        """Wait for the checkpoint being written, if any; returns its problem, or ""."""
+        """Wait for the checkpoint being written, if any; returns the problem that is not reported yet, or ""."""
         writing = self._writing
-        if not writing:
-            return ""
-        self._writing = None
-        self._problem = writing.problem.result()
-        if not self._problem:
-            log_line(
-                f"saved {self.checkpoints.path(writing.step)} in {time.monotonic() - writing.started:.2f} s, "
-                f"of which training stood still for {writing.stopped_s:.2f} s"
-            )
-            self.progress.add(saved=writing.step)
+        if writing:
+            self._writing = None
+            self._problem = writing.problem.result()
+            if not self._problem:
+                log_line(
+                    f"saved {self.checkpoints.path(writing.step)} in {time.monotonic() - writing.started:.2f} s, "
+                    f"of which training stood still for {writing.stopped_s:.2f} s"
+                )
+                self.progress.add(saved=writing.step)
         return self._problem
+
+    def _raise_problem(self) -> None:
+        """Wait as finish() does; raises StorageError on all ranks alike if a save failed, once."""
+        problem = self.finish()
+        self._problem = ""
+        self.checkpoints.group.raise_if_any(problem, kind=StorageError)
 
     def _is_due_by_time(self) -> bool:
         minutes = self.config.save_minutes

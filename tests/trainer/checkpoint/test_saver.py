@@ -132,7 +132,18 @@ def test_failed_save_is_reported_at_the_next_step_and_older_checkpoints_stay(tmp
     with pytest.raises(TrainerError, match=r"cannot save .*step_4: ") as caught:
         loop.train()
     assert caught.value.exit_code == 1
+    assert loop.saver.finish() == ""  # it is reported once
     assert Session.start(tmp_path).resume().step == 2
+
+
+def test_failed_save_is_still_reported_if_another_error_ends_its_step(tmp_path: Path) -> None:
+    """Such as a loss that is not finite, without a roll-back."""
+    loop = _open(tmp_path, async_save=True)
+    (tmp_path / "step_2").write_text("a file in the way")
+    loop.train(2)
+    loop.saver._writing.problem.result()  # type: ignore[union-attr]  # noqa: SLF001 -- the condition to wait on
+    assert loop.saver.flags(3) == Flag.SAVE_FAILED
+    assert "cannot save " in loop.saver.finish()
 
 
 def test_failure_of_the_save_before_the_last_one_is_reported_at_the_last(tmp_path: Path) -> None:
