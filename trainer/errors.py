@@ -73,7 +73,7 @@ class NetworkError(TrainerError):
 
 
 class NumbersError(TrainerError):
-    """A loss or gradient norm that is not finite, found in the values of all ranks; the weights were not updated."""
+    """A loss or gradient norm that is not finite, found in the values of all ranks; no checkpoint has that step."""
 
     kind = "numbers"
     is_agreed = True

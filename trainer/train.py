@@ -100,7 +100,7 @@ class Trainer:
         self.skips.reset(state.skipped)
 
     def _step(self, step: int) -> Tuple[StepResult, Flag]:
-        """One optimizer step on all ranks. Raises NumbersError, on all of them, with the weights unchanged."""
+        """Make one optimizer step. Raises NumbersError, the same on all ranks: it, or the step before, made no update on some rank."""
         started, waited_s, config = time.perf_counter(), 0.0, self.config
         lr = learning_rate(step, config.steps, config.lr, config.optim.warmup_steps)
         total = torch.zeros((), device=self.group.device)

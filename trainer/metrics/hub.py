@@ -165,7 +165,7 @@ class MetricsHub:
             "step": step,
             "loss": result.loss,
             "lr": result.lr,
-            "grad_norm": result.grad_norm,  # not finite if fp16 skipped the step
+            "grad_norm": result.grad_norm,  # not finite, so null, if the step made no update
             f"{self.unit}_per_s": rate,
             "step_time_s": result.seconds,
             "data_wait_s": result.data_wait_s,

@@ -1,4 +1,4 @@
-"""The loss and the flags of every rank, exchanged once per step while gradients are computed."""
+"""The loss and the flags of every rank, exchanged once per step while gradients are computed, and once more before a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Flag(enum.IntFlag):
     """The last checkpoint is still being written, so no save can begin."""
     SAVE_FAILED = 8
     SKIPPED = 16
-    """It did not update its weights in the step before: the gradient norm was not finite."""
+    """It made no update in its last step: the gradient norm was not finite. Before a save that is this step, else the one before."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,11 @@ class Received:
 
 
 class Signals:
-    """Call send() before the backward pass and receive() after it: the all-gather between them costs no extra wait."""
+    """
+    Call send() before the backward pass and receive() after it: the all-gather between them costs no extra wait.
+
+    Call both once more before a checkpoint.
+    """
 
     def __init__(self, group: Group) -> None:
         self.group = group
