@@ -20,7 +20,7 @@ from trainer.evaluation import Evaluation
 from trainer.metrics.hub import MetricsHub
 from trainer.metrics.jsonl import StepResult, Summary
 from trainer.optim.schedule import learning_rate
-from trainer.parallel import choose_strategy
+from trainer.parallel import build_strategy
 from trainer.parallel.checks import Skips, check_finite
 from trainer.runtime.group import Group
 from trainer.runtime.preemption import PreemptionSignal
@@ -43,8 +43,9 @@ class Trainer:
         self.evaluation = Evaluation(self.task, validation, config, group, progress=progress)
         self.checkpoints = Checkpoints.open(group, config, data_digest)
         self.metrics = MetricsHub(group, config, self.checkpoints.out, self.task.tokens_per_sample)
-        # The model: activation checkpointing, compile, then DDP, FSDP2 on a device mesh, or ZeRO; and its AdamW.
-        self.strategy = choose_strategy(group, config, self.task, self.checkpoints.out)
+        # Model (parallel/building.py) with activation checkpointing and compile, in DDP, FSDP2 on a 1-D mesh
+        # (parallel/fsdp.py) or ZeRO; AdamW (optim/adamw.py).
+        self.strategy = build_strategy(group, config, self.task, self.checkpoints.out)
         seed_everything(derive_seed(config.seed, "rank", group.rank.global_rank), group.accelerator)
         self.saver = Saver(self.checkpoints, self.strategy, progress, self.metrics.flush)
         self.roll_back = RollBack(self.checkpoints, self.saver, self.strategy)

@@ -21,7 +21,7 @@ import torch
 from tests.grounds.checkpoints import DAMAGES, add_gradient
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.config.config import TrainConfig, load_config
-from trainer.parallel import choose_strategy
+from trainer.parallel import build_strategy
 from trainer.parallel.base import Strategy
 from trainer.runtime.group import Group
 from trainer.runtime.init import initialise
@@ -47,7 +47,7 @@ class TrainedStrategy:
 
     def __init__(self, folder: Path, group: Group, config: TrainConfig) -> None:
         self.group, self.config, self.folder = group, config, folder / config.strategy
-        self.strategy: Strategy = choose_strategy(group, config, Gpt(config), folder)
+        self.strategy: Strategy = build_strategy(group, config, Gpt(config), folder)
         checkpoints, self.sums = self._checkpoints(self.folder), {}
         for step in (1, 2):
             self._train()

@@ -1,4 +1,4 @@
-"""Parallel strategies: one class each, and the function that chooses one."""
+"""Parallel strategies: one class each, and the function that builds the configured one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.runtime.group import Group
 from trainer.tasks.base import Task
 
 
-def choose_strategy(group: Group, config: TrainConfig, task: Task, out: Path) -> Strategy:
+def build_strategy(group: Group, config: TrainConfig, task: Task, out: Path) -> Strategy:
     """
     Build the model of `task` and its optimizer under config.strategy.
 

@@ -17,7 +17,7 @@ from trainer.announce import batch_arithmetic
 from trainer.config.config import TrainConfig, load_config
 from trainer.errors import UserError
 from trainer.optim.clip import clip_gradients
-from trainer.parallel import choose_strategy
+from trainer.parallel import build_strategy
 from trainer.parallel.buffers import Buffers
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.deepspeed.cpu_adam import cpu_adam
@@ -65,7 +65,7 @@ def _ddp(words: str = "") -> Ddp:
 def test_unmet_requirement_is_named_before_anything_is_built(words: str, row: dict[str, object], message: str) -> None:
     config, group = _config(words), _group(**row)
     with pytest.raises(UserError) as caught:
-        choose_strategy(group, config, Gpt(config), out=None)  # type: ignore[arg-type]  # not reached
+        build_strategy(group, config, Gpt(config), out=None)  # type: ignore[arg-type]  # not reached
     assert message in str(caught.value)
 
 
