@@ -15,7 +15,7 @@ import pytest
 
 from tests.train.conftest import DEADLINE_S, StartRanks, Torchrun
 from tests.until import until
-from trainer.checkpoint.staging import load_state
+from trainer.checkpoint.state_file import load_state
 from trainer.optim.schedule import learning_rate
 
 pytestmark = pytest.mark.train

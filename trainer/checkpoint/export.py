@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Dict, Mapping
 import torch
 
 from trainer.checkpoint import files
-from trainer.checkpoint.staging import load_state
+from trainer.checkpoint.state_file import load_state
 from trainer.errors import UserError
 
 DTYPES = {

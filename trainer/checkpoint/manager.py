@@ -18,13 +18,13 @@ from trainer.checkpoint.files import Checkpoint
 from trainer.checkpoint.find import Finder
 from trainer.checkpoint.random_state import random_state, restore_random_state
 from trainer.checkpoint.space import checkpoint_bytes, checkpoints_to_hold
-from trainer.checkpoint.staging import allocate, load_state, outline
+from trainer.checkpoint.staging import copy_to_cpu, on_cpu
+from trainer.checkpoint.state_file import allocate, load_state, outline
 from trainer.config.config import TrainConfig
 from trainer.console import log_line
 from trainer.errors import StorageError, StorageUserError, UserError
 from trainer.parallel.base import Strategy
 from trainer.runtime.group import Group
-from trainer.tensors import copy_to_cpu, on_cpu
 
 
 @dataclass(frozen=True)

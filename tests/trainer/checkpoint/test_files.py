@@ -23,7 +23,7 @@ from trainer.checkpoint.code import code_version
 from trainer.checkpoint.compatibility import differences
 from trainer.checkpoint.files import DamagedError
 from trainer.checkpoint.manager import TrainState
-from trainer.checkpoint.staging import allocate, load_state, outline
+from trainer.checkpoint.state_file import allocate, load_state, outline
 from trainer.config.config import DataConfig, load_config
 from trainer.errors import TrainerError, UserError
 from trainer.tensors import large_tensors
