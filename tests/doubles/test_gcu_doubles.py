@@ -148,7 +148,7 @@ TRAINER = """
 import json
 from trainer.runtime.accelerators import choose
 from trainer.checkpoint.random_state import random_state, restore_random_state
-from trainer.runtime.seeds import preserve_rng, seed_everything
+from trainer.runtime.seeds import preserve_device_rng, seed_everything, seeded_rng
 row = choose('gcu', torch)
 row.set_device(1)
 place = row.device_string(1)
@@ -170,7 +170,7 @@ assert not {*first[:9]} & {*second[:9]} and second[:9] != draw()[:9]
 PASSED = """
 seed_everything(5, row); one = draw()
 seed_everything(5, row)
-with preserve_rng(row): draw()
+with preserve_device_rng(row), seeded_rng(3): draw()
 assert one == draw()
 """
 RIGHT = [

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
 import signal
 import sys
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Dict, Iterator, Sequence
 
 import torch
 from torch.utils.data import DataLoader
@@ -26,7 +25,7 @@ from trainer.data.order import Order
 from trainer.data.samples import DataTask, Samples
 from trainer.errors import UserError
 from trainer.runtime.group import Group
-from trainer.runtime.seeds import derive_seed
+from trainer.runtime.seeds import derive_seed, seeded_rng
 
 # `Any` below stands for a batch: tensors in any nesting, as the task makes it.
 
@@ -144,21 +143,3 @@ def _start_tracker() -> None:
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-@contextlib.contextmanager
-def seeded_rng(seed: int) -> Iterator[None]:
-    """Seed Python's, torch's and numpy's CPU generators within the block; restore their states afterwards."""
-    numpy: Any = sys.modules.get("numpy")
-    before: List[Any] = [random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None]
-    random.seed(seed)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the devices too
-    if numpy:
-        numpy.random.seed(seed % 2**32)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        torch.set_rng_state(before[1])
-        if numpy:
-            numpy.random.set_state(before[2])

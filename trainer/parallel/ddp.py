@@ -8,13 +8,12 @@ from typing import Any, ContextManager, Dict, Mapping
 import torch
 
 from trainer.config.config import TrainConfig
-from trainer.data.batches import seeded_rng
 from trainer.optim.adamw import make_optimizer
 from trainer.optim.clip import clip_gradients
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.building import build_whole, sizes_of, warn_if_on_cpu
 from trainer.runtime.group import STOCK_BACKENDS, Group
-from trainer.runtime.seeds import preserve_rng
+from trainer.runtime.seeds import preserve_device_rng, seeded_rng
 from trainer.tasks.base import Task, loss_of
 from trainer.tensors import large_tensors
 
@@ -43,7 +42,7 @@ class Ddp(TorchStrategy):
             return
         buffers = [(buffer, buffer.clone()) for buffer in self.unwrapped_model.buffers()]
         # A task may draw from any generator, and a resume has restored their states by now.
-        with preserve_rng(self.group.accelerator), seeded_rng(self.config.seed):
+        with preserve_device_rng(self.group.accelerator), seeded_rng(self.config.seed):
             with self.computing():
                 loss = loss_of(self.task, self.model, batch)
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped

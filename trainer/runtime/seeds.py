@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import random
 import sys
-from typing import Any, Iterator, MutableMapping
+from typing import Any, Iterator, List, MutableMapping
 
 import torch
 
@@ -34,11 +34,28 @@ def seed_everything(seed: int, accelerator: Accelerator) -> None:
 
 
 @contextlib.contextmanager
-def preserve_rng(accelerator: Accelerator) -> Iterator[None]:
-    """Restore torch's generators, on the CPU and on this rank's device, after the block."""
-    before = accelerator.rng_state()
-    with torch.random.fork_rng(devices=[]):
+def seeded_rng(seed: int) -> Iterator[None]:
+    """Seed Python's, torch's and numpy's CPU generators within the block; restore their states afterwards."""
+    numpy: Any = sys.modules.get("numpy")
+    before: List[Any] = [random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None]
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the devices too
+    if numpy:
+        numpy.random.seed(seed % 2**32)
+    try:
         yield
+    finally:
+        random.setstate(before[0])
+        torch.set_rng_state(before[1])
+        if numpy:
+            numpy.random.set_state(before[2])
+
+
+@contextlib.contextmanager
+def preserve_device_rng(accelerator: Accelerator) -> Iterator[None]:
+    """Restore the generator of this rank's device after the block."""
+    before = accelerator.rng_state()
+    yield
     accelerator.set_rng_state(before)
 
 
