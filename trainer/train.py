@@ -127,7 +127,7 @@ class Trainer:
 
     def _flags(self, step: int) -> Flag:
         preempted = Flag.PREEMPTED if self.preemption.is_received else Flag.NONE
-        return preempted | self.saver.flags(step) | self.skips.flag()
+        return preempted | self.saver.poll(step) | self.skips.flag()
 
     def _check_before_save(self, step: int, flags: Flag, loss: torch.Tensor) -> None:
         """Judge the update just made if a checkpoint follows; otherwise the flags of the next step do it."""

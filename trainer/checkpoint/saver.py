@@ -42,8 +42,12 @@ class Saver:
         self._saved_at = time.monotonic()
         self._losses: List[float] = []
 
-    def flags(self, step: int) -> Flag:
-        """Return the flags of rank 0, which alone knows the time and the state of the checkpoint being written."""
+    def poll(self, step: int) -> Flag:
+        """
+        Take note of a background save that has ended, and return rank 0's flags; call it once per step.
+
+        Rank 0 alone knows the time and the state of the checkpoint being written.
+        """
         if not self.is_main:
             return Flag.NONE
         wanted = self._postponed or self._is_due_by_time()

@@ -48,7 +48,7 @@ class Loop:
         for _ in range(steps):
             self.step += 1
             self.session.train()
-            flags = self.saver.flags(self.step)
+            flags = self.saver.poll(self.step)
             self.saver.after_step(TrainState(self.step, 0, 9.0, loss), flags, {}, last=last)
         return flags
 
@@ -142,7 +142,7 @@ def test_failed_save_is_still_reported_if_another_error_ends_its_step(tmp_path: 
     (tmp_path / "step_2").write_text("a file in the way")
     loop.train(2)
     loop.saver._writing.problem.result()  # type: ignore[union-attr]  # noqa: SLF001 -- the condition to wait on
-    assert loop.saver.flags(3) == Flag.SAVE_FAILED
+    assert loop.saver.poll(3) == Flag.SAVE_FAILED
     assert "cannot save " in loop.saver.finish()
 
 
@@ -196,7 +196,7 @@ def test_only_rank_0_decides_and_writes(tmp_path: Path) -> None:
     group = loop.checkpoints.group
     second = replace(loop.checkpoints, group=replace(group, rank=replace(group.rank, global_rank=1, world_size=2)))
     saver = Saver(second, loop.session.strategy, loop.progress, lambda: None)
-    assert saver.flags(2) == Flag.NONE
+    assert saver.poll(2) == Flag.NONE
     saver.after_step(TrainState(2, 0, 1.0, 1.0), Flag.NONE, {}, last=False)
     assert saver.finish() == ""
     assert loop.saved == []
