@@ -65,7 +65,8 @@ class Accelerator(abc.ABC):
         self.data_parallel: Any = torch.nn.parallel.DistributedDataParallel
 
     def changed(self, **attributes: Any) -> Accelerator:  # noqa: ANN401
-        """Return a copy with other attributes."""
+        """Return a copy with other values of existing attributes."""
+        assert all(hasattr(self, name) for name in attributes), attributes
         changed = copy.copy(self)
         vars(changed).update(attributes)
         return changed

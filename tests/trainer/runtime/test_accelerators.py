@@ -141,6 +141,11 @@ def test_cpu_instead_of_a_card_is_warned_of_once_per_node(
     assert capsys.readouterr().err == warning * lines
 
 
+def test_only_existing_attributes_can_be_changed() -> None:
+    with pytest.raises(AssertionError, match="backed"):
+        choose("cpu", torch).changed(backed="nccl")
+
+
 def test_gcu_i3x_offers_bf16_if_the_card_has_it() -> None:
     assert "bf16" in choose("gcu", _torch(gcu=8), lambda: (object(), "")).precisions()
     assert choose("gcu", _torch(gcu=1), lambda: (object(), "")).precisions() == ("fp32", "fp16")
