@@ -149,28 +149,28 @@ import json
 from trainer.runtime.accelerators import choose
 from trainer.checkpoint.random_state import random_state, restore_random_state
 from trainer.runtime.seeds import preserve_device_rng, seed_everything, seeded_rng
-row = choose('gcu', torch)
-row.set_device(1)
-place = row.device_string(1)
+accelerator = choose('gcu', torch)
+accelerator.set_device(1)
+place = accelerator.device_string(1)
 draw = lambda: torch.rand(9, device=place).tolist() + torch.rand(9).tolist()
 """
 SEEDED = """
-seed_everything(2**62 + 5, row); one = draw()
-seed_everything(2**62 + 5, row); assert one == draw()
-seed_everything(2**62 + 6, row); assert one[:9] != draw()[:9]
+seed_everything(2**62 + 5, accelerator); one = draw()
+seed_everything(2**62 + 5, accelerator); assert one == draw()
+seed_everything(2**62 + 6, accelerator); assert one[:9] != draw()[:9]
 """
 RESUMED = """
-seed_everything(5, row); draw()
-state = json.loads(random_state(row)); one = draw()
-seed_everything(6, row); draw()
-restore_random_state(state, row); assert one == draw()
-seed_everything(5, row); first = draw(); random_state(row); second = draw(); random_state(row)
+seed_everything(5, accelerator); draw()
+state = json.loads(random_state(accelerator)); one = draw()
+seed_everything(6, accelerator); draw()
+restore_random_state(state, accelerator); assert one == draw()
+seed_everything(5, accelerator); first = draw(); random_state(accelerator); second = draw(); random_state(accelerator)
 assert not {*first[:9]} & {*second[:9]} and second[:9] != draw()[:9]
 """
 PASSED = """
-seed_everything(5, row); one = draw()
-seed_everything(5, row)
-with preserve_device_rng(row), seeded_rng(3): draw()
+seed_everything(5, accelerator); one = draw()
+seed_everything(5, accelerator)
+with preserve_device_rng(accelerator), seeded_rng(3): draw()
 assert one == draw()
 """
 RIGHT = [

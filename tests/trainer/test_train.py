@@ -208,8 +208,8 @@ def _world_of_one() -> dict[str, str]:
 def test_backend_with_its_own_store_gets_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """The procedure for a T20, on gloo; the ranks are counted all the same."""
     env = _world_of_one()
-    row = choose("cpu", torch).changed(needs_address=True)
-    monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: row)
+    accelerator = choose("cpu", torch).changed(needs_address=True)
+    monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: accelerator)
     group = initialise("gcu", 60.0, env)
     try:
         assert group.rendezvous is not None
@@ -227,8 +227,8 @@ def test_backend_with_its_own_store_gets_an_address(monkeypatch: pytest.MonkeyPa
 
 def test_group_that_cannot_be_joined_is_an_error_with_the_librarys_message(monkeypatch: pytest.MonkeyPatch) -> None:
     env = _world_of_one()
-    row = choose("cpu", torch).changed(backend="nccl")
-    monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: row)
+    accelerator = choose("cpu", torch).changed(backend="nccl")
+    monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: accelerator)
     with pytest.raises(TrainerError, match=r"^rank 0 cannot join the group \(nccl\): .*NCCL"):
         initialise("cpu", 60.0, env)
 
@@ -241,13 +241,13 @@ def test_missing_or_failing_device_is_named(monkeypatch: pytest.MonkeyPatch, cou
     def refuse(number: int) -> None:
         raise RuntimeError(f"CUDA error: invalid device ordinal {number}")
 
-    row = choose("cpu", torch).changed(
+    accelerator = choose("cpu", torch).changed(
         name="cuda",
         device="cuda:{n}",
         device_count=lambda: count,
         set_device=refuse,
     )
-    monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: row)
+    monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: accelerator)
     with pytest.raises(UserError, match=r"^rank 0: ") as caught:
         initialise("cuda", 60.0, {**_world_of_one(), "LOCAL_RANK": "1"})
     assert part in str(caught.value)

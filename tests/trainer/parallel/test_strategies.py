@@ -37,10 +37,10 @@ def _config(words: str = "") -> TrainConfig:
     return load_config(words=f"{TINY} {words}".split())
 
 
-def _group(**row: object) -> Group:
+def _group(**attributes: object) -> Group:
     group = initialise("cpu", 60.0, {})
-    launched = replace(group.rank, launched=bool(row.pop("launched", False)))
-    return replace(group, rank=launched, accelerator=group.accelerator.changed(**row))
+    launched = replace(group.rank, launched=bool(attributes.pop("launched", False)))
+    return replace(group, rank=launched, accelerator=group.accelerator.changed(**attributes))
 
 
 def _ddp(words: str = "") -> Ddp:
@@ -49,7 +49,7 @@ def _ddp(words: str = "") -> Ddp:
 
 
 @pytest.mark.parametrize(
-    ("words", "row", "message"),
+    ("words", "attributes", "message"),
     [
         ("precision=fp16", {"name": "gcu-t2x", "precisions": lambda: ("fp32", "bf16")}, "precision=fp16: gcu-t2x with"),
         (
@@ -62,8 +62,10 @@ def _ddp(words: str = "") -> Ddp:
         ("gradient_as_bucket_view=true", {"name": "gcu-t2x"}, "torch_gcu's DistributedDataParallel refuses it"),
     ],
 )
-def test_unmet_requirement_is_named_before_anything_is_built(words: str, row: dict[str, object], message: str) -> None:
-    config, group = _config(words), _group(**row)
+def test_unmet_requirement_is_named_before_anything_is_built(
+    words: str, attributes: dict[str, object], message: str
+) -> None:
+    config, group = _config(words), _group(**attributes)
     with pytest.raises(UserError) as caught:
         build_strategy(group, config, Gpt(config), out=None)  # type: ignore[arg-type]  # not reached
     assert message in str(caught.value)
@@ -96,8 +98,8 @@ def test_parameters_that_a_forward_pass_leaves_on_the_cpu_are_a_warning(
 ) -> None:
     """The device is torch's `meta`, which runs every operation and computes nothing."""
     config, device = _config(), torch.device("meta")
-    row = {"name": "cuda", "device": "meta", "data_parallel": lambda model, **_: model}
-    strategy = Ddp(replace(_group(launched=True, **row), device=device), config, task(config))
+    attributes = {"name": "cuda", "device": "meta", "data_parallel": lambda model, **_: model}
+    strategy = Ddp(replace(_group(launched=True, **attributes), device=device), config, task(config))
     assert capsys.readouterr().err == ""
     strategy.warm_up(TOKENS.to(device))
     assert warning in capsys.readouterr().err

@@ -47,14 +47,20 @@ def _no_gcu() -> tuple[None, str]:
     return None, NOT_INSTALLED
 
 
-def _facts(row: Accelerator) -> tuple[object, ...]:
-    return row.name, row.device_string(3), row.backend, row.device_ids(3), row.needs_address
+def _facts(accelerator: Accelerator) -> tuple[object, ...]:
+    return (
+        accelerator.name,
+        accelerator.device_string(3),
+        accelerator.backend,
+        accelerator.device_ids(3),
+        accelerator.needs_address,
+    )
 
 
 def test_cpu_accelerator_uses_gloo_and_no_device_ids() -> None:
-    row = choose("cpu", torch)
-    assert _facts(row) == ("cpu", "cpu", "gloo", None, False)
-    assert row.data_parallel is torch.nn.parallel.DistributedDataParallel
+    accelerator = choose("cpu", torch)
+    assert _facts(accelerator) == ("cpu", "cpu", "gloo", None, False)
+    assert accelerator.data_parallel is torch.nn.parallel.DistributedDataParallel
 
 
 def test_auto_prefers_cuda_then_gcu_then_cpu() -> None:
@@ -123,10 +129,10 @@ def test_unusable_card_is_named_with_a_remedy_when_the_cpu_is_chosen(
         (tmp_path / name).touch()
     fake = _torch()
     fake.version.cuda = built
-    row = choose("auto", fake, gcu)
-    assert row.name == "cpu"
-    assert warning in row.unusable_card
-    assert bool(warning) == bool(row.unusable_card)
+    accelerator = choose("auto", fake, gcu)
+    assert accelerator.name == "cpu"
+    assert warning in accelerator.unusable_card
+    assert bool(warning) == bool(accelerator.unusable_card)
     assert choose("cpu", fake, gcu).unusable_card == ""
 
 
@@ -152,12 +158,12 @@ def test_gcu_i3x_offers_bf16_if_the_card_has_it() -> None:
 
 
 def test_autocast_computes_matrix_products_in_the_requested_precision() -> None:
-    row, matrix = choose("cpu", torch), torch.ones(2, 2)
-    with row.autocast("bf16"):
+    accelerator, matrix = choose("cpu", torch), torch.ones(2, 2)
+    with accelerator.autocast("bf16"):
         assert (matrix @ matrix).dtype is torch.bfloat16
-    with row.autocast("fp16"):
+    with accelerator.autocast("fp16"):
         assert (matrix @ matrix).dtype is torch.float16
-    with row.autocast("fp32"):
+    with accelerator.autocast("fp32"):
         assert (matrix @ matrix).dtype is torch.float32
 
 

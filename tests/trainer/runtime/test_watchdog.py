@@ -239,10 +239,10 @@ def test_timeout_is_set_on_every_group_whose_backend_supports_it() -> None:
         _set_pg_timeout=lambda timeout, group: timeouts.append((timeout, group)),
     )
     rank = Rank(0, 0, 2, launched=True, node="", run_dir=None, progress_dir=None, is_retry=False)
-    row = choose("cpu", torch).changed(distributed=SimpleNamespace(distributed_c10d=c10d))
-    Group(rank, row, torch.device("cpu"), None, "").set_timeout(7.5)
+    accelerator = choose("cpu", torch).changed(distributed=SimpleNamespace(distributed_c10d=c10d))
+    Group(rank, accelerator, torch.device("cpu"), None, "").set_timeout(7.5)
     assert timeouts == [(timedelta(seconds=7.5), "default"), (timedelta(seconds=7.5), "sharded")]
-    Group(rank, row.changed(backend="eccl"), torch.device("cpu"), None, "").set_timeout(7.5)
+    Group(rank, accelerator.changed(backend="eccl"), torch.device("cpu"), None, "").set_timeout(7.5)
     assert len(timeouts) == 2
 
 

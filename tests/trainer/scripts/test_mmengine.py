@@ -23,15 +23,14 @@ def calls() -> Calls:
     return []
 
 
-def _row(calls: Calls, kind: str) -> Accelerator:
+def _accelerator(calls: Calls, kind: str) -> Accelerator:
     """An accelerator whose process group of one rank only records its calls."""
     device, backend = {"cpu": ("cpu", "gloo"), "gcu-i3x": ("gcu:{n}", "eccl"), "gcu-t2x": ("xla:{n}", "eccl")}[kind]
     group = SimpleNamespace(
         init_process_group=lambda backend, **options: calls.append(("group", backend, options)),
         all_reduce=lambda probe: calls.append(("all-reduce", probe.item())),
     )
-    row = choose("cpu", torch)
-    return row.changed(
+    return choose("cpu", torch).changed(
         name=kind,
         device=device,
         backend=backend,
@@ -51,9 +50,9 @@ def _set_accelerator(monkeypatch: pytest.MonkeyPatch, accelerator: Accelerator |
     devices.warn.cache_clear()
 
 
-def _on_cpu(row: Accelerator) -> Accelerator:
+def _on_cpu(accelerator: Accelerator) -> Accelerator:
     """Replaces the device by the CPU: this machine has no such card."""
-    return row.changed(device="cpu")
+    return accelerator.changed(device="cpu")
 
 
 def _dist_utils(calls: Calls) -> Any:  # noqa: ANN401
@@ -89,7 +88,7 @@ def test_group_is_joined_after_the_device_is_set_and_then_tested(
     used: str,
 ) -> None:
     module = _dist_utils(calls)
-    _set_accelerator(monkeypatch, _on_cpu(_row(calls, kind)))
+    _set_accelerator(monkeypatch, _on_cpu(_accelerator(calls, kind)))
     mmengine.join_ranks(module)
     vars(module)[f"_init_dist_{launcher}"](
         requested, init_backend="torch", timeout=timedelta(seconds=5), group_name="g"
@@ -106,7 +105,7 @@ def test_deepspeed_finds_the_group_already_made(monkeypatch: pytest.MonkeyPatch,
     package = SimpleNamespace(init_distributed=lambda backend, **options: calls.append(("deepspeed", backend, options)))
     monkeypatch.setitem(sys.modules, "deepspeed", package)
     module = _dist_utils(calls)
-    _set_accelerator(monkeypatch, _row(calls, "cpu"))
+    _set_accelerator(monkeypatch, _accelerator(calls, "cpu"))
     mmengine.join_ranks(module)
     module._init_dist_pytorch("nccl", init_backend="deepspeed", verbose=False)  # noqa: SLF001
     assert [call for call, *_ in calls] == ["device", "group", "all-reduce", "deepspeed"]
@@ -117,7 +116,7 @@ def test_missing_ranks_are_named_before_the_group_is_joined(
     monkeypatch: pytest.MonkeyPatch, calls: Calls, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = _dist_utils(calls)
-    _set_accelerator(monkeypatch, _row(calls, "cpu"), ranks=3)
+    _set_accelerator(monkeypatch, _accelerator(calls, "cpu"), ranks=3)
     mmengine.join_ranks(module)
     with pytest.raises(SystemExit) as ended:
         module._init_dist_pytorch("nccl", timeout=timedelta(seconds=0.1))  # noqa: SLF001
@@ -136,7 +135,7 @@ def test_training_on_the_cpu_is_warned_of_once_per_node(
     warned: bool,
 ) -> None:
     module = _dist_utils(calls)
-    _set_accelerator(monkeypatch, _on_cpu(_row(calls, kind)))
+    _set_accelerator(monkeypatch, _on_cpu(_accelerator(calls, kind)))
     monkeypatch.setenv("LOCAL_RANK", rank)
     mmengine.join_ranks(module)
     module._init_dist_pytorch("nccl")  # noqa: SLF001
@@ -157,7 +156,7 @@ def test_devices_that_mmengine_supports_are_left_to_it_except_for_slurm(
 
 def test_objects_are_sent_from_the_device_that_the_backend_reads(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
     module = _dist_utils(calls)
-    _set_accelerator(monkeypatch, _row(calls, "gcu-t2x"))
+    _set_accelerator(monkeypatch, _accelerator(calls, "gcu-t2x"))
     mmengine.join_ranks(module)
     assert module.get_comm_device("eccl") == torch.device("xla:3")
     assert module.get_comm_device("gloo") == "as MMEngine has it for gloo"
@@ -172,7 +171,7 @@ def test_models_are_moved_to_the_device_of_the_node(
     monkeypatch: pytest.MonkeyPatch, calls: Calls, kind: str | None, device: str
 ) -> None:
     module = SimpleNamespace(DEVICE="cpu")
-    _set_accelerator(monkeypatch, None if kind is None else _row(calls, kind))
+    _set_accelerator(monkeypatch, None if kind is None else _accelerator(calls, kind))
     mmengine.find_device(module)
     assert device == module.DEVICE
 
@@ -209,7 +208,7 @@ def test_device_ids_are_passed_only_for_devices_with_numbers(
     monkeypatch: pytest.MonkeyPatch, calls: Calls, device: str, ids: list[int] | None
 ) -> None:
     wrappers, model = _wrappers(), _on(device)
-    _set_accelerator(monkeypatch, _row(calls, "cpu").changed(data_parallel=Stock))
+    _set_accelerator(monkeypatch, _accelerator(calls, "cpu").changed(data_parallel=Stock))
     mmengine.take_device_ids(wrappers)
     wrapped = wrappers.MMDistributedDataParallel(module=model, detect=True, device_ids=[3], broadcast_buffers=False)
     assert wrapped.got == (model, {"device_ids": ids, "broadcast_buffers": False})
@@ -243,7 +242,7 @@ def test_model_left_on_the_cpu_beside_a_card_is_warned_of_once_per_node(
     warnings: list[str],
 ) -> None:
     wrappers = _wrappers()
-    _set_accelerator(monkeypatch, _row(calls, kind).changed(data_parallel=Stock))
+    _set_accelerator(monkeypatch, _accelerator(calls, kind).changed(data_parallel=Stock))
     monkeypatch.setenv("LOCAL_RANK", rank)
     mmengine.take_device_ids(wrappers)
     for _ in range(2):
@@ -267,7 +266,7 @@ def test_t20_uses_the_vendors_wrapper_and_step(monkeypatch: pytest.MonkeyPatch, 
         def step(self) -> None:
             pytest.fail("a T20 computes nothing by a plain step")
 
-    _set_accelerator(monkeypatch, _row(calls, "gcu-t2x").changed(data_parallel=T20DataParallel))
+    _set_accelerator(monkeypatch, _accelerator(calls, "gcu-t2x").changed(data_parallel=T20DataParallel))
     wrappers = _wrappers()
     mmengine.take_device_ids(wrappers)
     model = _on("xla")
@@ -298,7 +297,7 @@ def test_t20_refuses_an_optim_wrapper_with_its_own_step_before_creating_it(
         def step(self) -> None:
             pass
 
-    _set_accelerator(monkeypatch, _row(calls, "gcu-t2x"))
+    _set_accelerator(monkeypatch, _accelerator(calls, "gcu-t2x"))
     mmengine.take_steps(SimpleNamespace(OptimWrapper=OptimWrapper))
     with pytest.raises(UserError, match=r"AmpOptimWrapper overrides the optimizer step.*use type='OptimWrapper'"):
         AmpOptimWrapper("dynamic")
