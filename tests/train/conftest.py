@@ -51,6 +51,11 @@ class Rank:
         return (self.folder / f"{self.number}.err").read_text()
 
 
+def codes(ranks: Sequence[Rank]) -> list[int]:
+    """The exit codes of the ranks, once all have ended."""
+    return [rank.wait() for rank in ranks]
+
+
 Warm = Callable[..., WarmTrainer]
 StartRanks = Callable[..., list[Rank]]
 Torchrun = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -7,12 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.grounds import components
 from tests.grounds.damaged_strategies import COMMON_DAMAGES, damages_of
+from tests.grounds.metrics import step_numbers
 from tests.grounds.ports import free_ports
 from tests.train.conftest import DEADLINE_S, REPOSITORY, StartRanks, clean_environment
 from tests.until import until
@@ -53,12 +53,6 @@ def test_damaged_checkpoint_is_replaced_by_the_older_one_on_all_ranks_under_ever
     assert quarantined == sorted(f"{strategy}-{damage}".replace(" ", "-") for strategy, damage, *_ in expected)
 
 
-def _numbers(out: Path) -> dict[int, list[Any]]:
-    whole = (out / "metrics.jsonl").read_text().rpartition("\n")[0]
-    lines = [json.loads(line) for line in whole.splitlines()]
-    return {record["step"]: [record["loss"], record["lr"], record["grad_norm"]] for record in lines}
-
-
 def test_failed_async_save_ends_all_ranks_and_costs_no_older_checkpoint(
     start_ranks: StartRanks, tmp_path: Path
 ) -> None:
@@ -74,20 +68,20 @@ def test_failed_async_save_ends_all_ranks_and_costs_no_older_checkpoint(
     (message,) = ranks[0].err.splitlines()
     assert message.startswith(f"error: rank 0: cannot save {out}/step_")
     assert ranks[1].err == ""
-    first_attempt = _numbers(out)
+    first_attempt = step_numbers(out)
 
     for path in obstacles:
         path.unlink()
     restarted = start_ranks(*words)
     until(
-        lambda: len(_numbers(out)) > len(first_attempt),
+        lambda: len(step_numbers(out)) > len(first_attempt),
         deadline_s=DEADLINE_S,
         awaited="the steps of the first attempt",
     )
     for rank in restarted:
         rank.process.kill()
     assert re.search(r"resuming from .*, step \d+0$", restarted[0].out, re.MULTILINE)
-    assert {step: _numbers(out)[step] for step in first_attempt} == first_attempt
+    assert step_numbers(out)[: len(first_attempt)] == first_attempt
 
 
 def test_too_small_disk_is_reported_before_the_first_step(start_ranks: StartRanks, tmp_path: Path) -> None:

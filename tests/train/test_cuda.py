@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.grounds import components
+from tests.grounds.metrics import read_metrics
 from tests.train.conftest import Torchrun
 
 pytestmark = [pytest.mark.train, pytest.mark.gpu, pytest.mark.slow]
 
 DEVICE, BACKEND = "cuda", "nccl"
 WORDS = (f"device={DEVICE}", "steps=60", "save_steps=60", "lr=1e-2", "accumulation=4")
-
-
-def _metrics(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +29,7 @@ def test_loss_falls_on_a_gpu_over_nccl(torchrun: Torchrun, tmp_path: Path, strat
     done = torchrun(*WORDS, f"strategy={strategy}", f"precision={precision}", ranks=1)
     assert done.returncode == 0, done.stderr
     assert f"1/1 ranks ready, backend {BACKEND}, device {DEVICE}\n" in done.stdout
-    metrics = _metrics(tmp_path / "out")
+    metrics = read_metrics(tmp_path / "out")
     assert metrics[0]["loss"] > 5.4
     assert metrics[-1]["loss"] < 4
     assert metrics[-1]["peak_memory_bytes"] > 0
@@ -49,7 +44,7 @@ def test_resumed_run_on_a_gpu_repeats_an_uninterrupted_one_bit_for_bit(torchrun:
     done = torchrun(*words, f"out={resumed}", ranks=1)
     assert done.returncode == 0, done.stderr
     assert f"resuming from {resumed / 'step_4'}, step 4" in done.stdout
-    losses = [[record["loss"] for record in _metrics(out)] for out in (uninterrupted, resumed)]
+    losses = [[record["loss"] for record in read_metrics(out)] for out in (uninterrupted, resumed)]
     assert losses[1] == losses[0][4:]
     assert (resumed / "step_8/state.pt").read_bytes() == (uninterrupted / "step_8/state.pt").read_bytes()
 
@@ -60,7 +55,7 @@ def test_compiled_training_on_a_gpu_keeps_the_losses(torchrun: Torchrun, tmp_pat
     compiled = torchrun("compile=true", f"out={tmp_path / 'compiled'}", ranks=1, base=base)
     assert (plain.returncode, compiled.returncode) == (0, 0), plain.stderr + compiled.stderr
     assert int(re.findall(r"^graphs=(\d+)$", compiled.stdout, re.MULTILINE)[-1]) > 0
-    losses = [[record["loss"] for record in _metrics(tmp_path / name)] for name in ("plain", "compiled")]
+    losses = [[record["loss"] for record in read_metrics(tmp_path / name)] for name in ("plain", "compiled")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 
 from tests.grounds.cli import Orch
 from tests.grounds.gcu import calls_of, environment
+from tests.grounds.metrics import step_numbers
 from tests.grounds.ports import free_ports
 from tests.train.conftest import DEADLINE_S, TINY, StartRanks, Warm, clean_environment
 from tests.until import until
@@ -22,11 +22,6 @@ pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
 
 DEVICE = {"t20": "xla", "s60": "gcu"}
 WORDS = ("steps=6", "save_steps=3", "accumulation=2", "log_steps=1")
-
-
-def _numbers(out: Path) -> list[tuple[Any, ...]]:
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [(record["step"], record["loss"], record["lr"], record["grad_norm"]) for record in lines]
 
 
 @pytest.mark.parametrize(("generation", "precision"), [("t20", "fp32"), ("s60", "fp32"), ("s60", "fp16")])
@@ -45,7 +40,7 @@ def test_trains_and_resumes_with_the_numbers_of_the_cpu(
     on_card, device = started[1], DEVICE[generation]
     assert f"2/2 ranks ready, backend eccl, device {device}\n" in on_card[0].out
     assert f"rank 1 ready, device {device}:1\n" in on_card[1].out
-    assert _numbers(uninterrupted) == _numbers(cpu)
+    assert step_numbers(uninterrupted) == step_numbers(cpu)
     for rank in (0, 1):
         stepped = ["optimizer_step ASYNC"] * 6 if generation == "t20" else []
         assert [call for call in calls_of(calls, rank) if call != "destroy_process_group"] == [
@@ -59,7 +54,7 @@ def test_trains_and_resumes_with_the_numbers_of_the_cpu(
     restarted = start_ranks(*words, f"out={resumed}", "device=auto", env=env)
     assert [rank.wait() for rank in restarted] == [0, 0], restarted[0].err
     assert f"resuming from {resumed / 'step_3'}, step 3" in restarted[0].out
-    assert _numbers(resumed) == _numbers(cpu)[3:]
+    assert step_numbers(resumed) == step_numbers(cpu)[3:]
     assert (resumed / "step_6" / "state.pt").read_bytes() == (uninterrupted / "step_6" / "state.pt").read_bytes()
 
 
@@ -115,7 +110,7 @@ def test_dropout_on_a_card_resumes_bit_for_bit(
     shutil.copytree(uninterrupted / "step_2", resumed / "step_2")
     (restarted,) = start_ranks(f"out={resumed}", **more)
     assert restarted.wait() == 0, restarted.err
-    assert _numbers(resumed) == _numbers(uninterrupted)[2:]
+    assert step_numbers(resumed) == step_numbers(uninterrupted)[2:]
     assert rank.err == restarted.err == ""
 
 
@@ -250,5 +245,5 @@ def test_t20_trains_on_its_own_python_and_torch(tmp_path: Path) -> None:
     ]
     assert [rank.wait(timeout=DEADLINE_S) for rank in ranks] == [0, 0]
     until((tmp_path / "out" / "step_6").is_dir, awaited="the last checkpoint")
-    assert [step for step, *_ in _numbers(tmp_path / "out")] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, *_ in step_numbers(tmp_path / "out")] == [1, 2, 3, 4, 5, 6]
     assert calls_of(calls, 1).count("optimizer_step ASYNC") == 6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.grounds.metrics import step_numbers
 from tests.train.conftest import DEADLINE_S, Rank, StartRanks
 from tests.until import until
 from trainer.checkpoint import files
@@ -21,11 +21,6 @@ pytestmark = [pytest.mark.train, pytest.mark.slow]
 KILLS = 5
 # Checkpoints of megabytes: writing one takes longer than a step.
 WORDS = ("steps=100", "micro_batch=1", "model.vocabulary=4000", "model.width=64")
-
-
-def _numbers(out: Path) -> list[tuple[int, float, float, float]]:
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [(record["step"], record["loss"], record["lr"], record["grad_norm"]) for record in lines]
 
 
 def _size(folder: Path) -> int:
@@ -79,5 +74,5 @@ def test_training_killed_at_random_moments_of_a_save_loses_and_repeats_no_batch(
         amid += any(files.STALE.match(path.name) for path in killed.iterdir())
     assert amid > KILLS // 4  # or the kills did not hit the saves
     assert [rank.wait() for rank in start_ranks(*WORDS, f"out={killed}")] == [0, 0]
-    assert _numbers(killed) == _numbers(uninterrupted)
+    assert step_numbers(killed) == step_numbers(uninterrupted)
     assert (killed / "step_100/state.pt").read_bytes() == (uninterrupted / "step_100/state.pt").read_bytes()

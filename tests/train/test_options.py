@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.grounds import components
+from tests.grounds.metrics import StepNumbers, read_metrics, step_numbers
 from tests.grounds.tasks import COUNT
-from tests.train.conftest import TINY, Rank, StartRanks, Warm, clean_environment, ranks_below
+from tests.train.conftest import TINY, StartRanks, Warm, clean_environment, codes, ranks_below
 from trainer.checkpoint import files
 from trainer.data.order import Order
 from trainer.parallel.checks import MOST_SKIPS
@@ -37,33 +38,22 @@ OPTIONS = (
 )
 
 
-def _codes(ranks: list[Rank]) -> list[int]:
-    return [rank.wait() for rank in ranks]
-
-
-def _numbers(out: Path) -> list[tuple[int, float, float]]:
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [(record["step"], record["loss"], record["grad_norm"]) for record in lines]
-
-
-def _check_resumed(
-    start: StartRanks, folder: Path, base: tuple[str, ...], *words: str
-) -> list[tuple[int, float, float]]:
+def _check_resumed(start: StartRanks, folder: Path, base: tuple[str, ...], *words: str) -> StepNumbers:
     """The numbers of an uninterrupted run; a run resumed from its first checkpoint repeats them bit for bit."""
     uninterrupted, resumed = folder / "uninterrupted", folder / "resumed"
     ranks = start(*words, f"out={uninterrupted}", base=base)
-    assert _codes(ranks) == [0, 0], ranks[0].err
+    assert codes(ranks) == [0, 0], ranks[0].err
     resumed.mkdir()
     shutil.copytree(uninterrupted / "step_1", resumed / "step_1")
     ranks = start(*words, f"out={resumed}", base=base)
-    assert _codes(ranks) == [0, 0], ranks[0].err
+    assert codes(ranks) == [0, 0], ranks[0].err
     assert f"resuming from {resumed / 'step_1'}, step 1" in ranks[0].out
-    assert _numbers(resumed) == _numbers(uninterrupted)[1:]
+    assert step_numbers(resumed) == step_numbers(uninterrupted)[1:]
     assert (resumed / "step_3/state.pt").read_bytes() == (uninterrupted / "step_3/state.pt").read_bytes()
-    return _numbers(uninterrupted)
+    return step_numbers(uninterrupted)
 
 
-Plain = Callable[[Sequence[str]], list[tuple[int, float, float]]]
+Plain = Callable[[Sequence[str]], StepNumbers]
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +61,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Plain:
     """The numbers of DDP in fp32."""
 
     @functools.cache
-    def numbers(base: Sequence[str]) -> list[tuple[int, float, float]]:
+    def numbers(base: Sequence[str]) -> StepNumbers:
         folder = tmp_path_factory.mktemp("plain")
         with ranks_below(folder, warm) as start:
-            assert _codes(start("save_steps=3", f"out={folder / 'out'}", base=base)) == [0, 0]
-        return _numbers(folder / "out")
+            assert codes(start("save_steps=3", f"out={folder / 'out'}", base=base)) == [0, 0]
+        return step_numbers(folder / "out")
 
     return numbers
 
@@ -158,12 +148,12 @@ def test_recomputed_blocks_are_compiled_and_keep_the_losses(
 ) -> None:
     base = ("task=tests.grounds.tasks:Counted", *POINTS[1:], "activation_checkpointing=true", "steps=3")
 
-    def train(strategy: str, *words: str) -> tuple[int, list[tuple[int, float, float]]]:
+    def train(strategy: str, *words: str) -> tuple[int, StepNumbers]:
         out = tmp_path / "-".join((strategy, *words))
         words = (f"strategy={strategy}", f"out={out}", *words)
         (rank,) = start_ranks(*words, world_size=1, env=inductor, base=base)
         assert rank.wait() == 0, rank.err
-        return int(re.findall(r"^graphs=(\d+)$", rank.out, re.MULTILINE)[-1]), _numbers(out)
+        return int(re.findall(r"^graphs=(\d+)$", rank.out, re.MULTILINE)[-1]), step_numbers(out)
 
     for strategy in ("fsdp2", "ddp"):
         (none, plain), (graphs, compiled) = train(strategy), train(strategy, "compile=true")
@@ -177,7 +167,9 @@ def test_task_with_random_numbers_and_unused_parameters_resumes_bit_for_bit(
 ) -> None:
     """Its loss draws from Python's and numpy's generators; each rank leaves other parameters unused, which DDP has to find."""
     base = (*POINTS, "options.draws=true", "options.part=true", "save_steps=1", "steps=3")
-    assert len({loss for _, loss, _ in _check_resumed(start_ranks, tmp_path, base, "find_unused_parameters=true")}) == 3
+    assert (
+        len({loss for _, loss, *_ in _check_resumed(start_ranks, tmp_path, base, "find_unused_parameters=true")}) == 3
+    )
 
 
 def _sample_of(step: int, rank: int) -> int:
@@ -187,7 +179,7 @@ def _sample_of(step: int, rank: int) -> int:
 
 def test_non_finite_loss_of_one_rank_is_reported_with_rank_and_step(start_ranks: StartRanks, tmp_path: Path) -> None:
     ranks = start_ranks(f"options.broken={_sample_of(6, rank=1)}", f"out={tmp_path / 'out'}", base=POINTS)
-    assert _codes(ranks) == [1, 1]
+    assert codes(ranks) == [1, 1]
     (line,) = ranks[0].err.splitlines()
     assert line.startswith("error: rank 1: loss is nan at step 6; the weights were not updated. ")
     assert ranks[1].err == ""  # all ranks know, and only rank 0 prints
@@ -197,8 +189,8 @@ def test_evaluation_is_the_mean_over_ranks_in_metrics_and_manifest(start_ranks: 
     """keep_best reads the manifest."""
     base, out = ("task=tests.grounds.tasks:Ranked", *POINTS[1:]), tmp_path / "out"
     ranks = start_ranks("steps=2", "eval_steps=2", "eval_batches=2", f"out={out}", base=base)
-    assert _codes(ranks) == [0, 0], ranks[0].err
-    assert json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["eval_loss"] == 0.5
+    assert codes(ranks) == [0, 0], ranks[0].err
+    assert read_metrics(out)[-1]["eval_loss"] == 0.5
     assert files.read_manifest(out / "step_2", 2)["eval_loss"] == 0.5
 
 
@@ -210,7 +202,7 @@ def test_rank_whose_device_computes_a_wrong_norm_is_named_by_all(
     """All ranks exit at once with one message, and the step that one of them could not make is not saved."""
     base = ("task=tests.grounds.tasks:Miscomputing", *POINTS[1:], "options.at=6", f"options.rank={wrong}")
     ranks = start_ranks(f"steps={last}", "save_steps=2", f"out={tmp_path / 'out'}", base=base)
-    assert _codes(ranks) == [1, 1]
+    assert codes(ranks) == [1, 1]
     (line,) = ranks[0].err.splitlines()
     message = f"rank {wrong}: gradient norm is not finite at step 6 but finite on all other ranks"
     assert line.startswith(f"error: {message}")
@@ -228,12 +220,12 @@ def test_all_ranks_roll_back_when_one_computes_a_wrong_norm(start_ranks: StartRa
     out = tmp_path / "out"
     base = ("task=tests.grounds.tasks:Miscomputing", *POINTS[1:], f"options.at={at}", "options.rank=1")
     ranks = start_ranks("roll_back=1", "save_steps=2", "steps=8", f"out={out}", base=base)
-    assert _codes(ranks) == [0, 0], ranks[0].err
+    assert codes(ranks) == [0, 0], ranks[0].err
     cause = f"rank 1: gradient norm is not finite at step {at} but finite on all other ranks, though all have the same gradient"
     assert (
         f"WARNING: {cause}: back to {out / 'step_4'} (roll_back 1 of 1), without the batches of 2 steps" in ranks[0].out
     )
-    assert [step for step, *_ in _numbers(out)] == list(range(1, 9))
+    assert [step for step, *_ in step_numbers(out)] == list(range(1, 9))
     assert files.read_manifest(out / "step_8", 8)["position"] == (8 + 2) * 4
 
 
@@ -245,7 +237,7 @@ def test_non_finite_gradient_stops_all_ranks_before_the_update(
     if "zero" in strategy:
         components.module("deepspeed")
     ranks = start_ranks("options.steep=true", f"strategy={strategy}", f"out={tmp_path / 'out'}", base=POINTS)
-    assert _codes(ranks) == [1, 1]
+    assert codes(ranks) == [1, 1]
     assert "error: all ranks: gradient norm is not finite at step 1; the weights were not updated. " in ranks[0].err
     assert "error" not in ranks[1].err
 
@@ -266,7 +258,7 @@ def test_fp16_that_skips_every_step_is_a_failure_and_not_a_finished_training(
         f"out={tmp_path / 'out'}",
     )
     ranks = start_ranks(*words, base=(FP16_ON_CPU[0], *POINTS[1:]))
-    assert _codes(ranks) == [1, 1], ranks[0].out
+    assert codes(ranks) == [1, 1], ranks[0].out
     line = next(line for line in ranks[0].err.splitlines() if line.startswith("error"))
     assert line.startswith(
         f"error: all ranks: gradient norm is not finite at {made} steps in a row, 1 to {made}, however"
@@ -286,10 +278,10 @@ def test_both_ranks_roll_back_to_the_same_step_and_continue_from_there(
     out = tmp_path / "out"
     words = (f"options.broken={_sample_of(6, rank=1)}", "roll_back=1", "save_steps=2", "steps=8", f"out={out}")
     ranks = start_ranks(*words, f"strategy={strategy}", base=POINTS)
-    assert _codes(ranks) == [0, 0], ranks[0].err
+    assert codes(ranks) == [0, 0], ranks[0].err
     for rank in ranks:
         assert re.findall(r"^step=(\d)", rank.out, re.MULTILINE) == list("123455678")
     warning = f"WARNING: rank 1: loss is nan at step 6: back to {out / 'step_4'} (roll_back 1 of 1), without the batches of 2 steps"
     assert warning in ranks[0].out
-    assert [step for step, *_ in _numbers(out)] == list(range(1, 9))
+    assert [step for step, *_ in step_numbers(out)] == list(range(1, 9))
     assert files.read_manifest(out / "step_8", 8)["position"] == (8 + 2) * 4

@@ -12,14 +12,11 @@ from typing import Any
 import pytest
 
 from tests.grounds import components
+from tests.grounds.metrics import read_metrics
 from tests.train.conftest import DEADLINE_S, StartRanks
 from tests.until import until
 
 pytestmark = pytest.mark.train
-
-
-def _records(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 def _tensorboard(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
@@ -82,13 +79,13 @@ def test_killed_training_has_every_step_once_in_tensorboard_and_in_wandb(
     words = ("steps=60", "save_steps=20", f"out={out}", "report=plot,tensorboard,wandb", "peak_tflops=0.1")
     env = {"ORCH_RUN_ID": "20261121-train-ab12", "WANDB_MODE": "offline"}
     (first,) = start_ranks(*words, env=env, world_size=1)
-    until(lambda: (out / "step_20").exists() and len(_records(out)) > 24, deadline_s=DEADLINE_S, awaited="step 25")
+    until(lambda: (out / "step_20").exists() and len(read_metrics(out)) > 24, deadline_s=DEADLINE_S, awaited="step 25")
     first.process.kill()
     first.wait()
-    assert len(_records(out)) < 60
+    assert len(read_metrics(out)) < 60
     (second,) = start_ranks(*words, env={**env, "ORCH_ATTEMPT": "2"}, world_size=1)
     assert second.wait() == 0, second.err
-    records = _records(out)
+    records = read_metrics(out)
     assert [record["step"] for record in records] == list(range(1, 61))
 
     summary = json.loads((out / "summary.json").read_text())

@@ -15,10 +15,11 @@ import pytest
 
 from tests.grounds import components, held_task
 from tests.grounds.cli import Orch
+from tests.grounds.metrics import StepNumbers, step_numbers
 from tests.grounds.sshd import Farm
 from tests.grounds.warm_gate import WARM_RANK, WarmGate, open_gate
 from tests.grounds.warm_trainer import WarmTrainer
-from tests.train.conftest import DEADLINE_S, TINY, Rank, StartRanks, Warm, ranks_below
+from tests.train.conftest import DEADLINE_S, TINY, StartRanks, Warm, codes, ranks_below
 from tests.until import until
 
 pytestmark = pytest.mark.train
@@ -29,21 +30,12 @@ WORDS = ("steps=30", "save_steps=10", "accumulation=2", "optim.grad_clip=0.5")
 HELD = ("task=tests.grounds.held_task:Held", *(word for word in TINY if not word.startswith("model.")))
 
 
-def _numbers(out: Path) -> list[tuple[int, float, float]]:
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [(record["step"], record["loss"], record["grad_norm"]) for record in lines]
-
-
-def _codes(ranks: Sequence[Rank]) -> list[int]:
-    return [rank.wait() for rank in ranks]
-
-
 @pytest.fixture(scope="module")
-def under_ddp(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> list[tuple[int, float, float]]:
+def under_ddp(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> StepNumbers:
     folder = tmp_path_factory.mktemp("ddp")
     with ranks_below(folder, warm) as start:
-        assert _codes(start(*WORDS, f"out={folder / 'out'}")) == [0, 0]
-    return _numbers(folder / "out")
+        assert codes(start(*WORDS, f"out={folder / 'out'}")) == [0, 0]
+    return step_numbers(folder / "out")
 
 
 @pytest.fixture
@@ -76,7 +68,7 @@ def test_killed_run_on_two_nodes_repeats_an_uninterrupted_one_bit_for_bit_and_dd
     tmp_path: Path,
     strategy: str,
     resharded: int,
-    under_ddp: list[tuple[int, float, float]],
+    under_ddp: StepNumbers,
     gate: WarmGate,
     orch: Orch,
 ) -> None:
@@ -85,8 +77,8 @@ def test_killed_run_on_two_nodes_repeats_an_uninterrupted_one_bit_for_bit_and_dd
         components.module("deepspeed")
     words = (*WORDS, f"strategy={strategy}")
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
-    assert _codes(start_ranks(*words, f"out={uninterrupted}", base=HELD)) == [0, 0]
-    for found, expected in zip(_numbers(uninterrupted), under_ddp, strict=True):
+    assert codes(start_ranks(*words, f"out={uninterrupted}", base=HELD)) == [0, 0]
+    for found, expected in zip(step_numbers(uninterrupted), under_ddp, strict=True):
         assert found == pytest.approx(expected, rel=1e-4)
     launch = ("ssh-launch", "--bare", "--", WARM_RANK.name, str(gate.path), *HELD, *words, f"out={killed}")
     held = held_task.hold(killed)
@@ -101,15 +93,15 @@ def test_killed_run_on_two_nodes_repeats_an_uninterrupted_one_bit_for_bit_and_dd
     done = orch(*launch)
     assert "is DONE" in done.stderr
     assert re.search(r"^\[n0:0\].*resuming from .*, step 10$", done.stdout, re.MULTILINE)
-    assert _numbers(killed) == _numbers(uninterrupted)
+    assert step_numbers(killed) == step_numbers(uninterrupted)
     assert (killed / "step_30" / "state.pt").read_bytes() == (uninterrupted / "step_30" / "state.pt").read_bytes()
 
     if not resharded:  # takes seconds for each strategy
         return
     third = start_ranks(*words, "steps=31", f"out={killed}", world_size=resharded, base=HELD)
-    assert set(_codes(third)) == {0}
+    assert set(codes(third)) == {0}
     assert f"WARNING: the checkpoint was written by 2 ranks and is split over {resharded} now" in third[0].out
-    *_, (_, before, _), (step, loss, _) = _numbers(killed)
+    *_, (_, before, *_), (step, loss, *_) = step_numbers(killed)
     assert step == 31
     assert loss == pytest.approx(before, abs=0.3)
 
@@ -128,7 +120,7 @@ def test_killed_run_of_the_shipped_trainer_on_two_nodes_repeats_an_uninterrupted
     killed, text = folder / "out", folder / "text.txt"
     text.write_text(Path(__file__).read_text() * 9)
     words = (*WORDS, "strategy=zero2", f"data.paths={text}")
-    assert _codes(start_ranks(*words, f"out={uninterrupted}", base=HELD)) == [0, 0]
+    assert codes(start_ranks(*words, f"out={uninterrupted}", base=HELD)) == [0, 0]
     launch = ("ssh-launch", *HELD, *words, f"out={killed}")
     with orch.start(*launch) as first:
         until((killed / "step_10").exists, deadline_s=DEADLINE_S, awaited="the first checkpoint")
@@ -141,7 +133,7 @@ def test_killed_run_of_the_shipped_trainer_on_two_nodes_repeats_an_uninterrupted
     done = orch(*launch)
     assert "is DONE" in done.stderr
     assert re.search(r"^\[n0:0\].*resuming from .*, step 10$", done.stdout, re.MULTILINE)
-    assert _numbers(killed) == _numbers(uninterrupted)
+    assert step_numbers(killed) == step_numbers(uninterrupted)
     assert (killed / "step_30" / "state.pt").read_bytes() == (uninterrupted / "step_30" / "state.pt").read_bytes()
 
 
@@ -154,7 +146,7 @@ def test_zero1_and_zero2_resume_at_another_world_size_and_zero0_refuses(
     components.module("deepspeed")
     words = (f"strategy={strategy}", "steps=3", "save_steps=2")
     of_two, of_one = tmp_path / "two", tmp_path / "one"
-    assert _codes(start_ranks(*words, f"out={of_two}")) == [0, 0]
+    assert codes(start_ranks(*words, f"out={of_two}")) == [0, 0]
     shutil.copytree(of_two / "step_2", of_one / "step_2")
     of_one.chmod(0o700)
     (alone,) = start_ranks(*words, f"out={of_one}", "micro_batch=8", world_size=1)
@@ -164,7 +156,7 @@ def test_zero1_and_zero2_resume_at_another_world_size_and_zero0_refuses(
         return
     assert alone.wait() == 0, alone.err
     assert "WARNING: the checkpoint was written by 2 ranks and is split over 1 now" in alone.out
-    assert _numbers(of_one) == [pytest.approx(_numbers(of_two)[2], rel=1e-5)]
+    assert step_numbers(of_one) == [pytest.approx(step_numbers(of_two)[2], rel=1e-5)]
 
 
 @pytest.mark.slow
@@ -174,13 +166,13 @@ def test_users_deepspeed_file_is_completed_or_refused_on_all_ranks(start_ranks: 
     words = ("strategy=zero0", "steps=1", f"out={out}", f"deepspeed={file}")
     file.write_text('{"train_batch_size": 100}')
     ranks = start_ranks(*words)
-    assert _codes(ranks) == [2, 2]
+    assert codes(ranks) == [2, 2]
     message = f"error: {file}: train_batch_size=100, but micro_batch=4 x 2 ranks x accumulation=1 = 8"
     assert ranks[0].err.splitlines()[-1].startswith(message)
     assert "error: " not in ranks[1].err
     file.write_text('{"train_batch_size": "auto", /* by hand */ "zero_optimization": {"reduce_bucket_size": 5e8,},}')
     ranks = start_ranks(*words)
-    assert _codes(ranks) == [0, 0]
+    assert codes(ranks) == [0, 0]
     assert "batch 8 = micro_batch 4 x devices 2 x nodes 1 x accumulation 1\n" in ranks[0].out
     made = json.loads((out / "deepspeed.json").read_text())
     assert made["train_batch_size"] == 8

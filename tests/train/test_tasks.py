@@ -14,6 +14,7 @@ import torch
 
 from tests.grounds import components
 from tests.grounds.cli import Orch
+from tests.grounds.metrics import read_metrics
 from tests.grounds.sshd import Farm
 from tests.train.conftest import DEADLINE_S, REPOSITORY, StartRanks
 from tests.until import until
@@ -26,10 +27,9 @@ EXAMPLE = REPOSITORY / "examples" / "segmentation" / "unet.py"
 SMALL = ("options.width=4", "options.size=16", "micro_batch=2", "device=cpu", "report=", "eval_batches=2")
 
 
-def _metrics(out: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+def _untimed_metrics(out: Path) -> list[dict[str, Any]]:
     timed = ("time", "step_time_s", "data_wait_s", "samples_per_s", "peak_memory_bytes")
-    return [{key: value for key, value in line.items() if key not in timed} for line in lines]
+    return [{key: value for key, value in line.items() if key not in timed} for line in read_metrics(out)]
 
 
 @pytest.mark.parametrize(("strategy", "steps"), [("ddp", 60), pytest.param("fsdp2", 24, marks=pytest.mark.slow)])
@@ -65,12 +65,12 @@ def test_killed_segmentation_repeats_an_uninterrupted_run_bit_for_bit(
     assert "resuming from" in second[0].out
     assert f"evaluated step={steps} eval_loss=" in second[0].out
     assert "samples/s=" in second[0].out
-    assert _metrics(killed) == _metrics(uninterrupted)
-    assert [record["step"] for record in _metrics(uninterrupted) if "eval_iou" in record] == [
+    assert _untimed_metrics(killed) == _untimed_metrics(uninterrupted)
+    assert [record["step"] for record in read_metrics(uninterrupted) if "eval_iou" in record] == [
         *range(7, steps, 7),
         steps,
     ]
-    assert files.read_manifest(killed / f"step_{steps}", steps)["eval_loss"] == _metrics(killed)[-1]["eval_loss"]
+    assert files.read_manifest(killed / f"step_{steps}", steps)["eval_loss"] == read_metrics(killed)[-1]["eval_loss"]
     assert (killed / f"step_{steps}" / "state.pt").read_bytes() == (
         uninterrupted / f"step_{steps}" / "state.pt"
     ).read_bytes()
@@ -138,7 +138,7 @@ def test_shared_weights_and_buffers_train_alike_under_every_strategy(start_ranks
     started["bf16"] = start_ranks(*coarse, base=base, world_size=1)
     assert {rank.wait() for ranks in started.values() for rank in ranks} == {0}, started["bf16"][0].err
     assert "batch 16 = micro_batch 4 x devices 2 x nodes 1 x accumulation 2\n" in started["ddp"][0].out
-    losses = {name: [record["loss"] for record in _metrics(tmp_path / name)] for name in started}
+    losses = {name: [record["loss"] for record in read_metrics(tmp_path / name)] for name in started}
     assert losses["ddp"][-1] < 0.9 * losses["ddp"][0]
     assert losses["fsdp2"] == pytest.approx(losses["ddp"], rel=1e-4)
     assert losses["zero3"] == pytest.approx(losses["ddp"], rel=1e-4)

@@ -9,10 +9,10 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.grounds.metrics import read_metrics, step_numbers
 from tests.train.conftest import DEADLINE_S, StartRanks, Torchrun
 from tests.until import until
 from trainer.checkpoint.state_file import load_state
@@ -21,25 +21,16 @@ from trainer.optim.schedule import learning_rate
 pytestmark = pytest.mark.train
 
 
-def _metrics(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-def _numbers(out: Path) -> list[tuple[int, float, float, float]]:
-    """The values of each step that must repeat bit for bit, so without times."""
-    return [(record["step"], record["loss"], record["lr"], record["grad_norm"]) for record in _metrics(out)]
-
-
 def test_loss_falls_under_torchrun(torchrun: Torchrun, tmp_path: Path) -> None:
     done = torchrun("steps=60", "save_steps=40", "log_steps=20", "lr=1e-2", "accumulation=2")
     assert done.returncode == 0, done.stderr
     assert "2/2 ranks ready, backend gloo, device cpu" in done.stdout
     assert "rank 1 ready, device cpu" in done.stdout
-    losses = [record["loss"] for record in _metrics(tmp_path / "out")]
+    losses = [record["loss"] for record in read_metrics(tmp_path / "out")]
     assert len(losses) == 60
     assert losses[0] > 5.4
     assert losses[-1] < 3.6
-    rates = [record["lr"] for record in _metrics(tmp_path / "out")]
+    rates = [record["lr"] for record in read_metrics(tmp_path / "out")]
     assert rates == pytest.approx([5e-3, 1e-2, *(learning_rate(step, 60, 1e-2, 2) for step in range(3, 61))])
     for step in (40, 60):  # the rate in the optimizer, not the reported one
         state = load_state(tmp_path / "out" / f"step_{step}" / "state.pt", "", mapped=False)
@@ -61,7 +52,7 @@ def test_resumed_run_repeats_an_uninterrupted_one_bit_for_bit(start_ranks: Start
     ranks = start_ranks(*words, f"out={resumed}", world_size=3)
     assert [rank.wait() for rank in ranks] == [0, 0, 0]
     assert f"resuming from {resumed / 'step_4'}, step 4" in ranks[0].out
-    assert _numbers(resumed) == _numbers(uninterrupted)[4:]
+    assert step_numbers(resumed) == step_numbers(uninterrupted)[4:]
     assert (resumed / "step_8" / "state.pt").read_bytes() == (uninterrupted / "step_8" / "state.pt").read_bytes()
 
 
@@ -79,11 +70,11 @@ def test_killed_run_resumes_from_its_checkpoint_under_orch(start_ranks: StartRan
     second = start_ranks(*words, env={**orch, "ORCH_ATTEMPT": "2"})
     assert [rank.wait() for rank in second] == [0, 0]
     assert "resuming from" in second[0].out
-    assert _numbers(out) == _numbers(uninterrupted)
+    assert step_numbers(out) == step_numbers(uninterrupted)
     progress = [json.loads((run_dir / "attempt-2/n0/progress" / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert [(record["phase"], record["step"], record["steps"]) for record in progress] == [("done", 120, 120)] * 2
     assert progress[0]["ready"] == "2/2 ranks ready, backend gloo, device cpu"
-    assert progress[0]["summary"]["last_loss"] == _metrics(uninterrupted)[-1]["loss"]
+    assert progress[0]["summary"]["last_loss"] == read_metrics(uninterrupted)[-1]["loss"]
     assert [record["saved"] for record in progress] == [120, 120]
     assert set(progress[0]["summary"]) == {
         *("steps", "first_loss", "last_loss", "tokens_per_s", "wall_s", "checkpoint"),
@@ -160,14 +151,14 @@ def test_preemption_signal_to_one_rank_makes_all_save_and_exit_99(
     assert [rank.wait() for rank in start_ranks(*words, f"out={uninterrupted}")] == [0, 0]
     ranks = start_ranks(*words, f"out={resumed}")
     metrics = resumed / "metrics.jsonl"
-    until(lambda: metrics.exists() and len(_metrics(resumed)) > 1, deadline_s=DEADLINE_S, awaited="the first steps")
+    until(lambda: metrics.exists() and len(read_metrics(resumed)) > 1, deadline_s=DEADLINE_S, awaited="the first steps")
     subprocess.run(["kill", f"-{name}", str(ranks[1].process.pid)], check=True)
     assert [rank.wait() for rank in ranks] == [99, 99]
-    steps = len(_metrics(resumed))
+    steps = len(read_metrics(resumed))
     assert steps < 60
     assert f"saved at step {steps}, to be restarted (exit code 99)" in ranks[0].out
     assert [rank.wait() for rank in start_ranks(*words, f"out={resumed}")] == [0, 0]
-    assert _numbers(resumed) == _numbers(uninterrupted)
+    assert step_numbers(resumed) == step_numbers(uninterrupted)
 
 
 def test_unexpected_error_keeps_its_traceback_and_fills_the_error_file(start_ranks: StartRanks) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.grounds.trainings import world_of_one
 from trainer.checkpoint import files
 from trainer.config.config import ModelConfig, OptimConfig, TrainConfig, load_config
 from trainer.errors import NumbersError, TrainerError, UserError
@@ -198,16 +198,9 @@ def test_raise_if_any_raises_the_problem_unchanged() -> None:
     assert caught.value.exit_code == 1
 
 
-def _world_of_one() -> dict[str, str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-
-
 def test_backend_with_its_own_store_gets_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """The procedure for a T20, on gloo; the ranks are counted all the same."""
-    env = _world_of_one()
+    env = world_of_one()
     accelerator = choose("cpu", torch).changed(needs_address=True)
     monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: accelerator)
     group = initialise("gcu", 60.0, env)
@@ -226,7 +219,7 @@ def test_backend_with_its_own_store_gets_an_address(monkeypatch: pytest.MonkeyPa
 
 
 def test_group_that_cannot_be_joined_is_an_error_with_the_librarys_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    env = _world_of_one()
+    env = world_of_one()
     accelerator = choose("cpu", torch).changed(backend="nccl")
     monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: accelerator)
     with pytest.raises(TrainerError, match=r"^rank 0 cannot join the group \(nccl\): .*NCCL"):
@@ -249,7 +242,7 @@ def test_missing_or_failing_device_is_named(monkeypatch: pytest.MonkeyPatch, cou
     )
     monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: accelerator)
     with pytest.raises(UserError, match=r"^rank 0: ") as caught:
-        initialise("cuda", 60.0, {**_world_of_one(), "LOCAL_RANK": "1"})
+        initialise("cuda", 60.0, {**world_of_one(), "LOCAL_RANK": "1"})
     assert part in str(caught.value)
 
 

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
+from tests.grounds.metrics import read_metrics
+from tests.grounds.trainings import NO_PREEMPTION, TINY, Breaking
 from trainer.checkpoint import files
 from trainer.config.config import load_config
 from trainer.errors import NumbersError
 from trainer.metrics.jsonl import Summary
 from trainer.runtime.init import initialise
 from trainer.runtime.progress import Progress
-from trainer.tasks.gpt_model import GPT
 from trainer.train import Trainer
-
-TINY = ("model.layers=1", "model.width=8", "model.heads=1", "model.context=8", "micro_batch=1", "device=cpu", "report=")
-# A real PreemptionSignal would handle the signals of this process.
-NO_PREEMPTION: Any = SimpleNamespace(is_received=False)
-
-
-class Breaking:
-    """Patches GPT.forward: the calls with the numbers in `broken` (from 1) return nan; `inputs` has the tokens of every call."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *broken: int) -> None:
-        self.inputs: list[str] = []
-        whole = GPT.forward
-
-        def forward(model: GPT, tokens: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            self.inputs.append(str(tokens.tolist()))
-            return whole(model, tokens, target) * (math.nan if len(self.inputs) in broken else 1.0)
-
-        monkeypatch.setattr(GPT, "forward", forward)
 
 
 def _train(out: Path, *words: str) -> tuple[Summary | None, list[dict[str, Any]]]:
@@ -48,7 +28,7 @@ def _train(out: Path, *words: str) -> tuple[Summary | None, list[dict[str, Any]]
     finally:
         trainer.saver.finish()
         trainer.metrics.close(1)
-    return summary, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return summary, read_metrics(out)
 
 
 def test_roll_back_resumes_from_the_checkpoint_and_skips_the_batches_since_then(

@@ -18,6 +18,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.grounds.metrics import read_metrics
+from tests.grounds.trainings import NO_PREEMPTION, TINY
 from trainer.config.config import ModelConfig, TrainConfig, load_config
 from trainer.console import log_line
 from trainer.errors import StorageUserError, UserError
@@ -32,9 +34,6 @@ from trainer.runtime.progress import Progress
 from trainer.tasks.gpt_model import GPT, manual_causal_attention
 from trainer.train import Trainer
 
-TINY = ("model.layers=1", "model.width=8", "model.heads=1", "model.context=8", "micro_batch=1", "device=cpu")
-# A real PreemptionSignal would handle the signals of this process.
-NO_PREEMPTION: Any = SimpleNamespace(is_received=False)
 BF16 = load_config(words=["precision=bf16"])
 
 
@@ -45,10 +44,6 @@ def _group_of_one() -> Group:
 def _hide(monkeypatch: pytest.MonkeyPatch, *hidden: str) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in hidden else find(name))
-
-
-def _records(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_flops_of_the_formula_are_those_that_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,11 +101,11 @@ def _measured(out: Path, config: TrainConfig, *, code: int = 0) -> dict[str, Any
 
 def test_mfu_is_the_share_of_the_peak_and_absent_if_that_is_unknown(tmp_path: Path) -> None:
     unknown = _measured(tmp_path, load_config(words=["report="]))
-    assert "mfu" not in _records(tmp_path)[0]
+    assert "mfu" not in read_metrics(tmp_path)[0]
     assert unknown["mfu"] is None
     totals = _measured(tmp_path, load_config(words=["report=", "peak_tflops=0.001"]))
     # 1024 tokens in 0.5 s at 1000 FLOPs each, divided by a peak of 1e9 FLOP/s
-    assert [record["mfu"] for record in _records(tmp_path)] == pytest.approx(
+    assert [record["mfu"] for record in read_metrics(tmp_path)] == pytest.approx(
         [1024 * 1000 / 0.5 / 1e9, 1024 * 1000 / 1e9]
     )
     assert totals["mfu"] == pytest.approx(2 * 1024 * 1000 / 1.5 / 1e9)
@@ -157,12 +152,12 @@ def test_allocator_retries_and_failures_are_reported_if_the_device_counts_them(t
     counts = {"num_alloc_retries": 3, "num_ooms": 0, "num_device_alloc": 7}
     counting = replace(alone, accelerator=alone.accelerator.changed(memory_stats=lambda: counts))
     summary = _finished(tmp_path, counting)
-    for found in (*_records(tmp_path), summary):
+    for found in (*read_metrics(tmp_path), summary):
         assert {key: found.get(key) for key in counts} == {**counts, "num_device_alloc": None}
     assert " num_alloc_retries=3 num_ooms=0 " in Summary(**{**summary, "first_loss": 2.0}).line()
     (tmp_path / "other").mkdir()
     assert set(summary) - set(_finished(tmp_path / "other", alone)) == {"num_alloc_retries", "num_ooms"}
-    assert "num_ooms" not in _records(tmp_path / "other")[0]
+    assert "num_ooms" not in read_metrics(tmp_path / "other")[0]
 
 
 def test_non_finite_number_is_null_in_the_record(tmp_path: Path) -> None:
@@ -190,7 +185,7 @@ def test_corrupt_record_is_dropped_and_the_others_are_kept(tmp_path: Path) -> No
     measures = MetricsHub(_group_of_one(), load_config(words=["report="]), tmp_path, 128)
     measures.begin(3, None)
     measures.close(0)
-    assert [record["step"] for record in _records(tmp_path)] == [1, 3]
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 3]
 
 
 @pytest.mark.parametrize("broken", ["MetricsFile", "open_reporters"])
@@ -231,7 +226,7 @@ def test_failing_reporter_is_reported_once_and_stops_nothing(
     _measured(tmp_path, load_config(words=["report="]))
     assert broken.writes == 1
     assert capsys.readouterr().out.count("WARNING: no more is reported to somewhere: no room for step 1\n") == 1
-    assert [record["step"] for record in _records(tmp_path)] == [1, 2]
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2]
 
 
 def test_reporters_are_flushed_before_a_checkpoint_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -244,7 +239,7 @@ def test_reporters_are_flushed_before_a_checkpoint_is_written(monkeypatch: pytes
         close=lambda code: calls.append(("close", code)),
     )
     monkeypatch.setattr("trainer.metrics.hub.open_reporters", lambda *_: [reporter])
-    config = load_config(words=[*TINY, f"out={tmp_path}", "steps=3", "save_steps=2", "report="])
+    config = load_config(words=[*TINY, f"out={tmp_path}", "steps=3", "save_steps=2"])
     group = _group_of_one()
     trainer = Trainer(config, group, Progress(group.rank, config.steps), NO_PREEMPTION)
     assert trainer.run() is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ from torch import nn
 
 from tests.grounds.checkpoints import add_gradient
 from tests.grounds.tied_task import Model, Sentences, Tied
+from tests.grounds.trainings import world_of_one
 from trainer.config.config import load_config
 from trainer.parallel.building import build_fillable, build_whole
 from trainer.parallel.ddp import Ddp
@@ -28,11 +28,7 @@ BATCH = torch.stack([Sentences()[index] for index in range(4)])
 @pytest.fixture
 def group() -> Iterator[Group]:
     """One launched rank."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    yield initialise("cpu", 60.0, env)
+    yield initialise("cpu", 60.0, world_of_one())
     torch.distributed.destroy_process_group()
 
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests.trainer.checkpoint.test_roll_back import NO_PREEMPTION, TINY
+from tests.grounds.trainings import NO_PREEMPTION, TINY
 from trainer import run_rank
 from trainer.checkpoint.manager import Checkpoints
 from trainer.config.config import TrainConfig, load_config

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed
 
-from tests.trainer.checkpoint.test_roll_back import NO_PREEMPTION, TINY, Breaking
+from tests.grounds.trainings import NO_PREEMPTION, TINY, Breaking
 from tests.until import until
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.saver import Saver

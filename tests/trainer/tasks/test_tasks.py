@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.grounds.trainings import world_of_one
 from tests.paths import ROOT
 from trainer.config.config import TrainConfig, load_config
 from trainer.config.presets import SIZES
@@ -208,11 +208,7 @@ def test_deterministic_run_refuses_nondeterministic_operations() -> None:
 
 def test_warm_up_changes_neither_buffers_nor_random_numbers() -> None:
     """One launched rank, so with DistributedDataParallel, whose first pass must leave no trace."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    group = initialise("cpu", 60.0, env)
+    group = initialise("cpu", 60.0, world_of_one())
     try:
         config = load_config(words=SEGMENTATION.split())
         task: Any = load_task(config)

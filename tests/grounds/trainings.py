@@ -1,0 +1,37 @@
+"""Trainings in the process of a test."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.grounds.ports import free_ports
+from trainer.tasks.gpt_model import GPT
+
+TINY = ("model.layers=1", "model.width=8", "model.heads=1", "model.context=8", "micro_batch=1", "device=cpu", "report=")
+# A real PreemptionSignal would handle the signals of this process.
+NO_PREEMPTION: Any = SimpleNamespace(is_received=False)
+
+
+class Breaking:
+    """Patches GPT.forward: the calls with the numbers in `broken` (from 1) return nan; `inputs` has the tokens of every call."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *broken: int) -> None:
+        self.inputs: list[str] = []
+        whole = GPT.forward
+
+        def forward(model: GPT, tokens: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            self.inputs.append(str(tokens.tolist()))
+            return whole(model, tokens, target) * (math.nan if len(self.inputs) in broken else 1.0)
+
+        monkeypatch.setattr(GPT, "forward", forward)
+
+
+def world_of_one() -> dict[str, str]:
+    """The launcher's variables for a single rank, which then forms a process group."""
+    (port,) = free_ports(1)
+    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
