@@ -155,7 +155,8 @@ def test_recomputed_blocks_are_compiled_and_keep_the_losses(
         assert rank.wait() == 0, rank.err
         return int(re.findall(r"^graphs=(\d+)$", rank.out, re.MULTILINE)[-1]), step_numbers(out)
 
-    for strategy in ("fsdp2", "ddp"):
+    components.module("deepspeed")
+    for strategy in ("fsdp2", "zero2", "ddp"):
         (none, plain), (graphs, compiled) = train(strategy), train(strategy, "compile=true")
         assert none == 0 < graphs
         for found, expected in zip(compiled, plain, strict=True):
