@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from orchestrator.inventory.redaction import REDACTED
+from orchestrator.node.run_folder import attempt_folder
 from orchestrator.run import LauncherName, Program
 
 GRACE_S = 10.0
@@ -90,7 +91,7 @@ class LaunchPlan:
 
     def attempt_dir(self, node: NodePlan) -> str:
         """The attempt's folder on that node, with one folder per node in it."""
-        return f"{self.run_dir(node)}/attempt-{self.attempt}"
+        return attempt_folder(self.run_dir(node), self.attempt)
 
     def node_dir(self, node: NodePlan) -> str:
         """The node's folder: its agent's records and its ranks' output."""
