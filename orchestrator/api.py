@@ -1,5 +1,5 @@
 """
-The Python interface of orch: the same plan, launch and record as those of the commands.
+The Python interface of orch: it plans, launches and records as the commands do.
 
     run = orchestrator.submit(["train.py", "--lr", "1e-3"], "h800.yaml", shape="2x8")
     print(run.wait().state)
@@ -105,7 +105,7 @@ def submit(program: ProgramLike, inventory: str | Path | None = None, **options:
     Start a run through Slurm, with the code of the working folder, and return at once.
 
     Raises:
-        OrchError: the same errors as those of the command; what had started was stopped, or is named in the message.
+        OrchError: as from the command; what had started was stopped, or is named in the message.
     """
     return _launched("slurm", program, inventory, options)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.actions.request import LaunchArguments
     from orchestrator.run import LauncherName
 
-# Each command imports its own modules: importing those of all commands takes longer than most commands run.
+# Each command imports its own modules: importing the modules of all commands takes longer than most commands run.
 
 _Command = Callable[..., int]
 _PATH = click.Path(path_type=Path)

@@ -47,7 +47,7 @@ def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | 
             except Exception as error:  # noqa: BLE001  raised again below
                 errors.append(error)
 
-    # daemon threads: those of a pool would keep an interrupted orch from exiting
+    # daemon threads: a pool's threads would keep an interrupted orch from exiting
     threads = [threading.Thread(target=run, name="node", daemon=True) for _ in range(min(limit, len(items)))]
     try:
         for thread in _start(threads):

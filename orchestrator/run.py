@@ -126,7 +126,7 @@ class RunRecord:
     launching: dict[str, Any] | None = None
     """The process that launches the run: pid, start_time, host and boot_id; None once the launch is over."""
     started: bool = False
-    """The launch was completed; if False, a final state is that of the launch itself."""
+    """The launch was completed; if False, a final state is the outcome of the launch itself."""
     attended: bool = False
     """A person answered a login prompt for a password, a code or a passphrase, which the supervisor could not."""
     attempt: int = 1

@@ -12,7 +12,7 @@ from trainer.runtime.seeds import determinism_warning
 
 
 def announce(group: Group, config: TrainConfig, *, sizes: Mapping[str, int], data: str, work_per_step: str) -> None:
-    """Rank 0 prints the training, other ranks their device; `sizes` are those of all parameters."""
+    """Rank 0 prints the training, other ranks their device; `sizes` are the sizes of all parameters."""
     log_line(group.ready_message)
     if not group.rank.is_main:
         return

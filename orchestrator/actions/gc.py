@@ -109,7 +109,7 @@ class Garbage:
 
 
 def collect(limits: Limits, inventory: str | None) -> Garbage:
-    """Collect the garbage of the nodes, then that of records: only of runs that have no folder on any node."""
+    """Collect the garbage on the nodes, then remove the records of runs that have no folder on any node."""
     store = home_store()
     plans, damaged = _plans(store)
     sites = _sites_of_inventory(inventory) if inventory is not None else _sites_of_runs(plans.values())

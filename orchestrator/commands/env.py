@@ -10,7 +10,7 @@ from orchestrator.console import print_json, print_text, warn
 
 
 def env(inventory: str | None, nodes: str | None, node: str | None, *, as_json: bool) -> int:
-    """Print the environments of a launch on `nodes`; only those of the host list `node`, if given."""
+    """Print the environments of a launch on `nodes`, or only of the nodes in the host list `node`."""
     shown, warnings = environments(inventory, nodes, node)
     for warning in warnings:
         warn(warning)

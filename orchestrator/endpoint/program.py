@@ -16,7 +16,7 @@ from orchestrator.fanout import once
 from orchestrator.resources import node_folder
 
 OLDEST_PYTHON = (3, 8)
-# The program: the modules of this folder, and those of node/ that they import. A node executes a module at its first import.
+# The program: the modules of this folder, and the modules of node/ that they import. A node executes a module at its first import.
 FOLDER = "orchestrator.node.endpoint"
 PACKAGES = ("orchestrator", "orchestrator.node", FOLDER)  # empty on a node
 ENTRY = f"{FOLDER}.serve"
@@ -79,7 +79,7 @@ _IMPORT_AT_START = re.compile(rf"^from ({PACKAGES[1]}[.\w]+) import", re.MULTILI
 
 
 def _with_imports(modules: Sequence[str], pattern: re.Pattern[str]) -> set[str]:
-    """The modules and those of node/ that they import, directly or through others."""
+    """The modules, and the modules of node/ that they import, directly or through others."""
     found: set[str] = set()
     new = set(modules)
     while new:

@@ -162,7 +162,7 @@ class Finished:
     """
     The end of an agent: DONE, FAILED, STOPPED or, under Slurm, REQUEUE, and the exit of the first rank that failed.
 
-    `time` is that of the cause (events.cause_s), by this machine's clock.
+    `time` is when the cause occurred (events.cause_s), by this machine's clock.
     """
 
     state: StateName

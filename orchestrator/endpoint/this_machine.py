@@ -16,7 +16,7 @@ def is_this_machine(target: Destination, ssh: SshSettings) -> bool:
     """
     Return whether the target has this machine's name, or one of this machine's addresses and no jump host.
 
-    Behind a jump host, addresses are those of another network.
+    Behind a jump host, addresses belong to another network.
 
     Raises:
         NodeError: the ssh configuration, which may define another host name, cannot be read.

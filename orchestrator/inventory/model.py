@@ -50,7 +50,7 @@ class SshOptions(_Model):
 
 
 class Node(_Model):
-    """One host. User and port None mean those of the ssh configuration; `env` and `secrets` are those of this node only."""
+    """One host. If user or port is None, the ssh configuration decides; `env` and `secrets` apply to this node only."""
 
     name: fields.Name
     address: fields.Address = ""
@@ -94,7 +94,7 @@ class Inventory(_Cluster):
     env_files: tuple[str, ...] = ()
 
     def environment(self, node: Node) -> dict[str, str]:
-        """Return the variables of a node: those of all nodes, overridden by its own."""
+        """Return a node's variables: the variables for all nodes, overridden by the node's own."""
         return {**self.env, **self.secrets, **node.env, **node.secrets}
 
     def secret_names(self, node: Node) -> frozenset[str]:

@@ -9,7 +9,7 @@ from orchestrator.plan.plan import LaunchPlan
 
 
 def launcher_for(plan: LaunchPlan, terminal: Terminal | None = None) -> Launcher:
-    """The launcher of a plan; logins prompt at `terminal`, by default that of this process."""
+    """The launcher of a plan; logins prompt at `terminal`, by default this process's terminal."""
     if plan.launcher == "slurm":  # its modules are a tenth of those that a launch over SSH imports
         from orchestrator.launchers.slurm.host import slurm_host  # noqa: PLC0415
         from orchestrator.launchers.slurm.launcher import SlurmLauncher  # noqa: PLC0415

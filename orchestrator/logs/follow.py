@@ -201,7 +201,7 @@ class _Exchange:
 
 
 def merged(batches: Sequence[Batch]) -> Iterator[LogLines]:
-    """The lines of all batches in order of time; those of one feed keep their order of arrival."""
+    """The lines of all batches in order of time; lines of one feed keep their order of arrival."""
     by_feed: dict[int, list[LogLines]] = {}
     for batch in batches:
         by_feed.setdefault(id(batch.feed), []).extend(batch.lines)

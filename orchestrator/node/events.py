@@ -161,7 +161,7 @@ class NodeHistory:
     """
     The state of one node folder, computed from its events.
 
-    The events of a later agent (on another rendezvous port) replace those of an earlier one, except `rank_starts` and the warning.
+    The events of a later agent (on another rendezvous port) replace an earlier agent's, except `rank_starts` and the warning.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import List, Optional
 
-SUPERVISED = "supervised"  # in the node folder: the addresses of the peers; its mtime is that of the last heartbeat
+SUPERVISED = "supervised"  # in the node folder: the addresses of the peers; its mtime is the time of the last heartbeat
 SILENT_S = 5.0  # the supervisor sends a heartbeat at least every 3 s
 PROBE_WAIT_S = 3.0
 PROBES = 6  # within the isolation timeout

@@ -120,7 +120,7 @@ class StartReply(TypedDict):
 
 
 class NodeFolders(TypedDict):
-    """The folders of these nodes in an attempt; those of all its nodes if `nodes` is None."""
+    """The folders of these nodes in an attempt; of all nodes if `nodes` is None."""
 
     attempt_dir: str
     nodes: Optional[List[str]]

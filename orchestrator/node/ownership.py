@@ -110,7 +110,7 @@ def agent_owner(pid: int) -> Optional[Owner]:
     """
     The owner of an agent, its guard or a program that wraps them; None for any other process.
 
-    Its command line contains `… AGENT_PROGRAM run JOB.json --node NODE --node-rank …`, or is that of node.sh.
+    Its command line contains `… AGENT_PROGRAM run JOB.json --node NODE --node-rank …`, or is node.sh's.
     """
     argv = proc_strings(pid, "cmdline")
     start = next((index for index, word in enumerate(argv) if word.endswith(AGENT_PROGRAM)), len(argv))

@@ -4,7 +4,7 @@ The operations of an endpoint, for both sides: one constant each, typed by the k
 At run time an operation is its name. To a type checker it is an Op[request, reply], so that a misspelt key, a
 missing one or a handler of another operation is a type error in both endpoint/client.py and node/endpoint/.
 
-A request also has the keys of RequestHeader, a reply those of ReplyHeader. A reply that is not ok has the keys of ErrorBody
+A request also has the keys of RequestHeader, a reply the keys of ReplyHeader. A reply that is not ok has the keys of ErrorBody
 instead of the operation's.
 """
 

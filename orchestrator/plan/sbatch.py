@@ -81,7 +81,7 @@ def _srun_options(plan: LaunchPlan) -> list[str]:
 
 
 def _mounts(plan: LaunchPlan) -> list[str]:
-    """The mounts of the container as outside:inside: the workdir, which holds all files of orch, and those of the inventory."""
+    """The mounts of the container as outside:inside: the workdir, which holds all files of orch, and the inventory's mounts."""
     mounts = [plan.head.workdir, *plan.slurm["container"]["mounts"]]
     return [mount if ":" in mount else f"{mount}:{mount}" for mount in mounts]
 

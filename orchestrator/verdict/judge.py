@@ -31,7 +31,7 @@ _STOPPED_BY_USER = frozenset({_CANCELLED, GONE})  # a job that Slurm no longer k
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The state of a run; for a failed run, `exit` is that of the first rank that failed, if a rank did."""
+    """The state of a run; for a failed run, `exit` is the exit of the first rank that failed, if a rank did."""
 
     state: RunState
     exit: RankExit | None = None

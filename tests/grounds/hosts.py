@@ -99,7 +99,7 @@ class Host(Machine):
         self.wait_ready()
 
     def processes(self) -> dict[int, str]:
-        """Pid in the tests' namespace -> command name of all processes that were started here, without those of sshd."""
+        """Pid in the tests' namespace -> command name of all processes that were started here, without sshd's."""
         machine_pids = {self.pid, self._starter}
         started = {
             pid: name

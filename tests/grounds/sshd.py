@@ -114,7 +114,7 @@ class Farm:
         return write_inventory(folder / "inventory.yaml", base, extra)
 
     def processes(self) -> dict[int, str]:
-        """Pid -> command name of all processes on the nodes' side, detached or not, without those of sshd."""
+        """Pid -> command name of all processes on the nodes' side, detached or not, without sshd's."""
         return {pid: command for pid, command in self._keeper.processes().items() if not is_connection(command)}
 
     def end_processes(self) -> None:
@@ -225,7 +225,7 @@ def open_farm(*, own_account: bool | None = None) -> Iterator[Farm]:
     Start a farm; on exit, end its processes and remove its folder and account.
 
     `own_account` None makes a separate account if possible: if root runs the tests and the account can reach a Python and
-    the installed packages. Otherwise the logins are those of the account that runs the tests.
+    the installed packages. Otherwise the tests log in as the account that runs them.
     """
     for name in ("sshd", "ssh", "ssh-keygen"):
         program(name)

@@ -1,4 +1,4 @@
-"""Tasks like those of users, for ranks that a test starts: task=tests.grounds.tasks:Points."""
+"""Tasks as users write them, for ranks that a test starts: task=tests.grounds.tasks:Points."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Saver:
         return Flag.SAVE if wanted else Flag.NONE
 
     def is_due(self, step: int, flags: Flag) -> bool:
-        """Return True if a save follows `step`, or the report of a failed one; the same on every rank, as `flags` are those of all."""
+        """Return True if a save follows `step`, or the report of a failed one; the same on every rank, as `flags` come from all ranks."""
         if flags & (Flag.SAVE | Flag.SAVE_FAILED):
             return True
         return self._is_due_by_step(step) and not flags & Flag.POSTPONE

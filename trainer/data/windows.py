@@ -17,7 +17,7 @@ class Windows:
 
     def __init__(self, paths: Sequence[str], form: str, *, key: str, context: int, vocabulary: int) -> None:
         """
-        Args: those of find_tokens, and the sizes of the model.
+        Args: the arguments of find_tokens, and the sizes of the model.
 
         Raises:
             UserError: also if there are fewer tokens than one sample needs.

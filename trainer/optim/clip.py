@@ -13,7 +13,7 @@ def clip_gradients(parameters: Sequence[torch.nn.Parameter], limit: float) -> fl
     """
     Scale all gradients down if their global norm is above `limit`; returns the norm before.
 
-    The result equals that of torch's clip_grad_norm_ bit for bit, without its multiplication by 1 below the limit.
+    The result equals the result of torch's clip_grad_norm_ bit for bit, without its multiplication by 1 below the limit.
     """
     tools: Any = torch.nn.utils
     if not hasattr(tools, "get_total_norm"):  # torch < 2.6

@@ -38,7 +38,7 @@ class Skips:
     """
     Steps without an update because the gradient norm was not finite, judged by the flags of all ranks.
 
-    Under DDP each rank computes the norm from the same summed gradients, and no rank sees that of another. So a rank
+    Under DDP each rank computes the norm from the same summed gradients, and no rank sees another rank's norm. So a rank
     without an update reports it with its next flags, and all ranks fail together. Until then nothing may be saved.
     """
 

@@ -35,7 +35,7 @@ AUTOCAST_TYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 class Accelerator(abc.ABC):
     """
-    One kind of device; the defaults are those of stock torch.
+    One kind of device; the defaults fit stock torch.
 
     Attributes:
         device: torch's name of a device; "{n}" is its number on this node.
@@ -114,7 +114,7 @@ class Accelerator(abc.ABC):
 
     @abc.abstractmethod
     def precisions(self) -> Sequence[str]:
-        """Return those of fp32, bf16 and fp16 that the device and this torch support."""
+        """Return the precisions, of fp32, bf16 and fp16, that the device and this torch support."""
 
     @abc.abstractmethod
     def scaler(self) -> Any:  # noqa: ANN401
@@ -243,7 +243,7 @@ class GcuT2x(Accelerator):
     """
     Not verified on hardware. torch 1.10 with the vendor's forks of c10d and DDP; the stock ones do not support eccl.
 
-    The graph is lazy: nothing runs until optimizer_step or unlazy. The modes are those of the vendor's training scripts.
+    The graph is lazy: nothing runs until optimizer_step or unlazy. The modes are taken from the vendor's training scripts.
     """
 
     name = "gcu-t2x"

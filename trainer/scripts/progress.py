@@ -27,7 +27,7 @@ COUNTS = "orch_counts"  # marks a wrapped step
 
 class StepCount:
     """
-    A hook for all optimizers of the process; the step is that of the optimizer with the most steps.
+    A hook for all optimizers of the process; the step is counted by the optimizer with the most steps.
 
     `saved` is written as null: no attempt can resume from a step that was not saved.
     """

@@ -1,4 +1,4 @@
-"""The environment of a rank: the variables that node.sh exports, without those of other launchers, plus those of torchrun."""
+"""The environment of a rank: the variables that node.sh exports, without other launchers' variables, plus torchrun's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def inherited_environment() -> tuple[dict[bytes, bytes], list[str]]:
 
 
 def summary(names: Sequence[str]) -> str:
-    """The names for a message; those of Slurm, some fifty in every job, as a count."""
+    """The names for a message; Slurm's variables, some fifty in every job, as a count."""
     listed = [name for name in names if not name.startswith("SLURM")]
     count = len(names) - len(listed)
     return ", ".join([*listed, f"SLURM* ({count})"] if count else listed)
@@ -52,7 +52,7 @@ def defaults(job: Job, folder: str, kept: Mapping[bytes, bytes]) -> dict[bytes, 
 
 
 def node_environment(job: Job, rendezvous: str) -> dict[bytes, bytes]:
-    """The variables of the launch that all ranks of a node share: those of torchrun, and ORCH_*."""
+    """The variables of the launch that all ranks of a node share: torchrun's, and ORCH_*."""
     address, port, _ = rendezvous.split()
     world, group = str(sum(job.ranks)), str(job.node_rank)
     shared = {"WORLD_SIZE": world, "ROLE_WORLD_SIZE": world, "ROLE_NAME": "default", "GROUP_RANK": group}
@@ -79,7 +79,7 @@ def rank_variables(job: Job, folder: str) -> list[dict[bytes, bytes]]:
 def rank_environments(
     job: Job, rendezvous: str, kept: Mapping[bytes, bytes], node_folder: str
 ) -> list[dict[bytes, bytes]]:
-    """The environment of each rank, in local order: the inherited variables and those of the launch."""
+    """The environment of each rank, in local order: the inherited variables and the launch's."""
     shared = {**defaults(job, node_folder, kept), **kept}
     if job.program["pythonpath"] is not None:
         folder = os.fsencode(os.path.normpath(os.path.join(job.bundle_dir, job.program["pythonpath"])))

@@ -107,7 +107,7 @@ class Attempt:
         """
         True if the job that Slurm has ended was at its time limit and not cancelled: the warning is warn_s old.
 
-        The warning's time is that of the batch host, whose clock this is, if it took part in the attempt; else the latest time.
+        The batch host's warning counts, whose clock this is, if it took part in the attempt; else the latest warning.
         """
         warnings = {name: node.warned_s for name, node in self.nodes.items() if node.warned_s is not None}
         if not warnings:

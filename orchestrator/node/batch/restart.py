@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.node.job import Job
 
 MOST_WITHOUT_PROGRESS = 3  # attempts in a row
-LATE_S = 2.0  # the wait for Slurm's SIGTERM, which may arrive after that of the ranks, and for the agents' last events
+LATE_S = 2.0  # the wait for Slurm's SIGTERM, which may arrive after the ranks' SIGTERM, and for the agents' last events
 SAVING_S = 20.0  # the wait for a save that runs at the time limit; Slurm kills after 30 s (KillWait)
 
 

@@ -26,7 +26,7 @@ POLL_S = 0.5  # a descendant may keep the output of a child that has ended open
 NOT_FOUND, NO_ANSWER, WITHDRAWN = 127, 124, 125
 # Shells that accept -l, -c and PRINT_ENVIRONMENT; users of other shells have a profile for bash, too.
 SHELLS = ("bash", "zsh", "ksh", "fish", "dash", "sh")
-ENVIRONMENT_MARKER = "orch-environment-5b1d"  # the output before it is that of a profile
+ENVIRONMENT_MARKER = "orch-environment-5b1d"  # the output before it comes from a profile
 PRINT_ENVIRONMENT = f"echo {ENVIRONMENT_MARKER}; exec cat /proc/self/environ"
 
 

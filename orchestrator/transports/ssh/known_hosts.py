@@ -35,7 +35,7 @@ class KnownKey:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """The keys of a file: those of lines with plain host names, by name, and those of lines with patterns or hashed names."""
+    """The keys of a file: by name for lines with plain host names, and the lines with patterns or hashed names."""
 
     plain: dict[str, list[KnownKey]]
     patterned: list[tuple[str, KnownKey]]

@@ -204,7 +204,7 @@ def _checked(keyword: str, address: str, check: Callable[[str], T], value: str) 
     """
     Check or parse a value of the configuration of this host name, or of this file.
 
-    Values are checked as those of an inventory: they may become part of a command line or a file.
+    Values are checked as an inventory's values are: they may become part of a command line or a file.
     """
     try:
         return check(value)

@@ -201,7 +201,7 @@ class SshTransport:
                 reason = f"the jump host cannot connect to it ({_words(error)})"
             else:
                 reason = _words(error)
-            # With jump hosts, a refused connection is that of a jump host, or the jump host reports it as text.
+            # With jump hosts, a jump host refused the connection, or reports a refusal as text.
             kind = NotListening if direct and isinstance(error, ConnectionRefusedError) else Unreachable
             raise kind(self.node, reason, at=address, hint=self._hint()) from error
 

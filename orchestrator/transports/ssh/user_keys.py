@@ -1,5 +1,5 @@
 """
-The user's keys in ssh's order: those of the agent, then those of files, each after its certificates.
+The user's keys in ssh's order: the agent's keys, then keys from files, each after its certificates.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _private_key(file: Path, _mtime_ns: int) -> paramiko.PKey:
 
 def _loaded(file: Path, passphrase: bytes | None) -> paramiko.PKey:
     key = paramiko.PKey.from_path(file, passphrase)  # type: ignore[arg-type]  # needs bytes, though annotated as str
-    key.public_blob = None  # that of a certificate beside the file, which _certificates reads, too
+    key.public_blob = None  # from a certificate beside the file, which _certificates reads, too
     return key
 
 
