@@ -21,6 +21,8 @@ TINY = (
     "model.layers=1", "model.width=32", "model.heads=2", "model.context=32", "micro_batch=4",
     "optim.warmup_steps=2", "device=cpu", "ddp_timeout=60", "report=",
 )  # fmt: skip
+# The same model, which is in the task.
+HELD = ("task=tests.grounds.held_task:Held", *(word for word in TINY if not word.startswith("model.")))
 
 
 def clean_environment() -> dict[str, str]:

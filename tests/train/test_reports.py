@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.grounds import components
+from tests.grounds import components, held_task
 from tests.grounds.metrics import read_metrics
-from tests.train.conftest import DEADLINE_S, StartRanks
+from tests.train.conftest import DEADLINE_S, HELD, StartRanks
 from tests.until import until
 
 pytestmark = pytest.mark.train
@@ -70,6 +70,7 @@ def _wandb(path: Path) -> tuple[dict[str, str], list[dict[str, Any]], dict[str, 
     return facts, history, summary
 
 
+@pytest.mark.slow
 def test_killed_training_has_every_step_once_in_tensorboard_and_in_wandb(
     start_ranks: StartRanks, tmp_path: Path
 ) -> None:
@@ -78,12 +79,14 @@ def test_killed_training_has_every_step_once_in_tensorboard_and_in_wandb(
     out = tmp_path / "out"
     words = ("steps=60", "save_steps=20", f"out={out}", "report=plot,tensorboard,wandb", "peak_tflops=0.1")
     env = {"ORCH_RUN_ID": "20261121-train-ab12", "WANDB_MODE": "offline"}
-    (first,) = start_ranks(*words, env=env, world_size=1)
-    until(lambda: (out / "step_20").exists() and len(read_metrics(out)) > 24, deadline_s=DEADLINE_S, awaited="step 25")
+    held = held_task.hold(out, steps=25)
+    (first,) = start_ranks(*words, env=env, world_size=1, base=HELD)
+    metrics = out / "metrics.jsonl"
+    until(lambda: metrics.exists() and len(read_metrics(out)) == 25, deadline_s=DEADLINE_S, awaited="step 25")
     first.process.kill()
     first.wait()
-    assert len(read_metrics(out)) < 60
-    (second,) = start_ranks(*words, env={**env, "ORCH_ATTEMPT": "2"}, world_size=1)
+    held.unlink()
+    (second,) = start_ranks(*words, env={**env, "ORCH_ATTEMPT": "2"}, world_size=1, base=HELD)
     assert second.wait() == 0, second.err
     records = read_metrics(out)
     assert [record["step"] for record in records] == list(range(1, 61))

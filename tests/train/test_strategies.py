@@ -19,15 +19,13 @@ from tests.grounds.metrics import StepNumbers, step_numbers
 from tests.grounds.sshd import Farm
 from tests.grounds.warm_gate import WARM_RANK, WarmGate, open_gate
 from tests.grounds.warm_trainer import WarmTrainer
-from tests.train.conftest import DEADLINE_S, TINY, StartRanks, Warm, codes, ranks_below
+from tests.train.conftest import DEADLINE_S, HELD, StartRanks, Warm, codes, ranks_below
 from tests.until import until
 
 pytestmark = pytest.mark.train
 
 # Clips at every step, so the norm has to be that of the whole model.
 WORDS = ("steps=30", "save_steps=10", "accumulation=2", "optim.grad_clip=0.5")
-# Its model has the size of TINY's, but no model.* keys.
-HELD = ("task=tests.grounds.held_task:Held", *(word for word in TINY if not word.startswith("model.")))
 
 
 @pytest.fixture(scope="module")

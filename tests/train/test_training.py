@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.grounds import held_task
 from tests.grounds.metrics import read_metrics, step_numbers
-from tests.train.conftest import DEADLINE_S, StartRanks, Torchrun
+from tests.train.conftest import DEADLINE_S, HELD, StartRanks, Torchrun
 from tests.until import until
 from trainer.checkpoint.state_file import load_state
 from trainer.optim.schedule import learning_rate
@@ -57,25 +58,27 @@ def test_resumed_run_repeats_an_uninterrupted_one_bit_for_bit(start_ranks: Start
 
 
 def test_killed_run_resumes_from_its_checkpoint_under_orch(start_ranks: StartRanks, tmp_path: Path) -> None:
-    words = ("steps=120", "save_steps=20", "micro_batch=8")
+    words = ("steps=40", "save_steps=20", "micro_batch=8")
     uninterrupted, run_dir = tmp_path / "uninterrupted", tmp_path / "run"
-    assert [rank.wait() for rank in start_ranks(*words, f"out={uninterrupted}")] == [0, 0]
+    assert [rank.wait() for rank in start_ranks(*words, f"out={uninterrupted}", base=HELD)] == [0, 0]
     orch = {"ORCH_RUN_DIR": str(run_dir), "ORCH_NODE": "n0", "ORCH_ATTEMPT": "1"}
-    first = start_ranks(*words, env=orch)
     out = run_dir / "checkpoints"
+    held = held_task.hold(out)
+    first = start_ranks(*words, env=orch, base=HELD)
     until((out / "step_20").exists, deadline_s=DEADLINE_S, awaited="the first checkpoint")
     first[1].process.kill()
+    held.unlink()
     assert first[0].wait() not in (0, 2)  # the survivor fails at once, without waiting for ddp_timeout
     assert first[1].wait() == -signal.SIGKILL
-    second = start_ranks(*words, env={**orch, "ORCH_ATTEMPT": "2"})
+    second = start_ranks(*words, env={**orch, "ORCH_ATTEMPT": "2"}, base=HELD)
     assert [rank.wait() for rank in second] == [0, 0]
-    assert "resuming from" in second[0].out
+    assert f"resuming from {out / 'step_20'}, step 20" in second[0].out
     assert step_numbers(out) == step_numbers(uninterrupted)
     progress = [json.loads((run_dir / "attempt-2/n0/progress" / f"{rank}.json").read_text()) for rank in (0, 1)]
-    assert [(record["phase"], record["step"], record["steps"]) for record in progress] == [("done", 120, 120)] * 2
+    assert [(record["phase"], record["step"], record["steps"]) for record in progress] == [("done", 40, 40)] * 2
     assert progress[0]["ready"] == "2/2 ranks ready, backend gloo, device cpu"
     assert progress[0]["summary"]["last_loss"] == read_metrics(uninterrupted)[-1]["loss"]
-    assert [record["saved"] for record in progress] == [120, 120]
+    assert [record["saved"] for record in progress] == [40, 40]
     assert set(progress[0]["summary"]) == {
         *("steps", "first_loss", "last_loss", "tokens_per_s", "wall_s", "checkpoint"),
         *("step_time_p50_s", "step_time_p99_s", "data_wait_s", "peak_memory_bytes"),
