@@ -123,15 +123,17 @@ def test_log_that_became_shorter_is_a_gap_and_continues_from_its_new_end(orch: O
 
 def test_flood_leaves_memory_bounded_with_and_without_a_reader(orch: Orch) -> None:
     """80 MB of lines, then 3 MB without a newline: for a stuck follower, the supervisor and a later reader."""
-    script = 'test "$RANK" = 0 || exit 0; yes flood | head -c 80000000; head -c 3000000 /dev/zero'
+    flood = "yes flood | head -c 80000000; head -c 3000000 /dev/zero"
+    script = f'test "$RANK" = 0 || exit 0; {flood}; until [ -e "$ORCH_RUN_DIR/go" ]; do sleep 0.1; done'
     with orch.start("ssh-launch", "--", "sh", "-c", script) as watcher:
         [run] = until(lambda: [record["id"] for record in orch.records()], awaited="the run")
         supervisor = until(lambda: orch.supervisor(run), awaited="the supervisor", deadline_s=30)
         file = until(lambda: list(orch.node_folder(run, "n0").glob("rank-0.out")), awaited="the log")[0]
         until(lambda: file.stat().st_size == 83_000_000, awaited="the whole flood", deadline_s=60)
-        until(lambda: not orch.processes_of(run), awaited="the ranks to end")
         assert _peak_kib(watcher.pid) < BOUND_KIB
         assert _peak_kib(supervisor) < BOUND_KIB
+        (file.parents[2] / "go").touch()
+        until(lambda: not orch.processes_of(run), awaited="the ranks to end")
         watcher.kill()
         watcher.communicate()
     probe = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], stdout=-3, check=True); print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
@@ -222,8 +224,8 @@ def test_node_that_is_gone_is_a_gap_in_the_log(orch: Orch, farm: Farm) -> None:
     with orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000") as watcher:
         assert watcher.stdout is not None
         for _ in range(2):
-            while "up" not in watcher.stdout.readline():
-                pass
+            while "] up" not in (line := watcher.stdout.readline()):
+                assert line, "the log ended"
         with farm.only(1):
             text, stderr = watcher.communicate(timeout=100)
     assert watcher.returncode == 1, stderr
