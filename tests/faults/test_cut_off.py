@@ -42,10 +42,11 @@ def orch(hosts: Hosts, tmp_path: Path) -> Orch:
     return hosts.orch(tmp_path)
 
 
-def _started(orch: Orch, *options: str) -> str:
+def _started(orch: Orch, hosts: Hosts, *options: str) -> str:
     run = orch("ssh-launch", "--detach", *options, "--", *SLEEPERS).stdout.strip()
     until(lambda: orch.supervisor(run), awaited="the supervisor")
-    until(lambda: sum(line["text"] == "up" for line in orch.lines(run)) == 3, awaited="three ranks")
+    until(lambda: hosts.outputs(orch, run) == ["up\n"] * 3, awaited="three ranks", deadline_s=30)
+    until(lambda: orch.recorded(run) == "RUNNING", awaited="all nodes to answer the supervisor")
     return run
 
 
@@ -79,7 +80,7 @@ def test_ranks_get_the_heads_address_as_master(orch: Orch) -> None:
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_killed_node_fails_the_run_and_ends_it_on_all_other_nodes(orch: Orch, hosts: Hosts, index: int) -> None:
-    run = _started(orch)
+    run = _started(orch, hosts)
     hosts[index].kill()
     until(lambda: _has_ended(orch, run), awaited="the verdict", deadline_s=30)
     record = _record(orch, run)
@@ -105,11 +106,12 @@ def test_push_to_a_node_that_is_cut_off_fails_when_no_byte_is_acknowledged(hosts
             push.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 2])
 def test_node_that_was_cut_off_ends_its_ranks_itself(orch: Orch, hosts: Hosts, index: int) -> None:
     """A head ends its ranks only if a peer has answered it before: a firewall may drop all that it sends."""
     refused = hosts[0].refused_connections()
-    run = _started(orch, "--isolation-timeout", "12s")
+    run = _started(orch, hosts, "--isolation-timeout", "12s")
     until(lambda: hosts[0].refused_connections() > refused, awaited="a peer's answer to the head", deadline_s=30)
     hosts[index].link(up=False)
     until(lambda: _has_ended(orch, run), awaited="the verdict", deadline_s=30)
@@ -129,10 +131,11 @@ def test_node_that_was_cut_off_ends_its_ranks_itself(orch: Orch, hosts: Hosts, i
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["out", "in"])
 def test_node_that_is_cut_off_one_way_ends_its_ranks_itself(orch: Orch, hosts: Hosts, direction: str) -> None:
     """It cannot send, or cannot receive: the run ends on all other nodes, and no second process group is left on that node."""
-    run = _started(orch, "--isolation-timeout", "6s")
+    run = _started(orch, hosts, "--isolation-timeout", "6s")
     for machine in hosts.other_machines(hosts[1]):
         hosts.block(*((hosts[1], machine) if direction == "out" else (machine, hosts[1])))
     until(lambda: _has_ended(orch, run), awaited="the verdict", deadline_s=40)
@@ -143,10 +146,11 @@ def test_node_that_is_cut_off_one_way_ends_its_ranks_itself(orch: Orch, hosts: H
         until(lambda host=host: _is_idle(host), awaited=f"{host.name} to be idle", deadline_s=40)  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_supervisor_ends_the_ranks_of_a_node_that_is_reachable_before_its_isolation_timeout(
     orch: Orch, hosts: Hosts
 ) -> None:
-    run = _started(orch, "--isolation-timeout", "5m")
+    run = _started(orch, hosts, "--isolation-timeout", "5m")
     hosts[1].link(up=False)
     until(lambda: _has_ended(orch, run), awaited="the verdict", deadline_s=30)
     assert not _is_idle(hosts[1])
@@ -154,8 +158,9 @@ def test_supervisor_ends_the_ranks_of_a_node_that_is_reachable_before_its_isolat
     until(lambda: _is_idle(hosts[1]), awaited="the node to be idle", deadline_s=30)
 
 
+@pytest.mark.slow
 def test_run_continues_while_its_supervisor_is_cut_off(orch: Orch, hosts: Hosts) -> None:
-    run = _started(orch, "--isolation-timeout", "5s")
+    run = _started(orch, hosts, "--isolation-timeout", "5s")
     hosts.controller.link(up=False)
     begun = time.monotonic()
     until(lambda: time.monotonic() - begun > 20, awaited="twenty seconds to pass", deadline_s=30)
@@ -169,7 +174,7 @@ def test_run_continues_while_its_supervisor_is_cut_off(orch: Orch, hosts: Hosts)
 
 def test_node_that_only_the_supervisor_cannot_reach_continues(orch: Orch, hosts: Hosts) -> None:
     """Only one direction is cut: packets to h1 arrive, its answers are lost."""
-    run = _started(orch, "--isolation-timeout", "5s")
+    run = _started(orch, hosts, "--isolation-timeout", "5s")
     hosts.block(hosts[1], hosts.controller)
     until(lambda: "others reach it" in _events_text(orch, run), awaited="a witness", deadline_s=40)
     assert _record(orch, run)["state"] == "RUNNING"
@@ -184,7 +189,7 @@ def _events_text(orch: Orch, run: str) -> str:
 
 
 def test_stopping_one_of_two_runs_leaves_the_other_and_strangers_alone(orch: Orch, hosts: Hosts) -> None:
-    first, second = _started(orch), _started(orch)
+    first, second = _started(orch, hosts), _started(orch, hosts)
     hosts[0].run("sh", "-c", "cd / && setsid sleep 4321 > /dev/null 2>&1 < /dev/null &")
     orch("stop", first)
     assert [orch.status(run)["state"] for run in (first, second)] == ["STOPPED", "RUNNING"]

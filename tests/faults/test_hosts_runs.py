@@ -59,11 +59,12 @@ def own_training(hosts: Hosts) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def _start(orch: Orch, *options: str, ranks: int = 3) -> str:
+def _start(orch: Orch, hosts: Hosts, *options: str) -> str:
     """Start a detached run whose ranks all sleep, and wait for its supervisor and ranks."""
     run = orch("ssh-launch", "--detach", *options, "--", *SLEEPERS).stdout.strip()
     until(lambda: orch.supervisor(run), awaited="the supervisor")
-    until(lambda: sum(line["text"] == "up" for line in orch.lines(run)) == ranks, awaited="the ranks", deadline_s=30)
+    until(lambda: hosts.outputs(orch, run) == ["up\n"] * 3, awaited="the ranks", deadline_s=30)
+    until(lambda: orch.recorded(run) == "RUNNING", awaited="all nodes to answer the supervisor")
     return run
 
 
@@ -115,7 +116,7 @@ def test_ranks_reduce_over_the_bridge(orch: Orch) -> None:
 
 
 def test_stopped_run_leaves_nothing_on_any_host(orch: Orch, hosts: Hosts) -> None:
-    run = _start(orch)
+    run = _start(orch, hosts)
     orch("stop", run)
     assert orch.processes_of(run) == []
     until(lambda: all(_is_idle(host) for host in hosts.hosts), awaited="orch's own connections to end")
@@ -125,7 +126,7 @@ def test_stopped_run_leaves_nothing_on_any_host(orch: Orch, hosts: Hosts) -> Non
 def test_stop_of_one_run_harms_neither_another_run_nor_the_users_own_training(
     orch: Orch, hosts: Hosts, own_training: subprocess.Popen[str]
 ) -> None:
-    first, second = _start(orch), _start(orch)
+    first, second = _start(orch, hosts), _start(orch, hosts)
     before = orch.processes_of(second)
     orch("stop", first)
     assert orch.processes_of(first) == []
@@ -140,7 +141,7 @@ def test_stop_of_one_run_harms_neither_another_run_nor_the_users_own_training(
 def test_attach_finds_a_rank_that_was_killed_after_the_supervisor(
     orch: Orch, hosts: Hosts, own_training: subprocess.Popen[str]
 ) -> None:
-    run = _start(orch)
+    run = _start(orch, hosts)
     orch.kill_supervisor(run)
     kill(_pid_of(orch, run, b"RANK=2"))
     begun = time.monotonic()
@@ -159,7 +160,7 @@ def test_attach_supervises_a_run_whose_supervisors_machine_died(hosts: Hosts, tm
     hosts.inventory(tmp_path, nodes=["h1", "h2"])
     away, here = hosts.orch(tmp_path, on=hosts[0]), hosts.orch(tmp_path)
     run = away("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
-    until(lambda: sum(line["text"] == "up" for line in here.lines(run)) == 2, awaited="the ranks", deadline_s=30)
+    until(lambda: hosts.outputs(here, run) == ["up\n"] * 2, awaited="the ranks", deadline_s=30)
     hosts[0].kill()
     here("attach", "--detach", run)
     kill(_pid_of(here, run, b"RANK=1"))
@@ -168,11 +169,12 @@ def test_attach_supervises_a_run_whose_supervisors_machine_died(hosts: Hosts, tm
     until(lambda: here.processes_of(run) == [], awaited="every process of the run to be gone")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 2])
 def test_killed_host_fails_the_run_which_names_it_and_ends_on_the_others(
     orch: Orch, hosts: Hosts, own_training: subprocess.Popen[str], lost: int
 ) -> None:
-    run = _start(orch)
+    run = _start(orch, hosts)
     hosts[lost].kill()
     record = _record_at_end(orch, run)
     assert record["state"] == "FAILED"
@@ -183,7 +185,7 @@ def test_killed_host_fails_the_run_which_names_it_and_ends_on_the_others(
 
 def test_run_continues_after_a_host_was_frozen(orch: Orch, hosts: Hosts) -> None:
     """Its kernel answers, so the other nodes report it reachable."""
-    run = _start(orch)
+    run = _start(orch, hosts)
     before = orch.processes_of(run)
     hosts[1].freeze()
     until(
@@ -220,7 +222,7 @@ def test_log_is_whole_after_the_controller_was_cut_off_for_20_s(orch: Orch, host
 def test_no_command_line_on_a_host_shows_an_environment_value(hosts: Hosts, tmp_path: Path) -> None:
     hosts.inventory(tmp_path, env={"API_TOKEN": "s3cret-value", "PLAIN": "plain-value"})
     orch = hosts.orch(tmp_path)
-    run = _start(orch)
+    run = _start(orch, hosts)
     for machine in (hosts.controller, *hosts.hosts):
         lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in machine.all_processes()]
         assert lines

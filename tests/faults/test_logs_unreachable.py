@@ -27,15 +27,11 @@ def orch(hosts: Hosts, tmp_path: Path) -> Orch:
 def _start_and_cut_off_h1(orch: Orch, hosts: Hosts) -> str:
     """Start a run whose h1 reaches the other hosts but not the controller."""
     run = orch("ssh-launch", "--detach", "--", "sh", "-c", COUNT).stdout.strip()
-    until(lambda: {"h0", "h1", "h2"} <= _writing_nodes(orch, run), awaited="three ranks", deadline_s=30)
+    until(lambda: all(hosts.outputs(orch, run)), awaited="output on three nodes", deadline_s=30)
     hosts.block(hosts[1], hosts.controller)
     events = orch.home / "runs" / run / "events.jsonl"
     until(lambda: "others reach it" in events.read_text("utf-8"), awaited="the supervisor's witnesses", deadline_s=40)
     return run
-
-
-def _writing_nodes(orch: Orch, run: str) -> set[str]:
-    return {line["node"] for line in orch.lines(run) if line["stream"] == "out"}
 
 
 def _finish(orch: Orch, hosts: Hosts, run: str) -> None:
@@ -92,6 +88,7 @@ def test_lines_that_tail_omits_are_not_printed_for_a_node_that_joins_later(orch:
     assert lines == written.read_text("utf-8").splitlines()[-len(lines) :]
 
 
+@pytest.mark.slow
 def test_node_that_stays_unreachable_is_a_gap_and_exit_code_4(orch: Orch, hosts: Hosts) -> None:
     run = _start_and_cut_off_h1(orch, hosts)
     with orch.start("logs", "--follow", run) as following:
@@ -103,6 +100,7 @@ def test_node_that_stays_unreachable_is_a_gap_and_exit_code_4(orch: Orch, hosts:
     assert re.search(r"h1: .*\(1 of 3\)$", stderr, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_follower_on_another_machine_reports_a_node_that_died(orch: Orch, hosts: Hosts) -> None:
     """That machine has no record of the supervisor, which fails the run; the nodes only report that they were stopped."""
     run = orch("ssh-launch", "--detach", "--", "sh", "-c", COUNT).stdout.strip()

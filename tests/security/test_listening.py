@@ -28,7 +28,8 @@ def test_orch_opens_no_listening_socket_on_a_node_or_here(hosts: Hosts, tmp_path
         assert following.stdout is not None
         for _ in range(3):
             until(lambda: "] up" in following.stdout.readline(), awaited="a rank")  # type: ignore[union-attr]
-        until(lambda: orch.supervisor(orch.records()[0]["id"]), awaited="the supervisor")
+        [record] = orch.records()
+        until(lambda: orch.supervisor(record["id"]), awaited="the supervisor")
         assert [_listening(host) for host in hosts.hosts] == [{SSHD}] * 3
         assert _listening(hosts.controller) == set()
         orch("stop")
@@ -41,7 +42,7 @@ def test_trainer_listens_only_at_the_address_of_the_rendezvous(hosts: Hosts, tmp
     hosts.inventory(tmp_path, nodes=["h0", "h1"])
     orch = hosts.orch(tmp_path)
     run = orch("ssh-launch", "--detach", "steps=1000000").stdout.strip()
-    until(lambda: "ranks ready" in orch("logs", run).stdout, awaited="the group", deadline_s=60)
+    until(lambda: "ranks ready" in "".join(hosts.outputs(orch, run)), awaited="the group", deadline_s=60)
     for host in hosts.hosts[:2]:
         found = _listening(host) - {SSHD}
         assert {address.rpartition(":")[0] for address in found} == {host.address}
