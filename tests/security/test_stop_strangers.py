@@ -17,6 +17,7 @@ import pytest
 
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.transports.local import LocalTransport
+from tests.grounds import components
 from tests.grounds.cli import Orch
 from tests.grounds.inventories import write_inventory
 from tests.grounds.marked import processes_of, still_alive
@@ -104,7 +105,7 @@ def test_process_with_a_reused_pid_is_not_signalled(orch: Orch, change: dict[str
 
 def test_another_users_process_is_not_signalled_even_with_the_runs_variables(orch: Orch) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root can start a process as another user")
+        components.unavailable("only root can start a process as another user")
     run = _launch(orch)
     folder = _record(orch, run).parents[2]
     variables = {"ORCH_RUN_ID": run, "ORCH_ATTEMPT": "1", "ORCH_NODE": "n0", "ORCH_RUN_DIR": str(folder)}

@@ -15,6 +15,7 @@ import pytest
 from orchestrator.endpoint.access import transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.inventory.model import load
+from tests.grounds import components
 from tests.grounds.cli import Orch
 from tests.grounds.marked import guards_of, processes_of, still_alive
 from tests.grounds.sshd import Farm
@@ -25,7 +26,7 @@ from tests.until import until
 def orch(farm: Farm, tmp_path: Path) -> Orch:
     """orch beside an inventory of two nodes under a separate account, so that no other process here counts as their stray."""
     if not farm.is_own_account:
-        pytest.skip(
+        components.unavailable(
             "the nodes' account is the one that runs the tests, whose processes gc might end; root makes a separate one"
         )
     farm.inventory(tmp_path, nodes=2)

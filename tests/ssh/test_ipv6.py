@@ -10,6 +10,7 @@ import pytest
 from orchestrator.errors import NodeError
 from orchestrator.inventory.model import load
 from orchestrator.transports.ssh.transport import SshTransport
+from tests.grounds import components
 from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm
 
@@ -20,7 +21,7 @@ def _ipv6() -> None:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
     except OSError:
-        pytest.skip("this machine has no IPv6, not even on loopback")
+        components.unavailable("this machine has no IPv6, not even on loopback")
 
 
 def _inventory(farm: Farm, folder: Path, **ssh: str) -> Path:
