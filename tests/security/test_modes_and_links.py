@@ -156,6 +156,7 @@ def test_interrupted_launch_leaves_the_secret_in_node_sh_at_most(
     assert not list((tmp_path / ".tmp").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_push_leaves_the_secret_in_node_sh_at_most(
     number: signal.Signals, farm: Farm, tmp_path: Path, secret: str

@@ -98,6 +98,7 @@ def test_submission_fails_and_leaves_no_job_while_slurmctld_is_down(orch: Orch, 
     assert cluster.jobs() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_job_that_slurmctld_accepts_after_sbatch_timed_out_is_the_runs_only_job(orch: Orch, cluster: Cluster) -> None:
     """A slurmctld that hung handles the request later, when sbatch has already timed out."""
@@ -234,6 +235,7 @@ def test_job_that_needs_a_drained_node_names_it(orch: Orch, cluster: Cluster) ->
     assert orch.status(run)["state"] == "STOPPED"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_time_limit_fails_the_run_and_is_named(orch: Orch, cluster: Cluster) -> None:
     run, _ = _start_counting(orch)

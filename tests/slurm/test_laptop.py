@@ -41,6 +41,7 @@ def test_run_on_hosts_that_only_the_login_node_reaches(laptop: Orch) -> None:
     assert laptop.status()["state"] == "DONE"
 
 
+@pytest.mark.slow
 def test_no_line_is_lost_while_the_login_node_is_cut_off(laptop: Orch, slurm_hosts: SlurmHosts) -> None:
     with laptop.start("submit", "-j", "2x1", "--", "sh", "-c", COUNT) as watcher:
         assert watcher.stdout is not None

@@ -178,6 +178,7 @@ def test_login_node_that_is_down_ends_the_launch_with_nothing_submitted(
     assert not cluster.jobs()
 
 
+@pytest.mark.slow
 def test_no_line_is_lost_when_the_login_node_fails_while_following(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
     """First the connection alone, then the machine until the job has ended."""
     lines: list[str] = []

@@ -127,6 +127,7 @@ def test_job_that_is_cancelled_between_restarts_is_stopped(orch: Orch, cluster: 
     assert job not in cluster.jobs()
 
 
+@pytest.mark.slow
 @pytest.mark.train
 def test_training_whose_rank_is_killed_restarts_on_a_spare_bit_for_bit(orch: Orch, cluster: Cluster) -> None:
     straight = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING).stdout.strip()

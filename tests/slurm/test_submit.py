@@ -234,6 +234,7 @@ def test_taken_port_is_retried_on_another_one(cluster: Cluster, tmp_path: Path) 
     assert len({line["text"] for line in lines if line["stream"] == "out"}) == 1
 
 
+@pytest.mark.slow
 def test_port_that_is_taken_every_time_fails_the_job(cluster: Cluster, tmp_path: Path) -> None:
     orch = _orch_with_taken_ports(cluster, tmp_path, thefts=3)
     orch("submit", "-j", "2x1", "--", "sh", "-c", "sleep 1000", code=1)

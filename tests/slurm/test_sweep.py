@@ -59,6 +59,7 @@ def test_stop_of_one_run_of_a_sweep_leaves_the_others_running(orch: Orch, cluste
     assert not cluster.jobs()
 
 
+@pytest.mark.slow
 @pytest.mark.train
 def test_only_the_warned_task_of_an_array_continues_in_another_attempt(orch: Orch, cluster: Cluster) -> None:
     sweep = orch("submit", "-j", "1x1", "--sweep", "steps=3,1000000", *_settings(cluster)[1:]).stdout.strip()

@@ -115,6 +115,7 @@ def mmengine(farm: Farm, tmp_path: Path) -> Orch:
     return Orch(tmp_path)
 
 
+@pytest.mark.slow
 def test_mmengine_script_for_cuda_trains_without_cuda_with_either_launcher(mmengine: Orch) -> None:
     """Both launchers form the same group, so one run tests both."""
     mmengine("ssh-launch", "--", "train.py", timeout_s=200)
@@ -163,6 +164,7 @@ def test_hugging_face_script_trains_with_zero3_and_compiles_nothing(farm: Farm, 
     assert not compiled.exists()
 
 
+@pytest.mark.slow
 def test_accelerate_script_forms_one_world(farm: Farm, tmp_path: Path) -> None:
     components.module("accelerate")
     farm.inventory(tmp_path, nodes=2, env={"OMP_NUM_THREADS": "1"})
