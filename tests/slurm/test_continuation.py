@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,6 +74,7 @@ def _steps(folder: Path) -> list[tuple[int, float, float, float]]:
     return [(entry["step"], entry["loss"], entry["lr"], entry["grad_norm"]) for entry in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.train
 @pytest.mark.timeout(300)
 def test_warned_or_preempted_training_saves_and_continues_bit_for_bit_in_its_next_attempt(
@@ -145,6 +147,7 @@ def test_cancelled_job_is_not_requeued_though_its_ranks_exit_with_99(
     assert job not in cluster.jobs()
 
 
+@pytest.mark.slow
 def test_job_is_not_requeued_after_three_attempts_without_progress(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("save(7); sys.exit(99)")
     for attempt in (2, 3, 4):
@@ -183,11 +186,14 @@ def test_job_is_not_requeued_after_a_final_failure(
     assert job not in cluster.jobs()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_job_that_ignored_the_warning_is_requeued_at_the_time_limit_after_progress(
     start: Start, orch: Orch, cluster: Cluster
 ) -> None:
-    """Takes a minute and a half: Slurm checks limits twice a minute."""
-    run, job = start("save(5 * attempt)\nif attempt == 1: waits()", "in attempt 1", time="00:01:00", warn_s=5)
+    """Slurm checks limits twice a minute: the first check is for the warning, the second for the end."""
+    run, job = start("save(5 * attempt)\nif attempt == 1: waits()", "in attempt 1", time="00:10:00", warn_s=5)
+    subprocess.run(["scontrol", "update", f"JobId={job}", "EndTime=now+31"], env=cluster.env, check=True)
     until(lambda: "Slurm will end the job" in orch.printed(run), awaited="the warning", deadline_s=100)
     until(lambda: cluster.jobs().get(job) == "PENDING", awaited="the job to be requeued", deadline_s=150)
     cluster.start_soon(job)
