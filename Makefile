@@ -2,7 +2,7 @@
 # make docs: the documentation as a site, in site/ · make picture: record the picture of the README again
 # make test-quick: lint, types and the tests without processes, < 2 min · make test: check, then every test
 .DEFAULT_GOAL := help
-.PHONY: help demo docs picture check components test test-quick dev format clean
+.PHONY: help demo docs picture check check-types check-style components test test-quick dev format clean
 SHELL := /bin/bash
 # many images set it; then pytest and every orch that a test starts compile the same files again
 unexport PYTHONDONTWRITEBYTECODE
@@ -47,10 +47,16 @@ picture: .venv/.trainer
 
 dev: .venv/.dev
 
+# mypy takes longer than all the others
 check: .venv/.dev
+	$(MAKE) --jobs=2 --output-sync --no-print-directory check-types check-style
+
+check-types:
+	$(BIN)/mypy
+
+check-style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/vermin --quiet --no-tips --violations --target=3.8- orchestrator/node trainer examples
 	$(BIN)/vermin --quiet --no-tips --violations --target=3.10- orchestrator
