@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from orchestrator.node.run_folder import attempt_number
 from orchestrator.store import RunFolder
 from tests.until import until
 
@@ -120,13 +121,10 @@ class Orch:
         It starts no process: each call of `orch logs` would cost a fifth of a second of CPU.
         """
         folders = sorted({node.parent.parent for node in self.node_folders(run)})
-        names = (
-            "attempt-*/*/rank-*.out",
-            "attempt-*/*/rank-*.err",
-            "attempt-*/*/events.jsonl",
-            "attempt-*/slurm-*.log",
-        )
-        paths = [path for name in names for folder in folders for path in sorted(folder.glob(name))]
+        entries = [entry for folder in folders if folder.is_dir() for entry in sorted(folder.iterdir())]
+        attempts = [entry for entry in entries if attempt_number(entry.name) is not None]  # not one that is being made
+        names = ("*/rank-*.out", "*/rank-*.err", "*/events.jsonl", "slurm-*.log")
+        paths = [path for name in names for attempt in attempts for path in sorted(attempt.glob(name))]
         return "".join(path.read_text("utf-8", "replace") for path in paths)
 
     def slurm_job(self, run: str) -> str:
