@@ -76,9 +76,8 @@ def _pack(members: deque[tuple[tarfile.TarInfo, bytes]]) -> bytes:
             info, content = members.popleft()
             archive.addfile(info, io.BytesIO(content))
         for folder in sorted(folders):
-            cache = tarfile.TarInfo(
-                f"{folder}/__pycache__"
-            )  # a rank would create this folder with mode 0777 less its umask
+            # a rank would create this folder with mode 0777 less its umask
+            cache = tarfile.TarInfo(f"{folder}/__pycache__")
             cache.type, cache.mode = tarfile.DIRTYPE, 0o700
             archive.addfile(cache)
     return buffer.getvalue()

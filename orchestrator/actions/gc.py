@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.actions.runs import home_store
 from orchestrator.endpoint.access import PlannedSsh, SshSettings, Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import GarbageEntry, StrayReport
+from orchestrator.endpoint.replies import StrayReport
 from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, RunNotFound
 from orchestrator.fanout import each
 from orchestrator.inventory.model import Node
@@ -18,10 +18,11 @@ from orchestrator.launchers.slurm import unshared_workdir
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.login_node import login_node
 from orchestrator.node.endpoint.garbage import Clearing
+from orchestrator.node.messages import GarbageBody
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.store import RunFolder, Store
 
-__all__ = ["Garbage", "GarbageEntry", "Limits", "SiteGarbage", "collect"]
+__all__ = ["Garbage", "GarbageBody", "Limits", "SiteGarbage", "collect"]
 
 YOUNG_S = 60.0  # the agent of a younger process may not have written its record yet
 RECORDS = "-"  # shown as the node of garbage among the records of this machine
@@ -63,7 +64,7 @@ class SiteGarbage:
 
     node: str
     stray_report: StrayReport = field(default_factory=lambda: StrayReport((), (), ""))
-    entries: Sequence[GarbageEntry] = ()
+    entries: Sequence[GarbageBody] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Garbage:
             raise NodesError(node_failures, len(self.outcomes))
         for failure in failures:
             raise failure
-        left = [f"{g.node}: {e.path}: {e.why}" for g in self.sites for e in g.entries if e.action == "fail"]
+        left = [f"{g.node}: {e['path']}: {e['why']}" for g in self.sites for e in g.entries if e["action"] == "fail"]
         if not self.dry_run:
             left += [
                 f"{g.node}: pid {s.pid} of {s.run} is alive"
@@ -198,7 +199,9 @@ def _reasons_to_keep(
     plans: dict[RunFolder, LaunchPlan | None], found: Sequence[SiteGarbage], reached: set[Key]
 ) -> dict[str, str]:
     """The reason for each run to keep its record, that its folder is or may be on a node; empty without a reason."""
-    kept_on = {entry.name: garbage.node for garbage in found for entry in garbage.entries if entry.action != "remove"}
+    kept_on = {
+        entry["name"]: garbage.node for garbage in found for entry in garbage.entries if entry["action"] != "remove"
+    }
     reasons: dict[str, str] = {}
     for folder, plan in plans.items():
         run = folder.path.name
@@ -208,7 +211,7 @@ def _reasons_to_keep(
     return reasons
 
 
-def _collect_records(store: Store, reasons: dict[str, str], limits: Limits) -> list[GarbageEntry]:
+def _collect_records(store: Store, reasons: dict[str, str], limits: Limits) -> list[GarbageBody]:
     """Remove the records of runs that are over and have no reason to be kept."""
     clearing = Clearing(limits.older_than_s, checkpoints=limits.checkpoints, dry_run=limits.dry_run)
-    return [replace(GarbageEntry(**entry), kind="record") for entry in clearing.runs(str(store.runs), reasons)]
+    return [{**entry, "kind": "record"} for entry in clearing.runs(str(store.runs), reasons)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from orchestrator.actions.durations import seconds, worded
-from orchestrator.actions.gc import GarbageEntry, Limits, SiteGarbage, collect
+from orchestrator.actions.gc import GarbageBody, Limits, SiteGarbage, collect
 from orchestrator.console import inform, print_json, print_table, warn
 
 _THOUSAND = 1000
@@ -41,8 +41,8 @@ def _report(sites: Sequence[SiteGarbage], limits: Limits) -> None:
         if site.stray_report.tool_error:
             warn(f"{site.node}: {site.stray_report.tool_error}")
     entries = [entry for site in sites for entry in site.entries]
-    freed = sum(entry.bytes for entry in entries if entry.action == "remove")
-    young = sum(entry.action == "young" for entry in entries)
+    freed = sum(entry["bytes"] for entry in entries if entry["action"] == "remove")
+    young = sum(entry["action"] == "young" for entry in entries)
     would = "would be " if limits.dry_run else ""
     inform(f"{_size(freed)} {would}freed; {young} younger than {worded(limits.older_than_s)} left alone")
 
@@ -55,9 +55,9 @@ def _rows(site: SiteGarbage, *, dry_run: bool) -> list[tuple[object, ...]]:
         done = "still alive" if stray.alive and not dry_run else f"{would}ended"
         name = f"{stray.command} (pid {stray.pid}) of {stray.run} on {stray.node}"
         rows.append((site.node, "stray", name, None, worded(stray.age_s), done))
-    for entry in [entry for entry in site.entries if entry.action != "young"]:
-        size, age = _size(entry.bytes), worded(entry.age_s)
-        rows.append((site.node, entry.kind, entry.name, size, age, _done(entry, would)))
+    for entry in [entry for entry in site.entries if entry["action"] != "young"]:
+        size, age = _size(entry["bytes"]), worded(entry["age_s"])
+        rows.append((site.node, entry["kind"], entry["name"], size, age, _done(entry, would)))
     for user in site.stray_report.users:
         uid = "?" if user.uid is None else user.uid
         name = f"{user.command or 'process'} (pid {user.pid}) of uid {uid} on {user.card}"
@@ -65,15 +65,15 @@ def _rows(site: SiteGarbage, *, dry_run: bool) -> list[tuple[object, ...]]:
     return rows
 
 
-def _done(entry: GarbageEntry, would: str) -> str:
-    if entry.action == "fail":
-        return f"failed: {entry.why}"
-    if entry.action == "remove":
+def _done(entry: GarbageBody, would: str) -> str:
+    if entry["action"] == "fail":
+        return f"failed: {entry['why']}"
+    if entry["action"] == "remove":
         return f"{would}removed"
     checkpoints = (
-        f" ({_size(entry.checkpoint_bytes)}; --checkpoints removes them)" if "checkpoints" in entry.why else ""
+        f" ({_size(entry['checkpoint_bytes'])}; --checkpoints removes them)" if "checkpoints" in entry["why"] else ""
     )
-    return f"kept: {entry.why}{checkpoints}"
+    return f"kept: {entry['why']}{checkpoints}"
 
 
 def _report_json(sites: Sequence[SiteGarbage], *, dry_run: bool) -> None:
@@ -82,7 +82,7 @@ def _report_json(sites: Sequence[SiteGarbage], *, dry_run: bool) -> None:
             "dry_run": dry_run,
             "strays": [{"at": site.node, **asdict(stray)} for site in sites for stray in site.stray_report.strays],
             "other_users": [{"at": site.node, **asdict(user)} for site in sites for user in site.stray_report.users],
-            "folders": [{"at": site.node, **asdict(entry)} for site in sites for entry in site.entries],
+            "folders": [{"at": site.node, **entry} for site in sites for entry in site.entries],
             "notes": [
                 {"at": site.node, "note": site.stray_report.tool_error}
                 for site in sites

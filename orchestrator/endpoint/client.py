@@ -13,7 +13,6 @@ from orchestrator.endpoint.replies import (
     Chunk,
     CommandResult,
     Facts,
-    GarbageEntry,
     NodeObservation,
     RunTrace,
     StopResult,
@@ -217,7 +216,9 @@ class Endpoint:
             self._connection.call(protocol.STRAYS, request, answer_s=grace_s + STRAYS_MARGIN_S + ANSWER_S).reply
         )
 
-    def clear(self, workdir: str, *, older_than_s: float, checkpoints: bool, dry_run: bool) -> list[GarbageEntry]:
+    def clear(
+        self, workdir: str, *, older_than_s: float, checkpoints: bool, dry_run: bool
+    ) -> list[messages.GarbageBody]:
         """Remove old runs that have ended and unused bundles, or only list them; runs with checkpoints only on request."""
         request: messages.ClearRequest = {
             "workdir": workdir,
@@ -225,10 +226,7 @@ class Endpoint:
             "checkpoints": checkpoints,
             "dry_run": dry_run,
         }
-        return [
-            GarbageEntry(**entry)
-            for entry in self._connection.call(protocol.CLEAR, request, answer_s=CLEAR_S).reply["entries"]
-        ]
+        return self._connection.call(protocol.CLEAR, request, answer_s=CLEAR_S).reply["entries"]
 
     def command(self, argv: Sequence[str], *, timeout_s: float) -> CommandResult:
         """Run a command in the home folder, in the environment of a login; an argument that begins with `~/` is expanded."""

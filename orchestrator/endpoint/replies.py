@@ -1,8 +1,9 @@
 """
 The replies of an endpoint as dataclasses: the facts of a node, its agents, their output and their exits.
 
-Some repeat a type of node/messages.py field by field, as GarbageEntry: a node imports no dataclasses, and the rest of orch does
-not know the messages. Type checkers compare the fields where one is made from the other, as in `Stray(**body)`.
+Some repeat a type of node/messages.py field by field, as Stray: a node imports no dataclasses, and the rest of orch does not
+know the messages, but for GarbageBody, which the controller also gets from its own records. Type checkers compare the fields
+where one is made from the other, as in `Stray(**body)`.
 """
 
 from __future__ import annotations
@@ -289,22 +290,6 @@ class StrayReport:
         """From the endpoint's reply."""
         strays = tuple(Stray(**stray) for stray in reply["strays"])
         return cls(strays, tuple(CardUser(**user) for user in reply["users"]), reply["tool_error"])
-
-
-@dataclass(frozen=True, slots=True)
-class GarbageEntry:
-    """
-    A run folder or a bundle, and the action on it: `remove`, `keep` (`why` is the reason), `young`, or `fail` (`why` is the error).
-    """
-
-    kind: str
-    name: str
-    path: str
-    bytes: int
-    checkpoint_bytes: int
-    age_s: float
-    action: str
-    why: str
 
 
 READ_S = 0.001  # the error of reading a clock: the process may be descheduled in between

@@ -270,6 +270,10 @@ class ClearRequest(TypedDict):
 
 
 class GarbageBody(TypedDict):
+    """
+    A run folder or a bundle, and the action on it: `remove`, `keep` (`why` is the reason), `young`, or `fail` (`why` is the error).
+    """
+
     kind: str
     name: str
     path: str

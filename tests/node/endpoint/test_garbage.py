@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import GarbageEntry
 from orchestrator.node.endpoint import strays
 from orchestrator.node.machine import boot_id, live_fields
+from orchestrator.node.messages import GarbageBody
 from orchestrator.transports.local import LocalTransport
 from tests.grounds.components import unavailable
 from tests.node.agent.test_agent_ground import PYTHONS
@@ -67,14 +67,14 @@ class Workdir:
         checkpoints: bool = False,
         dry_run: bool = False,
         age_s: float = 8 * DAY_S,
-    ) -> dict[str, GarbageEntry]:
+    ) -> dict[str, GarbageBody]:
         """Set the age of all files and clear the working folder; return the entries by name."""
         then = time.time() - age_s
         for path in [*self.path.rglob("*"), self.path / "runs" / OLD]:
             if path.is_symlink() or path.exists():
                 os.utime(path, (then, then), follow_symlinks=False)
         limits = {"older_than_s": older_than_s, "checkpoints": checkpoints, "dry_run": dry_run}
-        return {entry.name: entry for entry in self._endpoint.clear(str(self.path), **limits)}  # type: ignore[arg-type]
+        return {entry["name"]: entry for entry in self._endpoint.clear(str(self.path), **limits)}  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -85,9 +85,9 @@ def workdir(tmp_path: Path, endpoint: Endpoint) -> Workdir:
 def test_old_run_and_its_bundle_are_removed_and_their_sizes_reported(workdir: Workdir) -> None:
     run, bundle = workdir.run(), workdir.bundle()
     found = workdir.clear()
-    assert {name: entry.action for name, entry in found.items()} == {OLD: "remove", DIGEST: "remove"}
-    assert found[OLD].bytes > 1000
-    assert 8 * DAY_S <= found[OLD].age_s < 8 * DAY_S + 600
+    assert {name: entry["action"] for name, entry in found.items()} == {OLD: "remove", DIGEST: "remove"}
+    assert found[OLD]["bytes"] > 1000
+    assert 8 * DAY_S <= found[OLD]["age_s"] < 8 * DAY_S + 600
     assert not run.exists()
     assert not bundle.exists()
     assert list((workdir.path / "runs").iterdir()) == []
@@ -95,13 +95,13 @@ def test_old_run_and_its_bundle_are_removed_and_their_sizes_reported(workdir: Wo
 
 def test_a_run_is_as_old_as_the_newest_thing_in_it(workdir: Workdir) -> None:
     run = workdir.run()
-    assert workdir.clear(age_s=6 * DAY_S)[OLD].action == "young"
+    assert workdir.clear(age_s=6 * DAY_S)[OLD]["action"] == "young"
     assert run.exists()
 
 
 def test_dry_run_reports_the_same_and_removes_nothing(workdir: Workdir) -> None:
     run, bundle = workdir.run(), workdir.bundle()
-    assert {entry.action for entry in workdir.clear(dry_run=True).values()} == {"remove"}
+    assert {entry["action"] for entry in workdir.clear(dry_run=True).values()} == {"remove"}
     assert run.exists()
     assert bundle.exists()
 
@@ -122,9 +122,9 @@ def test_run_with_checkpoints_is_kept_unless_their_removal_is_requested(workdir:
     (run / name).parent.mkdir(parents=True, exist_ok=True)
     (run / name).write_bytes(b"x" * 500)
     kept = workdir.clear()[OLD]
-    assert (kept.action, kept.why, kept.checkpoint_bytes) == ("keep", "holds checkpoints", 500)
+    assert (kept["action"], kept["why"], kept["checkpoint_bytes"]) == ("keep", "holds checkpoints", 500)
     assert (run / name).exists()
-    assert workdir.clear(checkpoints=True)[OLD].action == "remove"
+    assert workdir.clear(checkpoints=True)[OLD]["action"] == "remove"
     assert not run.exists()
 
 
@@ -133,7 +133,7 @@ def test_run_of_a_living_agent_stays(workdir: Workdir) -> None:
     assert fields is not None
     run = workdir.run(agent={"pid": os.getpid(), "start_time": int(fields[19])}, ended=False)
     kept = workdir.clear()[OLD]
-    assert (kept.action, kept.why) == ("keep", "its agent of n0 is alive")
+    assert (kept["action"], kept["why"]) == ("keep", "its agent of n0 is alive")
     assert run.exists()
 
 
@@ -145,7 +145,7 @@ def test_run_with_a_living_process_stays_even_if_its_agent_is_dead(workdir: Work
         until(environ.read_bytes, awaited="the environment, which exec sets after Popen has returned")
         kept = workdir.clear()[LIVING]
         process.kill()
-    assert (kept.action, kept.why) == ("keep", "its processes are alive")
+    assert (kept["action"], kept["why"]) == ("keep", "its processes are alive")
 
 
 @pytest.mark.parametrize(
@@ -157,23 +157,23 @@ def test_agent_of_another_boot_has_ended_by_its_last_event_or_a_restart_of_this_
 ) -> None:
     workdir.run(agent={"boot_id": "another", "hostname": hostname}, ended=ended)
     found = workdir.clear()[OLD]
-    assert found.action == action
-    assert action == "remove" or "elsewhere" in found.why
+    assert found["action"] == action
+    assert action == "remove" or "elsewhere" in found["why"]
 
 
 def test_run_that_may_wait_in_slurms_queue_stays(workdir: Workdir) -> None:
     run = workdir.run()
     shutil.rmtree(run / "attempt-1" / "n0")
     (run / "attempt-1" / "submit.sbatch").touch()
-    assert "queue" in workdir.clear()[OLD].why
+    assert "queue" in workdir.clear()[OLD]["why"]
     (run / "attempt-1" / "submit.sbatch").unlink()
-    assert workdir.clear()[OLD].action == "remove"
+    assert workdir.clear()[OLD]["action"] == "remove"
 
 
 def test_run_in_which_no_agent_has_started_is_left_for_an_hour_at_least(workdir: Workdir) -> None:
     run = workdir.run()
     shutil.rmtree(run / "attempt-1" / "n0")
-    assert workdir.clear(older_than_s=0, age_s=60)[OLD].why == "no agent has started in it yet"
+    assert workdir.clear(older_than_s=0, age_s=60)[OLD]["why"] == "no agent has started in it yet"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_run_in_which_no_agent_has_started_is_left_for_an_hour_at_least(workdir:
 )
 def test_run_folder_with_a_record_is_kept_or_removed_by_the_record(workdir: Workdir, record: str, action: str) -> None:
     (workdir.run() / "run.json").write_text(record)
-    assert workdir.clear()[OLD].action == action
+    assert workdir.clear()[OLD]["action"] == action
 
 
 def test_bundle_is_kept_while_a_run_needs_it(workdir: Workdir) -> None:
@@ -196,9 +196,9 @@ def test_bundle_is_kept_while_a_run_needs_it(workdir: Workdir) -> None:
     (kept / "checkpoints").mkdir()
     (kept / "checkpoints" / "latest").touch()
     found = workdir.clear()
-    assert (found[OLD].action, found[SECOND].action, found[DIGEST].action) == ("remove", "keep", "keep")
+    assert (found[OLD]["action"], found[SECOND]["action"], found[DIGEST]["action"]) == ("remove", "keep", "keep")
     (kept / "attempt-1" / "job.json").write_text("torn")
-    assert "cannot be read" in workdir.clear()[DIGEST].why
+    assert "cannot be read" in workdir.clear()[DIGEST]["why"]
     assert bundle.exists()
 
 
@@ -212,7 +212,7 @@ def test_bundle_that_a_launch_uses_gets_the_current_time(workdir: Workdir, endpo
 def test_remains_of_an_unfinished_push_or_removal_are_removed(workdir: Workdir) -> None:
     workdir.bundle(".new-k2j3h4")
     workdir.bundle(f".removing-{DIGEST}")
-    assert workdir.clear()[".new-k2j3h4"].action == "remove"
+    assert workdir.clear()[".new-k2j3h4"]["action"] == "remove"
     assert list((workdir.path / "bundles").iterdir()) == []
 
 
