@@ -212,6 +212,15 @@ def test_command_that_needs_no_inventory_imports_no_slow_module(orch: Orch) -> N
 
 
 @pytest.mark.processes
+def test_launch_over_ssh_imports_no_launcher_of_slurm(orch: Orch) -> None:
+    argv = [sys.executable, "-c", LOADED, "ssh-launch", "--", "true"]
+    done = subprocess.run(argv, cwd=orch.cwd, env=orch.environ(), capture_output=True, text=True, check=True)
+    modules = set(done.stderr.split())
+    assert "orchestrator.launchers.direct" in modules
+    assert not {f"orchestrator.launchers.slurm.{name}" for name in ("launcher", "host", "login_node")} & modules
+
+
+@pytest.mark.processes
 def test_ssh_transport_does_not_import_the_modules_that_check_an_inventory() -> None:
     program = (
         "import sys, orchestrator.supervision.supervisor, orchestrator.transports.ssh.transport; print(*sys.modules)"
