@@ -66,21 +66,23 @@ def check(out: Path, saved: int) -> int:
 
 
 def at_moments(out: Path, count: int, seed: int) -> dict[str, int]:
-    started = time.perf_counter()
-    for step in (1, 2):
-        save(out, step)
-    longest_s, draw, saved, half_written = 3 * (time.perf_counter() - started) / 2, random.Random(seed), 2, 0  # noqa: S311 -- as above
+    """Kill each writer after none, one or two of its saves, at a random moment of the next one."""
+    save_s, draw, saved, half_written = 0.0, random.Random(seed), 0, 0  # noqa: S311 -- as above
     for _ in range(count):
         files.remove_stale(out)
         reading, writing = os.pipe()
+        started = time.perf_counter()
         child = fork(lambda: _save_forever(out, saved, writing))  # noqa: B023 -- runs before the next turn
         os.close(writing)
-        select.select([], [], [], draw.uniform(0, longest_s))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
         with os.fdopen(reading, "rb") as pipe:
-            reported = pipe.read()
-        saved = check(out, int(reported.split()[-1]) if reported else saved)
+            first = [pipe.readline() for _ in range(draw.randrange(3))]
+            if first:
+                save_s = (time.perf_counter() - started) / len(first)
+            select.select([], [], [], draw.uniform(0, save_s))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            reported = [*first, *pipe.readlines()]
+        saved = check(out, int(reported[-1]) if reported else saved)
         half_written += any(files.STALE.match(path.name) for path in out.iterdir())
     return {"kills": count, "saved": saved, "half_written": half_written}
 

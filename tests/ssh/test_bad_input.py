@@ -10,6 +10,7 @@ import pytest
 from tests.grounds.cli import Orch
 from tests.grounds.ports import silent_port
 from tests.grounds.sshd import Farm
+from tests.until import until
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_every_failing_node_is_reported_and_nothing_runs(orch: Orch, farm: Farm)
     assert "2 of 4 nodes failed" in done.stderr
     assert "n1: " in done.stderr
     assert "n2: no Python: /opt/none/bin/python3 not found" in done.stderr
-    assert farm.processes() == {}
+    until(lambda: not farm.processes(), awaited="the processes on the nodes to end")
     assert orch("status", code=1).stdout.split()[1] == "FAILED"
 
 
@@ -110,10 +111,10 @@ def test_unwritable_workdir_names_folder_and_next_step(orch: Orch, farm: Farm) -
     assert "n1: " in done.stderr
     assert workdir in done.stderr
     assert "workdir" in done.stderr
-    assert farm.processes() == {}
+    until(lambda: not farm.processes(), awaited="the processes on the nodes to end")
 
 
 def test_program_missing_on_the_node_is_named_and_no_process_stays(orch: Orch, farm: Farm) -> None:
     done = orch("ssh-launch", "--", "no-such-program-anywhere", code=4)
     assert "no-such-program-anywhere" in done.stderr
-    assert farm.processes() == {}
+    until(lambda: not farm.processes(), awaited="the processes on the nodes to end")

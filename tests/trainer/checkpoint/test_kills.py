@@ -26,7 +26,7 @@ def test_200_kills_at_random_moments_leave_a_verified_checkpoint_and_lose_none(t
     found = _killed_writers("moments", tmp_path, 200, 7)
     assert found["kills"] == 200
     assert found["half_written"] > 20  # or the kills did not hit the saves
-    assert found["saved"] > 20
+    assert found["saved"] > 100
 
 
 def test_kill_before_each_call_of_a_save_leaves_a_verified_checkpoint_and_loses_none(tmp_path: Path) -> None:
