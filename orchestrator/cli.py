@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from gc import freeze, set_threshold
@@ -54,6 +55,23 @@ def _launch_options(command: _Command) -> _Command:
     return command
 
 
+class _Launch(click.Command):
+    """Explains a program that was typed without `--`: its options are not options of orch."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        typed = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as exc:
+            ctx.ignore_unknown_options = True  # then they are among the settings
+            words = self.make_parser(ctx).parse_args(typed)[0].get("settings", ())
+            if words[0].startswith("-") or "=" in words[0]:
+                raise
+            message = f"{words[0]!r} is not a key=value setting, and {exc.option_name} is not an option of orch {ctx.info_name}"
+            line = shlex.join(["orch", str(ctx.info_name), "--", *words])
+            raise UsageError(message, hint=f"put a program of yours after --: {line}") from exc
+
+
 class _InOrder(click.Group):
     """Lists its commands in the order of this file: those that start a run come first."""
 
@@ -71,7 +89,7 @@ def app() -> None:
     """
 
 
-@app.command()
+@app.command(cls=_Launch)
 @_launch_options
 @_dry_run
 @_follow
@@ -96,7 +114,7 @@ def submit(
     return launch(arguments, dry_run=dry_run, follow=follow)
 
 
-@app.command()
+@app.command(cls=_Launch)
 @_launch_options
 @_dry_run
 @_follow

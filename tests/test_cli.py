@@ -57,6 +57,29 @@ def test_unexpected_exception_is_reported_as_a_bug_and_exits_70(
     assert "a bug in orch: ValueError: three" in stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("train.py", "--epochs", "3"), "orch submit -- train.py --epochs 3"),
+        (("-j", "2x2", "./run.sh", "-x", "--lr=1e-3"), "orch submit -- ./run.sh -x --lr=1e-3"),
+    ],
+)
+def test_option_of_a_program_without_two_dashes_is_explained(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], line: str
+) -> None:
+    assert cli.run(["submit", *words]) == 2
+    stderr = capsys.readouterr().err
+    assert f"put a program of yours after --: {line}\n" in stderr
+    assert "is not an option of orch submit" in stderr
+
+
+def test_unknown_option_without_a_program_is_reported_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["ssh-launch", "steps=3", "--dryrun"]) == 2
+    stderr = capsys.readouterr().err
+    assert "No such option" in stderr
+    assert "--dry-run" in stderr
+
+
 @pytest.fixture
 def orch(tmp_path: Path) -> Orch:
     """A working folder with an inventory of one node on this machine."""
