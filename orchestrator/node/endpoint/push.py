@@ -109,7 +109,7 @@ def put_files(request: messages.PutFilesRequest, payload: bytes) -> Tuple[messag
     content = io.BytesIO(payload)
     for path, file in zip(paths, files):
         make_parents(folder, os.path.dirname(path))
-        fresh = f"{path}.new-{os.getpid()}"
+        fresh = f"{path}.new-{os.urandom(8).hex()}"  # several nodes write the same file of a shared folder
         try:
             write_new(fresh, io.BytesIO(content.read(file["size"])), file["mode"] & 0o777)
             os.replace(fresh, path)

@@ -188,6 +188,13 @@ def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_file_is_written_while_another_host_with_an_equal_pid_writes_it(tmp_path: Path) -> None:
+    """Small pids are common in containers: a temporary name with a pid in it is not unique on a shared file system."""
+    (tmp_path / f"job.json.new-{os.getpid()}").touch()
+    receive.put_files({"folder": str(tmp_path), "files": [{"path": "job.json", "size": 2, "mode": 0o600}]}, b"{}")
+    assert (tmp_path / "job.json").read_bytes() == b"{}"
+
+
 def test_files_arrive_whole_with_private_modes(endpoint: Endpoint, tmp_path: Path) -> None:
     folder = tmp_path / "runs/x/attempt-1/n0"
     value = 'umlaut ä, quote " $(touch x) \\ \x01\n'
