@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import bundle as bundles
+from orchestrator.code import find_code, revision
 from orchestrator.errors import OrchError, UsageError
 
 
@@ -46,12 +47,12 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_bundle_has_tracked_and_uncommitted_files_but_no_ignored_or_deleted_ones(repository: Path) -> None:
-    code = bundles.find_code(repository, ["x.py"])
+    code = find_code(repository, ["x.py"])
     assert set(code.files) == {".gitignore", "kept.py", "changed.py", "new file.py", "sub/x.py"}
 
 
 def test_bundle_has_the_whole_work_tree_even_from_a_subfolder(repository: Path) -> None:
-    code = bundles.find_code(repository / "sub", ["x.py"])
+    code = find_code(repository / "sub", ["x.py"])
     assert (code.root, code.cwd) == (repository, "sub")
     assert "kept.py" in code.files
 
@@ -61,25 +62,25 @@ def test_bundle_outside_of_git_has_no_hidden_files_or_environments(tmp_path: Pat
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text("")
     for words in (["a.py"], ["sh", "a.py"], ["-m", "pkg.b"]):
-        assert bundles.find_code(tmp_path, words).files == ("a.py", "pkg/b.py")
+        assert find_code(tmp_path, words).files == ("a.py", "pkg/b.py")
 
 
 def test_program_that_names_no_local_file_sends_no_code(tmp_path: Path) -> None:
     (tmp_path / "private.txt").touch()
     for words in (["echo", "hi"], ["/usr/bin/env"], ["echo", ""]):
-        assert bundles.find_code(tmp_path, words).files == ()
+        assert find_code(tmp_path, words).files == ()
 
 
 def test_home_folder_is_never_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "a.py").touch()
     with pytest.raises(UsageError, match="all of that folder would be sent"):
-        bundles.find_code(tmp_path, ["a.py"])
+        find_code(tmp_path, ["a.py"])
 
 
 def test_digest_depends_on_content_and_mode_only(repository: Path) -> None:
     def digest() -> str:
-        return bundles.build(trainer=True, code=bundles.find_code(repository, ["x.py"])).digest
+        return bundles.build(trainer=True, code=find_code(repository, ["x.py"])).digest
 
     before = digest()
     (repository / "kept.py").touch()
@@ -92,7 +93,7 @@ def test_digest_depends_on_content_and_mode_only(repository: Path) -> None:
 
 def test_archive_has_the_files_of_the_bundle_and_no_user_data(repository: Path) -> None:
     (repository / "link").symlink_to("kept.py")
-    bundle = bundles.build(trainer=True, code=bundles.find_code(repository, ["x.py"]))
+    bundle = bundles.build(trainer=True, code=find_code(repository, ["x.py"]))
     with tarfile.open(fileobj=io.BytesIO(bundle.archive[0])) as archive:
         members = {member.name: member for member in archive.getmembers()}
     assert {name for name, member in members.items() if not member.isdir()} == {name for name, _ in bundle.files}
@@ -105,7 +106,7 @@ def test_archive_has_the_files_of_the_bundle_and_no_user_data(repository: Path) 
 
 def test_archive_that_lacks_files_is_never_returned(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packing frees the contents one by one, so it cannot be repeated once it has failed."""
-    bundle = bundles.build(trainer=False, code=bundles.find_code(repository, ["x.py"]))
+    bundle = bundles.build(trainer=False, code=find_code(repository, ["x.py"]))
     with monkeypatch.context() as patched:
         patched.setattr(tarfile.TarFile, "addfile", _out_of_memory)
         with pytest.raises(MemoryError):
@@ -118,7 +119,7 @@ def test_archive_that_lacks_files_is_never_returned(repository: Path, monkeypatc
 @pytest.mark.processes
 def test_sent_orchestrator_package_imports_nothing(repository: Path, tmp_path: Path) -> None:
     """Without the import of api.py: a program that imports orchestrator to launch itself still starts on a node."""
-    bundle = bundles.build(trainer=False, code=bundles.find_code(repository, ["x.py"]))
+    bundle = bundles.build(trainer=False, code=find_code(repository, ["x.py"]))
     package = tmp_path / "orchestrator"
     package.mkdir()
     (package / "__init__.py").write_bytes(dict(bundle.files)["orchestrator/__init__.py"].read_bytes())
@@ -131,63 +132,105 @@ def test_sent_orchestrator_package_imports_nothing(repository: Path, tmp_path: P
 
 
 def test_trainer_is_not_sent_with_a_users_program(repository: Path) -> None:
-    bundle = bundles.build(trainer=False, code=bundles.find_code(repository, ["x.py"]))
+    bundle = bundles.build(trainer=False, code=find_code(repository, ["x.py"]))
     assert not [name for name, _ in bundle.files if name.startswith("trainer/")]
 
 
 def test_link_out_of_the_code_is_left_out_and_named(repository: Path) -> None:
     for name, target in {"data": "/mnt/data", "up": "../elsewhere", "inside": "sub/x.py", "dangling": "none"}.items():
         (repository / name).symlink_to(target)
-    bundle = bundles.build(trainer=False, code=bundles.find_code(repository, ["x.py"]))
-    assert bundle.left_out == ("data", "up")
+    bundle = bundles.build(trainer=False, code=find_code(repository, ["x.py"]))
+    assert [warning.split()[3] for warning in bundle.warnings] == ["data", "up"]
     names = {name for name, _ in bundle.files}
     assert {"code/inside", "code/dangling"} <= names
     assert not {"code/data", "code/up"} & names
 
 
-def test_bundle_has_the_files_of_submodules(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    submodule = tmp_path_factory.mktemp("submodule")
-    (submodule / "lib.py").write_text("")
-    _git(submodule, "init", "-q")
-    _git(submodule, "add", ".")
-    _git(submodule, "commit", "-qm", "first")
-    _git(repository, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(submodule), "vendor")
-    assert "vendor/lib.py" in bundles.find_code(repository, ["x.py"]).files
+@pytest.fixture
+def submodule(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The submodule `vendor` of the work tree, with a submodule of its own."""
+    inner, outer = tmp_path_factory.mktemp("inner"), tmp_path_factory.mktemp("outer")
+    allow = ("-c", "protocol.file.allow=always")
+    for folder, file in ((inner, "deep.py"), (outer, "lib.py")):
+        (folder / file).write_text("")
+        _git(folder, "init", "-q")
+        _git(folder, "add", ".")
+        _git(folder, "commit", "-qm", "first")
+    _git(outer, *allow, "submodule", "add", "-q", str(inner), "third")
+    _git(outer, "commit", "-qm", "second")
+    _git(repository, *allow, "submodule", "add", "-q", str(outer), "vendor")
+    _git(repository, *allow, "submodule", "update", "-q", "--init", "--recursive")
+    return repository / "vendor"
+
+
+def test_bundle_has_tracked_and_new_files_of_submodules_at_any_depth(repository: Path, submodule: Path) -> None:
+    (submodule / "new.py").write_text("")
+    (submodule / "third" / "new.py").write_text("")
+    code = find_code(repository, ["x.py"])
+    assert {"vendor/lib.py", "vendor/new.py", "vendor/third/deep.py", "vendor/third/new.py"} <= set(code.files)
+    assert bundles.build(trainer=False, code=code).warnings == ()
+
+
+def test_submodules_that_are_not_checked_out_are_named(repository: Path, submodule: Path) -> None:
+    _git(submodule, "submodule", "deinit", "-q", "--all")
+    (warning,) = bundles.build(trainer=False, code=find_code(repository, ["x.py"])).warnings
+    assert "vendor/third; `git submodule update --init --recursive`" in warning
+    _git(repository, "submodule", "deinit", "-q", "--force", "--all")
+    code = find_code(repository, ["x.py"])
+    assert code.absent == ("vendor",)
+    assert not [name for name in code.files if name.startswith("vendor")]
+
+
+def test_lfs_pointers_are_sent_and_named(repository: Path) -> None:
+    for number in range(5):
+        (repository / f"weights-{number}.pt").write_text(
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+        )
+    bundle = bundles.build(trainer=False, code=find_code(repository, ["x.py"]))
+    assert "code/weights-0.pt" in dict(bundle.files)
+    (warning,) = bundle.warnings
+    assert "weights-0.pt, weights-1.pt, weights-2.pt and 2 more; `git lfs pull`" in warning
+
+
+def test_work_tree_whose_index_git_cannot_read_is_an_error_and_not_empty_code(repository: Path) -> None:
+    (repository / ".git" / "index").write_bytes(b"damaged")
+    with pytest.raises(UsageError, match=r"git cannot list the code in .*index file"):
+        find_code(repository, ["x.py"])
 
 
 def test_work_tree_that_git_cannot_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / ".git").write_text("gitdir: nowhere")
     with pytest.raises(UsageError, match="git cannot read"):
-        bundles.find_code(tmp_path, ["x.py"])
+        find_code(tmp_path, ["x.py"])
 
 
 def test_too_large_code_is_refused_with_its_largest_files(tmp_path: Path) -> None:
     with (tmp_path / "checkpoint.pt").open("wb") as file:
         file.truncate(bundles.LIMIT_BYTES + 1)
     with pytest.raises(UsageError, match=r"checkpoint\.pt \(256 MiB\)"):
-        bundles.build(trainer=False, code=bundles.find_code(tmp_path, ["checkpoint.pt"]))
+        bundles.build(trainer=False, code=find_code(tmp_path, ["checkpoint.pt"]))
 
 
 def test_revision_is_the_commit_and_the_diff(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    commit, diff = bundles.revision(repository)
+    commit, diff = revision(repository)
     assert commit is not None
     assert len(commit) == 40
     assert "+new" in diff
-    assert bundles.revision(tmp_path_factory.mktemp("elsewhere")) == (None, "")
+    assert revision(tmp_path_factory.mktemp("elsewhere")) == (None, "")
 
 
 def test_private_files_are_neither_sent_nor_in_the_diff(repository: Path) -> None:
     """Private files: a committed and changed one, a new one, and one named through a link."""
     (repository / "link.py").symlink_to("changed.py")
     private = [str(repository / name) for name in ("link.py", "new file.py")] + ["/elsewhere/x.env"]
-    code = bundles.find_code(repository / "sub", ["x.py"], private)
+    code = find_code(repository / "sub", ["x.py"], private)
     assert set(code.files) == {".gitignore", "kept.py", "sub/x.py"}
-    assert "changed.py" in bundles.revision(repository / "sub")[1]
-    assert "changed.py" not in bundles.revision(repository / "sub", private)[1]
-    assert "gone.py" in bundles.revision(repository / "sub", private)[1]
+    assert "changed.py" in revision(repository / "sub")[1]
+    assert "changed.py" not in revision(repository / "sub", private)[1]
+    assert "gone.py" in revision(repository / "sub", private)[1]
 
 
 def test_private_files_are_not_sent_outside_of_git_either(tmp_path: Path) -> None:
     for name in ("a.py", "team.env"):
         (tmp_path / name).write_text("")
-    assert bundles.find_code(tmp_path, ["a.py"], [str(tmp_path / "team.env")]).files == ("a.py",)
+    assert find_code(tmp_path, ["a.py"], [str(tmp_path / "team.env")]).files == ("a.py",)

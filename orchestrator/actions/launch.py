@@ -18,6 +18,7 @@ from orchestrator import bundle as bundles
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.actions.request import LaunchArguments, make_request
 from orchestrator.actions.runs import home_store
+from orchestrator.code import revision
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, OrchError, machine_error
 from orchestrator.inventory.model import Inventory
@@ -65,11 +66,8 @@ def plan_launch(arguments: LaunchArguments) -> Planned:
     run_id = new_run_id(inventory.name, now, os.urandom(2).hex())
     slurm_home = _home_of_slurm(inventory) if arguments.launcher == "slurm" else None
     plan = make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=slurm_home)
-    links = (
-        f"the symbolic link {link} points out of the code and is not sent to the nodes" for link in bundle.left_out
-    )
     record = _record(plan, request, inventory, now)
-    return Planned(plan, bundle, record, inventory.private_files, (*links, *plan.warnings))
+    return Planned(plan, bundle, record, inventory.private_files, (*bundle.warnings, *plan.warnings))
 
 
 def _home_of_slurm(inventory: Inventory) -> str | None:
@@ -188,7 +186,7 @@ def undo_on_failure(folders: Sequence[RunFolder], launcher: Launcher, outcome: s
 def record_plan(folder: RunFolder, planned: Planned) -> None:
     """Add the plan and the state of the code to the record, which is written earlier without them."""
     folder.write_plan(planned.plan)
-    commit, diff = bundles.revision(Path.cwd(), planned.private)
+    commit, diff = revision(Path.cwd(), planned.private)
     if diff:
         folder.write_diff(diff)
     folder.update(state=RunState.STARTING, code={"commit": commit, "dirty": bool(diff)})

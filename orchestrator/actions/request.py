@@ -15,6 +15,7 @@ from typing import Any
 
 from orchestrator import bundle as bundles
 from orchestrator.actions.durations import seconds
+from orchestrator.code import Code, find_code
 from orchestrator.errors import UsageError
 from orchestrator.resources import trainer_folder
 from orchestrator.run import LauncherName, Program, Request, Shape
@@ -47,7 +48,7 @@ def make_request(arguments: LaunchArguments, private: Sequence[str] = ()) -> tup
         raise UsageError("there is no program after --", hint="-- train.py …, or omit -- to run the shared trainer")
     settings = trainer_config(arguments) if arguments.program is None else None
     argv = settings.user_module if settings else arguments.program
-    code = bundles.find_code(Path.cwd(), argv, private) if argv else None
+    code = find_code(Path.cwd(), argv, private) if argv else None
     program = _program(arguments, code)
     shape = _shape(arguments.shape) if arguments.shape else None
     config = settings.text if settings else None
@@ -64,7 +65,7 @@ def _shape(text: str) -> Shape:
     return Shape(int(match[1]), int(match[2]))
 
 
-def _program(arguments: LaunchArguments, code: bundles.Code | None) -> Program:
+def _program(arguments: LaunchArguments, code: Code | None) -> Program:
     cwd = code.cwd if code and code.files else None
     if code is None or arguments.program is None:
         if arguments.bare:
@@ -87,7 +88,7 @@ def _program(arguments: LaunchArguments, code: bundles.Code | None) -> Program:
     return Program("executable", arguments.program, cwd)
 
 
-def _require_file(name: str, code: bundles.Code) -> None:
+def _require_file(name: str, code: Code) -> None:
     """Refuse a relative path that is not among the files sent to the nodes; an absolute path names a file of the node."""
     if name.startswith("/"):
         return

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import bundle as bundles
+from orchestrator.code import Code
 from orchestrator.errors import LaunchError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher
@@ -42,7 +43,7 @@ class PortTakenLauncher(DirectLauncher):
 
 
 def _launcher(
-    tmp_path: Path, *, times_taken: int = 0, code: bundles.Code | None = None
+    tmp_path: Path, *, times_taken: int = 0, code: Code | None = None
 ) -> tuple[PortTakenLauncher, LaunchPlan, bundles.Bundle]:
     nodes = tuple(Node(name=name, python=sys.executable, workdir=str(tmp_path / "work")) for name in ("n0", "n1"))
     inventory = Inventory(name="here", transport="local", nodes=nodes)
@@ -100,7 +101,7 @@ def test_port_that_is_taken_every_time_fails_the_launch_and_undo_ends_the_agents
 
 def test_code_that_is_saved_after_the_plan_is_not_pushed_under_its_digest(tmp_path: Path) -> None:
     """The plan's digest names a folder on the nodes, which later runs of the same code use without a push."""
-    code = bundles.Code(tmp_path / "project", "", ("train.py",))
+    code = Code(tmp_path / "project", "", ("train.py",))
     code.root.mkdir()
     (code.root / "train.py").write_text("old")
     launcher, plan, bundle = _launcher(tmp_path, code=code)
@@ -111,4 +112,4 @@ def test_code_that_is_saved_after_the_plan_is_not_pushed_under_its_digest(tmp_pa
         launcher.close()
     pushed = tmp_path / "work/bundles" / plan.bundle / "code"
     assert (pushed / "train.py").read_text() == "old"
-    assert bundles.build(trainer=False, code=bundles.Code(pushed, "", ("train.py",))).digest == plan.bundle
+    assert bundles.build(trainer=False, code=Code(pushed, "", ("train.py",))).digest == plan.bundle
