@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Any, Literal
 
 from orchestrator.node.events import NO_RETRY
+from orchestrator.stored import known_fields
 
 LauncherName = Literal["ssh", "slurm"]
 ISOLATION_TIMEOUT_S = 60.0
@@ -139,6 +141,8 @@ class RunRecord:
     """The sweep's id, if the run belongs to a sweep."""
     swept: dict[str, str] = field(default_factory=dict)
     """Its values of the swept settings."""
+    other: dict[str, Any] = field(default_factory=dict)
+    """Fields of another version of orch, which are kept when the record is written."""
 
     @property
     def exit_code(self) -> int:
@@ -149,21 +153,30 @@ class RunRecord:
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able form; `from_json` is its inverse."""
-        return {**asdict(self), "state": self.state.value}
+        data = asdict(self)
+        return {**data.pop("other"), **data, "state": self.state.value}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RunRecord:
         """
-        Read a record written by this or an earlier version.
+        Read a record written by any version; a state that this version does not know is LOST.
 
         Raises:
             KeyError, TypeError, ValueError: the data is not a run record.
         """
-        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-        exit_ = (
-            RankExit(**{**known["exit"], "lines": tuple(known["exit"].get("lines", ()))}) if known.get("exit") else None
-        )
-        return cls(**{**known, "state": RunState(known["state"]), "exit": exit_})
+        known = known_fields(cls, {name: value for name, value in data.items() if name != "other"})
+        if known["state"] in RunState.__members__:
+            state, message = RunState(known["state"]), known.get("message")
+        else:
+            state = RunState.LOST
+            message = f"its state is {known['state']}, which this version of orch does not know"
+        other = {name: value for name, value in data.items() if name not in known}
+        exit_ = _rank_exit(known["exit"]) if known.get("exit") else None
+        return cls(**{**known, "state": state, "message": message, "exit": exit_, "other": other})
+
+
+def _rank_exit(data: Mapping[str, Any]) -> RankExit:
+    return RankExit(**{**known_fields(RankExit, data), "lines": tuple(data.get("lines", ()))})
 
 
 def new_run_id(name: str, now: datetime, token: str) -> str:

@@ -23,6 +23,8 @@ from orchestrator.plan import plan as plans
 from orchestrator.plan.files import node_files
 from orchestrator.plan.plan import LaunchPlan, redacted
 from orchestrator.run import RunRecord
+from orchestrator.stored import MissingFields
+from orchestrator.version import __version__
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 LOCK_WAIT_S = 1.0
@@ -134,17 +136,15 @@ class RunFolder:
 
     def read(self) -> RunRecord:
         """
-        Read the record.
+        Read the record, written by any version of orch.
 
         Raises:
             RunNotFound: it is missing or cannot be read.
         """
         try:
-            return RunRecord.from_json(json.loads(self.record_file.read_text("utf-8")))
+            return RunRecord.from_json(_json_object(self.record_file))
         except (OSError, KeyError, TypeError, ValueError) as exc:
-            raise RunNotFound(
-                f"{self.record_file} cannot be read: {exc}", hint="orch list shows the readable runs"
-            ) from exc
+            raise self._unreadable(self.record_file, exc) from exc
 
     def write(self, record: RunRecord) -> None:
         """Replace the record atomically."""
@@ -224,23 +224,50 @@ class RunFolder:
 
     def read_plan(self) -> LaunchPlan:
         """
-        Read the plan that was carried out, without environment values.
+        Read the plan that was carried out, without environment values, written by any version of orch.
 
         Raises:
             RunNotFound: it is missing or cannot be read.
         """
-        file = self.plan_folder / "plan.json"
         try:
-            return plans.from_json(json.loads(file.read_text("utf-8")))
+            return plans.from_json(_json_object(self._plan_file))
         except (OSError, KeyError, TypeError, ValueError) as exc:
-            raise RunNotFound(f"{file} cannot be read: {exc}", hint="its nodes are not known without it") from exc
+            raise self._unreadable(self._plan_file, exc) from exc
 
     def write_plan(self, plan: LaunchPlan) -> None:
         """Save the plan and every file that it renders, without the values of secrets."""
-        write_file(self.plan_folder / "plan.json", json.dumps(plans.to_json(plan), indent=1) + "\n")
+        write_file(self._plan_file, json.dumps(plans.to_json(plan), indent=1) + "\n")
         for node, files in node_files(redacted(plan)).items():
             for file in files:
                 write_file(self.plan_folder / node / Path(file.path).name, file.text)
+
+    @property
+    def _plan_file(self) -> Path:
+        return self.plan_folder / "plan.json"
+
+    def _unreadable(self, file: Path, exc: Exception) -> RunNotFound:
+        """The error for a file of this folder that is missing, damaged, or lacks what this version needs."""
+        if isinstance(exc, OSError):
+            reason = exc.strerror or str(exc)
+        elif isinstance(exc, MissingFields):
+            reason = f"{exc}; it was written by orch {self._version()}, and this is orch {__version__}"
+        else:
+            reason = f"it is damaged: {exc}"
+        return RunNotFound(f"{file} cannot be read: {reason}", hint=f"orch stop {self.path.name} -i INVENTORY ends it")
+
+    def _version(self) -> str:
+        """The version of orch that wrote the record, as far as it is known."""
+        try:
+            return str(_json_object(self.record_file)["versions"]["orch"])
+        except (OSError, KeyError, TypeError, ValueError):
+            return "of an unknown version"
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    data = json.loads(file.read_text("utf-8"))
+    if not isinstance(data, dict):
+        raise TypeError("not a JSON object")
+    return data
 
 
 def _private(path: Path, mode: str) -> IO[str]:

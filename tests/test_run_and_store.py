@@ -13,14 +13,17 @@ import sys
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.node.events import NO_RETRY
 from orchestrator.node.run_folder import RUN_ID
-from orchestrator.run import RankExit, RunRecord, RunState, new_run_id
-from orchestrator.store import Store, SupervisorProcess, home
+from orchestrator.plan.plan import LaunchPlan, NodePlan, Sweep, to_json
+from orchestrator.run import Program, RankExit, RunRecord, RunState, new_run_id
+from orchestrator.store import Store, SupervisorProcess, home, write_file
+from orchestrator.transports.ssh.route import PlannedSsh
 
 
 def _record(run_id: str, created: str = "2026-01-02T03:04:05+00:00") -> RunRecord:
@@ -57,9 +60,64 @@ def test_record_reads_back_equal() -> None:
     assert RunRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
-def test_unknown_keys_of_a_later_version_are_ignored() -> None:
-    data = _record("a-20260102-030405-0abc").to_json() | {"invented_later": 1}
-    assert RunRecord.from_json(data).id == "a-20260102-030405-0abc"
+def _with_unknown_fields(data: Any) -> Any:  # noqa: ANN401  JSON of any kind
+    """The data with an unknown field in each object, as another version may have stored it."""
+    if isinstance(data, list):
+        return [_with_unknown_fields(entry) for entry in data]
+    if isinstance(data, dict):
+        return {**{key: _with_unknown_fields(value) for key, value in data.items()}, "invented_later": 1}
+    return data
+
+
+def test_fields_of_another_version_are_ignored_in_every_object_and_kept_in_the_record(tmp_path: Path) -> None:
+    record = replace(_record("a-20260102-030405-0abc"), exit=RankExit("n0", 3, None, "SIGKILL", "out of memory"))
+    folder = Store(tmp_path).create(record)
+    node = NodePlan("n0", "n0", 0, range(2), {}, None, None, "python3", "/w")
+    ssh = {"config": None, "proxy_jump": None, "host_keys": "strict", "fanout": 64, "connect_timeout_s": 10.0}
+    plan = LaunchPlan(
+        *(record.id, 1, "ssh", "ssh", "a", (node,), 1, 2, False, Program("executable", ("x",)), None, "", ssh, {}),
+        sweep=Sweep("s", (record.id,)),
+    )
+    for file, data in ((folder.record_file, record.to_json()), (folder.path / "plan" / "plan.json", to_json(plan))):
+        write_file(file, json.dumps(_with_unknown_fields(data)))
+    assert Store(tmp_path).all() == [folder]
+    assert folder.update(message="changed").exit == record.exit
+    assert json.loads(folder.record_file.read_text())["invented_later"] == 1
+    restored = folder.read_plan()
+    assert (restored.nodes, restored.program, restored.sweep) == (plan.nodes, plan.program, plan.sweep)
+    assert PlannedSsh.of(restored.ssh) == PlannedSsh.of(ssh)
+
+
+def test_state_of_another_version_is_lost() -> None:
+    record = RunRecord.from_json({**_record("a-20260102-030405-0abc").to_json(), "state": "PAUSED"})
+    assert (record.state, record.message) == (
+        RunState.LOST,
+        "its state is PAUSED, which this version of orch does not know",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"id": "a', "is damaged: Unterminated string"),
+        ("[]", "is damaged: not a JSON object"),
+        (
+            '{"id": "a", "versions": {"orch": "9.9"}}',
+            "RunRecord has no code, created, .* written by orch 9.9, and this",
+        ),
+        (None, "No such file"),
+    ],
+)
+def test_unreadable_record_is_reported_with_its_reason_and_the_next_step(
+    tmp_path: Path, text: str | None, why: str
+) -> None:
+    folder = Store(tmp_path).create(_record("a-20260102-030405-0abc"))
+    folder.record_file.unlink()
+    if text is not None:
+        folder.record_file.write_text(text)
+    with pytest.raises(RunNotFound, match=why) as caught:
+        folder.read()
+    assert "orch stop a-20260102-030405-0abc -i INVENTORY" in caught.value.hint
 
 
 def test_store_is_private_and_finds_by_id_prefix_name_and_latest(tmp_path: Path) -> None:

@@ -167,13 +167,13 @@ def _sites_of_runs(plans: Iterable[LaunchPlan | None]) -> list[Site]:
 
 def _sites_of(plan: LaunchPlan) -> list[Site]:
     """The sites of a run. Under Slurm: the login node or this machine, and all nodes only if the working folder is not shared."""
-    ssh = PlannedSsh(**plan.ssh)
+    ssh = PlannedSsh.of(plan.ssh)
     if plan.launcher == "slurm":
         login = login_node(plan.slurm["login"], plan.head, ssh)
         host = Site(plan.head, "local", ssh) if login is None else Site(login, "ssh", ssh)
         if not unshared_workdir.is_unshared(plan):
             return [host]
-        ssh = PlannedSsh(**unshared_workdir.ssh_to_nodes(plan, slurm_host(plan)))
+        ssh = PlannedSsh.of(unshared_workdir.ssh_to_nodes(plan, slurm_host(plan)))
         return [host, *(Site(node, "ssh", ssh) for node in plan.nodes)]
     return [Site(node, plan.transport, ssh) for node in plan.nodes]
 

@@ -40,7 +40,7 @@ def transport_factory(
     from orchestrator.transports.ssh.user_keys import Keyring  # noqa: PLC0415
 
     _raise_file_limit()
-    keyring, settings = Keyring(terminal or Terminal()), PlannedSsh(**ssh) if isinstance(ssh, Mapping) else ssh
+    keyring, settings = Keyring(terminal or Terminal()), PlannedSsh.of(ssh) if isinstance(ssh, Mapping) else ssh
     return lambda node: SshTransport(node, settings, keyring)
 
 

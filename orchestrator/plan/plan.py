@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.inventory.redaction import REDACTED
 from orchestrator.node.run_folder import attempt_folder
 from orchestrator.run import LauncherName, Program
+from orchestrator.stored import known_fields
 
 GRACE_S = 10.0
 
@@ -112,12 +113,22 @@ def to_json(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> LaunchPlan:
-    """The plan from its stored form; its nodes' environments are empty."""
-    nodes = tuple(NodePlan(**{**node, "ranks": range(*node["ranks"]), "env": {}}) for node in data["nodes"])
-    program = Program(**{**data["program"], "args": tuple(data["program"]["args"])})
+    """
+    The plan from its stored form, written by any version; its nodes' environments are empty.
+
+    Raises:
+        KeyError, TypeError, ValueError: the data is not a plan.
+    """
+    known = known_fields(LaunchPlan, data)
+    program = Program(**{**known_fields(Program, data["program"]), "args": tuple(data["program"]["args"])})
     sweep = Sweep(data["sweep"]["id"], tuple(data["sweep"]["runs"])) if data.get("sweep") else None
-    lists = {"warnings": tuple(data["warnings"]), "sweep": sweep}
-    return LaunchPlan(**{**data, "nodes": nodes, "program": program, **lists})
+    values = {"nodes": tuple(map(_node, data["nodes"])), "program": program, "sweep": sweep}
+    return LaunchPlan(**{**known, **values, "warnings": tuple(data.get("warnings", ()))})
+
+
+def _node(data: Mapping[str, Any]) -> NodePlan:
+    known = known_fields(NodePlan, {**data, "env": {}})
+    return NodePlan(**{**known, "ranks": range(*known["ranks"]), "secrets": frozenset()})
 
 
 def redacted(plan: LaunchPlan) -> LaunchPlan:

@@ -88,7 +88,7 @@ def slurm_host(plan: LaunchPlan, terminal: Terminal | None = None) -> SlurmHost:
     """Return the machine that runs the plan's Slurm commands; a login prompts at `terminal`."""
     if plan.slurm["login"] is None:
         return ThisMachine(plan.head)
-    login = login_node(plan.slurm["login"], plan.head, PlannedSsh(**plan.ssh))
+    login = login_node(plan.slurm["login"], plan.head, PlannedSsh.of(plan.ssh))
     return ThisMachine(plan.head) if login is None else LoginNode(login, transport_factory("ssh", plan.ssh, terminal))
 
 

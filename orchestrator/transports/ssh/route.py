@@ -12,9 +12,10 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from orchestrator.names.addresses import check_address, check_port, check_user, jump_host
+from orchestrator.stored import known_fields
 
 USER_CONFIG = Path("~/.ssh/config")
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
@@ -64,6 +65,11 @@ class PlannedSsh:
     host_keys: str
     fanout: int
     connect_timeout_s: float
+
+    @classmethod
+    def of(cls, ssh: Mapping[str, Any]) -> PlannedSsh:
+        """The settings in a plan that any version has stored."""
+        return cls(**known_fields(cls, ssh))
 
 
 @dataclass(frozen=True, slots=True)
