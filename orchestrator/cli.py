@@ -214,12 +214,15 @@ def env(inventory: str | None, nodes: str | None, node: str | None, as_json: boo
 
 
 @app.command()
-@_run
-def stop(run: str) -> int:
-    """End a run on every node."""
+@click.argument("run", required=False, metavar="[RUN]")
+@click.option(
+    "-i", "--inventory", metavar="FILE", help="Find the run on these nodes: its record is gone, or elsewhere."
+)
+def stop(run: str | None, inventory: str | None) -> int:
+    """End a run on every node; without RUN the only run that has not ended."""
     from orchestrator.commands.stop import stop  # noqa: PLC0415
 
-    return stop(run)
+    return stop(run, inventory)
 
 
 @app.command()

@@ -141,7 +141,7 @@ class RunRecord:
     """The sweep's id, if the run belongs to a sweep."""
     swept: dict[str, str] = field(default_factory=dict)
     """Its values of the swept settings."""
-    other: dict[str, Any] = field(default_factory=dict)
+    unknown_fields: dict[str, Any] = field(default_factory=dict)
     """Fields of another version of orch, which are kept when the record is written."""
 
     @property
@@ -154,7 +154,7 @@ class RunRecord:
     def to_json(self) -> dict[str, Any]:
         """JSON-able form; `from_json` is its inverse."""
         data = asdict(self)
-        return {**data.pop("other"), **data, "state": self.state.value}
+        return {**data.pop("unknown_fields"), **data, "state": self.state.value}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RunRecord:
@@ -164,15 +164,15 @@ class RunRecord:
         Raises:
             KeyError, TypeError, ValueError: the data is not a run record.
         """
-        known = known_fields(cls, {name: value for name, value in data.items() if name != "other"})
+        known = known_fields(cls, {name: value for name, value in data.items() if name != "unknown_fields"})
         if known["state"] in RunState.__members__:
             state, message = RunState(known["state"]), known.get("message")
         else:
             state = RunState.LOST
             message = f"its state is {known['state']}, which this version of orch does not know"
-        other = {name: value for name, value in data.items() if name not in known}
+        unknown_fields = {name: value for name, value in data.items() if name not in known}
         exit_ = _rank_exit(known["exit"]) if known.get("exit") else None
-        return cls(**{**known, "state": state, "message": message, "exit": exit_, "other": other})
+        return cls(**{**known, "state": state, "message": message, "exit": exit_, "unknown_fields": unknown_fields})
 
 
 def _rank_exit(data: Mapping[str, Any]) -> RankExit:

@@ -22,7 +22,7 @@ from orchestrator.node.run_folder import RUN_ID
 from orchestrator.plan import plan as plans
 from orchestrator.plan.files import node_files
 from orchestrator.plan.plan import LaunchPlan, redacted
-from orchestrator.run import RunRecord
+from orchestrator.run import RunRecord, RunState
 from orchestrator.stored import MissingFields
 from orchestrator.version import __version__
 
@@ -75,11 +75,17 @@ class KeptRun(Protocol):
 
 @dataclass(slots=True)
 class UnrecordedRun:
-    """A run that another machine launched, found on its nodes; its record is kept in memory."""
+    """A run without a record here that can be read, found on its nodes or by its plan; its record is kept in memory."""
 
     record: RunRecord
     plan: LaunchPlan
     is_recorded: bool = False
+
+    @classmethod
+    def of(cls, plan: LaunchPlan) -> UnrecordedRun:
+        """The run of this plan, which has started, and is taken as running."""
+        unknown: dict[str, Any] = {"request": {}, "inventory": {}, "code": {}, "versions": {}}
+        return cls(RunRecord(plan.run_id, plan.launcher, RunState.RUNNING, "", started=True, **unknown), plan)
 
     def read(self) -> RunRecord:
         """The present record."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from orchestrator.actions.durations import seconds
 from orchestrator.actions.log_reader import Keep
-from orchestrator.actions.runs import find_run, home_store
+from orchestrator.actions.runs import find_run
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
@@ -17,7 +17,6 @@ from orchestrator.logs.lines import LogLines
 from orchestrator.names.hostlist import expand
 from orchestrator.node.run_folder import RUN_ID
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.run import RunRecord, RunState
 from orchestrator.store import KeptRun, UnrecordedRun
 
 
@@ -52,7 +51,7 @@ def find_on_nodes(
     run_id: str, inventory: str, on_message: Callable[[str], None], on_warning: Callable[[str], None]
 ) -> tuple[KeptRun, Launcher]:
     """
-    Find a run that is not recorded here on the nodes of the inventory; a record here wins.
+    Find a run on the nodes of the inventory, unless it is recorded here with a plan that can be read.
 
     Raises:
         UsageError: `run_id` is not the complete id of a run.
@@ -61,20 +60,19 @@ def find_on_nodes(
     if not RUN_ID.fullmatch(run_id):
         hint = "as orch ssh-launch printed it: gpt-20261121-101500-ab12; names, prefixes and latest are for runs launched here"
         raise UsageError(f"with -i, RUN is the complete id of a run; {run_id!r} is not", hint=hint)
-    if any(folder.path.name == run_id for folder in home_store().all()):
+    with suppress(RunNotFound):  # it is not recorded here, or its plan is damaged
+        recorded = recorded_run(run_id)
         on_message(
             f"run {run_id} is recorded here, so its nodes are taken from its record, and -i {inventory} was not read"
         )
-        return recorded_run(run_id)
+        return recorded
     from orchestrator.actions.inventory import load_inventory  # noqa: PLC0415  only if nothing is recorded here
     from orchestrator.launchers.discovery import find_run  # noqa: PLC0415
 
     plan, launcher = find_run(load_inventory(inventory, None), run_id)
     for warning in plan.warnings:
         on_warning(warning)
-    unknown: dict[str, Any] = {"request": {}, "inventory": {}, "code": {}, "versions": {}}
-    record = RunRecord(run_id, plan.launcher, RunState.RUNNING, "", started=True, **unknown)
-    return UnrecordedRun(record, plan), launcher
+    return UnrecordedRun.of(plan), launcher
 
 
 def line_selector(wanted: Filter, plan: LaunchPlan, now: float) -> Keep:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from contextlib import closing
 
-from orchestrator.errors import LaunchError, RunLost
+from orchestrator.actions.logs import find_on_nodes
+from orchestrator.actions.runs import find_run, readable_runs
+from orchestrator.errors import LaunchError, RunLost, RunNotFound, UsageError
 from orchestrator.launchers import launcher_for
+from orchestrator.launchers.base import Launcher
 from orchestrator.names.hostlist import fold
 from orchestrator.node.ownership import signal_exactly
+from orchestrator.node.run_folder import RUN_ID
 from orchestrator.plan.plan import GRACE_S
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import RunFolder
+from orchestrator.store import KeptRun, RunFolder, UnrecordedRun
 from orchestrator.verdict import observe
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import is_launching, remote_launch_host
@@ -23,39 +28,100 @@ CANCEL_S = 90.0  # a cancelled launch waits for its pending requests, then ends 
 POLL_S = 0.05
 
 
+def run_to_stop(name: str | None) -> RunFolder:
+    """
+    The run of this name; without a name the only run that has not ended, or the newest if all have ended.
+
+    Raises:
+        UsageError: there is no name, and several runs have not ended.
+        RunNotFound: there is no such run.
+    """
+    if name is not None:
+        try:
+            return find_run(name)
+        except RunNotFound as exc:
+            if RUN_ID.fullmatch(name):
+                exc.hint = f"{exc.hint}; without a record here: orch stop {name} -i FILE"
+            raise
+    unended = [(folder, record) for folder, record in readable_runs()[0] if not record.state.final]
+    if len(unended) > 1:
+        lines = [f"  orch stop {record.id}   {_described(folder, record)}" for folder, record in unended]
+        raise UsageError(
+            "\n".join([f"{len(unended)} runs have not ended, so name the one to end:", *lines]),
+            hint="these states are recorded ones; `orch list --all` queries the runs",
+        )
+    return unended[0][0] if unended else find_run("latest")
+
+
+def _described(folder: RunFolder, record: RunRecord) -> str:
+    """State, nodes and start of a run in one line."""
+    try:
+        plan = folder.read_plan()
+        nodes = f"{plan.node_count} nodes" if plan.by_count else fold(node.name for node in plan.nodes)
+    except RunNotFound:
+        nodes = "nodes unknown"
+    return f"{record.state.value}, {nodes}, started {record.created[:19].replace('T', ' ')} UTC"
+
+
 def stop(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:
     """
     Stop a run, and before that its launch if it is in progress; returns its record. A run that has ended is no error.
 
+    If the record cannot be read, the run is ended by its plan.
+
     Raises:
         LaunchError: some processes could not be ended, or may still be started.
         RunLost: the run's folders are gone, so its processes are not known.
+        RunNotFound: neither the record nor the plan can be read.
     """
-    record = _cancel_launch(folder, on_message)
-    plan = folder.read_plan()
-    launch_host = remote_launch_host(record)
-    is_over = record.state.ended
-    if not is_over:
-        folder.request_stop()
-    launcher = launcher_for(plan)
+    run: KeptRun = folder
     try:
-        left = launcher.stop(record.slurm_job, grace_s=GRACE_S)
-        if left:
-            raise LaunchError(
-                f"run {record.id} is not known to be over everywhere\n  " + "\n  ".join(left),
-                hint=f"orch stop {record.id} again once that is resolved",
-            )
-        if launch_host:
-            raise LaunchError(
-                f"run {record.id} may still be being launched on {launch_host}: what had started was ended, but not the launch",
-                hint=f"orch stop {record.id} on {launch_host}; if that machine is gone, nothing more will start",
-            )
-        if not is_over:
-            status = observe.observe_run(folder, plan, launcher, launcher.job_status(record.slurm_job))
-            record = settle(folder, _verdict(record, status), status.nodes, attempt=status.attempt)
-    finally:
-        launcher.close()
-    return record
+        record = _cancel_launch(folder, on_message)
+    except RunNotFound as exc:
+        run = UnrecordedRun.of(folder.read_plan())
+        record = run.read()
+        on_message(f"{exc}; the run is ended by its plan")
+    plan = folder.read_plan()
+    if not record.state.ended:
+        folder.request_stop()
+    with closing(launcher_for(plan)) as launcher:
+        return _end(run, record, launcher)
+
+
+def stop_on_nodes(
+    run_id: str, inventory: str, on_message: Callable[[str], None], on_warning: Callable[[str], None]
+) -> RunRecord:
+    """
+    Stop a run that has no usable record here, found on the nodes of the inventory; returns its record.
+
+    Raises:
+        UsageError: `run_id` is not the complete id of a run.
+        LaunchError: no reachable node has the run; or as from `stop`.
+    """
+    run, launcher = find_on_nodes(run_id, inventory, on_message, on_warning)
+    with closing(launcher):
+        if not isinstance(run, RunFolder):
+            return _end(run, run.read(), launcher)
+    return stop(run, on_message)
+
+
+def _end(run: KeptRun, record: RunRecord, launcher: Launcher) -> RunRecord:
+    """End the run on its nodes and record its state."""
+    left = launcher.stop(record.slurm_job, grace_s=GRACE_S)
+    if left:
+        raise LaunchError(
+            f"run {record.id} is not known to be over everywhere\n  " + "\n  ".join(left),
+            hint=f"orch stop {record.id} again once that is resolved",
+        )
+    if launch_host := remote_launch_host(record):
+        raise LaunchError(
+            f"run {record.id} may still be being launched on {launch_host}: what had started was ended, but not the launch",
+            hint=f"orch stop {record.id} on {launch_host}; if that machine is gone, nothing more will start",
+        )
+    if record.state.ended:
+        return record
+    status = observe.observe_run(run, launcher.plan, launcher, launcher.job_status(record.slurm_job))
+    return settle(run, _verdict(record, status), status.nodes, attempt=status.attempt)
 
 
 def _cancel_launch(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from orchestrator.actions import stop as action
-from orchestrator.actions.runs import find_run
-from orchestrator.console import inform
+from orchestrator.console import inform, warn
+from orchestrator.errors import UsageError
 
 
-def stop(run: str) -> int:
-    """Stop the run and print its state."""
-    record = action.stop(find_run(run), inform)
+def stop(run: str | None, inventory: str | None) -> int:
+    """Stop the run, found by its record or on the nodes of the inventory, and print its state."""
+    if inventory is None:
+        record = action.stop(action.run_to_stop(run), inform)
+    elif run is None:
+        raise UsageError("with -i, RUN is the complete id of a run", hint="orch stop RUN -i FILE")
+    else:
+        record = action.stop_on_nodes(run, inventory, inform, warn)
     inform(f"run {record.id} is {record.state.value}")
     return 0

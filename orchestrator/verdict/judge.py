@@ -143,7 +143,9 @@ def stopped_by_another_signal(evidence: Evidence) -> Verdict | None:
     stopped = evidence.finished_as(State.STOPPED)
     if not stopped:
         return None
-    return Verdict(RunState.FAILED, message=f"{stopped[0][0]} was asked to stop by a signal that orch did not send")
+    return Verdict(
+        RunState.FAILED, message=f"{stopped[0][0]} was stopped by a signal, not by `orch stop` on this machine"
+    )
 
 
 def an_agent_died(evidence: Evidence) -> Verdict | None:

@@ -101,7 +101,7 @@ def test_agent_that_gets_a_foreign_sigterm_fails_the_run_and_is_named(orch: Orch
     os.kill(orch.agent_pid(run, "n1"), signal.SIGTERM)
     record = _ended(orch, run)
     assert record["state"] == "FAILED"
-    assert "n1 was asked to stop by a signal that orch did not send" in record["message"]
+    assert "n1 was stopped by a signal, not by `orch stop` on this machine" in record["message"]
     until(lambda: _has_no_process(orch, run), awaited="every process of the run to be gone")
     orch("stop", run)
     assert orch.status(run)["state"] == "FAILED"

@@ -107,7 +107,7 @@ def test_cancelled_job_is_stopped_and_one_ended_by_a_signal_has_failed(orch: Orc
         states.append((orch.status(run_id)["state"], orch.status(run_id)["message"] or ""))
     assert states[0] == ("STOPPED", "")
     assert states[1][0] == "FAILED"
-    assert "was asked to stop by a signal that orch did not send" in states[1][1]
+    assert "was stopped by a signal, not by `orch stop` on this machine" in states[1][1]
 
 
 def test_waiting_job_is_pending_with_slurms_reason(orch: Orch) -> None:

@@ -1,4 +1,4 @@
-"""orch logs RUN -i FILE: the log of a run whose record is on another machine."""
+"""orch logs RUN -i FILE and orch stop RUN -i FILE: runs whose records are on another machine."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_cut_connections_lose_no_line_of_a_follower_on_another_machine(here: Orc
 
 
 @pytest.mark.processes
-def test_run_on_this_machine_is_found_without_a_record_too(tmp_path: Path) -> None:
+def test_run_on_this_machine_is_found_and_stopped_without_a_record_too(tmp_path: Path) -> None:
     nodes = [{"name": name} for name in ("a", "b")]
     base = {"name": "machine", "accelerator": "cpu", "transport": "local", "nodes": nodes}
     write_inventory(tmp_path / "inventory.yaml", {**base, "defaults": {"workdir": str(tmp_path / "work")}}, {})
@@ -248,3 +248,7 @@ def test_run_on_this_machine_is_found_without_a_record_too(tmp_path: Path) -> No
     run = here.records()[-1]["id"]
     elsewhere = Orch(tmp_path, env={"ORCH_HOME": str(tmp_path / "elsewhere")})
     assert elsewhere.lines(run, "-i", "inventory.yaml") == here.lines(run)
+    sleeper = here("ssh-launch", "--detach", "--", "sleep", "1000").stdout.strip()
+    assert f"orch stop {sleeper} -i FILE" in elsewhere("stop", sleeper, code=2).stderr
+    assert f"run {sleeper} is STOPPED" in elsewhere("stop", sleeper, "-i", "inventory.yaml").stderr
+    assert not here.processes_of(sleeper)

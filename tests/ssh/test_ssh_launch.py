@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -133,12 +134,20 @@ def test_ctrl_c_stops_watching_and_the_run_continues(orch: Orch, farm: Farm) -> 
 def test_stop_ends_one_run_and_leaves_the_other(orch: Orch) -> None:
     first = orch("ssh-launch", "--detach", "--", "sleep", "1000").stdout.strip()
     second = orch("ssh-launch", "--detach", "--", "sleep", "1000").stdout.strip()
+    refusal = orch("stop", code=2).stderr
+    assert "2 runs have not ended" in refusal
+    for run in (first, second):
+        assert re.search(rf"^  orch stop {run}   \w+ING, n\[0-1\], started 20\d\d-", refusal, re.MULTILINE)
     orch("stop", first)
     assert orch.status(first)["state"] == "STOPPED"
     assert orch.status(second)["state"] == "RUNNING"
     listed = {run["id"]: run["state"] for run in json.loads(orch("list", "--json").stdout)}
     assert listed == {first: "STOPPED", second: "RUNNING"}
-    orch("stop", second)
+    (orch.home / "runs" / second / "run.json").write_text('{"id": "farm')
+    done = orch("stop", second)
+    assert "run.json cannot be read: it is damaged: Unterminated string" in done.stderr
+    assert f"run {second} is STOPPED" in done.stderr
+    assert not orch.processes_of(second)
 
 
 def test_stopped_run_ends_a_watching_orch_with_6(orch: Orch) -> None:

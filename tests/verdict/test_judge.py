@@ -166,7 +166,7 @@ def test_failure_is_kept_when_orch_stop_ends_the_other_nodes() -> None:
 
 def test_dead_agent_is_reported_unless_another_was_stopped() -> None:
     died = "the agent of n1 died without a last event; its log ends: out of memory"
-    stopped = "n0 was asked to stop by a signal that orch did not send"
+    stopped = "n0 was stopped by a signal, not by `orch stop` on this machine"
     assert judge(_plan("ssh"), [_died("n1")], None).message == died, "without a report of n0"
     assert judge(_plan("ssh"), [_node("n0", "STOPPED"), _died("n1")], None).message == stopped
     assert judge(_plan("slurm"), [_died("n1")], OVER).message == died
@@ -210,7 +210,7 @@ def test_agents_stopped_without_orch_stop_fail_the_run_and_the_first_is_named() 
     verdict = judge(_plan("ssh"), nodes, None)
     assert (verdict.state, verdict.message) == (
         RunState.FAILED,
-        "n1 was asked to stop by a signal that orch did not send",
+        "n1 was stopped by a signal, not by `orch stop` on this machine",
     )
 
 
