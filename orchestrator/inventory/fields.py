@@ -24,6 +24,7 @@ from orchestrator.names.addresses import (
     pattern_check,
 )
 from orchestrator.names.hostlist import expand
+from orchestrator.node.agent.environment import LOGIN_NAMES, STALE_NAMES, is_stale
 
 STRICT = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 """For every mapping in an inventory: unknown keys are refused, and pydantic's messages hold no values."""
@@ -35,26 +36,9 @@ Network: TypeAlias = Literal["auto", "infiniband", "roce", "ethernet"]
 TransportKind: TypeAlias = Literal["ssh", "local"]
 HostKeys: TypeAlias = Literal["strict", "accept-new"]
 
-# The agent sets these for every rank (torchrun's variables and orch's own); a value in the inventory would contradict it.
-_SET_BY_ORCH = frozenset(
-    [
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "NODE_RANK",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "ROLE_RANK",
-        "ROLE_WORLD_SIZE",
-        "ROLE_NAME",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    ]
-)
-_SET_BY_ORCH_PREFIXES = ("TORCHELASTIC_", "PET_", "ORCH_")
-# The agent drops these, since another launcher may have set them (node/agent/environment.py), or a job script reads them.
-_LAUNCHER_PREFIXES = ("SLURM_", "SLURMD_", "PMI_", "PMIX_", "OMPI_")
+_SET_BY_ORCH_PREFIXES = (b"TORCHELASTIC_", b"PET_", b"ORCH_")
+# The scripts of a job, and the agents' requests to requeue it, read these after node.sh has exported the inventory's values.
+_JOB_VARIABLES = re.compile(rb"SLURMD_.*|SLURM_(JOB_?ID|RESTART_COUNT|ARRAY_.*)")
 # /bin/sh, either dash or bash, changes or refuses these when a script exports them; found by experiment (test_secrets.py).
 _SHELL_VARIABLES = frozenset(
     [
@@ -104,10 +88,15 @@ def check_env_name(name: str) -> str:
     """Return the name of a variable; ValueError if it is not a valid name, or users may not set it."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,254}", name):
         raise ValueError("not the name of a variable; allowed: letters, digits and _, not a digit first")
-    if name in _SET_BY_ORCH or name.startswith(_SET_BY_ORCH_PREFIXES):
+    raw = name.encode()
+    if raw in STALE_NAMES or raw.startswith(_SET_BY_ORCH_PREFIXES):
         raise ValueError("orch sets this variable for every rank; delete the line")
-    if name.startswith(_LAUNCHER_PREFIXES) and name != "SLURM_CONF":
+    if is_stale(raw):
         raise ValueError("a variable of another launcher, which orch keeps from the ranks; delete the line")
+    if _JOB_VARIABLES.fullmatch(raw):
+        raise ValueError("Slurm sets this variable for every job; delete the line")
+    if raw in LOGIN_NAMES:
+        raise ValueError("a variable of the SSH login, which orch keeps from the ranks; delete the line")
     if name in _SHELL_VARIABLES:
         raise ValueError("a variable that the shell itself sets; delete the line")
     return name

@@ -12,7 +12,7 @@ from orchestrator.errors import InventoryError
 from orchestrator.inventory.fields import check_env_name
 from orchestrator.inventory.model import Inventory, inventory_json, load
 from orchestrator.inventory.secrets import MAX_ENV_FILE_BYTES
-from orchestrator.node.agent.environment import STALE_NAMES, STALE_PREFIXES
+from orchestrator.node.agent.environment import LOGIN_NAMES, STALE_NAMES, STALE_PREFIXES
 
 NODES = "nodes: [{name: n0}]\n"
 
@@ -160,11 +160,14 @@ def test_inventory_is_private_only_if_it_holds_secrets_itself(tmp_path: Path) ->
 
 def test_every_variable_that_the_agent_drops_is_refused_in_an_inventory() -> None:
     """A rank would otherwise lack a variable that the inventory sets. Ranks keep SLURM_JOB_ID, with Slurm's own value."""
-    names = [name.decode() for name in STALE_NAMES] + [f"{prefix.decode()}X" for prefix in STALE_PREFIXES]
-    for name in (*names, "SLURM_JOB_ID"):
+    dropped = [name.decode() for name in (*STALE_NAMES, *LOGIN_NAMES)]
+    dropped += [f"{prefix.decode()}X" for prefix in STALE_PREFIXES]
+    dropped += ["SLURM_NTASKS_PER_NODE", "SLURM_JOB_NODELIST", "SLURM_STEP_ID", "SLURM_SRUN_COMM_HOST"]
+    for name in (*dropped, "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_ARRAY_TASK_ID", "SLURMD_NODENAME"):
         with pytest.raises(ValueError, match="delete the line"):
             check_env_name(name)
-    assert check_env_name("SLURM_CONF") == "SLURM_CONF"
+    for name in ("SLURM_CONF", "SLURM_TMPDIR", "SLURM_CPUS_PER_TASK", "SSH_AUTH_SOCK"):
+        assert check_env_name(name) == name
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash --posix"])

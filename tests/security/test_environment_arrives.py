@@ -180,6 +180,7 @@ def _check_leaks_are_dropped(launcher: Launcher, named: set[str]) -> None:
         assert b"leaked" not in environ.values()
         assert not [name for name in environ if name.startswith(("PET_", "SLURM_PROC"))]
         assert "TORCHELASTIC_LEAKED" not in environ
+        assert not environ.keys() & {"SSH_CLIENT", "SSH_CONNECTION"}  # else `bash -c` in a rank would read ~/.bashrc
         assert environ["WORLD_SIZE"] == b"4"
     warnings = [line["text"] for line in launcher.orch.lines() if "left out variables" in line["text"]]
     assert len(warnings) == 2

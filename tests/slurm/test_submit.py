@@ -72,10 +72,12 @@ def test_sbatch_accepts_the_script_of_every_shipped_inventory(
     assert subprocess.run(sbatch, input=wrong, env=cluster.env, capture_output=True, text=True, check=False).returncode
 
 
-def test_slurm_variables_do_not_leak_into_ranks(orch: Orch) -> None:
+def test_ranks_get_slurms_variables_about_the_job_and_none_about_the_launch(orch: Orch) -> None:
     orch("submit", "-j", "1x1", "--", "sh", "-c", "env | grep -E '^(SLURM|PMI)' | cut -d= -f1 | sort")
     names = {line["text"] for line in orch.lines() if line["stream"] == "out"}
-    assert names <= {"SLURM_CONF", "SLURM_JOB_ID"}
+    assert names >= {"SLURM_CONF", "SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SLURM_SUBMIT_DIR"}
+    launch = "PROCID|NPROCS|TASK|STEP|NODEID|NODELIST|LOCALID|LAUNCH|SRUN|NNODES|NUM_NODES|PMI"
+    assert not [name for name in names - {"SLURM_CPUS_PER_TASK"} if re.search(launch, name)]
 
 
 def test_failing_rank_fails_the_run_and_ends_the_other_nodes(orch: Orch, cluster: Cluster) -> None:

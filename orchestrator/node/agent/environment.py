@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from orchestrator.node.job import Job
 from orchestrator.node.stacks import STACKS
@@ -11,25 +12,34 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-STALE_PREFIXES = (b"TORCHELASTIC_", b"PET_", b"SLURM_", b"SLURMD_", b"PMI_", b"PMIX_", b"OMPI_")
 STALE_NAMES = frozenset(
     b"RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
     b"NODE_RANK MASTER_ADDR MASTER_PORT ORCH_RUN_ID ORCH_RUN_DIR ORCH_NODE ORCH_NODE_RANK ORCH_ATTEMPT".split()
 )
+STALE_PREFIXES = (b"TORCHELASTIC_", b"PET_", b"PMI_", b"PMIX_", b"OMPI_")
+# Slurm's variables about the tasks of a step and how srun started them. mmengine, Lightning, timm, DETR, JAX and others take
+# the process that has them for one task of srun; spares are in the lists and counts of nodes. All others describe the job.
+SLURM_LAUNCH = re.compile(
+    rb"SLURM_(PROCID|LOCALID|NODEID|GTIDS|TASK_PID|NPROCS|NNODES|JOB_NUM_NODES|MPI_TYPE"
+    rb"|(NTASKS|STEP|SRUN_|LAUNCH_|CPU_BIND).*|.*NODELIST.*|.*TASKS_PER_NODE.*)"
+)
+# Variables of the login. By the first two, bash decides that sshd started it: `bash -c` would read ~/.bashrc, whose lines
+# override the inventory's values.
+LOGIN_NAMES = frozenset(b"SSH_CLIENT SSH2_CLIENT SSH_CONNECTION SSH_TTY SSH_ORIGINAL_COMMAND".split())
 # The file prefix of the flight record that torch writes if an NCCL collective times out; the second name is for torch < 2.9.
 RECORD_NAMES = (b"TORCH_FR_DUMP_TEMP_FILE", b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-KEPT_NAMES = frozenset((b"SLURM_CONF", b"SLURM_JOB_ID"))
+
+
+def is_stale(name: bytes) -> bool:
+    """Return whether ranks must not inherit the variable, because it makes a process a rank of a certain launch."""
+    return name in STALE_NAMES or name.startswith(STALE_PREFIXES) or SLURM_LAUNCH.fullmatch(name) is not None
 
 
 def inherited_environment() -> tuple[dict[bytes, bytes], list[str]]:
-    """The agent's environment, byte for byte, without the variables of other launchers; and the names of those."""
-    stale = {
-        name
-        for name in os.environb
-        if name in STALE_NAMES or (name.startswith(STALE_PREFIXES) and name not in KEPT_NAMES)
-    }
-    kept = {name: value for name, value in os.environb.items() if name not in stale}
-    return kept, sorted(name.decode("utf-8", "backslashreplace") for name in stale)
+    """The agent's environment, byte for byte, without the variables of the login and of other launchers; and the latter's names."""
+    stale = sorted(name.decode("utf-8", "backslashreplace") for name in os.environb if is_stale(name))
+    dropped = LOGIN_NAMES.union(filter(is_stale, os.environb))
+    return {name: value for name, value in os.environb.items() if name not in dropped}, stale
 
 
 def summary(names: Sequence[str]) -> str:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.node.agent.environment import RECORD_NAMES
+from orchestrator.node.agent.environment import LOGIN_NAMES, RECORD_NAMES
 from orchestrator.node.agent.program import script_of
 from orchestrator.node.rendezvous import matching_interfaces
 from tests.node.agent.test_agent_ground import Ground, ground
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 __all__ = ["ground"]
 
@@ -64,6 +65,16 @@ def test_python_programs_run_with_the_agents_own_interpreter(ground: Ground) -> 
     assert ground.out() == f"{ground.python} ['-m']\n"
 
 
+def test_bash_c_does_not_read_bashrc_after_a_login_over_ssh(ground: Ground, tmp_path: Path) -> None:
+    (tmp_path / ".bashrc").write_text("export VALUE=from-bashrc\n")
+    login = dict.fromkeys(LOGIN_NAMES, b"127.0.0.1 1 127.0.0.1 22")
+    ground.job("bash", "-c", "echo $VALUE; env")
+    ground.run(env={**login, b"HOME": os.fsencode(tmp_path), b"SHLVL": b"0", b"VALUE": b"from-inventory"})
+    assert ground.out().startswith("from-inventory\n")
+    assert "SSH_" not in ground.out().replace("SSH_AUTH_SOCK", "")
+    assert not ground.events("note")
+
+
 def test_ranks_of_two_nodes_are_numbered_in_node_order(ground: Ground) -> None:
     ground.job("cat", "/proc/self/environ", ranks=[2, 1])
     head = ground.start(0)
@@ -95,7 +106,9 @@ def test_ranks_of_two_nodes_are_numbered_in_node_order(ground: Ground) -> None:
 def test_variables_of_another_launcher_are_dropped_and_named_without_values(ground: Ground) -> None:
     stale = {b"TORCHELASTIC_USE_AGENT_STORE": b"True", b"PET_NNODES": b"4", b"SLURM_PROCID": b"9", b"PMI_RANK": b"9"}
     stale |= {b"PMIX_RANK": b"9", b"OMPI_COMM_WORLD_RANK": b"9", b"NODE_RANK": b"9", b"RANK": b"secret-value"}
-    kept = {b"SLURM_CONF": b"/etc/slurm.conf", b"SLURM_JOB_ID": b"12", b"SLURMISH": b"1", b"RANKS": b"1"}
+    stale |= {b"SLURM_NTASKS": b"9", b"SLURM_STEP_NODELIST": b"9", b"SLURM_STEP_TASKS_PER_NODE": b"9"}
+    names = b"CONF JOB_ID JOB_NAME TMPDIR CPUS_PER_TASK CPUS_ON_NODE JOB_END_TIME ARRAY_TASK_ID SUBMIT_DIR GPUS_ON_NODE".split()
+    kept = {b"SLURM_" + name: b"12" for name in names} | {b"SLURMISH": b"1", b"RANKS": b"1"}
     env = environment_of_one_rank(ground, {**stale, **kept})
     assert env.items() >= kept.items()
     assert env[b"RANK"] == b"0"
@@ -210,10 +223,10 @@ def test_interfaces_match_by_nccls_rule(pattern: str, expected: list[str]) -> No
 
 
 def test_slurms_variables_are_counted_in_the_message(ground: Ground) -> None:
-    environment_of_one_rank(ground, {b"SLURM_PROCID": b"9", b"SLURMD_NODENAME": b"n0", b"PET_NNODES": b"4"})
+    environment_of_one_rank(ground, {b"SLURM_PROCID": b"9", b"SLURM_NODEID": b"0", b"PET_NNODES": b"4"})
     (message,) = ground.events("note")
     assert message["text"].endswith("PET_NNODES, SLURM* (2)")
-    assert {"SLURM_PROCID", "SLURMD_NODENAME"} <= set(message["dropped"])
+    assert {"SLURM_PROCID", "SLURM_NODEID"} <= set(message["dropped"])
 
 
 def test_ranks_have_the_users_umask_and_the_agents_files_are_private(ground: Ground) -> None:
