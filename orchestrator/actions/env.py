@@ -64,6 +64,7 @@ def _of_node(plan: LaunchPlan, node: NodePlan) -> NodeEnvironment:
     ranks = [_decoded(environment) for environment in rank_variables(job, _UNKNOWN)]
     unless_set = _decoded(defaults(job, _UNKNOWN, {os.fsencode(name): b"" for name in node.env}))
     unknown = [name for name, value in {**unless_set, **orch, **ranks[0]}.items() if _UNKNOWN in value]
+    unknown += ["PATH"] if node.python_folder and "PATH" not in node.env else []  # it begins with that folder
     return NodeEnvironment(
         node=node.name,
         env=dict(sorted(node.env.items())),

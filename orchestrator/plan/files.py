@@ -134,6 +134,7 @@ def node_script(plan: LaunchPlan, node: NodePlan) -> str:
         node_rank=node.node_rank,
         env=node.env,
         python=node.python,
+        python_folder=node.python_folder,
         agent=f"{plan.bundle_dir(node)}/orchestrator/node/__main__.py",
         job=f"{plan.attempt_dir(node)}/job.json",
     )

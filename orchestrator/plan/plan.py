@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -30,6 +31,11 @@ class NodePlan:
     is_spare: bool = False
     secrets: frozenset[str] = frozenset()
     """The names in `env` whose values are neither shown nor recorded."""
+
+    @property
+    def python_folder(self) -> str:
+        """The folder of `python`, which is put first on PATH; empty if PATH itself decides which program `python` is."""
+        return posixpath.dirname(self.python)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ def slurm_node_script(plan: LaunchPlan) -> str:
         image=container["image"] if in_apptainer else None,
         mounts=_mounts(plan) if in_apptainer else [],
         python=head.python,
+        python_folder=head.python_folder,
         agent=f"{plan.bundle_dir(head)}/orchestrator/node/__main__.py",
     )
 

@@ -47,6 +47,8 @@ def shell_quote(value: str) -> str:
 def shell_path(path: str) -> str:
     """The path as one shell word; a leading "~/" becomes the home folder of the user who runs the script."""
     refuse_control(path, "path")
+    if path == "~":
+        return '"$HOME"'
     if path.startswith("~/"):
         return '"$HOME"/' + shlex.quote(path[2:])
     return shlex.quote(path)

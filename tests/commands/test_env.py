@@ -12,7 +12,7 @@ from tests.grounds.cli import Orch
 INVENTORY = """\
 devices: 2
 env: {NCCL_IB_TIMEOUT: 22, HF_TOKEN: hunter2, LINES_AND_TABS: "a\\tb\\n"}
-nodes: [{name: n0}, {name: n1, env: {OMP_NUM_THREADS: 4}}, {name: s0, tags: [spare]}]
+nodes: [{name: n0}, {name: n1, env: {OMP_NUM_THREADS: 4}}, {name: s0, tags: [spare], python: /opt/env/bin/python3}]
 """
 
 
@@ -73,6 +73,7 @@ def test_json_is_one_object_per_node_of_the_launch(orch: Orch) -> None:
 def test_nodes_and_their_order_decide_the_ranks(orch: Orch) -> None:
     (only,) = json.loads(orch("env", "--nodes", "n1,s0", "--node", "s0", "--json").stdout)
     assert (only["node"], only["orch"]["WORLD_SIZE"], only["ranks"][0]["RANK"]) == ("s0", "4", "2")
+    assert "PATH" in only["at_launch"]  # /opt/env/bin, then the node's PATH
 
 
 @pytest.mark.parametrize(

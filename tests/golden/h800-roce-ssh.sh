@@ -26,6 +26,8 @@ cat >/data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-00/node.sh <<
 #!/bin/sh
 # Run h800-roce-20260102-030405-0abc, attempt 1: environment and agent of node h800-00.
 set -eu
+# python, torchrun and the like are those beside the inventory's python
+export PATH=/opt/conda/bin"${PATH:+:$PATH}"
 export NCCL_NET='IB'
 export NCCL_IB_HCA='=mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7'
 export NCCL_SOCKET_IFNAME='=bond0'
@@ -46,6 +48,8 @@ cat >/data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-roce-01/node.
 #!/bin/sh
 # Run h800-roce-20260102-030405-0abc, attempt 1: environment and agent of node h800-roce-01.
 set -eu
+# python, torchrun and the like are those beside the inventory's python
+export PATH=/opt/conda/bin"${PATH:+:$PATH}"
 export NCCL_NET='IB'
 export NCCL_IB_HCA='=mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7'
 export NCCL_SOCKET_IFNAME='=bond0'

@@ -27,6 +27,8 @@ cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
 #!/bin/sh
 # Run h800-20260102-030405-0abc: environment and agent of each node; srun runs this script once per node.
 set -eu
+# python, torchrun and the like are those beside the inventory's python
+export PATH=/opt/conda/bin"${PATH:+:$PATH}"
 export NCCL_NET='IB'
 export NCCL_IB_HCA='=mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7'
 export NCCL_IB_TIMEOUT='22'

@@ -26,6 +26,8 @@ cat >"$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/n0/node.sh <<'END_O
 #!/bin/sh
 # Run local-20260102-030405-0abc, attempt 1: environment and agent of node n0.
 set -eu
+# python, torchrun and the like are those beside the inventory's python
+export PATH=/opt/conda/bin"${PATH:+:$PATH}"
 export OMP_NUM_THREADS='1'
 exec /opt/conda/bin/python3 -E -s -S "$HOME"/.orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run "$HOME"/.orch/runs/local-20260102-030405-0abc/attempt-1/job.json \
     --node 'n0' --node-rank 0 "$@"

@@ -31,6 +31,8 @@ if [ -z "${ORCH_IS_SET_UP:-}" ]; then
     ORCH_IS_SET_UP=1 exec /bin/bash /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/setup.sh /bin/sh "$0" "$@"
 fi
 unset ORCH_IS_SET_UP
+# python, torchrun and the like are those beside the inventory's python
+export PATH=/opt/conda/bin"${PATH:+:$PATH}"
 export LD_LIBRARY_PATH='/opt/a b/lib'
 ORCH_ADDRESS=$SLURMD_NODENAME
 case $SLURMD_NODENAME in

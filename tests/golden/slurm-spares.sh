@@ -27,6 +27,8 @@ cat >/data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1/node.sh <<'END_
 #!/bin/sh
 # Run slurm-spares-20260102-030405-0abc: environment and agent of each node; srun runs this script once per node.
 set -eu
+# python, torchrun and the like are those beside the inventory's python
+export PATH=/opt/conda/bin"${PATH:+:$PATH}"
 ORCH_ADDRESS=$SLURMD_NODENAME
 case $SLURMD_NODENAME in
 'slurm-spares-01')

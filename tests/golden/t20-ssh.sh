@@ -26,6 +26,8 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-0/node.sh <<'END_OF_
 #!/bin/sh
 # Run t20-20260102-030405-0abc, attempt 1: environment and agent of node t20-0.
 set -eu
+# python, torchrun and the like are those beside the inventory's python
+export PATH=/opt/conda/bin"${PATH:+:$PATH}"
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
 exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \
@@ -41,6 +43,8 @@ cat >/data/orch/runs/t20-20260102-030405-0abc/attempt-1/t20-01/node.sh <<'END_OF
 #!/bin/sh
 # Run t20-20260102-030405-0abc, attempt 1: environment and agent of node t20-01.
 set -eu
+# python, torchrun and the like are those beside the inventory's python
+export PATH=/opt/conda/bin"${PATH:+:$PATH}"
 export ECCL_RUNTIME_3_0_ENABLE='true'
 export ECCL_ASYNC_DISABLE='false'
 exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py run /data/orch/runs/t20-20260102-030405-0abc/attempt-1/job.json \

@@ -46,10 +46,15 @@ def test_environment_value_arrives_byte_equal_and_is_per_node(farm: Farm, tmp_pa
     text = inventory.read_text("utf-8").replace("name: n1", "name: n1\n  env: {OWN: 'only, here'}")
     inventory.write_text(text, "utf-8")
     orch = Orch(tmp_path)
-    (tmp_path / "show.py").write_text("import os; print(repr((os.environ['X'], os.environ.get('OWN'))))")
-    orch("ssh-launch", "--", "show.py")
+    (farm.home / ".bashrc").write_text(
+        "export X=from-bashrc\n"
+    )  # which `bash -c` reads if it believes that sshd started it
+    show = "import os, sys; print(repr((os.environ['X'], os.environ.get('OWN'), os.path.dirname(sys.executable))))"
+    orch("ssh-launch", "--", "bash", "-c", 'exec python3 -c "$0"', show)
+    (farm.home / ".bashrc").unlink()
     printed = {line["node"]: line["text"] for line in orch.lines() if line["stream"] == "out"}
-    assert printed == {"n0": repr((value, None)), "n1": repr((value, "only, here"))}
+    folder = str(farm.python.parent)  # of the inventory's python, which is first on PATH
+    assert printed == {"n0": repr((value, None, folder)), "n1": repr((value, "only, here", folder))}
     assert not list(farm.home.rglob("pwned"))
 
 
