@@ -94,11 +94,16 @@ def once(function: Callable[P, R]) -> Callable[P, R]:
 
     functools.lru_cache and cached_property have no lock: 64 threads that need a value together would compute it 64 times.
     """
-    lock, cached = threading.Lock(), functools.lru_cache(maxsize=MOST_CACHED)(function)
+    locks: dict[object, threading.Lock] = {}
+    cached = functools.lru_cache(maxsize=MOST_CACHED)(function)
 
     @functools.wraps(function)
     def locked(*args: P.args, **kwargs: P.kwargs) -> R:
-        with lock:
-            return cached(*args, **kwargs)  # type: ignore[arg-type]  # typeshed accepts only hashable arguments
+        key = (args, tuple(kwargs.items()))
+        with locks.setdefault(key, threading.Lock()):  # one per key: different results are computed at the same time
+            try:
+                return cached(*args, **kwargs)  # type: ignore[arg-type]  # typeshed accepts only hashable arguments
+            finally:
+                locks.pop(key, None)  # threads that come now find the cached result
 
     return locked

@@ -135,3 +135,9 @@ def test_once_retries_a_failed_computation() -> None:
     with pytest.raises(OSError, match="busy"):
         flaky()
     assert flaky() == "made"
+
+
+def test_once_computes_results_of_different_arguments_at_the_same_time() -> None:
+    together = threading.Barrier(2, timeout=10)
+    computed = once(lambda _: together.wait() >= 0)
+    assert each(range(2), computed, limit=2) == [True, True]

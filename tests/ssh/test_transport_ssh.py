@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -17,8 +18,9 @@ from orchestrator.fanout import each, successes
 from orchestrator.inventory.model import Node, SshOptions
 from orchestrator.transports.base import ChannelReader
 from orchestrator.transports.ssh.transport import SshTransport, _fabric_config
-from tests.grounds.components import unavailable
+from tests.grounds.components import program, unavailable
 from tests.grounds.ports import refusing_port, silent_port
+from tests.grounds.ssh_agent import open_agent
 from tests.grounds.sshd import Farm
 from tests.until import until
 
@@ -178,10 +180,34 @@ def test_a_wrong_key_is_refused_at_once_with_a_command_to_try(farm: Farm, tmp_pa
     assert time.monotonic() - begun < 20
 
 
+def test_the_agent_of_a_configuration_that_ssh_evaluates_is_used(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    config = farm.write_ssh_config(
+        tmp_path / "config", IdentitiesOnly="no", IdentityFile="none", IdentityAgent=str(tmp_path / "agent"),
+        CanonicalizeHostname="yes\n  Match final all",
+    )  # fmt: skip
+    with open_agent(tmp_path / "agent"):
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+        subprocess.run([program("ssh-add"), "-q", str(farm.client_key)], check=True)
+        monkeypatch.delenv("SSH_AUTH_SOCK")
+        connect(farm, config=config).close()
+
+
+def test_a_key_that_others_can_read_is_not_used(farm: Farm, tmp_path: Path) -> None:
+    shutil.copy(farm.client_key, tmp_path / "key")
+    (tmp_path / "key").chmod(0o644)
+    config = farm.write_ssh_config(tmp_path / "config", IdentityFile=str(tmp_path / "key"))
+    error = node_error(lambda: connect(farm, config=config))
+    assert f"permissions 0644 for {tmp_path}/key are too open: chmod 600 {tmp_path}/key" in str(error)
+
+
 def test_a_missing_key_and_a_broken_one_have_different_messages(farm: Farm, tmp_path: Path) -> None:
     config = farm.write_ssh_config(tmp_path / "missing", IdentityFile=str(tmp_path / "none"))
     assert "no key was accepted (there is none)" in str(node_error(lambda: connect(farm, config=config)))
     (tmp_path / "broken").write_text("no key")
+    (tmp_path / "broken").chmod(0o600)
     config = farm.write_ssh_config(tmp_path / "config", IdentityFile=str(tmp_path / "broken"))
     assert f"{tmp_path}/broken: " in str(node_error(lambda: connect(farm, config=config)))
 

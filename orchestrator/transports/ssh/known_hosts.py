@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import base64
 import fcntl
-import hashlib
 import hmac
 import os
 from collections import defaultdict
@@ -35,14 +34,17 @@ class KnownKey:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """The keys of a file: by name for lines with plain host names, and the lines with patterns or hashed names."""
+    """The keys of a file: by name for lines with plain host names, by salt and hash for hashed ones, and by patterns."""
 
     plain: dict[str, list[KnownKey]]
+    hashed: list[tuple[bytes, bytes, KnownKey]]
     patterned: list[tuple[str, KnownKey]]
 
     def keys_of(self, name: str) -> list[KnownKey]:
         """The keys of a host name, in file order."""
         keys = self.plain.get(name, []) + [key for hosts, key in self.patterned if _matches(hosts, name)]
+        encoded = name.encode()
+        keys += [key for salt, digest, key in self.hashed if hmac.digest(salt, encoded, "sha1") == digest]
         return sorted(keys, key=lambda key: key.line)
 
 
@@ -90,39 +92,37 @@ def _index(file: Path, _mtime_ns: int, _size: int) -> _Index:
     try:
         return _read_index(file, file.read_bytes())
     except OSError:
-        return _Index({}, [])
+        return _Index({}, [], [])
 
 
 def _read_index(file: Path, content: bytes) -> _Index:
     plain: dict[str, list[KnownKey]] = defaultdict(list)
+    hashed: list[tuple[bytes, bytes, KnownKey]] = []
     patterned: list[tuple[str, KnownKey]] = []
     for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
         fields = line.split()
         marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
         if len(fields) < _MIN_FIELDS or fields[0].startswith("#") or marker not in _MARKERS:
             continue
+        is_hashed = fields[0].startswith("|1|")
         try:
             blob = base64.b64decode(fields[2], validate=True)
+            salt, digest = map(base64.b64decode, fields[0][3:].split("|")) if is_hashed else (b"", b"")
         except ValueError:
             continue
         key = KnownKey(file, number, fields[1], blob, marker == "@revoked", marker == "@cert-authority")
-        if any(character in fields[0] for character in "|*?!"):
+        if is_hashed:
+            hashed.append((salt, digest, key))
+        elif any(character in fields[0] for character in "*?!"):
             patterned.append((fields[0], key))
         else:
             for name in fields[0].lower().split(","):
                 plain[name].append(key)
-    return _Index(dict(plain), patterned)
+    return _Index(dict(plain), hashed, patterned)
 
 
 def _matches(hosts: str, name: str) -> bool:
-    """Return whether the host field of a line, hashed or with patterns, matches the name."""
-    if hosts.startswith("|1|"):
-        try:
-            _, _, salt, digest = hosts.split("|", 3)
-            expected = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()
-            return hmac.compare_digest(expected, base64.b64decode(digest))
-        except ValueError:
-            return False
+    """Return whether the host field of a line, with patterns, matches the name."""
     patterns = [pattern.replace("[", "[[]") for pattern in hosts.lower().split(",")]  # only * and ? are special
     if any(fnmatchcase(name, pattern[1:]) for pattern in patterns if pattern.startswith("!")):
         return False

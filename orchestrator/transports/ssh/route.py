@@ -5,7 +5,6 @@ The route to a node, from the inventory and ssh_config: the hosts to log in to, 
 from __future__ import annotations
 
 import getpass
-import glob
 import os
 import re
 import shlex
@@ -17,15 +16,17 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from orchestrator.names.addresses import check_address, check_port, check_user, jump_host
 from orchestrator.stored import known_fields
 
-USER_CONFIG = Path("~/.ssh/config")
-SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 DEFAULT_PORT = 22
 _MAX_HOPS = 8
-_MAX_INCLUDE_DEPTH = 16  # as in ssh
 
 Settings: TypeAlias = Mapping[str, "str | list[str]"]
-Lookup: TypeAlias = Callable[[str], Settings]
+Lookup: TypeAlias = Callable[[str, str | None, int | None], Settings]
+"""Looks up a host's settings in ssh_config, for a user and a port if the inventory has them."""
 T = TypeVar("T")
+
+
+class RouteError(ValueError):
+    """The configuration gives no route; the message is the reason."""
 
 
 class Destination(Protocol):
@@ -77,8 +78,8 @@ class Hop:
     """
     One login.
 
-    `key_name` overrides the host's name in known_hosts; `use_agent` is True if the keys of the ssh agent may be used,
-    `may_prompt` if the user may be prompted at the terminal.
+    `key_name` overrides the host's name in known_hosts; `agent` is the socket of the ssh agent, None if there is none;
+    `may_prompt` is True if the user may be prompted at the terminal.
     """
 
     address: str
@@ -88,51 +89,12 @@ class Hop:
     identities: tuple[Path, ...]
     certificates: tuple[Path, ...]
     identities_only: bool
-    use_agent: bool
+    agent: Path | None
     may_prompt: bool
     key_name: str | None
     user_known_hosts: tuple[Path, ...]
     global_known_hosts: tuple[Path, ...]
     proxy_command: str | None
-
-
-class RouteError(ValueError):
-    """The configuration gives no route; the message is the reason."""
-
-
-def read_config(config: Path | None) -> str:
-    """
-    The text of the configuration with its included files: the given file alone, or those in USER_CONFIG and SYSTEM_CONFIG.
-
-    Raises:
-        OSError: the given file cannot be read.
-    """
-    if config is not None:
-        return _expanded(config.expanduser(), 0)
-    parts = [_expanded(file.expanduser(), 0) for file in (USER_CONFIG, SYSTEM_CONFIG) if file.expanduser().is_file()]
-    return "\nHost *\n".join(parts)
-
-
-def _expanded(file: Path, depth: int) -> str:
-    """Replace each Include, which paramiko does not support, by the files; the enclosing block continues after them."""
-    lines, block = [], "Host *"
-    for line in file.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        words = re.split(r"[\s=]+", line.strip(), maxsplit=1)
-        keyword = words[0].lower()
-        if keyword in ("host", "match"):
-            block = line
-        if keyword != "include" or len(words) == 1:
-            lines.append(line)
-            continue
-        if depth == _MAX_INCLUDE_DEPTH:
-            raise RouteError(f"{file}: files that include each other")
-        for pattern in _checked("Include", str(file), shlex.split, words[1]):
-            base = (
-                SYSTEM_CONFIG.parent if file.is_relative_to(SYSTEM_CONFIG.parent) else USER_CONFIG.expanduser().parent
-            )
-            for included in sorted(glob.glob(str(base / Path(pattern).expanduser()))):  # noqa: PTH207  absolute patterns
-                lines += [_expanded(Path(included), depth + 1), block]
-    return "\n".join(lines)
 
 
 def route(target: Destination, proxy_jump: str | None, lookup: Lookup) -> list[Hop]:
@@ -141,7 +103,7 @@ def route(target: Destination, proxy_jump: str | None, lookup: Lookup) -> list[H
 
     Args:
         proxy_jump: overrides the ProxyJump of the target in the configuration; the jump hosts follow the configuration.
-        lookup: returns the settings of a host name in the configuration, with the tokens of ProxyCommand unexpanded.
+        lookup: returns the settings of a host in the configuration; see config.lookup.
 
     Raises:
         RouteError: jump hosts lead in a circle, or a name, user or port in the configuration is invalid.
@@ -153,10 +115,10 @@ def _route(address: str, user: str | None, port: int | None, context: tuple[str 
     proxy_jump, lookup, depth = context
     if depth == _MAX_HOPS:
         raise RouteError(f"the jump hosts of {address} lead in a circle")
-    settings = lookup(address)
+    settings = lookup(address, user, port)
     hop = _hop(address, user, port, settings)
     jumps = [
-        _checked("ProxyJump", address, jump_host, text)
+        checked_value("ProxyJump", address, jump_host, text)
         for text in (proxy_jump or _value(settings, "proxyjump") or "none").split(",")
     ]
     if jumps[0][1] in ("none", address):
@@ -164,7 +126,7 @@ def _route(address: str, user: str | None, port: int | None, context: tuple[str 
     first_user, first_address, first_port = jumps[0]
     hops = _route(first_address, first_user, first_port, (None, lookup, depth + 1))
     hops += [
-        _hop(jump_address, jump_user, jump_port, lookup(jump_address))
+        _hop(jump_address, jump_user, jump_port, lookup(jump_address, jump_user, jump_port))
         for jump_user, jump_address, jump_port in jumps[1:]
     ]
     return [*hops, hop]
@@ -173,7 +135,7 @@ def _route(address: str, user: str | None, port: int | None, context: tuple[str 
 def _hop(address: str, user: str | None, port: int | None, settings: Settings) -> Hop:
     def checked(keyword: str, check: Callable[[str], T]) -> T | None:
         value = _value(settings, keyword.lower())
-        return None if value is None else _checked(keyword, address, check, value)
+        return None if value is None else checked_value(keyword, address, check, value)
 
     host = checked("HostName", check_address) or address
     port = port or checked("Port", check_port) or DEFAULT_PORT
@@ -182,22 +144,28 @@ def _hop(address: str, user: str | None, port: int | None, settings: Settings) -
     tokens["%u"] = getpass.getuser()
     command = _value(settings, "proxycommand") or "none"
 
+    def path(name: str) -> Path:
+        variables_expanded = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found[1], found[0]), name)
+        return Path(_with_tokens(variables_expanded, tokens)).expanduser()
+
     def files(keyword: str, default: str) -> tuple[Path, ...]:
         text = _value(settings, keyword.lower()) or default
-        names: Sequence[str] = [] if text.lower() == "none" else _checked(keyword, address, shlex.split, text)
-        return tuple(Path(_with_tokens(name, tokens)).expanduser() for name in names)
+        names: Sequence[str] = [] if text.lower() == "none" else checked_value(keyword, address, shlex.split, text)
+        return tuple(path(name) for name in names)
+
+    agent = _value(settings, "identityagent") or "SSH_AUTH_SOCK"
+    if variable := re.fullmatch(r"SSH_AUTH_SOCK|\$(\w+)", agent):
+        agent = os.environ.get(variable[1] or agent, "")
 
     return Hop(
         address=address,
         host=host,
         port=port,
         user=user,
-        identities=tuple(
-            Path(_unquoted(name)).expanduser() for name in settings.get("identityfile", []) if name.lower() != "none"
-        ),
+        identities=tuple(path(_unquoted(name)) for name in settings.get("identityfile", []) if name.lower() != "none"),
         certificates=files("CertificateFile", "none"),
         identities_only=_value(settings, "identitiesonly") == "yes",
-        use_agent=(_value(settings, "identityagent") or "").lower() != "none" and "SSH_AUTH_SOCK" in os.environ,
+        agent=path(agent) if agent and agent.lower() != "none" else None,
         may_prompt=(_value(settings, "batchmode") or "").lower() != "yes",
         key_name=checked("HostKeyAlias", check_address),  # a pattern would be added to known_hosts for every host
         user_known_hosts=files("UserKnownHostsFile", "~/.ssh/known_hosts ~/.ssh/known_hosts2"),
@@ -206,7 +174,7 @@ def _hop(address: str, user: str | None, port: int | None, settings: Settings) -
     )
 
 
-def _checked(keyword: str, address: str, check: Callable[[str], T], value: str) -> T:
+def checked_value(keyword: str, address: str, check: Callable[[str], T], value: str) -> T:
     """
     Check or parse a value of the configuration of this host name, or of this file.
 

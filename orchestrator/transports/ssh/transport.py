@@ -14,7 +14,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from io import StringIO
 from pathlib import Path
 
 import paramiko
@@ -22,11 +21,11 @@ from fabric import Config, Connection  # type: ignore[import-untyped]
 
 from orchestrator.backoff import backoff
 from orchestrator.errors import NodeError, NotListening, Unreachable
-from orchestrator.fanout import once
 from orchestrator.transports.ssh.channel import SshChannel, answered_within
+from orchestrator.transports.ssh.config import lookup
 from orchestrator.transports.ssh.host_keys import HostKeyPolicy
 from orchestrator.transports.ssh.login import ClosedInQueue, Login
-from orchestrator.transports.ssh.route import Destination, Hop, SshSettings, read_config, route
+from orchestrator.transports.ssh.route import Destination, Hop, SshSettings, route
 from orchestrator.transports.ssh.user_keys import Keyring
 
 KEEPALIVE_S = 15
@@ -59,7 +58,8 @@ def route_to(target: Destination, ssh: SshSettings) -> list[Hop]:
         NodeError: the configuration cannot be read, or gives no route.
     """
     try:
-        return route(target, ssh.proxy_jump, _config(ssh.config).lookup)
+        config = Path(ssh.config).expanduser() if ssh.config else None
+        return route(target, ssh.proxy_jump, lookup(config))
     except (ValueError, RuntimeError, OSError, paramiko.ConfigParseError) as error:  # RuntimeError: ~name of no user
         raise NodeError(target.name, f"ssh configuration: {error}") from error
 
@@ -218,25 +218,6 @@ def _words(error: Exception) -> str:
     """The text of an error of paramiko or of the system, without codes and class names."""
     text = getattr(error, "strerror", None) or getattr(error, "text", None) or str(error)
     return str(text).lower()
-
-
-def _config(file: str | None) -> paramiko.SSHConfig:
-    path = Path(file).expanduser() if file else None
-    return _parsed_config(path, path.stat().st_mtime_ns if path else 0)
-
-
-@once
-def _parsed_config(file: Path | None, _mtime_ns: int) -> paramiko.SSHConfig:
-    """Read the configuration once for all nodes."""
-    return UserConfig.from_file(StringIO(read_config(file)))
-
-
-class UserConfig(paramiko.SSHConfig):
-    """Leaves the tokens of a ProxyCommand unexpanded: paramiko does not know the user and port of the inventory."""
-
-    TOKENS_BY_CONFIG_KEY = {  # noqa: RUF012  paramiko's own
-        key: tokens for key, tokens in paramiko.SSHConfig.TOKENS_BY_CONFIG_KEY.items() if key != "proxycommand"
-    }
 
 
 def _fabric_config() -> Config:

@@ -8,10 +8,14 @@ import base64
 import contextlib
 import copy
 import itertools
+import os
+import shlex
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import paramiko
+from paramiko.agent import AgentSSH
 
 from orchestrator.fanout import once
 from orchestrator.transports.ssh.route import Hop
@@ -80,9 +84,13 @@ class UserKeys:
 
     def _agent_keys(self) -> list[paramiko.AgentKey]:
         """The agent's keys, the configured ones first; the agent lists a certificate as a separate key."""
-        if not self._hop.use_agent:
+        if self._hop.agent is None:
             return []
-        self._agent = paramiko.Agent()
+        try:
+            self._agent = _Agent(self._hop.agent)
+        except (OSError, paramiko.SSHException) as error:
+            self.faults.append(f"the ssh agent at {self._hop.agent}: {getattr(error, 'strerror', None) or error}")
+            return []
         identities = {blob for file in self._files if (blob := _public_blob(file))}
         keys = [_agent_key(key) for key in self._agent.get_keys()]
         configured = [key for key in keys if any(key.blob == blob or _certifies(key.blob, blob) for blob in identities)]
@@ -94,7 +102,14 @@ class UserKeys:
             if _public_blob(file) in offered:
                 continue
             try:
-                yield _private_key(file, file.stat().st_mtime_ns)
+                state = file.stat()
+                if state.st_uid == os.getuid() and state.st_mode & 0o077:
+                    mode = f"{state.st_mode & 0o777:04o}"
+                    self.faults.append(
+                        f"permissions {mode} for {file} are too open: chmod 600 {shlex.quote(str(file))}"
+                    )
+                    continue
+                yield _private_key(file, state.st_mtime_ns)
             except FileNotFoundError:
                 continue
             except TypeError:  # from cryptography: a passphrase is needed
@@ -122,6 +137,20 @@ class UserKeys:
             except (OSError, ValueError) as error:
                 self.faults.append(f"{file}: {error}")
         return found
+
+
+class _Agent(paramiko.Agent):
+    """The agent at a socket; paramiko's own looks for SSH_AUTH_SOCK alone."""
+
+    def __init__(self, path: Path) -> None:
+        AgentSSH.__init__(self)
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(path))
+            self._connect(connection)  # type: ignore[attr-defined]  # private
+        except BaseException:
+            connection.close()
+            raise
 
 
 class _AgentCertificate(paramiko.AgentKey):

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import NodeError
 from orchestrator.inventory.model import Node
-from orchestrator.transports.ssh.route import Hop, PlannedSsh, RouteError, read_config, route
-from orchestrator.transports.ssh.transport import UserConfig, command_line, route_to
+from orchestrator.transports.ssh.config import UserConfig, read_config
+from orchestrator.transports.ssh.route import Hop, PlannedSsh, RouteError, route
+from orchestrator.transports.ssh.transport import command_line, route_to
 
 
 def hops(config: str, node: Node, proxy_jump: str | None = None) -> list[Hop]:
-    return route(node, proxy_jump, UserConfig.from_file(io.StringIO(config)).lookup)
+    parsed = UserConfig.from_text(config)
+    return route(node, proxy_jump, lambda host, _user, _port: parsed.lookup(host))
+
+
+NODE = Node(name="n0")
 
 
 def ways(found: list[Hop]) -> list[str]:
@@ -88,7 +92,7 @@ def test_included_files_apply_where_they_are_included(tmp_path: Path, monkeypatc
     (tmp_path / ".ssh/d/one").write_text("Host n1\n HostName 10.0.0.1\n")
     (tmp_path / ".ssh/d/two").write_text("Host n2\n HostName 10.0.0.2\n")
     (tmp_path / ".ssh/config").write_text("Include d/*\nUser everyone\nHost n1\n Include ~/.ssh/none\n Port 99\n")
-    text = read_config(None)
+    text = read_config(None).text
     assert ways(hops(text, Node(name="n1"))) == ["everyone@10.0.0.1:99"]
     assert ways(hops(text, Node(name="n2"))) == ["everyone@10.0.0.2:22"]
 
@@ -104,17 +108,82 @@ def test_files_that_include_each_other_are_an_error(tmp_path: Path) -> None:
     [
         ('Include "x', r"Include of .*/config: No closing quotation"),
         ('UserKnownHostsFile "x y', "UserKnownHostsFile of n0: No closing quotation"),
-        ('Match exec "x', "No closing quotation"),
+        ('Match exec "x', "config line 1: invalid quotes"),
+        ("Match user u\nNoSuchKeyword x", "config: line 2: Bad configuration option: nosuchkeyword"),
         ("CertificateFile ~no-such-user/cert", "home directory"),
+        ("User u\n= x", "config line 2: not a keyword with a value: = x"),
     ],
 )
 def test_a_line_that_cannot_be_parsed_is_an_error_of_the_configuration(tmp_path: Path, line: str, reason: str) -> None:
-    config = tmp_path / "config"
-    config.write_text(line + "\n")
-    ssh = PlannedSsh(str(config), proxy_jump=None, host_keys="strict", fanout=1, connect_timeout_s=1.0)
     with pytest.raises(NodeError, match=f"ssh configuration: .*{reason}") as caught:
-        route_to(Node(name="n0"), ssh)
+        hops_of_file(tmp_path, line)
     assert caught.value.node == "n0"
+
+
+def hops_of_file(folder: Path, config: str, node: Node = NODE) -> list[Hop]:
+    """The hops by a configuration file that orch reads."""
+    file = folder / "config"
+    file.write_text(config + "\n")
+    return route_to(node, PlannedSsh(str(file), proxy_jump=None, host_keys="strict", fanout=1, connect_timeout_s=1.0))
+
+
+EVALUATED = """CanonicalizeHostname yes
+Match host n0 user train
+  HostName 10.0.0.1
+  ProxyJump gate
+  UserKnownHostsFile /a /c
+  IdentityFile ~/.ssh/%h
+  CertificateFile "/d e"
+  CertificateFile ${CERTIFICATES}/f
+Match user train
+  HostName 10.0.0.2
+Match final all
+  Port 2200
+"""
+
+
+def test_what_paramiko_cannot_evaluate_is_evaluated_by_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CanonicalizeHostname without CanonicalDomains, Match by the inventory's user, Match final."""
+    monkeypatch.setenv("CERTIFICATES", "/certificates")
+    jump, hop = hops_of_file(tmp_path, EVALUATED, Node(name="n0", user="train"))
+    assert ways([jump, hop])[1] == "train@10.0.0.1:2200"
+    assert ways([jump])[0].endswith("@gate:2200")
+    assert hop.identities == (Path("~/.ssh/10.0.0.1").expanduser(),)
+    assert hop.certificates == (Path("/d e"), Path("/certificates/f"))
+    assert hop.user_known_hosts == (Path("/a"), Path("/c"))
+    assert ways(hops_of_file(tmp_path, EVALUATED, Node(name="n0", user="me", port=99))) == ["me@n0:99"]
+
+
+def test_without_ssh_the_line_that_needs_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ways(hops_of_file(tmp_path, ALIAS)) == ["train@10.0.0.1:2200"]
+    with pytest.raises(
+        NodeError, match=r"Match in .*/config line 8 needs the program ssh, which is not installed here"
+    ):
+        hops_of_file(tmp_path, f"{ALIAS}\nMatch final all")
+
+
+@pytest.mark.parametrize(
+    ("line", "socket"),
+    [
+        ("", "/env"),
+        ("IdentityAgent SSH_AUTH_SOCK", "/env"),
+        ("IdentityAgent $OTHER", "/other"),
+        ("IdentityAgent ${OTHER}/%r", "/other/u"),
+        ("IdentityAgent /path", "/path"),
+        ("IdentityAgent none", None),
+        ("IdentityAgent $NOT_SET", None),
+    ],
+)
+@pytest.mark.parametrize("evaluated", ["", "\nMatch final all"])
+def test_identity_agent_is_that_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, socket: str | None, evaluated: str
+) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/env")
+    monkeypatch.setenv("OTHER", "/other")
+    monkeypatch.delenv("NOT_SET", raising=False)
+    (hop,) = hops_of_file(tmp_path, f"User u\n{line}{evaluated}")
+    assert hop.agent == (Path(socket) if socket else None)
 
 
 @pytest.mark.parametrize(
