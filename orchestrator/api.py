@@ -98,6 +98,12 @@ class Options(TypedDict, total=False):
     """As after -j."""
     bare: bool
     """As --bare."""
+    name: str
+    """As --name."""
+    note: str
+    """As --note."""
+    tags: Sequence[str]
+    """As --tag, each."""
 
 
 def submit(program: ProgramLike, inventory: str | Path | None = None, **options: Unpack[Options]) -> Run:
@@ -125,6 +131,9 @@ def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Pat
         settings=tuple(f"{name}={value}" for name, value in options.get("settings", {}).items()),
         program=_argv(program, options.get("args", ()), options.get("kwargs", {})),
         bare=options.get("bare", False),
+        name=options.get("name"),
+        note=options.get("note"),
+        tags=tuple(options.get("tags", ())),
     )
     planned = plan_launch(arguments)
     warnings = list(planned.warnings)

@@ -33,6 +33,7 @@ _follow = click.option(
     "--follow/--detach", default=True, help="Watch the run (default), or print its id and return at once."
 )
 _run = click.argument("run", default="latest", metavar="[RUN]")
+_STATES = ("PENDING", "STARTING", "RUNNING", "DONE", "FAILED", "STOPPED", "LOST")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 # Named like the fields of LaunchArguments.
 _LAUNCH_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
@@ -41,6 +42,13 @@ _LAUNCH_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
     _nodes,
     click.option("-j", "shape", metavar="NxR", help="Number of nodes and ranks on each, as in 2x8; default: all."),
     click.option("--config", type=_PATH, metavar="FILE", help="Configuration of the shared trainer, YAML or JSON."),
+    click.option(
+        "--name", metavar="NAME", help="Name of the run, by which commands find it; default: the inventory's."
+    ),
+    click.option("--note", metavar="TEXT", help="Your own words about the run, shown by status and list."),
+    click.option(
+        "--tag", "tags", multiple=True, metavar="WORD", help="Tag of the run, for list --tag; may be repeated."
+    ),
     click.option(
         "--bare", is_flag=True, help="Run a Python program unprepared: CUDA is not replaced, progress is not reported."
     ),
@@ -85,7 +93,8 @@ def app() -> None:
     """
     Start a training job on many machines from one inventory file, and bring every log back.
 
-    RUN is an id, a unique prefix of one, the name of an inventory (its newest run), or latest, the default.
+    RUN is an id, a unique prefix of one, a name given with --name or that of the inventory (the newest run of that name), or
+    latest, the default.
     """
 
 
@@ -178,17 +187,27 @@ def status(run: str, as_json: bool) -> int:
 
 @app.command("list")
 @click.option("--all", "up_to_date", is_flag=True, help="Query all unfinished runs first.")
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the newest N runs.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(_STATES, case_sensitive=False),
+    help="Only runs in this state; may be repeated.",
+)
+@click.option("--tag", "tags", multiple=True, metavar="WORD", help="Only runs with this tag; with each, if repeated.")
 @click.option("--sweep", metavar="ID", help="Compare the runs of a sweep.")
 @_json
-def list_(up_to_date: bool, sweep: str | None, as_json: bool) -> int:
-    """List all runs started from this machine."""
+def list_(sweep: str | None, up_to_date: bool, as_json: bool, **wanted: Any) -> int:  # noqa: ANN401  fields of Selection
+    """List the runs started from this machine, newest last."""
     if sweep is not None:
         from orchestrator.commands.sweep import list_sweep  # noqa: PLC0415
 
         return list_sweep(sweep, as_json=as_json)
-    from orchestrator.commands.status import list_runs  # noqa: PLC0415
+    from orchestrator.actions.runs import Selection  # noqa: PLC0415
+    from orchestrator.commands.list import list_runs  # noqa: PLC0415
 
-    return list_runs(up_to_date=up_to_date, as_json=as_json)
+    return list_runs(Selection(**wanted), up_to_date=up_to_date, as_json=as_json)
 
 
 @app.command()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from orchestrator.errors import OrchError
@@ -14,6 +15,7 @@ from orchestrator.logs.lines import LogLines, prefix_of, prefixed
 from orchestrator.logs.printable import printable
 
 PRINTED_CHARACTERS = 1 << 20  # written to stdout in one call, at least
+LEAST_CUT = 12  # characters to which a table shortens a column even on a narrow terminal
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
@@ -87,19 +89,39 @@ class LogView:
         return prefixed(lines, prefix)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Print a table; in a pipe without frames, and 200 characters wide."""
-    from rich import box  # noqa: PLC0415  rich is imported only by commands that print a table
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, cut: Sequence[str] = ()) -> None:
+    """Print a table: on a terminal with frames, or with the `cut` columns shortened to its width; elsewhere plain lines."""
+    cells = [["" if cell is None else without_controls(str(cell)) for cell in row] for row in rows]
+    if cut or not sys.stdout.isatty():
+        print_text("".join(f"{line}\n" for line in _plain_table(columns, cells, cut)))
+        return
+    from rich import box  # noqa: PLC0415  rich is imported only by commands that print a table with frames
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
-    table = Table(*columns, title=title, box=box.SIMPLE_HEAD if console.is_terminal else None, title_justify="left")
-    for row in rows:
-        # as Text, because rich reads words in brackets as markup
-        table.add_row(*(Text("" if cell is None else without_controls(str(cell))) for cell in row))
-    console.print(table)
+    table = Table(*columns, box=box.SIMPLE_HEAD)
+    for line in cells:
+        table.add_row(*map(Text, line))  # as Text, because rich reads words in brackets as markup
+    Console(highlight=False).print(table)
+
+
+def _plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]], cut: Sequence[str]) -> Iterator[str]:
+    """One line per row. On a terminal, the `cut` columns share what the others leave; the others are always whole."""
+    lines = [columns, *cells]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    if cut and sys.stdout.isatty():
+        shortened = [index for index, name in enumerate(columns) if name in cut]
+        left = shutil.get_terminal_size().columns - 2 * (len(columns) - 1) - sum(widths)
+        left += sum(widths[index] for index in shortened)
+        for position, index in enumerate(shortened):
+            widths[index] = min(widths[index], max(LEAST_CUT, left // (len(shortened) - position)))
+            left -= widths[index]
+    for line in lines:
+        whole = zip(line, widths, strict=True)
+        yield "  ".join(
+            (cell if len(cell) <= width else f"{cell[: width - 1]}…").ljust(width) for cell, width in whole
+        ).rstrip()
 
 
 def print_summary(summary: dict[str, Any]) -> None:

@@ -141,6 +141,9 @@ class RunRecord:
     """The sweep's id, if the run belongs to a sweep."""
     swept: dict[str, str] = field(default_factory=dict)
     """Its values of the swept settings."""
+    note: str | None = None
+    """The user's own words about the run."""
+    tags: tuple[str, ...] = ()
     unknown_fields: dict[str, Any] = field(default_factory=dict)
     """Fields of another version of orch, which are kept when the record is written."""
 
@@ -172,7 +175,8 @@ class RunRecord:
             message = f"its state is {known['state']}, which this version of orch does not know"
         unknown_fields = {name: value for name, value in data.items() if name not in known}
         exit_ = _rank_exit(known["exit"]) if known.get("exit") else None
-        return cls(**{**known, "state": state, "message": message, "exit": exit_, "unknown_fields": unknown_fields})
+        changed = {"state": state, "message": message, "exit": exit_, "tags": tuple(known.get("tags", ()))}
+        return cls(**{**known, **changed, "unknown_fields": unknown_fields})
 
 
 def _rank_exit(data: Mapping[str, Any]) -> RankExit:

@@ -9,14 +9,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from orchestrator import bundle as bundles
 from orchestrator.actions.inventory import load_inventory
-from orchestrator.actions.request import LaunchArguments, make_request
+from orchestrator.actions.request import LaunchArguments, check_labels, make_request
 from orchestrator.actions.runs import home_store
 from orchestrator.code import revision
 from orchestrator.endpoint.access import Terminal
@@ -58,15 +58,16 @@ class Launched:
 
 def plan_launch(arguments: LaunchArguments) -> Planned:
     """Plan a run; nothing is started or written."""
+    check_labels(arguments)
     inventory = load_inventory(arguments.inventory, arguments.nodes if arguments.launcher == "ssh" else None)
     if arguments.launcher == "ssh" and inventory.accelerator == "auto" and inventory.devices is None:
         inventory = with_detected_cards(inventory, arguments.nodes)
     request, bundle = make_request(arguments, inventory.private_files)
     now = datetime.now(timezone.utc)
-    run_id = new_run_id(inventory.name, now, os.urandom(2).hex())
+    run_id = new_run_id(arguments.name or inventory.name, now, os.urandom(2).hex())
     slurm_home = _home_of_slurm(inventory) if arguments.launcher == "slurm" else None
     plan = make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=slurm_home)
-    record = _record(plan, request, inventory, now)
+    record = replace(_record(plan, request, inventory, now), note=arguments.note, tags=arguments.tags)
     return Planned(plan, bundle, record, inventory.private_files, (*bundle.warnings, *plan.warnings))
 
 

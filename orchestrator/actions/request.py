@@ -17,8 +17,12 @@ from orchestrator import bundle as bundles
 from orchestrator.actions.durations import seconds
 from orchestrator.code import Code, find_code
 from orchestrator.errors import UsageError
+from orchestrator.node.run_folder import RUN_ID
 from orchestrator.resources import trainer_folder
 from orchestrator.run import LauncherName, Program, Request, Shape
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_TAG = re.compile(r"[^\s,]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,27 @@ class LaunchArguments:
     orphan_timeout: str | None = None
     isolation_timeout: str | None = None
     bare: bool = False
+    name: str | None = None
+    note: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+def check_labels(arguments: LaunchArguments) -> None:
+    """
+    Check --name and --tag.
+
+    Raises:
+        UsageError: the name cannot begin a run id, or would be taken for something else; or a tag is not one word.
+    """
+    name = arguments.name
+    if name is not None and (not _NAME.fullmatch(name) or name == "latest" or RUN_ID.fullmatch(name)):
+        raise UsageError(
+            f"--name {name!r} cannot name a run",
+            hint="use up to 64 letters, digits, . _ - (a letter or digit first); not latest, and no run id",
+        )
+    for tag in arguments.tags:
+        if not _TAG.fullmatch(tag):
+            raise UsageError(f"--tag {tag!r}: not one word", hint="as in --tag baseline --tag lr=1e-3")
 
 
 def make_request(arguments: LaunchArguments, private: Sequence[str] = ()) -> tuple[Request, bundles.Bundle]:

@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from orchestrator.errors import RunNotFound
 from orchestrator.run import RunRecord
 from orchestrator.store import RunFolder, Store, home
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The runs to list: the newest `last` of those that are in one of the states and have all the tags."""
+
+    last: int | None = None
+    states: Sequence[str] = ()
+    tags: Sequence[str] = ()
+
+    def of(self, records: Sequence[RunRecord]) -> list[RunRecord]:
+        """The selected records, in their order."""
+        selected = [
+            record
+            for record in records
+            if (not self.states or record.state.value in self.states) and set(self.tags) <= set(record.tags)
+        ]
+        return selected if self.last is None else selected[-self.last :]
 
 
 def home_store() -> Store:

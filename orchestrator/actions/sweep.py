@@ -89,7 +89,7 @@ def plan_sweep(arguments: LaunchArguments, axes: Sequence[str]) -> list[Planned]
     now, tokens = datetime.now(timezone.utc), set[str]()
     while len(tokens) < 1 + len(swept):
         tokens.add(os.urandom(2).hex())
-    sweep_id, *ids = (new_run_id(first.plan.name, now, token) for token in tokens)
+    sweep_id, *ids = (new_run_id(arguments.name or first.plan.name, now, token) for token in tokens)
     sweep = Sweep(sweep_id, tuple(ids))
     return list(_planned(first, sweep, settings, swept))
 

@@ -1,4 +1,4 @@
-"""`orch status` and `orch list`: refresh the records of runs and print their states."""
+"""`orch status`: refresh the record of a run and print its state."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.actions.refresh import NodeObservation, Refreshed, bring_up_to_date, refresh
-from orchestrator.actions.runs import find_run, readable_runs
+from orchestrator.actions.refresh import NodeObservation, Refreshed, refresh
+from orchestrator.actions.runs import find_run
 from orchestrator.console import print_json, print_table, print_text, warn, without_controls
 
 
@@ -34,23 +34,6 @@ def status(run: str, *, as_json: bool) -> int:
     return record.exit_code
 
 
-def list_runs(*, up_to_date: bool, as_json: bool) -> int:
-    """Print the records of all runs, oldest first; with `up_to_date`, refresh the unfinished ones first."""
-    warnings = bring_up_to_date() if up_to_date else []
-    runs, damaged = readable_runs()
-    for warning in warnings + damaged:
-        warn(warning)
-    records = [record for _, record in runs]
-    if as_json:
-        print_json([record.to_json() for record in records])
-    else:
-        rows = [
-            (r.id, r.launcher, r.state.value, r.created[:19], (r.message or "").partition("\n")[0]) for r in records
-        ]
-        print_table(("RUN", "LAUNCHER", "STATE", "CREATED (UTC)", "MESSAGE"), rows)
-    return 0
-
-
 def _headline(refreshed: Refreshed) -> str:
     record, queue = refreshed.record, refreshed.queue
     is_repeated_below = queue is not None and record.message == queue.why
@@ -66,6 +49,10 @@ def _headline(refreshed: Refreshed) -> str:
         lines.append(f"Slurm job {record.slurm_job}")
     if record.exit is not None:
         lines.append(f"first failure: {record.exit}")
+    if record.tags:
+        lines.append(f"tags: {', '.join(record.tags)}")
+    if record.note:
+        lines.append(f"note: {record.note}")
     if record.summary:
         lines.append("  ".join(f"{name}={value}" for name, value in record.summary.items()))
     return "\n".join(lines) + "\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import orchestrator
+from orchestrator.actions.runs import find_run
 from orchestrator.errors import LaunchError, UsageError
 from orchestrator.run import RunState
 from tests.grounds.cli import Orch
@@ -80,7 +81,10 @@ def test_failed_run_is_recorded_as_failed_and_a_sleeping_run_can_be_stopped(here
     assert failed.state is RunState.FAILED
     assert failed.exit is not None
     assert failed.exit.code == 7
-    sleeper = orchestrator.ssh_launch(["sleep", "1000"], here / "inventory.yaml")
+    labels: orchestrator.api.Options = {"name": "long", "note": "until stopped", "tags": ["slow"]}
+    sleeper = orchestrator.ssh_launch(["sleep", "1000"], here / "inventory.yaml", **labels)
+    assert find_run("long").path.name == sleeper.id
+    assert (sleeper.record.note, sleeper.record.tags) == ("until stopped", ("slow",))
     with pytest.raises(TimeoutError, match="after 0 s"):
         sleeper.wait(0)
     assert sleeper.stop().state is RunState.STOPPED
@@ -95,6 +99,10 @@ def test_failed_run_is_recorded_as_failed_and_a_sleeping_run_can_be_stopped(here
         (["sh"], {"args": [1]}, "for a function"),
         (None, {"settings": {"stepz": 3}}, "stepz"),
         (["sh"], {"nodes": "n7"}, "n7"),
+        (["sh"], {"name": "latest"}, "cannot name a run"),
+        (["sh"], {"name": "a-20260102-030405-0abc"}, "cannot name a run"),
+        (["sh"], {"name": "../a"}, "cannot name a run"),
+        (["sh"], {"tags": ["a b"]}, "not one word"),
     ],
 )
 def test_invalid_launch_is_refused_before_anything_starts(

@@ -67,7 +67,7 @@ _OLD = (
 )
 # A metaphor as a part of a name, or a whole name without a noun.
 OLD_NAMES = re.compile(
-    rf"(?:^|_)(?:{_OLD})(?:_|$)|^_?(?:one|own|other|others|what|who|whose|where|room|rooms|fit|fits|explained|demands?|rules?|notice|notes?)$",
+    rf"(?:^|_)(?:{_OLD})(?:_|$)|^_?(?:one|own|other|others|what|who|whose|where|room|rooms|fit|fits|explained|demands?|rules?|notice|notes)$",
     re.IGNORECASE,
 )
 PHRASES = re.compile(

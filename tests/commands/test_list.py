@@ -1,0 +1,103 @@
+"""orch list: which runs it selects, and how it prints them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from orchestrator import cli
+from orchestrator.actions.durations import clock
+from orchestrator.run import RunRecord, RunState
+from orchestrator.store import Store
+
+WORDS = "rank 3 on n1 exited 1: " + "a long message " * 20
+NOTE = "warm-up halved\nand more"
+
+
+@pytest.fixture
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The output of `orch list` with these words, for three runs."""
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path))
+    now = datetime.now(timezone.utc)
+    for minutes, name, state, tags in (
+        (200, "a", RunState.DONE, ("base", "lr=3")),
+        (100, "b", RunState.FAILED, ("base",)),
+        (50, "c", RunState.RUNNING, ()),
+    ):
+        created = now - timedelta(minutes=minutes)
+        ended = None if state is RunState.RUNNING else (created + timedelta(seconds=192)).isoformat()
+        message = WORDS if state is RunState.FAILED else None
+        note = NOTE if name == "a" else None
+        run_id = f"{name}-{created:%Y%m%d-%H%M%S}-0abc"
+        record = RunRecord(run_id, "ssh", state, created.isoformat(), {}, {}, {}, {}, ended=ended, message=message)
+        Store(tmp_path).create(RunRecord.from_json({**record.to_json(), "note": note, "tags": tags}))
+
+    def listed(*words: str) -> str:
+        assert cli.run(["list", *words]) == 0
+        return capsys.readouterr().out
+
+    return listed
+
+
+def _names(text: str) -> str:
+    return "".join(line[0] for line in text.splitlines()[1:])
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ((), "abc"),
+        (("--last", "2"), "bc"),
+        (("--state", "failed"), "b"),
+        (("--state", "DONE", "--state", "running"), "ac"),
+        (("--tag", "base"), "ab"),
+        (("--tag", "base", "--tag", "lr=3"), "a"),
+        (("--tag", "base", "--last", "1"), "b"),
+        (("--tag", "other"), ""),
+    ],
+)
+def test_runs_are_selected_by_state_and_tags_then_by_number(
+    listed: Callable[..., str], words: tuple[str, ...], names: str
+) -> None:
+    assert _names(listed(*words)) == names
+
+
+def test_each_run_is_one_line_with_its_duration_and_the_newest_is_marked(listed: Callable[..., str]) -> None:
+    header, done, failed, running = listed().splitlines()
+    assert header.split() == ["RUN", "LAUNCHER", "STATE", "AGE", "TIME", "TAGS", "NOTE", "MESSAGE"]
+    assert done.split()[2:7] == ["DONE", "3h20m", "3m12s", "base", "lr=3"]
+    assert done.endswith("warm-up halved")
+    assert failed.endswith(WORDS.rstrip())
+    assert "(latest)" not in done + failed
+    assert running.split()[1:] == ["(latest)", "ssh", "RUNNING", "50m00s", "50m00s"]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_long_message_is_cut_to_the_terminal_and_no_id_is(
+    listed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    ids = [record["id"] for record in json.loads(listed("--json"))]
+    lines = listed("--state", "failed").splitlines()
+    assert [len(line) for line in lines[1:]] == [columns]
+    assert lines[1].endswith("…")
+    assert ids[1] in lines[1]
+    assert len(ids) == 3
+
+
+def test_note_and_tags_are_in_the_json(listed: Callable[..., str]) -> None:
+    first, *_ = json.loads(listed("--json"))
+    assert (first["note"], first["tags"]) == (NOTE, ["base", "lr=3"])
+
+
+@pytest.mark.parametrize(
+    ("span_s", "text"), [(0, "0s"), (59.9, "59s"), (192, "3m12s"), (7500, "2h05m"), (273_600, "3d04h"), (-1, "0s")]
+)
+def test_span_has_its_two_largest_units(span_s: float, text: str) -> None:
+    assert clock(span_s) == text
