@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from orchestrator.actions.launch import Launched
+from orchestrator.actions.refresh import refresh
+from orchestrator.actions.stop import stop
 from orchestrator.errors import LaunchError, UsageError
 from orchestrator.launchers import launcher_for
+from orchestrator.names.hostlist import fold
 from orchestrator.run import RunRecord
 from orchestrator.store import RunFolder
 from orchestrator.supervision.start import logins_need_answers, start_and_wait
@@ -34,6 +37,24 @@ def supervise(folder: RunFolder, on_warning: Callable[[str], None]) -> None:
         raise LaunchError(f"run {record.id} has no supervisor: {why}")
     if record.attended:
         on_warning(logins_need_answers(folder))
+
+
+def end_remaining(folder: RunFolder, on_message: Callable[[str], None], on_warning: Callable[[str], None]) -> None:
+    """
+    End what is left running of a run whose record is final; nothing more supervises it.
+
+    Raises:
+        UsageError: the run has a supervisor, which ends the rest.
+        LaunchError: some processes could not be ended.
+    """
+    refreshed = refresh(folder)
+    if refreshed.missing:
+        on_warning(refreshed.missing)
+    if not refreshed.left_running:
+        return
+    _refuse_second(folder, refreshed.record)
+    on_message(f"run {refreshed.record.id} still runs on {fold(refreshed.left_running)}: it is ended there")
+    stop(folder, on_message)
 
 
 @contextmanager

@@ -58,12 +58,19 @@ class Refreshed:
             return ""
         return describe_job(self.queue, self.status.position)
 
+    @property
+    def left_running(self) -> list[str]:
+        """The nodes on which processes of a run that has ended may still run, or do run although its record is final."""
+        if self.status is None:
+            return []
+        plan = self.folder.read_plan()
+        if self.record.state.ended:
+            return observe.running_nodes(plan, self.nodes)
+        return observe.may_still_run(plan, self.status.verdict, self.nodes)
+
     def not_being_ended(self) -> str:
         """The warning that the run has failed and no supervisor ends its remaining processes; empty if there is no such case."""
-        if self.status is None or self.record.state.final:
-            return ""
-        nodes = observe.may_still_run(self.folder.read_plan(), self.status.verdict, self.nodes)
-        return observe.still_running_warning(self.folder, self.record.id, nodes)
+        return observe.still_running_warning(self.folder, self.record.id, self.left_running)
 
     def unsupervised(self) -> str:
         """The warning that a run over SSH has no supervisor; empty if it has one. Slurm supervises its jobs itself."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from orchestrator.actions.attach import attached, supervise
+from orchestrator.actions.attach import attached, end_remaining, supervise
 from orchestrator.actions.runs import find_run
 from orchestrator.commands.watch import watch
 from orchestrator.console import inform, print_text, warn
 
 
 def attach(run: str, *, follow: bool) -> int:
-    """Start a supervisor for the run and watch the run to its end; only print the state of a run that has ended."""
+    """Start a supervisor for the run and watch the run to its end; if the run has ended, end what is left and print its state."""
     folder = find_run(run)
     record = folder.read()
     if record.state.ended:
+        end_remaining(folder, inform, warn)
         inform(f"run {record.id} is {record.state.value}" + (f": {record.message}" if record.message else ""))
         return record.exit_code
     supervise(folder, warn)

@@ -73,6 +73,11 @@ def may_still_run(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObserv
     return [node.name for node in plan.nodes if node.name not in ended]
 
 
+def running_nodes(plan: LaunchPlan, nodes: Sequence[NodeObservation]) -> list[str]:
+    """The nodes of a run over SSH whose agents are alive; Slurm ends a job's processes itself."""
+    return [node.node for node in nodes if plan.launcher == "ssh" and node.alive and node.finished is None]
+
+
 def recordable_verdict(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObservation]) -> Verdict:
     """
     The verdict that a read-only command may record: final only if no process of the run may still run.

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.run import RunState
+from orchestrator.store import RunFolder
 from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm
 from tests.until import until
@@ -212,11 +214,16 @@ def test_reused_pid_of_a_dead_supervisor_blocks_no_attach(orch: Orch) -> None:
     orch("stop", run)
 
 
-def test_attach_to_a_run_that_has_ended_reports_its_state(orch: Orch) -> None:
+def test_attach_ends_what_is_left_of_a_run_whose_record_is_final(orch: Orch) -> None:
     run = _started(orch)
-    orch("stop", run)
-    until(lambda: orch.supervisor(run) is None, awaited="the supervisor to end")
-    assert "STOPPED" in orch("attach", run, code=6).stderr
+    orch.kill_supervisor(run)
+    RunFolder(orch.home / "runs" / run).update(state=RunState.FAILED)
+    warning = f"run {run} may still run on n[0-2], and nobody supervises it: `orch attach {run}`"
+    assert warning in orch("status", run, code=1).stderr
+    done = orch("attach", run, code=1)
+    assert f"run {run} still runs on n[0-2]: it is ended there" in done.stderr
+    assert f"run {run} is FAILED" in done.stderr
+    assert _has_no_process(orch, run)
 
 
 def test_ranks_end_by_themselves_after_the_orphan_timeout(orch: Orch) -> None:
