@@ -47,6 +47,8 @@ class SshOptions(_Model):
     host_keys: fields.HostKeys = "strict"
     fanout: fields.FanOut = 64
     connect_timeout_s: fields.Seconds = 10.0
+    refused_timeout_s: fields.Seconds | None = None
+    """A run fails when a node has refused connections for this time while other nodes reach its host; None: never."""
 
 
 class Node(_Model):

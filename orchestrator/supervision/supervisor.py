@@ -46,6 +46,7 @@ class Supervisor:
         self._plan: LaunchPlan = folder.read_plan()
         self._poller = Poller(folder, self._plan, launcher)
         self._states = self._poller.states
+        self._refused_timeout_s: float | None = self._plan.ssh.get("refused_timeout_s")
 
     def run(self) -> None:
         """Supervise the run until its record is final, or no node can be polled any more."""
@@ -107,11 +108,13 @@ class Supervisor:
         return None
 
     def _judge_silence(self, state: NodeState, witnesses: Sequence[NodeState]) -> Verdict | None:
-        """The verdict if the node is gone: its host refuses connections, or no witness reaches it either; else None."""
+        """The verdict if the node is gone: no witness reaches it, or it has refused connections for too long; else None."""
         now, name, silence = time.monotonic(), state.node.name, f"{state.silent_s():.0f} s"
         refusing_s, failure = state.refusing_s, state.failure  # the poll thread may reset both at any time
-        if refusing_s is not None and failure is not None and now - refusing_s >= SUSPECT_S:
-            return Verdict(RunState.FAILED, message=f"{name} has refused connections for {silence}: {failure}")
+        refused_s = 0.0 if refusing_s is None else now - refusing_s
+        if self._refused_timeout_s is not None and failure is not None and refused_s >= self._refused_timeout_s:
+            text = f"{name} has refused connections for {refused_s:.0f} s, longer than ssh.refused_timeout_s: {failure}"
+            return Verdict(RunState.FAILED, message=text)
         if now < state.witnesses_queried_s + WITNESS_RETRY_S:
             return None
         state.witnesses_queried_s = now

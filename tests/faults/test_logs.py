@@ -221,6 +221,8 @@ def test_connections_cut_while_old_lines_are_read_lose_only_the_rest_of_an_unrea
 
 
 def test_node_that_is_gone_is_a_gap_in_the_log(orch: Orch, farm: Farm) -> None:
+    inventory = orch.cwd / "inventory.yaml"
+    inventory.write_text(inventory.read_text("utf-8").replace("ssh:", "ssh:\n  refused_timeout_s: 3", 1))
     with orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000") as watcher:
         assert watcher.stdout is not None
         for _ in range(2):

@@ -57,12 +57,15 @@ def test_run_continues_while_all_its_nodes_refuse_connections(orch: Orch, farm: 
     orch("stop", run)
 
 
-def test_node_that_refuses_while_others_answer_fails_the_run(orch: Orch, farm: Farm) -> None:
+def test_run_continues_while_a_node_refuses_connections_whose_host_others_reach(orch: Orch, farm: Farm) -> None:
+    """Its sshd is down, as killed for lack of memory; its ranks are not."""
     run = _started(orch)
+    reached = "n2 does not answer this machine, but others reach it: the run continues"
     with farm.only(2):
-        until(lambda: orch.recorded(run) != "RUNNING", awaited="the verdict", deadline_s=40)
-    assert _record(orch, run)["state"] == "FAILED"
-    assert "n2 has refused connections" in _record(orch, run)["message"]
+        until(lambda: reached in _events_text(orch, run), awaited="the result of the witnesses", deadline_s=40)
+    until(lambda: "n2 answers again" in _events_text(orch, run), awaited="n2 to answer", deadline_s=30)
+    assert _record(orch, run)["state"] == "RUNNING"
+    orch("stop", run)
 
 
 def test_node_that_answers_with_an_error_is_polled_further(orch: Orch) -> None:

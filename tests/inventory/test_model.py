@@ -26,7 +26,7 @@ network: auto                # auto | infiniband | roce | ethernet
 transport: ssh               # ssh | local
 defaults: {user: train, port: 22, python: /opt/conda/bin/python3, workdir: /data/orch, env: {A: d, B: d}}
 env: {NCCL_IB_TIMEOUT: 22, A: top, B: top, C: top}
-ssh: {config: ~/.ssh/config, proxy_jump: bastion, host_keys: accept-new, fanout: 16, connect_timeout_s: 2.5}
+ssh: {config: ~/.ssh/config, proxy_jump: bastion, host_keys: accept-new, fanout: 16, connect_timeout_s: 2.5, refused_timeout_s: 600}
 slurm: {partition: gpu, account: proj, time: "1-00:00:00", login: login0, options: ["--exclusive"]}
 nodes:
   - {name: "h800-[00-02]", address: "10.0.0.[1-3]"}
@@ -69,6 +69,7 @@ def test_complete_file(tmp_path: Path) -> None:
         "host_keys": "accept-new",
         "fanout": 16,
         "connect_timeout_s": 2.5,
+        "refused_timeout_s": 600,
     }
     assert inventory.slurm.options == ("--exclusive",)
     assert inventory.slurm.time == "1-00:00:00"

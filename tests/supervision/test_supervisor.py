@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import NotListening
-from orchestrator.inventory.model import Inventory, Node
+from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
 from orchestrator.run import Program, Request
@@ -40,7 +40,8 @@ class Answering(NodeState):
 
 
 def test_node_that_answers_while_it_is_judged_does_not_end_the_supervision(tmp_path: Path) -> None:
-    inventory = Inventory(name="here", nodes=(Node(name="n0"), Node(name="n1")))
+    nodes = (Node(name="n0"), Node(name="n1"))
+    inventory = Inventory(name="here", nodes=nodes, ssh=SshOptions(refused_timeout_s=60))
     request = Request("ssh", Program("executable", ("true",)))
     plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
     folder = RunFolder(tmp_path)
@@ -49,7 +50,8 @@ def test_node_that_answers_while_it_is_judged_does_not_end_the_supervision(tmp_p
     state = Answering(plan.nodes[1], time.monotonic() - 60, failure=NotListening("n1", "connection refused"))
     verdict = supervisor._judge_silence(state, [])  # noqa: SLF001  the poll thread cannot be timed
     assert verdict is not None
-    assert verdict.message == "n1 has refused connections for 60 s: n1: connection refused"
+    text = "n1 has refused connections for 60 s, longer than ssh.refused_timeout_s: n1: connection refused"
+    assert verdict.message == text
 
 
 @pytest.mark.processes
