@@ -12,7 +12,7 @@ from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError, NodesError, RunNotFound
 from orchestrator.fanout import each
 from orchestrator.launchers import launcher_for
-from orchestrator.launchers.job import SILENT, JobStatus
+from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.poll import describe_job
 from orchestrator.launchers.slurm.queue import job_statuses
@@ -113,15 +113,21 @@ def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Termina
 
 
 def bring_up_to_date() -> list[str]:
-    """Refresh all runs that have not ended, with one query per Slurm; returns warnings."""
+    """Refresh all runs that have not ended, and lost ones that Slurm still has, with one query per Slurm; returns warnings."""
     runs, _ = readable_runs()
-    unended = [(folder, record) for folder, record in runs if not record.state.final]
+    unended = [
+        (folder, record)
+        for folder, record in runs
+        if not record.state.final or (record.state is RunState.LOST and record.launcher == "slurm")
+    ]
     terminal = Terminal()
     queues, warnings = _queues([(folder, record) for folder, record in unended if record.launcher == "slurm"], terminal)
 
     def work(run: tuple[RunFolder, RunRecord]) -> str:
         folder, record = run
         queue = queues.get(record.id)
+        if record.state is RunState.LOST and (queue is None or queue.state in {GONE, SILENT}):
+            return ""
         if queue is None or not _settles(queue, record):
             return refresh(folder, queue, terminal).missing
         if queue.waits:

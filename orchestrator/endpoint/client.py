@@ -228,14 +228,24 @@ class Endpoint:
         }
         return self._connection.call(protocol.CLEAR, request, answer_s=CLEAR_S).reply["entries"]
 
-    def command(self, argv: Sequence[str], *, timeout_s: float) -> CommandResult:
-        """Run a command in the home folder, in the environment of a login; an argument that begins with `~/` is expanded."""
-        request: messages.CommandRequest = {"argv": list(argv), "folder": "~", "timeout_s": timeout_s}
+    def command(self, argv: Sequence[str], *, timeout_s: float, removed: str = "") -> CommandResult:
+        """
+        Run a command in the home folder, in the environment of a login; an argument that begins with `~/` is expanded.
+
+        Args:
+            removed: variables that the command does not get, as a regular expression of their names.
+        """
+        request: messages.CommandRequest = {
+            "argv": list(argv),
+            "folder": "~",
+            "removed": removed,
+            "timeout_s": timeout_s,
+        }
         reply = self._connection.call(protocol.COMMAND, request, answer_s=timeout_s + ANSWER_S).reply
         return CommandResult(reply["code"], reply["out"], reply["err"])
 
     def command_once(
-        self, argv: Sequence[str], result_file: str, *, timeout_s: float, begin: bool = True
+        self, argv: Sequence[str], result_file: str, *, timeout_s: float, removed: str = "", begin: bool = True
     ) -> CommandResult:
         """
         Run a command in the folder of `result_file`, once: a later request, over any connection, returns the first result.
@@ -246,6 +256,7 @@ class Endpoint:
         request: messages.CommandOnceRequest = {
             "argv": list(argv),
             "folder": result_file.rpartition("/")[0],
+            "removed": removed,
             "timeout_s": timeout_s,
             "result_file": result_file,
             "begin": begin,

@@ -291,6 +291,7 @@ class ClearReply(TypedDict):
 class CommandRequest(TypedDict):
     argv: List[str]
     folder: str
+    removed: str
     timeout_s: float
 
 

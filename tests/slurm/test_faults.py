@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,6 +86,16 @@ def test_follow_keeps_printing_while_squeue_hangs(orch: Orch) -> None:
         enough.touch()
         following.stdout.read()
         assert following.wait() == 0
+
+
+def test_submission_without_a_configuration_of_slurm_fails_at_once(orch: Orch) -> None:
+    orch.prefix = ("env", "--unset=SLURM_CONF")
+    started_s = time.monotonic()
+    stderr = orch("submit", "--detach", "-j", "1x1", "--", "true", code=4).stderr
+    assert time.monotonic() - started_s < 10
+    assert "scontrol: fatal: Could not establish a configuration source" in stderr
+    assert "module load slurm" in stderr
+    assert orch.records()[-1]["state"] == "FAILED"
 
 
 def test_submission_fails_and_leaves_no_job_while_slurmctld_is_down(orch: Orch, cluster: Cluster) -> None:

@@ -24,7 +24,8 @@ def orch(cluster: Cluster, tmp_path: Path) -> Orch:
     (folder / "squeue").write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/calls\nexec {real} "$@"\n')
     (folder / "squeue").chmod(0o700)
     cluster.inventory(tmp_path, slurm={"options": ["--exclusive"]})
-    return Orch(tmp_path, env={**cluster.env, "PATH": f"{folder}:{os.environ['PATH']}"})
+    variables = {"SQUEUE_PARTITION": "nope", "SQUEUE_USERS": "nobody", "PATH": f"{folder}:{os.environ['PATH']}"}
+    return Orch(tmp_path, env={**cluster.env, **variables})
 
 
 def _calls(orch: Orch) -> list[str]:
@@ -70,7 +71,7 @@ def test_list_of_hundreds_of_runs_calls_squeue_once(orch: Orch, cluster: Cluster
         copied = source.with_name(f"{source.name[:-4]}{number:04x}")
         shutil.copytree(source, copied)
         record = json.loads((copied / "run.json").read_text("utf-8"))
-        state = "RUNNING" if number % 2 == 0 else "STARTING"
+        state = "RUNNING" if number % 2 == 0 else ("STARTING", "LOST")[number % 4 == 3]
         (copied / "run.json").write_text(json.dumps(record | {"id": copied.name, "state": state}), "utf-8")
     _calls(orch)
     states = _states(orch, "--all")

@@ -18,6 +18,9 @@ from tests.grounds.slurm import Cluster
 from tests.grounds.sshd import Farm
 from tests.until import until
 
+PROFILE = (
+    "SBATCH_JOB_NAME=interactive SBATCH_TIMELIMIT=3 SBATCH_WCKEY=ours SLURM_TIME_FORMAT=relative SLURM_CLUSTERS=other"
+)
 LOGIN = "n7"  # an alias of the farm's ssh_config; no node of the cluster has this name
 COUNT = 'i=0; while [ "$i" -lt 2000 ]; do i=$((i+1)); echo "line $i of $RANK"; sleep 0.002; done'
 
@@ -246,14 +249,18 @@ def test_job_id_is_not_read_from_a_note_of_the_site_and_stop_cancels_no_job_of_a
     assert list(cluster.jobs()) == [foreign_job]
 
 
-def test_job_name_in_a_login_profile_does_not_rename_the_job(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
-    """SBATCH_* variables override #SBATCH lines; stop cancels only a job that has the run's name."""
+def test_variables_of_a_login_profile_neither_rename_the_job_nor_override_the_inventory(
+    laptop: Orch, farm: Farm, cluster: Cluster
+) -> None:
+    """For sbatch itself they override #SBATCH lines; stop cancels only a job that has the run's name."""
     profile = farm.home / ".bash_profile"
-    profile.write_text(f"{profile.read_text('utf-8')}export SBATCH_JOB_NAME=interactive SBATCH_TIMELIMIT=3\n", "utf-8")
-    run = laptop("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
-    show = ["squeue", "--noheader", "--format=%j %l"]
+    profile.write_text(f"{profile.read_text('utf-8')}export {PROFILE}\n", "utf-8")
+    submitted = laptop("submit", "--detach", "-j", "1x1", "--", "sleep", "1000")
+    run = submitted.stdout.strip()
+    show = ["squeue", "--noheader", "--format=%j %l %w"]
     listed = subprocess.run(show, env=cluster.env, check=True, capture_output=True, text=True).stdout
-    assert listed == f"{run} 3:00\n"
+    assert listed == f"{run} 10:00 ours\n"
+    assert f"SBATCH_WCKEY=ours, set on {LOGIN}, applies to the job" in submitted.stderr
     laptop("stop", run)
     assert not cluster.jobs()
 

@@ -130,13 +130,23 @@ def test_slurm_gets_the_inventorys_values(cluster: Cluster, tmp_path: Path) -> N
     slurm = {"cpus": 3, "mem": "1", "exclusive": "user", "exclude": "n[3,1]", "dependency": "singleton"}
     notifications = {"mail_type": "END,FAIL", "mail_user": "train@example.org"}
     cluster.inventory(tmp_path, slurm={**slurm, **notifications, "comment": comment, "options": ["--nice=7"]})
-    orch = Orch(tmp_path, env=cluster.env)
-    orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000")
+    variables = {"SBATCH_MEM_PER_NODE": "9", "SBATCH_REQ_SWITCH": "2", "SLURM_NTASKS_PER_NODE": "7"}
+    orch = Orch(tmp_path, env={**cluster.env, **variables})
+    submitted = orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000")
+    assert "SBATCH_REQ_SWITCH=2, set on this machine, applies to the job" in submitted.stderr
     shown = ["scontrol", "--oneliner", "show", "job", orch.status()["slurm_job"]]
     job = subprocess.run(shown, check=True, capture_output=True, text=True, timeout=30).stdout
-    for field in ("CPUs/Task=3", "MinMemoryNode=1M", "ExcNodeList=n[1,3]", "Nice=7", "MailUser=train@example.org"):
+    for field in (
+        "CPUs/Task=3",
+        "MinMemoryNode=1M",
+        "ExcNodeList=n[1,3]",
+        "Nice=7",
+        "MailUser=train@example.org",
+        "NumTasks=1",
+    ):
         assert f" {field} " in job, job
     assert " MailType=END,FAIL" in job
+    assert " Switches=2@" in job
     assert f" Comment={comment} " in job, re.findall(".{9}Comment=.{60}", job)
     assert " OverSubscribe=USER " in job
 

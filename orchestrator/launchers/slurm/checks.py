@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from orchestrator.errors import LaunchError, UsageError
 from orchestrator.inventory.document import did_you_mean
 from orchestrator.launchers.slurm.queue import RunCommand
+from orchestrator.launchers.slurm.submit import NO_CONFIGURATION
 from orchestrator.names.hostlist import expand, fold
 from orchestrator.names.slurm_options import option_value, time_limit_s
 from orchestrator.plan.plan import LaunchPlan
@@ -41,16 +42,21 @@ class _Partition:
         return f"{self.name} ({self.state}, {self.nodes} nodes{most}, time limit {self.longest})"
 
 
-def check(run: RunCommand, plan: LaunchPlan) -> list[str]:
+def check(run: RunCommand, plan: LaunchPlan, default_partition: str | None = None) -> list[str]:
     """
     Refuse a job that the cluster cannot run; return warnings, one sentence each.
 
+    Args:
+        default_partition: the partition if the plan has none; None for Slurm's own default.
+
     Raises:
         UsageError: a name in the plan does not exist on this cluster, or a limit is exceeded.
-        LaunchError: the partition starts no jobs at present.
+        LaunchError: the partition starts no jobs at present, or Slurm's commands do not work.
     """
     done = run(["scontrol", "--all", "--oneliner", "show", "partition"])
     partitions = {partition.name: partition for partition in map(_partition, done.stdout.splitlines()) if partition}
+    if fatal := re.search(r"fatal: .*", done.stderr):
+        raise LaunchError(f"Slurm's commands do not work here: scontrol: {fatal[0]}", hint=NO_CONFIGURATION)
     if done.returncode != 0 or not partitions:
         error = (done.stderr.strip() or "it lists no partition").splitlines()[-1]
         return [f"nothing was checked before the submission: scontrol show partition: {error}"]
@@ -59,7 +65,12 @@ def check(run: RunCommand, plan: LaunchPlan) -> list[str]:
         raise UsageError("\n".join(problems))
     requested = option_value(plan.slurm, "partition")
     if not requested:
-        defaults = [partition for partition in partitions.values() if partition.is_default]
+        names = default_partition.split(",") if default_partition else []
+        defaults = [
+            partition
+            for partition in partitions.values()
+            if (partition.name in names if names else partition.is_default)
+        ]
         return [problem for partition in defaults for problem in _exceeded(partition, partitions, plan)]
     chosen = requested.split(",")
     if problems := [_unknown_name("partition", name, list(partitions)) for name in chosen if name not in partitions]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -59,7 +59,16 @@ class SlurmHost(Protocol):
 
     def run(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """
-        Run a Slurm command; exit code 127 if it is not installed, 124 if it does not answer.
+        Run a Slurm command, without the variables that filter its output; exit code 127 if it is not installed, 124 if it does not answer.
+
+        Raises:
+            NodeError: the machine cannot be reached.
+        """
+        ...
+
+    def environment(self) -> Mapping[str, str]:
+        """
+        The environment of Slurm's commands on that machine.
 
         Raises:
             NodeError: the machine cannot be reached.

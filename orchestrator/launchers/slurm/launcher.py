@@ -13,14 +13,15 @@ from orchestrator.errors import LaunchError, NodeError, NodesError
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.direct import DirectLauncher, push_files
 from orchestrator.launchers.job import GONE, JobStatus
-from orchestrator.launchers.slurm import unshared_workdir
+from orchestrator.launchers.slurm import environment, unshared_workdir
 from orchestrator.launchers.slurm.host import SlurmHost
 from orchestrator.launchers.slurm.queue import array_id, job_statuses, queue_position
-from orchestrator.launchers.slurm.submit import NOT_REACHED
+from orchestrator.launchers.slurm.submit import FATAL, NOT_REACHED
 from orchestrator.names.hostlist import expand
 from orchestrator.names.slurm_options import time_limit_s
 from orchestrator.plan.files import node_files
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.plan.sbatch import sbatch_options
 
 if TYPE_CHECKING:
     from orchestrator.bundle import Bundle
@@ -63,7 +64,10 @@ class SlurmLauncher:
 
         with self._host_errors():
             self._host.require_sbatch()
-            warnings = check(self._host.run, self._plan)
+            variables, options = self._host.environment(), sbatch_options(self._plan)
+            partition = environment.applied(variables, options).get("SBATCH_PARTITION")
+            warnings = check(self._host.run, self._plan, partition)
+            warnings += environment.warnings(variables, options, self._host.name)
             self._host.endpoint()
         return warnings
 
@@ -204,7 +208,8 @@ class SlurmLauncher:
         """
         message = str(refusal)
         wait_s = SEARCH_S if any(error in message for error in UNCERTAIN_ERRORS) else 0.0
-        status = None if NOT_REACHED in message else self._find_by_name(wait_s)
+        is_unsent = NOT_REACHED in message or FATAL in message
+        status = None if is_unsent else self._find_by_name(wait_s)
         if status is not None and status.job and not status.never_ran:
             return array_id(status.job)
         self._may_be_submitted = status is not None and not status.never_ran

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -16,10 +17,12 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import CommandResult, RunTrace
 from orchestrator.errors import LaunchError, Unreachable
 from orchestrator.launchers.slurm import submit
+from orchestrator.launchers.slurm.environment import FILTERS, removed_from_sbatch
 from orchestrator.launchers.slurm.queue import COMMAND_S
 from orchestrator.node.rendezvous import is_loopback
 from orchestrator.plan.files import sbatch_command, submission_path
 from orchestrator.plan.plan import LaunchPlan, NodePlan
+from orchestrator.plan.sbatch import sbatch_options
 
 if TYPE_CHECKING:
     from orchestrator.inventory.model import Node
@@ -105,6 +108,11 @@ class LoginNode:
         result = self._command(argv)
         return subprocess.CompletedProcess(argv, result.code, result.out, result.err)
 
+    def environment(self) -> Mapping[str, str]:
+        """The environment of a login."""
+        listed = self._request("commands", lambda endpoint: endpoint.command(["env"], removed="", timeout_s=COMMAND_S))
+        return dict(re.findall(r"^([A-Za-z_]\w*)=(.*)$", listed.out, re.MULTILINE))
+
     def submit(self, plan: LaunchPlan) -> str:
         """Run sbatch once. If the connection is lost, a second request returns the result of the first."""
         result = self._submission(plan, begin=True)
@@ -129,14 +137,15 @@ class LoginNode:
 
     def _submission(self, plan: LaunchPlan, *, begin: bool) -> CommandResult:
         argv, record = sbatch_command(plan), submission_path(plan)
+        removed = removed_from_sbatch(sbatch_options(plan))
 
         def sbatch_once(endpoint: Endpoint) -> CommandResult:
-            return endpoint.command_once(argv, record, timeout_s=SUBMIT_S, begin=begin)
+            return endpoint.command_once(argv, record, removed=removed, timeout_s=SUBMIT_S, begin=begin)
 
         return self._request("commands", sbatch_once, RECONNECT_S if begin else 0.0)
 
     def _command(self, argv: Sequence[str]) -> CommandResult:
-        return self._request("commands", lambda endpoint: endpoint.command(argv, timeout_s=COMMAND_S))
+        return self._request("commands", lambda endpoint: endpoint.command(argv, removed=FILTERS, timeout_s=COMMAND_S))
 
     def _request(
         self, use: Literal["files", "commands"], request: Callable[[Endpoint], T], reconnect_s: float = 0.0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
+from orchestrator.launchers.slurm.environment import FILTERS, without
 from orchestrator.launchers.slurm.pending_reasons import explanation
 
 RunCommand = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
@@ -37,8 +39,11 @@ _EMPTY = frozenset(["", "(null)", "N/A", "None", "None assigned", "Unknown", "NO
 
 def run_here(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a command on this machine, as a RunCommand."""
+    env = without(os.environ, FILTERS)
     try:
-        return subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False, timeout=COMMAND_S)
+        return subprocess.run(
+            argv, env=env, capture_output=True, text=True, errors="replace", check=False, timeout=COMMAND_S
+        )
     except FileNotFoundError:
         return subprocess.CompletedProcess(argv, NOT_FOUND, "", f"{argv[0]} not found")
     except subprocess.TimeoutExpired:

@@ -9,13 +9,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import LaunchError
+from orchestrator.launchers.slurm.environment import removed_from_sbatch, without
 from orchestrator.plan.files import sbatch_command, sbatch_path
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.plan.sbatch import sbatch_options
 
 if TYPE_CHECKING:
     import submitit
 
 NOT_REACHED = "(connect failure)"  # printed by sbatch if its request did not reach slurmctld
+FATAL = "fatal: "  # printed by sbatch if it ends before it sends a request
+NO_CONFIGURATION = (
+    "set SLURM_CONF, or load the site's module (module load slurm); slurm: {login: HOST} uses the Slurm of a login node"
+)
+# What sbatch says -> the next step; the first pattern that matches applies.
+_HINTS = {
+    re.escape(NOT_REACHED): "scontrol ping shows whether slurmctld is up",
+    r"fatal: .*configuration": NO_CONFIGURATION,
+    r"account": "set slurm.account in the inventory; `sacctmgr show associations user=$USER` lists your accounts",
+    r"\bqos\b": "set slurm.qos in the inventory; `sacctmgr show associations user=$USER format=qos` lists yours",
+    r"unrecognized option|invalid option": "it is in slurm.options of the inventory; `sbatch --help` lists what this version takes",
+}
 
 
 def preload() -> None:
@@ -53,14 +67,13 @@ def submit(plan: LaunchPlan) -> str:
                 return job
             raise LaunchError(f"this machine: sbatch gave no job id: {output!r}")
 
-    conf = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+    environment = without(os.environ, removed_from_sbatch(sbatch_options(plan)))
+    kept = {name: value for name, value in environment.items() if name.startswith(("SLURM_", "SBATCH_"))}
     # Ctrl-C and `orch stop` wait until the job id is known, so that the job can be cancelled
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        with (
-            clean_env()
-        ):  # a job submitted from within a job must not inherit its SLURM_* variables, except the cluster
-            os.environ.update(conf)
+        with clean_env():  # without the variables of a job that orch may run in
+            os.environ.update(kept)
             executor = RenderedScript(folder)
             job: submitit.Job[Any] = executor._submit_command("")  # noqa: SLF001  the documented override point
     except FailedJobError as exc:
@@ -78,9 +91,10 @@ def job_id(output: str) -> str | None:
 
 
 def refusal(stderr: str) -> LaunchError:
-    """The error for a failed sbatch, with the lines that sbatch itself printed."""
-    lines = [line.removeprefix("sbatch: error: ") for line in stderr.splitlines() if line.startswith("sbatch: error: ")]
+    """The error for a failed sbatch, with the lines that sbatch and plug-ins of the site printed."""
+    printed = re.findall(r"^sbatch: (?:error: )?(.*)$", stderr, re.MULTILINE)
+    # without rulers, and without the advice after a wrong option
+    lines = [line for line in printed if re.search(r"\w", line) and not line.startswith("Try ")]
     reason = "; ".join(lines) or (stderr.strip().splitlines() or ["it printed nothing"])[-1]
-    is_down = NOT_REACHED in reason
-    hint = "scontrol ping shows whether slurmctld is up" if is_down else "sinfo shows partitions and limits"
-    return LaunchError(f"sbatch refused the job: {reason}", hint=hint)
+    hints = (hint for pattern, hint in _HINTS.items() if re.search(pattern, reason, re.IGNORECASE))
+    return LaunchError(f"sbatch refused the job: {reason}", hint=next(hints, "sinfo shows partitions and limits"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from orchestrator.endpoint.access import transport_factory
 from orchestrator.endpoint.client import Endpoint
@@ -67,6 +68,10 @@ class ThisMachine:
     def run(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Run it in the environment of orch."""
         return run_here(argv)
+
+    def environment(self) -> Mapping[str, str]:
+        """The environment of orch."""
+        return os.environ
 
     def submit(self, plan: LaunchPlan) -> str:
         """Submit through submitit, which waits until sbatch answers."""

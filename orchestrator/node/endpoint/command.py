@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -36,9 +37,13 @@ def command(request: messages.CommandRequest, umask: int) -> messages.CommandRep
         [absolute_path(arg) if arg.startswith("~/") else arg for arg in request["argv"]],
         absolute_path(request["folder"]),
     )
+    removed = request["removed"]
+    environment = {
+        name: value for name, value in login_environment().items() if not (removed and re.match(removed, name))
+    }
     private = os.umask(umask)  # the user's umask: sbatch passes it on to the job
     try:
-        code, out, err = run(argv, login_environment(), folder, request["timeout_s"])
+        code, out, err = run(argv, environment, folder, request["timeout_s"])
     finally:
         os.umask(private)
     return {"code": code, "out": out.decode("utf-8", "replace"), "err": err.decode("utf-8", "replace")}
