@@ -32,6 +32,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Print every file and co
 _follow = click.option(
     "--follow/--detach", default=True, help="Watch the run (default), or print its id and return at once."
 )
+_quiet = click.option("--quiet", is_flag=True, help="Print only the ranks' lines, warnings and failures.")
 _run = click.argument("run", default="latest", metavar="[RUN]")
 _STATES = ("PENDING", "STARTING", "RUNNING", "DONE", "FAILED", "STOPPED", "LOST")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -102,6 +103,7 @@ def app() -> None:
 @_launch_options
 @_dry_run
 @_follow
+@_quiet
 @click.option(
     "--sweep", multiple=True, metavar="KEY=A,B", help="Start one run per combination of the values; may be repeated."
 )
@@ -109,6 +111,7 @@ def submit(
     program: tuple[str, ...] | None,
     dry_run: bool,
     follow: bool,
+    quiet: bool,
     sweep: tuple[str, ...],
     **typed: Any,  # noqa: ANN401  see _launch_options
 ) -> int:
@@ -120,13 +123,14 @@ def submit(
         return submit_sweep(arguments, sweep, dry_run=dry_run)
     from orchestrator.commands.launch import launch  # noqa: PLC0415
 
-    return launch(arguments, dry_run=dry_run, follow=follow)
+    return launch(arguments, dry_run=dry_run, follow=follow, quiet=quiet)
 
 
 @app.command(cls=_Launch)
 @_launch_options
 @_dry_run
 @_follow
+@_quiet
 @click.option("--orphan-timeout", metavar="SPAN", help="End the ranks after this time without a supervisor.")
 @click.option(
     "--isolation-timeout", metavar="SPAN", help="End the ranks of a node that is cut off for this time (60s)."
@@ -135,12 +139,13 @@ def ssh_launch(
     program: tuple[str, ...] | None,
     dry_run: bool,
     follow: bool,
+    quiet: bool,
     **typed: Any,  # noqa: ANN401  see _launch_options
 ) -> int:
     """Start a run over SSH, or on this machine (transport local). Otherwise as submit."""
     from orchestrator.commands.launch import launch  # noqa: PLC0415
 
-    return launch(_arguments("ssh", program, typed), dry_run=dry_run, follow=follow)
+    return launch(_arguments("ssh", program, typed), dry_run=dry_run, follow=follow, quiet=quiet)
 
 
 def _arguments(launcher: LauncherName, program: tuple[str, ...] | None, typed: dict[str, Any]) -> LaunchArguments:
@@ -213,11 +218,12 @@ def list_(sweep: str | None, up_to_date: bool, as_json: bool, **wanted: Any) -> 
 @app.command()
 @_run
 @_follow
-def attach(run: str, follow: bool) -> int:
+@_quiet
+def attach(run: str, follow: bool, quiet: bool) -> int:
     """Start a new supervisor for a run that has lost its supervisor, and watch the run."""
     from orchestrator.commands.attach import attach  # noqa: PLC0415
 
-    return attach(run, follow=follow)
+    return attach(run, follow=follow, quiet=quiet)
 
 
 @app.command()

@@ -6,17 +6,30 @@ import json
 import os
 import shutil
 import sys
-import zlib
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import OrchError
+from orchestrator.fanout import Progress
 from orchestrator.logs.lines import LogLines, prefix_of, prefixed
 from orchestrator.logs.printable import printable
+from orchestrator.names.hostlist import fold
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing from Python 3.11 on
 
 PRINTED_CHARACTERS = 1 << 20  # written to stdout in one call, at least
 LEAST_CUT = 12  # characters to which a table shortens a column even on a narrow terminal
-_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+ERASE_LINE = "\r\x1b[K"
+FIRST_PROGRESS_S, PROGRESS_S = 10.0, 30.0  # where there is no terminal
+LEAST_ESTIMATED_S = 2.0  # of work before the remaining time is estimated
+MOST_WAITING_NAMED = 3
+_THOUSAND = 1000
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # by rank
+_AGENT_COLOUR = 90  # grey
 
 
 def without_controls(text: str) -> str:
@@ -52,16 +65,100 @@ def print_json(value: object) -> None:
     print_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
-class LogView:
-    """Prints the log lines and the messages of a watched run; every node's prefix has its own colour."""
+class ProgressLine:
+    """
+    The progress of a launch, on stderr; for a `with` statement.
 
-    def __init__(self, *, as_json: bool) -> None:
+    On a terminal, one line that is replaced and at last erased. Elsewhere, a line only if something takes long.
+    """
+
+    def __init__(self, *, first_s: float = FIRST_PROGRESS_S) -> None:
+        self._on_terminal = sys.stderr.isatty()
+        self._first_s = first_s
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._shown: Progress | None = None
+        self._begun_s = 0.0
+        """When the present work began, by time.monotonic()."""
+
+    def __enter__(self) -> Self:
+        if not self._on_terminal:
+            with suppress(RuntimeError):  # the user's limit of threads is reached
+                threading.Thread(target=self._print_slow_work, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def update(self, progress: Progress) -> None:
+        """Show the progress."""
+        with self._lock:
+            if self._ended.is_set():
+                return  # the work continues in its thread after Ctrl-C
+            if self._shown is None or self._shown.work != progress.work:
+                self._begun_s = time.monotonic()
+            self._shown = progress
+            if self._on_terminal:
+                text = self._text()[: shutil.get_terminal_size().columns - 1]
+                self._write(f"{ERASE_LINE}{text}" if progress.waiting else ERASE_LINE)
+
+    def warn(self, text: str) -> None:
+        """Print a warning; the progress is shown again with its next change."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._erase()
+            warn(text)
+
+    def end(self) -> None:
+        """Erase the line, and show no more progress."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._ended.set()
+                self._erase()
+
+    def _text(self) -> str:
+        assert self._shown is not None
+        progress, spent_s = self._shown, time.monotonic() - self._begun_s
+        done = progress.total - len(progress.waiting)
+        size = "" if progress.size_bytes is None else f" {size_text(progress.size_bytes)},"
+        text = f"{progress.work}{size} {done}/{progress.total}"
+        if len(progress.waiting) <= MOST_WAITING_NAMED and (done or spent_s > LEAST_ESTIMATED_S):
+            text += f", waiting for {fold(progress.waiting)}"
+        elif done and spent_s > LEAST_ESTIMATED_S:
+            text += f", {spent_s / done * len(progress.waiting):.0f} s left"
+        return f"orch: {without_controls(text)}"
+
+    def _print_slow_work(self) -> None:
+        """Print the progress of work that takes longer than `first_s`, then every PROGRESS_S."""
+        pause_s = self._first_s
+        while not self._ended.wait(pause_s):
+            with self._lock:
+                if self._shown is not None and self._shown.waiting and not self._ended.is_set():
+                    self._write(f"{self._text()}\n")
+                    pause_s = PROGRESS_S
+
+    def _erase(self) -> None:
+        if self._on_terminal and self._shown is not None:
+            self._write(ERASE_LINE)
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):  # nobody reads it any more
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+class LogView:
+    """Prints the log lines and the messages of a watched run; the prefixes of ranks have colours, neighbours different ones."""
+
+    def __init__(self, *, as_json: bool, quiet: bool = False) -> None:
         self._as_json = as_json
+        self._quiet = quiet
         self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
     def inform(self, text: str) -> None:
-        """Print a message."""
-        inform(text)
+        """Print a message, unless quiet."""
+        if not self._quiet:
+            inform(text)
 
     def warn(self, text: str) -> None:
         """Print a warning."""
@@ -84,7 +181,7 @@ class LogView:
             return "\n".join(json.dumps(line, ensure_ascii=False) for line in lines.to_json())
         prefix = prefix_of(lines)
         if self._colour:
-            colour = _COLOURS[zlib.crc32(lines.node.encode()) % len(_COLOURS)]
+            colour = _AGENT_COLOUR if lines.rank is None else _COLOURS[lines.rank % len(_COLOURS)]
             prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
         return prefixed(lines, prefix)
 
@@ -122,6 +219,17 @@ def _plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]], cut: Se
         yield "  ".join(
             (cell if len(cell) <= width else f"{cell[: width - 1]}…").ljust(width) for cell, width in whole
         ).rstrip()
+
+
+def size_text(count: float) -> str:
+    """Format a number of bytes for a person."""
+    if count < _THOUSAND:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        count /= _THOUSAND
+        if count < _THOUSAND:
+            return f"{count:.1f} {unit}"
+    return f"{count / _THOUSAND:.1f} TB"
 
 
 def print_summary(summary: dict[str, Any]) -> None:

@@ -6,7 +6,8 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from dataclasses import dataclass, replace
+from typing import ParamSpec, TypeAlias, TypeVar
 
 from orchestrator.errors import NodeError, NodesError, OrchError
 
@@ -14,6 +15,43 @@ T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
 MOST_CACHED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far work on many nodes has advanced."""
+
+    work: str
+    """A participle, such as `connecting`."""
+    total: int
+    waiting: tuple[str, ...]
+    """The nodes whose work has not ended, in node order."""
+    size_bytes: int | None = None
+    """The size of the files that each node gets, if it gets any."""
+
+
+OnProgress: TypeAlias = Callable[[Progress], None]
+
+
+def no_progress(_progress: Progress) -> None:
+    """Ignore the progress."""
+
+
+class Reporter:
+    """Reports the progress of work on many nodes: at the beginning, and when the work on a node ends."""
+
+    def __init__(self, begun: Progress, on_progress: OnProgress) -> None:
+        self._begun = begun
+        self._waiting = dict.fromkeys(begun.waiting)
+        self._on_progress = on_progress
+        self._lock = threading.Lock()
+        on_progress(begun)
+
+    def ended(self, node: str) -> None:
+        """The work on this node has ended."""
+        with self._lock:
+            self._waiting.pop(node, None)
+            self._on_progress(replace(self._begun, waiting=tuple(self._waiting)))
 
 
 def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | OrchError]:

@@ -21,6 +21,7 @@ from orchestrator.actions.runs import home_store
 from orchestrator.code import revision
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, OrchError, machine_error
+from orchestrator.fanout import OnProgress, no_progress
 from orchestrator.inventory.model import Inventory
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
@@ -78,7 +79,9 @@ def _home_of_slurm(inventory: Inventory) -> str | None:
 
 
 @contextmanager
-def started(planned: Planned, on_warning: Callable[[str], None]) -> Iterator[Launched]:
+def started(
+    planned: Planned, on_warning: Callable[[str], None], on_progress: OnProgress = no_progress
+) -> Iterator[Launched]:
     """
     Start the run; the launcher stays connected until the context ends.
 
@@ -86,7 +89,9 @@ def started(planned: Planned, on_warning: Callable[[str], None]) -> Iterator[Lau
         OrchError: the launch failed; what had started was stopped, or is named.
     """
     terminal = Terminal()
-    launcher = launcher_for(planned.plan, terminal)
+    launcher = launcher_for(
+        planned.plan, terminal, lambda progress: terminal.unless_prompting(lambda: on_progress(progress))
+    )
     try:
         with _survive_sighup() as closed, sigterm_interrupts():
             folder = _launch(planned, launcher, terminal, on_warning)

@@ -19,6 +19,16 @@ Keep = Callable[[LogLines], LogLines | None]
 """Selects the wanted lines; None if there is none."""
 
 
+def of_ranks(lines: LogLines) -> LogLines | None:
+    """Keep the lines of ranks."""
+    return None if lines.rank is None else lines
+
+
+def without_routine(lines: LogLines) -> LogLines | None:
+    """Keep all lines but the events of every run that succeeds."""
+    return None if lines.is_routine else lines
+
+
 class Viewer(Protocol):
     """Shows the lines of a run, and messages about it."""
 

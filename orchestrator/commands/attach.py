@@ -8,7 +8,7 @@ from orchestrator.commands.watch import watch
 from orchestrator.console import inform, print_text, warn
 
 
-def attach(run: str, *, follow: bool) -> int:
+def attach(run: str, *, follow: bool, quiet: bool) -> int:
     """Start a supervisor for the run and watch the run to its end; if the run has ended, end what is left and print its state."""
     folder = find_run(run)
     record = folder.read()
@@ -21,4 +21,4 @@ def attach(run: str, *, follow: bool) -> int:
         print_text(f"{record.id}\n")
         return 0
     with attached(folder) as launched:
-        return watch(launched)
+        return watch(launched, quiet=quiet)

@@ -7,9 +7,7 @@ from dataclasses import asdict
 
 from orchestrator.actions.durations import seconds, worded
 from orchestrator.actions.gc import GarbageBody, Limits, SiteGarbage, collect
-from orchestrator.console import inform, print_json, print_table, warn
-
-_THOUSAND = 1000
+from orchestrator.console import inform, print_json, print_table, size_text, warn
 
 
 def gc(older_than: str, inventory: str | None, *, checkpoints: bool, dry_run: bool, as_json: bool) -> int:
@@ -44,7 +42,7 @@ def _report(sites: Sequence[SiteGarbage], limits: Limits) -> None:
     freed = sum(entry["bytes"] for entry in entries if entry["action"] == "remove")
     young = sum(entry["action"] == "young" for entry in entries)
     would = "would be " if limits.dry_run else ""
-    inform(f"{_size(freed)} {would}freed; {young} younger than {worded(limits.older_than_s)} left alone")
+    inform(f"{size_text(freed)} {would}freed; {young} younger than {worded(limits.older_than_s)} left alone")
 
 
 def _rows(site: SiteGarbage, *, dry_run: bool) -> list[tuple[object, ...]]:
@@ -56,7 +54,7 @@ def _rows(site: SiteGarbage, *, dry_run: bool) -> list[tuple[object, ...]]:
         name = f"{stray.command} (pid {stray.pid}) of {stray.run} on {stray.node}"
         rows.append((site.node, "stray", name, None, worded(stray.age_s), done))
     for entry in [entry for entry in site.entries if entry["action"] != "young"]:
-        size, age = _size(entry["bytes"]), worded(entry["age_s"])
+        size, age = size_text(entry["bytes"]), worded(entry["age_s"])
         rows.append((site.node, entry["kind"], entry["name"], size, age, _done(entry, would)))
     for user in site.stray_report.users:
         uid = "?" if user.uid is None else user.uid
@@ -71,7 +69,9 @@ def _done(entry: GarbageBody, would: str) -> str:
     if entry["action"] == "remove":
         return f"{would}removed"
     checkpoints = (
-        f" ({_size(entry['checkpoint_bytes'])}; --checkpoints removes them)" if "checkpoints" in entry["why"] else ""
+        f" ({size_text(entry['checkpoint_bytes'])}; --checkpoints removes them)"
+        if "checkpoints" in entry["why"]
+        else ""
     )
     return f"kept: {entry['why']}{checkpoints}"
 
@@ -90,13 +90,3 @@ def _report_json(sites: Sequence[SiteGarbage], *, dry_run: bool) -> None:
             ],
         }
     )
-
-
-def _size(count: float) -> str:
-    if count < _THOUSAND:
-        return f"{count:.0f} B"
-    for unit in ("kB", "MB", "GB"):
-        count /= _THOUSAND
-        if count < _THOUSAND:
-            return f"{count:.1f} {unit}"
-    return f"{count / _THOUSAND:.1f} TB"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from orchestrator.actions import transcript
 from orchestrator.actions.launch import plan_launch, started
 from orchestrator.actions.request import LaunchArguments
-from orchestrator.console import print_text, warn
+from orchestrator.console import ProgressLine, print_text, warn
 
 
-def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool) -> int:
+def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool, quiet: bool = False) -> int:
     """Plan a run and start it unless `dry_run`; returns the exit code."""
     planned = plan_launch(arguments)
     for warning in planned.warnings:
@@ -16,7 +16,8 @@ def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool) -> int:
     if dry_run:
         print_text(transcript.dry_run_text(planned.plan))
         return 0
-    with started(planned, warn) as launched:
+    with ProgressLine() as progress, started(planned, progress.warn, progress.update) as launched:
+        progress.end()
         if launched.terminal_closed:
             return 0
         if not follow:
@@ -24,4 +25,4 @@ def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool) -> int:
             return 0
         from orchestrator.commands.watch import watch  # noqa: PLC0415  imported while Slurm or the nodes start
 
-        return watch(launched)
+        return watch(launched, quiet=quiet)

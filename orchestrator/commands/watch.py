@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from orchestrator.actions.log_reader import LogReader
+from orchestrator.actions.log_reader import LogReader, of_ranks, without_routine
 from orchestrator.actions.watch import Watch
 from orchestrator.console import LogView, inform, print_error, print_summary
 from orchestrator.errors import CLOSED_PIPE, CTRL_C, LaunchError
@@ -14,13 +14,18 @@ if TYPE_CHECKING:
     from orchestrator.actions.launch import Launched  # at run time it would load what only a launch needs
 
 
-def watch(launched: Launched) -> int:
-    """Follow a run that this command started or attached to, and print its outcome; return its exit code."""
+def watch(launched: Launched, *, quiet: bool) -> int:
+    """
+    Follow a run that this command started or attached to, and print its outcome; return its exit code.
+
+    Args:
+        quiet: print only the lines of ranks, warnings, and the outcome of a run that is not done.
+    """
     run_id = launched.folder.path.name
-    inform(f"run {run_id} started; Ctrl-C stops watching, the run continues")
-    folder, launcher, view = launched.folder, launched.launcher, LogView(as_json=False)
+    folder, launcher, view = launched.folder, launched.launcher, LogView(as_json=False, quiet=quiet)
+    view.inform(f"run {run_id} started; Ctrl-C stops watching, the run continues")
     try:
-        reader = LogReader(launcher, folder.read_plan(), view, lambda lines: lines)
+        reader = LogReader(launcher, folder.read_plan(), view, of_ranks if quiet else without_routine)
         record = Watch(folder, launcher, reader, view, ends_failed=True).to_end()
     except KeyboardInterrupt:
         inform(
@@ -37,6 +42,11 @@ def watch(launched: Launched) -> int:
             f"stopped watching; the run continues. `orch logs -f {run_id}` watches again, `orch status {run_id}` shows its state"
         )
         return exc.exit_code
-    inform(f"run {run_id} is {record.state.value}" + (f": {record.message}" if record.message else ""))
-    print_summary(record.summary)
+    outcome = f"run {run_id} is {record.state.value}" + (f": {record.message}" if record.message else "")
+    if record.exit_code:
+        inform(outcome)
+    else:
+        view.inform(outcome)
+    if not quiet:
+        print_summary(record.summary)
     return record.exit_code

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from orchestrator.endpoint.access import Terminal, transport_factory
+from orchestrator.fanout import OnProgress, no_progress
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan
 
 
-def launcher_for(plan: LaunchPlan, terminal: Terminal | None = None) -> Launcher:
+def launcher_for(plan: LaunchPlan, terminal: Terminal | None = None, on_progress: OnProgress = no_progress) -> Launcher:
     """The launcher of a plan; logins prompt at `terminal`, by default this process's terminal."""
     if plan.launcher == "slurm":  # its modules are a tenth of those that a launch over SSH imports
         from orchestrator.launchers.slurm.host import slurm_host  # noqa: PLC0415
         from orchestrator.launchers.slurm.launcher import SlurmLauncher  # noqa: PLC0415
 
         return SlurmLauncher(plan, slurm_host(plan, terminal), terminal)
-    return direct_launcher(plan, terminal)
+    return direct_launcher(plan, terminal, on_progress)
 
 
-def direct_launcher(plan: LaunchPlan, terminal: Terminal | None = None) -> DirectLauncher:
+def direct_launcher(
+    plan: LaunchPlan, terminal: Terminal | None = None, on_progress: OnProgress = no_progress
+) -> DirectLauncher:
     """The launcher of a plan whose nodes orch connects to without a scheduler."""
-    return DirectLauncher(plan, transport_factory(plan.transport, plan.ssh, terminal))
+    return DirectLauncher(plan, transport_factory(plan.transport, plan.ssh, terminal), on_progress=on_progress)

@@ -15,7 +15,7 @@ from orchestrator.endpoint.access import TransportFactory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.connection import RendezvousPortTaken
 from orchestrator.errors import LaunchError, NodeError, NodesError, Unreachable, folded
-from orchestrator.fanout import each, successes
+from orchestrator.fanout import OnProgress, Progress, Reporter, each, no_progress, successes
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.job import JobStatus
 from orchestrator.plan.files import PlannedFile, node_files, start_command
@@ -36,9 +36,11 @@ class DirectLauncher:
         plan: LaunchPlan,
         transport: TransportFactory,
         connected: Mapping[str, Endpoint] = MappingProxyType({}),
+        on_progress: OnProgress = no_progress,
     ) -> None:
         self._plan = plan
         self._transport = transport
+        self._on_progress = on_progress
         self._fanout = int(plan.ssh["fanout"])
         self._endpoints = dict(connected)
         self._opening: dict[str, Endpoint] = {}
@@ -75,7 +77,10 @@ class DirectLauncher:
     def push(self, bundle: Bundle, files: Mapping[str, Sequence[PlannedFile]]) -> None:
         """Write the bundle and each node's files; `files` is keyed by node name."""
         self._on_each(
-            self._plan.nodes, lambda node: push_files(self.reach(node), node.workdir, bundle, files[node.name])
+            self._plan.nodes,
+            lambda node: push_files(self.reach(node), node.workdir, bundle, files[node.name]),
+            "pushing",
+            size_bytes=bundle.size_bytes,
         )
 
     def undo(self) -> list[str]:
@@ -90,7 +95,7 @@ class DirectLauncher:
 
     def _start_agents(self) -> None:
         record = self._reserve()
-        self._on_each(self._plan.nodes, lambda node: self._start_agent(node, record))
+        self._on_each(self._plan.nodes, lambda node: self._start_agent(node, record), "starting")
 
     def attempt(self) -> int:
         """The plan's attempt, its only one."""
@@ -146,7 +151,7 @@ class DirectLauncher:
         self._endpoints.clear()
 
     def _connect(self, nodes: Sequence[NodePlan]) -> None:
-        self._on_each([node for node in nodes if not self._is_connected(node)], self.reach)
+        self._on_each([node for node in nodes if not self._is_connected(node)], self.reach, "connecting")
 
     def reach(self, node: NodePlan) -> Endpoint:
         """The node's endpoint; reconnects if its connection was lost."""
@@ -184,9 +189,27 @@ class DirectLauncher:
         self._start_requested.add(node.name)
         self._endpoints[node.name].start(command, self._plan.node_dir(node), wait_s=START_WAIT_S)
 
-    def _on_each(self, nodes: Sequence[NodePlan], work: Callable[[NodePlan], object]) -> None:
-        """Call `work` for all nodes, and raise all failures as one error."""
-        successes(each(nodes, work, limit=self._fanout))
+    def _on_each(
+        self,
+        nodes: Sequence[NodePlan],
+        work: Callable[[NodePlan], object],
+        participle: str,
+        *,
+        size_bytes: int | None = None,
+    ) -> None:
+        """Call `work` for all nodes and report the progress; raise all failures as one error."""
+        if not nodes:
+            return
+        begun = Progress(participle, len(nodes), tuple(node.name for node in nodes), size_bytes)
+        reporter = Reporter(begun, self._on_progress)
+
+        def reported(node: NodePlan) -> None:
+            try:
+                work(node)
+            finally:
+                reporter.ended(node.name)
+
+        successes(each(nodes, reported, limit=self._fanout))
 
 
 def push_files(endpoint: Endpoint, workdir: str, bundle: Bundle, files: Sequence[PlannedFile]) -> None:

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from orchestrator.logs.printable import is_printable, printable
-from orchestrator.node.events import EVENTS, OFFSETS
+from orchestrator.node.events import EVENTS, OFFSETS, Kind, State
 
 Stream = Literal["out", "err", "event"]
 MAX_LINE_BYTES = 1 << 20
@@ -38,6 +38,8 @@ class LogLines:
     """The lines, separated by newlines."""
     is_continuation: bool = False
     """This single line continues the previous line of the same rank and stream, which was cut because it was too long."""
+    is_routine: bool = False
+    """An event of every run that succeeds: a start, an exit with code 0, an end without failure."""
 
     @property
     def count(self) -> int:
@@ -226,7 +228,17 @@ class NodeLines:
         if name == EVENTS:
             events = self._records(name, data, {"time", "event", "text"})
             self.events += events
-            return [LogLines(event["time"] + correction_s, self.node, None, "event", event["text"]) for event in events]
+            return [
+                LogLines(
+                    event["time"] + correction_s,
+                    self.node,
+                    None,
+                    "event",
+                    event["text"],
+                    is_routine=_is_routine(event),
+                )
+                for event in events
+            ]
         return list(self._file(name).feed(offset, data, arrival))
 
     def gap(self, name: str, offset: int, arrival: float) -> list[LogLines]:
@@ -262,6 +274,15 @@ class NodeLines:
         *lines, rest = buffer.split(b"\n")
         self._rest[name] = rest
         return [record for record in map(_record, lines) if fields <= record.keys()]
+
+
+def _is_routine(event: dict[str, Any]) -> bool:
+    kind = event["event"]
+    if kind == Kind.RANK_EXITED:
+        return event.get("code") == 0
+    if kind == Kind.AGENT_FINISHED:
+        return event.get("state") == State.DONE
+    return kind in (Kind.AGENT_STARTED, Kind.RANK_STARTED)
 
 
 def _record(line: bytes) -> dict[str, Any]:

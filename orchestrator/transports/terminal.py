@@ -9,7 +9,7 @@ import os
 import signal
 import termios
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 TRIES = 3
 _CTRL_C = b"\x03"
+ERASE_LINE = "\r\x1b[K"  # a line about the progress of the launch
 _LONGEST_ANSWER = 4096
 _lock = threading.Lock()  # a process has one terminal, even if it has several Terminal objects
 
@@ -65,6 +66,14 @@ class Terminal:
                 raise PromptCancelled
             yield
 
+    def unless_prompting(self, write: Callable[[], None]) -> None:
+        """Write to the terminal now, or not at all if the user is being prompted; a prompt begins after it."""
+        if _lock.acquire(blocking=False):
+            try:
+                write()
+            finally:
+                _lock.release()
+
     def prompt(self, question: str, *, echo: bool = False) -> bytes:
         """
         Prompt with the terminal locked, and wait for a line; the answer is in the terminal's encoding.
@@ -80,7 +89,7 @@ class Terminal:
             characters[termios.VEOL] = _CTRL_C
             try:
                 termios.tcsetattr(terminal, termios.TCSAFLUSH, [*before[:3], flags, *before[4:6], characters])
-                os.write(terminal, f"orch: {printable_text(question)}".encode(errors="replace"))
+                os.write(terminal, f"{ERASE_LINE}orch: {printable_text(question)}".encode(errors="replace"))
                 line = os.read(terminal, _LONGEST_ANSWER)
             finally:
                 termios.tcsetattr(terminal, termios.TCSAFLUSH, before)

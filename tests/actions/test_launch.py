@@ -12,6 +12,7 @@ from orchestrator.actions.request import LaunchArguments
 from orchestrator.bundle import Bundle
 from orchestrator.commands.launch import launch
 from orchestrator.errors import LaunchError
+from orchestrator.fanout import OnProgress
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RunRecord, RunState
@@ -57,7 +58,7 @@ def _arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *program: str) -
 def _launched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException, *failures: str
 ) -> tuple[BaseException, RunRecord]:
-    def launcher_for(plan: LaunchPlan, _terminal: Terminal) -> DirectLauncher:
+    def launcher_for(plan: LaunchPlan, *_: object) -> DirectLauncher:
         launcher = Interrupted(plan, lambda node: LocalTransport(node.name))
         launcher.end, launcher.failures = end, failures
         return launcher
@@ -155,7 +156,7 @@ def test_record_that_cannot_be_written_any_more_hides_no_error(tmp_path: Path, m
 def _answer_logins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let launches see that a person has answered a login."""
 
-    def launcher_for(plan: LaunchPlan, terminal: Terminal) -> DirectLauncher:
+    def launcher_for(plan: LaunchPlan, terminal: Terminal, _: OnProgress) -> DirectLauncher:
         terminal.was_used = True
         return DirectLauncher(plan, lambda node: LocalTransport(node.name))
 

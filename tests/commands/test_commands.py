@@ -59,6 +59,7 @@ def test_status_and_logs_do_not_change_a_launch_in_progress(orch: Orch) -> None:
             followed, errors = follower.communicate(timeout=60)
     assert (launch.returncode, follower.returncode) == (0, 0), errors
     assert "[n1:1] hi" in out
+    assert "[n1:-]" not in out  # it is done, so nothing but routine events
     assert "[n1:1] hi" in followed
     assert orch.status()["state"] == "DONE"
 
@@ -108,7 +109,9 @@ def test_tail_counts_lines_without_a_newline_too(orch: Orch) -> None:
 
 
 def test_output_of_a_rank_is_printed_before_its_exit(orch: Orch) -> None:
-    _done(orch, "echo", "last line")
+    _open_gate(orch)
+    quiet = orch("ssh-launch", "--quiet", "--", "echo", "last line")
+    assert (sorted(quiet.stdout.splitlines()), quiet.stderr) == (["[n0:0] last line", "[n1:1] last line"], "")
     lines = orch("logs", "--node", "n0").stdout.splitlines()
     assert lines.index("[n0:0] last line") < next(k for k, line in enumerate(lines) if "exited with code 0" in line)
 

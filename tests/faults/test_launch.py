@@ -23,7 +23,6 @@ from orchestrator.node.machine import stat_fields
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.store import Store
 from orchestrator.transports.local import LocalTransport
-from orchestrator.transports.terminal import Terminal
 from orchestrator.verdict.launching import this_process
 from tests.grounds.cli import Orch
 from tests.until import until
@@ -55,7 +54,7 @@ class LosingLauncher(DirectLauncher):
 
 
 def _launched(orch: Orch, monkeypatch: pytest.MonkeyPatch) -> LaunchError:
-    def launcher_for(plan: LaunchPlan, _terminal: Terminal) -> DirectLauncher:
+    def launcher_for(plan: LaunchPlan, *_: object) -> DirectLauncher:
         return LosingLauncher(plan, lambda node: LocalTransport(node.name))
 
     monkeypatch.setattr(launching, "launcher_for", launcher_for)
