@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from functools import wraps
 from gc import freeze, set_threshold
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,14 @@ _LAUNCH_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
         "--bare", is_flag=True, help="Run a Python program unprepared: CUDA is not replaced, progress is not reported."
     ),
 )
+# Fields of `slurm:` in the inventory, which these options set for one run.
+_SLURM_FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
+    "partition": (("-p",), "Slurm partition."),
+    "time": (("-t",), "Time limit, as in 30, 04:00:00 or 1-00."),
+    "account": (("-A",), "Account that is charged."),
+    "qos": ((), "Quality of service."),
+    "job-name": ((), "Name of the job; the run's id by default."),
+}
 
 
 def _launch_options(command: _Command) -> _Command:
@@ -99,8 +108,28 @@ def app() -> None:
     """
 
 
+def _slurm_options(command: _Command) -> _Command:
+    """Add the options for fields of `slurm:`, and pass those that were given as `slurm`; see LaunchArguments."""
+
+    @wraps(command)
+    def collect(*args: Any, slurm_set: tuple[str, ...], **typed: Any) -> int:  # noqa: ANN401  arguments of any command
+        values = ((name, typed.pop(name.replace("-", "_"))) for name in _SLURM_FIELDS)
+        named = (
+            (f"--{name}", f"slurm.{name.replace('-', '_')}={value}") for name, value in values if value is not None
+        )
+        return command(*args, slurm=(*named, *(("--set", word) for word in slurm_set)), **typed)
+
+    collect = click.option(
+        "--set", "slurm_set", multiple=True, metavar="slurm.KEY=VALUE", help="Any field of slurm: for this run."
+    )(collect)
+    for name, (short, help_) in reversed(_SLURM_FIELDS.items()):
+        collect = click.option(*short, f"--{name}", help=help_)(collect)
+    return collect
+
+
 @app.command(cls=_Launch)
 @_launch_options
+@_slurm_options
 @_dry_run
 @_follow
 @_quiet

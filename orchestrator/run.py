@@ -86,6 +86,8 @@ class Request:
     shape: Shape | None = None
     config: str | None = None
     """The trainer's configuration file as JSON text."""
+    slurm: tuple[str, ...] = ()
+    """Fields of `slurm:` that were set on the command line, as FIELD=VALUE."""
     orphan_timeout_s: float | None = None
     """A node ends its ranks after this time without a supervisor; None: never."""
     isolation_timeout_s: float = ISOLATION_TIMEOUT_S

@@ -23,6 +23,7 @@ from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, OrchError, machine_error
 from orchestrator.fanout import OnProgress, no_progress
 from orchestrator.inventory.model import Inventory
+from orchestrator.inventory.slurm_settings import with_slurm_settings
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.cards import with_detected_cards
@@ -63,6 +64,7 @@ def plan_launch(arguments: LaunchArguments) -> Planned:
     inventory = load_inventory(arguments.inventory, arguments.nodes if arguments.launcher == "ssh" else None)
     if arguments.launcher == "ssh" and inventory.accelerator == "auto" and inventory.devices is None:
         inventory = with_detected_cards(inventory, arguments.nodes)
+    inventory = with_slurm_settings(inventory, arguments.slurm_settings)
     request, bundle = make_request(arguments, inventory.private_files)
     now = datetime.now(timezone.utc)
     run_id = new_run_id(arguments.name or inventory.name, now, os.urandom(2).hex())

@@ -17,6 +17,7 @@ from orchestrator import bundle as bundles
 from orchestrator.actions.durations import seconds
 from orchestrator.code import Code, find_code
 from orchestrator.errors import UsageError
+from orchestrator.inventory.slurm_settings import SlurmSetting, parse_setting
 from orchestrator.node.run_folder import RUN_ID
 from orchestrator.resources import trainer_folder
 from orchestrator.run import LauncherName, Program, Request, Shape
@@ -42,6 +43,13 @@ class LaunchArguments:
     name: str | None = None
     note: str | None = None
     tags: tuple[str, ...] = ()
+    slurm: tuple[tuple[str, str], ...] = ()
+    """Options that set a field of `slurm:`, each with its name and slurm.FIELD=VALUE."""
+
+    @property
+    def slurm_settings(self) -> list[SlurmSetting]:
+        """The fields of `slurm:` for this run; UsageError if one is not of the form slurm.FIELD=VALUE."""
+        return [parse_setting(option, word) for option, word in self.slurm]
 
 
 def check_labels(arguments: LaunchArguments) -> None:
@@ -78,7 +86,13 @@ def make_request(arguments: LaunchArguments, private: Sequence[str] = ()) -> tup
     shape = _shape(arguments.shape) if arguments.shape else None
     config = settings.text if settings else None
     request = Request(
-        arguments.launcher, program, nodes=arguments.nodes, shape=shape, config=config, **_timeouts(arguments)
+        arguments.launcher,
+        program,
+        nodes=arguments.nodes,
+        shape=shape,
+        config=config,
+        slurm=tuple(setting.word for setting in arguments.slurm_settings),
+        **_timeouts(arguments),
     )
     return request, bundles.build(trainer=program.needs_trainer, code=code)
 

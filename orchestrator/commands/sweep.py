@@ -24,7 +24,7 @@ def submit_sweep(arguments: LaunchArguments, axes: Sequence[str], *, dry_run: bo
         print_text("\n".join(transcript.dry_run_text(run.plan) for run in planned))
         return 0
     job = submit(planned, warn)
-    sweep = planned[0].plan.job_name
+    sweep = planned[0].record.sweep
     inform(f"{len(planned)} runs are tasks of Slurm job {job}: `orch list --sweep {sweep}` compares them")
     print_text(f"{sweep}\n")
     return 0

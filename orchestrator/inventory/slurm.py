@@ -149,6 +149,7 @@ class SlurmOptions(BaseModel):
     mail_type: MailTypes | None = None
     mail_user: Word | None = None
     comment: Text | None = None
+    job_name: Word | None = None  # None: the id of the run, or of the sweep
     login: fields.Address | None = None
     template: fields.File | None = None
     setup: tuple[Text, ...] = ()

@@ -29,6 +29,8 @@ class JobStatus:
     job: str = ""
     name: str = ""
     """The job's name."""
+    run_id: str = ""
+    """The run in whose folder the job was submitted; of a sweep, the first. Empty if the folder is not a run's."""
     explanation: str = ""
     """The reason as a sentence, with what the user can do."""
     absent: bool = False

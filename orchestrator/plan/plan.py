@@ -80,8 +80,13 @@ class LaunchPlan:
 
     @property
     def job_name(self) -> str:
-        """The name of the Slurm job, by which later commands find it."""
-        return self.sweep.id if self.sweep else self.run_id
+        """The name of the Slurm job."""
+        return str(self.slurm.get("job_name") or (self.sweep.id if self.sweep else self.run_id))
+
+    @property
+    def job_run(self) -> str:
+        """The run in whose folder the Slurm job is submitted, by which later commands find it; of a sweep, the first."""
+        return self.sweep.runs[0] if self.sweep else self.run_id
 
     @property
     def head(self) -> NodePlan:

@@ -143,25 +143,25 @@ def test_job_id_is_read_from_sbatch_and_not_from_a_note_of_the_site(orch: Orch, 
     assert list(cluster.jobs()) == [foreign_job]
 
 
-def test_job_of_a_submission_whose_output_has_no_id_is_found_by_its_name(orch: Orch, cluster: Cluster) -> None:
+def test_job_of_a_submission_whose_output_has_no_id_is_found_by_its_folder(orch: Orch, cluster: Cluster) -> None:
     _wrap_program(orch, "sbatch", '$real "$@" >/dev/null && echo "Note: your job 99999 was submitted"')
     run = orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
     assert list(cluster.jobs()) == [orch.status(run)["slurm_job"]]
 
 
-def test_stop_never_cancels_a_job_of_another_name(orch: Orch, cluster: Cluster) -> None:
+def test_stop_never_cancels_a_job_in_another_folder(orch: Orch, cluster: Cluster) -> None:
     foreign_job = _submit_foreign_job(cluster)
     run = orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
     record = orch.home / "runs" / run / "run.json"
     record.write_text(json.dumps(json.loads(record.read_text("utf-8")) | {"slurm_job": foreign_job}))
     running = set(cluster.jobs())
     stderr = orch("stop", run, code=4).stderr
-    assert f"Slurm job {foreign_job} is named wrap, not {run}" in stderr
+    assert f"Slurm job {foreign_job} (wrap) does not run in the folder of {run}" in stderr
     assert f"squeue --me --name={run}" in stderr
     assert set(cluster.jobs()) == running
     _slurm(cluster, "scancel", foreign_job)
     until(lambda: foreign_job not in cluster.jobs(), deadline_s=30, awaited="the foreign job to end")
-    assert "is named wrap" in orch("stop", run, code=4).stderr  # the run's own job still runs
+    assert "(wrap) does not run" in orch("stop", run, code=4).stderr  # the run's own job still runs
 
 
 @pytest.mark.timeout(300)

@@ -230,7 +230,7 @@ def test_connection_that_is_lost_before_sbatch_answers_makes_no_second_job(
     assert (farm.home / "sbatch-calls").read_text("utf-8") == "once\n"
 
 
-def test_job_id_is_not_read_from_a_note_of_the_site_and_stop_cancels_no_job_of_another_name(
+def test_job_id_is_not_read_from_a_note_of_the_site_and_stop_cancels_no_job_in_another_folder(
     laptop: Orch, farm: Farm, cluster: Cluster
 ) -> None:
     sbatch = ["sbatch", "--parsable", "--output=/dev/null", "--wrap", "sleep 1000"]
@@ -242,7 +242,7 @@ def test_job_id_is_not_read_from_a_note_of_the_site_and_stop_cancels_no_job_of_a
     recorded = json.loads(record.read_text("utf-8"))
     assert recorded["slurm_job"] == job
     record.write_text(json.dumps(recorded | {"slurm_job": foreign_job}))
-    assert f"Slurm job {foreign_job} is named wrap, not {run}" in laptop("stop", run, code=4).stderr
+    assert f"Slurm job {foreign_job} (wrap) does not run in the folder of {run}" in laptop("stop", run, code=4).stderr
     assert set(cluster.jobs()) == {foreign_job, job}
     record.write_text(json.dumps(recorded))
     laptop("stop", run)
@@ -252,7 +252,7 @@ def test_job_id_is_not_read_from_a_note_of_the_site_and_stop_cancels_no_job_of_a
 def test_variables_of_a_login_profile_neither_rename_the_job_nor_override_the_inventory(
     laptop: Orch, farm: Farm, cluster: Cluster
 ) -> None:
-    """For sbatch itself they override #SBATCH lines; stop cancels only a job that has the run's name."""
+    """For sbatch itself they override #SBATCH lines."""
     profile = farm.home / ".bash_profile"
     profile.write_text(f"{profile.read_text('utf-8')}export {PROFILE}\n", "utf-8")
     submitted = laptop("submit", "--detach", "-j", "1x1", "--", "sleep", "1000")
@@ -265,7 +265,7 @@ def test_variables_of_a_login_profile_neither_rename_the_job_nor_override_the_in
     assert not cluster.jobs()
 
 
-def test_job_whose_sbatch_was_killed_before_it_answered_is_found_by_its_name(
+def test_job_whose_sbatch_was_killed_before_it_answered_is_found_by_its_folder(
     laptop: Orch, farm: Farm, cluster: Cluster
 ) -> None:
     kill = 'if [ "$1" = --version ]; then exit 0; fi; /usr/bin/sbatch "$@" >/dev/null; kill -KILL $$'

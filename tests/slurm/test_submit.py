@@ -132,12 +132,16 @@ def test_slurm_gets_the_inventorys_values(cluster: Cluster, tmp_path: Path) -> N
     cluster.inventory(tmp_path, slurm={**slurm, **notifications, "comment": comment, "options": ["--nice=7"]})
     variables = {"SBATCH_MEM_PER_NODE": "9", "SBATCH_REQ_SWITCH": "2", "SLURM_NTASKS_PER_NODE": "7"}
     orch = Orch(tmp_path, env={**cluster.env, **variables})
-    submitted = orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000")
+    typed = ("-t", "7", "--job-name", "lr-test", "--set", "slurm.cpus=2")
+    submitted = orch("submit", "--detach", "-j", "1x1", *typed, "--", "sleep", "1000")
+    assert orch.records()[-1]["request"]["slurm"] == ["time=7", "job_name=lr-test", "cpus=2"]
     assert "SBATCH_REQ_SWITCH=2, set on this machine, applies to the job" in submitted.stderr
     shown = ["scontrol", "--oneliner", "show", "job", orch.status()["slurm_job"]]
     job = subprocess.run(shown, check=True, capture_output=True, text=True, timeout=30).stdout
     for field in (
-        "CPUs/Task=3",
+        "JobName=lr-test",
+        "TimeLimit=00:07:00",
+        "CPUs/Task=2",
         "MinMemoryNode=1M",
         "ExcNodeList=n[1,3]",
         "Nice=7",
@@ -149,6 +153,8 @@ def test_slurm_gets_the_inventorys_values(cluster: Cluster, tmp_path: Path) -> N
     assert " Switches=2@" in job
     assert f" Comment={comment} " in job, re.findall(".{9}Comment=.{60}", job)
     assert " OverSubscribe=USER " in job
+    orch("stop")
+    assert not cluster.jobs()
 
 
 # slurmctld keeps a FAILED record of jobs that no node of the cluster could run.
@@ -184,7 +190,7 @@ def test_missing_program_is_named_in_the_log(orch: Orch) -> None:
     assert "no-such-program-anywhere" in orch("logs").stdout
 
 
-def test_job_whose_id_was_never_recorded_is_found_by_its_name(orch: Orch, cluster: Cluster) -> None:
+def test_job_whose_id_was_never_recorded_is_found_by_its_folder(orch: Orch, cluster: Cluster) -> None:
     """As after a launch that was killed right after sbatch."""
     run_id = orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
     record = orch.home / "runs" / run_id / "run.json"

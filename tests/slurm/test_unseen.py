@@ -61,7 +61,7 @@ def test_missing_log_of_a_running_job_is_reported_until_it_appears(
 
 def test_missing_log_of_a_job_that_never_had_a_node_is_not_reported(planned: LaunchPlan) -> None:
     """slurmctld keeps a FAILED record of the job that it refused."""
-    sbatch = ["sbatch", f"--job-name={planned.job_name}", "--mem=64G", "--wrap", "true"]
+    sbatch = ["sbatch", f"--chdir={planned.attempt_dir(planned.head)}", "--mem=64G", "--wrap", "true"]
     assert subprocess.run(sbatch, check=False, capture_output=True, timeout=60).returncode != 0
     launcher = SlurmLauncher(planned, ThisMachine(planned.head))
     queue = launcher.job_status(None)

@@ -118,7 +118,7 @@ class SlurmLauncher:
         ]
 
     def job_status(self, job: str | None) -> JobStatus | None:
-        """The job's status by Slurm; a job whose id was not recorded is found by its name."""
+        """The job's status by Slurm; a job whose id was not recorded is found by its folder."""
         with self._host_errors():
             return self._query_job(job)
 
@@ -132,16 +132,17 @@ class SlurmLauncher:
         try:
             return self._cancel(job or self._host.withdraw(self._plan), time.monotonic() + grace_s + CANCEL_S)
         except NodeError as exc:
-            subject = f"job {job}" if job else f"a job named {self._plan.run_id}, if there is one,"
+            subject = f"job {job}" if job else f"a job named {self._plan.job_name}, if there is one,"
             return [f"{exc}; {subject} was not cancelled"]
 
     def _cancel(self, job: str | None, deadline: float) -> list[str]:
-        """Cancel the job and wait until Slurm reports it over. A job of another name is not the run's, whatever its id."""
-        is_cancelled, run_name = False, self._plan.job_name
+        """Cancel the job and wait until Slurm reports it over. A job in another folder is not the run's, whatever its id."""
+        is_cancelled = False
         while (status := self._query_job(job)) is not None:
-            if status.job and status.state != GONE and status.name != run_name:
-                problem = f"Slurm job {status.job} is named {status.name}, not {run_name}: it was not cancelled"
-                return [f"{problem}; `squeue --me --name={run_name}` lists the run's job, and `scancel ID` ends it"]
+            if status.job and not self._is_own(status):
+                problem = f"Slurm job {status.job} ({status.name}) does not run in the folder of {self._plan.job_run}"
+                lists = f"`squeue --me --name={self._plan.job_name}` lists the run's job, and `scancel ID` ends it"
+                return [f"{problem}: it was not cancelled; {lists}"]
             if status.over:
                 break
             if status.absent or time.monotonic() > deadline:
@@ -152,6 +153,12 @@ class SlurmLauncher:
                 is_cancelled = self._host.run(["scancel", job or array_id(status.job)]).returncode == 0
             time.sleep(POLL_S)
         return []
+
+    def _is_own(self, status: JobStatus) -> bool:
+        """Return whether the job is the run's. Accounting reports no folder: there, and for a job that is gone, the name decides."""
+        if status.state == GONE or status.run_id == self._plan.job_run:
+            return True
+        return status.over and not status.run_id and status.name == self._plan.job_name
 
     def close(self) -> None:
         """Close the connections."""
@@ -171,8 +178,8 @@ class SlurmLauncher:
         return self._ssh_launcher
 
     def _query_job(self, job: str | None) -> JobStatus | None:
-        name = self._plan.job_name
-        status = job_statuses(self._host.run, {name: job})[name]
+        run_id = self._plan.job_run
+        status = job_statuses(self._host.run, {run_id: job})[run_id]
         return None if status is None else self._with_log_warning(status)
 
     def _with_log_warning(self, status: JobStatus) -> JobStatus:
@@ -209,14 +216,14 @@ class SlurmLauncher:
         message = str(refusal)
         wait_s = SEARCH_S if any(error in message for error in UNCERTAIN_ERRORS) else 0.0
         is_unsent = NOT_REACHED in message or FATAL in message
-        status = None if is_unsent else self._find_by_name(wait_s)
+        status = None if is_unsent else self._find_by_folder(wait_s)
         if status is not None and status.job and not status.never_ran:
             return array_id(status.job)
         self._may_be_submitted = status is not None and not status.never_ran
         raise refusal
 
-    def _find_by_name(self, wait_s: float) -> JobStatus | None:
-        """Find the run's job by its name; None if Slurm has reported for LATE_JOB_S that there is none."""
+    def _find_by_folder(self, wait_s: float) -> JobStatus | None:
+        """Find the run's job by its folder; None if Slurm has reported for LATE_JOB_S that there is none."""
         deadline = time.monotonic() + wait_s
         while (status := self._query_job(None)) is None or not status.job:
             if status is None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.launchers.slurm.environment import FILTERS, without
 from orchestrator.launchers.slurm.pending_reasons import explanation
+from orchestrator.node.run_folder import ATTEMPT, RUN_ID
 
 RunCommand = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 """Runs a Slurm command on the machine that has Slurm; exit code 127 if it is not installed, 124 if it does not answer."""
@@ -32,7 +33,19 @@ OVER = frozenset(
 )
 COMMAND_S = 30.0
 NOT_FOUND = 127
-_SQUEUE = ("%i", "%T", "%r", "%N", "%D", "%M", "%l", "%P", "%S", "%j")  # the name is last: it may contain the separator
+_SQUEUE = (
+    "%i",
+    "%T",
+    "%r",
+    "%N",
+    "%D",
+    "%M",
+    "%l",
+    "%P",
+    "%S",
+    "%Z",
+    "%j",
+)  # names last: they may contain the separator
 _SACCT = ("JobID", "State", "NodeList", "NNodes", "Elapsed", "Timelimit", "Partition", "Start", "JobName")
 _EMPTY = frozenset(["", "(null)", "N/A", "None", "None assigned", "Unknown", "NOT_SET"])
 
@@ -58,10 +71,10 @@ def job_statuses(run: RunCommand, jobs: Mapping[str, str | None]) -> dict[str, J
     job an id but no longer lists it: the run's folder decides how it ended.
 
     Args:
-        jobs: job name -> job id, None if no id was recorded; that job is found by its name, which is the run's.
+        jobs: run id -> job id, None if no id was recorded; that job is found by its working folder, which is the run's.
 
     Returns:
-        Job name -> status; None if no id was recorded and Slurm has no job of that name.
+        Run id -> status; None if no id was recorded and Slurm has no job in the run's folder.
     """
     if not jobs:
         return {}
@@ -71,16 +84,16 @@ def job_statuses(run: RunCommand, jobs: Mapping[str, str | None]) -> dict[str, J
     if listed.returncode != 0 and not _is_unknown_job(listed):
         return dict.fromkeys(jobs, _no_answer(listed))
     found = _matched(jobs, from_squeue(listed.stdout))
-    missing = {name: job for name, job in jobs.items() if name not in found and job is not None}
+    missing = {run_id: job for run_id, job in jobs.items() if run_id not in found and job is not None}
     if len(jobs) == 1 and missing:  # for several jobs squeue suffices, which queries the same daemon
         [job] = missing.values()
         shown = run(["scontrol", "--oneliner", "show", "job", job])
         if shown.returncode not in (0, NOT_FOUND) and not _is_unknown_job(shown):
             return dict.fromkeys(jobs, _no_answer(shown))
         found |= _matched(missing, from_scontrol(shown.stdout))
-    if missing := {name: job for name, job in missing.items() if name not in found}:
+    if missing := {run_id: job for run_id, job in missing.items() if run_id not in found}:
         found |= _by_accounting(run, missing)
-    return {name: found.get(name) for name in jobs}
+    return {run_id: found.get(run_id) for run_id in jobs}
 
 
 def queue_position(run: RunCommand, status: JobStatus) -> str:
@@ -101,8 +114,8 @@ def from_squeue(text: str) -> list[JobStatus]:
     """Parse the output of squeue."""
     rows = [line.split("|", len(_SQUEUE) - 1) for line in text.splitlines()]
     return [
-        _job_status(job, state, reason, (nodes, count, elapsed, limit, partition, start), name=name)
-        for job, state, reason, nodes, count, elapsed, limit, partition, start, name in _complete(rows, len(_SQUEUE))
+        _job_status(job, state, reason, tuple(cells), name=name, workdir=workdir)
+        for job, state, reason, *cells, workdir, name in _complete(rows, len(_SQUEUE))
     ]
 
 
@@ -118,7 +131,9 @@ def from_scontrol(text: str) -> list[JobStatus]:
             cells = tuple(fields.get(name, "") for name in rest)
             reason = fields.get("Reason", "").replace("_", " ")
             task = f"{fields.get('ArrayJobId')}_{fields['ArrayTaskId']}" if "ArrayTaskId" in fields else fields["JobId"]
-            found.append(_job_status(task, fields["JobState"], reason, cells, name=fields.get("JobName", "")))
+            workdir = re.search(r" WorkDir=(.*?)(?= StdErr=|$)", line)
+            names = {"name": fields.get("JobName", ""), "workdir": workdir[1] if workdir else ""}
+            found.append(_job_status(task, fields["JobState"], reason, cells, **names))
     return found
 
 
@@ -136,16 +151,16 @@ def _job_filter(jobs: Mapping[str, str | None]) -> list[str]:
     """The options of squeue: one job alone, which costs slurmctld least; for several, all jobs of this user."""
     if len(jobs) > 1:
         return ["--me"]
-    [(name, job)] = jobs.items()
-    return ["--jobs", job] if job is not None else ["--me", "--name", name]
+    [job] = jobs.values()
+    return ["--jobs", job] if job is not None else ["--me"]
 
 
 def _matched(jobs: Mapping[str, str | None], listed: Iterable[JobStatus]) -> dict[str, JobStatus]:
     statuses = list(listed)
     by_job = {status.job: status for status in statuses}
-    by_name = {status.name: status for status in statuses}
-    found = {name: by_name.get(name) if job is None else by_job.get(job) for name, job in jobs.items()}
-    return {name: status for name, status in found.items() if status is not None}
+    by_run = {status.run_id: status for status in statuses}
+    found = {run_id: by_run.get(run_id) if job is None else by_job.get(job) for run_id, job in jobs.items()}
+    return {run_id: status for run_id, status in found.items() if status is not None}
 
 
 def _by_accounting(run: RunCommand, jobs: Mapping[str, str | None]) -> dict[str, JobStatus]:
@@ -159,7 +174,7 @@ def _by_accounting(run: RunCommand, jobs: Mapping[str, str | None]) -> dict[str,
     return {name: found.get(name) or JobStatus(GONE, reason, over=True, job=job or "") for name, job in jobs.items()}
 
 
-def _job_status(job: str, state: str, reason: str, cells: Sequence[str], *, name: str) -> JobStatus:
+def _job_status(job: str, state: str, reason: str, cells: Sequence[str], *, name: str, workdir: str = "") -> JobStatus:
     nodes, count, elapsed, limit, partition, start = ("" if cell in _EMPTY else cell for cell in cells)
     is_over = state in OVER
     is_outdated = state == "CANCELLED" and not reason.startswith("by ")  # the reason why it was pending before
@@ -171,6 +186,7 @@ def _job_status(job: str, state: str, reason: str, cells: Sequence[str], *, name
         over=is_over,
         job=job,
         name=name,
+        run_id=_run_of(workdir),
         explanation="" if is_over else explanation(reason, job),
         partition=partition,
         nodes=nodes,
@@ -179,6 +195,13 @@ def _job_status(job: str, state: str, reason: str, cells: Sequence[str], *, name
         limit=limit,
         start=start,
     )
+
+
+def _run_of(workdir: str) -> str:
+    """The run whose attempt's folder is a job's working folder; empty if it is another folder."""
+    run, _, attempt = workdir.rstrip("/").rpartition("/")
+    run_id = run.rpartition("/")[2]
+    return run_id if attempt.startswith(ATTEMPT) and RUN_ID.fullmatch(run_id) else ""
 
 
 def _complete(rows: Iterable[list[str]], cells: int) -> list[list[str]]:

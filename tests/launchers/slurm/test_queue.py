@@ -39,8 +39,8 @@ class Recorded:
 
 @pytest.mark.parametrize("case", CASES, ids=[case["what"] for case in CASES])
 def test_job_status_is_parsed_in_every_version(case: dict[str, Any]) -> None:
-    name = case.get("name", "run")
-    queue = job_statuses(Recorded(case), {name: case["job"]})[name]
+    run_id = case.get("run", "run")
+    queue = job_statuses(Recorded(case), {run_id: case["job"]})[run_id]
     if case["status"] is None:
         assert queue is None
     else:
@@ -50,10 +50,14 @@ def test_job_status_is_parsed_in_every_version(case: dict[str, Any]) -> None:
 
 
 def test_hundreds_of_jobs_cost_one_call_of_squeue_and_one_of_sacct() -> None:
-    rows = "".join(f"{number}|PENDING|Priority||1|0:00|1:00|gpu|N/A|run-{number}\n" for number in range(100))
-    counted = "".join(f"{number}|TIMEOUT|n0|1|0:00|1:00|gpu|x|run-{number}\n" for number in range(100, 150))
+    ids = [f"run-20260102-030405-{number:04x}" for number in range(200)]
+    rows = "".join(
+        f"{number}|PENDING|Priority||1|0:00|1:00|gpu|N/A|/w/runs/{ids[number]}/attempt-1|name\n"
+        for number in range(100)
+    )
+    counted = "".join(f"{number}|TIMEOUT|n0|1|0:00|1:00|gpu|x|name\n" for number in range(100, 150))
     run = Recorded({"squeue": {"out": rows}, "sacct": {"out": counted}})
-    jobs = {f"run-{number}": None if number < 50 else str(number) for number in range(200)}
+    jobs = {run_id: None if number < 50 else str(number) for number, run_id in enumerate(ids)}
     states = [queue.state if queue else None for queue in job_statuses(run, jobs).values()]
     assert states == ["PENDING"] * 100 + ["TIMEOUT"] * 50 + [GONE] * 50
     assert (run.count("squeue"), run.count("sacct"), len(run.commands)) == (1, 1, 2)
