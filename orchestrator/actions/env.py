@@ -33,6 +33,8 @@ class NodeEnvironment:
     """Set by orch unless the node's own environment sets it."""
     at_launch: tuple[str, ...]
     """Set by orch to a value that is known only at the launch."""
+    setup: tuple[str, ...] = ()
+    """Lines of shell before the ranks, which inherit what the lines export."""
 
 
 def environments(
@@ -72,6 +74,7 @@ def _of_node(plan: LaunchPlan, node: NodePlan) -> NodeEnvironment:
         ranks=tuple({name: value for name, value in rank.items() if name not in unknown} for rank in ranks),
         unless_set={name: value for name, value in sorted(unless_set.items()) if name not in unknown},
         at_launch=tuple(sorted(unknown)),
+        setup=plan.setup,
     )
 
 

@@ -29,8 +29,10 @@ def _text(shown: NodeEnvironment) -> str:
     lines += ["  from orch, for each rank"]
     lines += [f"    {' '.join(_pair(*item) for item in rank.items())}" for rank in shown.ranks]
     lines += ["  from orch, unless the node has it", *(f"    {_pair(*item)}" for item in shown.unless_set.items())]
-    lines += ["  from orch, known at the launch", f"    {' '.join(shown.at_launch)}", ""]
-    return "\n".join(lines)
+    lines += ["  from orch, known at the launch", f"    {' '.join(shown.at_launch)}"]
+    if shown.setup:
+        lines += ["  from the setup lines, which run first", *(f"    {line}" for line in shown.setup)]
+    return "\n".join([*lines, ""])
 
 
 def _pair(name: str, value: str) -> str:

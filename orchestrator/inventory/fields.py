@@ -167,6 +167,9 @@ Executable: TypeAlias = Annotated[str, AfterValidator(_check_program)]
 Folder: TypeAlias = Annotated[str, AfterValidator(_check_folder)]
 File: TypeAlias = Annotated[str, AfterValidator(_check_file)]
 Jump: TypeAlias = Annotated[str, AfterValidator(_check_jump_hosts)]
+SetupLine: TypeAlias = Annotated[
+    str, AfterValidator(pattern_check(r".+", "a line of shell", "characters that can be printed, no line break"))
+]
 Environment: TypeAlias = dict[
     Annotated[str, AfterValidator(check_env_name)], Annotated[str, AfterValidator(_check_text_value)]
 ]

@@ -82,6 +82,7 @@ class _Cluster(_Model):
     network: fields.Network = "auto"
     transport: fields.TransportKind = "ssh"
     env: fields.Environment = {}
+    setup: tuple[fields.SetupLine, ...] = ()  # lines of shell that run on every node before its ranks
     ssh: SshOptions = SshOptions()
     slurm: SlurmOptions = SlurmOptions()
 

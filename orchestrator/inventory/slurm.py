@@ -130,7 +130,7 @@ class Container(BaseModel):
 
 
 class SlurmOptions(BaseModel):
-    """The options of sbatch. It runs on host `login`, or here if None; `setup` runs on every node before the agent."""
+    """The options of sbatch. It runs on host `login`, or here if None; the lines of `setup` follow those of the inventory."""
 
     model_config = fields.STRICT
 
@@ -152,7 +152,7 @@ class SlurmOptions(BaseModel):
     job_name: Word | None = None  # None: the id of the run, or of the sweep
     login: fields.Address | None = None
     template: fields.File | None = None
-    setup: tuple[Text, ...] = ()
+    setup: tuple[fields.SetupLine, ...] = ()
     container: Container | None = None
     requeue: Literal["auto", "never"] = "auto"
     max_retries: Retries = 100

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.bundle import Bundle
 
 START_WAIT_S = 30.0
+SETUP_WAIT_S = 120.0  # in addition, for all setup lines together
 PORT_TRIES = 3
 
 
@@ -186,8 +187,9 @@ class DirectLauncher:
 
     def _start_agent(self, node: NodePlan, record: str) -> None:
         command = start_command(self._plan, node, record)
+        wait_s = START_WAIT_S + (SETUP_WAIT_S if self._plan.setup else 0.0)
         self._start_requested.add(node.name)
-        self._endpoints[node.name].start(command, self._plan.node_dir(node), wait_s=START_WAIT_S)
+        self._endpoints[node.name].start(command, self._plan.node_dir(node), wait_s=wait_s)
 
     def _on_each(
         self,

@@ -110,9 +110,11 @@ def agent_owner(pid: int) -> Optional[Owner]:
     """
     The owner of an agent, its guard or a program that wraps them; None for any other process.
 
-    Its command line contains `… AGENT_PROGRAM run JOB.json --node NODE --node-rank …`, or is node.sh's.
+    Its command line contains `… AGENT_PROGRAM run JOB.json --node NODE --node-rank …` or, before that, `/bin/sh node.sh --rendezvous …`,
+    also after the name of setup.sh, which runs the setup lines.
     """
     argv = proc_strings(pid, "cmdline")
+    shell = argv[argv.index("/bin/sh") :] if "/bin/sh" in argv else []
     start = next((index for index, word in enumerate(argv) if word.endswith(AGENT_PROGRAM)), len(argv))
     if len(argv) > start + 5 and (argv[start + 1], argv[start + 3], argv[start + 5]) == (
         "run",
@@ -120,8 +122,8 @@ def agent_owner(pid: int) -> Optional[Owner]:
         "--node-rank",
     ):
         attempt, node = os.path.dirname(argv[start + 2]), argv[start + 4]
-    elif argv[:1] == ["/bin/sh"] and argv[2:3] == ["--rendezvous"] and argv[1].endswith("/node.sh"):
-        attempt, node = os.path.split(os.path.dirname(argv[1]))
+    elif shell[2:3] == ["--rendezvous"] and shell[1].endswith("/node.sh"):
+        attempt, node = os.path.split(os.path.dirname(shell[1]))
     else:
         return None
     run, name = os.path.split(attempt)

@@ -100,6 +100,11 @@ def _shared_files(plan: LaunchPlan, node: NodePlan) -> list[PlannedFile]:
     files = [PlannedFile(f"{plan.attempt_dir(node)}/job.json", text)]
     if plan.config is not None:
         files.append(PlannedFile(f"{plan.run_dir(node)}/config.json", plan.config))
+    setup = plan.setup_file(node)
+    if setup is not None:
+        by_slurm = plan.launcher == "slurm"
+        script = render("setup.sh.j2", run_id=plan.run_id, setup=plan.setup, by_slurm=by_slurm)
+        files.append(PlannedFile(setup, script))
     return files
 
 
@@ -133,6 +138,8 @@ def node_script(plan: LaunchPlan, node: NodePlan) -> str:
         node=node.name,
         node_rank=node.node_rank,
         env=node.env,
+        setup=plan.setup_file(node),
+        is_login_shell=plan.transport == "ssh",  # else the user's shell has set the environment
         python=node.python,
         python_folder=node.python_folder,
         agent=f"{plan.bundle_dir(node)}/orchestrator/node/__main__.py",

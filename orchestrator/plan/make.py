@@ -66,6 +66,7 @@ def make_plan(
         slurm={**slurm, "warn_s": warn_s(slurm)},
         orphan_timeout_s=request.orphan_timeout_s,
         isolation_timeout_s=None if request.launcher == "slurm" else request.isolation_timeout_s,
+        setup=(*inventory.setup, *(inventory.slurm.setup if request.launcher == "slurm" else ())),
         warnings=(*warnings, *_env_warnings(inventory, chosen)),
     )
 

@@ -73,6 +73,8 @@ class LaunchPlan:
     orphan_timeout_s: float | None = None
     isolation_timeout_s: float | None = None
     warnings: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    """Lines of shell that run on every node before its agent."""
     sweep: Sweep | None = None
     spare_count: int = 0
     device: str | None = None
@@ -109,6 +111,10 @@ class LaunchPlan:
         """The node's folder: its agent's records and its ranks' output."""
         return f"{self.attempt_dir(node)}/{node.name}"
 
+    def setup_file(self, node: NodePlan) -> str | None:
+        """The script with the setup lines on that node, which later attempts also use; None if there are no lines."""
+        return f"{self.attempt_dir(node)}/setup.sh" if self.setup else None
+
     def bundle_dir(self, node: NodePlan) -> str:
         """The bundle's folder on that node."""
         return f"{node.workdir}/bundles/{self.bundle}"
@@ -133,8 +139,9 @@ def from_json(data: Mapping[str, Any]) -> LaunchPlan:
     known = known_fields(LaunchPlan, data)
     program = Program(**{**known_fields(Program, data["program"]), "args": tuple(data["program"]["args"])})
     sweep = Sweep(data["sweep"]["id"], tuple(data["sweep"]["runs"])) if data.get("sweep") else None
-    values = {"nodes": tuple(map(_node, data["nodes"])), "program": program, "sweep": sweep}
-    return LaunchPlan(**{**known, **values, "warnings": tuple(data.get("warnings", ()))})
+    values: dict[str, Any] = {"nodes": tuple(map(_node, data["nodes"])), "program": program, "sweep": sweep}
+    values |= {name: tuple(data.get(name, ())) for name in ("warnings", "setup")}
+    return LaunchPlan(**{**known, **values})
 
 
 def _node(data: Mapping[str, Any]) -> NodePlan:

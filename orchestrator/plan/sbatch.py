@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 
 def slurm_scripts(plan: LaunchPlan) -> dict[str, str]:
-    """File name -> script of a Slurm job; later attempts also use the setup.sh of the first."""
-    lines = plan.slurm["setup"]
-    setup = {"setup.sh": render("slurm_setup.sh.j2", run_id=plan.run_id, setup=lines)} if lines else {}
-    return {"node.sh": slurm_node_script(plan), **setup, "submit.sbatch": sbatch_script(plan)}
+    """File name -> script of a Slurm job."""
+    return {"node.sh": slurm_node_script(plan), "submit.sbatch": sbatch_script(plan)}
 
 
 def slurm_node_script(plan: LaunchPlan) -> str:
@@ -40,7 +38,7 @@ def slurm_node_script(plan: LaunchPlan) -> str:
         run_id=plan.run_id,
         common_env={name: value for name, value in head.env.items() if name in common},
         nodes=[node for node in node_values if node["env"] or node["address"]],
-        setup=f"{plan.attempt_dir(head)}/setup.sh" if plan.slurm["setup"] else None,
+        setup=plan.setup_file(head),
         image=container["image"] if in_apptainer else None,
         mounts=_mounts(plan) if in_apptainer else [],
         python=head.python,

@@ -243,7 +243,7 @@ def job_cancelled(_evidence: Evidence, queue: JobStatus) -> Verdict | None:
 
 
 def setup_failed_on_a_node(evidence: Evidence, _queue: JobStatus) -> Verdict | None:
-    """FAILED if a node has output but no agent: the output names the line of slurm.setup that failed."""
+    """FAILED if a node has output but no agent: the output names the setup line that failed."""
     output = next((node.log.strip() for node in evidence.nodes if node.agent is None and node.log.strip()), "")
     return Verdict(RunState.FAILED, message=output) if output else None
 

@@ -11,6 +11,7 @@ from tests.grounds.cli import Orch
 
 INVENTORY = """\
 devices: 2
+setup: [module load cuda/12.8]
 env: {NCCL_IB_TIMEOUT: 22, HF_TOKEN: hunter2, LINES_AND_TABS: "a\\tb\\n"}
 nodes: [{name: n0}, {name: n1, env: {OMP_NUM_THREADS: 4}}, {name: s0, tags: [spare], python: /opt/env/bin/python3}]
 """
@@ -54,6 +55,8 @@ n1:
     TORCH_NCCL_DUMP_ON_TIMEOUT=1
   from orch, known at the launch
     MASTER_ADDR MASTER_PORT ORCH_RUN_DIR ORCH_RUN_ID TORCHELASTIC_ERROR_FILE TORCHELASTIC_RUN_ID TORCH_FR_DUMP_TEMP_FILE TORCH_NCCL_DEBUG_INFO_TEMP_FILE
+  from the setup lines, which run first
+    module load cuda/12.8
 """
     )
 

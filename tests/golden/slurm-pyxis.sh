@@ -23,6 +23,42 @@ cat >/data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1/job.json <<'END_
 }
 END_OF_FILE
 mkdir -p /data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1
+cat >/data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1/setup.sh <<'END_OF_FILE'
+#!/bin/bash
+# Run slurm-pyxis-20260102-030405-0abc: run the inventory's setup lines, then the command in the arguments. In bash, where `module` and `conda` are
+# functions. The lines print to standard error, because the batch script of a Slurm job may read standard output.
+orch_failed() {
+    umask 077
+    folder=${orch_command[1]%/*}/$SLURMD_NODENAME # beside node.sh
+    mkdir -p "$folder"
+    echo "setup: this line ended with $1 on $SLURMD_NODENAME: $orch_line" | tee "$folder/agent.log" >&2
+    exit 4
+}
+
+orch_command=("$@")
+set -- # else a sourced script would see these arguments
+trap 'orch_failed "$?"' EXIT # a line may call exit, or source a file that does
+trap 'exit 143' TERM         # it took too long
+# shellcheck disable=SC2016  # they are expanded by eval
+for orch_line in \
+    'module load cuda/12.4 && source "$HOME/env/bin/activate"' \
+    'echo "it is $SLURMD_NODENAME'"'"'s" # up'; do
+    # /bin/sh does not pass functions on: define those of the user's shell again
+    case $orch_line in
+    "module "* | "ml "*)
+        if [ -z "$(type -t module)" ] && [ -r "${MODULESHOME:-}/init/bash" ]; then
+            # shellcheck source=/dev/null
+            . "$MODULESHOME/init/bash"
+        fi
+        ;;
+    "conda "*) [ "$(type -t conda)" = function ] || eval "$(conda shell.bash hook)" ;;
+    esac >&2
+    eval "$orch_line" </dev/null >&2 || exit
+done
+trap - EXIT TERM
+exec "${orch_command[@]}"
+END_OF_FILE
+mkdir -p /data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1
 cat >/data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
 #!/bin/sh
 # Run slurm-pyxis-20260102-030405-0abc: environment and agent of each node; srun runs this script once per node.
@@ -59,29 +95,6 @@ run)
     ;;
 esac
 exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py "$@"
-END_OF_FILE
-mkdir -p /data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1
-cat >/data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1/setup.sh <<'END_OF_FILE'
-#!/bin/bash
-# Run slurm-pyxis-20260102-030405-0abc: run the lines of slurm.setup, then the command in the arguments. In bash, where `module` and
-# `conda` are functions. The lines print to standard error, because the batch script may read standard output.
-orch_failed() {
-    umask 077
-    folder=${orch_command[1]%/*}/$SLURMD_NODENAME # beside node.sh
-    mkdir -p "$folder"
-    echo "slurm.setup: this line ended with $1 on $SLURMD_NODENAME: $orch_line" | tee "$folder/agent.log" >&2
-    exit 4
-}
-
-orch_command=("$@")
-set -- # else a sourced script would see these arguments
-# shellcheck disable=SC2016  # they are expanded by eval
-for orch_line in \
-    'module load cuda/12.4 && source "$HOME/env/bin/activate"' \
-    'echo "it is $SLURMD_NODENAME'"'"'s" # up'; do
-    eval "$orch_line" </dev/null >&2 || orch_failed "$?"
-done
-exec "${orch_command[@]}"
 END_OF_FILE
 mkdir -p /data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1
 cat >/data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF_FILE'

@@ -42,20 +42,34 @@ def test_users_arguments_reach_every_rank_unchanged(orch: Orch, farm: Farm) -> N
 
 def test_environment_value_arrives_byte_equal_and_is_per_node(farm: Farm, tmp_path: Path) -> None:
     value = 'a,b "c" $d\n\\ $(touch pwned) `id` \'é'
-    inventory = farm.inventory(tmp_path, nodes=2, env={"X": value})
+    inventory = farm.inventory(
+        tmp_path, nodes=2, env={"X": value}, setup=["shown() { export SHOWN=1 X=setup; }", "shown"]
+    )
     text = inventory.read_text("utf-8").replace("name: n1", "name: n1\n  env: {OWN: 'only, here'}")
     inventory.write_text(text, "utf-8")
     orch = Orch(tmp_path)
     (farm.home / ".bashrc").write_text(
         "export X=from-bashrc\n"
     )  # which `bash -c` reads if it believes that sshd started it
-    show = "import os, sys; print(repr((os.environ['X'], os.environ.get('OWN'), os.path.dirname(sys.executable))))"
+    show = "import os, sys; print(repr((os.environ['X'], os.environ.get('OWN'), os.environ['SHOWN'], os.path.dirname(sys.executable))))"
     orch("ssh-launch", "--", "bash", "-c", 'exec python3 -c "$0"', show)
     (farm.home / ".bashrc").unlink()
     printed = {line["node"]: line["text"] for line in orch.lines() if line["stream"] == "out"}
     folder = str(farm.python.parent)  # of the inventory's python, which is first on PATH
-    assert printed == {"n0": repr((value, None, folder)), "n1": repr((value, "only, here", folder))}
+    assert printed == {"n0": repr((value, None, "1", folder)), "n1": repr((value, "only, here", "1", folder))}
     assert not list(farm.home.rglob("pwned"))
+
+
+def test_failing_line_of_setup_fails_the_launch_and_leaves_nothing(farm: Farm, tmp_path: Path) -> None:
+    line = "[ -e $HOME/no-such-file ] || module load cuda"
+    farm.inventory(tmp_path, nodes=2, setup=["true", line], env={"TOKEN": "hunter2"})
+    orch = Orch(tmp_path)
+    done = orch("ssh-launch", "--", "sleep", "1000", code=4)
+    assert f"n1: setup: this line ended with 127: {line}" in done.stderr
+    assert "module: command not found" in done.stderr
+    assert "hunter2" not in done.stderr
+    assert orch.status()["state"] == "FAILED"
+    assert _nothing_runs(farm)
 
 
 def test_addresses_may_come_from_ssh_config_alone(farm: Farm, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ RECORD_NAMES = (b"TORCH_FR_DUMP_TEMP_FILE", b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 
 def is_stale(name: bytes) -> bool:
-    """Return whether ranks must not inherit the variable, because it makes a process a rank of a certain launch."""
+    """Return whether ranks must not inherit the variable, which numbers the processes of a launch."""
     return name in STALE_NAMES or name.startswith(STALE_PREFIXES) or SLURM_LAUNCH.fullmatch(name) is not None
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.node import messages
 
 START_POLL_S = 0.01
+TERMINATE_S = 1.0
 
 
 class Starter:
@@ -48,18 +49,28 @@ class Starter:
             if agent is not None and agent != earlier:  # the agent may be a descendant of `child`
                 return {"agent": agent}, b""
             if code is not None or time.monotonic() > deadline:
-                raise self._failure(child, request["wait_s"], tail(os.path.join(folder, "agent.log"), LOG_TAIL_BYTES))
+                raise self._failure(child, request["wait_s"], os.path.join(folder, "agent.log"))
             time.sleep(START_POLL_S)
 
-    def _failure(self, child: subprocess.Popen[bytes], wait_s: float, log: str) -> Exception:
+    def _failure(self, child: subprocess.Popen[bytes], wait_s: float, log_file: str) -> Exception:
         """The error of an agent that did not start; one that takes too long is killed."""
         code = child.returncode
         if code is None:
-            os.killpg(child.pid, signal.SIGKILL)  # not reaped yet, so the pid is still this child's
-            child.wait()
+            os.killpg(child.pid, signal.SIGTERM)  # not reaped yet, so the pid is still this child's
+            end = time.monotonic() + TERMINATE_S  # in which setup.sh names the line that takes so long
+            while child.poll() is None and time.monotonic() < end:
+                time.sleep(START_POLL_S)
+            if child.returncode is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+            log = tail(log_file, LOG_TAIL_BYTES)
             return TimeoutError(f"no agent.json after {wait_s:g} s, the agent was killed\n{log}".rstrip())
+        log = tail(log_file, LOG_TAIL_BYTES)
         if code == PORT_TAKEN:
             return HeadPortTaken(log.strip())
+        words, _, last = log.rstrip().rpartition("\n")
+        if last.startswith("setup: "):  # by setup.sh; the words of the line that failed are before it
+            return ChildProcessError(f"{last}\n{words}".rstrip())
         return ChildProcessError(f"the agent {outcome(code)} before it wrote agent.json\n{log}".rstrip())
 
     def _spawn(self, argv: List[str], folder: str) -> subprocess.Popen[bytes]:

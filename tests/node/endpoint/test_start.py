@@ -15,6 +15,7 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import ReportedExit
 from orchestrator.errors import NodeError
 from orchestrator.node.machine import is_alive, live_fields
+from orchestrator.plan.shell import render
 from orchestrator.transports.local import LocalTransport
 from tests.grounds.stand_in import AGENT, Ground, alive
 from tests.until import until
@@ -179,3 +180,11 @@ def test_rendezvous_port_is_held_while_the_endpoint_lives(endpoint: Endpoint) ->
 def test_rendezvous_has_the_address_of_the_named_interface(endpoint: Endpoint) -> None:
     """Both a candidate and the interface are loopback, so a loopback address is accepted."""
     assert endpoint.reserve(["127.0.0.1"], {"GLOO_SOCKET_IFNAME": "lo"}).startswith("127.0.0.1 ")
+
+
+def test_line_of_setup_that_takes_too_long_is_named_and_ended(endpoint: Endpoint, ground: Ground) -> None:
+    ground.folder.mkdir(mode=0o700)
+    script = ground.attempt / "setup.sh"
+    script.write_text(render("setup.sh.j2", run_id="r", setup=("true", "sleep 1000"), by_slurm=False))
+    with pytest.raises(NodeError, match=r"no agent.json after 0.2 s(?s:.)*setup: this line ended with 143: sleep 1000"):
+        endpoint.start(["/bin/bash", str(script), "true"], str(ground.folder), wait_s=0.2)
