@@ -25,6 +25,7 @@ MEASURES: dict[str, Callable[..., Measure | list[Measure]]] = {
     "wide256": wide.measure_256,
     "logs": logs.measure,
     "delay": logs.measure_delay,
+    "end": logs.measure_end,
     "memory": logs.measure_memory,
     "death": death.measure,
     "vanished": death.measure_vanished,

@@ -17,6 +17,14 @@ from tests.until import until
 
 HOSTS, LINES, FOLLOWED_NODES = 4, 200_000, 64
 RATE, END, DELAY, LONGEST, MEMORY = "lines/s", "to the end", "delay", "longest delay", "memory"
+SIZE, PRINTED = 1_000_000_000, "time"
+TAIL = "tail -n 3, on the node"
+PARTS = {
+    "--tail 3": ("--tail", "3"),
+    "--since 1s": ("--since", "1s"),
+    "--rank 0": ("--rank", "0"),
+    "--stream err": ("--stream", "err"),
+}
 _PROGRAMS = Path(__file__).parent / "programs"
 LIVE, AFTER, PDSH, CLUSH = "orch ssh-launch", "orch logs, afterwards", "pdsh", "clush"
 
@@ -29,6 +37,10 @@ DELAY_DESCRIPTION = f"""\
 command's standard output; median and longest of a run. clush writes unbuffered here; at full speed, above, buffered is quicker."""
 FOLLOW_DESCRIPTION = f"""\
 {FOLLOWED_NODES} nodes write 500 lines per second each, for 10 s; memory is the peak resident set of the command's largest process."""
+
+END_DESCRIPTION = f"""\
+A run on two nodes has ended: rank 0 wrote 100 lines, rank 1 {SIZE:,} bytes of lines to its output and one line to its errors.
+*Time*: of `orch logs` with an option that selects few of them; `{TAIL}` is `ssh NODE tail -n 3 FILE` for the large file."""
 
 
 def measure(workspace: Workspace, *, repetitions: int) -> Measure:
@@ -58,6 +70,14 @@ def measure_memory(workspace: Workspace, *, repetitions: int) -> Measure:
         setup = _Setup(workspace, farm, FOLLOWED_NODES)
         series = run_rounds([Contestant(LIVE, setup.memory)], repetitions=repetitions)
     return Measure("Following", FOLLOW_DESCRIPTION, LIVE, (MEMORY,), (Target(LIVE, MEMORY, 300.0),), series)
+
+
+def measure_end(workspace: Workspace, *, repetitions: int) -> Measure:
+    """The time to print a small part of a large log."""
+    with open_farm() as farm:
+        series = run_rounds(_Setup(workspace, farm, 2).at_the_end(), repetitions=repetitions)
+    targets = tuple(Target(f"orch logs {part}", PRINTED, 0.5, baseline=TAIL, beyond=True) for part in PARTS)
+    return Measure("A small part of a large log", END_DESCRIPTION, TAIL, (PRINTED,), targets, series)
 
 
 class _Setup:
@@ -93,6 +113,21 @@ class _Setup:
         words = [sys.executable, str(_PROGRAMS / "peak_memory.py"), *self._commands(5000, 500)[LIVE]]
         output = time_job(Job([words], cwd=self._code, env=self._env)).output.decode()
         return {MEMORY: float(json.loads(output.removeprefix("figures "))["memory"])}
+
+    def at_the_end(self) -> list[Contestant]:
+        """After a run with a large log: `tail` on the node, and `orch logs` with each option."""
+        flood = f"yes step=100000 loss=1.2345 lr=0.0003 | head -c {SIZE}; echo warning >&2"
+        script = f'if [ "$RANK" = 0 ]; then seq 100; else {flood}; fi'
+        launch = [self._orch, "ssh-launch", "-i", str(self._inventory), "--", "sh", "-c", script]
+        time_job(self._job([*launch[:2], "--detach", *launch[2:]], self._env))
+        [file] = until(lambda: [*self._farm.folder.rglob("rank-1.out")], awaited="the large log")
+        until(lambda: file.stat().st_size == SIZE and not self._farm.processes(), deadline_s=60, awaited="the end")
+        commands = {TAIL: ["ssh", "-F", str(self._farm.ssh_config), "n1", "tail", "-n", "3", str(file)]}
+        commands |= {f"orch logs {part}": [self._orch, "logs", *words] for part, words in PARTS.items()}
+        return [Contestant(name, self._time_of(words)) for name, words in commands.items()]
+
+    def _time_of(self, words: Sequence[str]) -> Callable[[], Mapping[str, float]]:
+        return lambda: {PRINTED: time_job(self._job(words, self._env)).end}
 
     def _commands(self, count: int, rate: int) -> dict[str, Sequence[str]]:
         program = f"{self._farm.python} {self._site}/write_lines.py {count} {rate}"

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Protocol, TypeVar
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError
 from orchestrator.fanout import each
 from orchestrator.launchers.base import Launcher
-from orchestrator.logs.follow import Batch, Feed, history, live, merged
+from orchestrator.logs.follow import Batch, Feed, history, live, merged, reposition
 from orchestrator.logs.lines import LogLines, last
+from orchestrator.logs.selection import Selection
 from orchestrator.plan.plan import LaunchPlan
 
 T = TypeVar("T")
-Keep = Callable[[LogLines], LogLines | None]
-"""Selects the wanted lines; None if there is none."""
-
-
-def of_ranks(lines: LogLines) -> LogLines | None:
-    """Keep the lines of ranks."""
-    return None if lines.rank is None else lines
-
-
-def without_routine(lines: LogLines) -> LogLines | None:
-    """Keep all lines but the events of every run that succeeds."""
-    return None if lines.is_routine else lines
+WIDER = 16
+"""The factor by which more lines are searched for the last ones that match a pattern."""
 
 
 class Viewer(Protocol):
@@ -42,11 +35,28 @@ class Viewer(Protocol):
 class LogReader:
     """Reads the logs of one attempt after the other."""
 
-    def __init__(self, launcher: Launcher, plan: LaunchPlan, viewer: Viewer, keep: Keep) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        plan: LaunchPlan,
+        viewer: Viewer,
+        selection: Selection | None = None,
+        *,
+        only_wanted_nodes: bool = False,
+    ) -> None:
+        """
+        Begin with the first attempt.
+
+        Args:
+            selection: the lines to show; None shows all.
+            only_wanted_nodes: connect only to the nodes that can have wanted lines; `follow` needs all of them.
+        """
         self._launcher = launcher
         self._plan = plan
         self._viewer = viewer
-        self._keep = keep
+        self._selection = selection or Selection()
+        self._nodes = self._wanted_nodes() if only_wanted_nodes else None
+        self._limit = int(plan.ssh["fanout"])
         self._shown_from: dict[str, float] = {}
         """Node -> time before which its lines are not shown."""
         self.begin(1)
@@ -54,7 +64,7 @@ class LogReader:
     def begin(self, attempt: int) -> None:
         """Read that attempt from now on."""
         self.attempt = attempt
-        self._feeds = [Feed(folder, failure=folder.failure) for folder in self._launcher.attempt_folders(attempt)]
+        self._feeds = self._feeds_of(attempt)
         self.nodes: dict[str, NodeObservation] = {}
         """The last observation of each node."""
         self.unreadable = {feed.folder.name: feed.failure for feed in self._feeds if feed.failure is not None}
@@ -69,13 +79,13 @@ class LogReader:
 
     def past(self, *, tail: int | None, unfinished: bool) -> None:
         """Show the lines so far, or the last `tail` of them; lines without an end only if `unfinished`."""
-        lines: Iterable[LogLines] = self._kept(self._history(unfinished=unfinished))
-        if tail is not None:
-            lines = last(lines, tail)
+        if tail is None:
+            self._write(self._history(unfinished=unfinished))
+        else:
+            self._viewer.write(self._last(tail, unfinished=unfinished))
             self._shown_from = dict.fromkeys(
                 self.unreadable, time.time()
             )  # else their older lines would be shown later
-        self._viewer.write(lines)
         for feed in self._feeds:
             if (
                 feed.failure is not None and feed.folder.name not in self.unreadable
@@ -84,15 +94,40 @@ class LogReader:
                 self._write(feed.gaps(feed.failure) if unfinished else ())
 
     def _history(self, *, unfinished: bool) -> Iterator[LogLines]:
-        """All attempts, one after the other."""
-        newest = self._launcher.attempt()
+        """All attempts, one after the other, from the earliest wanted time."""
+        newest, earliest = self._launcher.attempt(), self._selection.earliest
         while True:
-            yield from history(self._feeds)
+            if earliest is not None:
+                reposition(self._feeds, lambda feed: feed.begin_at_time(earliest), limit=self._limit)
+            yield from history(self._feeds, limit=self._limit)
             if unfinished or self.attempt < newest:
-                yield from self._unfinished()
+                yield from _unfinished(self._feeds)
             if self.attempt >= newest:
                 return
             self.begin(self.attempt + 1)
+
+    def _last(self, count: int, *, unfinished: bool) -> deque[LogLines]:
+        """The last `count` wanted lines; the newest attempt becomes the current one."""
+        self.begin(self._launcher.attempt())
+        kept = self._last_of(self._feeds, count, unfinished=unfinished)
+        for attempt in range(self.attempt - 1, 0, -1):
+            missing = count - sum(group.count for group in kept)
+            if missing <= 0:
+                break
+            kept.extendleft(reversed(self._last_of(self._feeds_of(attempt), missing, unfinished=True)))
+        return kept
+
+    def _last_of(self, feeds: Sequence[Feed], count: int, *, unfinished: bool) -> deque[LogLines]:
+        """The last wanted lines of an attempt: the last lines of each file, and more if too few match the pattern."""
+        lines = count
+        while True:
+            reposition(feeds, lambda feed: feed.begin_at_last(lines), limit=self._limit)  # noqa: B023  called at once
+            has_all = all(feed.is_at_start for feed in feeds)
+            everything = history(feeds, limit=self._limit)
+            kept = last(self._kept(chain(everything, _unfinished(feeds) if unfinished else ())), count)
+            if has_all or self._selection.pattern is None or sum(group.count for group in kept) >= count:
+                return kept
+            lines *= WIDER
 
     def follow(self, until: Callable[[], T | None]) -> T | None:
         """Show new lines until `until` returns a result and the lines read before it are shown; return the result."""
@@ -125,7 +160,7 @@ class LogReader:
     def show_remaining(self) -> None:
         """Show the remaining lines of the attempt, and a gap for each folder that cannot be read."""
         # all folders are reached at the same time, so that unreachable ones delay the others only once
-        endpoints = each(self._feeds, lambda feed: feed.folder.endpoint, limit=int(self._plan.ssh["fanout"]))
+        endpoints = each(self._feeds, lambda feed: feed.folder.endpoint, limit=self._limit)
         for feed, endpoint in zip(self._feeds, endpoints, strict=True):
             try:
                 if isinstance(endpoint, NodeError):
@@ -137,20 +172,37 @@ class LogReader:
                 self._write(feed.gaps(error))
             else:
                 self.unreadable.pop(feed.folder.name, None)
-        self._write(self._unfinished())
+        self._write(_unfinished(self._feeds))
 
     def warn_unreadable(self, error: NodeError) -> None:
         """Warn that a folder cannot be read at present."""
         self._viewer.warn(f"{error}; trying again, the other nodes are still read")
 
-    def _unfinished(self) -> Iterator[LogLines]:
-        """The last lines that no newline ends."""
-        for feed in self._feeds:
-            yield from feed.unfinished_lines()
+    def _feeds_of(self, attempt: int) -> list[Feed]:
+        folders = self._launcher.attempt_folders(attempt, self._nodes)
+        return [Feed(folder, self._selection, failure=folder.failure) for folder in folders]
+
+    def _wanted_nodes(self) -> frozenset[str] | None:
+        """The nodes that can have wanted lines; None if Slurm may have moved ranks to other nodes."""
+        wanted = self._selection
+        if self._plan.launcher == "slurm":
+            return None
+        return frozenset(
+            node.name
+            for node in self._plan.nodes
+            if (wanted.nodes is None or node.name in wanted.nodes)
+            and (wanted.ranks is None or not wanted.ranks.isdisjoint(node.ranks))
+        )
 
     def _write(self, lines: Iterable[LogLines]) -> None:
         self._viewer.write(self._kept(lines))
 
     def _kept(self, lines: Iterable[LogLines]) -> Iterator[LogLines]:
         shown = (group for group in lines if group.time >= self._shown_from.get(group.node, 0.0))
-        return (kept for kept in map(self._keep, shown) if kept is not None)
+        return (kept for kept in map(self._selection.of, shown) if kept is not None)
+
+
+def _unfinished(feeds: Sequence[Feed]) -> Iterator[LogLines]:
+    """The last lines that no newline ends."""
+    for feed in feeds:
+        yield from feed.unfinished_lines()

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from orchestrator.actions.durations import seconds
-from orchestrator.actions.log_reader import Keep
 from orchestrator.actions.runs import find_run
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
-from orchestrator.logs.lines import LogLines
+from orchestrator.logs.selection import Selection
 from orchestrator.names.hostlist import expand
 from orchestrator.node.run_folder import RUN_ID
 from orchestrator.plan.plan import LaunchPlan
@@ -75,9 +74,9 @@ def find_on_nodes(
     return UnrecordedRun.of(plan), launcher
 
 
-def line_selector(wanted: Filter, plan: LaunchPlan, now: float) -> Keep:
+def selection(wanted: Filter, plan: LaunchPlan, now: float) -> Selection:
     """
-    Return the function that selects lines by the filter.
+    Return the selection of lines by the filter.
 
     Raises:
         UsageError: the filter is wrong, or the run has no such node or rank.
@@ -88,28 +87,15 @@ def line_selector(wanted: Filter, plan: LaunchPlan, now: float) -> Keep:
     if wanted.stream not in (None, "out", "err", "event"):
         raise UsageError(f"--stream {wanted.stream}: no such stream", hint="out, err or event")
     earliest = now - seconds("--since", wanted.since) if wanted.since else None
-
-    def keep(lines: LogLines) -> LogLines | None:
-        passes = (
-            (nodes is None or lines.node in nodes)
-            and (ranks is None or lines.rank in ranks)
-            and (wanted.stream is None or lines.stream == wanted.stream)
-            and (earliest is None or lines.time >= earliest)
-        )
-        if not passes or pattern is None:
-            return lines if passes else None
-        matches = [text for text in lines.text.split("\n") if pattern.search(text)]
-        return replace(lines, text="\n".join(matches)) if matches else None
-
-    return keep
+    return Selection(nodes, ranks, wanted.stream, earliest, pattern)
 
 
-def _nodes(text: str | None, plan: LaunchPlan) -> set[str] | None:
+def _nodes(text: str | None, plan: LaunchPlan) -> frozenset[str] | None:
     if text is None:
         return None
     known = {node.name for node in plan.nodes}
     try:
-        names = set(expand(text))
+        names = frozenset(expand(text))
     except ValueError as exc:
         raise UsageError(f"--node {text}: {exc}", hint="as in --node n0 or --node 'n[0-3]'") from exc
     if not names <= known and not plan.by_count:
@@ -117,7 +103,7 @@ def _nodes(text: str | None, plan: LaunchPlan) -> set[str] | None:
     return names
 
 
-def _ranks(text: str | None, plan: LaunchPlan) -> set[int] | None:
+def _ranks(text: str | None, plan: LaunchPlan) -> frozenset[int] | None:
     if text is None:
         return None
     if re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text) is None:
@@ -125,7 +111,7 @@ def _ranks(text: str | None, plan: LaunchPlan) -> set[int] | None:
     ranges = [[int(rank) for rank in part.split("-")] for part in text.split(",")]
     if any(bounds[0] > bounds[-1] or bounds[-1] >= plan.world_size for bounds in ranges):
         raise UsageError(f"--rank {text}: the run has ranks 0 to {plan.world_size - 1}")
-    return {rank for bounds in ranges for rank in range(bounds[0], bounds[-1] + 1)}
+    return frozenset(rank for bounds in ranges for rank in range(bounds[0], bounds[-1] + 1))
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:

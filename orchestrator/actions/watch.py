@@ -13,6 +13,7 @@ from orchestrator.errors import NodesError
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.job import SILENT, JobStatus
 from orchestrator.launchers.slurm.poll import Poll, PollResult, change_message
+from orchestrator.logs.selection import Selection
 from orchestrator.plan.plan import GRACE_S, LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import KeptRun
@@ -21,6 +22,11 @@ from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.observe import Status
 from orchestrator.verdict.settle import settle
+
+
+def watched_lines(*, quiet: bool) -> Selection:
+    """The lines to show of a run that is watched: no events that every successful run has; no events at all if `quiet`."""
+    return Selection(has_events=not quiet, has_routine=False)
 
 
 class WatchPhase(Enum):

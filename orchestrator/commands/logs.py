@@ -6,7 +6,7 @@ import time
 from contextlib import closing
 
 from orchestrator.actions.log_reader import LogReader
-from orchestrator.actions.logs import Filter, find_on_nodes, line_selector, recorded_run
+from orchestrator.actions.logs import Filter, find_on_nodes, recorded_run, selection
 from orchestrator.actions.watch import Watch
 from orchestrator.console import LogView, inform, print_error, warn
 from orchestrator.errors import CTRL_C, NodesError
@@ -19,7 +19,8 @@ def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail
     try:
         with closing(launcher):
             view = LogView(as_json=as_json)
-            reader = LogReader(launcher, plan, view, line_selector(wanted, plan, time.time()))
+            chosen = selection(wanted, plan, time.time())
+            reader = LogReader(launcher, plan, view, chosen, only_wanted_nodes=not follow)
             reader.past(tail=tail, unfinished=not follow)
             if follow:
                 record = Watch(run, launcher, reader, view, ends_failed=False).to_end()

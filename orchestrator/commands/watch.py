@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from orchestrator.actions.log_reader import LogReader, of_ranks, without_routine
-from orchestrator.actions.watch import Watch
+from orchestrator.actions.log_reader import LogReader
+from orchestrator.actions.watch import Watch, watched_lines
 from orchestrator.console import LogView, inform, print_error, print_summary
 from orchestrator.errors import CLOSED_PIPE, CTRL_C, LaunchError
 
@@ -25,7 +25,7 @@ def watch(launched: Launched, *, quiet: bool) -> int:
     folder, launcher, view = launched.folder, launched.launcher, LogView(as_json=False, quiet=quiet)
     view.inform(f"run {run_id} started; Ctrl-C stops watching, the run continues")
     try:
-        reader = LogReader(launcher, folder.read_plan(), view, of_ranks if quiet else without_routine)
+        reader = LogReader(launcher, folder.read_plan(), view, watched_lines(quiet=quiet))
         record = Watch(folder, launcher, reader, view, ends_failed=True).to_end()
     except KeyboardInterrupt:
         inform(

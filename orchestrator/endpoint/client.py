@@ -14,6 +14,7 @@ from orchestrator.endpoint.replies import (
     CommandResult,
     Facts,
     NodeObservation,
+    Positions,
     RunTrace,
     StopResult,
     StrayReport,
@@ -32,6 +33,8 @@ UNPACK_S = 300.0  # for a bundle on a slow shared file system
 STOP_MARGIN_S = 10.0  # that node/endpoint/stop.py adds to the grace
 STRAYS_MARGIN_S = 20.0  # that node/endpoint/strays.py adds to the grace, including its wait for a vendor's tool
 CLEAR_S = 3600.0  # for terabytes on a busy file system
+SEARCH_S = 60.0  # for the last lines of files that hardly have newlines
+ALL_OUTPUTS: messages.Outputs = {"nodes": None, "ranks": None, "streams": None}
 WORKDIR_HINT = "set workdir: in the inventory to a folder that is yours on that node"
 
 
@@ -123,9 +126,28 @@ class Endpoint:
         request: messages.StartRequest = {"argv": list(argv), "folder": folder, "wait_s": wait_s}
         return AgentRecord.of(self._connection.call(protocol.START, request, answer_s=wait_s + ANSWER_S).reply["agent"])
 
-    def files(self, attempt_dir: str, nodes: Sequence[str] | None) -> dict[str, int]:
-        """The sizes of the files that `read` reads, by name."""
-        return self._connection.call(protocol.FILES, _folders(attempt_dir, nodes)).reply["files"]
+    def files(
+        self, attempt_dir: str, nodes: Sequence[str] | None, outputs: messages.Outputs = ALL_OUTPUTS
+    ) -> dict[str, int]:
+        """The sizes of the files that `read` reads, by name; of the ranks' files only `outputs`."""
+        request: messages.FilesRequest = {**_folders(attempt_dir, nodes), "outputs": outputs}
+        return self._connection.call(protocol.FILES, request).reply["files"]
+
+    def last_lines(
+        self, attempt_dir: str, nodes: Sequence[str] | None, outputs: messages.Outputs, lines: int
+    ) -> Positions:
+        """The positions of the last `lines` lines of each output file, and when they were written."""
+        request: messages.LastLinesRequest = {**_folders(attempt_dir, nodes), "outputs": outputs, "lines": lines}
+        answer = self._connection.call(protocol.LAST_LINES, request, answer_s=SEARCH_S)
+        return Positions.of(answer.reply, answer.written)
+
+    def lines_since(
+        self, attempt_dir: str, nodes: Sequence[str] | None, outputs: messages.Outputs, since_s: float
+    ) -> Positions:
+        """The positions of the lines of the last `since_s` seconds in each output file, and in the index of their times."""
+        request: messages.LinesSinceRequest = {**_folders(attempt_dir, nodes), "outputs": outputs, "since_s": since_s}
+        answer = self._connection.call(protocol.LINES_SINCE, request, answer_s=SEARCH_S)
+        return Positions.of(answer.reply, answer.written)
 
     def read(
         self,
@@ -136,18 +158,21 @@ class Endpoint:
         max_bytes: int = 1 << 20,
         wait_s: float = 1.0,
         only: Sequence[str] | None = None,
+        outputs: messages.Outputs = ALL_OUTPUTS,
     ) -> list[Chunk]:
         """
         Wait until files of the node folders (of all, if `nodes` is None) grow beyond the offsets, at most wait_s.
 
         Args:
             only: the files to read, such as `n0/rank-0.out`; None means all.
+            outputs: the ranks' files to read; the agents' files are read in any case.
 
         Returns:
             The new content of the files, max_bytes in total at most; files that are not in offsets begin at 0.
         """
         request: messages.ReadRequest = {
             **_folders(attempt_dir, nodes),
+            "outputs": outputs,
             "offsets": dict(offsets),
             "max_bytes": max_bytes,
             "wait_s": wait_s,

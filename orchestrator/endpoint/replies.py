@@ -8,7 +8,7 @@ where one is made from the other, as in `Stray(**body)`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +100,28 @@ class Chunk:
     def end(self) -> int:
         """The offset of the next piece."""
         return self.offset + len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """
+    Positions from which to read: offsets by file, `n0/rank-0.out`.
+
+    `written` has, by file, sizes of the file beyond its offset, ascending, and when it had them by this machine's clock.
+    """
+
+    offsets: Mapping[str, int]
+    written: Mapping[str, Sequence[tuple[int, float]]]
+
+    @classmethod
+    def of(cls, body: messages.PositionsReply, window: ReplyWindow) -> Positions:
+        """From the reply; times are converted to this machine's clock."""
+        shifts = {node: window.correction_s(clock) for node, clock in body["clocks"].items()}
+        written = {
+            file: [(size, time + shifts[file.partition("/")[0]]) for size, time in writes]
+            for file, writes in body["written"].items()
+        }
+        return cls(body["offsets"], written)
 
 
 @dataclass(frozen=True, slots=True)

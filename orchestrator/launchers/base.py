@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -78,9 +78,12 @@ class Launcher(Protocol):
         """The number of the newest attempt that has begun; 1 if none has."""
         ...
 
-    def attempt_folders(self, attempt: int) -> Sequence[AttemptFolder]:
+    def attempt_folders(self, attempt: int, nodes: Collection[str] | None = None) -> Sequence[AttemptFolder]:
         """
         The folders of an attempt, one per machine to read; their machines are connected, except those with a `failure`.
+
+        Args:
+            nodes: the nodes whose folders are needed, others may be left out; None means all.
 
         Raises:
             NodesError: no machine can be reached.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -102,10 +102,11 @@ class DirectLauncher:
         """The plan's attempt, its only one."""
         return self._plan.attempt
 
-    def attempt_folders(self, attempt: int) -> Sequence[AttemptFolder]:
+    def attempt_folders(self, attempt: int, nodes: Collection[str] | None = None) -> Sequence[AttemptFolder]:
         """One folder per node."""
         plan = replace(self._plan, attempt=attempt)
-        results = each(plan.nodes, self.reach, limit=self._fanout)
+        needed = [node for node in plan.nodes if nodes is None or node.name in nodes]
+        results = each(needed, self.reach, limit=self._fanout)
         try:
             successes(results)
         except NodesError as exc:
@@ -114,7 +115,7 @@ class DirectLauncher:
         failures = [result if isinstance(result, NodeError) else None for result in results]
         return [
             AttemptFolder(partial(self.reach, node), plan.attempt_dir(node), (node.name,), failure)
-            for node, failure in zip(plan.nodes, failures, strict=True)
+            for node, failure in zip(needed, failures, strict=True)
         ]
 
     def job_status(self, job: str | None) -> JobStatus | None:  # noqa: ARG002  no scheduler here

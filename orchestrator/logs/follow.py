@@ -13,10 +13,12 @@ from functools import partial
 from typing import TypeVar
 
 from orchestrator.backoff import backoff
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.replies import NodeObservation, Positions
 from orchestrator.errors import NodeError
+from orchestrator.fanout import each, successes
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.logs.lines import LogLines, NodeLines, in_order
+from orchestrator.logs.selection import Selection
 from orchestrator.node.events import EVENTS, OFFSETS, Kind
 
 T = TypeVar("T")
@@ -25,6 +27,7 @@ HELD_BYTES = 1 << 25  # the chunks held while merging, one of every file or feed
 LEAST_CHUNK_BYTES = 1 << 16
 INDEX_BYTES = 1 << 18
 POLL_S = 1.0
+TIME_MARGIN_S = 1.0  # between the clocks of this machine and a node; lines that are too old are left out afterwards
 WAITING_BATCHES = 16
 LAST_RETRY_S = 5.0
 
@@ -34,16 +37,48 @@ class Feed:
     """The reading position in one attempt folder: the offset in each file, and the unfinished lines."""
 
     folder: AttemptFolder
+    selection: Selection = field(default_factory=Selection)
+    """The output files to read; the agents' files are read in any case."""
     offsets: dict[str, int] = field(default_factory=dict)
     nodes: dict[str, NodeLines] = field(default_factory=dict)
     failure: NodeError | None = None
     """Why its files could not be read to their ends."""
 
+    def begin_at_last(self, lines: int) -> None:
+        """Discard the position, and begin at the last `lines` lines of each output file."""
+        folder = self.folder
+        positions = folder.endpoint.last_lines(folder.attempt_dir, folder.nodes, self.selection.outputs, lines)
+        self._begin_at(positions)
+
+    def begin_at_time(self, earliest: float) -> None:
+        """Discard the position, and begin at the lines written at `earliest`, in seconds since the epoch, or later."""
+        folder, since_s = self.folder, max(0.0, time.time() - earliest) + TIME_MARGIN_S
+        self._begin_at(folder.endpoint.lines_since(folder.attempt_dir, folder.nodes, self.selection.outputs, since_s))
+
+    def _begin_at(self, positions: Positions) -> None:
+        self.offsets = dict(positions.offsets)
+        self.nodes.clear()
+        for file, offset in positions.offsets.items():
+            node, _, name = file.partition("/")
+            if name != OFFSETS:
+                self._lines_of(node).begin_at(name, offset, positions.written.get(file, ()))
+
+    @property
+    def is_at_start(self) -> bool:
+        """True if no line of an output file was left out or read yet."""
+        return not any(offset for file, offset in self.offsets.items() if not file.endswith(".jsonl"))
+
     def read(self, *, wait_s: float, only: Sequence[str] | None = None, max_bytes: int = CHUNK_BYTES) -> list[LogLines]:
         """Read new lines, in order of time, waiting up to `wait_s` for some."""
         folder = self.folder
         chunks = folder.endpoint.read(
-            folder.attempt_dir, folder.nodes, self.offsets, max_bytes=max_bytes, wait_s=wait_s, only=only
+            folder.attempt_dir,
+            folder.nodes,
+            self.offsets,
+            max_bytes=max_bytes,
+            wait_s=wait_s,
+            only=only,
+            outputs=self.selection.outputs,
         )
         arrival = time.time()
         lines: dict[str, list[LogLines]] = {}
@@ -85,18 +120,23 @@ class Feed:
         return lines
 
     def _lines_of(self, node: str) -> NodeLines:
-        return self.nodes.setdefault(node, NodeLines(node))
+        return self.nodes.setdefault(node, NodeLines(node, partial(self.selection.wants_output, node)))
 
 
-def history(feeds: Sequence[Feed]) -> Iterator[LogLines]:
+def reposition(feeds: Sequence[Feed], move: Callable[[Feed], None], *, limit: int) -> None:
+    """Move the positions of all feeds, `limit` at the same time; a feed that cannot be reached gets a failure."""
+    each(feeds, lambda feed: _retry_once(feed, partial(move, feed)), limit=limit)
+
+
+def history(feeds: Sequence[Feed], *, limit: int) -> Iterator[LogLines]:
     """
-    The present content of all files, merged by time; one chunk of each file is in memory at a time.
+    The present content of all files from the feeds' positions, merged by time; one chunk of each file is in memory at a time.
 
     If a connection is lost, each read is retried once; if that fails too, the other feeds continue, and the `failure` of this
     feed is set.
     """
     streams: list[Iterator[LogLines]] = []
-    sizes_of = [_retry_once(feed, partial(_sizes, feed)) or {} for feed in feeds]
+    sizes_of = successes(each(feeds, lambda feed: _retry_once(feed, partial(_sizes, feed)) or {}, limit=limit))
     chunk = _chunk_bytes(sum(map(len, sizes_of)))
     for feed, sizes in zip(feeds, sizes_of, strict=True):
         files = {file: size for file, size in sizes.items() if not file.endswith(f"/{OFFSETS}")}
@@ -117,7 +157,7 @@ def _file_history(feed: Feed, file: str, size: int, chunk: int) -> Iterator[LogL
 
 
 def _sizes(feed: Feed) -> dict[str, int]:
-    return feed.folder.endpoint.files(feed.folder.attempt_dir, feed.folder.nodes)
+    return feed.folder.endpoint.files(feed.folder.attempt_dir, feed.folder.nodes, feed.selection.outputs)
 
 
 def _read_chunk(feed: Feed, file: str, until: int) -> list[LogLines]:

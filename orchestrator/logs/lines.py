@@ -6,7 +6,7 @@ import heapq
 import json
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
@@ -128,6 +128,12 @@ class FileLines:
         """The number of bytes that the agent has recorded and that were not read."""
         return max(0, self.write_times.size - self._end)
 
+    def begin_at(self, offset: int, written: Iterable[tuple[int, float]]) -> None:
+        """Begin with the line that begins at `offset`; `written` are sizes beyond it, ascending, and their times."""
+        self._end = offset
+        for size, time in written:
+            self.write_times.add(size, time)
+
     def gap(self, offset: int, arrival: float) -> Iterator[LogLines]:
         """The file continues at another offset: yield the unfinished line, which the next bytes do not continue."""
         yield from self.close(arrival)
@@ -211,8 +217,15 @@ def _cut(line: bytes, first: int) -> int:
 class NodeLines:
     """The lines of one node folder: the output of the ranks, and the agent's events as lines without a rank."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, wants: Callable[[int, Stream], bool] = lambda _rank, _stream: True) -> None:
+        """
+        Nothing was read yet.
+
+        Args:
+            wants: True for the output files that are read; the times of other output are not kept.
+        """
         self.node = node
+        self._wants = wants
         self.events: list[dict[str, Any]] = []
         self._files: dict[str, FileLines] = {}
         self._rest: dict[str, bytes] = {}
@@ -223,7 +236,8 @@ class NodeLines:
         if name == OFFSETS:
             for record in self._records(name, data, {"time", "size"}):
                 for file, size in record["size"].items():
-                    self._file(file).write_times.add(size, record["time"] + correction_s)
+                    if self._wants(*_origin(file)):
+                        self._file(file).write_times.add(size, record["time"] + correction_s)
             return []
         if name == EVENTS:
             events = self._records(name, data, {"time", "event", "text"})
@@ -240,6 +254,10 @@ class NodeLines:
                 for event in events
             ]
         return list(self._file(name).feed(offset, data, arrival))
+
+    def begin_at(self, name: str, offset: int, written: Iterable[tuple[int, float]]) -> None:
+        """Begin to read an output file at an offset instead of 0."""
+        self._file(name).begin_at(offset, written)
 
     def gap(self, name: str, offset: int, arrival: float) -> list[LogLines]:
         """The file `name` became shorter and continues at `offset`; return the line that ended there."""
@@ -263,10 +281,7 @@ class NodeLines:
 
     def _file(self, name: str) -> FileLines:
         if name not in self._files:
-            stem, _, stream = name.rpartition(".")
-            self._files[name] = FileLines(
-                self.node, int(stem.removeprefix("rank-")), "err" if stream == "err" else "out"
-            )
+            self._files[name] = FileLines(self.node, *_origin(name))
         return self._files[name]
 
     def _records(self, name: str, data: bytes, fields: set[str]) -> list[dict[str, Any]]:
@@ -283,6 +298,12 @@ def _is_routine(event: dict[str, Any]) -> bool:
     if kind == Kind.AGENT_FINISHED:
         return event.get("state") == State.DONE
     return kind in (Kind.AGENT_STARTED, Kind.RANK_STARTED)
+
+
+def _origin(name: str) -> tuple[int, Stream]:
+    """Rank and stream of an output file, rank-3.err."""
+    stem, _, stream = name.rpartition(".")
+    return int(stem.removeprefix("rank-")), "err" if stream == "err" else "out"
 
 
 def _record(line: bytes) -> dict[str, Any]:

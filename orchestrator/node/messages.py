@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, TypedDict
+from typing import Any, Dict, List, Optional, Tuple, TypedDict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -126,11 +126,39 @@ class NodeFolders(TypedDict):
     nodes: Optional[List[str]]
 
 
+class Outputs(TypedDict):
+    """Output files of ranks: rank-N.STREAM of these nodes, ranks and streams; None means all."""
+
+    nodes: Optional[List[str]]
+    ranks: Optional[List[int]]
+    streams: Optional[List[str]]
+
+
+class FilesRequest(NodeFolders):
+    outputs: Outputs
+
+
 class FilesReply(TypedDict):
     files: Dict[str, int]
 
 
-class ReadRequest(NodeFolders):
+class LastLinesRequest(FilesRequest):
+    lines: int
+
+
+class LinesSinceRequest(FilesRequest):
+    since_s: float
+
+
+class PositionsReply(TypedDict):
+    """Offsets from which to read, by file. `written` has the sizes and times of the writes beyond an offset, by file."""
+
+    offsets: Dict[str, int]
+    written: Dict[str, List[Tuple[int, float]]]
+    clocks: Dict[str, Optional[float]]
+
+
+class ReadRequest(FilesRequest):
     offsets: Dict[str, int]
     max_bytes: int
     wait_s: float

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     PUT_FILES: Op[messages.PutFilesRequest, messages.Empty]
     RESERVE: Op[messages.ReserveRequest, messages.ReserveReply]
     START: Op[messages.StartRequest, messages.StartReply]
-    FILES: Op[messages.NodeFolders, messages.FilesReply]
+    FILES: Op[messages.FilesRequest, messages.FilesReply]
+    LAST_LINES: Op[messages.LastLinesRequest, messages.PositionsReply]
+    LINES_SINCE: Op[messages.LinesSinceRequest, messages.PositionsReply]
     READ: Op[messages.ReadRequest, messages.ReadReply]
     OBSERVE: Op[messages.NodeFolders, messages.ObserveReply]
     FIND: Op[messages.FindRequest, messages.FindReply]
@@ -54,6 +56,8 @@ if not TYPE_CHECKING:
     RESERVE = "reserve"
     START = "start"
     FILES = "files"
+    LAST_LINES = "last_lines"
+    LINES_SINCE = "lines_since"
     READ = "read"
     OBSERVE = "observe"
     FIND = "find"

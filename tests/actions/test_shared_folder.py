@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,7 +27,7 @@ FAILURE = Unreachable("login0", "no route to host")
 class SharedFolder(DirectLauncher):
     """A launcher with one folder for all nodes, which cannot be read."""
 
-    def attempt_folders(self, attempt: int) -> Sequence[AttemptFolder]:  # noqa: ARG002  the only one
+    def attempt_folders(self, attempt: int, nodes: Collection[str] | None = None) -> Sequence[AttemptFolder]:  # noqa: ARG002  always the same
         def reach() -> NoReturn:
             raise FAILURE
 

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from orchestrator.actions.log_reader import of_ranks, without_routine
 from orchestrator.console import ERASE_LINE, LogView, ProgressLine, size_text
 from orchestrator.fanout import Progress
 from orchestrator.logs.lines import LogLines, NodeLines
+from orchestrator.logs.selection import Selection
 from orchestrator.transports import terminal
 from tests.until import until
 
@@ -102,8 +102,8 @@ def test_ranks_that_are_neighbours_have_different_colours(
 )
 def test_watched_run_shows_no_event_that_every_successful_run_has(event: str, *, is_shown: bool) -> None:
     [line] = NodeLines("n0").feed("events.jsonl", 0, f'{{"time": 1.0, "event": {event}, "text": "x"}}\n'.encode(), 1.0)
-    assert (without_routine(line) is not None) == is_shown
-    assert of_ranks(line) is None
+    assert (Selection(has_routine=False).of(line) is not None) == is_shown
+    assert Selection(has_events=False).of(line) is None
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (490_200, "490.2 kB"), (2e12, "2.0 TB")])

@@ -66,7 +66,7 @@ def check(out: Path, saved: int) -> int:
 
 
 def at_moments(out: Path, count: int, seed: int) -> dict[str, int]:
-    """Kill each writer after none, one or two of its saves, at a random moment of the next one."""
+    """Kill each writer after none, one or two complete saves, at a random moment of the next save."""
     save_s, draw, saved, half_written = 0.0, random.Random(seed), 0, 0  # noqa: S311 -- as above
     for _ in range(count):
         files.remove_stale(out)

@@ -227,6 +227,7 @@ def test_log_of_the_other_nodes_can_be_read_when_one_is_gone(orch: Orch) -> None
     done = orch("logs", code=4)
     assert "[n0:0] hi" in done.stdout
     assert "n1: " in done.stderr
+    assert orch("logs", "--tail", "9", "--rank", "0").stdout == "[n0:0] hi\n"  # n1 is not needed
     assert orch("status").stdout.split()[1] == "DONE"
 
 

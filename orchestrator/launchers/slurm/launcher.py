@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -107,10 +107,10 @@ class SlurmLauncher:
             trace = self._host.trace(self._plan)
         return trace.attempt if trace else 1
 
-    def attempt_folders(self, attempt: int) -> Sequence[AttemptFolder]:
+    def attempt_folders(self, attempt: int, nodes: Collection[str] | None = None) -> Sequence[AttemptFolder]:
         """One shared folder, in which the nodes appear once they have started; one per node if the workdir is not shared."""
         if unshared_workdir.is_unshared(self._plan):
-            return self._nodes_over_ssh().attempt_folders(attempt)
+            return self._nodes_over_ssh().attempt_folders(attempt, nodes)
         with self._host_errors():
             self._host.endpoint()
         return [

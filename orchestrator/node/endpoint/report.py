@@ -89,24 +89,42 @@ def changes(request: messages.ReadRequest) -> Tuple[Dict[str, Tuple[int, int]], 
         return grown, gaps
     offsets: Dict[str, int] = request["offsets"]
     only = None if request["only"] is None else set(request["only"])
-    for node, folder in node_folders(request):
-        sizes = {f"{node}/{name}": size for name, size in streams(folder)}
-        sizes = {**{known: 0 for known in offsets if known.startswith(node + "/")}, **sizes}
-        for name, size in sizes.items():
-            offset = offsets.get(name, 0)
-            if only is not None and name not in only:
-                continue
-            if size > offset:
-                grown[name] = (offset, size - offset)
-            elif size < offset:
-                gaps.append({"file": name, "gap": offset - size, "offset": size})
+    for name, size in {**dict.fromkeys(offsets, 0), **_sizes(request)}.items():
+        offset = offsets.get(name, 0)
+        if only is not None and name not in only:
+            continue
+        if size > offset:
+            grown[name] = (offset, size - offset)
+        elif size < offset:
+            gaps.append({"file": name, "gap": offset - size, "offset": size})
     return grown, gaps
 
 
-def files(request: messages.NodeFolders, _payload: bytes) -> Tuple[messages.FilesReply, bytes]:
+def files(request: messages.FilesRequest, _payload: bytes) -> Tuple[messages.FilesReply, bytes]:
     """The sizes of all files that `read` reads, by name."""
-    sizes = {f"{node}/{name}": size for node, folder in node_folders(request) for name, size in streams(folder)}
-    return {"files": sizes}, b""
+    return {"files": _sizes(request)}, b""
+
+
+def _sizes(request: messages.FilesRequest) -> Dict[str, int]:
+    return {
+        f"{node}/{name}": size
+        for node, folder in node_folders(request)
+        for name, size in streams(folder)
+        if is_requested(node, name, request["outputs"])
+    }
+
+
+def is_requested(node: str, name: str, outputs: messages.Outputs) -> bool:
+    """True for the agent's own files, and for the requested output files of ranks."""
+    if name in READ_FIRST:
+        return True
+    stem, _, stream = name.partition(".")
+    nodes, ranks, wanted = outputs["nodes"], outputs["ranks"], outputs["streams"]
+    return (
+        (nodes is None or node in nodes)
+        and (ranks is None or int(stem[5:]) in ranks)
+        and (wanted is None or stream in wanted)
+    )
 
 
 def is_stream(name: str) -> bool:

@@ -27,6 +27,8 @@ from orchestrator.node.protocol import (
     FIND,
     HEARTBEAT,
     HELLO,
+    LAST_LINES,
+    LINES_SINCE,
     OBSERVE,
     PREPARE,
     PUT_BUNDLE,
@@ -127,6 +129,18 @@ class Reservation:
         return {"rendezvous": record}, b""
 
 
+def last_lines(request: messages.LastLinesRequest, payload: bytes) -> Tuple[messages.PositionsReply, bytes]:
+    from orchestrator.node.endpoint.positions import last_lines as handle  # noqa: PLC0415  most connections do not need it
+
+    return handle(request, payload)
+
+
+def lines_since(request: messages.LinesSinceRequest, payload: bytes) -> Tuple[messages.PositionsReply, bytes]:
+    from orchestrator.node.endpoint.positions import lines_since as handle  # noqa: PLC0415  as above
+
+    return handle(request, payload)
+
+
 def stop(request: messages.StopRequest, payload: bytes) -> Tuple[messages.StopReply, bytes]:
     from orchestrator.node.endpoint.stop import stop as handle  # noqa: PLC0415  most connections do not need it
 
@@ -215,6 +229,8 @@ def serve(stream: BinaryIO) -> None:
     handlers.add(RESERVE, Reservation().reserve)
     handlers.add(START, starter.start)
     handlers.add(FILES, files)
+    handlers.add(LAST_LINES, last_lines)
+    handlers.add(LINES_SINCE, lines_since)
     handlers.add(READ, Reader().read)
     handlers.add(OBSERVE, observe)
     handlers.add(FIND, find)

@@ -1,0 +1,173 @@
+"""
+Find where to begin to read the output files of ranks: at their last lines, or at the lines of the last seconds.
+
+The times of lines are in offsets.jsonl, which is read backwards, so that the cost does not depend on the length of the log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from orchestrator.node.endpoint.report import is_requested, now_of, streams
+from orchestrator.node.events import OFFSETS
+from orchestrator.node.files import read_at
+from orchestrator.node.run_folder import node_folders, read_agent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Iterator, List, Tuple
+
+    from orchestrator.node import messages
+
+    Writes = List[Tuple[int, float]]  # size of a file, and when it had this size
+    Record = Tuple[int, float, Dict[str, int]]  # the offset in the index, the time, and the sizes of files
+
+BLOCK_BYTES = 1 << 16
+RECENT_BYTES = 1 << 20  # of the index: an hour or more
+WRITES_LIMIT = 1 << 17  # of all files of a reply, so that its header stays small
+CLOCK_MARGIN_S = 1.0  # between the file system's clock and the agent's
+
+
+def last_lines(request: messages.LastLinesRequest, _payload: bytes) -> Tuple[messages.PositionsReply, bytes]:
+    """The offset of the last `lines` lines of each file, and the writes beyond it."""
+    reply = _empty_reply()
+    folders = node_folders(request)
+    for node, folder in folders:
+        sizes = _outputs(request, node, folder)
+        index = os.path.join(folder, OFFSETS)
+        index_size = _whole_records(index)
+        starts = {name: line_start(os.path.join(folder, name), size, request["lines"]) for name, size in sizes.items()}
+        limit = max(1, WRITES_LIMIT // max(1, len(folders) * len(sizes)))
+        for name, newest_first in _writes_beyond(folder, starts, sizes, index_size).items():
+            step = 1 + len(newest_first) // limit
+            reply["written"][f"{node}/{name}"] = newest_first[::step][::-1]
+        reply["offsets"].update({f"{node}/{name}": start for name, start in starts.items()})
+        reply["offsets"][f"{node}/{OFFSETS}"] = index_size
+        reply["clocks"][node] = now_of(read_agent(folder))
+    return reply, b""
+
+
+def lines_since(request: messages.LinesSinceRequest, _payload: bytes) -> Tuple[messages.PositionsReply, bytes]:
+    """The offset of the lines of the last `since_s` seconds in each file, and the offset of their times in the index."""
+    reply = _empty_reply()
+    for node, folder in node_folders(request):
+        sizes = _outputs(request, node, folder)
+        now = now_of(read_agent(folder))
+        earliest = (time.time() if now is None else now) - request["since_s"]
+        starts, index_start = _written_since(folder, sizes, earliest)
+        reply["offsets"].update({f"{node}/{name}": start for name, start in starts.items()})
+        reply["offsets"][f"{node}/{OFFSETS}"] = index_start
+        reply["clocks"][node] = now
+    return reply, b""
+
+
+def line_start(path: str, size: int, lines: int) -> int:
+    """The offset of the last `lines` whole lines before `size`; what follows the last newline is not counted."""
+    position, remaining = size, lines + 1
+    while position > 0:
+        begin = max(0, position - BLOCK_BYTES)
+        block = read_at(path, begin, position - begin)
+        newlines = block.count(b"\n")
+        if newlines >= remaining:
+            at = len(block)
+            for _ in range(remaining):
+                at = block.rindex(b"\n", 0, at)
+            return begin + at + 1
+        remaining -= newlines
+        position = begin
+    return 0
+
+
+def _empty_reply() -> messages.PositionsReply:
+    return {"offsets": {}, "written": {}, "clocks": {}}
+
+
+def _outputs(request: messages.FilesRequest, node: str, folder: str) -> Dict[str, int]:
+    """Name and size of each requested output file."""
+    return {
+        name: size
+        for name, size in streams(folder)
+        if name.startswith("rank-") and is_requested(node, name, request["outputs"])
+    }
+
+
+def _writes_beyond(folder: str, starts: Dict[str, int], sizes: Dict[str, int], index_size: int) -> Dict[str, Writes]:
+    """The writes of each file beyond its start, the newest first; of a file without recent records, its last change."""
+    found: Dict[str, Writes] = {name: [] for name in starts}
+    open_files = {name: _changed(folder, name) for name, start in starts.items() if start < sizes[name]}
+    for begin, records in _backwards(os.path.join(folder, OFFSETS), index_size, open_files):
+        for _, moment, recorded in records:
+            for name in [name for name in open_files if name in recorded]:
+                if recorded[name] <= starts[name]:
+                    del open_files[name]
+                else:
+                    found[name].append((recorded[name], moment))
+        if index_size - begin > RECENT_BYTES:
+            for name in [name for name in open_files if not found[name]]:
+                found[name].append((sizes[name], open_files.pop(name)))
+        if not open_files:
+            break
+    return found
+
+
+def _written_since(folder: str, sizes: Dict[str, int], earliest: float) -> Tuple[Dict[str, int], int]:
+    """The offset of the first line of each file that ended at `earliest` or later, and of the index's first record since."""
+    open_files = {name: _changed(folder, name) for name in sizes}
+    starts = dict(sizes)
+    for name in [name for name, changed in open_files.items() if changed < earliest - CLOCK_MARGIN_S]:
+        del open_files[name]
+    index = os.path.join(folder, OFFSETS)
+    index_start = index_size = _whole_records(index)
+    starts.update(dict.fromkeys(open_files, 0))
+    for _, records in _backwards(index, index_size, open_files):
+        for offset, moment, recorded in records:
+            if moment >= earliest:
+                index_start = offset
+                continue
+            for name in [name for name in open_files if name in recorded]:
+                del open_files[name]
+                starts[name] = line_start(os.path.join(folder, name), min(recorded[name], sizes[name]), 0)
+        if not open_files:
+            break
+    return starts, index_start
+
+
+def _changed(folder: str, name: str) -> float:
+    return os.lstat(os.path.join(folder, name)).st_mtime
+
+
+def _whole_records(index: str) -> int:
+    """The size of the index up to its last newline."""
+    try:
+        size = os.lstat(index).st_size
+    except FileNotFoundError:
+        return 0
+    return line_start(index, size, 0)
+
+
+def _backwards(index: str, end: int, names: Dict[str, float]) -> Iterator[Tuple[int, List[Record]]]:
+    """The records that mention one of the names, the newest first, block by block, and each block's offset."""
+    rest = b""
+    while end > 0:
+        begin = max(0, end - BLOCK_BYTES)
+        block = read_at(index, begin, end - begin) + rest
+        end = begin
+        rest, *lines = block.split(b"\n") if begin else [b"", *block.split(b"\n")]
+        records = []
+        offset = begin + len(block) + 1
+        for line in reversed(lines):
+            offset -= len(line) + 1
+            if any(name.encode() in line for name in names):
+                records += _parsed(offset, line)
+        yield begin, records
+
+
+def _parsed(offset: int, line: bytes) -> List[Record]:
+    """The record in a line; none if it is damaged."""
+    try:
+        record = json.loads(line)
+        return [(offset, float(record["time"]), dict(record["size"]))]
+    except (ValueError, KeyError, TypeError):
+        return []

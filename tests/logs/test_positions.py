@@ -1,0 +1,166 @@
+"""Reading only the wanted end of a log: the same lines as a filter of the whole log, and few bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.errors import NodeError
+from orchestrator.launchers.base import AttemptFolder
+from orchestrator.logs.follow import Feed, history
+from orchestrator.logs.lines import LogLines, last
+from orchestrator.logs.selection import Selection
+from orchestrator.node import messages
+from orchestrator.node.endpoint import positions
+from orchestrator.transports.local import LocalTransport
+
+NAMES = ("rank-0.out", "rank-0.err", "rank-1.out", "rank-11.out")
+TICKS = 3000  # some blocks of the index
+
+
+class Log:
+    """A node folder that ranks of unequal pace wrote into, four records of the index a second."""
+
+    def __init__(self, attempt: Path, endpoint: Endpoint) -> None:
+        self.folder = attempt / "n0"
+        self.end = time.time()
+        self.attempt = AttemptFolder(lambda: endpoint, str(attempt), ("n0",))
+
+        self._write()
+
+    def _write(self) -> None:
+        draw, size, changed = random.Random(5), dict.fromkeys(NAMES, 0), dict.fromkeys(NAMES, 0.0)  # noqa: S311
+        chance = {"rank-0.out": 0.9, "rank-0.err": 0.0005, "rank-1.out": 0.05, "rank-11.out": 0.3}
+        content, index = dict.fromkeys(NAMES, b""), []
+        for tick in range(TICKS):
+            moment = self.end - (TICKS - tick) / 4
+            grown = {}
+            for name in NAMES:
+                if draw.random() < chance[name] or tick == 0:
+                    content[name] += b"".join(f"{name} {tick} {n}\n".encode() for n in range(draw.randrange(1, 4)))
+                    content[name] += b"half " if draw.random() < 0.2 else b""
+                    grown[name], changed[name] = len(content[name]), moment
+            size.update(grown)
+            index.append(json.dumps({"time": moment, "size": grown}) if grown else "damaged")
+        self.folder.mkdir(parents=True)
+        (self.folder / "offsets.jsonl").write_text("\n".join(index) + "\n")
+        for name in NAMES:
+            (self.folder / name).write_bytes(content[name])
+            os.utime(self.folder / name, (changed[name], changed[name]))
+
+    def feed(self, selection: Selection | None = None) -> Feed:
+        return Feed(self.attempt, selection or Selection())
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def log(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Log:
+    return Log(tmp_path_factory.mktemp("log"), endpoint)
+
+
+def _lines(feed: Feed, selection: Selection) -> list[tuple[float, str]]:
+    kept = [selection.of(group) for group in history([feed], limit=1)]
+    return [(group.time, text) for group in kept if group is not None for text in group.text.split("\n")]
+
+
+def _texts(groups: Iterator[LogLines] | list[LogLines]) -> list[str]:
+    return [text for group in groups for text in group.text.split("\n")]
+
+
+SELECTIONS = (
+    Selection(),
+    Selection(ranks=frozenset({1})),
+    Selection(ranks=frozenset({0, 11}), stream="out"),
+    Selection(stream="err"),
+    Selection(nodes=frozenset({"n1"})),
+)
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+@pytest.mark.parametrize("count", [0, 1, 3, 200])
+def test_last_lines_are_those_of_the_whole_log(log: Log, selection: Selection, count: int) -> None:
+    whole = _texts(list(last(filter(None, map(selection.of, history([log.feed()], limit=1))), count)))
+    feed = log.feed(selection)
+    feed.begin_at_last(count)
+    assert _texts(list(last(history([feed], limit=1), count))) == whole
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+@pytest.mark.parametrize("span_s", [1, 40, 10_000])
+def test_lines_since_a_time_are_those_of_the_whole_log(log: Log, selection: Selection, span_s: int) -> None:
+    recent = replace(selection, earliest=log.end - span_s)
+    feed = log.feed(recent)
+    feed.begin_at_time(log.end - span_s)
+    assert _lines(feed, recent) == _lines(log.feed(), recent)
+
+
+def test_reading_the_end_of_a_long_log_moves_few_bytes(log: Log) -> None:
+    tail, since = log.feed(Selection(ranks=frozenset({0}), stream="out")), log.feed()
+    tail.begin_at_last(3)
+    since.begin_at_time(log.end - 1)
+    for feed in (tail, since):
+        positions = dict(feed.offsets)
+        list(history([feed], limit=1))
+        moved = sum(feed.offsets[file] - offset for file, offset in positions.items())
+        assert 0 < moved < 1000
+    assert tail.offsets.keys() == {"n0/rank-0.out", "n0/offsets.jsonl"}
+
+
+def test_new_lines_continue_after_the_last_ones(endpoint: Endpoint, tmp_path: Path) -> None:
+    log = Log(tmp_path, endpoint)
+    feed = log.feed(Selection(ranks=frozenset({1})))
+    feed.begin_at_last(1)
+    list(history([feed], limit=1))
+    for name in ("rank-1.out", "rank-0.out"):
+        with (log.folder / name).open("a") as file:
+            file.write("new\n")
+    assert [group.text.split()[-1] for group in feed.read(wait_s=0)] == ["new"]
+    assert feed.gaps(NodeError("n0", "gone"))[0].text.endswith("how much is not known")
+
+
+def test_file_without_recent_records_has_the_time_of_its_last_change(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    request: messages.LastLinesRequest = {
+        "attempt_dir": str(log.folder.parent),
+        "nodes": ["n0"],
+        "outputs": Selection(ranks=frozenset({0})).outputs,
+        "lines": 100,
+    }
+    [exact, coarse] = [
+        reply["written"]["n0/rank-0.err"] for reply in (_positions(request), _positions(request, monkeypatch))
+    ]
+    assert len(exact) > 1
+    assert coarse == [((log.folder / "rank-0.err").stat().st_size, (log.folder / "rank-0.err").stat().st_mtime)]
+
+
+def _positions(request: messages.LastLinesRequest, patch: pytest.MonkeyPatch | None = None) -> messages.PositionsReply:
+    if patch is not None:
+        patch.setattr(positions, "RECENT_BYTES", 0)
+    return positions.last_lines(request, b"")[0]
+
+
+@given(st.binary(max_size=40).map(lambda data: data.replace(b"a", b"\n")), st.integers(0, 5), st.integers(1, 7))
+def test_line_start_is_that_of_the_last_lines(data: bytes, lines: int, block_bytes: int) -> None:
+    whole = data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]
+    with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
+        file.write(data)
+        file.flush()
+        patch.setattr(positions, "BLOCK_BYTES", block_bytes)
+        start = positions.line_start(file.name, len(data), lines)
+    assert data[start:].split(b"\n")[:-1] == (whole[-lines:] if lines else [])
