@@ -281,6 +281,27 @@ def stop(run: str | None, inventory: str | None) -> int:
 
 @app.command()
 @_inventory
+@click.argument("node")
+def ssh(inventory: str | None, node: str) -> int:
+    """Log in to a node as orch does: address, user, port, jump host and host keys of the inventory."""
+    from orchestrator.commands.ssh import ssh  # noqa: PLC0415
+
+    ssh(inventory, node)
+
+
+@app.command("exec", context_settings={"allow_interspersed_args": False})
+@_inventory
+@_nodes
+@click.argument("words", nargs=-1, required=True, metavar="[--] COMMAND [ARGS...]")
+def exec_(inventory: str | None, nodes: str | None, words: tuple[str, ...]) -> int:
+    """Run a command once per node; ends with the largest exit code. One word is a line for the shell."""
+    from orchestrator.commands.exec import run_on_nodes  # noqa: PLC0415
+
+    return run_on_nodes(inventory, nodes, words)
+
+
+@app.command()
+@_inventory
 @click.option("--older-than", default="7d", show_default=True, metavar="SPAN", help="Only garbage older than this.")
 @click.option("--checkpoints", is_flag=True, help="Also remove runs that contain checkpoints.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be ended and removed.")

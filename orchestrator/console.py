@@ -8,6 +8,7 @@ import shutil
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -184,6 +185,24 @@ class LogView:
             colour = _AGENT_COLOUR if lines.rank is None else _COLOURS[lines.rank % len(_COLOURS)]
             prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
         return prefixed(lines, prefix)
+
+
+class NodeOutput:
+    """Prints lines of nodes; every node's prefix has its own colour."""
+
+    def __init__(self) -> None:
+        self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+    def write(self, node: str, line: str) -> None:
+        """Print a line; at once, so that several threads may."""
+        prefix = f"[{node}]"
+        if self._colour:
+            prefix = f"\x1b[{_COLOURS[zlib.crc32(node.encode()) % len(_COLOURS)]}m{prefix}\x1b[0m"
+        print_text(f"{prefix} {printable(line)}\n")
+
+    def inform_of(self, nodes: Sequence[str], text: str) -> None:
+        """Print a message about nodes."""
+        inform(f"{fold(nodes)}: {text}")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, cut: Sequence[str] = ()) -> None:

@@ -11,10 +11,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from orchestrator.transports.base import Transport
+from orchestrator.transports.ssh.interactive import login_argv
 from orchestrator.transports.ssh.route import Destination, PlannedSsh, SshSettings
 from orchestrator.transports.terminal import Terminal
 
-__all__ = ["Destination", "PlannedSsh", "SshSettings", "Terminal", "TransportFactory", "transport_factory"]
+__all__ = [
+    "Destination",
+    "PlannedSsh",
+    "SshSettings",
+    "Terminal",
+    "TransportFactory",
+    "login_argv",
+    "transport_factory",
+]
 
 OPEN_FILES = 1 << 16
 

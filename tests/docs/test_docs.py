@@ -18,7 +18,7 @@ from tests.paths import ROOT
 from trainer.config.config import schemas_by_key
 
 DOCS = ROOT / "docs"
-COMMANDS = ("submit", "ssh-launch", "logs", "status", "list", "env", "attach", "stop", "gc", "inventory")
+COMMANDS = ("submit", "ssh-launch", "logs", "status", "list", "env", "attach", "stop", "ssh", "exec", "gc", "inventory")
 PAGES = sorted(
     str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *DOCS.glob("**/*.md"), *ROOT.glob("inventories/*.md"))
 )

@@ -1,0 +1,55 @@
+"""Log in to a node of the inventory, or run a command on many nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from orchestrator.actions.inventory import load_inventory
+from orchestrator.endpoint.access import Terminal, login_argv, transport_factory
+from orchestrator.endpoint.output import run_program
+from orchestrator.errors import NodeError, NodesError, OrchError, UsageError
+from orchestrator.fanout import each
+from orchestrator.inventory.model import Node
+
+
+def login_command(inventory: str | None, name: str) -> list[str]:
+    """
+    The arguments of the ssh that logs in to a node, with the address, user, port and jump host of the inventory.
+
+    Raises:
+        UsageError: the inventory has no such node, or its transport is local.
+    """
+    loaded = load_inventory(inventory, name)
+    node = loaded.node(name)
+    if loaded.transport == "local":
+        raise UsageError(f"{name} is this machine: {loaded.file} has transport: local", hint="you are there already")
+    return login_argv(node, loaded.ssh)
+
+
+def execute(
+    inventory: str | None, names: str | None, words: Sequence[str], on_line: Callable[[str, str], None]
+) -> tuple[dict[str, int], NodesError | None]:
+    """
+    Run a command on the named nodes, or all of the inventory, at most `ssh.fanout` at once.
+
+    Args:
+        words: a program and its arguments, or one line for the shell.
+        on_line: takes a node and a line that it printed, from several threads.
+
+    Returns:
+        The exit code of each node where the command ended, and the error of the other nodes.
+    """
+    loaded = load_inventory(inventory, names)
+    nodes = loaded.nodes if names is None else loaded.select(names)
+    transport_to = transport_factory(loaded.transport, loaded.ssh, Terminal())
+
+    def work(node: Node) -> int:
+        return run_program(transport_to(node), words, lambda line: on_line(node.name, line))
+
+    outcomes = each(nodes, work, limit=loaded.ssh.fanout)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, NodeError)]
+    for outcome in outcomes:
+        if isinstance(outcome, OrchError) and not isinstance(outcome, NodeError):
+            raise outcome
+    codes = {node.name: code for node, code in zip(nodes, outcomes, strict=True) if isinstance(code, int)}
+    return codes, NodesError(failures, len(nodes)) if failures else None
