@@ -12,10 +12,11 @@ from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError, NodesError, RunNotFound
 from orchestrator.fanout import each
 from orchestrator.launchers import launcher_for
+from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.launchers.slurm.host import slurm_host
-from orchestrator.launchers.slurm.poll import describe_job
-from orchestrator.launchers.slurm.queue import job_statuses
+from orchestrator.launchers.slurm.poll import Poll, describe_job
+from orchestrator.launchers.slurm.queue import COMMAND_S, job_statuses
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder
@@ -28,6 +29,8 @@ from orchestrator.verdict.settle import settle
 __all__ = ["NodeObservation", "Refreshed", "bring_up_to_date", "refresh"]
 
 REFRESHED_AT_ONCE = 8
+PATIENCE_S = 5.0
+NO_ANSWER = "squeue gave no answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,17 @@ class Refreshed:
     @property
     def job(self) -> str:
         """The state of the Slurm job in one sentence; empty without one."""
-        if self.status is None or self.queue is None or not self.queue.job:
+        if self.status is None or self.queue is None:
             return ""
-        return describe_job(self.queue, self.status.position)
+        if self.queue.state == SILENT:
+            answer = f"Slurm does not answer ({self.queue.reason}); the state is that of the run's files"
+            return f"Slurm job {self.record.slurm_job}: {answer}" if self.record.slurm_job else answer
+        if not self.queue.job:
+            return ""
+        sentence = describe_job(self.queue, self.status.position)
+        if self.record.state.ended and self.queue.waits:
+            return f"{sentence}; the run is over, and `orch stop {self.record.id}` takes its job out of the queue"
+        return sentence
 
     @property
     def left_running(self) -> list[str]:
@@ -98,10 +109,10 @@ def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Termina
     plan = folder.read_plan()
     launcher = launcher_for(plan, terminal)
     try:
-        queue = queue or launcher.job_status(record.slurm_job)
-        status = observe.observe_run(folder, plan, launcher, queue)
-        if queue is not None and queue.waits:
-            status = replace(status, position=launcher.position(queue))
+        if queue is None and plan.launcher == "slurm":
+            status = _status_of_job(folder, plan, launcher, record.slurm_job)
+        else:
+            status = observe.observe_run(folder, plan, launcher, queue)
     except NodesError as exc:
         if not record.state.final:
             raise
@@ -110,6 +121,23 @@ def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Termina
         launcher.close()
     verdict = observe.recordable_verdict(plan, status.verdict, status.nodes)
     return Refreshed(folder, settle(folder, verdict, status.nodes, attempt=status.attempt), status)
+
+
+def _status_of_job(folder: RunFolder, plan: LaunchPlan, launcher: Launcher, job: str | None) -> Status:
+    """Query the nodes and the scheduler, for long only if no agent has started: otherwise the run's files show its state."""
+
+    def query(wait_s: float) -> Status:
+        result = poll.first_result(wait_s)
+        queue = result.status
+        if queue == JobStatus(SILENT):
+            queue = JobStatus(SILENT, f"{NO_ANSWER} in {wait_s:.0f} s")
+        return replace(observe.observe_run(folder, plan, launcher, queue), position=result.position)
+
+    with Poll(launcher, job, launcher.attempt()) as poll:
+        status = query(PATIENCE_S)
+        is_slow = status.queue is not None and status.queue.reason.startswith(NO_ANSWER)
+        has_started = any(node.agent is not None for node in status.nodes)
+        return query(COMMAND_S) if is_slow and not has_started else status
 
 
 def bring_up_to_date() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -63,6 +64,8 @@ class Watch:
         self._poll: Poll | None = None
         self._shown_result = PollResult(None, 1)
         """The last poll result that was shown."""
+        self._agents_since_s = math.inf
+        """When the first node of the attempt was observed, by time.monotonic()."""
         self._ended_s: float | None = None
         """When a run with an unknown supervisor began to appear ended, by time.monotonic()."""
         self._has_warned = False
@@ -136,10 +139,15 @@ class Watch:
         result = self._poll.result()
         if self._reader.attempt < result.attempt:
             return WatchPhase.NEXT_ATTEMPT
-        text = change_message(self._shown_result, result, has_log=bool(self._reader.nodes))
-        self._shown_result = result
-        if text:
-            self._viewer.inform(text)
+        if not self._reader.nodes:
+            self._agents_since_s = math.inf
+        elif math.isinf(self._agents_since_s):
+            self._agents_since_s = time.monotonic()
+        if not result.is_outdated(self._agents_since_s):
+            text = change_message(self._shown_result, result, has_log=bool(self._reader.nodes))
+            self._shown_result = result
+            if text:
+                self._viewer.inform(text)
         return self._judged(result.status)
 
     def _judged(self, queue: JobStatus | None) -> WatchPhase | None:

@@ -40,11 +40,10 @@ def _headline(refreshed: Refreshed) -> str:
     message = f"  {record.message}" if record.message and not is_repeated_below else ""
     lines = [f"{record.id}  {record.state.value}{message}"]
     if queue is not None and refreshed.job:
-        nodes = f"{queue.node_count} ({queue.nodes})" if queue.nodes else queue.node_count
-        lines += [
-            refreshed.job,
-            f"partition {queue.partition}  nodes {nodes}  elapsed {queue.elapsed} of {queue.limit}",
-        ]
+        lines.append(refreshed.job)
+        if queue.partition:
+            nodes = f"{queue.node_count} ({queue.nodes})" if queue.nodes else queue.node_count
+            lines.append(f"partition {queue.partition}  nodes {nodes}  elapsed {queue.elapsed} of {queue.limit}")
     elif record.slurm_job:
         lines.append(f"Slurm job {record.slurm_job}")
     if record.exit is not None:

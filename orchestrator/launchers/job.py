@@ -8,6 +8,8 @@ SILENT = "UNKNOWN"
 """The scheduler did not answer: nothing is known of the job."""
 GONE = "GONE"
 """The scheduler answered, and has no such job, or no longer."""
+SUSPENDED = "SUSPENDED"
+"""The job's processes are stopped, and it keeps its nodes."""
 
 # man squeue, JOB STATE CODES: the job is in the queue, for the first time or after it was requeued.
 WAITING = frozenset(

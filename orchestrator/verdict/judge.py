@@ -227,13 +227,13 @@ def job_is_queued(evidence: Evidence, queue: JobStatus) -> Verdict | None:
         return None
     is_queued = queue.waits or (queue.state == SILENT and not evidence.started)
     is_requeued = any(node.finished is not None and node.finished.state == State.REQUEUE for node in evidence.started)
-    return Verdict(RunState.PENDING, message=queue.why or None) if is_queued or is_requeued else None
+    return Verdict(RunState.PENDING, message=_waiting_message(queue)) if is_queued or is_requeued else None
 
 
 def job_is_running(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     """RUNNING if the job is not over and an agent has started, else STARTING."""
     state = RunState.RUNNING if evidence.started else RunState.STARTING
-    return None if queue.over else Verdict(state, message=queue.why or None)
+    return None if queue.over else Verdict(state, message=_waiting_message(queue))
 
 
 def job_cancelled(_evidence: Evidence, queue: JobStatus) -> Verdict | None:
@@ -279,6 +279,11 @@ def _failed_job(evidence: Evidence, queue: JobStatus) -> Verdict:
 def _some_never_started(evidence: Evidence, queue: JobStatus) -> bool:
     """True if the job failed before every node had an agent: then the stopped agents are a consequence."""
     return queue.state == _FAILED and not evidence.all_finished
+
+
+def _waiting_message(queue: JobStatus) -> str | None:
+    """The scheduler's words on a job that has not ended; a failed query is not recorded, because it says nothing about the run."""
+    return queue.why or None if queue.state != SILENT else None
 
 
 def _report(queue: JobStatus) -> str:

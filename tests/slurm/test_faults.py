@@ -83,6 +83,9 @@ def test_follow_keeps_printing_while_squeue_hangs(orch: Orch) -> None:
         for _ in range(30):
             assert following.stdout.readline(), "the follow ended"
         assert Path("/proc", (orch.cwd / "squeue-called").read_text().strip()).exists()
+        status = orch("status", run).stdout
+        assert f"{run}  RUNNING" in status
+        assert "Slurm does not answer (squeue gave no answer in 5 s)" in status
         enough.touch()
         following.stdout.read()
         assert following.wait() == 0

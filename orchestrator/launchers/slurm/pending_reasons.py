@@ -1,4 +1,4 @@
-"""Slurm's reasons for a pending job, each with a sentence on what the user can do; an unknown reason has none."""
+"""Slurm's reasons for a pending job, and states that need one, with a sentence on what the user can do; others have none."""
 
 from __future__ import annotations
 
@@ -76,12 +76,19 @@ SENTENCES = {
     "InactiveLimit": f"it was idle for longer than the cluster allows; {_ADMIN}",
     "DeadLine": f"it cannot end before its deadline; {_NEVER} a later one or a shorter time",
 }
+STATES = {
+    "SUSPENDED": "its processes are stopped, so nothing is printed; it continues when an admin or Slurm resumes it "
+    "(scontrol resume <id>)",
+    "STOPPED": "its processes were sent SIGSTOP, so nothing is printed; scancel --signal=CONT <id> continues them",
+}
 _NODES = re.compile(r"UnavailableNodes:\s*(\S+?)\)?$")
 
 
-def explanation(reason: str, job: str) -> str:
-    """The sentence for Slurm's reason, with the job's id in its commands; empty for an unknown one."""
+def explanation(state: str, reason: str, job: str) -> str:
+    """The sentence for Slurm's state or else reason, with the job's id in its commands; empty if there is none."""
     plain = reason.replace("_", " ").strip("() ")  # scontrol writes _ for a space; some versions add brackets
-    sentence = next((text for pattern, text in SENTENCES.items() if fnmatchcase(plain, pattern)), "")
+    sentence = STATES.get(state) or next(
+        (text for pattern, text in SENTENCES.items() if fnmatchcase(plain, pattern)), ""
+    )
     nodes = _NODES.search(plain)
     return sentence.replace("<id>", job).replace("{nodes}", nodes[1] if nodes else "")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import LaunchError
 from orchestrator.launchers.base import Launcher
-from orchestrator.launchers.job import SILENT, JobStatus
+from orchestrator.launchers.job import GONE, SILENT, SUSPENDED, JobStatus
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing itself from Python 3.11 on
@@ -26,6 +27,12 @@ class PollResult:
     status: JobStatus | None
     attempt: int
     position: str = ""
+    queried_s: float = field(default=0.0, compare=False)
+    """When the query began, by time.monotonic()."""
+
+    def is_outdated(self, agents_since_s: float) -> bool:
+        """True if the job waited in the queue, and its agents have appeared since: it has started meanwhile."""
+        return self.status is not None and self.status.waits and self.queried_s < agents_since_s < math.inf
 
 
 class Poll:
@@ -41,6 +48,7 @@ class Poll:
         self._launcher = launcher
         self._job = job
         self._ended = threading.Event()
+        self._has_polled = threading.Event()
         self._position_time = float("-inf")
 
     def __enter__(self) -> Self:
@@ -61,6 +69,11 @@ class Poll:
             raise self._error
         return self._latest
 
+    def first_result(self, wait_s: float) -> PollResult:
+        """Return the newest result; wait for the first poll to end, at most `wait_s`. The status has no reason if it has not."""
+        self._has_polled.wait(wait_s)
+        return self.result()
+
     def _poll_until_ended(self) -> None:
         pause_s = POLL_S
         while not self._ended.is_set():
@@ -72,20 +85,23 @@ class Poll:
                 if not self._ended.is_set():  # else the launcher was closed meanwhile
                     self._error = error
                 return
+            finally:
+                self._has_polled.set()
             pause_s = next_pause_s(pause_s, self._latest.status)
             self._ended.wait(pause_s)
 
     def _poll(self) -> PollResult:
+        queried_s = time.monotonic()
         status = self._launcher.job_status(self._job)  # before the attempt: a job that is over has begun its last one
         attempt = self._launcher.attempt()
         if status is None or not status.waits:
-            return PollResult(status, attempt)
+            return PollResult(status, attempt, queried_s=queried_s)
         is_changed = _state(status) != _state(self._latest.status)
         if not is_changed and time.monotonic() - self._position_time <= POSITION_S:
-            return PollResult(status, attempt, self._latest.position)
+            return PollResult(status, attempt, self._latest.position, queried_s)
         position = self._launcher.position(status)
         self._position_time = time.monotonic()
-        return PollResult(status, attempt, position)
+        return PollResult(status, attempt, position, queried_s)
 
 
 def next_pause_s(last_s: float, status: JobStatus | None) -> float:
@@ -95,6 +111,8 @@ def next_pause_s(last_s: float, status: JobStatus | None) -> float:
 
 def describe_job(status: JobStatus, position: str) -> str:
     """The status of a job in one sentence."""
+    if status.state == GONE:
+        return f"Slurm no longer lists job {status.job}" + (f" ({status.reason})" if status.reason else "")
     start = f"expected to start at {status.start}" if status.start and status.waits else ""
     details = "; ".join(part for part in (status.explanation, position, start) if part)
     reason = f" ({status.reason})" if status.reason else ""
@@ -109,7 +127,8 @@ def change_message(before: PollResult, now: PollResult, *, has_log: bool) -> str
     if new.state == SILENT:
         return f"Slurm does not answer ({new.reason}); the run is followed without it" if new.reason else ""
     is_reconnected = old is not None and old.state == SILENT and bool(old.reason)
-    if new.waits or is_reconnected or not has_log:
+    is_suspension = SUSPENDED in (new.state, old.state if old else "")
+    if new.waits or is_reconnected or is_suspension or not has_log:
         return ("Slurm answers again: " if is_reconnected else "") + describe_job(new, now.position)
     return ""
 

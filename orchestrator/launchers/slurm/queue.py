@@ -177,7 +177,8 @@ def _by_accounting(run: RunCommand, jobs: Mapping[str, str | None]) -> dict[str,
 def _job_status(job: str, state: str, reason: str, cells: Sequence[str], *, name: str, workdir: str = "") -> JobStatus:
     nodes, count, elapsed, limit, partition, start = ("" if cell in _EMPTY else cell for cell in cells)
     is_over = state in OVER
-    is_outdated = state == "CANCELLED" and not reason.startswith("by ")  # the reason why it was pending before
+    # the reason why it was pending before
+    is_outdated = state in {"CANCELLED", "COMPLETED"} and not reason.startswith("by ")
     if reason in _EMPTY or is_outdated:
         reason = ""
     return JobStatus(
@@ -187,7 +188,7 @@ def _job_status(job: str, state: str, reason: str, cells: Sequence[str], *, name
         job=job,
         name=name,
         run_id=_run_of(workdir),
-        explanation="" if is_over else explanation(reason, job),
+        explanation="" if is_over else explanation(state, reason, job),
         partition=partition,
         nodes=nodes,
         node_count=count,
@@ -216,7 +217,7 @@ def _is_unknown_job(done: subprocess.CompletedProcess[str]) -> bool:
 def _no_answer(done: subprocess.CompletedProcess[str]) -> JobStatus:
     if done.returncode == NOT_FOUND:
         return JobStatus(SILENT, f"there is no {done.args[0]} on this machine", absent=True)
-    return JobStatus(SILENT, f"{done.args[0]}: {_last_line(done)}", explanation="Slurm is queried until it answers")
+    return JobStatus(SILENT, f"{done.args[0]}: {_last_line(done)}")
 
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -119,22 +120,23 @@ REASONS = [
 
 @pytest.mark.parametrize(("reason", "part"), REASONS, ids=[reason for reason, _ in REASONS])
 def test_explanation_of_a_reason_names_a_remedy(reason: str, part: str) -> None:
-    assert part in explanation(reason, "12")
+    assert part in explanation("PENDING", reason, "12")
 
 
 def test_reason_of_a_later_version_is_shown_unchanged() -> None:
-    assert explanation("MoonIsFull", "12") == ""
+    assert explanation("PENDING", "MoonIsFull", "12") == ""
     assert JobStatus("PENDING", "MoonIsFull").why == "MoonIsFull"
 
 
 def test_every_pattern_of_the_table_is_matched_by_its_reason() -> None:
     for pattern, sentence in SENTENCES.items():
         example = pattern.replace("*UnavailableNodes:*", ", UnavailableNodes:n1").replace("*", "")
-        assert explanation(example, "<id>") == sentence.replace("{nodes}", "n1"), pattern
+        assert explanation("PENDING", example, "<id>") == sentence.replace("{nodes}", "n1"), pattern
 
 
 PENDING = JobStatus("PENDING", "Priority", job="7", explanation="other jobs go first")
 RUNNING = JobStatus("RUNNING", job="7")
+SUSPENDED = JobStatus("SUSPENDED", job="7", explanation=explanation("SUSPENDED", "", "7"))
 DOWN = JobStatus(SILENT, "squeue: no answer")
 
 
@@ -157,6 +159,9 @@ DOWN = JobStatus(SILENT, "squeue: no answer")
         (DOWN, PollResult(RUNNING, 1), True, "Slurm answers again: Slurm job 7 is RUNNING"),
         (RUNNING, PollResult(PENDING, 1), True, "is PENDING (Priority)"),
         (RUNNING, PollResult(JobStatus("COMPLETING", job="7"), 1), True, ""),
+        (RUNNING, PollResult(SUSPENDED, 1), True, "Slurm job 7 is SUSPENDED: its processes are stopped"),
+        (SUSPENDED, PollResult(RUNNING, 1), True, "Slurm job 7 is RUNNING"),
+        (RUNNING, PollResult(JobStatus(GONE, job="7"), 1), False, "Slurm no longer lists job 7"),
         (RUNNING, PollResult(None, 1), True, ""),
     ],
 )
@@ -166,6 +171,21 @@ def test_only_changes_that_the_log_does_not_show_are_reported(
     message = change_message(PollResult(before, 1), now, has_log=has_log)
     assert text in message
     assert bool(message) == bool(text)
+
+
+@pytest.mark.parametrize(
+    ("state", "queried_s", "agents_since_s", "is_outdated"),
+    [
+        ("PENDING", 10.0, 12.0, True),
+        ("PENDING", 14.0, 12.0, False),  # requeued
+        ("PENDING", 10.0, math.inf, False),
+        ("RUNNING", 10.0, 12.0, False),
+    ],
+)
+def test_job_whose_agents_appeared_after_the_query_is_not_reported_as_pending(
+    state: str, queried_s: float, agents_since_s: float, is_outdated: bool
+) -> None:
+    assert PollResult(JobStatus(state), 1, queried_s=queried_s).is_outdated(agents_since_s) == is_outdated
 
 
 def test_final_states_are_those_of_the_manual() -> None:
