@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import death, launch, logs, planning, report, startup, submit, trainer, wide
+from bench import death, launch, logs, planning, push, report, startup, submit, trainer, wide
 from bench.machine import describe
 from bench.processes import adopt_orphans
 from bench.rounds import Measure
@@ -27,6 +27,7 @@ MEASURES: dict[str, Callable[..., Measure | list[Measure]]] = {
     "delay": logs.measure_delay,
     "end": logs.measure_end,
     "memory": logs.measure_memory,
+    "push": push.measure,
     "death": death.measure,
     "vanished": death.measure_vanished,
     "wide1024": wide.measure_1024,
