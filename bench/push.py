@@ -16,7 +16,7 @@ from tests.grounds.sshd import open_farm
 
 CODE_MB, NODES = 100, 8
 MEMORY, END = "memory", "to the end"
-ONE, MANY = "1 node", f"{NODES} nodes"
+SINGLE, MANY = "1 node", f"{NODES} nodes"
 _PROGRAMS = Path(__file__).parent / "programs"
 
 DESCRIPTION = f"""\
@@ -44,6 +44,8 @@ def measure(workspace: Workspace, *, repetitions: int) -> Measure:
 
             return run
 
-        contestants = [Contestant(name, launch(nodes)) for name, nodes in ((ONE, 1), (MANY, NODES))]
+        contestants = [Contestant(name, launch(nodes)) for name, nodes in ((SINGLE, 1), (MANY, NODES))]
         series = run_rounds(contestants, repetitions=repetitions)
-    return Measure(f"Pushing {CODE_MB} MB", DESCRIPTION, ONE, (MEMORY, END), (Target(MANY, MEMORY, 1.2, ONE),), series)
+    return Measure(
+        f"Pushing {CODE_MB} MB", DESCRIPTION, SINGLE, (MEMORY, END), (Target(MANY, MEMORY, 1.2, SINGLE),), series
+    )

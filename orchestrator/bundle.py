@@ -34,7 +34,8 @@ class Bundle:
         self.files = tuple(files)
         self._members = deque(_member(name, path) for name, path in files)
         self.warnings = (*warnings, *_pointer_warnings(self._members))
-        self.size_bytes = sum(len(content) for _, content in self._members)
+        self.size_bytes = sum(info.size for info, _ in self._members)
+        self.code_size_bytes = sum(info.size for info, _ in self._members if info.name.startswith("code/"))
         self.digest = _digest(self._members)
         """Hex digest of names, modes and contents; a node that has a bundle of this digest is sent none."""
         self._lock = threading.Lock()

@@ -88,15 +88,36 @@ class Endpoint:
         """The facts of the node when the program started."""
         return self._connection.facts
 
-    def prepare(self, workdir: str, digest: str) -> bool:
-        """Make the working folder, with subfolders of mode 0700; return whether it has the bundle."""
-        request: messages.BundleRequest = {"workdir": workdir, "digest": digest}
+    def claim(self, workdir: str, run: str) -> bool:
+        """Make a run's folder; return whether this is the first node on its file system to do so."""
+        request: messages.FindRequest = {"workdir": workdir, "run": run}
+        return self._connection.call(protocol.CLAIM, request, hint=WORKDIR_HINT).reply["is_first"]
+
+    def prepare(self, workdir: str, digest: str, *, bytes_unpacked: int = 0, bytes_more: int = 0) -> bool:
+        """
+        Make the working folder, with subfolders of mode 0700; return whether it has the bundle.
+
+        Args:
+            bytes_unpacked: the free disk space that the bundle needs if it is not there.
+            bytes_more: the free disk space that is needed in any case.
+        """
+        request: messages.PrepareRequest = {
+            "workdir": workdir,
+            "digest": digest,
+            "bytes_unpacked": bytes_unpacked,
+            "bytes_more": bytes_more,
+        }
         return self._connection.call(protocol.PREPARE, request, hint=WORKDIR_HINT).reply["have_bundle"]
 
     def put_bundle(self, workdir: str, digest: str, tar: bytes, sha256: str) -> None:
         """Unpack a tar.gz with this checksum as the bundle of this digest, unless another connection has done so."""
         request: messages.PutBundleRequest = {"workdir": workdir, "digest": digest, "sha256": sha256}
         self._connection.call(protocol.PUT_BUNDLE, request, tar, answer_s=UNPACK_S, hint=WORKDIR_HINT)
+
+    def copy_code(self, workdir: str, digest: str, run: str) -> None:
+        """Make the code folder of a run from the bundle, unless it is there."""
+        request: messages.CopyCodeRequest = {"workdir": workdir, "digest": digest, "run": run}
+        self._connection.call(protocol.COPY_CODE, request, answer_s=UNPACK_S, hint=WORKDIR_HINT)
 
     def put_files(self, folder: str, files: Sequence[tuple[str, str | bytes, int]]) -> None:
         """Write files, given as path below the folder, content and mode; each is written atomically."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.endpoint.access import TransportFactory
 from orchestrator.endpoint.client import Endpoint
@@ -18,6 +18,7 @@ from orchestrator.errors import LaunchError, NodeError, NodesError, Unreachable,
 from orchestrator.fanout import OnProgress, Progress, Reporter, each, no_progress, successes
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.job import JobStatus
+from orchestrator.node.code_folder import SHARED
 from orchestrator.plan.files import PlannedFile, node_files, start_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 START_WAIT_S = 30.0
 SETUP_WAIT_S = 120.0  # in addition, for all setup lines together
 PORT_TRIES = 3
+
+Result = TypeVar("Result")
 
 
 class DirectLauncher:
@@ -76,13 +79,29 @@ class DirectLauncher:
         return None
 
     def push(self, bundle: Bundle, files: Mapping[str, Sequence[PlannedFile]]) -> None:
-        """Write the bundle and each node's files; `files` is keyed by node name."""
-        self._on_each(
-            self._plan.nodes,
-            lambda node: push_files(self.reach(node), node.workdir, bundle, files[node.name]),
-            "pushing",
-            size_bytes=bundle.size_bytes,
-        )
+        """
+        Write the bundle, the run's code folder and each node's files; `files` is keyed by node name.
+
+        Of nodes that share a file system, one pushes the code first, and the others find it.
+        """
+        plan = self._plan
+
+        def push(node: NodePlan) -> None:
+            endpoint = self.reach(node)
+            push_bundle(endpoint, node.workdir, bundle, bytes_more=bundle.code_size_bytes)
+            endpoint.copy_code(node.workdir, bundle.digest, plan.run_id)
+            write_files(endpoint, plan.run_dir(node), files[node.name])
+
+        def claim(node: NodePlan) -> bool:
+            return self.reach(node).claim(node.workdir, plan.run_id)
+
+        are_first = self._on_each(plan.nodes, claim, "preparing")
+        first = [node for node, is_first in zip(plan.nodes, are_first, strict=True) if is_first]
+        waiting = [node for node, is_first in zip(plan.nodes, are_first, strict=True) if not is_first]
+        self._on_each(first, push, "pushing", size_bytes=bundle.size_bytes)
+        self._on_each(waiting, push, "preparing")
+        if len(first) == 1:  # on one file system
+            self.reach(plan.head).put_files(f"{plan.run_dir(plan.head)}/{SHARED}", [])
 
     def undo(self) -> list[str]:
         """End the agent on every node where a start was requested, confirmed or not; after `close`, over new connections."""
@@ -195,33 +214,35 @@ class DirectLauncher:
     def _on_each(
         self,
         nodes: Sequence[NodePlan],
-        work: Callable[[NodePlan], object],
+        work: Callable[[NodePlan], Result],
         participle: str,
         *,
         size_bytes: int | None = None,
-    ) -> None:
-        """Call `work` for all nodes and report the progress; raise all failures as one error."""
+    ) -> list[Result]:
+        """Call `work` for all nodes, report the progress, and return the results; raise all failures as one error."""
         if not nodes:
-            return
+            return []
         begun = Progress(participle, len(nodes), tuple(node.name for node in nodes), size_bytes)
         reporter = Reporter(begun, self._on_progress)
 
-        def reported(node: NodePlan) -> None:
+        def reported(node: NodePlan) -> Result:
             try:
-                work(node)
+                return work(node)
             finally:
                 reporter.ended(node.name)
 
-        successes(each(nodes, reported, limit=self._fanout))
+        return successes(each(nodes, reported, limit=self._fanout))
 
 
-def push_files(endpoint: Endpoint, workdir: str, bundle: Bundle, files: Sequence[PlannedFile]) -> None:
-    """Write the bundle, unless it is there already, and the files to a workdir."""
-    if not endpoint.prepare(workdir, bundle.digest):
+def push_bundle(endpoint: Endpoint, workdir: str, bundle: Bundle, *, bytes_more: int = 0) -> None:
+    """Write the bundle to a workdir, unless it is there already; `bytes_more` is the disk space for what follows it."""
+    if not endpoint.prepare(workdir, bundle.digest, bytes_unpacked=bundle.size_bytes, bytes_more=bytes_more):
         endpoint.put_bundle(workdir, bundle.digest, *bundle.archive)
-    for file in files:
-        folder, _, name = file.path.rpartition("/")
-        endpoint.put_files(folder, [(name, file.text, file.mode)])
+
+
+def write_files(endpoint: Endpoint, run_dir: str, files: Sequence[PlannedFile]) -> None:
+    """Write files of a run, in that order, by one request."""
+    endpoint.put_files(run_dir, [(file.path.removeprefix(f"{run_dir}/"), file.text, file.mode) for file in files])
 
 
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")

@@ -2,15 +2,15 @@
 The command line of a node, used by node.sh, the batch script and srun:
 
     python3 <bundle>/orchestrator/node/__main__.py run JOB.json --node NAME --node-rank N [--rendezvous "ADDR PORT HOST_ID" | -]
-    python3 <bundle>/orchestrator/node/__main__.py rendezvous [--address CANDIDATE]…
+    python3 <bundle>/orchestrator/node/__main__.py rendezvous [--address CANDIDATE]… [--job JOB.json]
     python3 <bundle>/orchestrator/node/__main__.py attempt JOB.json
     python3 <bundle>/orchestrator/node/__main__.py nodes JOB.json
     python3 <bundle>/orchestrator/node/__main__.py next JOB.json STATUS ENDED
 
 `run` starts this node's ranks and waits until all its descendants have ended; with `-` it reads the head's record from
-stdin. `rendezvous` reserves a port on this node, prints its record and holds the port until stdin ends. `attempt` makes the
-folder of the next attempt of a Slurm job and prints its path; `nodes` prints the nodes of an attempt; `next` decides after an
-attempt whether to start another, and prints its folder if it runs in this allocation.
+stdin. `rendezvous` makes the folders that the nodes share, reserves a port on this node, prints its record and holds the port until
+stdin ends. `attempt` makes the folder of the next attempt of a Slurm job and prints its path; `nodes` prints the nodes of an
+attempt; `next` decides after an attempt whether to start another, and prints its folder if it runs in this allocation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ def options_of(words: list[str]) -> AgentOptions:
 def main() -> int:
     """Become the guard, hold a rendezvous port, or handle the next attempt."""
     if sys.argv[1:2] == ["rendezvous"]:
-        return hold_rendezvous(sys.argv[3::2])
+        words = list(zip(sys.argv[2::2], sys.argv[3::2]))
+        for job in (value for name, value in words if name == "--job"):
+            from orchestrator.node.batch.folders import make_folders  # noqa: PLC0415  only a batch script needs it
+
+            make_folders(job)
+        return hold_rendezvous([value for name, value in words if name == "--address"])
     if sys.argv[1:2] == ["attempt"]:
         from orchestrator.node.batch.restart import begin_attempt  # noqa: PLC0415  slow to import, and agents do not need it
 

@@ -61,12 +61,27 @@ class BundleRequest(TypedDict):
     digest: str
 
 
+class ClaimReply(TypedDict):
+    is_first: bool
+
+
+class PrepareRequest(BundleRequest):
+    """`bytes_unpacked` is the size of the bundle on a disk, `bytes_more` that of what follows it."""
+
+    bytes_unpacked: int
+    bytes_more: int
+
+
 class PrepareReply(TypedDict):
     have_bundle: bool
 
 
 class PutBundleRequest(BundleRequest):
     sha256: str
+
+
+class CopyCodeRequest(BundleRequest):
+    run: str
 
 
 class FileBody(TypedDict):

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
         """The name of an operation."""
 
     HELLO: Op[messages.Empty, messages.HelloReply]
-    PREPARE: Op[messages.BundleRequest, messages.PrepareReply]
+    CLAIM: Op[messages.FindRequest, messages.ClaimReply]
+    PREPARE: Op[messages.PrepareRequest, messages.PrepareReply]
     PUT_BUNDLE: Op[messages.PutBundleRequest, messages.Empty]
+    COPY_CODE: Op[messages.CopyCodeRequest, messages.Empty]
     PUT_FILES: Op[messages.PutFilesRequest, messages.Empty]
     RESERVE: Op[messages.ReserveRequest, messages.ReserveReply]
     START: Op[messages.StartRequest, messages.StartReply]
@@ -50,8 +52,10 @@ class HeadPortTaken(Exception):
 
 if not TYPE_CHECKING:
     HELLO = "hello"
+    CLAIM = "claim"
     PREPARE = "prepare"
     PUT_BUNDLE = "put_bundle"
+    COPY_CODE = "copy_code"
     PUT_FILES = "put_files"
     RESERVE = "reserve"
     START = "start"

@@ -92,7 +92,7 @@ fi
 unset ORCH_IN_IMAGE
 case $1 in
 rendezvous)
-    set -- rendezvous --address "$ORCH_ADDRESS"
+    set -- rendezvous --address "$ORCH_ADDRESS" --job "${0%/*}/job.json"
     ;;
 attempt)
     set -- attempt "${0%/*}/job.json"

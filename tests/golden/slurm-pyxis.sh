@@ -78,7 +78,7 @@ case $SLURMD_NODENAME in
 esac
 case $1 in
 rendezvous)
-    set -- rendezvous --address "$ORCH_ADDRESS"
+    set -- rendezvous --address "$ORCH_ADDRESS" --job "${0%/*}/job.json"
     ;;
 attempt)
     set -- attempt "${0%/*}/job.json"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from orchestrator import bundle as bundles
 from orchestrator.code import Code
+from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LaunchError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher
@@ -48,7 +50,7 @@ def _launcher(
     nodes = tuple(Node(name=name, python=sys.executable, workdir=str(tmp_path / "work")) for name in ("n0", "n1"))
     inventory = Inventory(name="here", transport="local", nodes=nodes)
     bundle = bundles.build(trainer=False, code=code)
-    request = Request("ssh", Program("executable", ("sh", "-c", "echo $MASTER_PORT")))
+    request = Request("ssh", Program("executable", ("sh", "-c", "echo $ORCH_SHARED_DIR $MASTER_PORT")))
     plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle=bundle.digest)
     launcher = PortTakenLauncher(plan, lambda node: LocalTransport(node.name))
     launcher.times_taken, launcher.records, launcher.listeners = times_taken, [], []
@@ -83,6 +85,8 @@ def test_taken_port_is_retried_on_another_one(tmp_path: Path) -> None:
             awaited="all",
         )
         until(lambda: not _alive(launcher), awaited="both agents to end")
+        shared = f"{tmp_path}/work/runs/{plan.run_id}/shared"
+        assert [path.read_text().split()[0] for path in outputs] == [shared] * 2
     finally:
         _close(launcher)
 
@@ -97,6 +101,40 @@ def test_port_that_is_taken_every_time_fails_the_launch_and_undo_ends_the_agents
         assert not _alive(launcher)
     finally:
         _close(launcher)
+
+
+class PushedEndpoint(Endpoint):
+    """Records the nodes to which a bundle is sent."""
+
+    pushed: ClassVar[list[str]] = []
+
+    def put_bundle(self, workdir: str, digest: str, tar: bytes, sha256: str) -> None:
+        self.pushed.append(self.node)
+        super().put_bundle(workdir, digest, tar, sha256)
+
+
+@pytest.mark.parametrize("workdirs", [("a", "a", "a"), ("a", "b", "b")])
+def test_code_is_sent_once_per_file_system(tmp_path: Path, workdirs: tuple[str, ...]) -> None:
+    nodes = tuple(
+        Node(name=f"n{rank}", python=sys.executable, workdir=str(tmp_path / folder))
+        for rank, folder in enumerate(workdirs)
+    )
+    bundle = bundles.build(trainer=False, code=None)
+    request = Request("ssh", Program("executable", ("true",)))
+    inventory = Inventory(name="here", transport="local", nodes=nodes)
+    plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle=bundle.digest)
+    PushedEndpoint.pushed.clear()
+    endpoints = {node.name: PushedEndpoint.connect(LocalTransport(node.name), sys.executable) for node in nodes}
+    launcher = DirectLauncher(plan, lambda node: LocalTransport(node.name), endpoints)
+    try:
+        launcher.push(bundle, node_files(plan))
+    finally:
+        launcher.close()
+    assert len(PushedEndpoint.pushed) == len(set(workdirs))
+    for node in plan.nodes:
+        assert (Path(plan.run_dir(node)) / "code").is_dir()
+        assert (Path(plan.node_dir(node)) / "node.sh").is_file()
+        assert (Path(plan.run_dir(node)) / "shared").exists() == (len(set(workdirs)) == 1)
 
 
 def test_code_that_is_saved_after_the_plan_is_not_pushed_under_its_digest(tmp_path: Path) -> None:

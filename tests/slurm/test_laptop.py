@@ -70,7 +70,14 @@ def test_files_and_logs_are_copied_over_ssh_if_every_host_has_its_own_workdir(
 ) -> None:
     slurm_hosts.inventory(laptop.cwd, shared=False)
     done = laptop(
-        "submit", "-j", "2x1", "--", "sh", "-c", 'echo "up on $(hostname)"; echo no >&2; exit "${RANK}"', code=1
+        "submit",
+        "-j",
+        "2x1",
+        "--",
+        "sh",
+        "-c",
+        'echo "up on $(hostname)$ORCH_SHARED_DIR"; echo no >&2; exit "${RANK}"',
+        code=1,
     )
     assert "workdir ~/work is not shared with the nodes" in done.stderr
     assert sorted(re.findall(r"up on (h\d)$", done.stdout, re.MULTILINE)) == ["h1", "h2"]
@@ -90,7 +97,10 @@ def test_run_without_a_shared_workdir_is_not_requeued_and_gc_removes_its_folders
     assert laptop("logs", "-f").stdout.count("up") == 2
     assert laptop.status()["state"] == "FAILED"
     folders = [host.path(slurm_hosts.hosts.home / "work" / "runs" / run) for host in slurm_hosts.hosts.hosts]
-    assert [sorted(path.name for path in folder.iterdir()) for folder in folders] == [["attempt-1"]] * 3
+    assert [sorted(path.name for path in folder.iterdir()) for folder in folders] == [
+        ["attempt-1"],
+        *[[".claimed", "attempt-1", "code"]] * 2,
+    ]
     laptop("gc", "--older-than", "0s")
     assert [folder.exists() for folder in folders] == [
         True,
@@ -112,7 +122,7 @@ def test_orch_on_the_login_node_submits_to_nodes_that_share_no_files_with_it(slu
     orch = Orch(folder, prefix=(*login.enter_as_account(), "env", "-C", str(hosts.home / "job"), *words))
     done = orch("submit", "-j", "2x1", "--", "sh", "-c", 'echo "up on $(hostname), in $PWD"')
     assert sorted(re.findall(r"up on (h\d), in (\S+)$", done.stdout, re.MULTILINE)) == [
-        (name, f"{hosts.home}/work/runs/{orch.status()['id']}/attempt-1/{name}") for name in ("h1", "h2")
+        (name, f"{hosts.home}/work/runs/{orch.status()['id']}/code") for name in ("h1", "h2")
     ]
 
 

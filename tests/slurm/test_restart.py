@@ -59,9 +59,9 @@ def _ranks(orch: Orch, run: str) -> list[str]:
 def test_node_whose_rank_failed_is_replaced_and_the_head_moves_with_it(orch: Orch, cluster: Cluster) -> None:
     lines = """
         save "$ORCH_ATTEMPT"
-        [ "$ORCH_ATTEMPT" = 2 ] && exit
-        [ "$RANK" = 1 ] && touch "$ORCH_RUN_DIR/there" && exec sleep 1000
-        until [ -e "$ORCH_RUN_DIR/there" ]; do sleep 0.1; done
+        [ "$ORCH_ATTEMPT" = 2 ] && { [ -e there ] && [ -d "$ORCH_SHARED_DIR" ]; exit; }
+        [ "$RANK" = 1 ] && touch there && exec sleep 1000
+        until [ -e there ]; do sleep 0.1; done
         exit 7
     """
     run, job = _submit(orch, lines)

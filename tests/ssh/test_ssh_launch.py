@@ -51,12 +51,15 @@ def test_environment_value_arrives_byte_equal_and_is_per_node(farm: Farm, tmp_pa
     (farm.home / ".bashrc").write_text(
         "export X=from-bashrc\n"
     )  # which `bash -c` reads if it believes that sshd started it
-    show = "import os, sys; print(repr((os.environ['X'], os.environ.get('OWN'), os.environ['SHOWN'], os.path.dirname(sys.executable))))"
+    show = "import os, sys; print(repr((os.environ['X'], os.environ.get('OWN'), os.environ['SHOWN'], os.environ.get('ORCH_SHARED_DIR'), os.path.dirname(sys.executable))))"
     orch("ssh-launch", "--", "bash", "-c", 'exec python3 -c "$0"', show)
     (farm.home / ".bashrc").unlink()
     printed = {line["node"]: line["text"] for line in orch.lines() if line["stream"] == "out"}
     folder = str(farm.python.parent)  # of the inventory's python, which is first on PATH
-    assert printed == {"n0": repr((value, None, "1", folder)), "n1": repr((value, "only, here", "1", folder))}
+    assert printed == {
+        "n0": repr((value, None, "1", None, folder)),
+        "n1": repr((value, "only, here", "1", None, folder)),
+    }
     assert not list(farm.home.rglob("pwned"))
 
 
@@ -189,12 +192,18 @@ def test_bundle_is_pushed_once(orch: Orch, farm: Farm) -> None:
     assert len(list(farm.home.rglob("bundles/*"))) == len(bundles) + 2
 
 
-def test_program_runs_in_a_copy_so_that_its_files_never_change_the_bundle(orch: Orch, farm: Farm) -> None:
-    (orch.cwd / "write.py").write_text("open('result.txt', 'w').write('x')")
-    orch("ssh-launch", "--", "write.py")
-    written = sorted(path.parent.parent.name for path in farm.home.rglob("result.txt"))
-    assert written == ["n0", "n1"]
-    assert not list(farm.home.rglob("bundles/*/code/result.txt"))
+def test_file_of_rank_0_is_there_for_the_others_on_a_shared_workdir_and_never_in_the_bundle(
+    farm: Farm, tmp_path: Path
+) -> None:
+    farm.inventory(tmp_path, nodes=2, shared=True)
+    orch = Orch(tmp_path)
+    write = '[ "$RANK" = 0 ] && echo "$PWD" >result.txt\n'
+    read = 'until [ -s result.txt ]; do sleep 0.1; done; cat result.txt; echo "$ORCH_SHARED_DIR"'
+    (tmp_path / "share.sh").write_text(write + read)
+    orch("ssh-launch", "--", "sh", "share.sh")
+    (code,) = (path.parent for path in farm.home.rglob("result.txt"))
+    printed = sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
+    assert printed == [*[str(code)] * 2, *[str(code.parent / "shared")] * 2]
 
 
 def test_nodes_files_are_private(orch: Orch, farm: Farm) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, NodeError, NodesError
 from orchestrator.launchers.base import AttemptFolder
-from orchestrator.launchers.direct import DirectLauncher, push_files
+from orchestrator.launchers.direct import DirectLauncher, push_bundle, write_files
 from orchestrator.launchers.job import GONE, JobStatus
 from orchestrator.launchers.slurm import environment, unshared_workdir
 from orchestrator.launchers.slurm.host import SlurmHost
@@ -95,7 +95,9 @@ class SlurmLauncher:
         return plan
 
     def _push_to_host(self, plan: LaunchPlan, bundle: Bundle) -> None:
-        push_files(self._host.endpoint(), plan.head.workdir, bundle, node_files(plan)[plan.head.name])
+        endpoint = self._host.endpoint()
+        push_bundle(endpoint, plan.head.workdir, bundle)
+        write_files(endpoint, plan.run_dir(plan.head), node_files(plan)[plan.head.name])
 
     def undo(self) -> list[str]:
         """Cancel the job if it was submitted or is being submitted."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from orchestrator.node.code_folder import shared_folder
 from orchestrator.node.job import Job
 from orchestrator.node.stacks import STACKS
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 STALE_NAMES = frozenset(
     b"RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
-    b"NODE_RANK MASTER_ADDR MASTER_PORT ORCH_RUN_ID ORCH_RUN_DIR ORCH_NODE ORCH_NODE_RANK ORCH_ATTEMPT".split()
+    b"NODE_RANK MASTER_ADDR MASTER_PORT ORCH_RUN_ID ORCH_RUN_DIR ORCH_NODE ORCH_NODE_RANK ORCH_ATTEMPT "
+    b"ORCH_SHARED_DIR".split()
 )
 STALE_PREFIXES = (b"TORCHELASTIC_", b"PET_", b"PMI_", b"PMIX_", b"OMPI_")
 # Slurm's variables about the tasks of a step and how srun started them. mmengine, Lightning, timm, DETR, JAX and others take
@@ -73,6 +75,9 @@ def node_environment(job: Job, rendezvous: str) -> dict[bytes, bytes]:
     shared.update(TORCHELASTIC_USE_AGENT_STORE="False")  # rank 0 hosts the store, as there is no torchrun
     shared.update(ORCH_RUN_ID=job.run_id, ORCH_RUN_DIR=job.run_dir, ORCH_ATTEMPT=str(job.attempt))
     shared.update(ORCH_NODE=job.node, ORCH_NODE_RANK=group)
+    folder = shared_folder(job.run_dir)
+    if folder is not None:
+        shared.update(ORCH_SHARED_DIR=folder)
     return {os.fsencode(name): os.fsencode(value) for name, value in shared.items()}
 
 

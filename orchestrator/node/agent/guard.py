@@ -16,7 +16,7 @@ import time
 
 from orchestrator.node.agent.agent import EXIT_CODES, Agent
 from orchestrator.node.agent.environment import inherited_environment, rank_environments, summary
-from orchestrator.node.agent.program import command_of, prepare_folder
+from orchestrator.node.agent.program import clear_folder, command_of, working_directory
 from orchestrator.node.events import PORT_TAKEN, Clock, EventLog, Kind, State
 from orchestrator.node.files import write_json
 from orchestrator.node.isolation import Isolation
@@ -102,7 +102,8 @@ def run_ranks(options: AgentOptions, folder: str, events: EventLog, inherited: I
     """Start the ranks and wait for their end, holding the rendezvous port; return the agent's exit code."""
     refuse_second_agent(folder)
     job = load_job(options.job, options.node, options.node_rank)
-    cwd = prepare_folder(job, folder)
+    clear_folder(folder)
+    cwd = working_directory(job)
     command = command_of(job, cwd)
     rendezvous, holder = join_rendezvous(job, options.rendezvous)
     write_agent_record(job, folder, rendezvous, events.clock)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from orchestrator.node.code_folder import make_code_folder
 from orchestrator.node.job import Job, Refused
 from orchestrator.node.stacks import STACKS
 
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def prepare_folder(job: Job, folder: str) -> str:
-    """Remove the files of an earlier agent and copy the code; return the working directory of the ranks."""
+def clear_folder(folder: str) -> None:
+    """Remove the files of an earlier agent from a node folder, and make the folders that the ranks write to."""
     import shutil  # noqa: PLC0415  slow to import, and a rendezvous does not need it
 
-    for name in ("progress", "error", STACKS, "code", "DONE", "port-taken"):
+    for name in ("progress", "error", STACKS, "DONE", "port-taken"):
         path = os.path.join(folder, name)
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)
@@ -25,11 +26,19 @@ def prepare_folder(job: Job, folder: str) -> str:
             os.unlink(path)
     for name in ("progress", "error", STACKS):
         os.mkdir(os.path.join(folder, name))
-    if job.program["cwd"] is None:
-        return folder
-    code = os.path.join(folder, "code")
-    shutil.copytree(os.path.join(job.bundle_dir, "code"), code, symlinks=True)
-    cwd = os.path.normpath(os.path.join(code, job.program["cwd"]))
+
+
+def working_directory(job: Job) -> str:
+    """
+    The working directory of the ranks, in the run's code folder.
+
+    That exists already: the launcher or, under Slurm, the head has made it. If neither could, the error is reported here.
+    """
+    try:
+        code = make_code_folder(job.run_dir, job.bundle_dir)
+    except OSError as error:
+        raise Refused(f"{error.filename}: {error.strerror}") from error
+    cwd = os.path.normpath(os.path.join(code, job.program["cwd"] or ""))
     if os.path.commonpath((cwd, code)) != code:
         raise Refused(f"{job.program['cwd']}: not a folder of the code that was sent to {job.node}")
     os.makedirs(cwd, exist_ok=True)  # a bundle has no empty folders

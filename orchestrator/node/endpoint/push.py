@@ -6,6 +6,7 @@ import errno
 import io
 import os
 
+from orchestrator.node.code_folder import make_code_folder
 from orchestrator.node.files import (
     absolute_path,
     check_private_folder,
@@ -23,14 +24,33 @@ if TYPE_CHECKING:
     from orchestrator.node import messages
 
 
+CLAIMED = ".claimed"  # in a run's folder, made by the first node on its file system
+
+
 def bundle_folder(workdir: str, digest: str) -> str:
     if not (digest.isascii() and digest.isalnum()):
         raise ValueError(f"{digest!r} is not a digest")
     return os.path.join(workdir, "bundles", digest)
 
 
-def prepare(request: messages.BundleRequest, _payload: bytes) -> Tuple[messages.PrepareReply, bytes]:
-    """Make the working folder and its subfolders; return whether it has the bundle."""
+def claim(request: messages.FindRequest, _payload: bytes) -> Tuple[messages.ClaimReply, bytes]:
+    """
+    Make a run's folder; return whether this node is the first one on its file system to do so.
+
+    The first one pushes the code. The others must not look for it before: an NFS client would remember that it is missing.
+    """
+    workdir = working_folder(request["workdir"])
+    run = os.path.join(workdir, "runs", relative(request["run"]))
+    make_parents(workdir, run)
+    try:
+        os.mkdir(os.path.join(run, CLAIMED))
+    except FileExistsError:
+        return {"is_first": False}, b""
+    return {"is_first": True}, b""
+
+
+def prepare(request: messages.PrepareRequest, _payload: bytes) -> Tuple[messages.PrepareReply, bytes]:
+    """Make the working folder and its subfolders, and require disk space; return whether it has the bundle."""
     workdir = working_folder(request["workdir"])
     bundle = bundle_folder(workdir, request["digest"])
     make_private_folder(os.path.join(workdir, "bundles"))
@@ -38,7 +58,18 @@ def prepare(request: messages.BundleRequest, _payload: bytes) -> Tuple[messages.
     if os.path.lexists(bundle):
         check_private_folder(bundle)
         os.utime(bundle)  # in use: `orch gc` removes bundles by age
-    return {"have_bundle": os.path.isdir(bundle)}, b""
+    have_bundle = os.path.isdir(bundle)
+    require_space(workdir, request["bytes_more"] + (0 if have_bundle else request["bytes_unpacked"]))
+    return {"have_bundle": have_bundle}, b""
+
+
+def require_space(folder: str, size: int) -> None:
+    """Raise OSError if the file system reports less free space than `size` bytes; some report no sizes."""
+    state = os.statvfs(folder)
+    free = state.f_bavail * state.f_frsize
+    if state.f_blocks and free < size:
+        text = f"{free >> 20} MiB are free on its file system, and the code needs {(size >> 20) + 1} MiB"
+        raise OSError(errno.ENOSPC, text, folder)
 
 
 def put_bundle(request: messages.PutBundleRequest, payload: bytes) -> Tuple[messages.Empty, bytes]:
@@ -63,8 +94,21 @@ def put_bundle(request: messages.PutBundleRequest, payload: bytes) -> Tuple[mess
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
             check_private_folder(bundle)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(error.errno, f"{error.strerror}, while code was unpacked", workdir) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)  # exists only if it was not renamed
+    return {}, b""
+
+
+def copy_code(request: messages.CopyCodeRequest, _payload: bytes) -> Tuple[messages.Empty, bytes]:
+    """Make the code folder of a run from the bundle."""
+    workdir = working_folder(request["workdir"])
+    run = os.path.join(workdir, "runs", relative(request["run"]))
+    make_parents(workdir, run)
+    make_code_folder(run, bundle_folder(workdir, request["digest"]))
     return {}, b""
 
 

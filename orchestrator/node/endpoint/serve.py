@@ -14,14 +14,16 @@ import signal
 import sys
 import time
 
-from orchestrator.node.endpoint.push import prepare, put_bundle, put_files
+from orchestrator.node.endpoint.push import claim, copy_code, prepare, put_bundle, put_files
 from orchestrator.node.endpoint.report import Reader, files, find, heartbeat, observe, reach
 from orchestrator.node.endpoint.start import Starter
 from orchestrator.node.machine import host_id
 from orchestrator.node.protocol import (
+    CLAIM,
     CLEAR,
     COMMAND,
     COMMAND_ONCE,
+    COPY_CODE,
     FILE_SYSTEM,
     FILES,
     FIND,
@@ -223,8 +225,10 @@ def serve(stream: BinaryIO) -> None:
     commands = Commands(umask)
     handlers = Handlers()
     handlers.add(HELLO, hello)
+    handlers.add(CLAIM, claim)
     handlers.add(PREPARE, prepare)
     handlers.add(PUT_BUNDLE, put_bundle)
+    handlers.add(COPY_CODE, copy_code)
     handlers.add(PUT_FILES, put_files)
     handlers.add(RESERVE, Reservation().reserve)
     handlers.add(START, starter.start)

@@ -393,23 +393,33 @@ def test_files_of_an_earlier_agent_do_not_count_for_this_one(ground: Ground) -> 
     )
 
 
-def test_code_is_copied_afresh_and_links_stay_links(ground: Ground) -> None:
+def test_code_is_copied_once_for_all_nodes_and_attempts_and_links_stay_links(ground: Ground) -> None:
     code = ground.bundle / "code"
     (code / "sub").mkdir()
-    (code / "sub" / "x.py").write_text("import os; print(os.getcwd()); open('made', 'w').close()", encoding="utf-8")
+    (code / "sub" / "x.py").write_text("import os; print(os.getcwd()); open('made', 'a').write('x')", encoding="utf-8")
     (code / "data").symlink_to("/nowhere")
     for _ in range(2):
         ground.job("x.py", program={"python": True, "cwd": "sub"})
         assert ground.run() == (0, "")
-    assert ground.out().splitlines() == [str(ground.folder() / "code" / "sub")] * 2
-    assert (ground.folder() / "code" / "data").readlink() == Path("/nowhere")
+    copy = ground.run_dir / "code"
+    assert ground.out().splitlines() == [str(copy / "sub")] * 2
+    assert (copy / "data").readlink() == Path("/nowhere")
+    assert (copy / "sub" / "made").read_text() == "xx"
     assert sorted(path.name for path in (code / "sub").iterdir()) == ["x.py"]
 
 
-def test_without_code_ranks_run_in_the_node_folder(ground: Ground) -> None:
+def test_without_code_ranks_of_all_nodes_run_in_one_empty_folder(ground: Ground) -> None:
     ground.job("pwd")
     ground.run()
-    assert ground.out() == f"{ground.folder()}\n"
+    assert ground.out() == f"{ground.run_dir}/code\n"
+
+
+def test_code_that_cannot_be_copied_is_an_error_with_the_folder_and_the_reason(ground: Ground) -> None:
+    (ground.run_dir / "code").touch()
+    ground.job("true")
+    code, err = ground.run()
+    assert code == 4
+    assert f"{ground.run_dir}/code: the code cannot be copied: Not a directory" in err
 
 
 def test_job_whose_every_process_is_signalled_is_stopped_not_failed(ground: Ground) -> None:
@@ -423,7 +433,7 @@ def test_job_whose_every_process_is_signalled_is_stopped_not_failed(ground: Grou
         os.kill(pid, signal.SIGTERM)
     assert agent.wait(timeout=20) == 6
     assert ground.finished()["state"] == "STOPPED"
-    assert (ground.folder() / "in-peace").exists()
+    assert (ground.run_dir / "code" / "in-peace").exists()
 
 
 def test_rank_ended_by_sigterm_just_before_the_agent_gets_it_is_no_failure(ground: Ground) -> None:

@@ -234,5 +234,5 @@ def test_ranks_have_the_users_umask_and_the_agents_files_are_private(ground: Gro
     code, _ = ground.run(before_exec=lambda: os.umask(0o027))
     assert code == 0
     assert (ground.folder() / "rank-0.out").read_text("utf-8").strip() == "0027"
-    assert (ground.folder() / "written").stat().st_mode & 0o777 == 0o640
+    assert (ground.run_dir / "code" / "written").stat().st_mode & 0o777 == 0o640
     assert (ground.folder() / "agent.json").stat().st_mode & 0o777 == 0o600

@@ -112,9 +112,9 @@ def test_dry_run_reports_the_same_and_removes_nothing(workdir: Workdir) -> None:
         "checkpoints/step_20/state.pt",
         "checkpoints/latest",
         "attempt-1/n0/out/step_20/manifest.json",
-        "attempt-1/n0/code/out/model.safetensors",
-        "attempt-1/n0/code/checkpoint-500/trainer_state.json",
-        "attempt-1/n0/code/global_step10/mp_rank_00_model_states.bin",
+        "code/out/model.safetensors",
+        "code/checkpoint-500/trainer_state.json",
+        "code/global_step10/mp_rank_00_model_states.bin",
     ],
 )
 def test_run_with_checkpoints_is_kept_unless_their_removal_is_requested(workdir: Workdir, name: str) -> None:

@@ -188,6 +188,35 @@ def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_first_node_on_a_file_system_claims_the_push_of_a_run(endpoint: Endpoint, tmp_path: Path) -> None:
+    claims = [endpoint.claim(str(tmp_path / folder), run) for folder, run in (("a", "x"), ("a", "x"), ("a", "y"))]
+    assert claims == [True, False, True]
+    assert endpoint.claim(str(tmp_path / "b"), "x") is True
+
+
+def test_code_folder_of_a_run_is_made_once_from_the_bundle(endpoint: Endpoint, tmp_path: Path) -> None:
+    _push(endpoint, tmp_path, tar(("code/run.sh", b"#!/bin/sh\n")))
+    endpoint.copy_code(str(tmp_path), "abc", "x")
+    code = tmp_path / "runs/x/code"
+    (code / "made").touch()
+    endpoint.copy_code(str(tmp_path), "abc", "x")
+    assert sorted(path.name for path in code.iterdir()) == ["made", "run.sh"]
+    assert [path.name for path in (tmp_path / "runs/x").iterdir()] == ["code"]
+
+
+def test_code_that_does_not_fit_is_refused_before_it_is_sent(endpoint: Endpoint, tmp_path: Path) -> None:
+    free = os.statvfs(tmp_path)
+    size = free.f_bavail * free.f_frsize + (1 << 40)
+    message = rf"{tmp_path}: \d+ MiB are free on its file system, and the code needs \d+ MiB"
+    with pytest.raises(NodeError, match=message) as caught:
+        endpoint.prepare(str(tmp_path), "abc", bytes_unpacked=size)
+    assert "set workdir:" in caught.value.hint
+    _push(endpoint, tmp_path, tar(("a", b"")))
+    assert endpoint.prepare(str(tmp_path), "abc", bytes_unpacked=size)
+    with pytest.raises(NodeError, match=message):
+        endpoint.prepare(str(tmp_path), "abc", bytes_more=size)
+
+
 def test_file_is_written_while_another_host_with_an_equal_pid_writes_it(tmp_path: Path) -> None:
     """Small pids are common in containers: a temporary name with a pid in it is not unique on a shared file system."""
     (tmp_path / f"job.json.new-{os.getpid()}").touch()
