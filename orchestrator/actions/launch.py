@@ -27,6 +27,7 @@ from orchestrator.inventory.slurm_settings import with_slurm_settings
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.cards import with_detected_cards
+from orchestrator.node.files import user_name
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Request, RunRecord, RunState, new_run_id
@@ -69,7 +70,8 @@ def plan_launch(arguments: LaunchArguments) -> Planned:
     now = datetime.now(timezone.utc)
     run_id = new_run_id(arguments.name or inventory.name, now, os.urandom(2).hex())
     slurm_home = _home_of_slurm(inventory) if arguments.launcher == "slurm" else None
-    plan = make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=slurm_home)
+    slurm_user = user_name() if slurm_home is not None else None
+    plan = make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=slurm_home, user=slurm_user)
     record = replace(_record(plan, request, inventory, now), note=arguments.note, tags=arguments.tags)
     return Planned(plan, bundle, record, inventory.private_files, (*bundle.warnings, *plan.warnings))
 

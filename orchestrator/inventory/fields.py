@@ -145,6 +145,22 @@ def _check_jump_hosts(text: str) -> str:
     return text
 
 
+def _check_variables(path: str) -> str:
+    """Return a path on the node, with `~/` for `$HOME/`; ValueError if a folder has the name of a variable."""
+    path = re.sub(r"^(\$HOME|\$\{HOME\})/", "~/", path)
+    if found := re.search(r"(?:^|/)(\$(?:\w+|\{[^/]*\}))(?=/|$)", path):
+        raise ValueError(
+            f"{displayed(path)}: {found[1]} is not expanded here; allowed: ~/ or $HOME/ first, and $USER in workdir"
+        )
+    return path
+
+
+def _check_folder_variables(path: str) -> str:
+    """As above; a folder `$USER` is allowed, and gets the name of the node's user."""
+    parts = re.split(r"(?<=/)(?:\$USER|\$\{USER\})(?=/|$)", path)
+    return "$USER".join(map(_check_variables, parts))
+
+
 _check_program = pattern_check(
     r"~?/.+|[A-Za-z0-9._][^/\s]*", "a program", "an absolute path, ~/ and a path, or a plain command name"
 )
@@ -163,8 +179,8 @@ Port: TypeAlias = Annotated[int, BeforeValidator(check_port)]
 RankCount: TypeAlias = Annotated[int, BeforeValidator(integer_check("a number of ranks", 1, 1024))]
 FanOut: TypeAlias = Annotated[int, BeforeValidator(integer_check("a number of connections", 1, 1024))]
 Seconds: TypeAlias = Annotated[float, BeforeValidator(_check_seconds)]
-Executable: TypeAlias = Annotated[str, AfterValidator(_check_program)]
-Folder: TypeAlias = Annotated[str, AfterValidator(_check_folder)]
+Executable: TypeAlias = Annotated[str, AfterValidator(_check_variables), AfterValidator(_check_program)]
+Folder: TypeAlias = Annotated[str, AfterValidator(_check_folder_variables), AfterValidator(_check_folder)]
 File: TypeAlias = Annotated[str, AfterValidator(_check_file)]
 Jump: TypeAlias = Annotated[str, AfterValidator(_check_jump_hosts)]
 SetupLine: TypeAlias = Annotated[

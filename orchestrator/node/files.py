@@ -67,12 +67,29 @@ def read_json(path: str) -> Optional[Json]:
     return value if isinstance(value, dict) else None
 
 
+def user_name() -> str:
+    """The name of this user; the number if it has no name, as in some containers."""
+    import pwd  # noqa: PLC0415  only Unix has it, and only this function needs it
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
 def absolute_path(path: str) -> str:
-    """An absolute path; `~/` is the home folder of this user."""
+    """An absolute path; `~/` is the home folder of this user, and a folder `$USER` has this user's name."""
     expanded = os.path.expanduser(path)
+    if "/$USER" in expanded:
+        expanded = "/".join(user_name() if part == "$USER" else part for part in expanded.split("/"))
     if not os.path.isabs(expanded) or "\0" in expanded:
         raise ValueError(f"{path!r} is not an absolute path")
     return os.path.normpath(expanded)
+
+
+def expanded_argument(argument: str) -> str:
+    """An argument of a command, as an absolute path if it is one with `~/` or `$USER`."""
+    return absolute_path(argument) if argument.startswith("~/") or "/$USER/" in argument else argument
 
 
 def relative(path: str) -> str:
@@ -113,9 +130,10 @@ def working_folder(workdir: str) -> str:
     os.makedirs(path, 0o700, exist_ok=True)
     link, state = os.lstat(path), os.stat(path)
     if link.st_uid not in (0, os.geteuid()) or state.st_uid != os.geteuid():
-        raise PermissionError(f"{path} belongs to user {state.st_uid}, not to {os.geteuid()}")
+        owners = f"belongs to user {state.st_uid}, not to {os.geteuid()}"
+        raise PermissionError(f"{path} {owners}; each user needs a folder: workdir: {path}/$USER")
     if state.st_mode & stat.S_IWOTH:
-        raise PermissionError(f"{path} is writable for everyone")
+        raise PermissionError(f"{path} is writable for everyone; each user needs a folder: workdir: {path}/$USER")
     if not os.access(path, os.W_OK | os.X_OK):
         raise PermissionError(f"{path} is not writable")
     return path

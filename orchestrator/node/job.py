@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+from orchestrator.node.files import absolute_path
 from orchestrator.node.run_folder import attempt_folder
 
 TYPE_CHECKING = False
@@ -68,7 +69,7 @@ def load_job(path: str, node: str, node_rank: int) -> Job:
             raw = json.load(file)
         version = raw.pop("version")
         for name in ("run_dir", "bundle_dir"):
-            raw[name] = os.path.abspath(os.path.expanduser(raw[name]))
+            raw[name] = absolute_path(raw[name])
         job = Job(node=node, node_rank=node_rank, **raw)
         fault = fault_of(job, os.path.dirname(os.path.abspath(path)))
     except (OSError, ValueError) as error:

@@ -22,7 +22,13 @@ SPARE = "spare"  # the tag of nodes that replace failed ones
 
 
 def make_plan(
-    inventory: Inventory, request: Request, *, run_id: str, bundle: str, home: str | None = None
+    inventory: Inventory,
+    request: Request,
+    *,
+    run_id: str,
+    bundle: str,
+    home: str | None = None,
+    user: str | None = None,
 ) -> LaunchPlan:
     """
     Decide everything about a launch.
@@ -31,6 +37,7 @@ def make_plan(
         bundle: digest of the bundle that the nodes need.
         home: the user's home folder on the machine that runs sbatch, to expand "~/": a container may have another home. None
             if it is not known here.
+        user: the user's name there, to expand a folder "$USER"; None if it is not known here.
 
     Raises:
         UsageError: the request does not fit the inventory.
@@ -44,7 +51,7 @@ def make_plan(
     nodes = assign_ranks(inventory, chosen, ranks_each)
     if request.launcher == "slurm":
         _check_nodes_are_equal(chosen)
-        nodes = tuple(replace(node, workdir=_expand_home(node.workdir, home, inventory)) for node in nodes)
+        nodes = tuple(replace(node, workdir=_expanded(node.workdir, home, user, inventory)) for node in nodes)
     slurm = inventory.slurm.model_dump(mode="json")
     device = _trainer_device(request, chosen)
     return LaunchPlan(
@@ -152,15 +159,16 @@ def _device_warnings(inventory: Inventory, nodes: Sequence[Node]) -> tuple[str, 
     return ()
 
 
-def _expand_home(path: str, home: str | None, inventory: Inventory) -> str:
-    if not path.startswith("~/"):
-        return path
-    if home is None and inventory.slurm.container is not None:
-        hint = "write workdir as an absolute path on the login node"
+def _expanded(path: str, home: str | None, user: str | None, inventory: Inventory) -> str:
+    if home is not None and path.startswith("~/"):
+        path = f"{home}/{path[2:]}"
+    parts = [user if user is not None and part == "$USER" else part for part in path.split("/")]
+    if inventory.slurm.container is not None and (parts[0] == "~" or "$USER" in parts):
+        hint = "write workdir as an absolute path on the login node, without variables"
         raise UsageError(
-            f"workdir {path}: in a container ~ may be another home than on {inventory.slurm.login}", hint=hint
+            f"workdir {path}: in a container ~ and $USER may be others than on {inventory.slurm.login}", hint=hint
         )
-    return path if home is None else f"{home}/{path[2:]}"
+    return "/".join(parts)
 
 
 def _check_nodes_are_equal(nodes: Sequence[Node]) -> None:

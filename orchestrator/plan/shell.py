@@ -45,13 +45,18 @@ def shell_quote(value: str) -> str:
 
 
 def shell_path(path: str) -> str:
-    """The path as one shell word; a leading "~/" becomes the home folder of the user who runs the script."""
+    """
+    The path as one shell word.
+
+    A leading "~/" becomes the home folder of the user who runs the script; a folder "$USER" gets the name of that user.
+    """
     refuse_control(path, "path")
     if path == "~":
         return '"$HOME"'
-    if path.startswith("~/"):
-        return '"$HOME"/' + shlex.quote(path[2:])
-    return shlex.quote(path)
+    first, *later = re.split(r"(?<=/)\$USER(?=/|$)", path)
+    home, first = ('"$HOME"/', first[2:]) if first.startswith("~/") else ("", first)
+    words = [shlex.quote(part) if part else "" for part in (first, *later)]
+    return home + '"$(id -un)"'.join(words) or "''"
 
 
 def refuse_control(text: str, noun: str) -> None:

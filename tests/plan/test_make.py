@@ -130,13 +130,14 @@ def test_home_folder_is_expanded_where_the_script_runs() -> None:
     assert not [option for option in sbatch.sbatch_options(plan) if "~" in option]
 
 
-def test_home_folder_is_expanded_here_if_known_and_must_be_for_a_container() -> None:
+def test_home_folder_and_user_are_expanded_here_if_known_and_must_be_for_a_container() -> None:
     image = Container(image="/images/torch.sif", runtime="apptainer")
-    inventory = _inventory(Node(name="n0")).model_copy(update={"slurm": SlurmOptions(container=image, login="login0")})
+    node = Node(name="n0", workdir="${HOME}/$USER")
+    inventory = _inventory(node).model_copy(update={"slurm": SlurmOptions(container=image, login="login0")})
     request = Request("slurm", Program("trainer", ()))
-    known = make_plan(inventory, request, run_id="demo-1", bundle="b1", home="/home/u")
-    assert known.head.workdir == "/home/u/.orch"
-    with pytest.raises(UsageError, match="may be another home than on login0"):
+    known = make_plan(inventory, request, run_id="demo-1", bundle="b1", home="/home/u", user="u")
+    assert known.head.workdir == "/home/u/u"
+    with pytest.raises(UsageError, match="may be others than on login0"):
         make_plan(inventory, request, run_id="demo-1", bundle="b1")
 
 

@@ -85,9 +85,12 @@ def test_newline_cannot_add_a_directive_to_sbatch() -> None:
         ("~/a b", "\"$HOME\"/'a b'"),
         ("/x y;$(z)", "'/x y;$(z)'"),
         ("a~/b", "'a~/b'"),
+        ("/shared/$USER", '/shared/"$(id -un)"'),
+        ("~/a b/$USER/x", '"$HOME"/\'a b/\'"$(id -un)"/x'),
+        ("/$USER/$USERS/a$USER", "/\"$(id -un)\"'/$USERS/a$USER'"),
     ],
 )
-def test_path_is_one_word_whose_leading_tilde_is_home(path: str, shell: str) -> None:
+def test_path_is_one_word_whose_leading_tilde_is_home_and_folder_user_is_the_users_name(path: str, shell: str) -> None:
     assert shell_path(path) == shell
 
 

@@ -76,10 +76,14 @@ def test_failing_line_of_setup_fails_the_launch_and_leaves_nothing(farm: Farm, t
 
 
 def test_addresses_may_come_from_ssh_config_alone(farm: Farm, tmp_path: Path) -> None:
-    farm.inventory(tmp_path, nodes=["n2", "n0"], aliases=True)
+    workdir = farm.home / "team of many" / "$USER"
+    farm.inventory(tmp_path, nodes=["n2", "n0"], aliases=True, shared=True, defaults={"workdir": str(workdir)})
     orch = Orch(tmp_path)
-    orch("ssh-launch", "--", "sh", "-c", 'echo "rank $RANK on $ORCH_NODE"')
-    assert sorted(line["text"] for line in orch.lines() if line["stream"] == "out") == ["rank 0 on n2", "rank 1 on n0"]
+    orch("ssh-launch", "--", "sh", "-c", 'echo "rank $RANK on $ORCH_NODE in $ORCH_RUN_DIR"')
+    run = workdir.with_name(farm.user) / "runs" / str(orch.status()["id"])
+    out = sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
+    assert out == [f"rank 0 on n2 in {run}", f"rank 1 on n0 in {run}"]
+    assert [path.name for path in workdir.parent.iterdir()] == [farm.user]
 
 
 def test_detach_prints_the_id_alone_and_logs_follow_to_the_end(orch: Orch) -> None:

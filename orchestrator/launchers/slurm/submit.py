@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import LaunchError
 from orchestrator.launchers.slurm.environment import removed_from_sbatch, without
+from orchestrator.node.files import absolute_path, expanded_argument
 from orchestrator.plan.files import sbatch_command, sbatch_path
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.plan.sbatch import sbatch_options
@@ -48,7 +49,7 @@ def submit(plan: LaunchPlan) -> str:
     from submitit.helpers import clean_env  # noqa: PLC0415
     from submitit.slurm.slurm import SlurmExecutor  # noqa: PLC0415
 
-    folder, script = (Path(path).expanduser() for path in (plan.attempt_dir(plan.head), sbatch_path(plan)))
+    folder, script = (Path(absolute_path(path)) for path in (plan.attempt_dir(plan.head), sbatch_path(plan)))
 
     class RenderedScript(SlurmExecutor):
         """submitit's SlurmExecutor, which submits the script that orch rendered instead of a generated script."""
@@ -57,7 +58,7 @@ def submit(plan: LaunchPlan) -> str:
             return script.read_text("utf-8")
 
         def _make_submission_command(self, submission_file_path: Path) -> list[str]:  # noqa: ARG002
-            return [str(Path(word).expanduser()) if word.startswith("~/") else word for word in sbatch_command(plan)]
+            return [expanded_argument(word) for word in sbatch_command(plan)]
 
         @staticmethod
         def _get_job_id_from_submission_command(string: bytes | str) -> str:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 
-from orchestrator.node.files import absolute_path, check_private_folder, read_json, write_json
+from orchestrator.node.files import absolute_path, check_private_folder, expanded_argument, read_json, write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,10 +33,7 @@ PRINT_ENVIRONMENT = f"echo {ENVIRONMENT_MARKER}; exec cat /proc/self/environ"
 
 def command(request: messages.CommandRequest, umask: int) -> messages.CommandReply:
     """Run argv; return its exit code (127: there is no such program, 124: it took too long and was killed), stdout and stderr."""
-    argv, folder = (
-        [absolute_path(arg) if arg.startswith("~/") else arg for arg in request["argv"]],
-        absolute_path(request["folder"]),
-    )
+    argv, folder = [expanded_argument(arg) for arg in request["argv"]], absolute_path(request["folder"])
     removed = request["removed"]
     environment = {
         name: value for name, value in login_environment().items() if not (removed and re.match(removed, name))

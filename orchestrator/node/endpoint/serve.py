@@ -17,6 +17,7 @@ import time
 from orchestrator.node.endpoint.push import claim, copy_code, prepare, put_bundle, put_files
 from orchestrator.node.endpoint.report import Reader, files, find, heartbeat, observe, reach
 from orchestrator.node.endpoint.start import Starter
+from orchestrator.node.files import user_name
 from orchestrator.node.machine import host_id
 from orchestrator.node.protocol import (
     CLAIM,
@@ -80,16 +81,6 @@ def write_frame(out: int, header: Mapping[str, object], payload: bytes) -> None:
     unwritten = memoryview(len(text).to_bytes(SIZE_BYTES, "big") + text + payload)
     while unwritten:
         unwritten = unwritten[os.write(out, unwritten) :]
-
-
-def user_name() -> str:
-    """The name of this user; the number if it has no name, as in some containers."""
-    import pwd  # noqa: PLC0415  only Unix has it, and only this function needs it
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 def cards(folder: str = "/dev") -> Dict[str, int]:

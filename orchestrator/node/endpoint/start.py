@@ -8,7 +8,7 @@ import time
 
 from orchestrator.node.endpoint.report import LOG_TAIL_BYTES
 from orchestrator.node.events import PORT_TAKEN
-from orchestrator.node.files import absolute_path, check_private_folder, tail
+from orchestrator.node.files import absolute_path, check_private_folder, expanded_argument, tail
 from orchestrator.node.machine import is_alive
 from orchestrator.node.protocol import HeadPortTaken
 from orchestrator.node.run_folder import read_agent
@@ -41,7 +41,7 @@ class Starter:
         earlier = read_agent(folder)
         if earlier is not None and is_alive(earlier):
             raise FileExistsError(f"an agent already runs in {folder}, pid {earlier['pid']}")
-        child = self._spawn([absolute_path(arg) if arg.startswith("~/") else arg for arg in request["argv"]], folder)
+        child = self._spawn([expanded_argument(arg) for arg in request["argv"]], folder)
         deadline = time.monotonic() + request["wait_s"]
         while True:
             code = child.poll()

@@ -97,8 +97,11 @@ def test_a_working_folder_that_everyone_can_write_to_is_refused(endpoint: Endpoi
 def test_somebody_elses_working_folder_is_refused(endpoint: Endpoint, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     os.chown(tmp_path / "work", 12345, 12345)
-    with pytest.raises(NodeError, match="work belongs to user 12345"):
+    with pytest.raises(NodeError, match=r"work belongs to user 12345, not to 0; .* workdir: .*/work/\$USER"):
         endpoint.prepare(str(tmp_path / "work"), "abc")
+    (tmp_path / "work").chmod(0o1777)  # as a folder for a team
+    endpoint.prepare(str(tmp_path / "work" / "$USER"), "abc")
+    assert [path.name for path in (tmp_path / "work").iterdir()] == [endpoint.facts.user]
 
 
 @pytest.mark.parametrize("digest", ["../x", "a/b", "", ".", "a\n"])
