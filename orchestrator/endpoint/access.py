@@ -45,12 +45,12 @@ def transport_factory(
         from orchestrator.transports.local import LocalTransport  # noqa: PLC0415
 
         return lambda node: LocalTransport(node.name)
-    from orchestrator.transports.ssh.transport import SshTransport  # noqa: PLC0415
+    from orchestrator.transports.ssh.chosen import ChosenTransport  # noqa: PLC0415
     from orchestrator.transports.ssh.user_keys import Keyring  # noqa: PLC0415
 
     _raise_file_limit()
     keyring, settings = Keyring(terminal or Terminal()), PlannedSsh.of(ssh) if isinstance(ssh, Mapping) else ssh
-    return lambda node: SshTransport(node, settings, keyring)
+    return lambda node: ChosenTransport(node, settings, keyring)
 
 
 def _raise_file_limit() -> None:

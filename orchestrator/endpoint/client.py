@@ -79,6 +79,11 @@ class Endpoint:
         return self._connection.node
 
     @property
+    def remark(self) -> str:
+        """A property of the connection that the user should know, or empty."""
+        return self._connection.remark
+
+    @property
     def connected(self) -> bool:
         """True while the endpoint can take requests."""
         return self._connection.connected

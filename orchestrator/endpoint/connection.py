@@ -78,6 +78,11 @@ class Connection:
         return self._transport.node
 
     @property
+    def remark(self) -> str:
+        """A property of the connection that the user should know, or empty."""
+        return self._transport.remark
+
+    @property
     def connected(self) -> bool:
         """True while requests can be made."""
         return self._channel is not None

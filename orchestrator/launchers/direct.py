@@ -18,6 +18,7 @@ from orchestrator.errors import LaunchError, NodeError, NodesError, Unreachable,
 from orchestrator.fanout import OnProgress, Progress, Reporter, each, no_progress, successes
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.job import JobStatus
+from orchestrator.names.hostlist import fold
 from orchestrator.node.code_folder import SHARED
 from orchestrator.plan.files import PlannedFile, node_files, start_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan
@@ -58,9 +59,12 @@ class DirectLauncher:
         return self._plan
 
     def connect(self) -> Sequence[str]:
-        """Open one connection per node, all at once."""
+        """Open one connection per node, all at once; the warnings are the remarks of the transports."""
         self._connect(self._plan.nodes)
-        return ()
+        by_remark: dict[str, list[str]] = {}
+        for name, endpoint in self._endpoints.items():
+            by_remark.setdefault(endpoint.remark, []).append(name)
+        return [f"{fold(names)}: {remark}" for remark, names in by_remark.items() if remark]
 
     def start(self, bundle: Bundle) -> str | None:
         """Push to all nodes, reserve the rendezvous on the head, start all agents with it."""

@@ -48,6 +48,11 @@ class Transport(Protocol):
     @property
     def node(self) -> str: ...
 
+    @property
+    def remark(self) -> str:
+        """A property of the connection that the user should know, the same for all nodes with it; or empty."""
+        ...
+
     def open(self, argv: Sequence[str]) -> Channel:
         """
         Start a program on the machine; an argv[0] that begins with `~/` is in the user's home folder on that machine.

@@ -54,6 +54,8 @@ class LocalTransport:
     def close(self) -> None:
         """Nothing is kept open between channels."""
 
+    remark = ""
+
 
 class LocalChannel:
     """The pipes of one subprocess."""

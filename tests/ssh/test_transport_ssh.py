@@ -1,8 +1,9 @@
-"""The ssh transport tested with a real sshd: every kind of login, and every kind of failure."""
+"""Both clients of ssh, paramiko and the program ssh, tested with a real sshd: every kind of login and of failure."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.errors import NodeError, Unreachable
+from orchestrator.errors import LoginRefused, NodeError, Unreachable
 from orchestrator.fanout import each, successes
 from orchestrator.inventory.model import Node, SshOptions
 from orchestrator.transports.base import ChannelReader
@@ -21,14 +22,27 @@ from orchestrator.transports.ssh.transport import SshTransport, _fabric_config
 from tests.grounds.components import program, unavailable
 from tests.grounds.ports import refusing_port, silent_port
 from tests.grounds.ssh_agent import open_agent
+from tests.grounds.ssh_clients import BOTH_CLIENTS, Client, by_program
 from tests.grounds.sshd import Farm
 from tests.until import until
 
 
 def connect(farm: Farm, address: str = "n0", *, config: Path | None = None, **more: object) -> Endpoint:
     """Connect to a node; `more` are fields of the node or of the inventory's `ssh`."""
+    return connect_by(SshTransport, farm, address, config=config, **more)
+
+
+def connect_by(
+    client: Client,
+    farm: Farm,
+    address: str = "n0",
+    *,
+    config: Path | None = None,
+    **more: object,
+) -> Endpoint:
+    """Connect by one of the clients."""
     node, options = _node_and_options(farm, address, config=config, **more)
-    return Endpoint.connect(SshTransport(node, options), node.python)
+    return Endpoint.connect(client(node, options), node.python)
 
 
 def _node_and_options(
@@ -46,8 +60,9 @@ def node_error(work: Callable[[], Endpoint]) -> NodeError:
     return caught.value
 
 
-def test_an_alias_of_the_configuration_leads_to_the_node(farm: Farm) -> None:
-    with connect(farm) as endpoint:
+@BOTH_CLIENTS
+def test_an_alias_of_the_configuration_leads_to_the_node(farm: Farm, client: Client) -> None:
+    with connect_by(client, farm) as endpoint:
         assert endpoint.facts.user == farm.user
         assert endpoint.facts.home == str(farm.home)
         assert not endpoint.prepare("~/work", "abc")
@@ -76,9 +91,10 @@ def test_an_agent_outlives_the_connection(farm: Farm) -> None:
     until(lambda: farm.processes() == {pid: "sleep"}, awaited="the agent alone, as sleep")
 
 
-def test_megabytes_arrive_as_they_are(farm: Farm) -> None:
+@BOTH_CLIENTS
+def test_megabytes_arrive_as_they_are(farm: Farm, client: Client) -> None:
     content = os.urandom(5_000_000)
-    with connect(farm) as endpoint:
+    with connect_by(client, farm) as endpoint:
         folder = f"{farm.home}/data-{os.getpid()}/n0"
         endpoint.put_files(folder, [("rank-0.out", content, 0o600)])
         chunks = endpoint.read(os.path.dirname(folder), None, {}, max_bytes=10_000_000)  # noqa: PTH120  the node's path
@@ -94,15 +110,17 @@ def test_a_noisy_stderr_does_not_block_stdout(farm: Farm) -> None:
     transport.close()
 
 
+@BOTH_CLIENTS
 @pytest.mark.parametrize("jump", ["n1", "127.0.0.12,n2"])
-def test_jump_hosts_are_used(farm: Farm, jump: str) -> None:
-    with connect(farm, proxy_jump=jump) as endpoint:
+def test_jump_hosts_are_used(farm: Farm, jump: str, client: Client) -> None:
+    with connect_by(client, farm, proxy_jump=jump) as endpoint:
         assert endpoint.facts.user == farm.user
 
 
-def test_a_proxy_command_is_used(farm: Farm, tmp_path: Path) -> None:
+@BOTH_CLIENTS
+def test_a_proxy_command_is_used(farm: Farm, tmp_path: Path, client: Client) -> None:
     config = farm.write_ssh_config(tmp_path / "config", ProxyCommand=f"ssh -F {farm.ssh_config} -W %h:%p n3")
-    with connect(farm, config=config) as endpoint:
+    with connect_by(client, farm, config=config) as endpoint:
         assert endpoint.facts.user == farm.user
 
 
@@ -114,27 +132,32 @@ def test_an_unknown_host_key_is_refused(farm: Farm, tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_the_keys_of_jump_hosts_are_verified_too(farm: Farm, tmp_path: Path) -> None:
+@BOTH_CLIENTS
+def test_the_keys_of_jump_hosts_are_verified_too(farm: Farm, tmp_path: Path, client: Client) -> None:
     config = farm.write_ssh_config(tmp_path / "config", known_hosts=tmp_path / "one")
     key = farm.known_hosts.read_text().split(maxsplit=1)[1]
     (tmp_path / "one").write_text(f"[{farm.addresses(1)[0]}]:{farm.port} {key}")
-    error = node_error(lambda: connect(farm, config=config, proxy_jump="n1"))
-    assert f"the host key of [{farm.addresses(2)[1]}]:{farm.port} is unknown" in str(error)
+    error = node_error(lambda: connect_by(client, farm, config=config, proxy_jump="n1"))
+    assert isinstance(error, LoginRefused)
+    assert re.search(rf"host key (of|is known for) \[{farm.addresses(2)[1]}\]:{farm.port}", str(error))
 
 
-def test_accept_new_pins_an_unknown_key_once_and_refuses_another_later(farm: Farm, tmp_path: Path) -> None:
+@BOTH_CLIENTS
+def test_accept_new_pins_an_unknown_key_once_and_refuses_another_later(
+    farm: Farm, tmp_path: Path, client: Client
+) -> None:
     pins = tmp_path / "pins"
     config = farm.write_ssh_config(tmp_path / "config", known_hosts=pins)
 
     def work(_: int) -> None:
-        connect(farm, config=config, host_keys="accept-new").close()
+        connect_by(client, farm, config=config, host_keys="accept-new").close()
 
     successes(each(range(6), work, limit=6))
     assert len(pins.read_text().splitlines()) == 1
-    assert pins.stat().st_mode & 0o777 == 0o600
-    connect(farm, config=config, host_keys="strict").close()
+    assert pins.stat().st_mode & 0o022 == 0
+    connect_by(client, farm, config=config, host_keys="strict").close()
     with farm.restart_with_new_host_key():
-        error = node_error(lambda: connect(farm, config=config, host_keys="accept-new"))
+        error = node_error(lambda: connect_by(client, farm, config=config, host_keys="accept-new"))
     assert "has changed" in str(error)
     assert f"{pins} line 1" in str(error)
     assert len(pins.read_text().splitlines()) == 1
@@ -200,7 +223,7 @@ def test_a_key_that_others_can_read_is_not_used(farm: Farm, tmp_path: Path) -> N
     (tmp_path / "key").chmod(0o644)
     config = farm.write_ssh_config(tmp_path / "config", IdentityFile=str(tmp_path / "key"))
     error = node_error(lambda: connect(farm, config=config))
-    assert f"permissions 0644 for {tmp_path}/key are too open: chmod 600 {tmp_path}/key" in str(error)
+    assert f"{tmp_path}/key: permissions 0644 are too open: chmod 600 {tmp_path}/key" in str(error)
 
 
 def test_a_missing_key_and_a_broken_one_have_different_messages(farm: Farm, tmp_path: Path) -> None:
@@ -212,15 +235,16 @@ def test_a_missing_key_and_a_broken_one_have_different_messages(farm: Farm, tmp_
     assert f"{tmp_path}/broken: " in str(node_error(lambda: connect(farm, config=config)))
 
 
-def test_a_refused_port_a_silent_one_and_an_unknown_name_have_different_messages(farm: Farm) -> None:
+@BOTH_CLIENTS
+def test_a_refused_port_a_silent_one_and_an_unknown_name_have_different_messages(farm: Farm, client: Client) -> None:
     with refusing_port() as port:
-        assert str(node_error(lambda: connect(farm, port=port))).endswith(f"port {port}: connection refused")
+        assert str(node_error(lambda: connect_by(client, farm, port=port))).endswith(f"port {port}: connection refused")
     with silent_port() as port:
         begun = time.monotonic()
-        error = node_error(lambda: connect(farm, port=port, connect_timeout_s=1))
+        error = node_error(lambda: connect_by(client, farm, port=port, connect_timeout_s=1))
         assert str(error).endswith(f"port {port}: timed out after 1 s")
         assert 1 <= time.monotonic() - begun < 5
-    error = node_error(lambda: connect(farm, "no-such-host.invalid"))
+    error = node_error(lambda: connect_by(client, farm, "no-such-host.invalid"))
     assert str(error) == "node: no-such-host.invalid: name not resolved"
     assert isinstance(error, Unreachable)
 
@@ -269,24 +293,29 @@ def test_an_unwritable_working_folder_is_named(farm: Farm) -> None:
             endpoint.prepare("/usr/orch", "abc")
 
 
-def test_more_logins_than_maxstartups_allows_succeed_after_retries(farm: Farm) -> None:
+@pytest.mark.parametrize(("client", "logins"), [(SshTransport, 24), (by_program, 8)])
+def test_more_logins_than_maxstartups_allows_succeed_after_retries(farm: Farm, client: Client, logins: int) -> None:
     with farm.restarted(MaxStartups="3:50:6"):
-        endpoints = successes(each(range(24), lambda _: connect(farm, connect_timeout_s=30), limit=24))
+        endpoints = successes(
+            each(range(logins), lambda _: connect_by(client, farm, connect_timeout_s=30), limit=logins)
+        )
         for endpoint in endpoints:
             endpoint.close()
 
 
-def test_a_lost_connection_is_unreachable(farm: Farm) -> None:
-    with connect(farm) as endpoint:
+@BOTH_CLIENTS
+def test_a_lost_connection_is_unreachable(farm: Farm, client: Client) -> None:
+    with connect_by(client, farm) as endpoint:
         farm.drop_connections()
         with pytest.raises(Unreachable):
             endpoint.observe("/nope", None)
 
 
-def test_a_closed_connection_leaves_no_thread_and_no_process(farm: Farm) -> None:
+@BOTH_CLIENTS
+def test_a_closed_connection_leaves_no_thread_and_no_process(farm: Farm, client: Client) -> None:
     before = threading.active_count()
-    connect(farm, proxy_jump="n1").close()
-    node_error(lambda: connect(farm, python="/nope"))
+    connect_by(client, farm, proxy_jump="n1").close()
+    node_error(lambda: connect_by(client, farm, python="/nope"))
     until(lambda: threading.active_count() <= before, awaited="the threads of the connections to end")
     until(lambda: not farm.processes(), awaited="the endpoint to end")
 

@@ -5,14 +5,17 @@ The login of the user at one host: the user's keys are offered, then the host's 
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
 import time
 from collections.abc import Sequence
 
 import paramiko
 
 from orchestrator.errors import LoginRefused, Unreachable
+from orchestrator.fanout import once
 from orchestrator.transports.ssh.host_keys import HostKeyTransport
-from orchestrator.transports.ssh.route import Hop
+from orchestrator.transports.ssh.route import PROGRAM_METHODS, Hop
 from orchestrator.transports.ssh.user_keys import Keyring, UserKeys
 from orchestrator.transports.terminal import TRIES, PromptCancelled, Terminal, printable_text
 
@@ -25,14 +28,28 @@ class ClosedInQueue(EOFError):
     """The node hung up while the login waited for the terminal: log in once more."""
 
 
+class NeedsProgram(LoginRefused):
+    """
+    The program ssh may log in where paramiko does not, because of `cause`.
+
+    `was_refused` is True if the node has refused a login; otherwise paramiko made none.
+    """
+
+    def __init__(self, node: str, cause: str, *, reason: str = "", at: str = "", hint: str = "") -> None:
+        super().__init__(node, reason or f"{cause}, which needs the program ssh", at=at, hint=hint)
+        self.cause = cause
+        self.was_refused = bool(reason)
+
+
 class Login:
     """An authentication strategy of paramiko: keys first; then, at a terminal, the methods that prompt the user."""
 
-    def __init__(self, node: str, hop: Hop, keyring: Keyring, *, timeout_s: float) -> None:
+    def __init__(self, node: str, hop: Hop, keyring: Keyring, *, timeout_s: float, may_need_program: bool) -> None:
         self._node = node
         self._hop = hop
         self._keyring = keyring
         self._timeout_s = timeout_s
+        self._may_need_program = may_need_program
         self._keys = UserKeys(hop, keyring)
         self._login = f"{hop.user}@{hop.host} port {hop.port}"
         self._refused_keys = 0
@@ -49,6 +66,9 @@ class Login:
         try:
             with contextlib.closing(self._keys):
                 methods = self._offer_keys(transport)
+            if methods and self._may_need_program and (cause := self._program_cause(methods)):
+                refusal = self._refusal()
+                raise NeedsProgram(self._node, cause, reason=refusal.reason, at=refusal.at, hint=refusal.hint)
             terminal = self._keyring.terminal
             if terminal is not None and any(method in PROMPTED for method in methods):
                 methods = self._prompt_user(transport, terminal, methods)
@@ -78,7 +98,16 @@ class Login:
                 return methods
             begun = time.monotonic()
         self._check_connected(transport, begun)
-        return PROMPTED
+        return [*PROGRAM_METHODS, *PROMPTED]  # paramiko does not report the methods that the node accepts
+
+    def _program_cause(self, methods: Sequence[str]) -> str:
+        """The reason why the program ssh may authenticate by one of these methods; empty if it cannot do more."""
+        for method, keyword in self._hop.program_methods.items():
+            if method in methods and (keyword != "GSSAPIAuthentication" or _has_kerberos_ticket()):
+                return f"ssh_config sets {keyword}"
+        if "publickey" in methods and self._keys.security_keys:
+            return f"{self._keys.security_keys[0]} is the key of a hardware token"
+        return ""
 
     def _prompt_user(self, transport: HostKeyTransport, terminal: Terminal, methods: Sequence[str]) -> Sequence[str]:
         """Authenticate by the user's answers; return the methods that the node still requires, none if logged in."""
@@ -142,6 +171,17 @@ class Login:
         reasons = "; ".join([refused, *self._keys.faults, *self._reasons])
         reason, hint = f"no key was accepted ({reasons})", f"ssh {self._hop.address} true"
         return LoginRefused(self._node, reason, at=self._login, hint=hint)
+
+
+@once
+def _has_kerberos_ticket() -> bool:
+    """Return whether the user has a ticket: Debian enables GSSAPI for everybody, and a failed login more may lock an account."""
+    try:
+        return (
+            subprocess.run(["klist", "-s"], stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
+        )
+    except OSError:
+        return "KRB5CCNAME" in os.environ
 
 
 def _listed(methods: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -17,6 +17,14 @@ from orchestrator.names.addresses import check_address, check_port, check_user, 
 from orchestrator.stored import known_fields
 
 DEFAULT_PORT = 22
+PROGRAM_KEYWORDS = ("BindAddress", "BindInterface", "KnownHostsCommand", "ProxyUseFdpass", "RevokedHostKeys")
+"""Keywords that orch leaves to the program ssh: ignoring them would reach the host in another way, or trust other keys."""
+PROGRAM_METHODS = {
+    "gssapi-with-mic": "GSSAPIAuthentication",
+    "hostbased": "HostbasedAuthentication",
+    "publickey": "PKCS11Provider",
+}
+"""Authentication methods for which only the program ssh has all means, and the keywords that enable these."""
 _MAX_HOPS = 8
 
 Settings: TypeAlias = Mapping[str, "str | list[str]"]
@@ -79,7 +87,8 @@ class Hop:
     One login.
 
     `key_name` overrides the host's name in known_hosts; `agent` is the socket of the ssh agent, None if there is none;
-    `may_prompt` is True if the user may be prompted at the terminal.
+    `may_prompt` is True if the user may be prompted at the terminal; `program_methods` are PROGRAM_METHODS that the
+    configuration enables; `program_keyword` is the first of PROGRAM_KEYWORDS that the configuration sets, or empty.
     """
 
     address: str
@@ -95,6 +104,8 @@ class Hop:
     user_known_hosts: tuple[Path, ...]
     global_known_hosts: tuple[Path, ...]
     proxy_command: str | None
+    program_methods: Mapping[str, str] = field(default_factory=dict)
+    program_keyword: str = ""
 
 
 def route(target: Destination, proxy_jump: str | None, lookup: Lookup) -> list[Hop]:
@@ -144,6 +155,9 @@ def _hop(address: str, user: str | None, port: int | None, settings: Settings) -
     tokens["%u"] = getpass.getuser()
     command = _value(settings, "proxycommand") or "none"
 
+    def is_set(keyword: str) -> bool:
+        return (_value(settings, keyword.lower()) or "none").lower() not in ("none", "no")
+
     def path(name: str) -> Path:
         variables_expanded = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found[1], found[0]), name)
         return Path(_with_tokens(variables_expanded, tokens)).expanduser()
@@ -171,6 +185,8 @@ def _hop(address: str, user: str | None, port: int | None, settings: Settings) -
         user_known_hosts=files("UserKnownHostsFile", "~/.ssh/known_hosts ~/.ssh/known_hosts2"),
         global_known_hosts=files("GlobalKnownHostsFile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"),
         proxy_command=_with_tokens(command, tokens) if command.lower() != "none" else None,
+        program_methods={method: keyword for method, keyword in PROGRAM_METHODS.items() if is_set(keyword)},
+        program_keyword=next((keyword for keyword in PROGRAM_KEYWORDS if is_set(keyword)), ""),
     )
 
 

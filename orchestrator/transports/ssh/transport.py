@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -22,9 +21,10 @@ from fabric import Config, Connection  # type: ignore[import-untyped]
 from orchestrator.backoff import backoff
 from orchestrator.errors import NodeError, NotListening, Unreachable
 from orchestrator.transports.ssh.channel import SshChannel, answered_within
+from orchestrator.transports.ssh.commands import command_line, login_command
 from orchestrator.transports.ssh.config import lookup
 from orchestrator.transports.ssh.host_keys import HostKeyPolicy
-from orchestrator.transports.ssh.login import ClosedInQueue, Login
+from orchestrator.transports.ssh.login import ClosedInQueue, Login, NeedsProgram
 from orchestrator.transports.ssh.route import Destination, Hop, SshSettings, route
 from orchestrator.transports.ssh.user_keys import Keyring
 
@@ -43,13 +43,6 @@ class _Dropped(Exception):
     """The server hung up before the login, as sshd does when too many connect at once (MaxStartups). The message is its address."""
 
 
-def command_line(argv: Sequence[str]) -> str:
-    """The string that ssh sends to the login shell, which expands a `~/` at its beginning and nothing else."""
-    program, *arguments = argv
-    home, path = ("~/", program[2:]) if program.startswith("~/") else ("", program)
-    return " ".join([home + shlex.quote(path), shlex.join(arguments)]).strip()
-
-
 def route_to(target: Destination, ssh: SshSettings) -> list[Hop]:
     """
     The logins that lead to a target, by the inventory and the ssh configuration.
@@ -65,15 +58,27 @@ def route_to(target: Destination, ssh: SshSettings) -> list[Hop]:
 
 
 class SshTransport:
-    """One connection to a node, through the configured jump hosts; host keys are always verified."""
+    """
+    One connection to a node, through the configured jump hosts; host keys are always verified.
 
-    def __init__(self, node: Destination, ssh: SshSettings, keyring: Keyring | None = None) -> None:
+    Args:
+        may_need_program: raise NeedsProgram where the program ssh may succeed, before the user is prompted.
+    """
+
+    remark = ""
+
+    def __init__(
+        self, node: Destination, ssh: SshSettings, keyring: Keyring | None = None, *, may_need_program: bool = True
+    ) -> None:
         self._target = node
         self._ssh = ssh
         self._keyring = keyring or Keyring()
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
         self._proxy: subprocess.Popen[bytes] | None = None
+        self._may_need_program = may_need_program
+        self.hops: Sequence[Hop] = ()
+        """The route, once a connection was tried."""
 
     @property
     def node(self) -> str:
@@ -111,7 +116,9 @@ class SshTransport:
 
     def _connect(self) -> None:
         """Connect; if the server hangs up before the login, retry until the connect timeout."""
-        hops = route_to(self._target, self._ssh)
+        hops = self.hops = route_to(self._target, self._ssh)
+        if keyword := next((hop.program_keyword for hop in hops if hop.program_keyword), ""):
+            raise NeedsProgram(self.node, f"ssh_config sets {keyword}", hint=self._hint())
         deadline = time.monotonic() + self._ssh.connect_timeout_s
         for pause_s in backoff(LAST_RETRY_S):
             try:
@@ -145,7 +152,7 @@ class SshTransport:
     def _prepared(self, hop: Hop, gateway: Connection | None) -> Connection:
         timeout_s = self._ssh.connect_timeout_s
         keyring = self._keyring if hop.may_prompt else Keyring()
-        login = Login(self.node, hop, keyring, timeout_s=self._login_timeout_s)
+        login = Login(self.node, hop, keyring, timeout_s=self._login_timeout_s, may_need_program=self._may_need_program)
         keys = HostKeyPolicy(self.node, hop, accept_new=self._ssh.host_keys == "accept-new")
         options = {
             "timeout": timeout_s,
@@ -192,6 +199,10 @@ class SshTransport:
             raise _Dropped(address) from error
         except socket.gaierror as error:
             raise Unreachable(self.node, "name not resolved", at=hop.host, hint=self._hint()) from error
+        except paramiko.ssh_exception.IncompatiblePeer as error:
+            raise NeedsProgram(
+                self.node, f"paramiko reports: {_words(error)}", at=address, hint=self._hint()
+            ) from error
         except (OSError, paramiko.SSHException) as error:
             if isinstance(error, TimeoutError) or time.monotonic() - begun >= self._ssh.connect_timeout_s:
                 reason = f"timed out after {self._ssh.connect_timeout_s:g} s"
@@ -206,12 +217,7 @@ class SshTransport:
             raise kind(self.node, reason, at=address, hint=self._hint()) from error
 
     def _hint(self) -> str:
-        """The command for the same connection by ssh."""
-        argv = ["ssh", *(["-F", self._ssh.config] if self._ssh.config else [])]
-        argv += ["-J", self._ssh.proxy_jump] if self._ssh.proxy_jump else []
-        argv += ["-p", str(self._target.port)] if self._target.port else []
-        address = f"{self._target.user}@{self._target.address}" if self._target.user else self._target.address
-        return f"`{shlex.join([*argv, address, 'true'])}`"
+        return login_command(self._target, self._ssh)
 
 
 def _words(error: Exception) -> str:

@@ -21,7 +21,9 @@ from orchestrator.fanout import once
 from orchestrator.transports.ssh.route import Hop
 from orchestrator.transports.terminal import TRIES, Terminal
 
-DEFAULT_IDENTITIES = tuple(Path("~/.ssh", name) for name in ("id_rsa", "id_ecdsa", "id_ed25519"))
+DEFAULT_IDENTITIES = tuple(
+    Path("~/.ssh", name) for name in ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
+)
 CERTIFICATE = "-cert-v01@openssh.com"
 
 
@@ -53,7 +55,12 @@ def _unlock(file: Path, terminal: Terminal) -> paramiko.PKey | None:
 
 
 class UserKeys:
-    """The keys for one login; `faults` lists the files that could not be used, once the keys have been iterated."""
+    """
+    The keys for one login.
+
+    Once the keys have been iterated, `faults` lists the files that could not be used, `security_keys` the files whose private
+    part is in a security key, which paramiko cannot use.
+    """
 
     def __init__(self, hop: Hop, keyring: Keyring) -> None:
         self._hop = hop
@@ -61,6 +68,7 @@ class UserKeys:
         self._files = [file.expanduser() for file in hop.identities or DEFAULT_IDENTITIES]
         self._agent: paramiko.Agent | None = None
         self.faults: list[str] = []
+        self.security_keys: list[Path] = []
 
     def close(self) -> None:
         """Close the agent connection; its keys cannot sign afterwards."""
@@ -99,17 +107,14 @@ class UserKeys:
     def _file_keys(self, offered: set[bytes]) -> Iterator[paramiko.PKey]:
         locked = []
         for file in self._files:
-            if _public_blob(file) in offered:
+            public = _public_blob(file)
+            if public in offered:
+                continue
+            if public is not None and public[4:].startswith(b"sk-"):
+                self.security_keys.append(file)
                 continue
             try:
-                state = file.stat()
-                if state.st_uid == os.getuid() and state.st_mode & 0o077:
-                    mode = f"{state.st_mode & 0o777:04o}"
-                    self.faults.append(
-                        f"permissions {mode} for {file} are too open: chmod 600 {shlex.quote(str(file))}"
-                    )
-                    continue
-                yield _private_key(file, state.st_mtime_ns)
+                yield _private_key(file, _checked_mtime_ns(file))
             except FileNotFoundError:
                 continue
             except TypeError:  # from cryptography: a passphrase is needed
@@ -182,6 +187,15 @@ def _without_fields(blob: bytes, fields: int) -> bytes:
     for _ in range(fields):
         message.get_binary()
     return message.get_remainder()
+
+
+def _checked_mtime_ns(file: Path) -> int:
+    """The time of the last change; ValueError if others can read the user's file, which ssh does not use then."""
+    state = file.stat()
+    if state.st_uid == os.getuid() and state.st_mode & 0o077:
+        mode = state.st_mode & 0o777
+        raise ValueError(f"permissions {mode:04o} are too open: chmod 600 {shlex.quote(str(file))}")
+    return state.st_mtime_ns
 
 
 @once

@@ -6,9 +6,10 @@ import pytest
 
 from orchestrator.errors import NodeError
 from orchestrator.inventory.model import Node
+from orchestrator.transports.ssh.commands import command_line
 from orchestrator.transports.ssh.config import UserConfig, read_config
 from orchestrator.transports.ssh.route import Hop, PlannedSsh, RouteError, route
-from orchestrator.transports.ssh.transport import command_line, route_to
+from orchestrator.transports.ssh.transport import route_to
 
 
 def hops(config: str, node: Node, proxy_jump: str | None = None) -> list[Hop]:

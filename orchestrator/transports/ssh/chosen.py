@@ -1,0 +1,71 @@
+"""The choice between the two clients of ssh: paramiko, and the program ssh for what paramiko cannot do."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Sequence
+
+from orchestrator.errors import LoginRefused
+from orchestrator.transports.base import Channel
+from orchestrator.transports.ssh.login import NeedsProgram
+from orchestrator.transports.ssh.openssh import OpensshTransport
+from orchestrator.transports.ssh.route import Destination, SshSettings
+from orchestrator.transports.ssh.transport import SshTransport
+from orchestrator.transports.ssh.user_keys import Keyring
+
+
+class ChosenTransport:
+    """
+    A connection to a node by paramiko, or by the program ssh.
+
+    The choice depends on ssh_config and on the node's answer alone: paramiko connects, unless a keyword needs the program; if
+    the node refuses paramiko's keys, the program tries the methods that ssh_config enables and paramiko does not know.
+    """
+
+    def __init__(self, node: Destination, ssh: SshSettings, keyring: Keyring) -> None:
+        self._target = node
+        self._ssh = ssh
+        self._keyring = keyring
+        self._lock = threading.Lock()
+        self._by_paramiko = SshTransport(node, ssh, keyring)
+        self._by_program: OpensshTransport | None = None
+        self.remark = ""
+
+    @property
+    def node(self) -> str:
+        """The inventory name."""
+        return self._target.name
+
+    def open(self, argv: Sequence[str]) -> Channel:
+        """Start a program in the login shell; connects if necessary."""
+        with self._lock:
+            if self._by_program is not None:
+                return self._by_program.open(argv)
+            try:
+                return self._by_paramiko.open(argv)
+            except NeedsProgram as need:
+                return self._open_by_program(need, argv)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._by_paramiko.close()
+        if self._by_program is not None:
+            self._by_program.close()
+
+    def _open_by_program(self, need: NeedsProgram, argv: Sequence[str]) -> Channel:
+        if shutil.which("ssh") is None:
+            raise need
+        program = self._by_program = OpensshTransport(self._target, self._ssh, self._by_paramiko.hops)
+        self.remark = f"reached by the program ssh, which never prompts, because {need.cause}"
+        try:
+            return program.open(argv)
+        except LoginRefused as refused:
+            self._by_program = None
+            if not need.was_refused:
+                raise
+            if self._keyring.terminal is not None and all(hop.may_prompt for hop in self._by_paramiko.hops):
+                self._by_paramiko = SshTransport(self._target, self._ssh, self._keyring, may_need_program=False)
+                return self._by_paramiko.open(argv)
+            reason = f"{need.reason}; the program ssh, tried because {need.cause}, reports: {refused.reason}"
+            raise LoginRefused(self.node, reason, at=need.at, hint=need.hint) from refused
