@@ -136,12 +136,14 @@ def _slurm_options(command: _Command) -> _Command:
 @click.option(
     "--sweep", multiple=True, metavar="KEY=A,B", help="Start one run per combination of the values; may be repeated."
 )
+@click.option("--at-once", type=click.IntRange(min=1), metavar="N", help="Run at most N runs of the sweep at a time.")
 def submit(
     program: tuple[str, ...] | None,
     dry_run: bool,
     follow: bool,
     quiet: bool,
     sweep: tuple[str, ...],
+    at_once: int | None,
     **typed: Any,  # noqa: ANN401  see _launch_options
 ) -> int:
     """Start a run through Slurm. Without -- PROGRAM the shared trainer runs, with KEY=VALUE settings."""
@@ -149,7 +151,9 @@ def submit(
     if sweep:
         from orchestrator.commands.sweep import submit_sweep  # noqa: PLC0415
 
-        return submit_sweep(arguments, sweep, dry_run=dry_run)
+        return submit_sweep(arguments, sweep, at_once, dry_run=dry_run)
+    if at_once is not None:
+        raise UsageError("--at-once is for the runs of a sweep", hint="give --sweep KEY=A,B as well, or omit --at-once")
     from orchestrator.commands.launch import launch  # noqa: PLC0415
 
     return launch(arguments, dry_run=dry_run, follow=follow, quiet=quiet)

@@ -41,7 +41,41 @@ def find_run(name: str) -> RunFolder:
     Raises:
         RunNotFound: there is none, or several ids have the prefix.
     """
-    return home_store().find(name)
+    try:
+        return home_store().find(name)
+    except RunNotFound as exc:
+        if sweep := find_sweep(name):
+            exc.hint = f"it is a sweep of {len(sweep)} runs; name one of them: orch list --sweep {name}"
+        raise
+
+
+def find_sweep(name: str) -> list[tuple[RunFolder, RunRecord]]:
+    """
+    The runs of a sweep, in task order; empty if there is no such sweep.
+
+    Args:
+        name: its id, or a unique prefix that no run's id has.
+    """
+    runs = readable_runs()[0]
+    swept = [run for run in runs if run[1].sweep is not None and run[1].sweep.startswith(name)]
+    sweeps = {record.sweep for _, record in swept}
+    if not name or len(sweeps) != 1 or (name not in sweeps and any(record.id.startswith(name) for _, record in runs)):
+        return []
+    return sorted(swept, key=lambda run: _task(run[1]))
+
+
+def is_sweep(name: str) -> bool:
+    """Return whether the name is that of a sweep, and not of a run."""
+    try:
+        home_store().find(name)
+    except RunNotFound:
+        return bool(find_sweep(name))
+    return False
+
+
+def _task(record: RunRecord) -> int:
+    """The index of the run's task in the job array; 0 if nothing was submitted."""
+    return int((record.slurm_job or "").partition("_")[2] or 0)
 
 
 def readable_runs() -> tuple[list[tuple[RunFolder, RunRecord]], list[str]]:

@@ -6,8 +6,8 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 
@@ -21,17 +21,20 @@ from orchestrator.actions.launch import (
 )
 from orchestrator.actions.request import LaunchArguments, trainer_config
 from orchestrator.actions.runs import home_store
+from orchestrator.actions.stop import stop
 from orchestrator.endpoint.access import Terminal
-from orchestrator.errors import OrchError, RunNotFound, UsageError
+from orchestrator.errors import LaunchError, NodeError, OrchError, UsageError
 from orchestrator.fanout import each
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
+from orchestrator.launchers.slurm.queue import array_id, job_statuses
 from orchestrator.plan.plan import Sweep
 from orchestrator.run import RunRecord, new_run_id
 from orchestrator.store import RunFolder
 
 MOST_RUNS = 1000  # Slurm's MaxArraySize is 1001 by default
 CHECKED_AT_ONCE = 8
+STOPPED_AT_ONCE = 8
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
@@ -67,37 +70,62 @@ def _axis(word: str) -> tuple[str, tuple[str, ...]]:
     return key, values
 
 
-def plan_sweep(arguments: LaunchArguments, axes: Sequence[str]) -> list[Planned]:
+def plan_sweep(arguments: LaunchArguments, axes: Sequence[str], at_once: int | None = None) -> list[Planned]:
     """
-    Plan all runs of a sweep; all but their settings is planned once.
+    Plan all runs of a sweep; all but their settings, or the arguments of a program, is planned once.
+
+    Args:
+        axes: the arguments of --sweep.
+        at_once: how many runs may run at the same time; None for no limit.
 
     Raises:
         UsageError: the sweep is impossible, or the trainer refuses the settings of a run.
     """
-    if arguments.program is not None:
-        raise UsageError(
-            "--sweep is for settings of the shared trainer",
-            hint="for a program of yours, orchestrator.submit in a loop",
-        )
     swept = combinations(axes, arguments.settings)
-    settings = [(*arguments.settings, *(f"{key}={value}" for key, value in values.items())) for values in swept]
-    results = each(settings, lambda words: trainer_config(replace(arguments, settings=words)), limit=CHECKED_AT_ONCE)
-    for result in results:
-        if isinstance(result, OrchError):
-            raise result
-    first = plan_launch(replace(arguments, settings=settings[0]))
+    if arguments.program is None:
+        words = [(*arguments.settings, *(f"{key}={value}" for key, value in values.items())) for values in swept]
+        _check_settings(arguments, words)
+        first = plan_launch(replace(arguments, settings=words[0]))
+    else:
+        words = [with_values(arguments.program, values) for values in swept]
+        first = plan_launch(replace(arguments, program=words[0]))
     now, tokens = datetime.now(timezone.utc), set[str]()
     while len(tokens) < 1 + len(swept):
         tokens.add(os.urandom(2).hex())
     sweep_id, *ids = (new_run_id(arguments.name or first.plan.name, now, token) for token in tokens)
-    sweep = Sweep(sweep_id, tuple(ids))
-    return list(_planned(first, sweep, settings, swept))
+    return list(_planned(first, Sweep(sweep_id, tuple(ids), at_once), words, swept))
+
+
+def with_values(program: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
+    """
+    Return the program of one run: in its arguments, {KEY} is replaced by the value; other braces stay.
+
+    Raises:
+        UsageError: a swept key is in no argument.
+    """
+    name, *args = program
+    for key in values:
+        if not any(f"{{{key}}}" in word for word in args):
+            raise UsageError(
+                f"--sweep {key}=…: no argument of the program contains {{{key}}}",
+                hint=f"write {{{key}}} where the value goes, as in -- train.py --{key.replace('.', '-')} {{{key}}}",
+            )
+    placeholder = re.compile("|".join(re.escape(f"{{{key}}}") for key in values))
+    return name, *(placeholder.sub(lambda found: values[found[0][1:-1]], word) for word in args)
+
+
+def _check_settings(arguments: LaunchArguments, words: Sequence[tuple[str, ...]]) -> None:
+    """Let the trainer check the settings of each run; raises its first refusal."""
+    results = each(words, lambda settings: trainer_config(replace(arguments, settings=settings)), limit=CHECKED_AT_ONCE)
+    for result in results:
+        if isinstance(result, OrchError):
+            raise result
 
 
 def _planned(
-    first: Planned, sweep: Sweep, settings: Sequence[tuple[str, ...]], swept: Sequence[Mapping[str, str]]
+    first: Planned, sweep: Sweep, words: Sequence[tuple[str, ...]], swept: Sequence[Mapping[str, str]]
 ) -> Iterator[Planned]:
-    for run_id, args, values in zip(sweep.runs, settings, swept, strict=True):
+    for run_id, args, values in zip(sweep.runs, words, swept, strict=True):
         program = replace(first.plan.program, args=args)
         plan = replace(first.plan, run_id=run_id, program=program, sweep=sweep)
         request = {**first.record.request, "program": asdict(program)}
@@ -119,14 +147,14 @@ def submit(planned: Sequence[Planned], on_warning: Callable[[str], None]) -> str
 
 
 def _start(planned: Sequence[Planned], launcher: SlurmLauncher, on_warning: Callable[[str], None]) -> str:
-    """Write all records, then all files, then submit once."""
+    """Check that the cluster can run the sweep, write all records, then all files, then submit once."""
     store, folders = home_store(), list[RunFolder]()
     with undo_on_failure(folders, launcher, "during the launch; no run of the sweep is left running"):
+        for warning in launcher.connect():
+            on_warning(warning)
         for run in planned:
             folders.append(store.create(run.record))
             record_plan(folders[-1], run)
-        for warning in launcher.connect():
-            on_warning(warning)
         pushed_plans = [launcher.push(run.plan, run.bundle) for run in planned[1:]]
         job = str(launcher.start(planned[0].bundle))
         for task, folder in enumerate(folders):
@@ -138,20 +166,31 @@ def _start(planned: Sequence[Planned], launcher: SlurmLauncher, on_warning: Call
     return job
 
 
-def of_sweep(name: str, records: Iterable[RunRecord]) -> list[RunRecord]:
+def stop_sweep(runs: Sequence[tuple[RunFolder, RunRecord]], on_message: Callable[[str], None]) -> list[RunRecord]:
     """
-    Return the records of a sweep, in task order; `name` is its id or a unique prefix.
+    Stop all runs of a sweep that have not ended; returns the records of all.
 
     Raises:
-        RunNotFound: no sweep, or more than one, has the name.
+        LaunchError: some runs are not known to be over; names each.
     """
-    swept = (record for record in records if record.sweep is not None and record.sweep.startswith(name))
-    records = sorted(swept, key=_task)
-    if not name or len({record.sweep for record in records}) != 1:
-        raise RunNotFound(f"no sweep {name!r}, or more than one", hint="use the id that orch submit --sweep printed")
-    return records
+    unended = [folder for folder, record in runs if not record.state.ended]
+    for folder in unended:
+        folder.request_stop()
+    _cancel_array([run for run in runs if run[0] in unended])
+    outcomes = each(unended, lambda folder: stop(folder, on_message), limit=STOPPED_AT_ONCE)
+    if errors := [outcome for outcome in outcomes if isinstance(outcome, OrchError)]:
+        raise LaunchError("\n".join(map(str, errors)), hint=errors[0].hint)
+    return [folder.read() for folder, _ in runs]
 
 
-def _task(record: RunRecord) -> int:
-    """The index of the run's task in the job array; 0 if nothing was submitted."""
-    return int((record.slurm_job or "").partition("_")[2] or 0)
+def _cancel_array(runs: Sequence[tuple[RunFolder, RunRecord]]) -> None:
+    """Cancel the whole job array with one command, so that no waiting task starts while the others are stopped one by one."""
+    jobs = {record.id: record.slurm_job for _, record in runs if record.slurm_job is not None}
+    if not jobs:
+        return
+    plan = runs[0][0].read_plan()
+    with closing(slurm_host(plan, Terminal())) as host, suppress(NodeError):  # stopping each run reports it
+        statuses = job_statuses(host.run, jobs).values()
+        arrays = {array_id(status.job) for status in statuses if status and status.run_id == plan.job_run}
+        for job in arrays:
+            host.run(["scancel", job])

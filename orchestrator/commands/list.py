@@ -30,18 +30,19 @@ def list_runs(selection: Selection, *, up_to_date: bool, as_json: bool) -> int:
 
 
 def _print(records: list[RunRecord], *, newest: RunRecord) -> None:
-    """Print one line per run; columns for tags, notes and messages if a run has any."""
-    columns: dict[str, Sequence[str]] = {
+    """Print one line per run; columns for sweeps, tags, notes and messages if a run has any."""
+    columns: dict[str, Sequence[str | None]] = {
         "RUN": [f"{record.id} (latest)" if record is newest else record.id for record in records],
         "LAUNCHER": [record.launcher for record in records],
         "STATE": [record.state.value for record in records],
         "AGE": [_age(record) for record in records],
         "TIME": [_duration(record) for record in records],
+        "SWEEP": [record.sweep for record in records],
         "TAGS": [" ".join(record.tags) for record in records],
         "NOTE": [_first_line(record.note) for record in records],
         "MESSAGE": [_first_line(record.message) for record in records],
     }
-    optional = {"TAGS", "NOTE", "MESSAGE"}
+    optional = {"SWEEP", "TAGS", "NOTE", "MESSAGE"}
     shown = {name: cells for name, cells in columns.items() if name not in optional or any(cells)}
     print_table(tuple(shown), list(zip(*shown.values(), strict=True)), cut=("NOTE", "MESSAGE"))
 

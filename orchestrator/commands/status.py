@@ -8,12 +8,16 @@ from dataclasses import asdict
 from typing import Any
 
 from orchestrator.actions.refresh import NodeObservation, Refreshed, refresh
-from orchestrator.actions.runs import find_run
+from orchestrator.actions.runs import find_run, is_sweep
 from orchestrator.console import print_json, print_table, print_text, warn, without_controls
 
 
 def status(run: str, *, as_json: bool) -> int:
-    """Print the state of one run; returns the exit code of the run, 0 while it is running."""
+    """Print the state of one run, or of all runs of a sweep; returns the exit code, 0 while something is running."""
+    if is_sweep(run):
+        from orchestrator.commands.sweep import sweep_status  # noqa: PLC0415  imports Slurm's modules
+
+        return sweep_status(run, as_json=as_json)
     refreshed = refresh(find_run(run))
     record = refreshed.record
     if refreshed.missing:

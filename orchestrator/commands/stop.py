@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from orchestrator.actions import stop as action
+from orchestrator.actions.runs import is_sweep
 from orchestrator.console import inform, warn
 from orchestrator.errors import UsageError
 
 
 def stop(run: str | None, inventory: str | None) -> int:
     """Stop the run, found by its record or on the nodes of the inventory, and print its state."""
+    if inventory is None and run is not None and is_sweep(run):
+        from orchestrator.commands.sweep import stop_runs  # noqa: PLC0415  imports Slurm's modules
+
+        return stop_runs(run)
     if inventory is None:
         record = action.stop(action.run_to_stop(run), inform)
     elif run is None:

@@ -1,23 +1,25 @@
-"""`orch submit --sweep` submits the runs of a sweep; `orch list --sweep` compares them."""
+"""`orch submit --sweep` submits the runs of a sweep; `orch list --sweep` and `orch status` compare them, `orch stop` ends them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from orchestrator.actions import transcript
 from orchestrator.actions.refresh import bring_up_to_date
 from orchestrator.actions.request import LaunchArguments
-from orchestrator.actions.runs import readable_runs
-from orchestrator.actions.sweep import of_sweep, plan_sweep, submit
+from orchestrator.actions.runs import find_sweep
+from orchestrator.actions.sweep import plan_sweep, stop_sweep, submit
 from orchestrator.console import inform, print_json, print_table, print_text, warn
+from orchestrator.errors import RunNotFound
 from orchestrator.run import RunRecord
 
 COMPARED = ("steps", "first_loss", "last_loss", "tokens_per_s")
 
 
-def submit_sweep(arguments: LaunchArguments, axes: Sequence[str], *, dry_run: bool) -> int:
+def submit_sweep(arguments: LaunchArguments, axes: Sequence[str], at_once: int | None, *, dry_run: bool) -> int:
     """Plan all runs, then submit them together; prints the id of the sweep."""
-    planned = plan_sweep(arguments, axes)
+    planned = plan_sweep(arguments, axes, at_once)
     for warning in planned[0].warnings:
         warn(warning)
     if dry_run:
@@ -32,22 +34,40 @@ def submit_sweep(arguments: LaunchArguments, axes: Sequence[str], *, dry_run: bo
 
 def list_sweep(name: str, *, as_json: bool) -> int:
     """
-    Refresh and compare the runs of a sweep.
+    Refresh and compare the runs of a sweep; returns 0.
 
     Raises:
         RunNotFound: no sweep here, or more than one, has the name.
     """
-    warnings = bring_up_to_date()
-    runs, damaged = readable_runs()
-    for warning in warnings + damaged:
+    if not find_sweep(name):
+        raise RunNotFound(f"no sweep {name!r}, or more than one", hint="use the id that orch submit --sweep printed")
+    for warning in bring_up_to_date():
         warn(warning)
-    records = of_sweep(name, [record for _, record in runs])
+    records = [record for _, record in find_sweep(name)]
     if as_json:
         print_json([record.to_json() for record in records])
         return 0
     swept = list(records[0].swept)
     rows = [_row(record, swept) for record in records]
     print_table(("RUN", "STATE", *map(str.upper, swept), *(name.upper().replace("_", " ") for name in COMPARED)), rows)
+    return 0
+
+
+def sweep_status(name: str, *, as_json: bool) -> int:
+    """As list_sweep, but returns the exit code of the first run that has ended badly, once all have ended."""
+    list_sweep(name, as_json=as_json)
+    records = [record for _, record in find_sweep(name)]
+    if not all(record.state.final for record in records):
+        return 0
+    return next((record.exit_code for record in records if record.exit_code), 0)
+
+
+def stop_runs(name: str) -> int:
+    """Stop all runs of a sweep and print their states."""
+    records = stop_sweep(find_sweep(name), inform)
+    counts = Counter(record.state.value for record in records)
+    states = ", ".join(f"{count} {state}" for state, count in counts.items())
+    inform(f"the {len(records)} runs of sweep {records[0].sweep}: {states}")
     return 0
 
 

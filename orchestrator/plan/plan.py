@@ -45,6 +45,8 @@ class Sweep:
     id: str
     runs: tuple[str, ...]
     """The run ids, in the order of the tasks."""
+    at_once: int | None = None
+    """The number of runs that may run at the same time; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +140,14 @@ def from_json(data: Mapping[str, Any]) -> LaunchPlan:
     """
     known = known_fields(LaunchPlan, data)
     program = Program(**{**known_fields(Program, data["program"]), "args": tuple(data["program"]["args"])})
-    sweep = Sweep(data["sweep"]["id"], tuple(data["sweep"]["runs"])) if data.get("sweep") else None
+    sweep = _sweep(data["sweep"]) if data.get("sweep") else None
     values: dict[str, Any] = {"nodes": tuple(map(_node, data["nodes"])), "program": program, "sweep": sweep}
     values |= {name: tuple(data.get(name, ())) for name in ("warnings", "setup")}
     return LaunchPlan(**{**known, **values})
+
+
+def _sweep(data: Mapping[str, Any]) -> Sweep:
+    return Sweep(**{**known_fields(Sweep, data), "runs": tuple(data["runs"])})
 
 
 def _node(data: Mapping[str, Any]) -> NodePlan:

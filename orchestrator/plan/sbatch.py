@@ -12,7 +12,7 @@ from orchestrator.names.slurm_options import OPTION_OF, option_value
 from orchestrator.plan.shell import jinja_environment, refuse_control, render
 
 if TYPE_CHECKING:
-    from orchestrator.plan.plan import LaunchPlan
+    from orchestrator.plan.plan import LaunchPlan, Sweep
 
 
 def slurm_scripts(plan: LaunchPlan) -> dict[str, str]:
@@ -90,7 +90,7 @@ def sbatch_options(plan: LaunchPlan) -> list[str]:
     slurm = plan.slurm
     options = [
         f"--job-name={plan.job_name}",
-        *([f"--array=0-{len(plan.sweep.runs) - 1}"] if plan.sweep else []),
+        *([f"--array={_array(plan.sweep)}"] if plan.sweep else []),
         f"--nodes={plan.node_count + plan.spare_count}",
         *(["--no-kill"] if plan.spare_count else []),  # else Slurm ends the job when the first node fails
         "--ntasks-per-node=1",
@@ -107,6 +107,11 @@ def sbatch_options(plan: LaunchPlan) -> list[str]:
         f"--{option}={value}" if value else f"--{option}" for option, value in values.items() if value is not None
     ]
     return [_sbatch_quoted(option) for option in (*options, *slurm["options"])]
+
+
+def _array(sweep: Sweep) -> str:
+    """The tasks of a sweep as sbatch takes them."""
+    return f"0-{len(sweep.runs) - 1}" + (f"%{sweep.at_once}" if sweep.at_once else "")
 
 
 def _sbatch_value(plan: LaunchPlan, field: str) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.sweep import combinations
+from orchestrator.actions.sweep import combinations, with_values
 from orchestrator.errors import UsageError
 from tests.grounds.cli import Orch
 
@@ -38,6 +38,15 @@ def test_every_combination_is_one_run_and_the_last_setting_varies_fastest() -> N
 def test_invalid_sweep_is_refused_with_the_argument(words: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         combinations(words, ["steps=20"])
+
+
+def test_values_replace_the_placeholders_in_the_arguments_of_a_program() -> None:
+    program = ("train.py", "--lr={lr}", "{a.b}", "{lr}-{other}", '{"x": {lr}}', "{name}")
+    values = {"lr": "1e-3", "a.b": "{lr}"}
+    assert with_values(program, values) == ("train.py", "--lr=1e-3", "{lr}", "1e-3-{other}", '{"x": 1e-3}', "{name}")
+    with pytest.raises(UsageError, match=r"no argument of the program contains \{seed\}") as caught:
+        with_values(("{seed}.py", "--seed", "seed"), {"seed": "1"})
+    assert "--seed {seed}" in caught.value.hint
 
 
 @pytest.mark.processes

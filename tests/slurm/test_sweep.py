@@ -48,15 +48,21 @@ def test_every_combination_is_a_separate_run_and_list_compares_them(orch: Orch, 
     assert f"{losses[2]:.4f}"[:5] in orch("logs", run).stdout
 
 
-def test_stop_of_one_run_of_a_sweep_leaves_the_others_running(orch: Orch, cluster: Cluster) -> None:
-    sweep = orch("submit", "-j", "1x1", "--sweep", "seed=1,2", "steps=1000000", *_settings(cluster)[1:]).stdout.strip()
-    first, second = (record["id"] for record in json.loads(orch("list", "--sweep", sweep, "--json").stdout))
-    cluster.wait_for(orch, second, "RUNNING")
+def test_one_run_or_the_whole_sweep_of_a_program_is_stopped(orch: Orch, cluster: Cluster) -> None:
+    """At most two of the four runs at a time, each with its own argument."""
+    program = ("--", "sh", "-c", 'echo "seed=$1"; exec sleep 1000', "sh", "{seed}")
+    words = ("--sweep", "seed=1,2,3,4", "--at-once", "2", "--job-name", "mine")
+    sweep = orch("submit", "-j", "1x1", *words, *program).stdout.strip()
+    first, second, *waiting = (record["id"] for record in json.loads(orch("list", "--sweep", sweep, "--json").stdout))
+    until(lambda: "seed=1" in orch.printed(first), awaited="the first run's line", deadline_s=60)
+    until(lambda: "seed=2" in orch.printed(second), awaited="the second run's line", deadline_s=60)
+    assert [orch.status(run)["queue"]["reason"] for run in waiting] == ["JobArrayTaskLimit"] * 2
     orch("stop", first)
     assert [orch.status(run)["state"] for run in (first, second)] == ["STOPPED", "RUNNING"]
-    orch("stop", second)
-    assert orch.status(second)["state"] == "STOPPED"
+    assert "it is a sweep of 4 runs" in orch("logs", sweep, code=2).stderr
+    assert f"the 4 runs of sweep {sweep}: 4 STOPPED" in orch("stop", sweep).stderr
     assert not cluster.jobs()
+    assert orch("status", sweep, code=6).stdout.count("STOPPED") == 4
 
 
 @pytest.mark.slow
@@ -79,7 +85,8 @@ def test_only_the_warned_task_of_an_array_continues_in_another_attempt(orch: Orc
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--sweep", "lr=1e-3", "--", "train.py"), "shared trainer"),
+        (("--sweep", "lr=1e-3", "--", "true", "--lr"), "no argument of the program contains {lr}"),
+        (("--at-once", "2"), "--at-once is for the runs of a sweep"),
         (("--sweep", "model.layerz=1,2"), "layerz"),
         (("--sweep", "lr=fast,slow"), "lr"),
         (("--sweep", "lr"), "not a setting"),
@@ -93,11 +100,10 @@ def test_sweep_that_cannot_run_is_refused_before_anything_is_submitted(
     assert orch.records() == []
 
 
-def test_all_runs_of_a_sweep_that_slurm_refuses_have_failed(orch: Orch, cluster: Cluster) -> None:
-    inventory = orch.cwd / "inventory.yaml"
-    inventory.write_text(inventory.read_text("utf-8").replace("partition: debug", "partition: nowhere"))
-    assert "nowhere" in orch("submit", "-j", "1x1", "--sweep", "seed=1,2", *_settings(cluster), code=2).stderr
-    assert [record["state"] for record in orch.records()] == ["FAILED", "FAILED"]
+def test_sweep_that_the_cluster_cannot_run_leaves_no_records(orch: Orch, cluster: Cluster) -> None:
+    sweep = ("--sweep", "seed=1,2", "-p", "nowhere", "--", "true", "{seed}")
+    assert "nowhere is not known" in orch("submit", "-j", "1x1", *sweep, code=2).stderr
+    assert orch.records() == []
     assert not cluster.jobs()
 
 

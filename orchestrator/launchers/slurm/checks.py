@@ -61,7 +61,7 @@ def check(run: RunCommand, plan: LaunchPlan, default_partition: str | None = Non
         error = (done.stderr.strip() or "it lists no partition").splitlines()[-1]
         return [f"nothing was checked before the submission: scontrol show partition: {error}"]
     hint = "partitions here: " + "; ".join(map(str, list(partitions.values())[:_SHOWN]))
-    if problems := _unknown_to_accounting(run, plan):
+    if problems := [*_too_many_tasks(run, plan), *_unknown_to_accounting(run, plan)]:
         raise UsageError("\n".join(problems))
     requested = option_value(plan.slurm, "partition")
     if not requested:
@@ -123,6 +123,16 @@ def _exceeded(partition: _Partition, partitions: Mapping[str, _Partition], plan:
     time = option_value(plan.slurm, "time") or ""
     if time_limit_s(time) > (time_limit_s(partition.longest) or math.inf):
         yield f"slurm.time: {time} is more than {title} allows: {partition.longest}"
+
+
+def _too_many_tasks(run: RunCommand, plan: LaunchPlan) -> Iterator[str]:
+    """A sweep of more runs than a job array may have tasks on this cluster."""
+    if plan.sweep is None:
+        return
+    limit = re.search(r"^MaxArraySize\s*=\s*(\d+)", run(["scontrol", "show", "config"]).stdout, re.MULTILINE)
+    count = len(plan.sweep.runs)
+    if limit and count > int(limit[1]):
+        yield f"--sweep: {count} runs, and this cluster allows {limit[1]} tasks per job array (MaxArraySize); sweep fewer values at a time"
 
 
 def _unknown_to_accounting(run: RunCommand, plan: LaunchPlan) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from orchestrator.inventory.slurm import SlurmOptions
 from orchestrator.launchers.slurm.checks import check
 from orchestrator.names.slurm_options import time_limit_s
 from orchestrator.plan.make import make_plan
-from orchestrator.plan.plan import LaunchPlan
+from orchestrator.plan.plan import LaunchPlan, Sweep
 from orchestrator.run import Program, Request
 
 # Output of Slurm 22.05 (the test cluster), reduced to the fields that 20.11 and 25.05 print as well.
@@ -42,7 +43,7 @@ class Site:
         if argv[0] == "sacctmgr":
             answer = ACCOUNTS[argv[4]] if self._accounts else ""
             return subprocess.CompletedProcess(argv, 0 if self._accounts else 1, answer, "")
-        config = f"AccountingStorageBackupHost = (null)\nAccountingStorageEnforce = {self._enforced}\n"
+        config = f"AccountingStorageBackupHost = (null)\nAccountingStorageEnforce = {self._enforced}\nMaxArraySize            = 50\n"
         return subprocess.CompletedProcess(argv, 0, config if argv[-1] == "config" else self._partition + "\n", "")
 
 
@@ -70,6 +71,16 @@ def test_time_limits_are_compared_in_every_notation(time: str, limit: str, is_al
     else:
         with pytest.raises(UsageError, match="is more than partition debug allows"):
             check(Site(time=limit), plan)
+
+
+@pytest.mark.parametrize("count", [50, 51])
+def test_sweep_of_more_runs_than_a_job_array_may_have_is_refused(count: int) -> None:
+    plan = replace(_plan(SlurmOptions(partition="debug")), sweep=Sweep("demo", tuple(map(str, range(count)))))
+    if count == 50:
+        assert check(Site(), plan) == []
+    else:
+        with pytest.raises(UsageError, match=r"--sweep: 51 runs, and this cluster allows 50 .*\(MaxArraySize\)"):
+            check(Site(), plan)
 
 
 @pytest.mark.parametrize("nodes", ["(null)", "n[0-99999999]", "rack{1-2}"])
