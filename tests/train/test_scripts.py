@@ -17,6 +17,7 @@ MMENGINE = """
 import os
 import sys
 import torch
+from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
 
@@ -28,7 +29,16 @@ class Model(BaseModel):
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
     def forward(self, inputs, targets, mode):
+        if mode == "predict":
+            return [int(number) for number in inputs[:, 0]]
         return {"loss": torch.nn.functional.mse_loss(self.layer(inputs), targets)}
+
+class Numbers(BaseMetric):
+    def process(self, batch, numbers):
+        self.results.extend(numbers)
+    def compute_metrics(self, results):
+        print("collected", results, flush=True)
+        return {"count": len(results)}
 
 data = [(torch.full((4,), float(number)), torch.ones(1)) for number in range(8)]
 runner = Runner(
@@ -37,6 +47,10 @@ runner = Runner(
     train_dataloader=dict(batch_size=2, dataset=data, sampler=dict(type="DefaultSampler", shuffle=True),
                           collate_fn=dict(type="default_collate")),
     train_cfg=dict(by_epoch=True, max_epochs=1),
+    val_dataloader=dict(batch_size=2, dataset=data, sampler=dict(type="DefaultSampler", shuffle=False),
+                        collate_fn=dict(type="default_collate")),
+    val_cfg=dict(),
+    val_evaluator=[Numbers()],
     optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.01)),
     env_cfg=dict(dist_cfg=dict(backend="nccl")),
     launcher=os.environ["LAUNCHER"],
@@ -117,8 +131,9 @@ def mmengine(farm: Farm, tmp_path: Path) -> Orch:
 
 @pytest.mark.slow
 def test_mmengine_script_for_cuda_trains_without_cuda_with_either_launcher(mmengine: Orch) -> None:
-    """Both launchers form the same group, so one run tests both."""
+    """Both launchers form the same group, so one run tests both; each node has its own workdir, where MMEngine collects results."""
     mmengine("ssh-launch", "--", "train.py", timeout_s=200)
+    assert [line["text"] for line in mmengine.lines("--grep", "^collected")] == ["collected [0, 1, 2, 3, 4, 5, 6, 7]"]
     assert _trained(mmengine) == [f"trained {rank} 2 2 MMDistributedDataParallel" for rank in (0, 1)]
     assert _ready(mmengine) == ["2/2 ranks ready, backend gloo, device cpu"] * 2
     ready = [line["text"] for line in mmengine.lines("--grep", " ready, ")]

@@ -23,7 +23,7 @@ AFTER = {
     "accelerate.state": "accelerate.share_the_cpu",
     "mmengine.device.utils": "mmengine.find_device",
     "mmengine.dist.utils": "mmengine.join_ranks",
-    "mmengine.dist.dist": "mmengine.take_collectives",
+    "mmengine.dist.dist": "mmengine.change_collectives",
     "mmengine.model.wrappers.distributed": "mmengine.take_device_ids",
     "mmengine.optim.optimizer.optimizer_wrapper": "mmengine.take_steps",
 }

@@ -1,7 +1,7 @@
 """
 MMEngine without CUDA: its calls of torch.cuda are redirected to the node's accelerator.
 
-With an accelerator that MMEngine knows, only `launcher='slurm'` is changed. The gcu paths
+With an accelerator that MMEngine knows, only `launcher='slurm'` and the collection of results are changed. The gcu paths
 follow the vendor's published sources (trainer/runtime/accelerators.py) and were not verified on hardware.
 """
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import os
+import pickle
 import sys
 from datetime import timedelta
 from typing import Any
@@ -19,6 +21,7 @@ from ..runtime.accelerators import Accelerator, choose
 from .devices import kinds_of, local_rank, warn_cpu_only, warn_model_on_cpu
 
 TIMEOUT = timedelta(minutes=30)  # torch's own for gloo
+PIECE_BYTES = 64 << 20  # of results, on each device at once
 GROUP_ARGUMENTS = ("rank", "world_size", "init_method", "store")  # of init_process_group, which initialise_on() sets
 
 # `Any` below stands for MMEngine's and torch's classes, which are not imported here.
@@ -80,6 +83,54 @@ def take_collectives(module: Any) -> None:  # noqa: ANN401
     accelerator = unknown_to_mmengine()
     if accelerator is not None:
         module.torch_dist = accelerator.distributed
+
+
+def change_collectives(module: Any) -> None:  # noqa: ANN401
+    """Change mmengine.dist.dist: the T20's collectives, and results of evaluations by the group if the ranks share no folder."""
+    take_collectives(module)
+    if "ORCH_SHARED_DIR" not in os.environ:
+        collect_by_group(module)
+
+
+def collect_by_group(module: Any) -> None:  # noqa: ANN401
+    """
+    Collect the results of an evaluation through the group: MMEngine writes them to files below the current folder.
+
+    In pieces, because MMEngine's own way through the group puts the results of all ranks on every device.
+    """
+    by_files = module.collect_results_cpu
+
+    def collect_results_cpu(result_part: list[Any], size: int, tmpdir: str | None = None) -> list[Any] | None:
+        rank, world_size = module.get_dist_info()
+        if world_size == 1 or tmpdir is not None:  # a folder of the user, who knows that it is shared
+            results: list[Any] | None = by_files(result_part, size, tmpdir)
+            return results
+        data = pickle.dumps(result_part)
+        parts = []
+        for source, length in enumerate(module.all_gather_object(len(data))):
+            received = _broadcast_bytes(module, data if rank == source else None, length, source, is_kept=rank == 0)
+            parts.append(pickle.loads(received) if rank == 0 else [])  # noqa: S301 -- from a rank of this job
+        if rank != 0:
+            return None
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*parts))  # parts differ in length
+        return [result for result in turns if result is not None][:size]  # samples beyond `size` are padding
+
+    module.collect_results_cpu = collect_results_cpu
+
+
+def _broadcast_bytes(module: Any, data: bytes | None, length: int, source: int, *, is_kept: bool) -> bytes:  # noqa: ANN401
+    """Send bytes from the rank that has them to all ranks; return them if they are kept here."""
+    torch, received = importlib.import_module("torch"), bytearray()
+    for begin in range(0, length, PIECE_BYTES):
+        size = min(PIECE_BYTES, length - begin)
+        if data is None:
+            piece = torch.empty(size, dtype=torch.uint8)
+        else:
+            piece = torch.frombuffer(bytearray(data[begin : begin + size]), dtype=torch.uint8)
+        module.broadcast(piece, source)
+        if is_kept:
+            received += piece.numpy().tobytes()
+    return bytes(received)
 
 
 def _communicate_on_the_device(module: Any, accelerator: Accelerator) -> None:  # noqa: ANN401

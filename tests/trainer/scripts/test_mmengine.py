@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import sys
 from datetime import timedelta
 from types import SimpleNamespace
@@ -311,3 +313,33 @@ def test_deepspeed_does_not_compile_the_op_of_its_own_launcher(monkeypatch: pyte
     monkeypatch.delenv("LOCAL_SIZE")
     deepspeed.need_no_compiler(module)
     assert vars(module)["__compatible_ops__"] == {"deepspeed_shm_comm": False, "cpu_adam": True}
+
+
+def test_results_are_collected_in_pieces_and_in_the_order_of_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rank 0 of two; rank 1 has sent a shorter part."""
+    monkeypatch.setattr(mmengine, "PIECE_BYTES", 10)
+    monkeypatch.delenv("ORCH_SHARED_DIR", raising=False)
+    parts = [["a" * 30, "c", "e"], ["b" * 30, "d"]]
+    unsent = io.BytesIO(pickle.dumps(parts[1]))
+
+    def broadcast(piece: torch.Tensor, source: int) -> None:
+        if source == 1:
+            piece[:] = torch.frombuffer(bytearray(unsent.read(len(piece))), dtype=torch.uint8)
+
+    module = SimpleNamespace(
+        collect_results_cpu=lambda *_: "by files",
+        get_dist_info=lambda: (0, 2),
+        all_gather_object=lambda _: [len(pickle.dumps(part)) for part in parts],
+        broadcast=broadcast,
+    )
+    mmengine.collect_by_group(module)
+    assert module.collect_results_cpu(parts[0], 4) == ["a" * 30, "b" * 30, "c", "d"]
+    assert module.collect_results_cpu(parts[0], 4, "/a/folder/of/the/user") == "by files"
+
+
+def test_results_are_collected_by_files_if_the_ranks_share_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCH_SHARED_DIR", "/shared")
+    _set_accelerator(monkeypatch, None)
+    module = SimpleNamespace(collect_results_cpu=print)
+    mmengine.change_collectives(module)
+    assert module.collect_results_cpu is print
