@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -95,6 +96,54 @@ def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | 
     if errors:
         raise errors[0]
     return [results[index] for index in range(len(items))]
+
+
+def each_but_stragglers(
+    items: Sequence[T], work: Callable[[T], R], *, limit: int, wait_s: float
+) -> list[R | OrchError | None]:
+    """
+    As `each`, but without items that take much longer than the others: their results are None, and their work continues.
+
+    That is after wait_s, or twice the time in which half of the items that do not fail have succeeded, if that is longer.
+    """
+    begun, changed = time.monotonic(), threading.Condition()
+    done: dict[int, R | OrchError] = {}
+    outcome: list[object] = []
+    is_left = threading.Event()
+
+    def work_on(index: int) -> None:
+        if is_left.is_set():
+            return
+        try:
+            result: R | OrchError = work(items[index])
+        except OrchError as failure:
+            result = failure
+        with changed:
+            done[index] = result
+            changed.notify()
+
+    def work_on_all() -> None:
+        try:
+            outcome.append(each(range(len(items)), work_on, limit=limit))
+        except Exception as error:  # noqa: BLE001  raised again below
+            outcome.append(error)
+        with changed:
+            changed.notify()
+
+    threading.Thread(target=work_on_all, name="nodes", daemon=True).start()
+    deadline: float | None = None
+    try:
+        with changed:
+            while not outcome and (deadline is None or time.monotonic() < deadline):
+                failed = sum(isinstance(result, OrchError) for result in done.values())
+                if deadline is None and 2 * (len(done) - failed) >= len(items) - failed > 0:
+                    deadline = max(begun + wait_s, time.monotonic() + (time.monotonic() - begun))
+                changed.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+    finally:
+        is_left.set()
+    if outcome and isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return [done.get(index) for index in range(len(items))]
 
 
 def _start(threads: Sequence[threading.Thread]) -> Sequence[threading.Thread]:

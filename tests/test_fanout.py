@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from orchestrator.errors import LaunchError, NodeError, NodesError, UsageError
-from orchestrator.fanout import each, once, successes
+from orchestrator.fanout import each, each_but_stragglers, once, successes
 
 
 def test_results_and_failures_are_in_the_order_of_the_items() -> None:
@@ -34,6 +34,31 @@ def test_hung_item_delays_no_other_item() -> None:
         return index
 
     assert each(range(9), work, limit=3) == list(range(9))
+
+
+def test_straggler_is_left_once_half_of_the_others_have_succeeded() -> None:
+    failure, gate = NodeError("b", "no route to host"), threading.Event()
+
+    def work(name: str) -> str:
+        if name == "b":
+            raise failure
+        if name == "stuck":
+            gate.wait()
+        return name.upper()
+
+    names = ["a", "b", "stuck", "c"]
+    assert each_but_stragglers(names, work, limit=4, wait_s=0.05) == ["A", failure, None, "C"]
+    gate.set()
+    assert each_but_stragglers(names, work, limit=2, wait_s=60) == ["A", failure, "STUCK", "C"]
+
+
+def test_only_item_is_no_straggler() -> None:
+    assert each_but_stragglers([0.1], lambda wait_s: threading.Event().wait(wait_s), limit=1, wait_s=0.0) == [False]
+
+
+def test_programming_error_of_an_item_among_stragglers_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        each_but_stragglers([1, 0], lambda index: 1 // index, limit=2, wait_s=60)
 
 
 def test_at_most_limit_items_run_at_once() -> None:

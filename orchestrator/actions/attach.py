@@ -49,7 +49,7 @@ def end_remaining(folder: RunFolder, on_message: Callable[[str], None], on_warni
     """
     refreshed = refresh(folder)
     if refreshed.missing:
-        on_warning(refreshed.missing)
+        on_warning(str(refreshed.missing))
     if not refreshed.left_running:
         return
     _refuse_second(folder, refreshed.record)

@@ -41,8 +41,8 @@ class Refreshed:
     record: RunRecord
     status: Status | None = None
     """None if nothing was queried, because the launch is still in progress or failed."""
-    missing: str = ""
-    """The nodes that could not be queried about a run that has ended, as an error message; empty if all answered."""
+    missing: NodesError | None = None
+    """The failures of the nodes that did not answer; None if all did, or none was queried."""
 
     @property
     def nodes(self) -> Sequence[NodeObservation]:
@@ -100,7 +100,7 @@ def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Termina
         terminal: answers the prompts of logins.
 
     Raises:
-        NodesError: nodes cannot be reached, and the run is not known to be over.
+        NodesError: no node answers, and the run is not known to be over.
     """
     record = folder.read()
     failed_to_launch = record.state.ended and not record.started
@@ -112,15 +112,17 @@ def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Termina
         if queue is None and plan.launcher == "slurm":
             status = _status_of_job(folder, plan, launcher, record.slurm_job)
         else:
-            status = observe.observe_run(folder, plan, launcher, queue)
+            status = observe.observe_reachable(folder, plan, launcher, queue)
     except NodesError as exc:
         if not record.state.final:
             raise
-        return Refreshed(folder, record, missing=str(exc))
+        return Refreshed(folder, record, missing=exc)
     finally:
         launcher.close()
-    verdict = observe.recordable_verdict(plan, status.verdict, status.nodes)
-    return Refreshed(folder, settle(folder, verdict, status.nodes, attempt=status.attempt), status)
+    if status.is_decided:
+        verdict = observe.recordable_verdict(plan, status.verdict, status.nodes)
+        record = settle(folder, verdict, status.nodes, attempt=status.attempt)
+    return Refreshed(folder, record, status, status.missing)
 
 
 def _status_of_job(folder: RunFolder, plan: LaunchPlan, launcher: Launcher, job: str | None) -> Status:
@@ -131,7 +133,7 @@ def _status_of_job(folder: RunFolder, plan: LaunchPlan, launcher: Launcher, job:
         queue = result.status
         if queue == JobStatus(SILENT):
             queue = JobStatus(SILENT, f"{NO_ANSWER} in {wait_s:.0f} s")
-        return replace(observe.observe_run(folder, plan, launcher, queue), position=result.position)
+        return replace(observe.observe_reachable(folder, plan, launcher, queue), position=result.position)
 
     with Poll(launcher, job, launcher.attempt()) as poll:
         status = query(PATIENCE_S)
@@ -157,7 +159,7 @@ def bring_up_to_date() -> list[str]:
         if record.state is RunState.LOST and (queue is None or queue.state in {GONE, SILENT}):
             return ""
         if queue is None or not _settles(queue, record):
-            return refresh(folder, queue, terminal).missing
+            return str(refresh(folder, queue, terminal).missing or "")
         if queue.waits:
             settle(folder, Verdict(RunState.PENDING, message=queue.why or None), attempt=record.attempt)
         return ""

@@ -9,33 +9,44 @@ from typing import Any
 
 from orchestrator.actions.refresh import NodeObservation, Refreshed, refresh
 from orchestrator.actions.runs import find_run, is_sweep
-from orchestrator.console import print_json, print_table, print_text, warn, without_controls
+from orchestrator.console import print_error, print_json, print_table, print_text, warn, without_controls
 
 
 def status(run: str, *, as_json: bool) -> int:
-    """Print the state of one run, or of all runs of a sweep; returns the exit code, 0 while something is running."""
+    """
+    Print the state of one run, or of all runs of a sweep; returns the exit code, 0 while something is running.
+
+    If nodes do not answer, print what the others report; the exit code is then 4 unless the run has ended.
+    """
     if is_sweep(run):
         from orchestrator.commands.sweep import sweep_status  # noqa: PLC0415  imports Slurm's modules
 
         return sweep_status(run, as_json=as_json)
     refreshed = refresh(find_run(run))
-    record = refreshed.record
-    if refreshed.missing:
-        warn(refreshed.missing)
+    record, failures = refreshed.record, refreshed.missing.failures if refreshed.missing else ()
+    exit_code = record.exit_code
+    if refreshed.missing is not None and record.state.final:
+        warn(str(refreshed.missing))
+    elif refreshed.missing is not None:
+        print_error(refreshed.missing)
+        exit_code = refreshed.missing.exit_code
     if as_json:
         nodes = [asdict(node) for node in refreshed.nodes]
-        print_json(record.to_json() | {"nodes": nodes, "queue": _queue_json(refreshed)})
-        return record.exit_code
+        missing = [{"node": failure.node, "reason": failure.reason} for failure in failures]
+        print_json(record.to_json() | {"nodes": nodes, "missing": missing, "queue": _queue_json(refreshed)})
+        return exit_code
     print_text(without_controls(_headline(refreshed)))
     if warning := refreshed.not_being_ended() or refreshed.unsupervised():
         warn(warning)
     if refreshed.nodes:
-        print_table(("NODE", "RANKS", "AGENT", "STEP", "PHASE", "SEEN"), [_row(node) for node in refreshed.nodes])
+        rows = [_row(node) for node in refreshed.nodes]
+        rows += [(failure.node, None, "no answer", None, None, None) for failure in failures]
+        print_table(("NODE", "RANKS", "AGENT", "STEP", "PHASE", "SEEN"), rows)
         for ready in sorted(
             {str(p["ready"]) for node in refreshed.nodes for p in node.progress.values() if "ready" in p}
         ):
             print_text(f"{without_controls(ready)}\n")
-    return record.exit_code
+    return exit_code
 
 
 def _headline(refreshed: Refreshed) -> str:

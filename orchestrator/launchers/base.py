@@ -78,12 +78,15 @@ class Launcher(Protocol):
         """The number of the newest attempt that has begun; 1 if none has."""
         ...
 
-    def attempt_folders(self, attempt: int, nodes: Collection[str] | None = None) -> Sequence[AttemptFolder]:
+    def attempt_folders(
+        self, attempt: int, nodes: Collection[str] | None = None, *, connect: bool = True
+    ) -> Sequence[AttemptFolder]:
         """
         The folders of an attempt, one per machine to read; their machines are connected, except those with a `failure`.
 
         Args:
             nodes: the nodes whose folders are needed, others may be left out; None means all.
+            connect: False if the machines of the folders need not be connected yet.
 
         Raises:
             NodesError: no machine can be reached.

@@ -125,21 +125,27 @@ class DirectLauncher:
         """The plan's attempt, its only one."""
         return self._plan.attempt
 
-    def attempt_folders(self, attempt: int, nodes: Collection[str] | None = None) -> Sequence[AttemptFolder]:
+    def attempt_folders(
+        self, attempt: int, nodes: Collection[str] | None = None, *, connect: bool = True
+    ) -> Sequence[AttemptFolder]:
         """One folder per node."""
         plan = replace(self._plan, attempt=attempt)
         needed = [node for node in plan.nodes if nodes is None or node.name in nodes]
-        results = each(needed, self.reach, limit=self._fanout)
+        failures = self._connection_failures(needed) if connect else [None] * len(needed)
+        return [
+            AttemptFolder(partial(self.reach, node), plan.attempt_dir(node), (node.name,), failure)
+            for node, failure in zip(needed, failures, strict=True)
+        ]
+
+    def _connection_failures(self, nodes: Sequence[NodePlan]) -> list[NodeError | None]:
+        """Connect to the nodes; return the failure of each, None for a success. NodesError if all fail."""
+        results = each(nodes, self.reach, limit=self._fanout)
         try:
             successes(results)
         except NodesError as exc:
             if len(exc.failures) == len(results):
                 raise
-        failures = [result if isinstance(result, NodeError) else None for result in results]
-        return [
-            AttemptFolder(partial(self.reach, node), plan.attempt_dir(node), (node.name,), failure)
-            for node, failure in zip(needed, failures, strict=True)
-        ]
+        return [result if isinstance(result, NodeError) else None for result in results]
 
     def job_status(self, job: str | None) -> JobStatus | None:  # noqa: ARG002  no scheduler here
         """None: no scheduler."""

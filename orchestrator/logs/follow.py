@@ -28,6 +28,7 @@ LEAST_CHUNK_BYTES = 1 << 16
 INDEX_BYTES = 1 << 18
 POLL_S = 1.0
 TIME_MARGIN_S = 1.0  # between the clocks of this machine and a node; lines that are too old are left out afterwards
+LEAVE_S = 0.1
 WAITING_BATCHES = 16
 LAST_RETRY_S = 5.0
 
@@ -210,8 +211,9 @@ def live(feeds: Sequence[Feed]) -> Iterator[tuple[Iterator[list[Batch]], threadi
     finally:
         exchange.enough.set()
         exchange.abandoned.set()
+        deadline = time.monotonic() + LEAVE_S  # for all: a thread that waits for a silent node ends with the process
         for thread in started:
-            thread.join(timeout=POLL_S * 2)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class _Exchange:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.endpoint.replies import NodeObservation
-from orchestrator.errors import NodesError
-from orchestrator.launchers.base import Launcher
+from orchestrator.errors import NodeError, NodesError, OrchError, Unreachable
+from orchestrator.fanout import each, each_but_stragglers
+from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.launchers.job import JobStatus
 from orchestrator.names.hostlist import fold
 from orchestrator.node.machine import stat_fields
@@ -20,6 +21,8 @@ from orchestrator.verdict.judge import Verdict, judge
 
 LATE_WRITES_S = 5.0  # a shared file system shows the writes of other machines late
 POLL_S = 0.5
+STRAGGLER_S = 4.0  # and longer if the other nodes are slow, too
+NO_ANSWER = "no answer yet, while most other nodes have answered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,18 @@ class Status:
     attempt: int
     position: str = ""
     """The position of a waiting job in the queue."""
+    missing: NodesError | None = None
+    """The failures of the nodes that did not answer; None if all did."""
+
+    @property
+    def is_decided(self) -> bool:
+        """True if the verdict does not depend on nodes that did not answer."""
+        return self.missing is None or self.verdict.state is RunState.FAILED
 
 
 def observe_run(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: JobStatus | None) -> Status:
     """
-    Query the nodes and judge their reports.
+    Query all nodes and judge their reports.
 
     Args:
         queue: read before the call, so that the agents of a job that is over have recorded their exit.
@@ -44,21 +54,70 @@ def observe_run(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: JobSt
     Raises:
         NodesError: some nodes cannot be reached, and the others do not decide the state.
     """
+    status = _observe(run, plan, launcher, queue, straggler_s=None)
+    if status.missing is not None and not status.is_decided:
+        raise status.missing
+    return status
+
+
+def observe_reachable(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: JobStatus | None) -> Status:
+    """
+    As `observe_run`, but without nodes that cannot be reached, or take much longer than the others to answer.
+
+    Raises:
+        NodesError: no node answers.
+    """
+    status = _observe(run, plan, launcher, queue, straggler_s=STRAGGLER_S)
+    if status.missing is not None and not status.nodes:
+        raise status.missing
+    return status
+
+
+def _observe(
+    run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: JobStatus | None, *, straggler_s: float | None
+) -> Status:
+    """Query the nodes at the same time; without `straggler_s`, wait for each as long as its connection does."""
     deadline = time.monotonic() + LATE_WRITES_S
+    limit = int(plan.ssh["fanout"])
     while True:
-        nodes: list[NodeObservation] = []
         attempt = launcher.attempt()
-        folders = launcher.attempt_folders(attempt)
-        for folder in folders:
-            if folder.failure is None:
-                nodes += folder.endpoint.observe(folder.attempt_dir, folder.nodes)
+        folders = launcher.attempt_folders(attempt, connect=False)
+        results: Sequence[list[NodeObservation] | OrchError | None]
+        if straggler_s is None:
+            results = each(folders, _reports, limit=limit)
+        else:
+            results = each_but_stragglers(folders, _reports, limit=limit, wait_s=straggler_s)
+        nodes = [node for result in results if isinstance(result, list) for node in result]
+        missing = _missing(folders, results)
         verdict = judge(plan, nodes, queue, stop_requested=run.is_stop_requested())
-        unreachable = [folder.failure for folder in folders if folder.failure is not None]
-        if unreachable and verdict.state is not RunState.FAILED:
-            raise NodesError(unreachable, len(folders))
-        if verdict.state is not RunState.LOST or queue is None or time.monotonic() > deadline:
-            return Status(verdict, tuple(nodes), queue, attempt)
+        is_settled = verdict.state is not RunState.LOST or queue is None or missing is not None
+        if is_settled or time.monotonic() > deadline:
+            return Status(verdict, tuple(nodes), queue, attempt, missing=missing)
         time.sleep(POLL_S)
+
+
+def _reports(folder: AttemptFolder) -> list[NodeObservation]:
+    return folder.endpoint.observe(folder.attempt_dir, folder.nodes)
+
+
+def _missing(
+    folders: Sequence[AttemptFolder], results: Sequence[list[NodeObservation] | OrchError | None]
+) -> NodesError | None:
+    """
+    The failures of the folders that were not read.
+
+    Raises:
+        OrchError: a failure that is not a node's.
+    """
+    failures: list[NodeError] = []
+    for folder, result in zip(folders, results, strict=True):
+        if result is None:
+            failures.append(Unreachable(folder.name, NO_ANSWER))
+        elif isinstance(result, NodeError):
+            failures.append(result)
+        elif isinstance(result, OrchError):
+            raise result
+    return NodesError(failures, len(folders)) if failures else None
 
 
 def may_still_run(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObservation]) -> list[str]:

@@ -27,7 +27,13 @@ FAILURE = Unreachable("login0", "no route to host")
 class SharedFolder(DirectLauncher):
     """A launcher with one folder for all nodes, which cannot be read."""
 
-    def attempt_folders(self, attempt: int, nodes: Collection[str] | None = None) -> Sequence[AttemptFolder]:  # noqa: ARG002  always the same
+    def attempt_folders(
+        self,
+        attempt: int,  # noqa: ARG002  always the same
+        nodes: Collection[str] | None = None,  # noqa: ARG002
+        *,
+        connect: bool = True,  # noqa: ARG002
+    ) -> Sequence[AttemptFolder]:
         def reach() -> NoReturn:
             raise FAILURE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,13 @@ def test_only_a_witnesss_reply_is_a_vote_and_a_repeated_result_is_recorded_once(
     vote = "but others reach it" if before == "answered before" else "and no other node can check"
     until(lambda: f"n2 does not answer this machine, {vote}" in _events_text(orch, run), awaited=vote, deadline_s=40)
     begun = time.monotonic()
+    status = orch("status", run, code=4)
+    assert re.findall(r"^(n\d) .*(running|no answer)", status.stdout, re.MULTILINE) == [
+        ("n0", "running"),
+        ("n1", "running"),
+        ("n2", "no answer"),
+    ]
+    assert re.search(r"n2: .* timed out after 2 s \(1 of 3\)", status.stderr)
     until(lambda: time.monotonic() - begun > 11, awaited="two more polls", deadline_s=30)
     assert _events_text(orch, run).count("does not answer this machine") == 1
     assert _record(orch, run)["state"] == "RUNNING"

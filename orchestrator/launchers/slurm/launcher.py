@@ -109,10 +109,12 @@ class SlurmLauncher:
             trace = self._host.trace(self._plan)
         return trace.attempt if trace else 1
 
-    def attempt_folders(self, attempt: int, nodes: Collection[str] | None = None) -> Sequence[AttemptFolder]:
+    def attempt_folders(
+        self, attempt: int, nodes: Collection[str] | None = None, *, connect: bool = True
+    ) -> Sequence[AttemptFolder]:
         """One shared folder, in which the nodes appear once they have started; one per node if the workdir is not shared."""
         if unshared_workdir.is_unshared(self._plan):
-            return self._nodes_over_ssh().attempt_folders(attempt, nodes)
+            return self._nodes_over_ssh().attempt_folders(attempt, nodes, connect=connect)
         with self._host_errors():
             self._host.endpoint()
         return [
