@@ -305,6 +305,17 @@ def exec_(inventory: str | None, nodes: str | None, words: tuple[str, ...]) -> i
 
 
 @app.command()
+@click.argument("source", metavar="RUN:PATH")
+@click.argument("destination", type=_PATH, default=".", metavar="[DIR]")
+@click.option("--node", "nodes", metavar="LIST", help="Only from these nodes.")
+def cp(source: str, destination: Path, nodes: str | None) -> int:
+    """Copy files of a run from its nodes to DIR; PATH is relative to the ranks' working folder."""
+    from orchestrator.commands.copy import copy_files  # noqa: PLC0415
+
+    return copy_files(source, destination, nodes)
+
+
+@app.command()
 @_inventory
 @click.option("--older-than", default="7d", show_default=True, metavar="SPAN", help="Only garbage older than this.")
 @click.option("--checkpoints", is_flag=True, help="Also remove runs that contain checkpoints.")

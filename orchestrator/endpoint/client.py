@@ -13,6 +13,7 @@ from orchestrator.endpoint.replies import (
     Chunk,
     CommandResult,
     Facts,
+    FoundFiles,
     NodeObservation,
     Positions,
     RunTrace,
@@ -32,6 +33,7 @@ HEARTBEAT_ANSWER_S = 4.0  # a node that takes longer is silent; the supervisor d
 UNPACK_S = 300.0  # for a bundle on a slow shared file system
 STOP_MARGIN_S = 10.0  # that node/endpoint/stop.py adds to the grace
 STRAYS_MARGIN_S = 20.0  # that node/endpoint/strays.py adds to the grace, including its wait for a vendor's tool
+LIST_S = 120.0  # for a hundred thousand files on a busy file system
 CLEAR_S = 3600.0  # for terabytes on a busy file system
 SEARCH_S = 60.0  # for the last lines of files that hardly have newlines
 ALL_OUTPUTS: messages.Outputs = {"nodes": None, "ranks": None, "streams": None}
@@ -278,6 +280,26 @@ class Endpoint:
             "dry_run": dry_run,
         }
         return self._connection.call(protocol.CLEAR, request, answer_s=CLEAR_S).reply["entries"]
+
+    def list_files(self, attempt_dir: str, nodes: Sequence[str] | None, path: str, *, cwd: str) -> list[FoundFiles]:
+        """The files below a path of the run, for each node that has it; nodes that share it are one."""
+        request: messages.ListFilesRequest = {**_folders(attempt_dir, nodes), "path": path, "cwd": cwd}
+        reply = self._connection.call(protocol.LIST_FILES, request, answer_s=LIST_S).reply
+        try:
+            return [FoundFiles.of(body) for body in reply["found"]]
+        except ValueError as error:
+            raise NodeError(self.node, f"{path}: {error}") from error
+
+    def read_file(self, attempt_dir: str, root: str, path: str, *, offset: int, size: int) -> bytes:
+        """At most `size` bytes of a listed file; empty at its end."""
+        request: messages.ReadFileRequest = {
+            **_folders(attempt_dir, None),
+            "root": root,
+            "path": path,
+            "offset": offset,
+            "size": size,
+        }
+        return self._connection.call(protocol.READ_FILE, request).payload
 
     def command(self, argv: Sequence[str], *, timeout_s: float, removed: str = "") -> CommandResult:
         """

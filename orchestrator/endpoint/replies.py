@@ -8,11 +8,13 @@ where one is made from the other, as in `Stray(**body)`.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.node.events import cause_s
+from orchestrator.node.files import relative
 
 if TYPE_CHECKING:
     from orchestrator.node import messages
@@ -261,6 +263,50 @@ class Signalled:
     pid: int
     role: str
     signal: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file, folder or link; its path is relative to the root it was found below, and empty for the root itself."""
+
+    path: str
+    kind: str
+    size: int
+    mode: int
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFiles:
+    """A path of a run on a node, and everything below it; `identity` is equal on nodes that share the file system."""
+
+    node: str
+    root: str
+    identity: str
+    entries: tuple[Entry, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all files."""
+        return sum(entry.size for entry in self.entries)
+
+    @classmethod
+    def of(cls, body: messages.FoundBody) -> FoundFiles:
+        """
+        From the endpoint's reply.
+
+        Raises:
+            ValueError: a path leads out of the folder that the files are copied to.
+        """
+        for entry in body["entries"]:
+            if entry["path"]:
+                relative(entry["path"])
+            if entry["kind"] == "link":
+                target = posixpath.normpath(posixpath.join(posixpath.dirname(entry["path"]), entry["target"]))
+                relative(target)
+        entries = tuple(Entry(**entry) for entry in body["entries"])
+        return cls(body["node"], body["root"], body["identity"], entries, tuple(body["left_out"]))
 
 
 @dataclass(frozen=True, slots=True)

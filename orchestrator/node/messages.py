@@ -141,6 +141,44 @@ class NodeFolders(TypedDict):
     nodes: Optional[List[str]]
 
 
+class ListFilesRequest(NodeFolders):
+    """`path` of a run, whose ranks run in `cwd`, relative to the root of the code."""
+
+    path: str
+    cwd: str
+
+
+class EntryBody(TypedDict):
+    """`kind` is file, folder or link; `target` is that of a link."""
+
+    path: str
+    kind: str
+    size: int
+    mode: int
+    target: str
+
+
+class FoundBody(TypedDict):
+    """`identity` is equal on machines that share the file system."""
+
+    node: str
+    root: str
+    identity: str
+    entries: List[EntryBody]
+    left_out: List[str]
+
+
+class ListFilesReply(TypedDict):
+    found: List[FoundBody]
+
+
+class ReadFileRequest(NodeFolders):
+    root: str
+    path: str
+    offset: int
+    size: int
+
+
 class Outputs(TypedDict):
     """Output files of ranks: rank-N.STREAM of these nodes, ranks and streams; None means all."""
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     FILE_SYSTEM: Op[messages.FileSystemRequest, messages.FileSystemReply]
     STRAYS: Op[messages.StraysRequest, messages.StraysReply]
     CLEAR: Op[messages.ClearRequest, messages.ClearReply]
+    LIST_FILES: Op[messages.ListFilesRequest, messages.ListFilesReply]
+    READ_FILE: Op[messages.ReadFileRequest, messages.Empty]
     COMMAND: Op[messages.CommandRequest, messages.CommandReply]
     COMMAND_ONCE: Op[messages.CommandOnceRequest, messages.CommandReply]
 
@@ -71,5 +73,7 @@ if not TYPE_CHECKING:
     FILE_SYSTEM = "file_system"
     STRAYS = "strays"
     CLEAR = "clear"
+    LIST_FILES = "list_files"
+    READ_FILE = "read_file"
     COMMAND = "command"
     COMMAND_ONCE = "command_once"

@@ -150,6 +150,22 @@ def test_program_runs_in_the_folder_it_was_started_in_even_if_that_is_empty(orch
     assert "[n0:0] empty" in inner("ssh-launch", "--", "../up.py").stdout
 
 
+def test_files_of_a_run_are_copied_from_the_nodes_that_have_them(orch: Orch) -> None:
+    write = "mkdir -p res/deep; echo $RANK >res/deep/rank; ln -s deep res/link; ln -s /etc res/out; [ $RANK = 1 ] || echo m >model"
+    _done(orch, "sh", "-c", write)
+    both = orch("cp", "latest:res", "fetched")
+    assert sorted(both.stdout.splitlines()) == ["fetched/n0/res", "fetched/n1/res"]
+    assert "n0: out is not copied: a link that leads out" in both.stderr
+    assert [(orch.cwd / f"fetched/n{rank}/res/link/rank").read_text() for rank in (0, 1)] == ["0\n", "1\n"]
+    assert orch("cp", ":./model", "fetched").stdout == "fetched/model\n"
+    assert "fetched/model exists" in orch("cp", "latest:model", "fetched", code=2).stderr
+    assert "no node of run" in orch("cp", "--node", "n1", "latest:model", code=2).stderr
+    assert "leads out of the run's folder" in orch("cp", "latest:res/out/passwd", code=4).stderr
+    assert "leads out of the run's folder" in orch("cp", "latest:../x", code=2).stderr
+    assert "is not RUN:PATH" in orch("cp", "latest", code=2).stderr
+    assert sorted(path.name for path in (orch.cwd / "fetched").iterdir()) == ["model", "n0", "n1"]
+
+
 def test_homes_of_the_records_are_private_whatever_the_umask(orch: Orch) -> None:
     _done(orch, "true")
     assert {path.stat().st_mode & 0o777 for path in (orch.home, orch.home / "runs")} == {0o700}
@@ -216,6 +232,7 @@ def test_command_that_needs_no_inventory_imports_no_slow_module(orch: Orch) -> N
 
 @pytest.mark.processes
 def test_launch_over_ssh_imports_no_launcher_of_slurm(orch: Orch) -> None:
+    _open_gate(orch)
     argv = [sys.executable, "-c", LOADED, "ssh-launch", "--", "true"]
     done = subprocess.run(argv, cwd=orch.cwd, env=orch.environ(), capture_output=True, text=True, check=True)
     modules = set(done.stderr.split())

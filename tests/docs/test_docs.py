@@ -18,7 +18,21 @@ from tests.paths import ROOT
 from trainer.config.config import schemas_by_key
 
 DOCS = ROOT / "docs"
-COMMANDS = ("submit", "ssh-launch", "logs", "status", "list", "env", "attach", "stop", "ssh", "exec", "gc", "inventory")
+COMMANDS = (
+    "submit",
+    "ssh-launch",
+    "logs",
+    "status",
+    "list",
+    "env",
+    "attach",
+    "stop",
+    "ssh",
+    "exec",
+    "cp",
+    "gc",
+    "inventory",
+)
 PAGES = sorted(
     str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *DOCS.glob("**/*.md"), *ROOT.glob("inventories/*.md"))
 )

@@ -37,6 +37,8 @@ def test_users_arguments_reach_every_rank_unchanged(orch: Orch, farm: Farm) -> N
     orch("ssh-launch", "--", "python_script.py", *words)
     printed = [json.loads(line["text"]) for line in orch.lines() if line["stream"] == "out"]
     assert sorted(printed, key=lambda entry: int(entry[1])) == [[words, str(rank), "4"] for rank in range(4)]
+    copied = orch("cp", "latest:python_script.py", "fetched").stdout.splitlines()[0]
+    assert (orch.cwd / copied).read_text("utf-8") == ECHO_ARGS
     until(lambda: _nothing_runs(farm), awaited="the agents to be gone")
 
 

@@ -32,12 +32,14 @@ from orchestrator.node.protocol import (
     HELLO,
     LAST_LINES,
     LINES_SINCE,
+    LIST_FILES,
     OBSERVE,
     PREPARE,
     PUT_BUNDLE,
     PUT_FILES,
     REACH,
     READ,
+    READ_FILE,
     RESERVE,
     START,
     STOP,
@@ -158,6 +160,18 @@ def clear(request: messages.ClearRequest, payload: bytes) -> Tuple[messages.Clea
     return handle(request, payload)
 
 
+def list_files(request: messages.ListFilesRequest, payload: bytes) -> Tuple[messages.ListFilesReply, bytes]:
+    from orchestrator.node.endpoint.fetch import list_files as handle  # noqa: PLC0415  as above
+
+    return handle(request, payload)
+
+
+def read_file(request: messages.ReadFileRequest, payload: bytes) -> Tuple[messages.Empty, bytes]:
+    from orchestrator.node.endpoint.fetch import read_file as handle  # noqa: PLC0415  as above
+
+    return handle(request, payload)
+
+
 class Commands:
     """Runs commands with the user's umask."""
 
@@ -235,6 +249,8 @@ def serve(stream: BinaryIO) -> None:
     handlers.add(FILE_SYSTEM, file_system)
     handlers.add(STRAYS, strays)
     handlers.add(CLEAR, clear)
+    handlers.add(LIST_FILES, list_files)
+    handlers.add(READ_FILE, read_file)
     handlers.add(COMMAND, commands.run)
     handlers.add(COMMAND_ONCE, commands.run_once)
     idle_s = IDLE_S

@@ -1,0 +1,182 @@
+"""Copy files of a run from its nodes to this machine."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.actions.runs import find_run
+from orchestrator.endpoint.access import Terminal
+from orchestrator.endpoint.replies import FoundFiles
+from orchestrator.errors import NodeError, NodesError, OrchError, UsageError
+from orchestrator.fanout import OnProgress, Progress, Reporter, each
+from orchestrator.launchers import launcher_for
+from orchestrator.launchers.base import AttemptFolder
+from orchestrator.names.hostlist import expand
+from orchestrator.plan.plan import LaunchPlan
+
+PART_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A file or folder that was copied from a node."""
+
+    node: str
+    source: str
+    target: Path
+    files: int
+    size_bytes: int
+    left_out: Sequence[str]
+    """Links that lead out of it, and special files, which are not copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A path of the run on a node, and the folder through which its machine is reached."""
+
+    folder: AttemptFolder
+    found: FoundFiles
+
+    @property
+    def name(self) -> str:
+        return self.found.node
+
+
+def copy(run: str, path: str, destination: Path, names: str | None, *, on_progress: OnProgress) -> list[Copied]:
+    """
+    Copy a path of a run from all nodes that have it: from one node to DIR/NAME, from several to DIR/NODE/NAME.
+
+    Args:
+        path: relative to the folder that the ranks run in, to the node's folder or to the run's folder.
+        names: only from these nodes.
+
+    Raises:
+        UsageError: no node has the path, or a target exists.
+        NodesError: nodes could not be read; what was copied from the others stays.
+    """
+    folder = find_run(run)
+    plan = folder.read_plan()
+    wanted = _wanted(names)
+    normal = _normal(path)
+    with closing(launcher_for(plan, Terminal(), on_progress)) as launcher:
+        folders = launcher.attempt_folders(launcher.attempt())
+        limit = int(plan.ssh["fanout"])
+        listed = each(folders, lambda attempt: _found(attempt, plan, normal, wanted), limit=limit)
+        sources, failures = _distinct(listed), [error for error in listed if isinstance(error, NodeError)]
+        if not sources and not failures:
+            raise UsageError(
+                f"no node of run {folder.path.name} has {path}",
+                hint="PATH is relative to the ranks' working folder, the node's folder or the run's folder",
+            )
+        targets = [_target(destination, source, normal or folder.path.name, len(sources)) for source in sources]
+        total = sum(source.found.size_bytes for source in sources)
+        begun = Progress("copying", len(sources), tuple(source.name for source in sources), total)
+        reporter = Reporter(begun, on_progress)
+
+        def work(pair: tuple[_Source, Path]) -> Copied:
+            try:
+                return _copied(*pair)
+            finally:
+                reporter.ended(pair[0].name)
+
+        outcomes = each(list(zip(sources, targets, strict=True)), work, limit=limit)
+    return _copies([*failures, *outcomes], len(failures) + len(sources))
+
+
+def _copies(outcomes: Sequence[Copied | OrchError], total: int) -> list[Copied]:
+    failures = [outcome for outcome in outcomes if isinstance(outcome, NodeError)]
+    for outcome in outcomes:
+        if isinstance(outcome, OrchError) and not isinstance(outcome, NodeError):
+            raise outcome
+    if failures:
+        raise NodesError(failures, total)
+    return [outcome for outcome in outcomes if isinstance(outcome, Copied)]
+
+
+def _normal(path: str) -> str:
+    """The path without `.` and empty parts; empty for the folder itself."""
+    normal = posixpath.normpath(path)
+    if normal.startswith(("/", "../")) or normal == "..":
+        raise UsageError(f"{path} leads out of the run's folder", hint="name a path below it, as in RUN:checkpoints")
+    return "" if normal == "." else normal
+
+
+def _wanted(names: str | None) -> set[str] | None:
+    try:
+        return None if names is None else set(expand(names))
+    except ValueError as exc:
+        raise UsageError(f"--node {names}: {exc}", hint="as in --node n0 or --node 'n[0-3]'") from exc
+
+
+def _found(attempt: AttemptFolder, plan: LaunchPlan, path: str, wanted: set[str] | None) -> list[_Source]:
+    if wanted is not None and attempt.nodes is not None and not wanted.intersection(attempt.nodes):
+        return []
+    found = attempt.endpoint.list_files(attempt.attempt_dir, attempt.nodes, path, cwd=plan.program.cwd or "")
+    return [_Source(attempt, files) for files in found if wanted is None or files.node in wanted]
+
+
+def _distinct(listed: Sequence[list[_Source] | OrchError]) -> list[_Source]:
+    """The sources without repetitions: nodes that share a file system report the same file."""
+    sources: dict[tuple[str, str], _Source] = {}
+    for found in listed:
+        for source in found if isinstance(found, list) else []:
+            sources.setdefault((source.found.root, source.found.identity), source)
+    return list(sources.values())
+
+
+def _target(destination: Path, source: _Source, path: str, count: int) -> Path:
+    parent = destination / source.name if count > 1 else destination
+    target = parent / posixpath.basename(path)
+    if os.path.lexists(target):
+        raise UsageError(f"{target} exists", hint="move it away, or name another DIR")
+    return target
+
+
+def _copied(source: _Source, target: Path) -> Copied:
+    """Copy to a temporary name beside the target, and rename it when all is there."""
+    part = target.with_name(f".{target.name}.part-{os.getpid()}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        for entry in sorted(
+            source.found.entries, key=lambda entry: entry.kind == "link"
+        ):  # links last: no path uses one
+            path = part / entry.path if entry.path else part
+            if entry.kind == "folder":
+                path.mkdir(mode=0o700)
+            elif entry.kind == "link":
+                path.symlink_to(entry.target)
+            else:
+                _write(path, entry.mode & 0o700 | 0o600, _content(source, entry.path, entry.size))
+        part.rename(target)
+    except BaseException:
+        if part.is_dir():
+            shutil.rmtree(part)
+        part.unlink(missing_ok=True)
+        raise
+    found = source.found
+    files = sum(entry.kind == "file" for entry in found.entries)
+    return Copied(source.name, found.root, target, files, found.size_bytes, found.left_out)
+
+
+def _write(path: Path, mode: int, content: Iterator[bytes]) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.writelines(content)
+
+
+def _content(source: _Source, path: str, size: int) -> Iterator[bytes]:
+    """The content of a file of this size; NodeError if it has become shorter."""
+    folder, offset = source.folder, 0
+    while offset < size:
+        part = min(PART_BYTES, size - offset)
+        data = folder.endpoint.read_file(folder.attempt_dir, source.found.root, path, offset=offset, size=part)
+        if not data:
+            name = posixpath.join(source.found.root, path)
+            raise NodeError(source.name, f"{name} became shorter while it was copied: {offset} of {size} bytes")
+        yield data[:part]
+        offset += len(data)

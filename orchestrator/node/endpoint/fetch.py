@@ -1,0 +1,98 @@
+"""Files of a run for the controller: what a path of the run contains on this machine, and the content of its files."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from orchestrator.node.files import absolute_path, read_at, relative
+from orchestrator.node.run_folder import node_folders
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator, List, Tuple
+
+    from orchestrator.node import messages
+
+MOST_ENTRIES = 100_000
+
+
+def list_files(request: messages.ListFilesRequest, _payload: bytes) -> Tuple[messages.ListFilesReply, bytes]:
+    """
+    List the files below a path of a run, for each node that has it.
+
+    The path is searched for in the folder that the ranks run in, in the node's folder and in the run's folder; the first one
+    that has it counts. Nodes that share the path are listed once.
+    """
+    run, path = run_folder(request), relative(request["path"]) if request["path"] else ""
+    cwd = relative(request["cwd"]) if request["cwd"] else ""
+    found: List[messages.FoundBody] = []
+    for node, folder in node_folders(request):
+        bases = (os.path.join(run, "code", cwd), os.path.join(folder, "code", cwd), folder, run)
+        first = next((base for base in bases if os.path.lexists(os.path.join(base, path))), None)
+        if first is not None:
+            root = inside(run, os.path.join(first, path))
+            if root not in [body["root"] for body in found]:
+                found.append(tree(node, root))
+    return {"found": found}, b""
+
+
+def read_file(request: messages.ReadFileRequest, _payload: bytes) -> Tuple[messages.Empty, bytes]:
+    """Read a part of a file that `list_files` has listed."""
+    path = os.path.join(request["root"], relative(request["path"])) if request["path"] else request["root"]
+    return {}, read_at(inside(run_folder(request), path), request["offset"], request["size"])
+
+
+def run_folder(request: messages.NodeFolders) -> str:
+    return os.path.realpath(os.path.dirname(absolute_path(request["attempt_dir"])))
+
+
+def inside(folder: str, path: str) -> str:
+    """The path with all links resolved; ValueError if it is outside of the folder."""
+    real = os.path.realpath(path)
+    if os.path.commonpath((folder, real)) != folder:
+        raise ValueError(f"{path} leads out of the run's folder, to {real}")
+    return real
+
+
+def tree(node: str, root: str) -> messages.FoundBody:
+    """The files, folders and links at and below a path, parents first; links that lead out of it are left out."""
+    state = os.lstat(root)
+    body: messages.FoundBody = {
+        "node": node,
+        "root": root,
+        "identity": f"{state.st_ino} {state.st_mtime_ns}",
+        "entries": [],
+        "left_out": [],
+    }
+    for path in paths(root):
+        entry = entry_of(root, path)
+        if entry is None:
+            body["left_out"].append(path)
+        else:
+            body["entries"].append(entry)
+        if len(body["entries"]) > MOST_ENTRIES:
+            raise ValueError(f"{root} contains more than {MOST_ENTRIES} files")
+    return body
+
+
+def paths(root: str) -> Iterator[str]:
+    """The path itself, which is empty, and all paths below it, relative to it."""
+    yield ""
+    for folder, folders, names in os.walk(root):
+        for name in sorted(folders + names):
+            yield os.path.relpath(os.path.join(folder, name), root)
+
+
+def entry_of(root: str, path: str) -> messages.EntryBody | None:
+    """The description of a file; None if it is a link that leads out of the root, or no file, folder or link."""
+    full = os.path.join(root, path) if path else root
+    state = os.lstat(full)
+    entry: messages.EntryBody = {"path": path, "kind": "file", "size": 0, "mode": state.st_mode & 0o700, "target": ""}
+    if stat.S_ISREG(state.st_mode):
+        return {**entry, "size": state.st_size}
+    if stat.S_ISDIR(state.st_mode):
+        return {**entry, "kind": "folder"}
+    target = os.readlink(full) if stat.S_ISLNK(state.st_mode) else "/"
+    is_below = os.path.commonpath((root, os.path.realpath(full))) == root
+    return {**entry, "kind": "link", "target": target} if is_below and not os.path.isabs(target) else None
