@@ -23,15 +23,16 @@ _MOST_NAMED = 3  # files in a warning
 class Bundle:
     """Files that were read exactly once, so that `digest` identifies the content of `archive`."""
 
-    def __init__(self, files: Sequence[tuple[str, Path]], warnings: Sequence[str] = ()) -> None:
+    def __init__(self, files: Sequence[tuple[str, Path]], warnings: Sequence[str] = (), commit: str = "") -> None:
         """
         Read the files.
 
         Args:
             files: pairs of the name within the bundle and the file here; a symbolic link is sent as a link.
             warnings: what of the code is not sent, one sentence each.
+            commit: the commit of the code, as in Code.
         """
-        self.files = tuple(files)
+        self.files, self.commit = tuple(files), commit
         self._members = deque(_member(name, path) for name, path in files)
         self.warnings = (*warnings, *_pointer_warnings(self._members))
         self.size_bytes = sum(info.size for info, _ in self._members)
@@ -134,7 +135,7 @@ def build(*, trainer: bool, code: Code | None) -> Bundle:
             submodules = f"submodules that are not checked out are not sent: {_first(code.absent)}"
             warnings.append(f"{submodules}; `git submodule update --init --recursive` fetches them")
     files.sort()
-    return Bundle(files, warnings)
+    return Bundle(files, warnings, code.commit if code else "")
 
 
 def _points_out(root: Path, name: str) -> bool:

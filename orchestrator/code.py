@@ -23,6 +23,8 @@ class Code:
     files: tuple[str, ...]
     absent: tuple[str, ...] = ()
     """Submodules whose files are not here."""
+    commit: str = ""
+    """The git commit, with `-dirty` appended if tracked files differ from it; empty outside of git."""
 
 
 def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = ()) -> Code:
@@ -55,7 +57,12 @@ def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = ()) -> Co
     listed, absent = _work_tree_files(root)
     names = sorted({name for name in listed if _is_file(root / name)} - {*_below(root, private)})
     below = PurePosixPath(cwd.resolve().relative_to(root.resolve()).as_posix())
-    return Code(root, "" if below == PurePosixPath() else str(below), tuple(names), tuple(absent))
+    return Code(root, "" if below == PurePosixPath() else str(below), tuple(names), tuple(absent), _commit(root))
+
+
+def _commit(root: Path) -> str:
+    """The full commit, with `-dirty` appended if tracked files differ; empty if there is none. No tag matches `/`."""
+    return (_git(root, "describe", "--always", "--dirty", "--abbrev=64", "--match=/") or "").strip()
 
 
 def _work_tree_files(root: Path) -> tuple[list[str], list[str]]:

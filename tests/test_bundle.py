@@ -219,6 +219,17 @@ def test_revision_is_the_commit_and_the_diff(repository: Path, tmp_path_factory:
     assert revision(tmp_path_factory.mktemp("elsewhere")) == (None, "")
 
 
+def test_commit_of_the_code_tells_whether_tracked_files_differ(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    commit, _ = revision(repository)
+    _git(repository, "tag", "v1")
+    assert bundles.build(trainer=False, code=find_code(repository / "sub", ["x.py"])).commit == f"{commit}-dirty"
+    _git(repository, "checkout", "-q", ".")
+    assert find_code(repository, ["x.py"]).commit == commit  # `new file.py` is not tracked
+    assert find_code(tmp_path_factory.mktemp("elsewhere"), ["echo"]).commit == ""
+
+
 def test_private_files_are_neither_sent_nor_in_the_diff(repository: Path) -> None:
     """Private files: a committed and changed one, a new one, and one named through a link."""
     (repository / "link.py").symlink_to("changed.py")

@@ -71,7 +71,9 @@ def plan_launch(arguments: LaunchArguments) -> Planned:
     run_id = new_run_id(arguments.name or inventory.name, now, os.urandom(2).hex())
     slurm_home = _home_of_slurm(inventory) if arguments.launcher == "slurm" else None
     slurm_user = user_name() if slurm_home is not None else None
-    plan = make_plan(inventory, request, run_id=run_id, bundle=bundle.digest, home=slurm_home, user=slurm_user)
+    plan = make_plan(
+        inventory, request, run_id=run_id, bundle=bundle.digest, commit=bundle.commit, home=slurm_home, user=slurm_user
+    )
     record = replace(_record(plan, request, inventory, now), note=arguments.note, tags=arguments.tags)
     return Planned(plan, bundle, record, inventory.private_files, (*bundle.warnings, *plan.warnings))
 

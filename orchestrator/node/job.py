@@ -45,6 +45,7 @@ class Job:
     ranks: list[int]
     program: dict[str, Any]
     grace_s: float
+    commit: str = ""  # of the code; empty if it is in no git work tree
     orphan_timeout_s: float | None = None
     isolation_timeout_s: float | None = None
     slurm: dict[str, Any] | None = None  # if it is a Slurm job: requeue, max_retries, warn_s, spares, requeues, shared

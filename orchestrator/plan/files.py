@@ -54,6 +54,7 @@ def job_json(plan: LaunchPlan) -> dict[str, Any]:
         "addresses": [] if chosen_by_slurm else [node.address for node in plan.nodes],
         "ranks": rank_counts,
         "program": _program(plan),
+        **({"commit": plan.commit} if plan.commit else {}),
         "grace_s": GRACE_S,
         "orphan_timeout_s": plan.orphan_timeout_s,
         "isolation_timeout_s": plan.isolation_timeout_s,

@@ -27,6 +27,7 @@ def make_plan(
     *,
     run_id: str,
     bundle: str,
+    commit: str = "",
     home: str | None = None,
     user: str | None = None,
 ) -> LaunchPlan:
@@ -35,6 +36,7 @@ def make_plan(
 
     Args:
         bundle: digest of the bundle that the nodes need.
+        commit: the commit of the code in it.
         home: the user's home folder on the machine that runs sbatch, to expand "~/": a container may have another home. None
             if it is not known here.
         user: the user's name there, to expand a folder "$USER"; None if it is not known here.
@@ -69,6 +71,7 @@ def make_plan(
         config=request.config,
         device=device,
         bundle=bundle,
+        commit=commit,
         ssh=inventory.ssh.model_dump(mode="json"),
         slurm={**slurm, "warn_s": warn_s(slurm)},
         orphan_timeout_s=request.orphan_timeout_s,

@@ -79,6 +79,8 @@ class LaunchPlan:
     """Lines of shell that run on every node before its agent."""
     sweep: Sweep | None = None
     spare_count: int = 0
+    commit: str = ""
+    """The git commit of the code, with `-dirty` appended if tracked files differ from it; empty if there is none."""
     device: str | None = None
     """The trainer's device by the inventory; None if the user sets it, or the inventory does not name it."""
 

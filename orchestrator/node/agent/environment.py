@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 STALE_NAMES = frozenset(
     b"RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
     b"NODE_RANK MASTER_ADDR MASTER_PORT ORCH_RUN_ID ORCH_RUN_DIR ORCH_NODE ORCH_NODE_RANK ORCH_ATTEMPT "
-    b"ORCH_SHARED_DIR".split()
+    b"ORCH_SHARED_DIR ORCH_COMMIT".split()
 )
 STALE_PREFIXES = (b"TORCHELASTIC_", b"PET_", b"PMI_", b"PMIX_", b"OMPI_")
 # Slurm's variables about the tasks of a step and how srun started them. mmengine, Lightning, timm, DETR, JAX and others take
@@ -78,6 +78,8 @@ def node_environment(job: Job, rendezvous: str) -> dict[bytes, bytes]:
     folder = shared_folder(job.run_dir)
     if folder is not None:
         shared.update(ORCH_SHARED_DIR=folder)
+    if job.commit:
+        shared.update(ORCH_COMMIT=job.commit)
     return {os.fsencode(name): os.fsencode(value) for name, value in shared.items()}
 
 

@@ -76,7 +76,7 @@ def test_bash_c_does_not_read_bashrc_after_a_login_over_ssh(ground: Ground, tmp_
 
 
 def test_ranks_of_two_nodes_are_numbered_in_node_order(ground: Ground) -> None:
-    ground.job("cat", "/proc/self/environ", ranks=[2, 1])
+    ground.job("cat", "/proc/self/environ", ranks=[2, 1], commit="1d6f-dirty")
     head = ground.start(0)
     record = ground.record()["rendezvous"]
     assert ground.run(1, rendezvous=record) == (0, "")
@@ -100,6 +100,7 @@ def test_ranks_of_two_nodes_are_numbered_in_node_order(ground: Ground) -> None:
             (b"ORCH_NODE", b"n%d" % node_rank),
             (b"ORCH_NODE_RANK", b"%d" % node_rank),
             (b"ORCH_ATTEMPT", b"1"),
+            (b"ORCH_COMMIT", b"1d6f-dirty"),
         }
 
 
