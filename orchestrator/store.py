@@ -245,7 +245,7 @@ class RunFolder:
         write_file(self._plan_file, json.dumps(plans.to_json(plan), indent=1) + "\n")
         for node, files in node_files(redacted(plan)).items():
             for file in files:
-                write_file(self.plan_folder / node / Path(file.path).name, file.text)
+                write_file(self.plan_folder / node / Path(file.path).name, file.text, sync=False)  # many; for a person
 
     @property
     def _plan_file(self) -> Path:
@@ -307,13 +307,16 @@ def _lock(file: IO[str], wait_s: float, kind: int = fcntl.LOCK_EX) -> bool:
             return True
 
 
-def write_file(path: Path, text: str) -> None:
-    """Replace a private file atomically: readers get the complete old or the complete new content."""
+def write_file(path: Path, text: str, *, sync: bool = True) -> None:
+    """Replace a private file atomically: readers get the complete old or new content, with `sync` also after a crash of the machine."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

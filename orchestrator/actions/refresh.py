@@ -83,6 +83,10 @@ class Refreshed:
         """The warning that the run has failed and no supervisor ends its remaining processes; empty if there is no such case."""
         return observe.still_running_warning(self.folder, self.record.id, self.left_running)
 
+    def stopped_agents(self) -> list[str]:
+        """The warnings about agents that a signal has stopped."""
+        return observe.stopped_agents(self.nodes, self.record.id)
+
     def unsupervised(self) -> str:
         """The warning that a run over SSH has no supervisor; empty if it has one. Slurm supervises its jobs itself."""
         running = self.record.started and not self.record.state.final

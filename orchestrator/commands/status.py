@@ -38,6 +38,8 @@ def status(run: str, *, as_json: bool) -> int:
     print_text(without_controls(_headline(refreshed)))
     if warning := refreshed.not_being_ended() or refreshed.unsupervised():
         warn(warning)
+    for text in refreshed.stopped_agents():
+        warn(text)
     if refreshed.nodes:
         rows = [_row(node) for node in refreshed.nodes]
         rows += [(failure.node, None, "no answer", None, None, None) for failure in failures]
@@ -104,6 +106,8 @@ def _written_s(progress: Mapping[str, Any]) -> float | None:
 def _agent(node: NodeObservation) -> str:
     if node.finished is not None:
         return str(node.finished.state)
+    if node.stopped:
+        return "stopped"
     return "running" if node.alive else "not started" if node.agent is None else "gone"
 
 

@@ -212,7 +212,8 @@ class NodeObservation:
     """
     The state of one node folder. `alive` is valid only if `same_boot`: another machine, such as a login node, cannot know it.
 
-    `progress` has the content of the progress files; `stacks` the innermost call of each rank that left stacks; `folder` is
+    `progress` has the content of the progress files, with times of this machine's clock; `stopped` is True if a signal (SIGSTOP)
+    has stopped the agent; `stacks` the innermost call of each rank that left stacks; `folder` is
     the path on the node; `log` is the end of agent.log if the agent wrote no last event.
     """
 
@@ -227,6 +228,7 @@ class NodeObservation:
     log: str = ""
     stacks: Mapping[int, str] = field(default_factory=dict)
     folder: str = ""
+    stopped: bool = False
 
     @classmethod
     def of(cls, body: messages.NodeBody, written: ReplyWindow) -> NodeObservation:
@@ -240,11 +242,20 @@ class NodeObservation:
             finished=Finished.of(body["finished"], correction_s) if body["finished"] else None,
             first_failure=ReportedExit.of(body["first_failure"]) if body["first_failure"] else None,
             ranks={int(rank): state for rank, state in body["ranks"].items()},
-            progress={int(rank): value for rank, value in body["progress"].items()},
+            progress={int(rank): _with_time(value, correction_s) for rank, value in body["progress"].items()},
             log=body["log"],
             stacks={int(rank): call for rank, call in body["stacks"].items()},
             folder=body["folder"],
+            stopped=body["stopped"],
         )
+
+
+def _with_time(progress: Json, correction_s: float) -> Json:
+    """The content of a progress file, which any program may have written, with its time corrected."""
+    time = progress.get("time")
+    if correction_s and isinstance(time, int | float) and not isinstance(time, bool):
+        return {**progress, "time": time + correction_s}
+    return progress
 
 
 @dataclass(frozen=True, slots=True)

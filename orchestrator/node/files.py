@@ -160,7 +160,9 @@ def open_for_write(path: str, flag: int) -> int:
 
 
 def write_json(path: str, value: Mapping[str, Any]) -> None:
-    """Write a file atomically: readers never get a part of it."""
+    """Write a file atomically: readers never get a part of it, not even after a crash of the machine."""
     with open(open_for_write(path + ".tmp", os.O_TRUNC), "w", encoding="utf-8") as file:
         json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(path + ".tmp", path)

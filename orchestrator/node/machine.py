@@ -32,11 +32,11 @@ def host_id() -> str:
 
 
 def stat_fields(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state (field 3) on, also of a zombie; None if there is no such process."""
+    """Fields of /proc/PID/stat from the state (field 3) on, also of a zombie; None if this user sees no such process (hidepid)."""
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as file:
             return file.read().rpartition(")")[2].split()  # the name in parentheses may hold any character
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
 
 
@@ -62,3 +62,9 @@ def is_alive(record: Optional[Mapping[str, Any]]) -> bool:
         return False
     this_boot = boot_id()
     return bool(record.get("boot_id", this_boot) == this_boot)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal such as SIGSTOP, or a debugger, has stopped the process."""
+    fields = stat_fields(pid)
+    return fields is not None and fields[STATE] in "Tt"

@@ -236,6 +236,7 @@ class NodeBody(TypedDict):
     node: str
     agent: Optional[AgentBody]
     alive: bool
+    stopped: bool
     same_boot: bool
     clock: Optional[float]
     finished: Optional[Event]

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 SIOCGIFADDR = 0x8915
+IPV6_TABLE = "/proc/net/if_inet6"
+GLOBAL_SCOPE = "00"
 
 
 def hold_port(port: int = 0) -> socket.socket:
@@ -50,7 +52,7 @@ def matching_interfaces(pattern: str, names: Sequence[str]) -> list[str]:
 
 
 def interface_addresses(environ: Mapping[str, str]) -> Iterator[str]:
-    """IPv4 addresses of the interfaces in NCCL_SOCKET_IFNAME, then of those in GLOO_SOCKET_IFNAME."""
+    """Addresses of the interfaces in NCCL_SOCKET_IFNAME, then of those in GLOO_SOCKET_IFNAME; IPv6 ones after all of IPv4."""
     names = [name for _, name in socket.if_nameindex()]
     chosen = matching_interfaces(environ.get("NCCL_SOCKET_IFNAME") or "=", names)
     chosen += matching_interfaces("=" + environ.get("GLOO_SOCKET_IFNAME", ""), names)
@@ -61,6 +63,13 @@ def interface_addresses(environ: Mapping[str, str]) -> Iterator[str]:
             except OSError:  # it has no IPv4 address
                 continue
             yield socket.inet_ntoa(answer[20:24])
+    if chosen and os.path.exists(IPV6_TABLE):  # not if the kernel has no IPv6
+        with open(IPV6_TABLE) as file:
+            rows = [line.split() for line in file]  # address, index, prefix length, scope, flags, name
+        for name in chosen:
+            for row in rows:
+                if row[5] == name and row[3] == GLOBAL_SCOPE:
+                    yield socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0]))
 
 
 def usable_addresses(candidates: Sequence[str], environ: Mapping[str, str]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.store import RunFolder
+from orchestrator.verdict.observe import stopped_agents
 
 POLLS_PER_S = 200  # of all nodes together
 SHORTEST_POLL_S, LONGEST_POLL_S = 1.0, 3.0  # how long a node waits for news before it answers
@@ -137,6 +138,7 @@ class Poller:
 
     def _answered(self, state: NodeState, observation: NodeObservation) -> None:
         had_failed = state.failure is not None
+        was_stopped = state.observation is not None and state.observation.stopped
         state.observation = observation
         state.answered_s = time.monotonic()
         state.failure = None
@@ -144,6 +146,11 @@ class Poller:
         state.witness_report = ""
         if had_failed:
             self._folder.add_event("node-answered", f"{state.node.name} answers again")
+        if observation.stopped and not was_stopped:
+            for text in stopped_agents([observation], self._plan.run_id):
+                self._folder.add_event("agent-stopped", text)
+        elif was_stopped and observation.alive and not observation.stopped:
+            self._folder.add_event("agent-continued", f"the agent on {state.node.name} continues")
 
     def _failed(self, state: NodeState, failure: NodeError) -> None:
         is_first = state.failure is None

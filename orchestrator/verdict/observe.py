@@ -166,3 +166,12 @@ def stopped_pid(supervisor: SupervisorProcess | None) -> int | None:
         return None
     fields = stat_fields(supervisor.pid)
     return supervisor.pid if fields is not None and fields[0] in "Tt" else None
+
+
+def stopped_agents(nodes: Sequence[NodeObservation], run_id: str) -> list[str]:
+    """A warning per node whose agent a signal has stopped: it neither notices the exit of a rank nor enforces a time limit."""
+    stopped = [(node.node, node.agent.pid) for node in nodes if node.stopped and node.agent is not None]
+    return [
+        f"the agent on {name} is stopped (SIGSTOP): `kill -CONT {pid}` there continues it, `orch stop {run_id}` ends the run"
+        for name, pid in stopped
+    ]

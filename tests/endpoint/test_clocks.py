@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.endpoint.replies import Finished, ReplyWindow
+from orchestrator.endpoint.replies import Finished, NodeObservation, ReplyWindow
 
 if TYPE_CHECKING:
+    from orchestrator.node import messages
     from orchestrator.node.events import Event, RankResult
 
 
@@ -32,3 +33,25 @@ def test_time_of_a_failed_node_is_that_of_its_ranks_failure() -> None:
     event: Event = {"event": "agent-finished", "time": 15.0, "state": "FAILED", "exit": exit_, "text": ""}
     assert Finished.of(event, -1.0).time == 4.0
     assert Finished.of({**event, "exit": None}, -1.0).time == 14.0
+
+
+def test_time_of_progress_is_that_of_this_machines_clock() -> None:
+    """The clock there is an hour behind; any program may write the file, with any content."""
+    progress: dict[int, messages.Json] = {0: {"time": 95.0, "step": 7}, 1: {"time": "95"}, 2: {}}
+    body: messages.NodeBody = {
+        "node": "n0",
+        "agent": None,
+        "alive": True,
+        "stopped": False,
+        "same_boot": True,
+        "clock": 100.0,
+        "finished": None,
+        "ranks": {},
+        "first_failure": None,
+        "progress": progress,
+        "stacks": {},
+        "folder": "",
+        "log": "",
+    }
+    observation = NodeObservation.of(body, ReplyWindow(earliest=3700.0, latest=3702.0))
+    assert observation.progress == {0: {"time": 3695.0, "step": 7}, 1: {"time": "95"}, 2: {}}

@@ -97,10 +97,27 @@ def test_killed_agent_ends_all_ranks_and_is_named(orch: Orch, victims: tuple[str
     until(lambda: _has_no_process(orch, run), awaited="every process of the run to be gone")
 
 
-def test_agent_that_gets_a_foreign_sigterm_fails_the_run_and_is_named(orch: Orch) -> None:
-    """As a node that shuts down, or an admin, sends SIGTERM."""
+def test_agent_that_is_stopped_is_reported_and_one_that_gets_a_foreign_sigterm_fails_the_run(orch: Orch) -> None:
+    """As by a person with SIGSTOP; and as a node that shuts down, or an admin, sends SIGTERM."""
     run = _started(orch)
-    os.kill(orch.agent_pid(run, "n1"), signal.SIGTERM)
+    agent, folder = orch.agent_pid(run, "n1"), orch.home / "runs" / run
+    text = (
+        f"the agent on n1 is stopped (SIGSTOP): `kill -CONT {agent}` there continues it, `orch stop {run}` ends the run"
+    )
+    os.kill(agent, signal.SIGSTOP)
+    until(
+        lambda: [e["text"] for e in orch.events(folder) if e["event"] == "agent-stopped"] == [text], awaited="its event"
+    )
+    done = orch("status", run)
+    assert text in done.stderr
+    assert [line.split()[2] for line in done.stdout.splitlines() if line.startswith("n")] == [
+        "running",
+        "stopped",
+        "running",
+    ]
+    os.kill(agent, signal.SIGCONT)
+    until(lambda: "agent-continued" in {e["event"] for e in orch.events(folder)}, awaited="the other event")
+    os.kill(agent, signal.SIGTERM)
     record = _ended(orch, run)
     assert record["state"] == "FAILED"
     assert "n1 was stopped by a signal, not by `orch stop` on this machine" in record["message"]

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -124,6 +125,25 @@ def test_named_interface_takes_precedence_over_the_inventorys_address(
     monkeypatch.setenv(name, form.format(interface))
     expected = {address for named, address in interface_addresses() if named == interface or form == "^lo"}
     assert choose_address(["127.0.0.1"], os.environ) in expected
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a network namespace")
+def test_named_interface_that_has_only_ipv6_takes_precedence() -> None:
+    network = "ip link set lo up; ip link add ib0 type veth peer name x; ip link set ib0 up; ip addr add fd00::5/64 dev ib0 nodad"
+    show = "from orchestrator.node.rendezvous import choose_address as c; print(c(['127.0.0.1'], {'NCCL_SOCKET_IFNAME': 'ib'}))"
+    argv = [
+        components.program("unshare"),
+        "--net",
+        "sh",
+        "-ec",
+        f'{network}; exec "$@"',
+        "sh",
+        sys.executable,
+        "-c",
+        show,
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("fd00::5\n", "")
 
 
 def test_missing_interface_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import time
 from orchestrator.node.events import EVENTS, OFFSETS, read_history
 from orchestrator.node.files import absolute_path, read_at, read_json, relative, tail
 from orchestrator.node.isolation import leave_heartbeat, reachable_hosts
-from orchestrator.node.machine import boot_id, is_alive
+from orchestrator.node.machine import boot_id, is_alive, is_stopped
 from orchestrator.node.run_folder import attempt_folder, newest_attempt, node_folders, read_agent
 
 TYPE_CHECKING = False
@@ -154,7 +154,9 @@ def heartbeat(request: messages.HeartbeatRequest, _payload: bytes) -> Tuple[mess
         known = []
         for _, folder in node_folders(request):
             size = dict(streams(folder)).get(EVENTS, 0)
-            known.append([size, is_alive(read_agent(folder))])
+            agent = read_agent(folder)
+            alive = is_alive(agent)
+            known.append([size, alive, alive and agent is not None and is_stopped(agent["pid"])])
         if known != request["known"] or time.monotonic() >= deadline:
             return {"known": known, "nodes": observe(request, b"")[0]["nodes"]}, b""
         time.sleep(NEWS_POLL_S)
@@ -201,6 +203,7 @@ def observe_node(node: str, folder: str) -> messages.NodeBody:
         "node": node,
         "agent": agent,
         "alive": alive,
+        "stopped": alive and agent is not None and is_stopped(agent["pid"]),
         "same_boot": agent is not None and agent.get("boot_id") == boot_id(),
         "clock": now_of(agent),
         "finished": history.finished,
