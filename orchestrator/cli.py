@@ -120,6 +120,12 @@ def _slurm_options(command: _Command) -> _Command:
         return command(*args, slurm=(*named, *(("--set", word) for word in slurm_set)), **typed)
 
     collect = click.option(
+        "--after",
+        multiple=True,
+        metavar="[KIND:]RUN",
+        help="Start after this run; KIND: afterok (default), afterany, …",
+    )(collect)
+    collect = click.option(
         "--set", "slurm_set", multiple=True, metavar="slurm.KEY=VALUE", help="Any field of slurm: for this run."
     )(collect)
     for name, (short, help_) in reversed(_SLURM_FIELDS.items()):

@@ -88,6 +88,8 @@ class Request:
     """The trainer's configuration file as JSON text."""
     slurm: tuple[str, ...] = ()
     """Fields of `slurm:` that were set on the command line, as FIELD=VALUE."""
+    after: tuple[str, ...] = ()
+    """Runs that the Slurm job waits for, as typed after --after."""
     orphan_timeout_s: float | None = None
     """A node ends its ranks after this time without a supervisor; None: never."""
     isolation_timeout_s: float = ISOLATION_TIMEOUT_S

@@ -65,7 +65,7 @@ def plan_launch(arguments: LaunchArguments) -> Planned:
     inventory = load_inventory(arguments.inventory, arguments.nodes if arguments.launcher == "ssh" else None)
     if arguments.launcher == "ssh" and inventory.accelerator == "auto" and inventory.devices is None:
         inventory = with_detected_cards(inventory, arguments.nodes)
-    inventory = with_slurm_settings(inventory, arguments.slurm_settings)
+    inventory, warnings = _with_dependencies(with_slurm_settings(inventory, arguments.slurm_settings), arguments.after)
     request, bundle = make_request(arguments, inventory.private_files)
     now = datetime.now(timezone.utc)
     run_id = new_run_id(arguments.name or inventory.name, now, os.urandom(2).hex())
@@ -75,7 +75,15 @@ def plan_launch(arguments: LaunchArguments) -> Planned:
         inventory, request, run_id=run_id, bundle=bundle.digest, commit=bundle.commit, home=slurm_home, user=slurm_user
     )
     record = replace(_record(plan, request, inventory, now), note=arguments.note, tags=arguments.tags)
-    return Planned(plan, bundle, record, inventory.private_files, (*bundle.warnings, *plan.warnings))
+    return Planned(plan, bundle, record, inventory.private_files, (*warnings, *bundle.warnings, *plan.warnings))
+
+
+def _with_dependencies(inventory: Inventory, after: Sequence[str]) -> tuple[Inventory, Sequence[str]]:
+    if not after:
+        return inventory, ()
+    from orchestrator.actions.dependencies import with_dependencies  # noqa: PLC0415  imports Slurm's modules
+
+    return with_dependencies(inventory, after)
 
 
 def _home_of_slurm(inventory: Inventory) -> str | None:

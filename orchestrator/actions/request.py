@@ -45,6 +45,8 @@ class LaunchArguments:
     tags: tuple[str, ...] = ()
     slurm: tuple[tuple[str, str], ...] = ()
     """Options that set a field of `slurm:`, each with its name and slurm.FIELD=VALUE."""
+    after: tuple[str, ...] = ()
+    """Runs to wait for, each as [KIND:]RUN."""
 
     @property
     def slurm_settings(self) -> list[SlurmSetting]:
@@ -92,6 +94,7 @@ def make_request(arguments: LaunchArguments, private: Sequence[str] = ()) -> tup
         shape=shape,
         config=config,
         slurm=tuple(setting.word for setting in arguments.slurm_settings),
+        after=arguments.after,
         **_timeouts(arguments),
     )
     return request, bundles.build(trainer=program.needs_trainer, code=code)
