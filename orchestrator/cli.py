@@ -23,18 +23,56 @@ if TYPE_CHECKING:
 
 # Each command imports its own modules: importing the modules of all commands takes longer than most commands run.
 
+
+def _run_names(_context: click.Context, _parameter: click.Parameter, beginning: str) -> list[str]:
+    from orchestrator.actions.completion import run_names  # noqa: PLC0415
+
+    return [name for name in run_names() if name.startswith(beginning)]
+
+
+def _inventories(_context: click.Context, _parameter: click.Parameter, beginning: str) -> list[str]:
+    from orchestrator.actions.completion import inventories  # noqa: PLC0415
+
+    return [name for name in inventories(beginning) if name.startswith(beginning)]
+
+
+def _nodes_of_run(context: click.Context, _parameter: click.Parameter, beginning: str) -> list[str]:
+    from orchestrator.actions.completion import nodes_of_run  # noqa: PLC0415
+
+    typed = next(iter(context.args), "")  # click does not assign words before an option that has no value yet
+    return _after_comma(nodes_of_run(typed.partition(":")[0] or "latest"), beginning)
+
+
+def _nodes_of_inventory(context: click.Context, _parameter: click.Parameter, beginning: str) -> list[str]:
+    from orchestrator.actions.completion import nodes_of_inventory  # noqa: PLC0415
+
+    return _after_comma(nodes_of_inventory(context.params.get("inventory")), beginning)
+
+
+def _after_comma(names: list[str], beginning: str) -> list[str]:
+    """Complete the last name of a host list."""
+    listed, comma, last = beginning.rpartition(",")
+    return [f"{listed}{comma}{name}" for name in names if name.startswith(last)]
+
+
 _Command = Callable[..., int]
 _PATH = click.Path(path_type=Path)
 _inventory = click.option(
-    "-i", "--inventory", metavar="FILE", help="Inventory file, or the name of a shipped one (local)."
+    "-i",
+    "--inventory",
+    metavar="FILE",
+    shell_complete=_inventories,
+    help="Inventory file, or the name of a shipped one (local).",
 )
-_nodes = click.option("--nodes", metavar="LIST", help="Nodes to use, as in n0,n[2-5].")
+_nodes = click.option(
+    "--nodes", metavar="LIST", shell_complete=_nodes_of_inventory, help="Nodes to use, as in n0,n[2-5]."
+)
 _dry_run = click.option("--dry-run", is_flag=True, help="Print every file and command, start nothing.")
 _follow = click.option(
     "--follow/--detach", default=True, help="Watch the run (default), or print its id and return at once."
 )
 _quiet = click.option("--quiet", is_flag=True, help="Print only the ranks' lines, warnings and failures.")
-_run = click.argument("run", default="latest", metavar="[RUN]")
+_run = click.argument("run", default="latest", metavar="[RUN]", shell_complete=_run_names)
 _STATES = ("PENDING", "STARTING", "RUNNING", "DONE", "FAILED", "STOPPED", "LOST")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 # Named like the fields of LaunchArguments.
@@ -196,13 +234,19 @@ def _arguments(launcher: LauncherName, program: tuple[str, ...] | None, typed: d
 @app.command()
 @_run
 @click.option("-f", "--follow", is_flag=True, help="Keep printing until the run ends.")
-@click.option("--node", "nodes", metavar="LIST", help="Only these nodes.")
+@click.option("--node", "nodes", metavar="LIST", shell_complete=_nodes_of_run, help="Only these nodes.")
 @click.option("--rank", "ranks", metavar="LIST", help="Only these ranks, as in 3 or 0-7.")
 @click.option("--grep", "pattern", metavar="RE", help="Only lines that match.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 @click.option("--since", metavar="SPAN", help="Only the last 30s, 5m, 2h, 1d.")
 @click.option("--stream", metavar="out|err|event", help="Only this stream.")
-@click.option("-i", "--inventory", metavar="FILE", help="Find the run on these nodes: it was launched elsewhere.")
+@click.option(
+    "-i",
+    "--inventory",
+    metavar="FILE",
+    shell_complete=_inventories,
+    help="Find the run on these nodes: it was launched elsewhere.",
+)
 @_json
 def logs(
     run: str,
@@ -268,7 +312,7 @@ def attach(run: str, follow: bool, quiet: bool) -> int:
 @app.command()
 @_inventory
 @_nodes
-@click.option("--node", metavar="LIST", help="Show only these nodes.")
+@click.option("--node", metavar="LIST", shell_complete=_nodes_of_inventory, help="Show only these nodes.")
 @_json
 def env(inventory: str | None, nodes: str | None, node: str | None, as_json: bool) -> int:
     """Show which environment variables the ranks get from orch; secrets are hidden, nothing is started."""
@@ -278,9 +322,13 @@ def env(inventory: str | None, nodes: str | None, node: str | None, as_json: boo
 
 
 @app.command()
-@click.argument("run", required=False, metavar="[RUN]")
+@click.argument("run", required=False, metavar="[RUN]", shell_complete=_run_names)
 @click.option(
-    "-i", "--inventory", metavar="FILE", help="Find the run on these nodes: its record is gone, or elsewhere."
+    "-i",
+    "--inventory",
+    metavar="FILE",
+    shell_complete=_inventories,
+    help="Find the run on these nodes: its record is gone, or elsewhere.",
 )
 def stop(run: str | None, inventory: str | None) -> int:
     """End a run on every node; without RUN the only run that has not ended."""
@@ -291,7 +339,7 @@ def stop(run: str | None, inventory: str | None) -> int:
 
 @app.command()
 @_inventory
-@click.argument("node")
+@click.argument("node", shell_complete=_nodes_of_inventory)
 def ssh(inventory: str | None, node: str) -> int:
     """Log in to a node as orch does: address, user, port, jump host and host keys of the inventory."""
     from orchestrator.commands.ssh import ssh  # noqa: PLC0415
@@ -313,7 +361,7 @@ def exec_(inventory: str | None, nodes: str | None, words: tuple[str, ...]) -> i
 @app.command()
 @click.argument("source", metavar="RUN:PATH")
 @click.argument("destination", type=_PATH, default=".", metavar="[DIR]")
-@click.option("--node", "nodes", metavar="LIST", help="Only from these nodes.")
+@click.option("--node", "nodes", metavar="LIST", shell_complete=_nodes_of_run, help="Only from these nodes.")
 def cp(source: str, destination: Path, nodes: str | None) -> int:
     """Copy files of a run from its nodes to DIR; PATH is relative to the ranks' working folder."""
     from orchestrator.commands.copy import copy_files  # noqa: PLC0415
