@@ -27,6 +27,7 @@ HELD_BYTES = 1 << 25  # the chunks held while merging, one of every file or feed
 LEAST_CHUNK_BYTES = 1 << 16
 INDEX_BYTES = 1 << 18
 POLL_S = 1.0
+OBSERVATIONS_PER_S = 10  # of nodes: each opens a dozen files, perhaps on a shared file system
 TIME_MARGIN_S = 1.0  # between the clocks of this machine and a node; lines that are too old are left out afterwards
 LEAVE_S = 0.1
 WAITING_BATCHES = 16
@@ -44,6 +45,9 @@ class Feed:
     nodes: dict[str, NodeLines] = field(default_factory=dict)
     failure: NodeError | None = None
     """Why its files could not be read to their ends."""
+    _observed_events: int = -1
+    _next_observation_s: float = 0.0
+    """By time.monotonic()."""
 
     def begin_at_last(self, lines: int) -> None:
         """Discard the position, and begin at the last `lines` lines of each output file."""
@@ -102,6 +106,16 @@ class Feed:
         while self._lines_of(node).indexed_bytes(name) < until and self.offsets.get(index, 0) > before:
             before = self.offsets.get(index, 0)
             self.read(wait_s=0, only=[index], max_bytes=INDEX_BYTES)
+
+    def observe(self) -> list[NodeObservation]:
+        """The state of the nodes; none if no event is new and the last observation is too recent for their number."""
+        now, events = time.monotonic(), sum(len(node.events) for node in self.nodes.values())
+        if events == self._observed_events and now < self._next_observation_s:
+            return []
+        observations = self.folder.endpoint.observe(self.folder.attempt_dir, self.folder.nodes)
+        self._observed_events = events
+        self._next_observation_s = now + len(observations) / OBSERVATIONS_PER_S
+        return observations
 
     def unfinished_lines(self) -> list[LogLines]:
         """The last lines, which no newline ends; for the end of an attempt."""
@@ -281,9 +295,8 @@ def _read_all(feed: Feed, exchange: _Exchange, chunk: int) -> None:
 
 
 def _next(feed: Feed, chunk: int, *, wait_s: float) -> Batch:
-    folder = feed.folder
     lines = feed.read(wait_s=wait_s, max_bytes=chunk)
-    return Batch(feed, lines, [] if lines else folder.endpoint.observe(folder.attempt_dir, folder.nodes))
+    return Batch(feed, lines, [] if lines else feed.observe())
 
 
 def _ended(feed: Feed) -> bool:

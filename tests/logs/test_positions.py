@@ -25,6 +25,7 @@ from orchestrator.logs.selection import Selection
 from orchestrator.node import messages
 from orchestrator.node.endpoint import positions
 from orchestrator.transports.local import LocalTransport
+from tests.until import until
 
 NAMES = ("rank-0.out", "rank-0.err", "rank-1.out", "rank-11.out")
 TICKS = 3000  # some blocks of the index
@@ -164,3 +165,13 @@ def test_line_start_is_that_of_the_last_lines(data: bytes, lines: int, block_byt
         patch.setattr(positions, "BLOCK_BYTES", block_bytes)
         start = positions.line_start(file.name, len(data), lines)
     assert data[start:].split(b"\n")[:-1] == (whole[-lines:] if lines else [])
+
+
+def test_nodes_are_observed_again_after_an_event_or_after_a_while(endpoint: Endpoint, tmp_path: Path) -> None:
+    feed = Log(tmp_path, endpoint).feed()
+    assert [node.node for node in feed.observe()] == ["n0"]
+    assert feed.observe() == []
+    (tmp_path / "n0/events.jsonl").write_text('{"time": 1.0, "event": "note", "text": "x"}\n')
+    feed.read(wait_s=0)
+    assert [node.node for node in feed.observe()] == ["n0"]
+    until(feed.observe, awaited="the next observation")
