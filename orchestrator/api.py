@@ -104,6 +104,8 @@ class Options(TypedDict, total=False):
     """As --note."""
     tags: Sequence[str]
     """As --tag, each."""
+    per_node: bool
+    """As --per-node."""
 
 
 def submit(program: ProgramLike, inventory: str | Path | None = None, **options: Unpack[Options]) -> Run:
@@ -134,6 +136,7 @@ def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Pat
         name=options.get("name"),
         note=options.get("note"),
         tags=tuple(options.get("tags", ())),
+        per_node=options.get("per_node", False),
     )
     planned = plan_launch(arguments)
     warnings = list(planned.warnings)

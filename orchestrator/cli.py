@@ -90,6 +90,9 @@ _LAUNCH_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
         "--tag", "tags", multiple=True, metavar="WORD", help="Tag of the run, for list --tag; may be repeated."
     ),
     click.option(
+        "--per-node", is_flag=True, help="Start the program once per node: it starts its ranks itself, like torchrun."
+    ),
+    click.option(
         "--bare", is_flag=True, help="Run a Python program unprepared: CUDA is not replaced, progress is not reported."
     ),
 )

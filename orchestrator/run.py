@@ -47,7 +47,7 @@ _EXIT_CODES = {RunState.DONE: 0, RunState.FAILED: 1, RunState.LOST: 5, RunState.
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The program that every rank runs. `args` are passed on unchanged."""
+    """The program that every rank runs, or with `per_node` every node. `args` are passed on unchanged."""
 
     kind: Literal["trainer", "python", "executable"]
     args: tuple[str, ...]
@@ -55,11 +55,13 @@ class Program:
     """Folder relative to the root of the code, "" for the root; None if no code is sent, as for the trainer's own tasks."""
     bare: bool = False
     """Run a Python program without the preparation of `is_prepared`."""
+    per_node: bool = False
+    """The program runs once per node and starts the node's ranks itself, as torchrun does."""
 
     @property
     def is_prepared(self) -> bool:
-        """True for a user's Python program that trainer/scripts makes run without CUDA and report its progress."""
-        return self.kind == "python" and not self.bare
+        """True for a user's Python programs that trainer/scripts makes run without CUDA and report their progress."""
+        return (self.kind == "python" or self.per_node) and not self.bare
 
     @property
     def needs_trainer(self) -> bool:
@@ -98,7 +100,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """How the first failing rank ended; `code` or `signal` is None."""
+    """How the first failing rank ended, or with `per_node` the program that starts a node's ranks; `code` or `signal` is None."""
 
     node: str
     rank: int | None
@@ -109,9 +111,12 @@ class RankExit:
     """The last lines that the rank wrote."""
     kind: str | None = None
     """The class of the failure, by the shared trainer: config, storage, memory, network, numbers, hang or code."""
+    per_node: bool = False
+    """The program of a node failed; which rank failed is unknown."""
 
     def __str__(self) -> str:
-        failed = f"rank {self.rank} on {self.node}" if self.rank is not None else f"the agent of {self.node}"
+        process = "the program on" if self.per_node else "the agent of" if self.rank is None else f"rank {self.rank} on"
+        failed = f"{process} {self.node}"
         how = f"was killed by {self.signal}" if self.signal else f"exited {self.code}"
         return f"{failed} {how}" + (f" ({self.kind})" if self.kind else "") + (f": {self.error}" if self.error else "")
 

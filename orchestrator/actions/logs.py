@@ -106,6 +106,9 @@ def _nodes(text: str | None, plan: LaunchPlan) -> frozenset[str] | None:
 def _ranks(text: str | None, plan: LaunchPlan) -> frozenset[int] | None:
     if text is None:
         return None
+    if plan.program.per_node:
+        message = f"--rank {text}: the output of a --per-node program is not divided by rank"
+        raise UsageError(message, hint="use --node or --grep")
     if re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text) is None:
         raise UsageError(f"--rank {text}: not a list of ranks", hint="as in --rank 3 or --rank 0-7,12")
     ranges = [[int(rank) for rank in part.split("-")] for part in text.split(",")]

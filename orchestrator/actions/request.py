@@ -40,6 +40,7 @@ class LaunchArguments:
     orphan_timeout: str | None = None
     isolation_timeout: str | None = None
     bare: bool = False
+    per_node: bool = False
     name: str | None = None
     note: str | None = None
     tags: tuple[str, ...] = ()
@@ -110,8 +111,10 @@ def _shape(text: str) -> Shape:
 def _program(arguments: LaunchArguments, code: Code | None) -> Program:
     cwd = code.cwd if code and code.files else None
     if code is None or arguments.program is None:
-        if arguments.bare:
-            raise UsageError("--bare is for a program of yours", hint="put the program after --, or omit --bare")
+        for option, is_given in (("--bare", arguments.bare), ("--per-node", arguments.per_node)):
+            if is_given:
+                hint = f"put the program after --, or omit {option}"
+                raise UsageError(f"{option} is for a program of yours", hint=hint)
         return Program("trainer", arguments.settings, cwd)
     if arguments.settings or arguments.config:
         refused = arguments.settings[0] if arguments.settings else "--config"
@@ -122,12 +125,12 @@ def _program(arguments: LaunchArguments, code: Code | None) -> Program:
     if first.endswith(".py"):
         _require_file(first, code)
     if first.endswith(".py") or (first in ("-m", "-c") and rest):
-        return Program("python", arguments.program, cwd, arguments.bare)
+        return Program("python", arguments.program, cwd, arguments.bare, arguments.per_node)
     if first.startswith("-"):
         raise UsageError(f"{first!r} after -- is not a program", hint="-- train.py …, -- -m pkg.mod …, -- ./run.sh …")
     if "/" in first and not first.startswith("/"):
         _require_file(first, code)
-    return Program("executable", arguments.program, cwd)
+    return Program("executable", arguments.program, cwd, arguments.bare, arguments.per_node)
 
 
 def _require_file(name: str, code: Code) -> None:

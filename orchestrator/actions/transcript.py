@@ -16,6 +16,7 @@ def dry_run_text(plan: LaunchPlan) -> str:
     files = node_files(plan)
     spares = f" and {plan.spare_count} spare" if plan.spare_count else ""
     size = f"{plan.node_count} nodes{spares}, {plan.world_size} ranks"
+    size += ", which the program starts" if plan.program.per_node else ""
     header = (
         f"#!/bin/bash\n# Run {plan.run_id}: {size}, bundle {plan.bundle}. Nothing was started.\nset -eu\numask 077\n"
     )

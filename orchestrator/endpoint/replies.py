@@ -168,9 +168,13 @@ class RunTrace:
 
 @dataclass(frozen=True, slots=True)
 class ReportedExit:
-    """The exit of a rank: an exit code, or the name of a signal; for an error also the message and the kind."""
+    """
+    The exit of a rank: an exit code, or the name of a signal; for an error also the message and the kind.
 
-    rank: int
+    `rank` is None for a program that runs once per node.
+    """
+
+    rank: int | None
     code: int | None
     signal: str | None
     error: str | None

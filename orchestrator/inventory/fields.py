@@ -36,6 +36,8 @@ Network: TypeAlias = Literal["auto", "infiniband", "roce", "ethernet"]
 TransportKind: TypeAlias = Literal["ssh", "local"]
 HostKeys: TypeAlias = Literal["strict", "accept-new"]
 
+# The size of the launch, which programs that start ranks themselves read.
+_LAUNCH_SIZE = frozenset(["NNODES", "NODE_RANK", "NPROC_PER_NODE"])
 _SET_BY_ORCH_PREFIXES = (b"TORCHELASTIC_", b"PET_", b"ORCH_")
 # The scripts of a job, and the agents' requests to requeue it, read these after node.sh has exported the inventory's values.
 _JOB_VARIABLES = re.compile(rb"SLURMD_.*|SLURM_(JOB_?ID|RESTART_COUNT|ARRAY_.*)")
@@ -88,6 +90,11 @@ def check_env_name(name: str) -> str:
     """Return the name of a variable; ValueError if it is not a valid name, or users may not set it."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,254}", name):
         raise ValueError("not the name of a variable; allowed: letters, digits and _, not a digit first")
+    if name in _LAUNCH_SIZE:
+        raise ValueError(
+            "orch sets this variable from -j or the nodes' devices; delete the line, and start a program that launches "
+            "its ranks by it with --per-node"
+        )
     raw = name.encode()
     if raw in STALE_NAMES or raw.startswith(_SET_BY_ORCH_PREFIXES):
         raise ValueError("orch sets this variable for every rank; delete the line")

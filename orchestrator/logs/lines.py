@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from orchestrator.logs.printable import is_printable, printable
 from orchestrator.node.events import EVENTS, OFFSETS, Kind, State
+from orchestrator.node.run_folder import output_stem
 
 Stream = Literal["out", "err", "event"]
 MAX_LINE_BYTES = 1 << 20
@@ -27,7 +28,7 @@ class LogLines:
     One or many consecutive lines that one rank wrote at one time, as far as is known.
 
     They are kept together because a merged log becomes slow if each line is handled separately. `rank` is None for lines of
-    the agent; `time` is seconds since the epoch.
+    the agent, and of a program that starts its ranks itself; `time` is seconds since the epoch.
     """
 
     time: float
@@ -113,7 +114,7 @@ class FileLines:
     record get the time of their arrival.
     """
 
-    def __init__(self, node: str, rank: int, stream: Stream) -> None:
+    def __init__(self, node: str, rank: int | None, stream: Stream) -> None:
         self._origin = (node, rank, stream)
         self.write_times = WriteTimes()
         self._rest = b""
@@ -217,7 +218,7 @@ def _cut(line: bytes, first: int) -> int:
 class NodeLines:
     """The lines of one node folder: the output of the ranks, and the agent's events as lines without a rank."""
 
-    def __init__(self, node: str, wants: Callable[[int, Stream], bool] = lambda _rank, _stream: True) -> None:
+    def __init__(self, node: str, wants: Callable[[int | None, Stream], bool] = lambda _rank, _stream: True) -> None:
         """
         Nothing was read yet.
 
@@ -300,10 +301,11 @@ def _is_routine(event: dict[str, Any]) -> bool:
     return kind in (Kind.AGENT_STARTED, Kind.RANK_STARTED)
 
 
-def _origin(name: str) -> tuple[int, Stream]:
-    """Rank and stream of an output file, rank-3.err."""
+def _origin(name: str) -> tuple[int | None, Stream]:
+    """Rank and stream of an output file, rank-3.err; the rank is None for program.err."""
     stem, _, stream = name.rpartition(".")
-    return int(stem.removeprefix("rank-")), "err" if stream == "err" else "out"
+    rank = None if stem == output_stem(None) else int(stem.removeprefix("rank-"))
+    return rank, "err" if stream == "err" else "out"
 
 
 def _record(line: bytes) -> dict[str, Any]:
@@ -329,7 +331,7 @@ def _ascending(lines: Iterable[LogLines]) -> Iterator[LogLines]:
 
 
 def prefix_of(lines: LogLines) -> str:
-    """`[node:rank]`, and `[node:-]` for lines of the agent."""
+    """`[node:rank]`, and `[node:-]` for lines whose rank is None."""
     return f"[{lines.node}:{'-' if lines.rank is None else lines.rank}]"
 
 

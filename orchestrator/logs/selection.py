@@ -36,7 +36,7 @@ class Selection:
             "streams": None if self.stream is None else [self.stream],
         }
 
-    def wants_output(self, node: str, rank: int, stream: Stream) -> bool:
+    def wants_output(self, node: str, rank: int | None, stream: Stream) -> bool:
         """True if wanted lines can be in this output file."""
         return (
             (self.nodes is None or node in self.nodes)

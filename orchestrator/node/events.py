@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     StateName = Literal["DONE", "FAILED", "STOPPED", "REQUEUE"]
 
     class RankResult(TypedDict, total=False):
-        """The exit of a rank: its code or the name of a signal, and the message and kind in its error file, if any."""
+        """
+        The exit of a rank: its code or the name of a signal, and the message and kind in its error file, if any.
 
-        rank: int
+        `rank` is None for a program that runs once per node and starts the node's ranks itself.
+        """
+
+        rank: Optional[int]
         code: Optional[int]
         signal: Optional[str]
         error: Optional[str]
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
         done: bool
         state: StateName
         exit: Optional[RankResult]
+        no_retry: bool
         reason: str
         dropped: List[str]
 
@@ -175,7 +180,7 @@ class NodeHistory:
     def _reset(self) -> None:
         self.finished: Optional[Event] = None  # the agent's last event
         self.first_failure: Optional[Event] = None  # the exit of the first rank that failed
-        self.ranks: Dict[int, str] = {}  # rank -> running or exited
+        self.ranks: Dict[Optional[int], str] = {}  # rank (None: the program of the node) -> running or exited
         self.stops_s: List[float] = []  # when the agent began to end its ranks
         self.requeues_s: List[float] = []  # when ranks exited with REQUEUE
         self.no_retry = False  # a rank reported that a retry cannot help
@@ -187,6 +192,7 @@ class NodeHistory:
             self.has_started = True
         elif kind == Kind.AGENT_FINISHED:
             self.finished = event
+            self.no_retry |= bool(event.get("no_retry"))
         elif kind == Kind.RANK_STARTED:
             self.rank_starts.append(event)
             self.ranks[event["rank"]] = "running"

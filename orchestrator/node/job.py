@@ -10,7 +10,7 @@ from orchestrator.node.run_folder import attempt_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Optional, Sequence
 
 
 class Refused(Exception):
@@ -56,6 +56,16 @@ class Job:
         if unknown or missing:
             raise TypeError(f"unknown: {unknown}, missing: {missing}")
         vars(self).update(fields)
+
+    @property
+    def is_per_node(self) -> bool:
+        """True if the program runs once per node and starts the node's ranks itself, as torchrun does."""
+        return bool(self.program.get("per_node"))
+
+    @property
+    def processes(self) -> Sequence[Optional[int]]:
+        """The rank of each process that the agent starts; None for a program that starts the node's ranks itself."""
+        return [None] if self.is_per_node else self.rank_numbers
 
     @property
     def rank_numbers(self) -> range:

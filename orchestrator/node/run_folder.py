@@ -9,7 +9,7 @@ from orchestrator.node.files import absolute_path, read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Optional, Tuple
+    from typing import List, Optional, Sequence, Tuple
 
     from orchestrator.node.messages import AgentBody, NodeFolders
 
@@ -27,6 +27,32 @@ def attempt_number(name: str) -> Optional[int]:
     """The number in the name of an attempt's folder; None if the name is another one."""
     number = name[len(ATTEMPT) :] if name.startswith(ATTEMPT) else ""
     return int(number) if number.isdecimal() else None
+
+
+def process_name(rank: Optional[int]) -> str:
+    """The name of a process that the agent started, for messages; `rank` is None for a program that starts the node's ranks."""
+    return "the program" if rank is None else f"rank {rank}"
+
+
+def output_stem(rank: Optional[int]) -> str:
+    """The stem of the files with the output of that process: `rank-3`, or `program`."""
+    return "program" if rank is None else f"rank-{rank}"
+
+
+def started_ranks(folder: str, planned: Sequence[int]) -> Sequence[int]:
+    """
+    The ranks that the program of a node has started: the planned ones, unless others have reported their progress.
+
+    A launcher with a dynamic rendezvous, as torchrun's c10d, may number the nodes in another order.
+    """
+    try:
+        stems = [
+            name[: -len(".json")] for name in os.listdir(os.path.join(folder, "progress")) if name.endswith(".json")
+        ]
+    except FileNotFoundError:
+        return planned
+    reported = {int(stem) for stem in stems if stem.isdecimal()}
+    return planned if reported.issubset(planned) else sorted(reported)
 
 
 def read_agent(folder: str) -> Optional[AgentBody]:

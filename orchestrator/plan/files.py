@@ -76,7 +76,13 @@ def _program(plan: LaunchPlan) -> dict[str, Any]:
         }
     python = program.kind == "python"
     args = ["-u", *program.args] if python else list(program.args)
-    return {"python": python, "args": args, "pythonpath": SITE_DIR if program.is_prepared else None, "cwd": program.cwd}
+    fields = {
+        "python": python,
+        "args": args,
+        "pythonpath": SITE_DIR if program.is_prepared else None,
+        "cwd": program.cwd,
+    }
+    return {**fields, "per_node": True} if program.per_node else fields
 
 
 def node_files(plan: LaunchPlan) -> dict[str, list[PlannedFile]]:

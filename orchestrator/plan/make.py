@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.errors import UsageError
 from orchestrator.names.hostlist import fold
 from orchestrator.names.slurm_options import warn_s
+from orchestrator.node.rank_launchers import launcher_of, per_node_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.run import Request
 
@@ -50,6 +51,7 @@ def make_plan(
     if request.launcher == "slurm" and inventory.slurm.spare_nodes:
         chosen = _with_spares(inventory, chosen, by_count=by_count)
         ranks_each += ranks_each[:1] * (len(chosen) - len(ranks_each))
+    _refuse_rank_launcher(request, sum(ranks_each[:node_count]))
     nodes = assign_ranks(inventory, chosen, ranks_each)
     if request.launcher == "slurm":
         _check_nodes_are_equal(chosen)
@@ -148,6 +150,18 @@ def _trainer_device(request: Request, nodes: Sequence[Node]) -> str | None:
             hint="choose equal nodes with --nodes, or set device=",
         )
     return next(iter(node_by_value), None)
+
+
+def _refuse_rank_launcher(request: Request, world_size: int) -> None:
+    """Refuse to start torchrun and its like once per rank: each of them would start ranks."""
+    program = request.program
+    launcher = None if program.per_node or program.kind == "trainer" else launcher_of(program.args)
+    if launcher is not None and world_size > 1:
+        command = per_node_command("submit" if request.launcher == "slurm" else "ssh-launch", program.args)
+        raise UsageError(
+            f"{launcher} starts ranks itself, but would be started in each of the {world_size} ranks",
+            hint=f"start it once per node: {command}",
+        )
 
 
 def _difference(values_and_nodes: Iterable[tuple[str, str]]) -> str:

@@ -20,6 +20,7 @@ from orchestrator.errors import LaunchError, LoginRefused, NodeError, OrchError,
 from orchestrator.fanout import each
 from orchestrator.launchers import direct_launcher
 from orchestrator.launchers.direct import DirectLauncher, parse_rendezvous
+from orchestrator.node.run_folder import output_stem
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.run import RankExit, RunState
 from orchestrator.store import RunFolder
@@ -178,8 +179,8 @@ class Supervisor:
         self._folder.add_event("run-ended", f"{record.state.value}: {record.message or 'nothing is left running'}")
 
     def _with_last_lines(self, failure: RankExit | None) -> RankExit | None:
-        """Add the last lines of the failed rank to the first failure."""
-        if failure is None or failure.rank is None:
+        """Add the last lines of the failed rank, or of the node's program, to the first failure."""
+        if failure is None or (failure.rank is None and not failure.per_node):
             return failure
         node = self._states[failure.node].node
         try:
@@ -216,7 +217,7 @@ def _last_lines(endpoint: Endpoint, attempt_dir: str, failure: RankExit) -> Iter
     """The last lines of the rank's standard error, or of the rank's standard output if standard error is empty."""
     sizes = endpoint.files(attempt_dir, [failure.node])
     for stream in ("err", "out"):
-        file = f"{failure.node}/rank-{failure.rank}.{stream}"
+        file = f"{failure.node}/{output_stem(failure.rank)}.{stream}"
         if sizes.get(file, 0):
             start = {file: max(0, sizes[file] - LAST_BYTES)}
             chunks = endpoint.read(attempt_dir, [failure.node], start, wait_s=0.0, only=[file], max_bytes=LAST_BYTES)

@@ -300,4 +300,5 @@ def _canceller(queue: JobStatus) -> str | None:
 
 
 def _exit_of(node: str, reported: replies.ReportedExit) -> RankExit:
-    return RankExit(node, reported.rank, reported.code, reported.signal, reported.error, kind=reported.kind)
+    result = (reported.rank, reported.code, reported.signal, reported.error)
+    return RankExit(node, *result, kind=reported.kind, per_node=reported.rank is None)

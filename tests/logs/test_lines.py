@@ -160,6 +160,11 @@ def test_agents_events_are_lines_without_a_rank() -> None:
     assert node.events == [event]
 
 
+def test_output_of_a_program_that_starts_its_ranks_has_no_rank() -> None:
+    [line] = NodeLines("n0").feed("program.err", 0, b"[rank3]: ValueError\n", 1.0)
+    assert (line.rank, line.stream, prefixed(line, prefix_of(line))) == (None, "err", "[n0:-] [rank3]: ValueError")
+
+
 def test_merge_is_by_time_and_keeps_each_streams_order() -> None:
     def line(time: float, text: str) -> LogLines:
         return LogLines(time, "n0", 0, "out", text)

@@ -84,6 +84,25 @@ def test_inventory_of_spares_only_is_an_error() -> None:
         _plan(_inventory(Node(name="s0", tags=("spare",))))
 
 
+@pytest.mark.parametrize("launcher", ["ssh", "slurm"])
+def test_torchrun_is_refused_in_each_rank_and_started_once_per_node(launcher: LauncherName) -> None:
+    def job(program: Program, shape: Shape) -> dict[str, object]:
+        request = Request(launcher, program, nodes="n0,s0" if shape.nodes == 2 else "n0", shape=shape)
+        return dict(job_json(make_plan(THREE, request, run_id="demo-20260102-030405-0abc", bundle="b1"))["program"])
+
+    words = ("torchrun", "--standalone", "my train.py")
+    with pytest.raises(
+        UsageError, match="torchrun starts ranks itself, but would be started in each of the 4 ranks"
+    ) as caught:
+        job(Program("executable", words), Shape(2, 2))
+    command = "submit" if launcher == "slurm" else "ssh-launch"
+    assert f"`orch {command} … --per-node -- torchrun --standalone 'my train.py'`" in str(caught.value.hint)
+    assert "per_node" not in job(Program("executable", words), Shape(1, 1))
+    started = job(Program("executable", words, per_node=True), Shape(2, 2))
+    assert (started["per_node"], started["pythonpath"]) == (True, "trainer/scripts/site")
+    assert job(Program("executable", words, bare=True, per_node=True), Shape(2, 2))["pythonpath"] is None
+
+
 def test_slurm_by_count_leaves_the_choice_of_nodes_to_slurm() -> None:
     same = _inventory(*(Node(name=f"n{k}", devices=2) for k in range(4)))
     plan = _plan(same, "slurm", shape=Shape(2, 2))

@@ -120,5 +120,5 @@ def test_exit_of_a_rank_that_left_stacks_is_a_hang(
     if kind:
         (tmp_path / "error/3.json").write_text(f'{{"message": {{"message": "m", "extraInfo": {{"kind": "{kind}"}}}}}}')
     (tmp_path / "stacks/3.txt").write_text(stacks)
-    assert failure_of(str(tmp_path), 3, signal)[1] == found
+    assert failure_of(str(tmp_path), 3, signal, [3])[1] == found
     assert set(innermost_calls(str(tmp_path), [3, 4])) == ({3} if stacks else set())

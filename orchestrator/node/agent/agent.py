@@ -9,6 +9,7 @@ import time
 
 from orchestrator.node.agent.failure import failure_of
 from orchestrator.node.agent.log_index import LogIndex
+from orchestrator.node.agent.nested_launcher import LauncherSearch, nested_launcher_message
 from orchestrator.node.events import NO_RETRY, REQUEUE, EventLog, Kind, State
 from orchestrator.node.files import read_json, write_json
 from orchestrator.node.job import Job, Refused
@@ -26,6 +27,7 @@ from orchestrator.node.processes import (
     signal_name,
     stat_of,
 )
+from orchestrator.node.run_folder import output_stem, process_name, started_ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,8 +47,16 @@ AFTER_STOP_S = 1.0  # the grace, after a stop, of processes that the ranks left 
 class Outcome:
     """The reason for ending the ranks, and the state that the agent reports unless all of them are done."""
 
-    def __init__(self, state: StateName, *, exit: RankResult | None = None, reason: str = "") -> None:  # noqa: A002  as in the event
+    def __init__(
+        self,
+        state: StateName,
+        *,
+        exit: RankResult | None = None,  # noqa: A002  as in the event
+        reason: str = "",
+        no_retry: bool = False,
+    ) -> None:
         self.state, self.exit, self.reason = state, exit, reason
+        self.no_retry = no_retry or (exit is not None and exit["code"] == NO_RETRY)
 
 
 class Agent:
@@ -55,11 +65,12 @@ class Agent:
     def __init__(self, job: Job, folder: str, events: EventLog, isolation: Isolation) -> None:
         self.job, self.folder, self.events, self.isolation = job, folder, events, isolation
         self.logs = LogIndex(folder, events.clock)
+        self.launchers = LauncherSearch(job)
         self.guard_pid = os.getppid()
         self.outcome: Outcome | None = None  # None until the ranks are being ended
         self.is_sweeping = False  # the ranks have ended; their remaining descendants are being ended
-        self.running: dict[int, int] = {}  # pid -> rank
-        self.done: list[int] = []  # the ranks that have finished their work
+        self.running: dict[int, int | None] = {}  # pid -> rank; None for a program that starts the node's ranks itself
+        self.done: list[int | None] = []  # the ranks that have finished their work
         self.stop_requests: list[tuple[int, float]] = []  # signal and time; a second one kills at once
         self.is_signalled_early = False  # SIGTERM arrived before all ranks were started
         self.kill_at_s: float | None = None  # monotonic; ranks and descendants alive then are killed
@@ -69,25 +80,26 @@ class Agent:
     def start(
         self, command: Sequence[str], cwd: str, environments: Sequence[Mapping[bytes, bytes]], inherited: Inherited
     ) -> None:
-        """Start every rank; Refused if one cannot be started."""
+        """Start every rank, or the program that starts them; Refused if one cannot be started."""
         become_rank = self.rank_setup(inherited)
-        for rank, environment in zip(self.job.rank_numbers, environments):
+        for rank, environment in zip(self.job.processes, environments):
+            name, stem = process_name(rank), output_stem(rank)
             try:
                 process = subprocess.Popen(
                     command,
                     cwd=cwd,
                     env=environment,
                     stdin=subprocess.DEVNULL,
-                    stdout=self.logs.open(f"rank-{rank}.out"),
-                    stderr=self.logs.open(f"rank-{rank}.err"),
+                    stdout=self.logs.open(f"{stem}.out"),
+                    stderr=self.logs.open(f"{stem}.err"),
                     preexec_fn=become_rank,  # noqa: PLW1509  (there are no threads here)
                 )
             except (OSError, subprocess.SubprocessError) as error:
-                raise Refused(f"rank {rank} cannot be started: {error}") from error
+                raise Refused(f"{name} cannot be started: {error}") from error
             process.returncode = 0  # reap() collects its status, so Popen must not
             self.running[process.pid] = rank
             stat = stat_of(process.pid)  # of a zombie, too
-            text = f"rank {rank} started as pid {process.pid}"
+            text = f"{name} started as pid {process.pid}"
             start_time = stat[2] if stat else None
             self.events.write(Kind.RANK_STARTED, text, rank=rank, pid=process.pid, start_time=start_time)
         self.is_signalled_early = signal.SIGTERM in signal.sigpending()
@@ -116,6 +128,7 @@ class Agent:
             self.events.flush()
             self.logs.record()
             self.check_supervision()
+            self.stop_nested_launchers()
             number = await_signal(CAUGHT, TICK_S)
             if number is not None:
                 self.on_signal(number)
@@ -132,7 +145,7 @@ class Agent:
             return False
         return True
 
-    def on_rank_exit(self, pid: int, rank: int, status: int) -> None:
+    def on_rank_exit(self, pid: int, rank: int | None, status: int) -> None:
         self.logs.record(now=True)
         exited_s = self.events.clock.now()  # after that record: the rank's output must precede its exit
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
@@ -140,10 +153,11 @@ class Agent:
         if (name == "SIGTERM" or code == SHELL_TERM) and self.outcome is None:
             self.await_stop_request()
         is_stopped = self.outcome is not None
-        progress = read_json(os.path.join(self.folder, "progress", f"{rank}.json")) or {}
-        is_done = progress.get("phase") == "done" or (code == 0 and not is_stopped)
-        error, kind = (None, None) if code == 0 else failure_of(self.folder, rank, name)
-        text = f"rank {rank} (pid {pid}) " + (f"exited with code {code}" if name is None else f"was ended by {name}")
+        is_done = self.has_reported_done(rank) or (code == 0 and not is_stopped)
+        error, kind = (None, None) if code == 0 else failure_of(self.folder, rank, name, self.ranks_of(rank))
+        text = f"{process_name(rank)} (pid {pid}) " + (
+            f"exited with code {code}" if name is None else f"was ended by {name}"
+        )
         text += f": {error}" if error else ""
         text_end = ", after the stop" if is_stopped and not is_done else ""
         if is_done and code != 0:
@@ -163,6 +177,18 @@ class Agent:
             self.on_restart_request(text)
         elif not is_stopped:  # a failure after a stop is its consequence, not the cause
             self.stop(Outcome(State.FAILED, exit=result), text)
+
+    def ranks_of(self, rank: int | None) -> Sequence[int]:
+        """The ranks of a process; of a program that starts the node's ranks, those ranks."""
+        return started_ranks(self.folder, self.job.rank_numbers) if rank is None else (rank,)
+
+    def has_reported_done(self, rank: int | None) -> bool:
+        """True if every rank of the process has reported that its work is done."""
+        ranks = self.ranks_of(rank)
+        if rank is None and len(ranks) < len(self.job.rank_numbers):  # not every rank has written its file
+            return False
+        files = (os.path.join(self.folder, "progress", f"{number}.json") for number in ranks)
+        return all((read_json(file) or {}).get("phase") == "done" for file in files)
 
     def on_restart_request(self, text: str) -> None:
         """A rank has saved and requests another attempt, whether or not it was stopped."""
@@ -267,6 +293,13 @@ class Agent:
         elif isolation_s is not None and self.isolation.isolated_s() >= isolation_s:
             self.stop_unrequested(f"cut off from the supervisor and from all other nodes for {isolation_s:g} s")
 
+    def stop_nested_launchers(self) -> None:
+        """Stop the run if every rank has started a launcher such as torchrun: each would start as many ranks again."""
+        launcher = None if self.outcome is not None else self.launchers.found(self.running)
+        if launcher is not None:
+            reason = nested_launcher_message(self.job, launcher)
+            self.stop(Outcome(State.FAILED, reason=reason, no_retry=True), reason)
+
     def stop_unrequested(self, reason: str) -> None:
         """End the ranks without a request: the agent has failed."""
         self.stop(Outcome(State.FAILED, reason=reason), reason)
@@ -281,12 +314,12 @@ class Agent:
     def finish(self) -> int:
         """Write the agent's last event; return its exit code."""
         outcome = self.outcome
-        if outcome is None or len(self.done) == len(self.job.rank_numbers):
+        if outcome is None or len(self.done) == len(self.job.processes):
             outcome = Outcome(State.DONE)
-            record = {"time": self.events.clock.now(), "ranks": sorted(self.done)}
+            record = {"time": self.events.clock.now(), "ranks": list(self.job.rank_numbers)}
             write_json(os.path.join(self.folder, "DONE"), record)
         text = f"{self.job.node}: {outcome.reason or outcome.state.lower()}, nothing is left running"
-        self.events.write(Kind.AGENT_FINISHED, text, state=outcome.state, exit=outcome.exit)
+        self.events.write(Kind.AGENT_FINISHED, text, state=outcome.state, exit=outcome.exit, no_retry=outcome.no_retry)
         self.events.require_written()
         self.logs.require_written()
-        return NO_RETRY if outcome.exit and outcome.exit["code"] == NO_RETRY else EXIT_CODES[outcome.state]
+        return NO_RETRY if outcome.no_retry else EXIT_CODES[outcome.state]

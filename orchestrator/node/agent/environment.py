@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from orchestrator.node.agent.failure import error_file
 from orchestrator.node.code_folder import shared_folder
 from orchestrator.node.job import Job
 from orchestrator.node.stacks import STACKS
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 STALE_NAMES = frozenset(
     b"RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
-    b"NODE_RANK MASTER_ADDR MASTER_PORT ORCH_RUN_ID ORCH_RUN_DIR ORCH_NODE ORCH_NODE_RANK ORCH_ATTEMPT "
-    b"ORCH_SHARED_DIR ORCH_COMMIT".split()
+    b"NNODES NODE_RANK NPROC_PER_NODE MASTER_ADDR MASTER_PORT ORCH_RUN_ID ORCH_RUN_DIR ORCH_NODE ORCH_NODE_RANK "
+    b"ORCH_ATTEMPT ORCH_SHARED_DIR ORCH_COMMIT".split()
 )
 STALE_PREFIXES = (b"TORCHELASTIC_", b"PET_", b"PMI_", b"PMIX_", b"OMPI_")
 # Slurm's variables about the tasks of a step and how srun started them. mmengine, Lightning, timm, DETR, JAX and others take
@@ -64,17 +65,17 @@ def defaults(job: Job, folder: str, kept: Mapping[bytes, bytes]) -> dict[bytes, 
 
 
 def node_environment(job: Job, rendezvous: str) -> dict[bytes, bytes]:
-    """The variables of the launch that all ranks of a node share: torchrun's, and ORCH_*."""
+    """The variables of the launch that all processes of a node share: torchrun's for its ranks, or its options; and ORCH_*."""
     address, port, _ = rendezvous.split()
-    world, group = str(sum(job.ranks)), str(job.node_rank)
-    shared = {"WORLD_SIZE": world, "ROLE_WORLD_SIZE": world, "ROLE_NAME": "default", "GROUP_RANK": group}
-    shared.update(LOCAL_WORLD_SIZE=str(len(job.rank_numbers)), GROUP_WORLD_SIZE=str(len(job.ranks)))
-    shared.update(MASTER_ADDR=address, MASTER_PORT=port, TORCHELASTIC_RUN_ID=job.run_id)
-    shared.update(TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0")
-    shared.update(TORCHELASTIC_SIGNALS_TO_HANDLE="SIGTERM,SIGINT,SIGHUP,SIGQUIT")  # torch 2.13, launcher/api.py
-    shared.update(TORCHELASTIC_USE_AGENT_STORE="False")  # rank 0 hosts the store, as there is no torchrun
+    launch = {
+        "NNODES": str(len(job.ranks)),
+        "NODE_RANK": str(job.node_rank),
+        "NPROC_PER_NODE": str(len(job.rank_numbers)),
+    }
+    launch.update(MASTER_ADDR=address, MASTER_PORT=port)
+    shared = {**launch, **(torchrun_options(launch) if job.is_per_node else torchrun_variables(job))}
     shared.update(ORCH_RUN_ID=job.run_id, ORCH_RUN_DIR=job.run_dir, ORCH_ATTEMPT=str(job.attempt))
-    shared.update(ORCH_NODE=job.node, ORCH_NODE_RANK=group)
+    shared.update(ORCH_NODE=job.node, ORCH_NODE_RANK=str(job.node_rank))
     folder = shared_folder(job.run_dir)
     if folder is not None:
         shared.update(ORCH_SHARED_DIR=folder)
@@ -83,12 +84,33 @@ def node_environment(job: Job, rendezvous: str) -> dict[bytes, bytes]:
     return {os.fsencode(name): os.fsencode(value) for name, value in shared.items()}
 
 
+def torchrun_variables(job: Job) -> dict[str, str]:
+    """The variables that torchrun would set for all ranks of the node."""
+    world, group = str(sum(job.ranks)), str(job.node_rank)
+    variables = {"WORLD_SIZE": world, "ROLE_WORLD_SIZE": world, "ROLE_NAME": "default", "GROUP_RANK": group}
+    variables.update(LOCAL_WORLD_SIZE=str(len(job.rank_numbers)), GROUP_WORLD_SIZE=str(len(job.ranks)))
+    variables.update(TORCHELASTIC_RUN_ID=job.run_id, TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0")
+    variables.update(TORCHELASTIC_SIGNALS_TO_HANDLE="SIGTERM,SIGINT,SIGHUP,SIGQUIT")  # torch 2.13, launcher/api.py
+    variables.update(TORCHELASTIC_USE_AGENT_STORE="False")  # rank 0 hosts the store, as there is no torchrun
+    return variables
+
+
+def torchrun_options(launch: Mapping[str, str]) -> dict[str, str]:
+    """The variables from which torchrun takes the options that its command line lacks."""
+    options = {f"PET_{name}": value for name, value in launch.items()}
+    if launch["NODE_RANK"] == "0":  # for --rdzv-backend=c10d, which may not recognise the head's address as its own
+        options["PET_RDZV_CONF"] = "is_host=true"
+    options["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank${rank}]:"  # with --tee; the default is the local rank
+    return options
+
+
 def rank_variables(job: Job, folder: str) -> list[dict[bytes, bytes]]:
-    """The variables that differ per rank, in local order."""
+    """The variables that differ per process, in local order."""
     environments = []
-    for local_rank, rank in enumerate(job.rank_numbers):
-        variables = {"RANK": str(rank), "ROLE_RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-        variables["TORCHELASTIC_ERROR_FILE"] = os.path.join(folder, "error", f"{rank}.json")
+    for local_rank, rank in enumerate(job.processes):
+        variables = {"TORCHELASTIC_ERROR_FILE": error_file(folder, rank)}
+        if rank is not None:
+            variables.update(RANK=str(rank), ROLE_RANK=str(rank), LOCAL_RANK=str(local_rank))
         environments.append({os.fsencode(name): os.fsencode(value) for name, value in variables.items()})
     return environments
 
@@ -96,7 +118,7 @@ def rank_variables(job: Job, folder: str) -> list[dict[bytes, bytes]]:
 def rank_environments(
     job: Job, rendezvous: str, kept: Mapping[bytes, bytes], node_folder: str
 ) -> list[dict[bytes, bytes]]:
-    """The environment of each rank, in local order: the inherited variables and the launch's."""
+    """The environment of each process, in local order: the inherited variables and the launch's."""
     shared = {**defaults(job, node_folder, kept), **kept}
     if job.program["pythonpath"] is not None:
         folder = os.fsencode(os.path.normpath(os.path.join(job.bundle_dir, job.program["pythonpath"])))

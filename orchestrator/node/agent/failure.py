@@ -7,6 +7,10 @@ import os
 from orchestrator.node.files import read_json
 from orchestrator.node.stacks import has_left_stacks
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 def error_of(path: str) -> tuple[str | None, str | None]:
     """
@@ -22,12 +26,23 @@ def error_of(path: str) -> tuple[str | None, str | None]:
     return None if message is None else str(message), None if kind is None else str(kind)
 
 
-def failure_of(folder: str, rank: int, signal: str | None) -> tuple[str | None, str | None]:
+def error_file(folder: str, rank: int | None) -> str:
+    """The TORCHELASTIC_ERROR_FILE of a rank, or of a program that starts the node's ranks: torchrun copies its first rank's there."""
+    return os.path.join(folder, "error", "program.json" if rank is None else f"{rank}.json")
+
+
+def failure_of(
+    folder: str, rank: int | None, signal: str | None, ranks: Sequence[int]
+) -> tuple[str | None, str | None]:
     """
-    Message and kind of a rank's failure, from its files in the node folder; `signal` is the name of the signal that ended it.
+    Message and kind of a process's failure, from the files in the node folder that belong to the process.
 
     A rank that left stacks hung: its kind is "hang" after an abort by NCCL's watchdog (SIGABRT) or a lost connection.
+
+    Args:
+        rank: None for the program that starts the node's ranks.
+        signal: the name of the signal that ended the process, if one did.
     """
-    error, kind = error_of(os.path.join(folder, "error", f"{rank}.json"))
+    error, kind = error_of(error_file(folder, rank))
     may_have_hung = kind == "network" or (kind is None and signal == "SIGABRT")
-    return error, "hang" if may_have_hung and has_left_stacks(folder, rank) else kind
+    return error, "hang" if may_have_hung and any(has_left_stacks(folder, number) for number in ranks) else kind

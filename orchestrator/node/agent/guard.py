@@ -108,6 +108,7 @@ def run_ranks(options: AgentOptions, folder: str, events: EventLog, inherited: I
     rendezvous, holder = join_rendezvous(job, options.rendezvous)
     write_agent_record(job, folder, rendezvous, events.clock)
     text = f"agent of {job.node} started as pid {os.getpid()} with {len(job.rank_numbers)} of {sum(job.ranks)} ranks"
+    text += ", which the program starts" if job.is_per_node else ""
     text += f", attempt {job.attempt}" if job.attempt > 1 else ""
     events.write(Kind.AGENT_STARTED, text, pid=os.getpid())
     kept, stale = inherited_environment()

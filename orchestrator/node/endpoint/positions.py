@@ -10,7 +10,7 @@ import json
 import os
 import time
 
-from orchestrator.node.endpoint.report import is_requested, now_of, streams
+from orchestrator.node.endpoint.report import READ_FIRST, is_requested, now_of, streams
 from orchestrator.node.events import OFFSETS
 from orchestrator.node.files import read_at
 from orchestrator.node.run_folder import node_folders, read_agent
@@ -89,7 +89,7 @@ def _outputs(request: messages.FilesRequest, node: str, folder: str) -> Dict[str
     return {
         name: size
         for name, size in streams(folder)
-        if name.startswith("rank-") and is_requested(node, name, request["outputs"])
+        if name not in READ_FIRST and is_requested(node, name, request["outputs"])
     }
 
 

@@ -9,7 +9,14 @@ from orchestrator.node.events import EVENTS, OFFSETS, read_history
 from orchestrator.node.files import absolute_path, read_at, read_json, relative, tail
 from orchestrator.node.isolation import leave_heartbeat, reachable_hosts
 from orchestrator.node.machine import boot_id, is_alive, is_stopped
-from orchestrator.node.run_folder import attempt_folder, newest_attempt, node_folders, read_agent
+from orchestrator.node.run_folder import (
+    attempt_folder,
+    newest_attempt,
+    node_folders,
+    output_stem,
+    read_agent,
+    started_ranks,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -122,15 +129,16 @@ def is_requested(node: str, name: str, outputs: messages.Outputs) -> bool:
     nodes, ranks, wanted = outputs["nodes"], outputs["ranks"], outputs["streams"]
     return (
         (nodes is None or node in nodes)
-        and (ranks is None or int(stem[5:]) in ranks)
+        and (ranks is None or stem in map(output_stem, ranks))
         and (wanted is None or stream in wanted)
     )
 
 
 def is_stream(name: str) -> bool:
-    """True for events.jsonl, offsets.jsonl, rank-N.out and rank-N.err. Compiling a regular expression would take longer."""
+    """True for events.jsonl, offsets.jsonl, and the .out and .err of rank-N and program. A compiled regular expression is slower."""
     stem, _, suffix = name.partition(".")
-    return name in READ_FIRST or (stem.startswith("rank-") and stem[5:].isdigit() and suffix in ("out", "err"))
+    is_output = stem == output_stem(None) or (stem.startswith("rank-") and stem[5:].isdigit())
+    return name in READ_FIRST or (is_output and suffix in ("out", "err"))
 
 
 def streams(folder: str) -> Iterator[Tuple[str, int]]:
@@ -197,7 +205,10 @@ def observe_node(node: str, folder: str) -> messages.NodeBody:
 
     agent, history = read_agent(folder), read_history(folder)
     alive = is_alive(agent)
-    progress = {rank: read_json(os.path.join(folder, "progress", f"{rank}.json")) for rank in history.ranks}
+    ranks = {rank: state for rank, state in history.ranks.items() if rank is not None}
+    if None in history.ranks and agent is not None:  # a program that starts all ranks of the node
+        ranks = dict.fromkeys(started_ranks(folder, agent["ranks"]), history.ranks[None])
+    progress = {rank: read_json(os.path.join(folder, "progress", f"{rank}.json")) for rank in ranks}
     needs_log = agent is None or (not alive and history.finished is None)
     return {
         "node": node,
@@ -207,10 +218,10 @@ def observe_node(node: str, folder: str) -> messages.NodeBody:
         "same_boot": agent is not None and agent.get("boot_id") == boot_id(),
         "clock": now_of(agent),
         "finished": history.finished,
-        "ranks": history.ranks,
+        "ranks": ranks,
         "first_failure": history.first_failure,
         "progress": {rank: value for rank, value in progress.items() if value is not None},
-        "stacks": innermost_calls(folder, history.ranks),
+        "stacks": innermost_calls(folder, ranks),
         "folder": folder,
         "log": tail(os.path.join(folder, "agent.log"), LOG_TAIL_BYTES) if needs_log else "",
     }

@@ -16,7 +16,7 @@ from orchestrator.node.ownership import (
     signal_exactly,
     user_processes,
 )
-from orchestrator.node.run_folder import attempt_number, node_folders, read_agent
+from orchestrator.node.run_folder import attempt_number, node_folders, process_name, read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Target:
         roles = {}
         for event in rank_starts:
             if event["pid"] in processes and is_alive(event):
-                roles[event["pid"]] = f"rank {event['rank']}"
+                roles[event["pid"]] = process_name(event["rank"])
         leaders = dict(roles)
         agent_start = agent["start_time"] if agent else 0
         for pid, fields in processes.items():

@@ -124,6 +124,17 @@ def test_error_file_is_read_in_both_of_torchruns_formats(
         assert (end["error"], end["kind"]) == (error, kind)
 
 
+@pytest.mark.parametrize(("ranks", "state"), [("0 1", "DONE"), ("0", "FAILED"), ("4 5", "DONE")])
+def test_a_crash_of_a_program_counts_as_done_if_all_its_ranks_were(ground: Ground, ranks: str, state: str) -> None:
+    """A launcher may number the ranks in another order than orch would."""
+    progress = f'"{RUN}/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$rank.json"'
+    report = f'for rank in {ranks}; do echo \'{{"phase": "done"}}\' > {progress}; done; exit 3'
+    ground.job(*sh(report), ranks=[2], program={"per_node": True})
+    ground.run()
+    assert ground.finished()["state"] == state
+    assert (ground.finished()["exit"] is None) == (state == "DONE")
+
+
 def test_a_crash_after_finished_work_is_done_with_a_warning(ground: Ground) -> None:
     progress = f'"{RUN}/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$RANK.json"'
     ground.job(*sh(f'echo \'{{"phase": "done"}}\' > {progress}; kill -ABRT $$'))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -101,7 +102,35 @@ def test_ranks_of_two_nodes_are_numbered_in_node_order(ground: Ground) -> None:
             (b"ORCH_NODE_RANK", b"%d" % node_rank),
             (b"ORCH_ATTEMPT", b"1"),
             (b"ORCH_COMMIT", b"1d6f-dirty"),
+            (b"NNODES", b"2"),
+            (b"NODE_RANK", b"%d" % node_rank),
+            (b"NPROC_PER_NODE", values.split()[3]),
         }
+
+
+def test_program_that_starts_its_ranks_has_the_size_of_the_launch_and_no_rank(ground: Ground) -> None:
+    """By PET_*, torchrun without options takes the same values; TORCHELASTIC_RUN_ID would pass for a rank of torchrun."""
+    ground.job("cat", "/proc/self/environ", ranks=[3, 2], program={"per_node": True})
+    assert ground.run(env={b"RANK": b"9", b"PET_NNODES": b"9", b"TORCHELASTIC_RUN_ID": b"x"}) == (0, "")
+    raw = (ground.folder() / "program.out").read_bytes()
+    env = dict(entry.split(b"=", 1) for entry in raw.split(b"\0") if entry)
+    address, port, _ = ground.record()["rendezvous"].encode().split()
+    launch = {
+        b"NNODES": b"2",
+        b"NODE_RANK": b"0",
+        b"NPROC_PER_NODE": b"3",
+        b"MASTER_ADDR": address,
+        b"MASTER_PORT": port,
+    }
+    assert env.items() >= {**launch, **{b"PET_" + name: value for name, value in launch.items()}}.items()
+    assert not env.keys() & {b"RANK", b"LOCAL_RANK", b"WORLD_SIZE", b"LOCAL_WORLD_SIZE", b"GROUP_RANK", b"ROLE_RANK"}
+    assert {name for name in env if name.startswith(b"TORCHELASTIC_")} == {
+        b"TORCHELASTIC_ERROR_FILE",
+        b"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+    }
+    (started,) = ground.events("rank-started")
+    assert (started["rank"], started["text"]) == (None, f"the program started as pid {started['pid']}")
+    assert json.loads((ground.folder() / "DONE").read_text("utf-8"))["ranks"] == [0, 1, 2]
 
 
 def test_variables_of_another_launcher_are_dropped_and_named_without_values(ground: Ground) -> None:
@@ -112,8 +141,8 @@ def test_variables_of_another_launcher_are_dropped_and_named_without_values(grou
     kept = {b"SLURM_" + name: b"12" for name in names} | {b"SLURMISH": b"1", b"RANKS": b"1"}
     env = environment_of_one_rank(ground, {**stale, **kept})
     assert env.items() >= kept.items()
-    assert env[b"RANK"] == b"0"
-    assert not env.keys() & (stale.keys() - {b"RANK", b"TORCHELASTIC_USE_AGENT_STORE"})
+    assert env[b"RANK"] == env[b"NODE_RANK"] == b"0"
+    assert not env.keys() & (stale.keys() - {b"RANK", b"NODE_RANK", b"TORCHELASTIC_USE_AGENT_STORE"})
     (message,) = ground.events("note")
     assert {name.decode() for name in stale} <= set(message["dropped"])
     assert "secret-value" not in str(ground.lines("events.jsonl"))

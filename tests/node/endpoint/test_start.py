@@ -135,6 +135,22 @@ ready(); time.sleep(1000)"""
     assert (state.alive, state.same_boot, state.finished, state.log) == (True, True, None, "")
 
 
+def test_observe_reports_the_ranks_that_a_program_has_started(endpoint: Endpoint, ground: Ground) -> None:
+    program = """
+event("rank-started", rank=None, pid=1, start_time=1)
+os.mkdir("progress"); open("progress/1.json", "w").write('{"step": 5}')
+me["ranks"] = [0, 1]
+ready(); time.sleep(1000)"""
+    ground.start(endpoint, program)
+    (state,) = endpoint.observe(str(ground.attempt), None)
+    assert (state.ranks, state.progress) == ({0: "running", 1: "running"}, {1: {"step": 5}})
+    (ground.folder / "progress/3.json").write_text(
+        '{"step": 6}'
+    )  # torchrun's c10d has numbered the nodes in another order
+    (state,) = endpoint.observe(str(ground.attempt), None)
+    assert (state.ranks, state.progress[3]) == ({1: "running", 3: "running"}, {"step": 6})
+
+
 def test_observe_distinguishes_an_agent_that_finished_from_one_that_was_killed(
     endpoint: Endpoint, ground: Ground
 ) -> None:

@@ -1,0 +1,79 @@
+"""Find a launcher such as torchrun that every rank has started: the program was meant to run once per node."""
+
+from __future__ import annotations
+
+import time
+
+from orchestrator.node.processes import descendants
+from orchestrator.node.rank_launchers import launcher_of, node_count_of, per_node_command
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from orchestrator.node.job import Job
+
+FIRST_S, LAST_S = 0.5, 60.0  # after the start of the ranks; a launcher that is started later belongs to the program
+GROWTH = 1.3  # each time is this much later than the previous one, as a search reads all of /proc: some ms
+
+
+class LauncherSearch:
+    """Searches the descendants of the ranks some 18 times in the first minute."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.is_needed = sum(job.ranks) > 1 and not job.is_per_node
+        self.started_s = time.monotonic()
+        self.next_s = FIRST_S
+
+    def found(self, ranks: Iterable[int]) -> str | None:
+        """The launcher, if it is time for a search and every one of the ranks (pids) is or has started one; else None."""
+        age_s = time.monotonic() - self.started_s
+        if not self.is_needed or age_s < self.next_s:
+            return None
+        self.next_s *= GROWTH
+        self.is_needed = self.next_s < LAST_S
+        parents = {pid: stat[1] for pid, stat in descendants().items()}
+        without, launcher = set(ranks), None
+        for pid in parents:
+            name = self.misused_launcher(pid)
+            if name is not None:
+                launcher = name
+                without -= ancestors(pid, parents)
+        return None if without else launcher
+
+    def misused_launcher(self, pid: int) -> str | None:
+        """The launcher that the process is; None if it is none, or starts one of the nodes of the run, which have one rank each."""
+        argv = command_line(pid)
+        launcher = launcher_of(argv)
+        is_one_per_node = max(self.job.ranks) == 1 and node_count_of(argv) == str(len(self.job.ranks))
+        return None if is_one_per_node else launcher
+
+
+def ancestors(pid: int, parents: dict[int, int]) -> set[int]:
+    """The process and its ancestors among the descendants of the agent."""
+    found = set()
+    while pid in parents and pid not in found:
+        found.add(pid)
+        pid = parents[pid]
+    return found
+
+
+def command_line(pid: int) -> list[str]:
+    """The words of a process's command line; empty if it has ended."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().decode("utf-8", "replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def nested_launcher_message(job: Job, launcher: str) -> str:
+    """The cause of the run's end, and the command to use instead."""
+    words = job.program["args"]
+    typed = words[1:] if job.program["python"] and words[0] == "-u" else words  # orch has added -u
+    command = per_node_command("submit" if job.slurm else "ssh-launch", typed)
+    return (
+        f"each of the {sum(job.ranks)} ranks has started {launcher}, which starts ranks itself; "
+        f"start the program once per node instead: {command}"
+    )
