@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from orchestrator.endpoint.program import FLAGS, MARKER, OLDEST_PYTHON, program
 from orchestrator.endpoint.replies import Facts, ReplyWindow
+from orchestrator.endpoint.start_failure import PYTHON_HINT, start_failure
 from orchestrator.errors import NodeError, Unreachable
 from orchestrator.node import protocol
 from orchestrator.transports.base import Channel, ChannelClosed, ChannelReader, NoMarker, Transport
@@ -23,7 +24,6 @@ ANSWER_S = 30.0
 PRINTED_S = 1.0  # the wait for the output of a shell that reads nothing
 JUNK_LIMIT_BYTES = 64 << 10
 HEADER_LIMIT_BYTES = 64 << 20
-PYTHON_HINT = "set python: in the inventory to a Python of 3.8 or newer on that node"
 
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
@@ -133,9 +133,11 @@ class Connection:
             reply, _ = self._receive(ANSWER_S)
             self._require_ok(reply)
         except ChannelClosed as closed:
-            raise self._no_python(closed) from closed
+            printed = self._reader.peek() if self._channel is not None else ""
+            raise start_failure(self._transport, self._python, closed, printed) from closed
         except TimeoutError as error:
-            raise Unreachable(self.node, f"no answer for {ANSWER_S:g} s") from error
+            hint = f"see what the node prints for {self._transport.command_to_try([self._python, '--version'])}"
+            raise Unreachable(self.node, f"no answer for {ANSWER_S:g} s", hint=hint) from error
         except NoMarker as error:
             reason = f"{self._python} did not start: the login shell printed {str(error)!r}"
             hint = "its start-up files should print nothing without a terminal"
@@ -159,16 +161,6 @@ class Connection:
                 raise NoMarker(printed) from error
             raise
         return line.decode("ascii", "replace").strip()
-
-    def _no_python(self, closed: ChannelClosed) -> NodeError:
-        output = closed.stderr.strip() or (self._reader.peek() if self._channel is not None else "")
-        if closed.exit_status in (126, 127) or "not found" in output.lower():
-            reason = "cannot be run" if closed.exit_status == 126 or "ermission" in output else "not found"  # noqa: PLR2004
-            return NodeError(self.node, f"no Python: {self._python} {reason}", hint=PYTHON_HINT)
-        last = output.splitlines()[-1] if output else "no output"
-        return NodeError(
-            self.node, f"{self._python} did not start, exit status {closed.exit_status}: {last}", hint=PYTHON_HINT
-        )
 
     def _require_ok(self, reply: messages.ReplyHeader, hint: str = "") -> None:
         if not reply["ok"]:

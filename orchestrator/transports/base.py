@@ -64,6 +64,10 @@ class Transport(Protocol):
         """
         ...
 
+    def command_to_try(self, argv: Sequence[str]) -> str:
+        """A command in backquotes by which the user can start the same program."""
+        ...
+
     def close(self) -> None: ...
 
 

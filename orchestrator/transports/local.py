@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shlex
 import subprocess
 import time
 from collections.abc import Sequence
@@ -50,6 +51,10 @@ class LocalTransport:
                 raise ChannelClosed(NOT_FOUND, f"{program}: {error.strerror}") from error
             raise NodeError(self.node, f"{program}: {error.strerror}") from error
         return LocalChannel(process)
+
+    def command_to_try(self, argv: Sequence[str]) -> str:
+        """A command in backquotes by which the user can start the same program."""
+        return f"`{shlex.join(argv)}`"
 
     def close(self) -> None:
         """Nothing is kept open between channels."""

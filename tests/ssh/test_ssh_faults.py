@@ -136,7 +136,7 @@ def test_a_login_may_take_longer_than_the_connect_timeout(farm: Farm, tmp_path: 
         slowly.start()
         node = Node.model_validate({"name": "n0", "address": "127.0.0.10", "port": server["port"]})
         # the login succeeded; the stand-in has no shell
-        with pytest.raises(Unreachable, match="the node starts no program"):
+        with pytest.raises(Unreachable, match="the server refuses to start programs"):
             login(node, config=server["config"], connect_timeout_s=1)
         slowly.join()
 
@@ -270,7 +270,8 @@ def test_keepalives_are_sent_on_every_connection_of_a_jump(
         begin = log.stat().st_size
         node = Node.model_validate({"name": "n0", "address": "127.0.0.10", "port": server["port"]})
         transport = SshTransport(node, SshOptions.model_validate({"config": server["config"], "proxy_jump": "n1"}))
-        with pytest.raises(Unreachable, match="the node starts no program"):  # the login has succeeded and stays open
+        # the login has succeeded and stays open
+        with pytest.raises(Unreachable, match="the server refuses to start programs"):
             transport.open(["true"])
         until(lambda: "keepalive@lag.net" in requests, awaited="a keepalive to the node")
         until(lambda: b"keepalive@lag.net" in log.read_bytes()[begin:], awaited="a keepalive to the jump host")

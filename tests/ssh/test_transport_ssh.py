@@ -282,7 +282,58 @@ def test_output_of_a_startup_file_is_skipped(farm: Farm) -> None:
 
 def test_output_of_a_forced_command_that_runs_nothing_is_quoted(farm: Farm) -> None:
     with farm.restarted(ForceCommand="echo This account is closed; exit 1"):
-        assert "exit status 1: This account is closed" in str(node_error(lambda: connect(farm)))
+        error = node_error(lambda: connect(farm))
+    assert "exit status 1: This account is closed" in str(error)
+    assert "python:" not in error.hint
+
+
+@pytest.mark.parametrize(
+    ("startup", "reason", "hint"),
+    [
+        (
+            "read line",
+            "python3 received only a part of the program that orch sends: .* read standard input, such as a start-up file",
+            "-t 0",
+        ),
+        ("exec sh", "^a shell read the program that orch sends to .*python3: .* such as a start-up file", "-t 0"),
+        ("set -e; nosuch", "exit status 127: .*/.bashrc: line 1: nosuch: command not found$", "n0 .*--version"),
+        ("exit 3", "did not start, exit status 3: it printed nothing$", "n0 .*--version"),
+    ],
+)
+def test_a_startup_file_that_keeps_python_from_starting_is_named(
+    farm: Farm, startup: str, reason: str, hint: str
+) -> None:
+    (farm.home / ".bashrc").write_text(f"{startup}\n")
+    try:
+        error = node_error(lambda: connect(farm))
+    finally:
+        (farm.home / ".bashrc").unlink()
+    assert re.search(reason, error.reason)
+    assert re.search(hint, error.hint)
+
+
+@pytest.mark.parametrize(
+    ("script", "mode", "reason"),
+    [
+        ("#!/bin/sh\nexec /opt/gone/python3", 0o755, "did not start, exit status 127: .*/opt/gone/python3: not found$"),
+        ("#!/opt/gone/python3", 0o755, "did not start, exit status 12[67]: .*"),
+        ("#!/bin/bash\nmodule load x\nexit 127", 0o755, "did not start, .*line 2: module: command not found$"),
+        ("", 0o644, "^no Python: .* cannot be run$"),
+    ],
+)
+def test_only_a_python_that_is_absent_is_not_found(farm: Farm, script: str, mode: int, reason: str) -> None:
+    python = farm.home / "bin-python"
+    python.write_text(f"{script}\n")
+    python.chmod(mode)
+    assert re.search(reason, node_error(lambda: connect(farm, python=str(python))).reason)
+    python.unlink()
+    assert node_error(lambda: connect(farm, python=str(python))).reason == f"no Python: {python} not found"
+
+
+@BOTH_CLIENTS
+def test_a_server_that_refuses_sessions_is_named(farm: Farm, client: Client) -> None:
+    with farm.restarted(MaxSessions="0"):
+        assert "MaxSessions" in str(node_error(lambda: connect_by(client, farm)))
 
 
 def test_an_unwritable_working_folder_is_named(farm: Farm) -> None:

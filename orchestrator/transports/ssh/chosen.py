@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from orchestrator.errors import LoginRefused
 from orchestrator.transports.base import Channel
+from orchestrator.transports.ssh.commands import command_line, login_command
 from orchestrator.transports.ssh.login import NeedsProgram
 from orchestrator.transports.ssh.openssh import OpensshTransport
 from orchestrator.transports.ssh.route import Destination, SshSettings
@@ -46,6 +47,10 @@ class ChosenTransport:
                 return self._by_paramiko.open(argv)
             except NeedsProgram as need:
                 return self._open_by_program(need, argv)
+
+    def command_to_try(self, argv: Sequence[str]) -> str:
+        """A command in backquotes by which the user can start the same program."""
+        return login_command(self._target, self._ssh, command_line(argv))
 
     def close(self) -> None:
         """Close the connection."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from orchestrator.transports.ssh.route import Destination, SshSettings
 
+SESSION_REFUSED = "logged in, but the server refuses to start programs (MaxSessions in its sshd_config?)"
+
 
 def command_line(argv: Sequence[str]) -> str:
     """The string that ssh sends to the login shell, which expands a `~/` at its beginning and nothing else."""
@@ -15,10 +17,10 @@ def command_line(argv: Sequence[str]) -> str:
     return " ".join([home + shlex.quote(path), shlex.join(arguments)]).strip()
 
 
-def login_command(target: Destination, ssh: SshSettings) -> str:
+def login_command(target: Destination, ssh: SshSettings, command: str = "true") -> str:
     """The command for the same login by ssh, in backquotes."""
     argv = ["ssh", *(["-F", ssh.config] if ssh.config else [])]
     argv += ["-J", ssh.proxy_jump] if ssh.proxy_jump else []
     argv += ["-p", str(target.port)] if target.port else []
     address = f"{target.user}@{target.address}" if target.user else target.address
-    return f"`{shlex.join([*argv, address, 'true'])}`"
+    return f"`{shlex.join([*argv, address, command])}`"

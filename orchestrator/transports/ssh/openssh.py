@@ -22,7 +22,7 @@ from orchestrator.backoff import backoff
 from orchestrator.errors import LoginRefused, NodeError, NotListening, Unreachable
 from orchestrator.transports.base import ChannelClosed
 from orchestrator.transports.local import LocalChannel
-from orchestrator.transports.ssh.commands import command_line, login_command
+from orchestrator.transports.ssh.commands import SESSION_REFUSED, command_line, login_command
 from orchestrator.transports.ssh.route import Destination, Hop, SshSettings
 from orchestrator.transports.terminal import printable_text
 
@@ -76,6 +76,10 @@ class OpensshTransport:
             else:
                 return channel
         raise AssertionError("backoff is endless")
+
+    def command_to_try(self, argv: Sequence[str]) -> str:
+        """A command in backquotes by which the user can start the same program."""
+        return login_command(self._target, self._ssh, command_line(argv))
 
     def close(self) -> None:
         """End all ssh processes."""
@@ -206,6 +210,8 @@ class OpensshChannel(LocalChannel):
         closed = super()._ended()
         if self._is_logged_in and closed.exit_status == FAILED:
             words = _lines(closed.stderr)[-1:]
+            if "channel 0: open failed" in closed.stderr:
+                raise Unreachable(self._node, SESSION_REFUSED) from closed
             raise Unreachable(self._node, ": ".join(["the connection was lost", *words])) from closed
         return closed
 

@@ -21,7 +21,7 @@ from fabric import Config, Connection  # type: ignore[import-untyped]
 from orchestrator.backoff import backoff
 from orchestrator.errors import NodeError, NotListening, Unreachable
 from orchestrator.transports.ssh.channel import SshChannel, answered_within
-from orchestrator.transports.ssh.commands import command_line, login_command
+from orchestrator.transports.ssh.commands import SESSION_REFUSED, command_line, login_command
 from orchestrator.transports.ssh.config import lookup
 from orchestrator.transports.ssh.host_keys import HostKeyPolicy
 from orchestrator.transports.ssh.login import ClosedInQueue, Login, NeedsProgram
@@ -94,9 +94,15 @@ class SshTransport:
             channel = self._connections[-1].transport.open_session(timeout=self._login_timeout_s)
             with answered_within(self._login_timeout_s, channel):
                 channel.exec_command(command_line(argv))
+        except paramiko.ChannelException as error:
+            raise Unreachable(self.node, SESSION_REFUSED, hint=self._hint()) from error
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise Unreachable(self.node, f"the node starts no program: {_words(error)}", hint=self._hint()) from error
         return SshChannel(self.node, channel)
+
+    def command_to_try(self, argv: Sequence[str]) -> str:
+        """A command in backquotes by which the user can start the same program."""
+        return login_command(self._target, self._ssh, command_line(argv))
 
     def close(self) -> None:
         """Close the connection, then those to the jump hosts."""
