@@ -11,6 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+FULL_BYTES = 1 << 16  # less than a file system with large blocks may leave free
+
 
 def error_of(path: str) -> tuple[str | None, str | None]:
     """
@@ -31,12 +33,25 @@ def error_file(folder: str, rank: int | None) -> str:
     return os.path.join(folder, "error", "program.json" if rank is None else f"{rank}.json")
 
 
+def full_disk(path: str) -> str:
+    """The report that the file system of a path is full; empty if it is not, or cannot be queried."""
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return ""
+    if disk.f_bavail * disk.f_frsize < FULL_BYTES:
+        size = disk.f_blocks * disk.f_frsize
+        return f"the disk of {path} is full (0 of {size / 1e9:.3g} GB free)"
+    return f"the disk of {path} has no inodes left" if disk.f_files and not disk.f_favail else ""
+
+
 def failure_of(
     folder: str, rank: int | None, signal: str | None, ranks: Sequence[int]
 ) -> tuple[str | None, str | None]:
     """
     Message and kind of a process's failure, from the files in the node folder that belong to the process.
 
+    A full disk is part of the message: a traceback may have found no space there.
     A rank that left stacks hung: its kind is "hang" after an abort by NCCL's watchdog (SIGABRT) or a lost connection.
 
     Args:
@@ -44,5 +59,8 @@ def failure_of(
         signal: the name of the signal that ended the process, if one did.
     """
     error, kind = error_of(error_file(folder, rank))
+    disks = (folder, os.environ.get("TMPDIR", "/tmp"), *(["/dev/shm"] if signal == "SIGBUS" else []))  # noqa: S108
+    full = next(filter(None, map(full_disk, disks)), "")
+    error = "; ".join(filter(None, (error, full))) or None
     may_have_hung = kind == "network" or (kind is None and signal == "SIGABRT")
     return error, "hang" if may_have_hung and any(has_left_stacks(folder, number) for number in ranks) else kind
