@@ -131,9 +131,9 @@ def working_folder(workdir: str) -> str:
     link, state = os.lstat(path), os.stat(path)
     if link.st_uid not in (0, os.geteuid()) or state.st_uid != os.geteuid():
         owners = f"belongs to user {state.st_uid}, not to {os.geteuid()}"
-        raise PermissionError(f"{path} {owners}; each user needs a folder: workdir: {path}/$USER")
+        raise PermissionError(f"{path} {owners}; each user needs a folder, such as {path}/$USER")
     if state.st_mode & stat.S_IWOTH:
-        raise PermissionError(f"{path} is writable for everyone; each user needs a folder: workdir: {path}/$USER")
+        raise PermissionError(f"{path} is writable for everyone; each user needs a folder, such as {path}/$USER")
     if not os.access(path, os.W_OK | os.X_OK):
         raise PermissionError(f"{path} is not writable")
     return path

@@ -97,7 +97,7 @@ def test_a_working_folder_that_everyone_can_write_to_is_refused(endpoint: Endpoi
 def test_somebody_elses_working_folder_is_refused(endpoint: Endpoint, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     os.chown(tmp_path / "work", 12345, 12345)
-    with pytest.raises(NodeError, match=r"work belongs to user 12345, not to 0; .* workdir: .*/work/\$USER"):
+    with pytest.raises(NodeError, match=r"work belongs to user 12345, not to 0; .* such as .*/work/\$USER"):
         endpoint.prepare(str(tmp_path / "work"), "abc")
     (tmp_path / "work").chmod(0o1777)  # as a folder for a team
     endpoint.prepare(str(tmp_path / "work" / "$USER"), "abc")
