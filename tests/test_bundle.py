@@ -148,7 +148,7 @@ def test_link_out_of_the_code_is_left_out_and_named(repository: Path) -> None:
 
 @pytest.fixture
 def submodule(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The submodule `vendor` of the work tree, with a submodule of its own."""
+    """The submodule `vendor` of the work tree, with another submodule in it."""
     inner, outer = tmp_path_factory.mktemp("inner"), tmp_path_factory.mktemp("outer")
     allow = ("-c", "protocol.file.allow=always")
     for folder, file in ((inner, "deep.py"), (outer, "lib.py")):
@@ -219,7 +219,7 @@ def test_revision_is_the_commit_and_the_diff(repository: Path, tmp_path_factory:
     assert revision(tmp_path_factory.mktemp("elsewhere")) == (None, "")
 
 
-def test_commit_of_the_code_tells_whether_tracked_files_differ(
+def test_commit_of_the_code_shows_whether_tracked_files_differ(
     repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     commit, _ = revision(repository)

@@ -167,7 +167,7 @@ def test_line_start_is_that_of_the_last_lines(data: bytes, lines: int, block_byt
     assert data[start:].split(b"\n")[:-1] == (whole[-lines:] if lines else [])
 
 
-def test_nodes_are_observed_again_after_an_event_or_after_a_while(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_nodes_are_observed_once_more_after_an_event_or_after_a_while(endpoint: Endpoint, tmp_path: Path) -> None:
     feed = Log(tmp_path, endpoint).feed()
     assert [node.node for node in feed.observe()] == ["n0"]
     assert feed.observe() == []

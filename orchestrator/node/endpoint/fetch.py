@@ -1,4 +1,4 @@
-"""Files of a run for the controller: what a path of the run contains on this machine, and the content of its files."""
+"""Files of a run for the controller: what a path of the run contains on this machine, and the content of these files."""
 
 from __future__ import annotations
 
