@@ -375,14 +375,17 @@ def cp(source: str, destination: Path, nodes: str | None) -> int:
 @app.command()
 @_inventory
 @click.option("--older-than", default="7d", show_default=True, metavar="SPAN", help="Only garbage older than this.")
+@click.option(
+    "--forget", metavar="LIST", help="Nodes that do not exist any more: do not search them, drop their records."
+)
 @click.option("--checkpoints", is_flag=True, help="Also remove runs that contain checkpoints.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be ended and removed.")
 @_json
-def gc(inventory: str | None, older_than: str, checkpoints: bool, dry_run: bool, as_json: bool) -> int:
+def gc(inventory: str | None, older_than: str, forget: str | None, **flags: bool) -> int:
     """End stray processes of runs, and remove the garbage of old runs."""
     from orchestrator.commands.gc import gc  # noqa: PLC0415
 
-    return gc(older_than, inventory, checkpoints=checkpoints, dry_run=dry_run, as_json=as_json)
+    return gc(older_than, inventory, forget, **flags)
 
 
 @app.group("inventory", cls=_InOrder)

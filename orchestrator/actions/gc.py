@@ -11,12 +11,13 @@ from orchestrator.actions.runs import home_store
 from orchestrator.endpoint.access import PlannedSsh, SshSettings, Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import StrayReport
-from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, RunNotFound
-from orchestrator.fanout import each
+from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, RunNotFound, UsageError
+from orchestrator.fanout import OnProgress, Progress, Reporter, each
 from orchestrator.inventory.model import Node
 from orchestrator.launchers.slurm import unshared_workdir
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.login_node import login_node
+from orchestrator.names.hostlist import expand
 from orchestrator.node.endpoint.garbage import Clearing
 from orchestrator.node.messages import GarbageBody
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
@@ -109,19 +110,49 @@ class Garbage:
             )
 
 
-def collect(limits: Limits, inventory: str | None) -> Garbage:
-    """Collect the garbage on the nodes, then remove the records of runs that have no folder on any node."""
-    store = home_store()
+def collect(limits: Limits, inventory: str | None, forget: str | None, on_progress: OnProgress) -> Garbage:
+    """
+    Collect the garbage on the nodes, then remove the records of runs that have no folder on any node.
+
+    Args:
+        forget: host list of nodes that do not exist any more: they are not searched, and no record is kept for them.
+    """
+    store, forgotten = home_store(), _forgotten(forget)
     plans, damaged = _plans(store)
-    sites = _sites_of_inventory(inventory) if inventory is not None else _sites_of_runs(plans.values())
+    known = _sites_of_inventory(inventory) if inventory is not None else _sites_of_runs(plans.values())
+    sites = [site for site in known if site.node.name not in forgotten]
     claims, terminal = _Claims(), Terminal()
     limit = max([FANOUT, *(site.ssh.fanout for site in sites)])
-    outcomes = each(sites, lambda site: _collect_site(site, limits, claims, terminal), limit=limit)
+    names = [f"{site.node.name}:{site.node.workdir}" for site in sites]
+    reporter = Reporter(
+        Progress("searching", len(sites), tuple(names)),
+        lambda progress: terminal.unless_prompting(lambda: on_progress(progress)),
+    )
+
+    def work(site: Site) -> SiteGarbage:
+        try:
+            return _collect_site(site, limits, claims, terminal)
+        finally:
+            reporter.ended(f"{site.node.name}:{site.node.workdir}")
+
+    outcomes = each(sites, work, limit=limit)
     found = [outcome for outcome in outcomes if isinstance(outcome, SiteGarbage)]
     reached = {site.key for site, outcome in zip(sites, outcomes, strict=True) if isinstance(outcome, SiteGarbage)}
-    reasons = _reasons_to_keep(plans, found, reached)
-    found.append(SiteGarbage(RECORDS, entries=_collect_records(store, reasons, limits)))
+    reasons = _reasons_to_keep(plans, found, reached, forgotten)
+    gone = {
+        folder.path.name
+        for folder, plan in plans.items()
+        if plan is not None and {site.node.name for site in _sites_of(plan)} <= forgotten
+    }
+    found.append(SiteGarbage(RECORDS, entries=_collect_records(store, reasons, gone, limits)))
     return Garbage(found, bool(sites), damaged, outcomes, limits.dry_run)
+
+
+def _forgotten(names: str | None) -> set[str]:
+    try:
+        return set() if names is None else set(expand(names))
+    except ValueError as exc:
+        raise UsageError(f"--forget {names}: {exc}", hint="as in --forget n0 or --forget 'n[0-3]'") from exc
 
 
 class _Claims:
@@ -196,7 +227,7 @@ def _collect_site(site: Site, limits: Limits, claims: _Claims, terminal: Termina
 
 
 def _reasons_to_keep(
-    plans: dict[RunFolder, LaunchPlan | None], found: Sequence[SiteGarbage], reached: set[Key]
+    plans: dict[RunFolder, LaunchPlan | None], found: Sequence[SiteGarbage], reached: set[Key], forgotten: set[str]
 ) -> dict[str, str]:
     """The reason for each run to keep its record, that its folder is or may be on a node; empty without a reason."""
     kept_on = {
@@ -205,13 +236,14 @@ def _reasons_to_keep(
     reasons: dict[str, str] = {}
     for folder, plan in plans.items():
         run = folder.path.name
-        unreached = [site.node.name for site in _sites_of(plan) if site.key not in reached] if plan is not None else []
+        sites = _sites_of(plan) if plan is not None else []
+        unreached = [site.node.name for site in sites if site.key not in reached and site.node.name not in forgotten]
         reasons[run] = f"its folder on {kept_on[run]} stays" if run in kept_on else ""
         reasons[run] = f"{unreached[0]} was not searched for its folder" if unreached else reasons[run]
     return reasons
 
 
-def _collect_records(store: Store, reasons: dict[str, str], limits: Limits) -> list[GarbageBody]:
-    """Remove the records of runs that are over and have no reason to be kept."""
+def _collect_records(store: Store, reasons: dict[str, str], gone: set[str], limits: Limits) -> list[GarbageBody]:
+    """Remove the records of runs that are over and have no reason to be kept, and of those whose nodes are all `gone`."""
     clearing = Clearing(limits.older_than_s, checkpoints=limits.checkpoints, dry_run=limits.dry_run)
-    return [{**entry, "kind": "record"} for entry in clearing.runs(str(store.runs), reasons)]
+    return [{**entry, "kind": "record"} for entry in clearing.runs(str(store.runs), reasons, gone)]

@@ -7,10 +7,12 @@ from dataclasses import asdict
 
 from orchestrator.actions.durations import seconds, worded
 from orchestrator.actions.gc import GarbageBody, Limits, SiteGarbage, collect
-from orchestrator.console import inform, print_json, print_table, size_text, warn
+from orchestrator.console import ProgressLine, inform, print_json, print_table, size_text, warn
 
 
-def gc(older_than: str, inventory: str | None, *, checkpoints: bool, dry_run: bool, as_json: bool) -> int:
+def gc(
+    older_than: str, inventory: str | None, forget: str | None, *, checkpoints: bool, dry_run: bool, as_json: bool
+) -> int:
     """
     Collect the garbage of the nodes and the records, and print it.
 
@@ -18,7 +20,8 @@ def gc(older_than: str, inventory: str | None, *, checkpoints: bool, dry_run: bo
         OrchError: nodes could not be reached, or garbage could not be removed.
     """
     limits = Limits(seconds("--older-than", older_than), checkpoints, dry_run)
-    garbage = collect(limits, inventory)
+    with ProgressLine() as progress:
+        garbage = collect(limits, inventory, forget, progress.update)
     for warning in garbage.damaged:
         warn(warning)
     if not garbage.has_sites:
@@ -26,12 +29,12 @@ def gc(older_than: str, inventory: str | None, *, checkpoints: bool, dry_run: bo
     if as_json:
         _report_json(garbage.sites, dry_run=dry_run)
     else:
-        _report(garbage.sites, limits)
+        _report(garbage.sites, limits, sum(isinstance(outcome, SiteGarbage) for outcome in garbage.outcomes))
     garbage.raise_failures()
     return 0
 
 
-def _report(sites: Sequence[SiteGarbage], limits: Limits) -> None:
+def _report(sites: Sequence[SiteGarbage], limits: Limits, searched: int) -> None:
     rows = [row for site in sites for row in _rows(site, dry_run=limits.dry_run)]
     if rows:
         print_table(("NODE", "WHAT", "NAME", "SIZE", "AGE", "DONE"), rows)
@@ -42,7 +45,9 @@ def _report(sites: Sequence[SiteGarbage], limits: Limits) -> None:
     freed = sum(entry["bytes"] for entry in entries if entry["action"] == "remove")
     young = sum(entry["action"] == "young" for entry in entries)
     would = "would be " if limits.dry_run else ""
-    inform(f"{size_text(freed)} {would}freed; {young} younger than {worded(limits.older_than_s)} left alone")
+    inform(
+        f"{size_text(freed)} {would}freed; {young} younger than {worded(limits.older_than_s)} left alone; {searched} folders searched"
+    )
 
 
 def _rows(site: SiteGarbage, *, dry_run: bool) -> list[tuple[object, ...]]:

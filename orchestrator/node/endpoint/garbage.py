@@ -20,6 +20,7 @@ from orchestrator.node.run_folder import ATTEMPT, RUN_ID, read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
     from typing import Callable, Dict, Iterator, List, Optional, Set, Tuple
 
     from orchestrator.node import messages
@@ -35,7 +36,8 @@ NEVER_STARTED_S = 3600.0  # a launch pushes its bundle in less
 class Size:
     """The content of a folder: bytes, bytes of checkpoints, and the time of the newest write."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, bundles: Sequence[str] = ()) -> None:
+        """`bundles` are those of a run: files that were sent with the code are no checkpoints, unless they have changed."""
         self.bytes = self.checkpoint_bytes = 0
         self.has_checkpoints = False
         self.newest = os.lstat(path).st_mtime
@@ -45,7 +47,9 @@ class Size:
             for name in folders + files:
                 is_checkpoint = in_checkpoint or CHECKPOINT.match(name) is not None
                 with contextlib.suppress(FileNotFoundError):  # a living run removes files
-                    self._add(os.lstat(os.path.join(root, name)), is_checkpoint=is_checkpoint)
+                    state = os.lstat(os.path.join(root, name))
+                    is_sent = is_checkpoint and any(was_sent(state, [*parts, name], bundle) for bundle in bundles)
+                    self._add(state, is_checkpoint=is_checkpoint and not is_sent)
 
     def _add(self, state: os.stat_result, *, is_checkpoint: bool) -> None:
         size = state.st_size if stat.S_ISREG(state.st_mode) else 0
@@ -54,6 +58,20 @@ class Size:
         if is_checkpoint:
             self.has_checkpoints = True
             self.checkpoint_bytes += size
+
+
+def was_sent(state: os.stat_result, parts: List[str], bundle: str) -> bool:
+    """Return whether a file in a run folder is an unchanged copy of a file of the bundle, or a folder that is in the bundle."""
+    first = 3 if parts[0].startswith(ATTEMPT) else 1  # attempt-1/NODE/code/…, or code/…
+    if parts[first - 1 : first] != ["code"]:
+        return False
+    try:
+        original = os.lstat(os.path.join(bundle, "code", *parts[first:]))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if stat.S_ISDIR(state.st_mode):
+        return stat.S_ISDIR(original.st_mode)
+    return (state.st_size, state.st_mtime_ns) == (original.st_size, original.st_mtime_ns)  # copies keep the time
 
 
 def raise_unless_missing(error: OSError) -> None:
@@ -90,12 +108,22 @@ class Clearing:
     def __init__(self, older_than_s: float, *, checkpoints: bool, dry_run: bool) -> None:
         self.older_than_s, self.checkpoints, self.dry_run = older_than_s, checkpoints, dry_run
 
-    def runs(self, folder: str, only: Optional[Dict[str, str]] = None) -> List[messages.GarbageBody]:
-        """Remove run folders; with `only` (name -> the reason to keep it, or empty), only those that it names."""
+    def runs(
+        self, folder: str, only: Optional[Dict[str, str]] = None, forgotten: Container[str] = ()
+    ) -> List[messages.GarbageBody]:
+        """
+        Remove run folders.
+
+        With `only` (name -> the reason to keep it, or empty), only those that it names. Of `forgotten` runs, no node exists any
+        more: they are removed whatever their records say.
+        """
         active = active_runs()
 
         def reason(path: str, size: Size) -> str:
-            why = (only or {}).get(os.path.basename(path)) or reason_to_keep(path, active, time.time() - size.newest)
+            name = os.path.basename(path)
+            if name in forgotten:
+                return "its processes are alive" if name in active else ""
+            why = (only or {}).get(name) or reason_to_keep(path, active, time.time() - size.newest)
             return why or ("holds checkpoints" if size.has_checkpoints and not self.checkpoints else "")
 
         paths = [path for path in self._folders(folder, RUN_ID) if only is None or os.path.basename(path) in only]
@@ -133,7 +161,7 @@ class Clearing:
             "why": "",
         }
         try:
-            size = Size(path)
+            size = Size(path, bundles_of(path) if kind == "run" else ())
             entry["bytes"] = size.bytes
             entry["checkpoint_bytes"] = size.checkpoint_bytes
             entry["age_s"] = max(0.0, time.time() - size.newest)
@@ -231,11 +259,22 @@ def needed_bundles(runs: str, removed: Set[str]) -> Tuple[Set[str], str]:
     names = sorted(set(os.listdir(runs)) - removed) if os.path.isdir(runs) else []
     for run in names:
         path = os.path.join(runs, run)
-        for attempt in attempts(path) if os.path.isdir(path) else []:
-            file = os.path.join(attempt, "job.json")
-            if os.path.lexists(file):
-                job = read_json(file)
-                if job is None or not isinstance(job.get("bundle_dir"), str):
-                    return needed, f"{file} cannot be read, so the bundle that it needs is not known"
-                needed.add(os.path.basename(os.path.normpath(job["bundle_dir"])))
+        for file, bundle in bundle_references(path) if os.path.isdir(path) else ():
+            if bundle is None:
+                return needed, f"{file} cannot be read, so the bundle that it needs is not known"
+            needed.add(os.path.basename(bundle))
     return needed, ""
+
+
+def bundles_of(run: str) -> List[str]:
+    """The bundles of a run's attempts."""
+    return [bundle for _, bundle in bundle_references(run) if bundle is not None]
+
+
+def bundle_references(run: str) -> Iterator[Tuple[str, Optional[str]]]:
+    """The job file of each attempt and the bundle folder that it names; None if the file cannot be read."""
+    for attempt in attempts(run):
+        file = os.path.join(attempt, "job.json")
+        if os.path.lexists(file):
+            bundle = (read_json(file) or {}).get("bundle_dir")
+            yield file, os.path.normpath(bundle) if isinstance(bundle, str) else None

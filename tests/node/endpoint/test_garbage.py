@@ -15,6 +15,7 @@ import pytest
 
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.node.endpoint import strays
+from orchestrator.node.endpoint.garbage import Clearing, Size
 from orchestrator.node.machine import boot_id, live_fields
 from orchestrator.node.messages import GarbageBody
 from orchestrator.transports.local import LocalTransport
@@ -126,6 +127,32 @@ def test_run_with_checkpoints_is_kept_unless_their_removal_is_requested(workdir:
     assert (run / name).exists()
     assert workdir.clear(checkpoints=True)[OLD]["action"] == "remove"
     assert not run.exists()
+
+
+@pytest.mark.parametrize("code", ["code", "attempt-1/n0/code"])
+def test_code_that_was_sent_is_no_checkpoint_unless_it_has_changed(workdir: Workdir, code: str) -> None:
+    run, sent = workdir.run(), workdir.bundle() / "code"
+    (sent / "checkpoint-1").mkdir(parents=True)
+    for name in ("weights.pt", "checkpoint-1/config.json"):
+        (sent / name).write_text("version https://git-lfs.github.com/spec/v1")
+    shutil.copytree(sent, run / code)
+    assert workdir.clear(dry_run=True)[OLD]["action"] == "remove"
+    for name in ("weights.pt", "checkpoint-1/config.json"):  # of the same size, as a training overwrites its weights
+        (run / code / name).write_text((sent / name).read_text().upper())
+        assert Size(str(run), [str(sent.parent)]).has_checkpoints
+        shutil.copy2(sent / name, run / code / name)
+    assert not Size(str(run), [str(sent.parent)]).has_checkpoints
+    (run / code / "checkpoint-1" / "state.json").touch()
+    assert Size(str(run), [str(sent.parent)]).has_checkpoints
+
+
+def test_record_of_a_run_whose_nodes_are_all_gone_is_removed_in_any_state(tmp_path: Path) -> None:
+    clearing = Clearing(0.0, checkpoints=False, dry_run=False)
+    for name in (OLD, SECOND):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text('{"state": "LOST"}')
+    entries = clearing.runs(str(tmp_path), {OLD: "", SECOND: ""}, {OLD})
+    assert [(entry["action"], entry["why"]) for entry in entries] == [("remove", ""), ("keep", "its record is LOST")]
 
 
 def test_run_of_a_living_agent_stays(workdir: Workdir) -> None:
