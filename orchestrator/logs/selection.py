@@ -51,7 +51,7 @@ class Selection:
             and (self.ranks is None or lines.rank in self.ranks)
             and (self.stream is None or lines.stream == self.stream)
             and (self.earliest is None or lines.time >= self.earliest)
-            and (self.has_events or lines.rank is not None)
+            and (self.has_events or lines.stream != "event")
             and (self.has_routine or not lines.is_routine)
         )
         if not passes or self.pattern is None:

@@ -106,6 +106,11 @@ def test_watched_run_shows_no_event_that_every_successful_run_has(event: str, *,
     assert Selection(has_events=False).of(line) is None
 
 
+def test_quiet_screen_shows_the_output_of_a_program_that_starts_its_ranks() -> None:
+    [line] = NodeLines("n0").feed("program.out", 0, b"hello\n", 1.0)
+    assert Selection(has_events=False, has_routine=False).of(line) == line
+
+
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (490_200, "490.2 kB"), (2e12, "2.0 TB")])
 def test_sizes_have_a_unit(count: float, text: str) -> None:
     assert size_text(count) == text
