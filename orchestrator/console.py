@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PRINTED_CHARACTERS = 1 << 20  # written to stdout in one call, at least
 LEAST_CUT = 12  # characters to which a table shortens a column even on a narrow terminal
 ERASE_LINE = "\r\x1b[K"
-FIRST_PROGRESS_S, PROGRESS_S = 10.0, 30.0  # where there is no terminal
+FIRST_PROGRESS_S, PROGRESS_S = 5.0, 30.0  # where there is no terminal
 LEAST_ESTIMATED_S = 2.0  # of work before the remaining time is estimated
 MOST_WAITING_NAMED = 3
 _THOUSAND = 1000

@@ -46,7 +46,8 @@ def record(command: str, folder: Path) -> str:
     os.close(terminal)
     if process.returncode != 0:
         sys.exit(f"{command} failed:\n{written.decode(errors='replace')}")
-    return written.decode().replace("\r\n", "\n").replace(str(folder), SHOWN_HOME)
+    shown = written.decode().replace("\r\n", "\n").replace(str(folder), SHOWN_HOME)
+    return re.sub(r"[^\n]*\r\x1b\[K", "", shown)  # lines about the progress, which the terminal erases
 
 
 def _read(terminal: int) -> bytes:
