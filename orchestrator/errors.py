@@ -16,7 +16,10 @@ All errors for users, with their exit codes. 1 (the training failed) and 6 (stop
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from orchestrator.names.hostlist import fold
 
@@ -24,9 +27,8 @@ from orchestrator.names.hostlist import fold
 CTRL_C, CLOSED_PIPE = 130, 141
 BUG = 70  # EX_SOFTWARE of sysexits.h
 MOST_REASONS = 20  # different reasons that a NodesError lists
-_REMEDIES = dict.fromkeys(
-    (errno.ENOSPC, errno.EDQUOT), "free space there, or set ORCH_HOME to a folder on another disk"
-)
+FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
+_REMEDIES = dict.fromkeys(FULL_DISK, "free space there, or set ORCH_HOME to a folder on another disk")
 _REMEDIES |= dict.fromkeys(
     (errno.EACCES, errno.EPERM, errno.EROFS), "get permission to write there, or set ORCH_HOME to a folder of your own"
 )
@@ -143,11 +145,23 @@ class RunLost(OrchError):
     exit_code = 5
 
 
+def os_error_text(exc: OSError) -> str:
+    """The file and the cause, on a full disk with its size."""
+    text = exc.strerror or str(exc)
+    if not exc.filename:
+        return text
+    if exc.errno == errno.ENOSPC:
+        with suppress(OSError):
+            disk = os.statvfs(Path(exc.filename).parent)
+            free, size = (blocks * disk.f_frsize / 1e9 for blocks in (disk.f_bavail, disk.f_blocks))
+            text += f" ({free:.3g} of {size:.3g} GB free)"
+    return f"{exc.filename}: {text}"
+
+
 def machine_error(exc: BaseException) -> OrchError | None:
     """The failure of this machine that caused an unexpected exception; None for a bug."""
     if isinstance(exc, OSError):
-        text = exc.strerror or str(exc)
-        return OrchError(f"{exc.filename}: {text}" if exc.filename else text, hint=_REMEDIES.get(exc.errno or 0, ""))
+        return OrchError(os_error_text(exc), hint=_REMEDIES.get(exc.errno or 0, ""))
     if isinstance(exc, MemoryError):
         return OrchError("out of memory", hint="free some, or raise the limit: ulimit -v")
     if isinstance(exc, RuntimeError) and exc.args == ("can't start new thread",):  # threading has no class for it

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from orchestrator.errors import RunNotFound, UsageError
+from orchestrator.errors import FULL_DISK, RunNotFound, UsageError, os_error_text
 from orchestrator.node.files import make_private_folder, working_folder
 from orchestrator.node.run_folder import RUN_ID
 from orchestrator.plan import plan as plans
@@ -203,9 +203,14 @@ class RunFolder:
         return _private(self.supervisor_log_file, "a")
 
     def add_event(self, event: str, text: str) -> None:
-        """Append to events.jsonl, the supervisor's observations and actions."""
-        with _private(self.path / "events.jsonl", "a") as file:
-            file.write(json.dumps({"time": time.time(), "event": event, "text": text}) + "\n")
+        """Append to events.jsonl, the supervisor's observations and actions; nothing if the disk is full."""
+        line = json.dumps({"time": time.time(), "event": event, "text": text}) + "\n"
+        try:
+            with _private(self.path / "events.jsonl", "a") as file:
+                file.write(line)
+        except OSError as exc:
+            if exc.errno not in FULL_DISK:
+                raise
 
     def request_stop(self) -> None:
         """Record that the user stops the run; in its own file, so that a process that rewrites the record cannot lose it."""
@@ -318,8 +323,10 @@ def write_file(path: Path, text: str, *, sync: bool = True) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as exc:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(exc, OSError) and not exc.filename:
+            exc.filename = str(path)
         raise
 
 
@@ -350,7 +357,7 @@ class Store:
                 _lock(lock, 0.0)  # fails now if the file system has no locks
             folder.write(record)
         except OSError as exc:
-            raise UsageError(f"cannot write the run's record in {folder.path}: {exc}", hint="set ORCH_HOME") from exc
+            raise UsageError(f"cannot write the run's record: {os_error_text(exc)}", hint="set ORCH_HOME") from exc
         return folder
 
     def all(self) -> list[RunFolder]:

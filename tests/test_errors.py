@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import errno
+import re
+from pathlib import Path
+
 import pytest
 
-from orchestrator.errors import MOST_REASONS, NodeError, NodesError, OrchError
+from orchestrator.errors import MOST_REASONS, NodeError, NodesError, OrchError, os_error_text
 
 
 def test_error_of_a_node_names_the_node() -> None:
@@ -53,3 +57,8 @@ def test_count_is_on_the_first_line_of_a_reason() -> None:
     assert str(NodesError([NodeError("n0", "the agent exited\nno such program")], 2)) == (
         "n0: the agent exited (1 of 2)\nno such program"
     )
+
+
+def test_full_disk_is_reported_with_file_and_size(tmp_path: Path) -> None:
+    text = os_error_text(OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "run.json")))
+    assert re.fullmatch(rf"{tmp_path}/run\.json: No space left on device \([0-9.e+]+ of [0-9.e+]+ GB free\)", text)

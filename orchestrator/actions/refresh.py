@@ -24,7 +24,7 @@ from orchestrator.verdict import observe
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.observe import Status
-from orchestrator.verdict.settle import settle
+from orchestrator.verdict.settle import settle, settle_if_writable
 
 __all__ = ["NodeObservation", "Refreshed", "bring_up_to_date", "refresh"]
 
@@ -43,6 +43,8 @@ class Refreshed:
     """None if nothing was queried, because the launch is still in progress or failed."""
     missing: NodesError | None = None
     """The failures of the nodes that did not answer; None if all did, or none was queried."""
+    unwritten: str = ""
+    """The warning that the new state is not in the record, which cannot be written; else empty."""
 
     @property
     def nodes(self) -> Sequence[NodeObservation]:
@@ -123,10 +125,11 @@ def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Termina
         return Refreshed(folder, record, missing=exc)
     finally:
         launcher.close()
+    unwritten = ""
     if status.is_decided:
         verdict = observe.recordable_verdict(plan, status.verdict, status.nodes)
-        record = settle(folder, verdict, status.nodes, attempt=status.attempt)
-    return Refreshed(folder, record, status, status.missing)
+        record, unwritten = settle_if_writable(folder, verdict, status.nodes, attempt=status.attempt)
+    return Refreshed(folder, record, status, status.missing, unwritten)
 
 
 def _status_of_job(folder: RunFolder, plan: LaunchPlan, launcher: Launcher, job: str | None) -> Status:
@@ -163,7 +166,8 @@ def bring_up_to_date() -> list[str]:
         if record.state is RunState.LOST and (queue is None or queue.state in {GONE, SILENT}):
             return ""
         if queue is None or not _settles(queue, record):
-            return str(refresh(folder, queue, terminal).missing or "")
+            refreshed = refresh(folder, queue, terminal)
+            return str(refreshed.missing or refreshed.unwritten)
         if queue.waits:
             settle(folder, Verdict(RunState.PENDING, message=queue.why or None), attempt=record.attempt)
         return ""

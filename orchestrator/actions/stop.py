@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 
 from orchestrator.actions.logs import find_on_nodes
 from orchestrator.actions.runs import find_run, readable_runs
@@ -22,7 +22,7 @@ from orchestrator.verdict import observe
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import is_launching, remote_launch_host
 from orchestrator.verdict.observe import Status
-from orchestrator.verdict.settle import settle
+from orchestrator.verdict.settle import settle_if_writable
 
 CANCEL_S = 90.0  # a cancelled launch waits for its pending requests, then ends what had started
 POLL_S = 0.05
@@ -83,9 +83,10 @@ def stop(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:
         on_message(f"{exc}; the run is ended by its plan")
     plan = folder.read_plan()
     if not record.state.ended:
-        folder.request_stop()
+        with suppress(OSError):  # on a full disk: the run may then end as FAILED, by a signal
+            folder.request_stop()
     with closing(launcher_for(plan)) as launcher:
-        return _end(run, record, launcher)
+        return _end(run, record, launcher, on_message)
 
 
 def stop_on_nodes(
@@ -101,11 +102,11 @@ def stop_on_nodes(
     run, launcher = find_on_nodes(run_id, inventory, on_message, on_warning)
     with closing(launcher):
         if not isinstance(run, RunFolder):
-            return _end(run, run.read(), launcher)
+            return _end(run, run.read(), launcher, on_message)
     return stop(run, on_message)
 
 
-def _end(run: KeptRun, record: RunRecord, launcher: Launcher) -> RunRecord:
+def _end(run: KeptRun, record: RunRecord, launcher: Launcher, on_message: Callable[[str], None]) -> RunRecord:
     """End the run on its nodes and record its state."""
     left = launcher.stop(record.slurm_job, grace_s=GRACE_S)
     if left:
@@ -121,7 +122,12 @@ def _end(run: KeptRun, record: RunRecord, launcher: Launcher) -> RunRecord:
     if record.state.ended:
         return record
     status = observe.observe_run(run, launcher.plan, launcher, launcher.job_status(record.slurm_job))
-    return settle(run, _verdict(record, status), status.nodes, attempt=status.attempt)
+    record, unwritten = settle_if_writable(run, _verdict(record, status), status.nodes, attempt=status.attempt)
+    if unwritten:
+        on_message(
+            f"nothing of run {record.id} is left running, but {unwritten}; `orch status` writes it once there is space"
+        )
+    return record
 
 
 def _cancel_launch(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:

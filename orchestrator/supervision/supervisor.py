@@ -27,7 +27,7 @@ from orchestrator.store import RunFolder
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.launching import is_launching
-from orchestrator.verdict.settle import settle
+from orchestrator.verdict.settle import settle_if_writable
 
 TICK_S = 0.5
 RETRY_S = 1.0
@@ -71,7 +71,7 @@ class Supervisor:
             if verdict is not None and verdict.state.final and not is_launching(record):
                 return verdict
             if verdict is not None and not verdict.state.final:
-                settle(self._folder, verdict)
+                settle_if_writable(self._folder, verdict)
             verdict = self._node_gone()
             if verdict is not None:
                 return verdict
@@ -175,7 +175,10 @@ class Supervisor:
         [self._states[node.name].observation] = endpoint.observe(self._plan.attempt_dir(node), [node.name])
 
     def _record(self, verdict: Verdict) -> None:
-        record = settle(self._folder, verdict, self._observations())
+        record, unwritten = settle_if_writable(self._folder, verdict, self._observations())
+        while unwritten:  # as long as the disk is full, the run is unfinished for every other command
+            time.sleep(RETRY_S)
+            record, unwritten = settle_if_writable(self._folder, verdict, self._observations())
         self._folder.add_event("run-ended", f"{record.state.value}: {record.message or 'nothing is left running'}")
 
     def _with_last_lines(self, failure: RankExit | None) -> RankExit | None:

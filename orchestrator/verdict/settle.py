@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.errors import os_error_text
 from orchestrator.run import RunRecord
 from orchestrator.store import KeptRun
 from orchestrator.verdict.judge import Verdict
@@ -16,6 +17,18 @@ from orchestrator.verdict.launching import is_launching
 def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = (), *, attempt: int = 1) -> RunRecord:
     """Write the verdict into the run's record. A final state is kept, except LOST: a later verdict is based on more reports."""
     return run.change(lambda record: _settled(replace(record, attempt=max(record.attempt, attempt)), verdict, nodes))
+
+
+def settle_if_writable(
+    run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = (), *, attempt: int = 1
+) -> tuple[RunRecord, str]:
+    """As `settle`; if the record cannot be written, such as on a full disk, also a warning. The record is up to date in any case."""
+    try:
+        return settle(run, verdict, nodes, attempt=attempt), ""
+    except OSError as exc:
+        record = run.read()
+        changed = _settled(replace(record, attempt=max(record.attempt, attempt)), verdict, nodes)
+        return changed, f"the record of run {record.id} cannot be written: {os_error_text(exc)}"
 
 
 def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservation]) -> RunRecord:
