@@ -242,7 +242,7 @@ def _arguments(launcher: LauncherName, program: tuple[str, ...] | None, typed: d
 @click.option("--grep", "pattern", metavar="RE", help="Only lines that match.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 @click.option("--since", metavar="SPAN", help="Only the last 30s, 5m, 2h, 1d.")
-@click.option("--stream", metavar="out|err|event", help="Only this stream.")
+@click.option("--stream", metavar="out|err|event|batch", help="Only this stream.")
 @click.option(
     "-i",
     "--inventory",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -12,11 +12,14 @@ from orchestrator.actions.runs import find_run
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
+from orchestrator.logs.lines import LogLines, last
 from orchestrator.logs.selection import Selection
 from orchestrator.names.hostlist import expand
 from orchestrator.node.run_folder import RUN_ID
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.store import KeptRun, UnrecordedRun
+
+BATCH_LOG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,15 @@ def find_on_nodes(
     return UnrecordedRun.of(plan), launcher
 
 
+def batch_log(launcher: Launcher, chosen: Selection, tail: int | None) -> Collection[LogLines]:
+    """The wanted lines of the batch script's log under Slurm, which has the messages of Slurm; none if there is no log."""
+    log = launcher.batch_log(BATCH_LOG_BYTES)
+    if log is None or not log.text:
+        return []
+    lines = chosen.of(LogLines(log.written_s, "batch", None, "batch", log.text.rstrip("\n")))
+    return [] if lines is None else last([lines], lines.count if tail is None else tail)
+
+
 def selection(wanted: Filter, plan: LaunchPlan, now: float) -> Selection:
     """
     Return the selection of lines by the filter.
@@ -84,8 +96,8 @@ def selection(wanted: Filter, plan: LaunchPlan, now: float) -> Selection:
     nodes = _nodes(wanted.nodes, plan)
     ranks = _ranks(wanted.ranks, plan)
     pattern = _pattern(wanted.pattern)
-    if wanted.stream not in (None, "out", "err", "event"):
-        raise UsageError(f"--stream {wanted.stream}: no such stream", hint="out, err or event")
+    if wanted.stream not in (None, "out", "err", "event", "batch"):
+        raise UsageError(f"--stream {wanted.stream}: no such stream", hint="out, err, event or batch")
     earliest = now - seconds("--since", wanted.since) if wanted.since else None
     return Selection(nodes, ranks, wanted.stream, earliest, pattern)
 

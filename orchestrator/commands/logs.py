@@ -6,7 +6,7 @@ import time
 from contextlib import closing
 
 from orchestrator.actions.log_reader import LogReader
-from orchestrator.actions.logs import Filter, find_on_nodes, recorded_run, selection
+from orchestrator.actions.logs import Filter, batch_log, find_on_nodes, recorded_run, selection
 from orchestrator.actions.watch import Watch
 from orchestrator.console import LogView, inform, print_error, warn
 from orchestrator.errors import CTRL_C, NodesError
@@ -20,8 +20,13 @@ def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail
         with closing(launcher):
             view = LogView(as_json=as_json)
             chosen = selection(wanted, plan, time.time())
+            if wanted.stream == "batch":
+                view.write(batch_log(launcher, chosen, tail))
+                return 0
             reader = LogReader(launcher, plan, view, chosen, only_wanted_nodes=not follow)
             reader.past(tail=tail, unfinished=not follow)
+            if not follow and not view.has_written and wanted == Filter():
+                view.write(batch_log(launcher, chosen, tail))  # the job failed before it started an agent
             if follow:
                 record = Watch(run, launcher, reader, view, ends_failed=False).to_end()
                 inform(f"run {record.id} is {record.state.value}")

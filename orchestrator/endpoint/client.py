@@ -97,7 +97,7 @@ class Endpoint:
 
     def claim(self, workdir: str, run: str) -> bool:
         """Make a run's folder; return whether this is the first node on its file system to do so."""
-        request: messages.FindRequest = {"workdir": workdir, "run": run}
+        request: messages.RunRequest = {"workdir": workdir, "run": run}
         return self._connection.call(protocol.CLAIM, request, hint=WORKDIR_HINT).reply["is_first"]
 
     def prepare(self, workdir: str, digest: str, *, bytes_unpacked: int = 0, bytes_more: int = 0) -> bool:
@@ -221,9 +221,9 @@ class Endpoint:
         answer = self._connection.call(protocol.OBSERVE, _folders(attempt_dir, nodes))
         return [NodeObservation.of(body, answer.written) for body in answer.reply["nodes"]]
 
-    def find(self, workdir: str, run_id: str) -> RunTrace | None:
-        """The newest attempt of a run in the working folder; None if there is none."""
-        request: messages.FindRequest = {"workdir": workdir, "run": run_id}
+    def find(self, workdir: str, run_id: str, *, log_bytes: int = 0) -> RunTrace | None:
+        """The newest attempt of a run in the working folder, and the end of the batch log; None if there is none."""
+        request: messages.FindRequest = {"workdir": workdir, "run": run_id, "log_bytes": log_bytes}
         reply = self._connection.call(protocol.FIND, request).reply
         try:
             return RunTrace.of(reply)

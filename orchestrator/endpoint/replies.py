@@ -127,18 +127,26 @@ class Positions:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchLog:
+    """The end of what the batch script of a Slurm job and Slurm itself wrote, and when it was last written, by the file system."""
+
+    text: str
+    written_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunTrace:
     """
     The newest attempt of a run on a node; `nodes` is None if Slurm chose them. `ranks` are the numbers of ranks per node.
 
-    `has_log` is True if the job's log exists, which Slurm creates when it starts the job.
+    Slurm creates the `batch_log` when it starts the job.
     """
 
     attempt: int
     nodes: tuple[str, ...] | None
     ranks: tuple[int, ...]
     by_slurm: bool
-    has_log: bool = False
+    batch_log: BatchLog | None = None
     shared: bool = True
     """False if the nodes share no file system, so that each has a run folder with its part of the run."""
 
@@ -163,7 +171,8 @@ class RunTrace:
         if not is_known:
             raise ValueError(f"attempt-{trace['attempt']}/job.json is of another version of orch")
         shared = (job.get("slurm") or {}).get("shared", True)
-        return cls(trace["attempt"], nodes, ranks, trace["by_slurm"], trace["has_log"], shared)
+        log = BatchLog(**trace["batch_log"]) if trace["batch_log"] else None
+        return cls(trace["attempt"], nodes, ranks, trace["by_slurm"], log, shared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from orchestrator.launchers.job import JobStatus
 if TYPE_CHECKING:
     from orchestrator.bundle import Bundle  # imports tarfile and hashlib, which only a launch needs
     from orchestrator.endpoint.client import Endpoint
+    from orchestrator.endpoint.replies import BatchLog
     from orchestrator.errors import NodeError
     from orchestrator.plan.plan import LaunchPlan
 
@@ -95,6 +96,10 @@ class Launcher(Protocol):
 
     def job_status(self, job: str | None) -> JobStatus | None:
         """The job's status by the scheduler; None without a scheduler, or if no job was submitted."""
+        ...
+
+    def batch_log(self, max_bytes: int) -> BatchLog | None:
+        """The end of what the scheduler's batch script wrote; None without one, or if it is not in the run's folder."""
         ...
 
     def position(self, status: JobStatus) -> str:

@@ -25,6 +25,7 @@ from orchestrator.plan.plan import LaunchPlan, NodePlan
 
 if TYPE_CHECKING:
     from orchestrator.bundle import Bundle
+    from orchestrator.endpoint.replies import BatchLog
 
 START_WAIT_S = 30.0
 SETUP_WAIT_S = 120.0  # in addition, for all setup lines together
@@ -149,6 +150,10 @@ class DirectLauncher:
 
     def job_status(self, job: str | None) -> JobStatus | None:  # noqa: ARG002  no scheduler here
         """None: no scheduler."""
+        return None
+
+    def batch_log(self, max_bytes: int) -> BatchLog | None:  # noqa: ARG002  no scheduler here
+        """Always None."""
         return None
 
     def position(self, status: JobStatus) -> str:  # noqa: ARG002  no scheduler here

@@ -56,7 +56,7 @@ def _slurm_run_here(inventory: Inventory, run_id: str) -> RunTrace | None:
     """Search the workdirs on this machine, which shares them with the nodes of Slurm; other runs are on their nodes only."""
     for workdir in dict.fromkeys(node.workdir for node in inventory.nodes):
         try:
-            reply = report.find({"workdir": workdir, "run": run_id}, b"")[0]
+            reply = report.find({"workdir": workdir, "run": run_id, "log_bytes": 0}, b"")[0]
         except OSError:
             continue  # a folder of another user on this machine, not the nodes' workdir
         if reply["trace"] is not None and reply["trace"]["by_slurm"]:

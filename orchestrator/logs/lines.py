@@ -15,7 +15,7 @@ from orchestrator.logs.printable import is_printable, printable
 from orchestrator.node.events import EVENTS, OFFSETS, Kind, State
 from orchestrator.node.run_folder import output_stem
 
-Stream = Literal["out", "err", "event"]
+Stream = Literal["out", "err", "event", "batch"]
 MAX_LINE_BYTES = 1 << 20
 """A longer line is cut into pieces of this size, so that an endless line cannot fill the memory."""
 MAX_WRITE_TIMES = 8192

@@ -252,16 +252,27 @@ class ObserveReply(TypedDict):
     nodes: List[NodeBody]
 
 
-class FindRequest(TypedDict):
+class RunRequest(TypedDict):
     workdir: str
     run: str
+
+
+class FindRequest(RunRequest):
+    """`log_bytes`: how much of the end of the batch script's log to return."""
+
+    log_bytes: int
+
+
+class BatchLogBody(TypedDict):
+    text: str
+    written_s: float
 
 
 class TraceBody(TypedDict):
     attempt: int
     job: Optional[Json]
     by_slurm: bool
-    has_log: bool
+    batch_log: Optional[BatchLogBody]
 
 
 class FindReply(TypedDict):

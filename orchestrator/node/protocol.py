@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         """The name of an operation."""
 
     HELLO: Op[messages.Empty, messages.HelloReply]
-    CLAIM: Op[messages.FindRequest, messages.ClaimReply]
+    CLAIM: Op[messages.RunRequest, messages.ClaimReply]
     PREPARE: Op[messages.PrepareRequest, messages.PrepareReply]
     PUT_BUNDLE: Op[messages.PutBundleRequest, messages.Empty]
     COPY_CODE: Op[messages.CopyCodeRequest, messages.Empty]

@@ -6,6 +6,7 @@ Each launcher has one list of checks below, most certain first; the first check 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,10 @@ from orchestrator.verdict.hangs import diagnose_hang
 if TYPE_CHECKING:
     from orchestrator.node.events import StateName
 
+LAST_LINES = 5
+_NOISE = "cluster configuration lacks support for cpu binding"  # a line of srun without TaskPlugin, in every log
+# Written by slurmstepd; other causes add "DUE TO", and Slurm reports them by the state.
+_SIGNALLED_JOB = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 # man squeue, JOB STATE CODES: Slurm ended these jobs itself; the signals to the ranks are a consequence.
 _ENDED_BY_SLURM = frozenset({"BOOT_FAIL", "DEADLINE", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
 _CANCELLED, _FAILED = "CANCELLED", "FAILED"
@@ -45,6 +50,8 @@ class Evidence:
     plan: LaunchPlan
     nodes: Sequence[NodeObservation]
     stop_requested: bool
+    batch_log: str = ""
+    """The end of what the batch script of a Slurm job wrote."""
 
     @cached_property
     def finished(self) -> list[tuple[str, Finished]]:
@@ -77,15 +84,21 @@ SlurmCheck = Callable[[Evidence, JobStatus], "Verdict | None"]
 
 
 def judge(
-    plan: LaunchPlan, nodes: Sequence[NodeObservation], queue: JobStatus | None, *, stop_requested: bool = False
+    plan: LaunchPlan,
+    nodes: Sequence[NodeObservation],
+    queue: JobStatus | None,
+    *,
+    stop_requested: bool = False,
+    batch_log: str = "",
 ) -> Verdict:
     """
     Decide a run's state. A scheduler that does not answer decides nothing; a run without any report is LOST.
 
     Args:
         stop_requested: `orch stop` was run. Without it, and without a report of Slurm, agents stopped by a signal have failed.
+        batch_log: the end of the batch script's log, for a Slurm job that is over.
     """
-    evidence = Evidence(plan, tuple(nodes), stop_requested)
+    evidence = Evidence(plan, tuple(nodes), stop_requested, batch_log)
     return judge_direct(evidence) if plan.launcher == "ssh" else judge_slurm(evidence, queue)
 
 
@@ -196,6 +209,19 @@ def job_ended_by_slurm(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     return Verdict(RunState.FAILED, evidence.first_exit, f"{state}; {detail}" if detail else state)
 
 
+def job_signalled(evidence: Evidence, queue: JobStatus) -> Verdict | None:
+    """FAILED without a failed rank if Slurm signalled the whole job, as by `scancel --full`: ranks that it killed are a consequence."""
+    line = _SIGNALLED_JOB.search(evidence.batch_log)
+    first = evidence.first_exit
+    if line is None or not queue.over or queue.state == _CANCELLED or evidence.stop_requested:
+        return None
+    if first is not None and first.signal not in {"SIGKILL", "SIGTERM"}:
+        return None
+    return Verdict(
+        RunState.FAILED, message=f"Slurm signalled the whole job, as scancel does, and no rank failed before: {line[0]}"
+    )
+
+
 def a_node_of_ended_job_failed(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     """FAILED by a node, unless Slurm may still restart the job; failures after `orch stop` cancelled it are consequences."""
     is_final = queue.over or (queue.absent and evidence.all_finished)
@@ -214,6 +240,16 @@ def job_stopped_by_user(evidence: Evidence, queue: JobStatus) -> Verdict | None:
 def job_stopped_by_another_signal(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     """FAILED by `stopped_by_another_signal`, once the job is over."""
     return stopped_by_another_signal(evidence) if queue.over and not _some_never_started(evidence, queue) else None
+
+
+def agents_of_forgotten_job_died(evidence: Evidence, queue: JobStatus) -> Verdict | None:
+    """FAILED without a failed rank if Slurm no longer has the job, and its agents were killed with nothing recorded or printed."""
+    dead = [node.node for node in evidence.started if node.same_boot and not node.alive and not node.log.strip()]
+    if queue.state != GONE or not dead or evidence.finished or len(dead) < len(evidence.started):
+        return None
+    killed = f"its agents on {fold(dead)} were killed, and no rank failed before"
+    hint = "an admin finds the cause in the log of slurmctld"
+    return Verdict(RunState.FAILED, message=f"Slurm no longer lists the job: {killed}; {hint}")
 
 
 def an_agent_of_ended_job_died(evidence: Evidence, queue: JobStatus) -> Verdict | None:
@@ -253,16 +289,18 @@ def job_without_agent_exits(evidence: Evidence, queue: JobStatus) -> Verdict | N
     if queue.state not in {GONE, "COMPLETED"}:
         return None
     return Verdict(
-        RunState.LOST, message=f"{_report(queue)}, but its agents recorded no exit; {_output_hint(evidence.plan)}"
+        RunState.LOST, message=f"{_report(queue)}, but its agents recorded no exit; {_output_hint(evidence)}"
     )
 
 
 SLURM_CHECKS: tuple[SlurmCheck, ...] = (
     every_node_of_job_done,
     job_ended_by_slurm,
+    job_signalled,
     a_node_of_ended_job_failed,
     job_stopped_by_user,
     job_stopped_by_another_signal,
+    agents_of_forgotten_job_died,
     an_agent_of_ended_job_died,
     job_is_queued,
     job_is_running,
@@ -273,7 +311,7 @@ SLURM_CHECKS: tuple[SlurmCheck, ...] = (
 
 
 def _failed_job(evidence: Evidence, queue: JobStatus) -> Verdict:
-    return Verdict(RunState.FAILED, message=f"{_report(queue)}; {_output_hint(evidence.plan)}")
+    return Verdict(RunState.FAILED, message=f"{_report(queue)}; {_output_hint(evidence)}")
 
 
 def _some_never_started(evidence: Evidence, queue: JobStatus) -> bool:
@@ -290,8 +328,13 @@ def _report(queue: JobStatus) -> str:
     return f"Slurm reports {queue.state}" + (f" ({queue.reason})" if queue.reason else "")
 
 
-def _output_hint(plan: LaunchPlan) -> str:
-    return f"its output is in {plan.attempt_dir(plan.head)}/slurm-*.log"
+def _output_hint(evidence: Evidence) -> str:
+    """The last lines of the batch script's log, else the place of the log."""
+    lines = [line for line in evidence.batch_log.splitlines() if line.strip() and not line.endswith(_NOISE)]
+    if not lines:
+        return f"its output is in {evidence.plan.attempt_dir(evidence.plan.head)}/slurm-*.log"
+    shown = "\n  ".join(lines[-LAST_LINES:])
+    return f"the log of its batch script ends (`orch logs --stream batch` shows more):\n  {shown}"
 
 
 def _canceller(queue: JobStatus) -> str | None:

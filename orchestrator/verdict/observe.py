@@ -23,6 +23,7 @@ LATE_WRITES_S = 5.0  # a shared file system shows the writes of other machines l
 POLL_S = 0.5
 STRAGGLER_S = 4.0  # and longer if the other nodes are slow, too
 NO_ANSWER = "no answer yet, while most other nodes have answered"
+LOG_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ def _observe(
     """Query the nodes at the same time; without `straggler_s`, wait for each as long as its connection does."""
     deadline = time.monotonic() + LATE_WRITES_S
     limit = int(plan.ssh["fanout"])
+    log = launcher.batch_log(LOG_BYTES) if queue is not None and queue.over else None
     while True:
         attempt = launcher.attempt()
         folders = launcher.attempt_folders(attempt, connect=False)
@@ -89,7 +91,8 @@ def _observe(
             results = each_but_stragglers(folders, _reports, limit=limit, wait_s=straggler_s)
         nodes = [node for result in results if isinstance(result, list) for node in result]
         missing = _missing(folders, results)
-        verdict = judge(plan, nodes, queue, stop_requested=run.is_stop_requested())
+        batch_log = log.text if log else ""
+        verdict = judge(plan, nodes, queue, stop_requested=run.is_stop_requested(), batch_log=batch_log)
         is_settled = verdict.state is not RunState.LOST or queue is None or missing is not None
         if is_settled or time.monotonic() > deadline:
             return Status(verdict, tuple(nodes), queue, attempt, missing=missing)

@@ -101,7 +101,8 @@ def test_detached_job_is_followed_by_logs_and_stopped_by_stop(orch: Orch, cluste
 
 def test_cancelled_job_is_stopped_and_one_ended_by_a_signal_has_failed(orch: Orch, cluster: Cluster) -> None:
     states = []
-    for command in (["scancel"], ["scancel", "--signal=TERM"]):  # the second only forwards a signal to the agents
+    # the second only forwards a signal to the agents; the third also signals the batch script, and kills the agents
+    for command in (["scancel"], ["scancel", "--signal=TERM"], ["scancel", "--full", "--signal=TERM"]):
         run_id = orch("submit", "--detach", "-j", "2x1", "--", "sleep", "1000").stdout.strip()
         job = cluster.wait_for(orch, run_id, "RUNNING")["slurm_job"]
         subprocess.run([*command, job], check=True, timeout=30)
@@ -110,6 +111,8 @@ def test_cancelled_job_is_stopped_and_one_ended_by_a_signal_has_failed(orch: Orc
     assert states[0] == ("STOPPED", "")
     assert states[1][0] == "FAILED"
     assert "was stopped by a signal, not by `orch stop` on this machine" in states[1][1]
+    assert states[2][0] == "FAILED"
+    assert "Slurm signalled the whole job, as scancel does, and no rank failed before: *** JOB " in states[2][1]
 
 
 def test_waiting_job_is_pending_with_slurms_reason(orch: Orch) -> None:

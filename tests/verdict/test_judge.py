@@ -273,6 +273,51 @@ def test_without_a_scheduler_a_run_has_ended_once_all_its_nodes_have() -> None:
     )
 
 
+SIGNALLED = """\
+srun: cluster configuration lacks support for cpu binding
+slurmstepd-n0: error: *** JOB 4 ON n0 CANCELLED AT 2026-11-22T11:56:20 ***
+srun: forcing job termination
+slurmstepd-n0: error: *** STEP 4.0 ON n0 CANCELLED AT 2026-11-22T11:56:20 ***
+srun: error: n1: task 1: Killed
+"""
+KILLED = [_node("n0", alive=False), _node("n1", alive=False)]
+RANK_KILLED = _node("n1", "FAILED")
+assert RANK_KILLED.finished is not None
+RANK_KILLED = replace(
+    RANK_KILLED, finished=replace(RANK_KILLED.finished, exit=ReportedExit(1, None, "SIGKILL", None)), alive=False
+)
+
+
+@pytest.mark.parametrize("nodes", [KILLED, [_node("n0", alive=False), RANK_KILLED]], ids=["agents", "rank"])
+def test_signal_of_slurm_to_the_whole_job_is_blamed_on_no_rank(nodes: list[NodeObservation]) -> None:
+    """The log is that of `scancel --full --signal=TERM` in Slurm 22.05."""
+    failed = JobStatus("FAILED", "NonZeroExitCode", over=True)
+    verdict = judge(_plan("slurm"), nodes, failed, batch_log=SIGNALLED)
+    assert (verdict.state, verdict.exit) == (RunState.FAILED, None)
+    assert "*** JOB 4 ON n0 CANCELLED AT 2026-11-22T11:56:20 ***" in str(verdict.message)
+    for end in (" DUE TO JOB REQUEUE ***", " DUE TO PREEMPTION ***"):  # an attempt before the one that failed
+        assert judge(_plan("slurm"), nodes, failed, batch_log=SIGNALLED.replace(" ***", end)).exit is not None
+    exited = [_node("n0", alive=False), _node("n1", "FAILED")]
+    assert str(judge(_plan("slurm"), exited, failed, batch_log=SIGNALLED).exit) == "rank 1 on n1 exited 1"
+
+
+def test_agents_of_a_job_that_slurm_has_forgotten_are_blamed_on_no_rank() -> None:
+    """As after a start of slurmctld without its saved state, which kills the jobs that it does not know."""
+    verdict = judge(_plan("slurm"), KILLED, JobStatus("GONE", over=True))
+    assert (verdict.state, verdict.exit) == (RunState.FAILED, None)
+    assert "Slurm no longer lists the job: its agents on n[0-1] were killed" in str(verdict.message)
+
+
+def test_failure_before_any_agent_quotes_the_end_of_the_batch_log() -> None:
+    failed = JobStatus("FAILED", "NonZeroExitCode", over=True)
+    log = "".join(f"line {number}\n" for number in range(9)) + "bash: module: command not found\n\n"
+    message = str(judge(_plan("slurm"), [], failed, batch_log=log).message)
+    assert message.startswith("Slurm reports FAILED (NonZeroExitCode)")
+    assert message.endswith("\n  line 8\n  bash: module: command not found")
+    assert "line 4" not in message
+    assert "slurm-*.log" in str(judge(_plan("slurm"), [], failed).message)
+
+
 def test_user_who_cancelled_a_job_is_named_if_accounting_knows() -> None:
     cancelled = JobStatus("CANCELLED", "by user 1000", over=True)
     assert judge(_plan("slurm"), [], cancelled).message == "the job was cancelled by user 1000"

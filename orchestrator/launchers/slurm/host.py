@@ -48,9 +48,9 @@ class SlurmHost(Protocol):
         """An endpoint for its files; reconnects if the connection was lost."""
         ...
 
-    def trace(self, plan: LaunchPlan) -> RunTrace | None:
+    def trace(self, plan: LaunchPlan, *, log_bytes: int = 0) -> RunTrace | None:
         """
-        Return what the run's folder on that machine shows now; None if there is no such folder.
+        Return what the run's folder on that machine shows now, with the end of the batch log; None if there is no such folder.
 
         Raises:
             NodeError: the machine cannot be reached.

@@ -25,6 +25,7 @@ from orchestrator.plan.sbatch import sbatch_options
 
 if TYPE_CHECKING:
     from orchestrator.bundle import Bundle
+    from orchestrator.endpoint.replies import BatchLog
 
 CANCEL_S = 60.0  # Slurm's KillWait is 30 s by default, between TERM and KILL
 POLL_S = 0.5
@@ -126,6 +127,12 @@ class SlurmLauncher:
         with self._host_errors():
             return self._query_job(job)
 
+    def batch_log(self, max_bytes: int) -> BatchLog | None:
+        """Read from the shared folder."""
+        with self._host_errors():
+            trace = self._host.trace(self._plan, log_bytes=max_bytes)
+        return trace.batch_log if trace else None
+
     def position(self, status: JobStatus) -> str:
         """The position in the job's partition."""
         with self._host_errors():
@@ -201,11 +208,11 @@ class SlurmLauncher:
         ):
             return status
         trace = self._host.trace(self._plan)
-        self._has_log = trace is None or trace.has_log  # None: the folder was removed since
+        self._has_log = trace is None or trace.batch_log is not None  # None: the folder was removed since
         if self._has_log or (not status.over and time_limit_s(status.elapsed) < LOG_DELAY_S):
             return status
         folder = f"{self._plan.run_dir(self._plan.head)} on {self._host.name}"
-        remark = f"the job's log is missing from {folder}: workdir must be a folder that it shares with the nodes, or the nodes must accept a login by orch"
+        remark = unshared_workdir.missing_log(status, folder)
         return replace(status, reason=f"{status.reason}; {remark}" if status.reason else remark)
 
     def _accepted_job(self, refusal: LaunchError) -> str:

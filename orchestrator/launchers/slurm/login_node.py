@@ -99,9 +99,11 @@ class LoginNode:
         """The endpoint that reads and writes files."""
         return self._endpoint("files")
 
-    def trace(self, plan: LaunchPlan) -> RunTrace | None:
+    def trace(self, plan: LaunchPlan, *, log_bytes: int = 0) -> RunTrace | None:
         """Read the run's folder there."""
-        return self._request("files", lambda endpoint: endpoint.find(plan.head.workdir, plan.run_id))
+        return self._request(
+            "files", lambda endpoint: endpoint.find(plan.head.workdir, plan.run_id, log_bytes=log_bytes)
+        )
 
     def run(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Run it in the environment of a login. It must be safe to repeat: a lost connection makes it run twice."""

@@ -61,9 +61,9 @@ class ThisMachine:
                 self._connection = Endpoint.connect(transport, self._head.python)
             return self._connection
 
-    def trace(self, plan: LaunchPlan) -> RunTrace | None:
+    def trace(self, plan: LaunchPlan, *, log_bytes: int = 0) -> RunTrace | None:
         """Read the run's folder."""
-        return self.endpoint().find(plan.head.workdir, plan.run_id)
+        return self.endpoint().find(plan.head.workdir, plan.run_id, log_bytes=log_bytes)
 
     def run(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Run it in the environment of orch."""

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from orchestrator.launchers.job import JobStatus
     from orchestrator.launchers.slurm.host import SlurmHost
 
 MOST_QUERIED = 3  # nodes; one is enough unless it is down
 CONNECT_S = 5.0
+# Reasons of jobs whose script has run, or whose log Slurm could not create: exit code 0:53, named JobLaunchFailure by Slurm 22.05.
+_REASONS = ("NonZeroExitCode", "JobLaunchFailure", "RaisedSignal:53")
 
 
 def is_unshared(plan: LaunchPlan) -> bool:
@@ -52,6 +55,14 @@ def nodes_lack_files(plan: LaunchPlan, host: SlurmHost) -> bool:
     finally:
         launcher.close()
     return None in traces
+
+
+def missing_log(status: JobStatus, folder: str) -> str:
+    """The sentence on a job's log that is not in the folder; it names workdir only if Slurm wrote the log elsewhere, or could not."""
+    text = f"the job's log is missing from {folder}"
+    if status.state != "RUNNING" and not status.reason.startswith(_REASONS):
+        return text
+    return f"{text}: workdir must be a folder that it shares with the nodes, or the nodes must accept a login by orch"
 
 
 def nodes_over_ssh(plan: LaunchPlan, host: SlurmHost, terminal: Terminal | None) -> DirectLauncher:

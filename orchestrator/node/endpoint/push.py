@@ -33,7 +33,7 @@ def bundle_folder(workdir: str, digest: str) -> str:
     return os.path.join(workdir, "bundles", digest)
 
 
-def claim(request: messages.FindRequest, _payload: bytes) -> Tuple[messages.ClaimReply, bytes]:
+def claim(request: messages.RunRequest, _payload: bytes) -> Tuple[messages.ClaimReply, bytes]:
     """
     Make a run's folder; return whether this node is the first one on its file system to do so.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import time
 
@@ -181,7 +182,7 @@ def observe(request: messages.NodeFolders, _payload: bytes) -> Tuple[messages.Ob
 
 
 def find(request: messages.FindRequest, _payload: bytes) -> Tuple[messages.FindReply, bytes]:
-    """The newest attempt of a run in a working folder: its number, its job.json, and whether the run went through Slurm."""
+    """The newest attempt of a run in a working folder: its number, its job.json, and the log of its batch script under Slurm."""
     run = os.path.join(absolute_path(request["workdir"]), "runs", relative(request["run"]))
     newest = newest_attempt(run)
     if newest is None:
@@ -190,13 +191,17 @@ def find(request: messages.FindRequest, _payload: bytes) -> Tuple[messages.FindR
     first = attempt_folder(run, 1)
     by_slurm = os.path.exists(os.path.join(first, "submit.sbatch"))
     job = read_json(os.path.join(folder, "job.json"))
-    has_log = by_slurm and any(is_batch_log(name) for name in os.listdir(first))
-    return {"trace": {"attempt": newest, "job": job, "by_slurm": by_slurm, "has_log": has_log}}, b""
+    log = batch_log(first, request["log_bytes"]) if by_slurm else None
+    return {"trace": {"attempt": newest, "job": job, "by_slurm": by_slurm, "batch_log": log}}, b""
 
 
-def is_batch_log(name: str) -> bool:
-    """True for the file that Slurm creates in the folder of the first attempt when it starts the job."""
-    return name.startswith("slurm-") and name.endswith(".log")
+def batch_log(folder: str, size: int) -> Optional[messages.BatchLogBody]:
+    """The end of the newest log of a batch script in the folder; None if there is none."""
+    times = {path: os.lstat(path).st_mtime for path in glob.glob(os.path.join(glob.escape(folder), "slurm-*.log"))}
+    if not times:
+        return None
+    newest = max(times, key=lambda path: times[path])
+    return {"text": tail(newest, size), "written_s": times[newest]}
 
 
 def observe_node(node: str, folder: str) -> messages.NodeBody:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import RunTrace
+from orchestrator.endpoint.replies import BatchLog, RunTrace
 from orchestrator.errors import NodeError
 from orchestrator.transports.local import LocalTransport
 
@@ -42,6 +43,16 @@ def test_newest_attempt_is_found_by_its_number(endpoint: Endpoint, tmp_path: Pat
 def test_run_with_a_batch_script_is_a_slurm_run(endpoint: Endpoint, tmp_path: Path) -> None:
     (_attempt(tmp_path, 1, {**JOB, "nodes": None}) / "submit.sbatch").touch()
     assert endpoint.find(str(tmp_path), RUN) == RunTrace(1, None, (8, 4), by_slurm=True)
+
+
+def test_end_of_the_newest_batch_log_is_returned(endpoint: Endpoint, tmp_path: Path) -> None:
+    folder = _attempt(tmp_path, 1, {**JOB, "nodes": None})
+    for name, text, written_s in (("submit.sbatch", "", 9), ("slurm-7.log", "new é", 8), ("slurm-8.log", "old", 7)):
+        (folder / name).write_text(text, "utf-8")
+        os.utime(folder / name, (written_s, written_s))
+    trace = endpoint.find(str(tmp_path), RUN, log_bytes=4)
+    assert trace is not None
+    assert trace.batch_log == BatchLog("w é", 8)
 
 
 def test_unknown_run_has_no_trace(endpoint: Endpoint, tmp_path: Path) -> None:
