@@ -167,6 +167,9 @@ def _slurm_options(command: _Command) -> _Command:
         help="Start after this run; KIND: afterok (default), afterany, …",
     )(collect)
     collect = click.option(
+        "--here", is_flag=True, help="Run in the allocation of the Slurm job that orch runs in; queue no job."
+    )(collect)
+    collect = click.option(
         "--set", "slurm_set", multiple=True, metavar="slurm.KEY=VALUE", help="Any field of slurm: for this run."
     )(collect)
     for name, (short, help_) in reversed(_SLURM_FIELDS.items()):

@@ -78,6 +78,14 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class Allocation:
+    """The Slurm job in which orch runs, and its nodes in the order of Slurm."""
+
+    job: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """The user's request; with an inventory, it becomes a plan."""
 
@@ -92,6 +100,8 @@ class Request:
     """Fields of `slurm:` that were set on the command line, as FIELD=VALUE."""
     after: tuple[str, ...] = ()
     """Runs that the Slurm job waits for, as typed after --after."""
+    allocation: Allocation | None = None
+    """The Slurm job whose nodes are used; None to queue a job."""
     orphan_timeout_s: float | None = None
     """A node ends its ranks after this time without a supervisor; None: never."""
     isolation_timeout_s: float = ISOLATION_TIMEOUT_S

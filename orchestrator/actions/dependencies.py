@@ -83,7 +83,13 @@ def _job(runs: Sequence[tuple[RunFolder, RunRecord]], word: str, login: str | No
             f"--after {word}: run {record.id} was started over SSH, and Slurm can only wait for its own jobs",
             hint=f"orch logs -f {record.id} waits until it ends",
         )
-    other_login = folder.read_plan().slurm["login"]
+    plan = folder.read_plan()
+    if plan.allocation is not None:
+        raise UsageError(
+            f"--after {word}: run {record.id} is a step in your Slurm job {plan.allocation}, and no job",
+            hint=f"--set slurm.dependency=afterany:{plan.allocation} waits for that job",
+        )
+    other_login = plan.slurm["login"]
     if record.slurm_job and other_login != login:
         raise UsageError(
             f"--after {word}: run {record.id} was submitted on {other_login or 'this machine'}, and this one would be on "

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import bundle as bundles
+from orchestrator.actions.allocation import for_steps, queued_warning, this_allocation
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.actions.request import LaunchArguments, check_labels, make_request
 from orchestrator.actions.runs import home_store
@@ -65,8 +66,13 @@ def plan_launch(arguments: LaunchArguments) -> Planned:
     inventory = load_inventory(arguments.inventory, arguments.nodes if arguments.launcher == "ssh" else None)
     if arguments.launcher == "ssh" and inventory.accelerator == "auto" and inventory.devices is None:
         inventory = with_detected_cards(inventory, arguments.nodes)
+    allocation = this_allocation(arguments, os.environ) if arguments.here else None
     inventory, warnings = _with_dependencies(with_slurm_settings(inventory, arguments.slurm_settings), arguments.after)
-    request, bundle = make_request(arguments, inventory.private_files)
+    if allocation is not None:
+        inventory = for_steps(inventory)
+    elif arguments.launcher == "slurm":
+        warnings = [*warnings, *queued_warning(os.environ)]
+    request, bundle = make_request(arguments, inventory.private_files, allocation)
     now = datetime.now(timezone.utc)
     run_id = new_run_id(arguments.name or inventory.name, now, os.urandom(2).hex())
     slurm_home = _home_of_slurm(inventory) if arguments.launcher == "slurm" else None

@@ -184,7 +184,9 @@ def _queues(
     plans: dict[str, LaunchPlan] = {}
     for folder, record in runs:
         with suppress(RunNotFound):  # refresh() reports it
-            plans[record.id] = folder.read_plan()
+            plan = folder.read_plan()
+            if plan.allocation is None:  # else the job is the user's, and the run is a step of it
+                plans[record.id] = plan
     queues: dict[str, JobStatus | None] = {}
     warnings = []
     for login in {plan.slurm["login"] for plan in plans.values()}:

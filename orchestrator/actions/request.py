@@ -20,7 +20,7 @@ from orchestrator.errors import UsageError
 from orchestrator.inventory.slurm_settings import SlurmSetting, parse_setting
 from orchestrator.node.run_folder import RUN_ID
 from orchestrator.resources import trainer_folder
-from orchestrator.run import LauncherName, Program, Request, Shape
+from orchestrator.run import Allocation, LauncherName, Program, Request, Shape
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TAG = re.compile(r"[^\s,]{1,64}")
@@ -48,6 +48,8 @@ class LaunchArguments:
     """Options that set a field of `slurm:`, each with its name and slurm.FIELD=VALUE."""
     after: tuple[str, ...] = ()
     """Runs to wait for, each as [KIND:]RUN."""
+    here: bool = False
+    """Run in the allocation of the Slurm job in which orch runs."""
 
     @property
     def slurm_settings(self) -> list[SlurmSetting]:
@@ -73,7 +75,9 @@ def check_labels(arguments: LaunchArguments) -> None:
             raise UsageError(f"--tag {tag!r}: not one word", hint="as in --tag baseline --tag lr=1e-3")
 
 
-def make_request(arguments: LaunchArguments, private: Sequence[str] = ()) -> tuple[Request, bundles.Bundle]:
+def make_request(
+    arguments: LaunchArguments, private: Sequence[str] = (), allocation: Allocation | None = None
+) -> tuple[Request, bundles.Bundle]:
     """
     Make the request and the bundle that the nodes need for it; `private` files are not sent.
 
@@ -96,6 +100,7 @@ def make_request(arguments: LaunchArguments, private: Sequence[str] = ()) -> tup
         config=config,
         slurm=tuple(setting.word for setting in arguments.slurm_settings),
         after=arguments.after,
+        allocation=allocation,
         **_timeouts(arguments),
     )
     return request, bundles.build(trainer=program.needs_trainer, code=code)

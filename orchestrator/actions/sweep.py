@@ -81,6 +81,10 @@ def plan_sweep(arguments: LaunchArguments, axes: Sequence[str], at_once: int | N
     Raises:
         UsageError: the sweep is impossible, or the trainer refuses the settings of a run.
     """
+    if arguments.here:
+        raise UsageError(
+            "--sweep is a job array, and --here queues no job", hint="omit --here, or start the runs in a loop"
+        )
     swept = combinations(axes, arguments.settings)
     if arguments.program is None:
         words = [(*arguments.settings, *(f"{key}={value}" for key, value in values.items())) for values in swept]

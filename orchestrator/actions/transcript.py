@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.plan.files import PlannedFile, node_files, sbatch_command, start_command
+from orchestrator.plan.files import PlannedFile, node_files, sbatch_command, start_command, step_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
 from orchestrator.plan.shell import shell_path
 
@@ -35,7 +35,8 @@ def _slurm(plan: LaunchPlan, files: list[PlannedFile]) -> str:
         else "this machine"
     )
     title = f"# --- on {host}, whose {head.workdir} the nodes share; the bundle goes to {plan.bundle_dir(head)}\n"
-    return "".join([title, *map(_file, files), _command(sbatch_command(plan))])
+    command = sbatch_command(plan) if plan.allocation is None else step_command(plan)
+    return "".join([title, *map(_file, files), _command(command)])
 
 
 def _direct(plan: LaunchPlan, node: NodePlan, files: list[PlannedFile], first_node: dict[PlannedFile, str]) -> str:

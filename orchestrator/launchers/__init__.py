@@ -12,10 +12,13 @@ from orchestrator.plan.plan import LaunchPlan
 def launcher_for(plan: LaunchPlan, terminal: Terminal | None = None, on_progress: OnProgress = no_progress) -> Launcher:
     """The launcher of a plan; logins prompt at `terminal`, by default this process's terminal."""
     if plan.launcher == "slurm":  # its modules are a tenth of those that a launch over SSH imports
+        from orchestrator.launchers.slurm.allocation import AllocationLauncher  # noqa: PLC0415
         from orchestrator.launchers.slurm.host import slurm_host  # noqa: PLC0415
         from orchestrator.launchers.slurm.launcher import SlurmLauncher  # noqa: PLC0415
 
-        return SlurmLauncher(plan, slurm_host(plan, terminal), terminal)
+        return (SlurmLauncher if plan.allocation is None else AllocationLauncher)(
+            plan, slurm_host(plan, terminal), terminal
+        )
     return direct_launcher(plan, terminal, on_progress)
 
 

@@ -126,6 +126,11 @@ def sbatch_command(plan: LaunchPlan) -> list[str]:
     return ["sbatch", "--parsable", f"--job-name={plan.job_name}", "--chdir", folder, sbatch_path(plan)]
 
 
+def step_command(plan: LaunchPlan) -> list[str]:
+    """The command that starts the run as a step in an existing Slurm job."""
+    return ["/bin/bash", f"{plan.attempt_dir(plan.head)}/step.sh"]
+
+
 def submission_path(plan: LaunchPlan) -> str:
     """The path of the file with sbatch's answer, kept because the connection to the login node may be lost meanwhile."""
     return f"{plan.attempt_dir(plan.head)}/submission.json"

@@ -13,7 +13,7 @@ from orchestrator.names.hostlist import fold
 from orchestrator.names.slurm_options import warn_s
 from orchestrator.node.rank_launchers import launcher_of, per_node_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan
-from orchestrator.run import Request
+from orchestrator.run import Allocation, Request
 
 if TYPE_CHECKING:
     from orchestrator.inventory.model import Inventory, Node
@@ -46,7 +46,7 @@ def make_plan(
         UsageError: the request does not fit the inventory.
     """
     chosen, ranks_each, warnings = _select_nodes(inventory, request)
-    by_count = request.launcher == "slurm" and request.nodes is None
+    by_count = request.launcher == "slurm" and request.nodes is None and request.allocation is None
     node_count = request.shape.nodes if request.shape and by_count else len(chosen)
     if request.launcher == "slurm" and inventory.slurm.spare_nodes:
         chosen = _with_spares(inventory, chosen, by_count=by_count)
@@ -75,7 +75,11 @@ def make_plan(
         bundle=bundle,
         commit=commit,
         ssh=inventory.ssh.model_dump(mode="json"),
-        slurm={**slurm, "warn_s": warn_s(slurm)},
+        slurm={
+            **slurm,
+            "warn_s": warn_s(slurm),
+            **({"allocation": request.allocation.job} if request.allocation else {}),
+        },
         orphan_timeout_s=request.orphan_timeout_s,
         isolation_timeout_s=None if request.launcher == "slurm" else request.isolation_timeout_s,
         setup=(*inventory.setup, *(inventory.slurm.setup if request.launcher == "slurm" else ())),
@@ -94,7 +98,9 @@ def _env_warnings(inventory: Inventory, nodes: Sequence[Node]) -> Iterator[str]:
 
 def _select_nodes(inventory: Inventory, request: Request) -> tuple[tuple[Node, ...], list[int], tuple[str, ...]]:
     """The chosen nodes in node order, the number of ranks of each, and warnings."""
-    if request.nodes is not None:
+    if request.allocation is not None:
+        nodes = _nodes_of_allocation(inventory, request.allocation, request.nodes)
+    elif request.nodes is not None:
         nodes = tuple(inventory.select(request.nodes))
     else:
         nodes = tuple(node for node in inventory.nodes if SPARE not in node.tags)
@@ -103,12 +109,13 @@ def _select_nodes(inventory: Inventory, request: Request) -> tuple[tuple[Node, .
     if request.shape is None:
         return nodes, [node.devices for node in nodes], _device_warnings(inventory, nodes)
     node_count, ranks = request.shape.nodes, request.shape.ranks
+    source = inventory.file if request.allocation is None else f"Slurm job {request.allocation.job}"
     if node_count > len(nodes):
         raise UsageError(
-            f"-j {node_count}x{ranks} needs {node_count} nodes; {inventory.file} has {len(nodes)}: {fold(n.name for n in nodes)}",
+            f"-j {node_count}x{ranks} needs {node_count} nodes; {source} has {len(nodes)}: {fold(n.name for n in nodes)}",
             hint="request fewer nodes, or add nodes to the inventory",
         )
-    if request.launcher == "ssh":
+    if request.launcher == "ssh" or request.allocation is not None:
         nodes = nodes[:node_count]
     too_small = next((node for node in nodes if node.devices < ranks), None)
     if too_small is not None:
@@ -119,6 +126,23 @@ def _select_nodes(inventory: Inventory, request: Request) -> tuple[tuple[Node, .
     larger = next((node for node in nodes if node.devices > ranks), None)
     warning = f"-j {node_count}x{ranks} uses {ranks} of {larger.devices} devices per node" if larger else None
     return nodes, [ranks] * len(nodes), (warning,) if warning else ()
+
+
+def _nodes_of_allocation(inventory: Inventory, allocation: Allocation, names: str | None) -> tuple[Node, ...]:
+    """The nodes of the inventory that the allocation has, or those in `names`, in the order of Slurm, which numbers the tasks."""
+    chosen = {node.name: node for node in (inventory.select(names) if names is not None else inventory.nodes)}
+    if names is not None and (absent := chosen.keys() - set(allocation.nodes)):
+        raise UsageError(
+            f"--nodes: {fold(absent)} is not in the allocation of Slurm job {allocation.job}, which has {fold(allocation.nodes)}",
+            hint="name nodes of the allocation, or omit --here to queue a job",
+        )
+    nodes = tuple(chosen[name] for name in allocation.nodes if name in chosen)
+    if not nodes:
+        raise UsageError(
+            f"Slurm job {allocation.job} has {fold(allocation.nodes)}, and {inventory.file} has none of them",
+            hint="add them to the inventory; `orch inventory import scontrol` writes one",
+        )
+    return nodes
 
 
 def _with_spares(inventory: Inventory, chosen: Sequence[Node], *, by_count: bool) -> tuple[Node, ...]:

@@ -90,6 +90,12 @@ class LaunchPlan:
         return str(self.slurm.get("job_name") or (self.sweep.id if self.sweep else self.run_id))
 
     @property
+    def allocation(self) -> str | None:
+        """The id of the existing Slurm job in which the run is a step; None if the run is a job."""
+        job = self.slurm.get("allocation")
+        return None if job is None else str(job)
+
+    @property
     def job_run(self) -> str:
         """The run in whose folder the Slurm job is submitted, by which later commands find it; of a sweep, the first."""
         return self.sweep.runs[0] if self.sweep else self.run_id

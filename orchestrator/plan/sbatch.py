@@ -16,8 +16,25 @@ if TYPE_CHECKING:
 
 
 def slurm_scripts(plan: LaunchPlan) -> dict[str, str]:
-    """File name -> script of a Slurm job."""
-    return {"node.sh": slurm_node_script(plan), "submit.sbatch": sbatch_script(plan)}
+    """File name -> script of a Slurm job, or of a step in an existing job."""
+    scripts = {"node.sh": slurm_node_script(plan)}
+    return scripts | (
+        {"submit.sbatch": sbatch_script(plan)} if plan.allocation is None else {"step.sh": step_script(plan)}
+    )
+
+
+def step_script(plan: LaunchPlan) -> str:
+    """The script that starts the run as a step in an existing job."""
+    return render(
+        "slurm_step.sh.j2",
+        run_id=plan.run_id,
+        allocation=plan.allocation,
+        folder=plan.attempt_dir(plan.head),
+        head=plan.head.name,
+        nodes=fold(node.name for node in plan.nodes),
+        node_count=plan.node_count,
+        srun_options=_srun_options(plan),
+    )
 
 
 def slurm_node_script(plan: LaunchPlan) -> str:

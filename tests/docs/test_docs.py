@@ -210,12 +210,13 @@ def test_launches_in_guides_can_be_planned_as_written(tmp_path: Path) -> None:
     (tmp_path / "inventory.yaml").write_text(_text("inventories/h800.yaml").replace("h800-[00-15]", "n[0-15]"))
     for name in ("train.py", "hello.py", "count.py", "run.sh"):
         (tmp_path / name).touch(mode=0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-15]"}
     launches = {tuple(words) for page in GUIDES for words in _examples(page) if words[0] in LAUNCHES}
     assert len(launches) > 10
     for words in sorted(launches):
         if "--sweep" not in words:
             extra = [] if "--dry-run" in words else ["--dry-run"]
-            Orch(tmp_path)(words[0], *extra, *words[1:])
+            Orch(tmp_path, env=job if "--here" in words else {})(words[0], *extra, *words[1:])
 
 
 def test_every_make_target_that_is_named_exists() -> None:

@@ -16,7 +16,7 @@ from orchestrator.plan import sbatch
 from orchestrator.plan.files import job_json, node_files
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.run import LauncherName, Program, Request, Shape
+from orchestrator.run import Allocation, LauncherName, Program, Request, Shape
 
 
 def _inventory(*nodes: Node) -> Inventory:
@@ -224,3 +224,40 @@ def test_plan_stored_by_a_version_without_device_reads_back() -> None:
     stored = plans.to_json(_plan(_inventory(Node(name="n0"))))
     del stored["device"]
     assert plans.from_json(stored).device is None
+
+
+def _in_allocation(nodes: str | None = None, shape: Shape | None = None) -> LaunchPlan:
+    """A plan in an allocation of n3, n1 and x, in that order, of which the inventory has n[0-3]."""
+    inventory = _inventory(*(Node(name=f"n{k}", devices=2, workdir="/data") for k in range(4)))
+    request = Request(
+        "slurm",
+        Program("executable", ("true",)),
+        nodes=nodes,
+        shape=shape,
+        allocation=Allocation("7", ("n3", "n1", "x")),
+    )
+    return make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1")
+
+
+def test_nodes_in_an_allocation_follow_slurms_order_which_numbers_the_tasks() -> None:
+    plan = _in_allocation()
+    assert [(node.name, node.node_rank) for node in plan.nodes] == [("n3", 0), ("n1", 1)]
+    assert (plan.by_count, plan.allocation) == (False, "7")
+    assert [node.name for node in _in_allocation(nodes="n1").nodes] == ["n1"]
+    assert [node.name for node in _in_allocation(shape=Shape(1, 2)).nodes] == ["n3"]
+    script = next(file.text for file in node_files(plan)["n3"] if file.path.endswith("/step.sh"))
+    assert "--nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist=n3 " in script
+    assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=n[1,3] " in script
+    assert plans.from_json(plans.to_json(plan)).allocation == "7"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shape", "message"),
+    [
+        ("n[0-1]", None, r"--nodes: n0 is not in the allocation of Slurm job 7, which has n\[1,3\],x"),
+        (None, Shape(3, 1), r"-j 3x1 needs 3 nodes; Slurm job 7 has 2: n\[1,3\]"),
+    ],
+)
+def test_nodes_outside_the_allocation_are_refused(nodes: str | None, shape: Shape | None, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        _in_allocation(nodes, shape)
