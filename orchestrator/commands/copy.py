@@ -25,6 +25,8 @@ def copy_files(source: str, destination: Path, nodes: str | None) -> int:
     for copied in copies:
         for name in copied.left_out:
             warn(f"{copied.node}: {name} is not copied: a link that leads out of {copied.source}, or a special file")
-        inform(f"{copied.node}: {copied.source}: {copied.files} files, {size_text(copied.size_bytes)}")
+        inform(
+            f"{copied.node}: {copied.source}: {copied.files} file{'' if copied.files == 1 else 's'}, {size_text(copied.size_bytes)}"
+        )
         print_text(f"{copied.target}\n")
     return 0

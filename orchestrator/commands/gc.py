@@ -46,7 +46,7 @@ def _report(sites: Sequence[SiteGarbage], limits: Limits, searched: int) -> None
     young = sum(entry["action"] == "young" for entry in entries)
     would = "would be " if limits.dry_run else ""
     inform(
-        f"{size_text(freed)} {would}freed; {young} younger than {worded(limits.older_than_s)} left alone; {searched} folders searched"
+        f"{size_text(freed)} {would}freed; {young} younger than {worded(limits.older_than_s)} left alone; working folders searched: {searched}"
     )
 
 

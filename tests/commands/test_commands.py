@@ -151,19 +151,20 @@ def test_program_runs_in_the_folder_it_was_started_in_even_if_that_is_empty(orch
 
 
 def test_files_of_a_run_are_copied_from_the_nodes_that_have_them(orch: Orch) -> None:
-    write = "mkdir -p res/deep; echo $RANK >res/deep/rank; ln -s deep res/link; ln -s /etc res/out; [ $RANK = 1 ] || echo m >model"
+    write = "[ $RANK = 1 ] || { mkdir -p res/deep; echo m >res/deep/model; ln -s deep res/link; ln -s /etc res/out; }"
     _done(orch, "sh", "-c", write)
-    both = orch("cp", "latest:res", "fetched")
-    assert sorted(both.stdout.splitlines()) == ["fetched/n0/res", "fetched/n1/res"]
-    assert "n0: out is not copied: a link that leads out" in both.stderr
-    assert [(orch.cwd / f"fetched/n{rank}/res/link/rank").read_text() for rank in (0, 1)] == ["0\n", "1\n"]
-    assert orch("cp", ":./model", "fetched").stdout == "fetched/model\n"
-    assert "fetched/model exists" in orch("cp", "latest:model", "fetched", code=2).stderr
-    assert "no node of run" in orch("cp", "--node", "n1", "latest:model", code=2).stderr
+    shared = orch("cp", ":./res", "fetched")
+    assert shared.stdout == "fetched/res\n"
+    assert "n0: out is not copied: a link that leads out" in shared.stderr
+    assert (orch.cwd / "fetched" / "res" / "link" / "model").read_text() == "m\n"
+    assert sorted(orch("cp", "latest:DONE", "fetched").stdout.splitlines()) == ["fetched/n0/DONE", "fetched/n1/DONE"]
+    assert orch("cp", "latest:rank-1.out", "fetched").stdout == "fetched/rank-1.out\n"
+    assert "fetched/res exists" in orch("cp", "latest:res", "fetched", code=2).stderr
+    assert "no node of run" in orch("cp", "--node", "n0", "latest:rank-1.out", code=2).stderr
     assert "leads out of the run's folder" in orch("cp", "latest:res/out/passwd", code=4).stderr
     assert "leads out of the run's folder" in orch("cp", "latest:../x", code=2).stderr
     assert "is not RUN:PATH" in orch("cp", "latest", code=2).stderr
-    assert sorted(path.name for path in (orch.cwd / "fetched").iterdir()) == ["model", "n0", "n1"]
+    assert sorted(path.name for path in (orch.cwd / "fetched").iterdir()) == ["n0", "n1", "rank-1.out", "res"]
 
 
 def test_homes_of_the_records_are_private_whatever_the_umask(orch: Orch) -> None:

@@ -36,6 +36,9 @@ def test_arguments_arrive_unchanged_and_ranks_follow_node_order(orch: Orch) -> N
     assert [entry[0] for entry in printed] == [["--n", "3", "a b$c"]] * 4
     assert [entry[3] for entry in printed] == ["0", "1", "0", "1"]
     assert printed[0][1] == printed[1][1] < printed[2][1] == printed[3][1]
+    copied = orch("cp", "latest:show.py", "fetched").stdout
+    assert copied == "fetched/show.py\n", "the nodes share it"
+    assert len(orch("cp", "latest:events.jsonl", "fetched").stdout.splitlines()) == 2
 
 
 def test_environment_value_arrives_byte_equal_and_never_in_the_script(cluster: Cluster, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_unreachable_node_is_named_with_code_4_and_the_rest_is_done(orch: Orch) 
     assert re.search(r"n1: .*\(1 of 2\)$", done.stderr, re.MULTILINE)
     assert [path.parent.parent.name for path in _runs(orch)] == ["n1"]
     assert "n1 was not searched" in done.stdout, "the record is needed to find the rest on its nodes"
-    assert "1 folders searched" in orch("gc", "--forget", "n1").stderr
+    assert "working folders searched: 1" in orch("gc", "--forget", "n1").stderr
     assert [path.parent.parent.name for path in _runs(orch)] == ["n1"]
     assert list((orch.home / "runs").iterdir()) == []
 
