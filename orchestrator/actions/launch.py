@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -21,13 +21,14 @@ from orchestrator.actions.request import LaunchArguments, check_labels, make_req
 from orchestrator.actions.runs import home_store
 from orchestrator.code import revision
 from orchestrator.endpoint.access import Terminal
+from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LaunchError, OrchError, machine_error
 from orchestrator.fanout import OnProgress, no_progress
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.slurm_settings import with_slurm_settings
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
-from orchestrator.launchers.cards import with_detected_cards
+from orchestrator.launchers.cards import close_all, detect_cards
 from orchestrator.node.files import user_name
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
@@ -48,6 +49,14 @@ class Planned:
     private: Sequence[str]
     """Files that are neither sent to the nodes nor recorded."""
     warnings: tuple[str, ...]
+    terminal: Terminal
+    """For the prompts of all logins of the launch."""
+    connected: Mapping[str, Endpoint]
+    """The connections that planning needed, by node; `started` takes them over."""
+
+    def close(self) -> None:
+        """Close the connections of a launch that does not begin."""
+        close_all(self.connected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +73,19 @@ def plan_launch(arguments: LaunchArguments) -> Planned:
     """Plan a run; nothing is started or written."""
     check_labels(arguments)
     inventory = load_inventory(arguments.inventory, arguments.nodes if arguments.launcher == "ssh" else None)
+    terminal, connected = Terminal(), dict[str, Endpoint]()
     if arguments.launcher == "ssh" and inventory.accelerator == "auto" and inventory.devices is None:
-        inventory = with_detected_cards(inventory, arguments.nodes)
+        inventory, connected = detect_cards(inventory, arguments.nodes, terminal)
+    try:
+        return _planned(arguments, inventory, terminal, connected)
+    except BaseException:
+        close_all(connected)
+        raise
+
+
+def _planned(
+    arguments: LaunchArguments, inventory: Inventory, terminal: Terminal, connected: Mapping[str, Endpoint]
+) -> Planned:
     allocation = this_allocation(arguments, os.environ) if arguments.here else None
     inventory, warnings = _with_dependencies(with_slurm_settings(inventory, arguments.slurm_settings), arguments.after)
     if allocation is not None:
@@ -81,7 +101,8 @@ def plan_launch(arguments: LaunchArguments) -> Planned:
         inventory, request, run_id=run_id, bundle=bundle.digest, commit=bundle.commit, home=slurm_home, user=slurm_user
     )
     record = replace(_record(plan, request, inventory, now), note=arguments.note, tags=arguments.tags)
-    return Planned(plan, bundle, record, inventory.private_files, (*warnings, *bundle.warnings, *plan.warnings))
+    warnings = (*warnings, *bundle.warnings, *plan.warnings)
+    return Planned(plan, bundle, record, inventory.private_files, warnings, terminal, connected)
 
 
 def _with_dependencies(inventory: Inventory, after: Sequence[str]) -> tuple[Inventory, Sequence[str]]:
@@ -108,9 +129,12 @@ def started(
     Raises:
         OrchError: the launch failed; what had started was stopped, or is named.
     """
-    terminal = Terminal()
+    terminal = planned.terminal
     launcher = launcher_for(
-        planned.plan, terminal, lambda progress: terminal.unless_prompting(lambda: on_progress(progress))
+        planned.plan,
+        terminal,
+        lambda progress: terminal.unless_prompting(lambda: on_progress(progress)),
+        planned.connected,
     )
     try:
         with _survive_sighup() as closed, sigterm_interrupts():

@@ -14,6 +14,7 @@ def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool, quiet: bo
     for warning in planned.warnings:
         warn(warning)
     if dry_run:
+        planned.close()
         print_text(transcript.dry_run_text(planned.plan))
         return 0
     with ProgressLine() as progress, started(planned, progress.warn, progress.update) as launched:

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from orchestrator.endpoint.access import Terminal, transport_factory
+from orchestrator.endpoint.client import Endpoint
 from orchestrator.fanout import OnProgress, no_progress
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan
 
 
-def launcher_for(plan: LaunchPlan, terminal: Terminal | None = None, on_progress: OnProgress = no_progress) -> Launcher:
-    """The launcher of a plan; logins prompt at `terminal`, by default this process's terminal."""
+def launcher_for(
+    plan: LaunchPlan,
+    terminal: Terminal | None = None,
+    on_progress: OnProgress = no_progress,
+    connected: Mapping[str, Endpoint] = MappingProxyType({}),
+) -> Launcher:
+    """
+    The launcher of a plan.
+
+    Args:
+        terminal: for the prompts of logins; by default this process's terminal.
+        connected: connections that exist, by node, for a launcher without a scheduler.
+    """
     if plan.launcher == "slurm":  # its modules are a tenth of those that a launch over SSH imports
         from orchestrator.launchers.slurm.allocation import AllocationLauncher  # noqa: PLC0415
         from orchestrator.launchers.slurm.host import slurm_host  # noqa: PLC0415
@@ -19,11 +34,16 @@ def launcher_for(plan: LaunchPlan, terminal: Terminal | None = None, on_progress
         return (SlurmLauncher if plan.allocation is None else AllocationLauncher)(
             plan, slurm_host(plan, terminal), terminal
         )
-    return direct_launcher(plan, terminal, on_progress)
+    return direct_launcher(plan, terminal, on_progress, connected)
 
 
 def direct_launcher(
-    plan: LaunchPlan, terminal: Terminal | None = None, on_progress: OnProgress = no_progress
+    plan: LaunchPlan,
+    terminal: Terminal | None = None,
+    on_progress: OnProgress = no_progress,
+    connected: Mapping[str, Endpoint] = MappingProxyType({}),
 ) -> DirectLauncher:
     """The launcher of a plan whose nodes orch connects to without a scheduler."""
-    return DirectLauncher(plan, transport_factory(plan.transport, plan.ssh, terminal), on_progress=on_progress)
+    return DirectLauncher(
+        plan, transport_factory(plan.transport, plan.ssh, terminal), connected, on_progress=on_progress
+    )

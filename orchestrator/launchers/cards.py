@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-from orchestrator.endpoint.access import transport_factory
+from orchestrator.endpoint.access import Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
+from orchestrator.errors import OrchError
 from orchestrator.fanout import each, successes
 from orchestrator.inventory.model import Inventory, Node
 
 
-def with_detected_cards(inventory: Inventory, names: str | None) -> Inventory:
+def detect_cards(inventory: Inventory, names: str | None, terminal: Terminal) -> tuple[Inventory, dict[str, Endpoint]]:
     """
     Fill in accelerator and devices from the cards on the nodes in the host list `names` (None: on all).
+
+    Returns:
+        The inventory, and the connections by node, for the launch: a person may have answered prompts to log in.
 
     Raises:
         NodesError: some of them cannot be reached.
     """
     chosen = inventory.nodes if names is None else inventory.select(names)
-    detected = dict(zip((node.name for node in chosen), _detect_cards(inventory, chosen), strict=True))
-    return inventory.model_copy(update={"nodes": tuple(detected.get(node.name, node) for node in inventory.nodes)})
+    transport = transport_factory(inventory.transport, inventory.ssh, terminal)
+    results = each(chosen, lambda node: Endpoint.connect(transport(node), node.python), limit=inventory.ssh.fanout)
+    connected = {
+        node.name: result for node, result in zip(chosen, results, strict=True) if not isinstance(result, OrchError)
+    }
+    try:
+        successes(results)
+        detected = {node.name: _with_cards(node, connected[node.name].facts.cards) for node in chosen}
+    except BaseException:
+        close_all(connected)
+        raise
+    return inventory.model_copy(
+        update={"nodes": tuple(detected.get(node.name, node) for node in inventory.nodes)}
+    ), connected
 
 
-def _detect_cards(inventory: Inventory, nodes: Sequence[Node]) -> list[Node]:
-    transport = transport_factory(inventory.transport, inventory.ssh)
+def close_all(connected: Mapping[str, Endpoint]) -> None:
+    """Close connections that no launch uses."""
+    each(list(connected.values()), Endpoint.close, limit=max(1, len(connected)))
 
-    def detect(node: Node) -> Node:
-        with Endpoint.connect(transport(node), node.python) as endpoint:
-            cards = endpoint.facts.cards
-        kind = next((kind for kind, count in cards.items() if count), "cpu")
-        devices = node.devices if node.devices > 1 else cards.get(kind, 1)  # a number in the inventory wins
-        return node.model_copy(update={"accelerator": kind, "devices": devices})
 
-    return successes(each(nodes, detect, limit=inventory.ssh.fanout))
+def _with_cards(node: Node, cards: Mapping[str, int]) -> Node:
+    kind = next((kind for kind, count in cards.items() if count), "cpu")
+    devices = node.devices if node.devices > 1 else cards.get(kind, 1)  # a number in the inventory wins
+    return node.model_copy(update={"accelerator": kind, "devices": devices})

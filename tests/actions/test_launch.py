@@ -11,8 +11,8 @@ from orchestrator.actions import launch as action
 from orchestrator.actions.request import LaunchArguments
 from orchestrator.bundle import Bundle
 from orchestrator.commands.launch import launch
+from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LaunchError
-from orchestrator.fanout import OnProgress
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RunRecord, RunState
@@ -74,6 +74,26 @@ def _launched(
 def _agents_done(tmp_path: Path) -> bool:
     [events] = tmp_path.glob("work/runs/*/attempt-1/n0/events.jsonl")
     return "agent-finished" in events.read_text("utf-8")
+
+
+def test_launch_continues_over_the_connections_that_counted_the_cards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a person would answer the prompts of each login twice."""
+    arguments = _arguments(tmp_path, monkeypatch, "true")
+    file = tmp_path / "inventory.yaml"
+    file.write_text(file.read_text().replace("accelerator: cpu\ndevices: 1\n", ""))
+    passed_on: list[object] = []
+
+    def launcher_for(plan: LaunchPlan, terminal: Terminal, _: object, connected: dict[str, Endpoint]) -> DirectLauncher:
+        passed_on.append(terminal)
+        return DirectLauncher(plan, lambda node: pytest.fail(f"{node.name} is connected"), connected)
+
+    monkeypatch.setattr(action, "launcher_for", launcher_for)
+    planned = action.plan_launch(arguments)
+    with action.started(planned, pytest.fail) as launched:
+        assert launched.launcher.plan == planned.plan
+    assert passed_on == [planned.terminal]
 
 
 def test_ctrl_c_stops_what_had_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +176,7 @@ def test_record_that_cannot_be_written_any_more_hides_no_error(tmp_path: Path, m
 def _answer_logins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let launches see that a person has answered a login."""
 
-    def launcher_for(plan: LaunchPlan, terminal: Terminal, _: OnProgress) -> DirectLauncher:
+    def launcher_for(plan: LaunchPlan, terminal: Terminal, *_: object) -> DirectLauncher:
         terminal.was_used = True
         return DirectLauncher(plan, lambda node: LocalTransport(node.name))
 
