@@ -77,6 +77,16 @@ class LogReader:
         """The number of folders that are read; one if the nodes share a folder."""
         return len(self._feeds)
 
+    def nodes_without_files(self) -> list[str]:
+        """The nodes whose folders were read and in which nothing was found, not even the agent's events."""
+        return [
+            node
+            for feed in self._feeds
+            for node in feed.folder.nodes or ()
+            if feed.failure is None
+            and not any(offset for file, offset in feed.offsets.items() if file.startswith(f"{node}/"))
+        ]
+
     def past(self, *, tail: int | None, unfinished: bool) -> None:
         """Show the lines so far, or the last `tail` of them; lines without an end only if `unfinished`."""
         if tail is None:

@@ -8,13 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from orchestrator.actions.durations import seconds
+from orchestrator.actions.log_reader import LogReader
 from orchestrator.actions.runs import find_run
-from orchestrator.errors import RunNotFound, UsageError
+from orchestrator.errors import LaunchError, RunNotFound, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
 from orchestrator.logs.lines import LogLines, last
 from orchestrator.logs.selection import Selection
-from orchestrator.names.hostlist import expand
+from orchestrator.names.hostlist import expand, fold
 from orchestrator.node.run_folder import RUN_ID
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.store import KeptRun, UnrecordedRun
@@ -84,6 +85,17 @@ def batch_log(launcher: Launcher, chosen: Selection, tail: int | None) -> Collec
         return []
     lines = chosen.of(LogLines(log.written_s, "batch", None, "batch", log.text.rstrip("\n")))
     return [] if lines is None else last([lines], lines.count if tail is None else tail)
+
+
+def missing_logs(run: KeptRun, plan: LaunchPlan, reader: LogReader) -> LaunchError | None:
+    """The error that nodes have no log of a run that has started; None if all have one, or Slurm decides when it starts."""
+    missing = reader.nodes_without_files()
+    if not missing or plan.launcher != "ssh" or not run.read().started:
+        return None
+    folders = sorted({plan.node_dir(node) for node in plan.nodes if node.name in missing})
+    shown = ", ".join(folders[:2]) + (", …" if len(folders) > 2 else "")  # noqa: PLR2004
+    message = f"the log on {fold(missing)} is gone, as is its folder: {shown}"
+    return LaunchError(message, hint=f"orch status {plan.run_id} shows what is recorded here")
 
 
 def selection(wanted: Filter, plan: LaunchPlan, now: float) -> Selection:

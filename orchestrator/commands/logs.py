@@ -6,7 +6,7 @@ import time
 from contextlib import closing
 
 from orchestrator.actions.log_reader import LogReader
-from orchestrator.actions.logs import Filter, batch_log, find_on_nodes, recorded_run, selection
+from orchestrator.actions.logs import Filter, batch_log, find_on_nodes, missing_logs, recorded_run, selection
 from orchestrator.actions.watch import Watch
 from orchestrator.console import LogView, inform, print_error, warn
 from orchestrator.errors import CTRL_C, NodesError
@@ -34,8 +34,10 @@ def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail
         command = f": orch status {plan.run_id}" if run.is_recorded else ""
         inform(f"stopped watching; the run continues unless it has ended{command}")
         return CTRL_C
+    if missing := missing_logs(run, plan, reader):
+        print_error(missing)
     if not reader.unreadable:
-        return 0
+        return missing.exit_code if missing else 0
     error = NodesError(list(reader.unreadable.values()), reader.folder_count)
     print_error(error)
     return error.exit_code

@@ -109,6 +109,9 @@ def test_stop_ends_a_run_whose_folder_is_gone_though_its_state_is_unknown(local:
     done = local("stop", run, code=5)
     assert "was ended" in done.stderr
     _assert_gone(run_processes)
+    done = local("logs", run, "--tail", "3", code=4)
+    assert f"is gone, as is its folder: {folder}/attempt-1/n0" in done.stderr
+    assert not done.stdout
 
 
 SLOW_PYTHON = """
