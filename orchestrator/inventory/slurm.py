@@ -18,17 +18,27 @@ from orchestrator.inventory.document import Problem, resolve_path
 from orchestrator.names.addresses import displayed, integer_check, pattern_check
 from orchestrator.names.slurm_options import OPTION_OF, option_name
 
-# orch sets the nodes, the tasks and their output itself; --export would cut values at commas and let other users read them;
-# with the options of the last line, sbatch would submit several jobs, another script, to other clusters, or nothing, or wait,
-# or not print the job id as orch reads it.
-_RESERVED_OPTIONS = frozenset(
-    [
-        *("nodes", "nodelist", "nodefile", "ntasks", "ntasks-per-node", "tasks-per-node"),
-        *("job-name", "chdir", "output", "error", "open-mode", "export", "export-file"),
-        *("requeue", "no-requeue", "no-kill", "signal"),
-        *("array", "wrap", "clusters", "test-only", "wait", "parsable", "quiet", "help", "usage", "version"),
-    ]
-)
+# Option -> how to get its effect. orch sets the nodes, the tasks and their output itself; --export would cut values at commas and
+# let other users read them; with the options from `array` on, sbatch would submit several jobs, another script, to other clusters,
+# or nothing, or wait, or not print the job id as orch reads it.
+_RESERVED_OPTIONS = {
+    **dict.fromkeys(
+        ("nodes", "nodelist", "nodefile", "ntasks", "ntasks-per-node", "tasks-per-node"), "--nodes and -j choose nodes"
+    ),
+    "job-name": "slurm.job_name sets it",
+    "chdir": "workdir sets the folder of all runs",
+    **dict.fromkeys(("output", "error", "open-mode"), "`orch logs` prints the output"),
+    **dict.fromkeys(("export", "export-file"), "env and env_file set the variables of the ranks"),
+    **dict.fromkeys(("requeue", "no-requeue"), "slurm.requeue sets it"),
+    "no-kill": "slurm.spare_nodes sets it",
+    "signal": "slurm.warn_s sets it",
+    "array": "--sweep submits an array",
+    "wrap": "the program follows `--`",
+    "clusters": "slurm.login names a login node of the cluster",
+    "test-only": "--dry-run submits nothing",
+    "wait": "--follow waits for the end",
+    **dict.fromkeys(("parsable", "quiet", "help", "usage", "version"), "it changes what sbatch prints"),
+}
 _MAIL_TYPES = (
     "NONE",
     "BEGIN",
@@ -52,10 +62,11 @@ def check_option(option: str) -> str:
     """Return an option that users may pass to sbatch; ValueError for options that orch sets, also if abbreviated."""
     name = option_name(_check_option_form(option))
     # getopt accepts any unambiguous prefix of a name
-    reserved = {name} & _RESERVED_OPTIONS or {full for full in _RESERVED_OPTIONS if full.startswith(name)}
+    reserved = [name] if name in _RESERVED_OPTIONS else [full for full in _RESERVED_OPTIONS if full.startswith(name)]
     if reserved:
         names = " and --".join(sorted(reserved))
-        raise ValueError(f"{displayed(option)}: orch decides --{names} itself; remove it, --nodes and -j choose nodes")
+        instead = ", ".join(dict.fromkeys(_RESERVED_OPTIONS[full] for full in sorted(reserved)))
+        raise ValueError(f"{displayed(option)}: orch decides --{names} itself; remove it: {instead}")
     if name not in OPTION_OF.values() and (
         full_names := [full for full in OPTION_OF.values() if full.startswith(name)]
     ):
