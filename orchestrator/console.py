@@ -81,6 +81,8 @@ class ProgressLine:
         self._shown: Progress | None = None
         self._begun_s = 0.0
         """When the present work began, by time.monotonic()."""
+        self._first: tuple[float, float] | None = None
+        """When it first advanced, and its share then: the code is packed before any of it is sent."""
 
     def __enter__(self) -> Self:
         if not self._on_terminal:
@@ -96,11 +98,14 @@ class ProgressLine:
         with self._lock:
             if self._ended.is_set():
                 return  # the work continues in its thread after Ctrl-C
+            now_s = time.monotonic()
             if self._shown is None or self._shown.work != progress.work:
-                self._begun_s = time.monotonic()
+                self._begun_s, self._first = now_s, None
+            if self._first is None and progress.share:
+                self._first = now_s, progress.share
             self._shown = progress
             if self._on_terminal:
-                text = self._text()[: shutil.get_terminal_size().columns - 1]
+                text = self._text(now_s)[: shutil.get_terminal_size().columns - 1]
                 self._write(f"{ERASE_LINE}{text}" if progress.waiting else ERASE_LINE)
 
     def warn(self, text: str) -> None:
@@ -117,16 +122,19 @@ class ProgressLine:
                 self._ended.set()
                 self._erase()
 
-    def _text(self) -> str:
+    def _text(self, now_s: float) -> str:
         assert self._shown is not None
-        progress, spent_s = self._shown, time.monotonic() - self._begun_s
+        progress = self._shown
         done = progress.total - len(progress.waiting)
         size = "" if progress.size_bytes is None else f" {size_text(progress.size_bytes)},"
         text = f"{progress.work}{size} {done}/{progress.total}"
-        if len(progress.waiting) <= MOST_WAITING_NAMED and (done or spent_s > LEAST_ESTIMATED_S):
+        is_stuck = not progress.share and now_s - self._begun_s > LEAST_ESTIMATED_S
+        if len(progress.waiting) <= MOST_WAITING_NAMED and (done or is_stuck):
             text += f", waiting for {fold(progress.waiting)}"
-        elif done and spent_s > LEAST_ESTIMATED_S:
-            text += f", {spent_s / done * len(progress.waiting):.0f} s left"
+        first_s, first_share = self._first or (now_s, progress.share)
+        if progress.share > first_share and now_s - first_s > LEAST_ESTIMATED_S:
+            left_s = (now_s - first_s) / (progress.share - first_share) * (1 - progress.share)
+            text += f", {left_s:.0f} s left"
         return f"orch: {without_controls(text)}"
 
     def _print_slow_work(self) -> None:
@@ -135,7 +143,7 @@ class ProgressLine:
         while not self._ended.wait(pause_s):
             with self._lock:
                 if self._shown is not None and self._shown.waiting and not self._ended.is_set():
-                    self._write(f"{self._text()}\n")
+                    self._write(f"{self._text(time.monotonic())}\n")
                     pause_s = PROGRESS_S
 
     def _erase(self) -> None:

@@ -29,21 +29,28 @@ class Progress:
     """The nodes whose work has not ended, in node order."""
     size_bytes: int | None = None
     """The size of the files that each node gets, if it gets any."""
+    share: float = 0.0
+    """The completed share of the work on all nodes, between 0 and 1."""
 
 
 OnProgress: TypeAlias = Callable[[Progress], None]
 
 
-def no_progress(_progress: Progress) -> None:
+OnShare: TypeAlias = Callable[[float], None]
+"""Takes the completed share of the work on one node, between 0 and 1."""
+
+
+def no_progress(_progress: object) -> None:
     """Ignore the progress."""
 
 
 class Reporter:
-    """Reports the progress of work on many nodes: at the beginning, and when the work on a node ends."""
+    """Reports the progress of work on many nodes: at the beginning, and when the work on a node advances or ends."""
 
     def __init__(self, begun: Progress, on_progress: OnProgress) -> None:
         self._begun = begun
         self._waiting = dict.fromkeys(begun.waiting)
+        self._shares = dict.fromkeys(begun.waiting, 0.0)
         self._on_progress = on_progress
         self._lock = threading.Lock()
         on_progress(begun)
@@ -52,7 +59,17 @@ class Reporter:
         """The work on this node has ended."""
         with self._lock:
             self._waiting.pop(node, None)
-            self._on_progress(replace(self._begun, waiting=tuple(self._waiting)))
+            self._report(node, 1.0)
+
+    def advanced(self, node: str, share: float) -> None:
+        """A share of the work on this node is complete."""
+        with self._lock:
+            self._report(node, share)
+
+    def _report(self, node: str, share: float) -> None:
+        self._shares[node] = share
+        total = sum(self._shares.values()) / len(self._shares)
+        self._on_progress(replace(self._begun, waiting=tuple(self._waiting), share=total))
 
 
 def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | OrchError]:

@@ -8,13 +8,14 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from orchestrator.actions.runs import find_run
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.replies import FoundFiles
 from orchestrator.errors import NodeError, NodesError, OrchError, UsageError
-from orchestrator.fanout import OnProgress, Progress, Reporter, each
+from orchestrator.fanout import OnProgress, OnShare, Progress, Reporter, each
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.names.hostlist import expand
@@ -81,7 +82,7 @@ def copy(run: str, path: str, destination: Path, names: str | None, *, on_progre
 
         def work(pair: tuple[_Source, Path]) -> Copied:
             try:
-                return _copied(*pair)
+                return _copied(*pair, partial(reporter.advanced, pair[0].name))
             finally:
                 reporter.ended(pair[0].name)
 
@@ -138,8 +139,17 @@ def _target(destination: Path, source: _Source, path: str, count: int) -> Path:
     return target
 
 
-def _copied(source: _Source, target: Path) -> Copied:
+def _copied(source: _Source, target: Path, on_share: OnShare) -> Copied:
     """Copy to a temporary name beside the target, and rename it when all is there."""
+    done, total = 0, source.found.size_bytes
+
+    def counted(content: Iterator[bytes]) -> Iterator[bytes]:
+        nonlocal done
+        for data in content:
+            yield data
+            done += len(data)
+            on_share(done / total)
+
     part = target.with_name(f".{target.name}.part-{os.getpid()}")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -152,7 +162,7 @@ def _copied(source: _Source, target: Path) -> Copied:
             elif entry.kind == "link":
                 path.symlink_to(entry.target)
             else:
-                _write(path, entry.mode & 0o700 | 0o600, _content(source, entry.path, entry.size))
+                _write(path, entry.mode & 0o700 | 0o600, counted(_content(source, entry.path, entry.size)))
         part.rename(target)
     except BaseException:
         if part.is_dir():

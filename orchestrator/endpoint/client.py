@@ -21,6 +21,7 @@ from orchestrator.endpoint.replies import (
     StrayReport,
 )
 from orchestrator.errors import NodeError
+from orchestrator.fanout import OnShare, no_progress
 from orchestrator.node import protocol
 from orchestrator.transports.base import Transport
 
@@ -116,10 +117,10 @@ class Endpoint:
         }
         return self._connection.call(protocol.PREPARE, request, hint=WORKDIR_HINT).reply["have_bundle"]
 
-    def put_bundle(self, workdir: str, digest: str, tar: bytes, sha256: str) -> None:
+    def put_bundle(self, workdir: str, digest: str, tar: bytes, sha256: str, *, on_sent: OnShare = no_progress) -> None:
         """Unpack a tar.gz with this checksum as the bundle of this digest, unless another connection has done so."""
         request: messages.PutBundleRequest = {"workdir": workdir, "digest": digest, "sha256": sha256}
-        self._connection.call(protocol.PUT_BUNDLE, request, tar, answer_s=UNPACK_S, hint=WORKDIR_HINT)
+        self._connection.call(protocol.PUT_BUNDLE, request, tar, answer_s=UNPACK_S, hint=WORKDIR_HINT, on_sent=on_sent)
 
     def copy_code(self, workdir: str, digest: str, run: str) -> None:
         """Make the code folder of a run from the bundle, unless it is there."""

@@ -13,6 +13,7 @@ from orchestrator.endpoint.program import FLAGS, MARKER, OLDEST_PYTHON, program
 from orchestrator.endpoint.replies import Facts, ReplyWindow
 from orchestrator.endpoint.start_failure import PYTHON_HINT, start_failure
 from orchestrator.errors import NodeError, Unreachable
+from orchestrator.fanout import OnShare, no_progress
 from orchestrator.node import protocol
 from orchestrator.transports.base import Channel, ChannelClosed, ChannelReader, NoMarker, Transport
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.node.protocol import Op
 
 ANSWER_S = 30.0
+PART_BYTES = 1 << 21  # of a payload, sent between two reports of the progress
 PRINTED_S = 1.0  # the wait for the output of a shell that reads nothing
 JUNK_LIMIT_BYTES = 64 << 10
 HEADER_LIMIT_BYTES = 64 << 20
@@ -95,8 +97,9 @@ class Connection:
         *,
         answer_s: float = ANSWER_S,
         hint: str = "",
+        on_sent: OnShare = no_progress,
     ) -> TimedReply[ReplyT]:
-        """Make one request; `hint` is the next step if the node reports an error."""
+        """Make one request; `hint` is the next step if the node reports an error, `on_sent` takes the sent share of the payload."""
         header: messages.RequestHeader = {"op": op, "bytes": len(payload)}
         with self._lock:
             channel = self._channel  # another thread may close the connection
@@ -105,7 +108,9 @@ class Connection:
             try:
                 sent_s = time.time()
                 channel.write(frame({**header, **cast("Mapping[str, object]", request)}), timeout_s=ANSWER_S)
-                channel.write(payload, timeout_s=ANSWER_S)  # without a copy: all nodes may get the same payload
+                for start in range(0, len(payload), PART_BYTES):  # in parts: all nodes may get the same payload
+                    channel.write(payload[start : start + PART_BYTES], timeout_s=ANSWER_S)
+                    on_sent(min(1.0, (start + PART_BYTES) / len(payload)))
                 reply, data = self._receive(answer_s)
                 written = ReplyWindow(sent_s + reply["held_s"], time.time())
             except (TimeoutError, ChannelClosed, Unreachable) as error:

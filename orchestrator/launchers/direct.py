@@ -15,7 +15,7 @@ from orchestrator.endpoint.access import TransportFactory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.connection import RendezvousPortTaken
 from orchestrator.errors import LaunchError, NodeError, NodesError, Unreachable, folded
-from orchestrator.fanout import OnProgress, Progress, Reporter, each, no_progress, successes
+from orchestrator.fanout import OnProgress, OnShare, Progress, Reporter, each, no_progress, successes
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.job import JobStatus
 from orchestrator.names.hostlist import fold
@@ -93,7 +93,8 @@ class DirectLauncher:
 
         def push(node: NodePlan) -> None:
             endpoint = self.reach(node)
-            push_bundle(endpoint, node.workdir, bundle, bytes_more=bundle.code_size_bytes)
+            on_sent = partial(self._reporter.advanced, node.name)
+            push_bundle(endpoint, node.workdir, bundle, bytes_more=bundle.code_size_bytes, on_sent=on_sent)
             endpoint.copy_code(node.workdir, bundle.digest, plan.run_id)
             write_files(endpoint, plan.run_dir(node), files[node.name])
 
@@ -238,7 +239,7 @@ class DirectLauncher:
         if not nodes:
             return []
         begun = Progress(participle, len(nodes), tuple(node.name for node in nodes), size_bytes)
-        reporter = Reporter(begun, self._on_progress)
+        reporter = self._reporter = Reporter(begun, self._on_progress)
 
         def reported(node: NodePlan) -> Result:
             try:
@@ -249,10 +250,12 @@ class DirectLauncher:
         return successes(each(nodes, reported, limit=self._fanout))
 
 
-def push_bundle(endpoint: Endpoint, workdir: str, bundle: Bundle, *, bytes_more: int = 0) -> None:
+def push_bundle(
+    endpoint: Endpoint, workdir: str, bundle: Bundle, *, bytes_more: int = 0, on_sent: OnShare = no_progress
+) -> None:
     """Write the bundle to a workdir, unless it is there already; `bytes_more` is the disk space for what follows it."""
     if not endpoint.prepare(workdir, bundle.digest, bytes_unpacked=bundle.size_bytes, bytes_more=bytes_more):
-        endpoint.put_bundle(workdir, bundle.digest, *bundle.archive)
+        endpoint.put_bundle(workdir, bundle.digest, *bundle.archive, on_sent=on_sent)
 
 
 def write_files(endpoint: Endpoint, run_dir: str, files: Sequence[PlannedFile]) -> None:

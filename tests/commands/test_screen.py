@@ -19,7 +19,7 @@ NODES = tuple(f"n{index}" for index in range(64))
 def _on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
@@ -27,17 +27,21 @@ def test_progress_on_a_terminal_is_one_line_that_is_erased(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _on_terminal(monkeypatch)
-    monkeypatch.setattr("time.monotonic", iter([0.0, 0.0, 100.0, 140.0, 150.0]).__next__)
+    monkeypatch.setattr("time.monotonic", iter([0.0, 50.0, 60.0, 100.0, 140.0]).__next__)
     with ProgressLine() as progress:
         progress.update(Progress("connecting", 64, NODES[12:]))
-        progress.update(Progress("pushing", 64, NODES[32:], 100_000_000))
-        progress.update(Progress("pushing", 64, NODES[62:], 100_000_000))
+        progress.update(Progress("pushing", 64, NODES, 100_000_000))
+        progress.update(Progress("pushing", 64, NODES, 100_000_000, 0.1))
+        progress.update(Progress("pushing", 64, NODES[32:], 100_000_000, 0.55))
+        progress.update(Progress("pushing", 64, NODES[62:], 100_000_000, 0.9))
         progress.warn("the link x")
     progress.update(Progress("pushing", 64, NODES[63:]))
     assert capsys.readouterr().err.replace(ERASE_LINE, "|") == (
         "|orch: connecting 12/64"
+        "|orch: pushing 100.0 MB, 0/64"
+        "|orch: pushing 100.0 MB, 0/64"
         "|orch: pushing 100.0 MB, 32/64, 40 s left"
-        "|orch: pushing 100.0 MB, 62/64, waiting for n[62-63]"
+        "|orch: pushing 100.0 MB, 62/64, waiting for n[62-63], 10 s left"
         "|orch: warning: the link x\n|"
     )
 
@@ -48,7 +52,7 @@ def test_progress_is_cut_to_the_width_of_the_terminal(
     _on_terminal(monkeypatch)
     with ProgressLine() as progress:
         progress.update(Progress("connecting", 2, ("x" * 100,)))
-    assert {len(line) for line in capsys.readouterr().err.split(ERASE_LINE) if line} == {59}
+    assert {len(line) for line in capsys.readouterr().err.split(ERASE_LINE) if line} == {79}
 
 
 def test_without_a_terminal_only_slow_work_is_reported_in_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:

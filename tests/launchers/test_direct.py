@@ -13,6 +13,7 @@ from orchestrator import bundle as bundles
 from orchestrator.code import Code
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LaunchError
+from orchestrator.fanout import OnShare, no_progress
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher
 from orchestrator.plan.files import node_files
@@ -108,9 +109,9 @@ class PushedEndpoint(Endpoint):
 
     pushed: ClassVar[list[str]] = []
 
-    def put_bundle(self, workdir: str, digest: str, tar: bytes, sha256: str) -> None:
+    def put_bundle(self, workdir: str, digest: str, tar: bytes, sha256: str, *, on_sent: OnShare = no_progress) -> None:
         self.pushed.append(self.node)
-        super().put_bundle(workdir, digest, tar, sha256)
+        super().put_bundle(workdir, digest, tar, sha256, on_sent=on_sent)
 
 
 @pytest.mark.parametrize("workdirs", [("a", "a", "a"), ("a", "b", "b")])

@@ -111,7 +111,10 @@ def test_a_digest_is_a_plain_name(endpoint: Endpoint, tmp_path: Path, digest: st
 
 
 def _push(endpoint: Endpoint, workdir: Path, payload: bytes) -> None:
-    endpoint.put_bundle(str(workdir), "abc", payload, hashlib.sha256(payload).hexdigest())
+    shares: list[float] = []
+    endpoint.put_bundle(str(workdir), "abc", payload, hashlib.sha256(payload).hexdigest(), on_sent=shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
 
 
 def test_a_bundle_arrives_with_its_links_and_private_modes(endpoint: Endpoint, tmp_path: Path) -> None:
