@@ -15,6 +15,7 @@ EXECUTABLES = {
     "accelerate-launch": (),
     "deepspeed": (),
     "llamafactory-cli": ("train",),
+    "lmf": ("train",),
     "swift": ("pt", "sft", "rlhf"),
 }
 MODULES = {

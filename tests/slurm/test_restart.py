@@ -77,6 +77,20 @@ def test_node_whose_rank_failed_is_replaced_and_the_head_moves_with_it(orch: Orc
     assert "the job restarts in the same allocation, as attempt 2, without n0" in log
 
 
+def test_program_that_starts_its_ranks_runs_once_per_node_and_is_restarted(orch: Orch, cluster: Cluster) -> None:
+    lines = """
+        echo "$NNODES $NODE_RANK $NPROC_PER_NODE ${RANK-none} $ORCH_ATTEMPT"
+        echo '{"step": 4, "phase": "step"}' >"$ORCH_RUN_DIR/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$NODE_RANK.json"
+        [ "$ORCH_ATTEMPT" = 2 ]
+    """
+    run = orch("submit", "--detach", "--per-node", "--nodes", "n0,n1", "--", "sh", "-c", lines).stdout.strip()
+    status = cluster.wait_for(orch, run, "DONE")
+    assert status["attempt"] == 2
+    assert [progress["step"] for node in status["nodes"] for progress in node["progress"].values()] == [4, 4]
+    printed = [line["text"] for line in orch.lines(run, "--stream", "out")]
+    assert sorted(printed)[-2:] == ["2 1 1 none 1", "2 1 1 none 2"]
+
+
 @pytest.mark.timeout(300)
 def test_lost_node_is_replaced_without_a_saved_step(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, '[ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000')

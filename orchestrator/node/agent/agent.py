@@ -9,7 +9,7 @@ import time
 
 from orchestrator.node.agent.failure import failure_of
 from orchestrator.node.agent.log_index import LogIndex
-from orchestrator.node.agent.nested_launcher import LauncherSearch, nested_launcher_message
+from orchestrator.node.agent.nested_launcher import LauncherSearch, lone_world_message, nested_launcher_message
 from orchestrator.node.events import NO_RETRY, REQUEUE, EventLog, Kind, State
 from orchestrator.node.files import read_json, write_json
 from orchestrator.node.job import Job, Refused
@@ -128,7 +128,7 @@ class Agent:
             self.events.flush()
             self.logs.record()
             self.check_supervision()
-            self.stop_nested_launchers()
+            self.check_launchers()
             number = await_signal(CAUGHT, TICK_S)
             if number is not None:
                 self.on_signal(number)
@@ -293,9 +293,15 @@ class Agent:
         elif isolation_s is not None and self.isolation.isolated_s() >= isolation_s:
             self.stop_unrequested(f"cut off from the supervisor and from all other nodes for {isolation_s:g} s")
 
-    def stop_nested_launchers(self) -> None:
-        """Stop the run if every rank has started a launcher such as torchrun: each would start as many ranks again."""
-        launcher = None if self.outcome is not None else self.launchers.found(self.running)
+    def check_launchers(self) -> None:
+        """Stop the run if every rank has started a launcher such as torchrun; warn if a launcher leaves out the other nodes."""
+        if self.outcome is not None or not self.launchers.is_due():
+            return
+        if self.job.is_per_node:
+            if self.launchers.is_lone_world() and self.is_first("lone world"):
+                self.events.write_message(lone_world_message(self.job))
+            return
+        launcher = self.launchers.found_in_ranks(self.running)
         if launcher is not None:
             reason = nested_launcher_message(self.job, launcher)
             self.stop(Outcome(State.FAILED, reason=reason, no_retry=True), reason)

@@ -1,4 +1,4 @@
-"""Find a launcher such as torchrun that every rank has started: the program was meant to run once per node."""
+"""Find launchers that do not fit the launch: torchrun in every rank, or a launcher per node that leaves out the other nodes."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ GROWTH = 1.3  # each time is this much later than the previous one, as a search 
 
 
 class LauncherSearch:
-    """Searches the descendants of the ranks some 18 times in the first minute."""
+    """Searches the descendants of the agent some 18 times in the first minute."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.is_needed = sum(job.ranks) > 1 and not job.is_per_node
+        self.is_needed = sum(job.ranks) > 1
         self.started_s = time.monotonic()
         self.next_s = FIRST_S
 
-    def found(self, ranks: Iterable[int]) -> str | None:
-        """The launcher, if it is time for a search and every one of the ranks (pids) is or has started one; else None."""
-        age_s = time.monotonic() - self.started_s
-        if not self.is_needed or age_s < self.next_s:
-            return None
+    def is_due(self) -> bool:
+        """True if it is time for a search; the next one is due later."""
+        if not self.is_needed or time.monotonic() - self.started_s < self.next_s:
+            return False
         self.next_s *= GROWTH
         self.is_needed = self.next_s < LAST_S
+        return True
+
+    def found_in_ranks(self, ranks: Iterable[int]) -> str | None:
+        """The launcher that every one of the ranks (pids) is or has started; None if a rank has not."""
         parents = {pid: stat[1] for pid, stat in descendants().items()}
         without, launcher = set(ranks), None
         for pid in parents:
@@ -44,10 +47,16 @@ class LauncherSearch:
 
     def misused_launcher(self, pid: int) -> str | None:
         """The launcher that the process is; None if it is none, or starts one of the nodes of the run, which have one rank each."""
-        argv = command_line(pid)
+        argv = strings(f"/proc/{pid}/cmdline")
         launcher = launcher_of(argv)
         is_one_per_node = max(self.job.ranks) == 1 and node_count_of(argv) == str(len(self.job.ranks))
         return None if is_one_per_node else launcher
+
+    def is_lone_world(self) -> bool:
+        """True if a rank that the program has started is in a world of this node's ranks alone, although there are more nodes."""
+        size = str(len(self.job.rank_numbers))
+        lone = {f"WORLD_SIZE={size}", f"LOCAL_WORLD_SIZE={size}"}
+        return len(self.job.ranks) > 1 and any(lone.issubset(strings(f"/proc/{pid}/environ")) for pid in descendants())
 
 
 def ancestors(pid: int, parents: dict[int, int]) -> set[int]:
@@ -59,10 +68,10 @@ def ancestors(pid: int, parents: dict[int, int]) -> set[int]:
     return found
 
 
-def command_line(pid: int) -> list[str]:
-    """The words of a process's command line; empty if it has ended."""
+def strings(path: str) -> list[str]:
+    """The words of a process's command line, or its variables; empty if it has ended."""
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
+        with open(path, "rb") as file:
             return file.read().decode("utf-8", "replace").split("\0")[:-1]
     except OSError:
         return []
@@ -76,4 +85,13 @@ def nested_launcher_message(job: Job, launcher: str) -> str:
     return (
         f"each of the {sum(job.ranks)} ranks has started {launcher}, which starts ranks itself; "
         f"start the program once per node instead: {command}"
+    )
+
+
+def lone_world_message(job: Job) -> str:
+    """The warning that the ranks of a node are in no group with the other nodes' ranks."""
+    size, total = len(job.rank_numbers), sum(job.ranks)
+    return (
+        f"warning: the ranks on {job.node} train without the other nodes (WORLD_SIZE={size}, while the run has {total} ranks); "
+        "for one world, their launcher needs NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT"
     )

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from orchestrator.node.agent.nested_launcher import LauncherSearch, command_line
+from orchestrator.node.agent.nested_launcher import LauncherSearch, strings
 from orchestrator.node.job import Job
 from tests.node.agent.test_agent_ground import Ground, ground
 from tests.until import until
@@ -41,38 +40,62 @@ def start() -> Iterator[Start]:
             stack.callback(subprocess.run, ["kill", "-KILL", "--", f"-{shell.pid}"], check=False)
             assert shell.stdout is not None
             child = int(shell.stdout.readline())
-            until(lambda: command_line(child)[-1:] == ["100"], awaited="the child")
+            until(lambda: strings(f"/proc/{child}/cmdline")[-1:] == ["100"], awaited="the child")
             return shell.pid
 
         yield start_shell
 
 
-def _found(pids: list[int], *, ranks: list[int], **program: Any) -> str | None:  # noqa: ANN401  JSON
-    fields = {"args": ["train.sh"], "python": False, "cwd": None, "pythonpath": None, **program}
+def _search(*, ranks: list[int]) -> LauncherSearch:
+    fields = {"args": ["train.sh"], "python": False, "cwd": None, "pythonpath": None}
     job = Job(
         node="n0", node_rank=0, run_id="r", attempt=1, run_dir="", bundle_dir="", nodes=None, addresses=[], ranks=ranks,
         program=fields, grace_s=1.0,
     )  # fmt: skip
-    search = LauncherSearch(job)
-    search.started_s -= 1.0  # the first search is due
-    return search.found(pids)
+    return LauncherSearch(job)
 
 
 def test_launcher_is_found_only_if_every_rank_has_started_one(start: Start, torchrun: Path) -> None:
     both, without = [start(f"{torchrun} 100"), start(f"{torchrun} 100")], start("sleep 100")
-    assert _found(both, ranks=[2]) == "torchrun"
-    assert _found([both[0], without], ranks=[2]) is None
-    assert _found(both[:1], ranks=[1]) is None
-    assert _found(both[:1], ranks=[1, 1]) == "torchrun"
-    assert _found(both[:1], ranks=[2], per_node=True) is None
+    assert _search(ranks=[2]).found_in_ranks(both) == "torchrun"
+    assert _search(ranks=[2]).found_in_ranks([both[0], without]) is None
+    assert _search(ranks=[1, 1]).found_in_ranks(both[:1]) == "torchrun"
 
 
 def test_one_launcher_per_node_that_joins_the_other_nodes_is_left_alone(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "torchrun"
     script.write_text("import time\ntime.sleep(100)\n")
     joining = start(f"{sys.executable} {script} --nnodes=2 100")
-    assert _found([joining], ranks=[1, 1]) is None
-    assert _found([joining], ranks=[1, 1, 1]) == "torchrun"
+    assert _search(ranks=[1, 1]).found_in_ranks([joining]) is None
+    assert _search(ranks=[1, 1, 1]).found_in_ranks([joining]) == "torchrun"
+
+
+def test_searches_are_due_in_the_first_minute_of_a_run_of_several_ranks() -> None:
+    search, single = _search(ranks=[2]), _search(ranks=[1])
+    assert not search.is_due()
+    search.started_s -= 61
+    single.started_s -= 61
+    assert not single.is_due()
+    assert 10 < sum(search.is_due() for _ in range(100)) < 30
+
+
+@pytest.mark.parametrize(
+    ("local", "ranks", "is_lone"), [("2", [2, 2], True), ("1", [2, 2], False), ("2", [2], False), ("2", [4, 2], False)]
+)
+def test_ranks_without_those_of_other_nodes_are_a_lone_world(
+    start: Start, local: str, ranks: list[int], *, is_lone: bool
+) -> None:
+    """With 4 devices a launcher may start a world of 2 on purpose."""
+    start(f"WORLD_SIZE=2 LOCAL_WORLD_SIZE={local} sleep 100")
+    assert _search(ranks=ranks).is_lone_world() is is_lone
+
+
+def test_lone_world_of_a_node_is_a_warning_in_the_log(ground: Ground) -> None:
+    ranks = "for rank in 0 1; do WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 RANK=$rank sleep 1 & done; wait"
+    ground.job("sh", "-c", ranks, ranks=[2, 2], program={"per_node": True})
+    assert ground.run()[0] == 0
+    [text] = [event["text"] for event in ground.events("note") if "warning" in event["text"]]
+    assert "the ranks on n0 train without the other nodes (WORLD_SIZE=2, while the run has 4 ranks)" in text
 
 
 def test_run_whose_ranks_start_launchers_fails_with_the_line_to_type(ground: Ground, torchrun: Path) -> None:
