@@ -69,7 +69,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer,
 (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
 config = GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
 data = [{"input_ids": torch.arange(16), "labels": torch.arange(16)} for _ in range(16)]
-trainer = Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=data)
+model = GPT2LMHeadModel._from_config(config)  # under zero.Init, which needs the number of ranks for the batch size
+trainer = Trainer(model=model, args=arguments, train_dataset=data)
 trainer.train()
 print("trained", arguments.process_index, arguments.world_size, trainer.state.global_step,
       type(trainer.model_wrapped).__name__, trainer.model_wrapped.zero_optimization_stage(), flush=True)
@@ -77,7 +78,7 @@ os._exit(0)  # as above
 """
 ZERO3 = """
 {
-  "train_micro_batch_size_per_gpu": "auto",
+  "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
   "gradient_accumulation_steps": "auto",
   "zero_optimization": {
     "stage": 3, "overlap_comm": true, "contiguous_gradients": true, "reduce_bucket_size": 5e8,

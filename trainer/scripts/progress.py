@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
@@ -49,6 +50,7 @@ class StepCount:
         if self.step == 0:
             self.accelerator = accelerator_of_script()
             warn_of_idle_cards(self.accelerator, _parameters(optimizer))
+            atexit.register(self.finish)
         self.steps[optimizer] = done = self.steps.get(optimizer, 0) + 1
         self.step = max(self.step, done)
         now_s = self.clock_s()
@@ -59,6 +61,12 @@ class StepCount:
             self.progress.write("step", self.step, **_ready(self.accelerator.distributed, optimizer))
         else:
             self.due_s = float("inf")
+
+    def finish(self) -> None:
+        """Write the steps since the last write; at the exit of the interpreter."""
+        if self.step > self.progress.step and _is_ours(self.path):
+            self.progress.step = self.step
+            self.progress.add()
 
 
 def count_steps(module: Any) -> None:  # noqa: ANN401

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 from pathlib import Path
@@ -64,6 +65,10 @@ def test_first_step_is_written_at_once_and_later_ones_once_per_second(
     clock.now_s += EVERY_S
     count(optimizer, (), {})
     assert _read(tmp_path)["step"] == 4
+    count(optimizer, (), {})
+    atexit.unregister(count.finish)
+    count.finish()
+    assert _read(tmp_path).items() >= {"step": 5, "phase": "step"}.items()
 
 
 def test_two_alternating_optimizers_count_as_one(tmp_path: Path, count: StepCount, clock: Clock) -> None:
@@ -89,6 +94,7 @@ def test_progress_that_the_script_writes_itself_is_not_overwritten(
     _file(tmp_path).write_text(theirs)
     clock.now_s += EVERY_S
     count(optimizer, (), {})
+    count.finish()
     assert _file(tmp_path).read_text() == theirs
 
 
