@@ -54,6 +54,7 @@ n1:
     RANK=2 ROLE_RANK=2 LOCAL_RANK=0
     RANK=3 ROLE_RANK=3 LOCAL_RANK=1
   from orch, unless the node has it
+    PYTHONUNBUFFERED=1
     TORCH_NCCL_ASYNC_ERROR_HANDLING=3
     TORCH_NCCL_DUMP_ON_TIMEOUT=1
   from orch, known at the launch
@@ -69,7 +70,7 @@ def test_json_is_one_object_per_node_of_the_launch(orch: Orch) -> None:
     assert [node["node"] for node in nodes] == ["n0", "n1"]
     assert nodes[0]["env"] == {"HF_TOKEN": "<redacted>", "LINES_AND_TABS": "a\tb\n", "NCCL_IB_TIMEOUT": "22"}
     nccl = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
-    assert nodes[0]["unless_set"] == {"OMP_NUM_THREADS": "1", **nccl}
+    assert nodes[0]["unless_set"] == {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **nccl}
     assert nodes[1]["ranks"] == [
         {"RANK": "2", "ROLE_RANK": "2", "LOCAL_RANK": "0"},
         {"RANK": "3", "ROLE_RANK": "3", "LOCAL_RANK": "1"},

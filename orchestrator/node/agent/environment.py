@@ -56,6 +56,7 @@ def defaults(job: Job, folder: str, kept: Mapping[bytes, bytes]) -> dict[bytes, 
     """Default variables for the ranks of a node, used if neither the inventory nor the node sets them."""
     # torchrun's default, 1, aborts the collective before its record is written, and the abort may hang (pytorch#121055).
     found = {b"TORCH_NCCL_ASYNC_ERROR_HANDLING": b"3", b"TORCH_NCCL_DUMP_ON_TIMEOUT": b"1"}
+    found[b"PYTHONUNBUFFERED"] = b"1"  # as -u of a Python program, for Python that a script starts
     if len(job.rank_numbers) > 1:
         found[b"OMP_NUM_THREADS"] = b"1"
     if not any(name in kept for name in RECORD_NAMES):  # synonyms: torch reads the first that is set
