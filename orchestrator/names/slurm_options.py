@@ -36,6 +36,18 @@ def option_name(option: str) -> str:
     return re.split(r"[=\s]", option.removeprefix("--"), maxsplit=1)[0]
 
 
+def has_count(gres: str) -> bool:
+    """Return whether a generic resource is given with its count, as in gpu:8."""
+    return re.search(r":[0-9]+[KMGTP]?$", gres) is not None
+
+
+def requests_gpus(slurm: Mapping[str, Any]) -> bool:  # Any: JSON
+    """Return whether a job requests devices that Slurm calls gpu."""
+    gres = option_value(slurm, "gres") or ""
+    is_option = any(option_name(option).startswith("gpus") for option in slurm["options"])
+    return is_option or any(name.partition(":")[0] == "gpu" for name in gres.split(","))
+
+
 def time_limit_s(time: str) -> float:
     """Return a Slurm time in seconds; infinite for UNLIMITED, 0 if it is not a time."""
     if time.upper() in {"UNLIMITED", "INFINITE"}:

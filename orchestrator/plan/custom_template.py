@@ -69,6 +69,8 @@ def _problems(text: str, values: Mapping[str, Any]) -> Iterator[str]:
     commands = [line for line in lines[header_end:] if not line.lstrip().startswith("#")]
     if not any(re.search(r"\bsrun\b", line) for line in commands):
         yield "has no srun, which starts the agents"
+    elif not any(re.search(r"\bnode\.sh\S* run\b", line) for line in commands):
+        yield 'starts no agent: srun has to run `/bin/sh "$folder/node.sh" run`, which starts the ranks and records how they end'
     if values["spare_count"] and not any(re.search(r"\bnode\.sh\S* nodes\b", line) for line in commands):
         yield "does not run `node.sh nodes`, which chooses the nodes to run on: slurm.spare_nodes needs it"
     if dropped := [option for option in values["srun_options"] if option not in text]:

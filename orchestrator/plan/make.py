@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import UsageError
-from orchestrator.names.hostlist import fold
-from orchestrator.names.slurm_options import warn_s
+from orchestrator.names.hostlist import expand, fold
+from orchestrator.names.slurm_options import OPTION_OF, has_count, option_name, option_value, warn_s
 from orchestrator.node.rank_launchers import launcher_of, per_node_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan
-from orchestrator.run import Allocation, Request
+from orchestrator.run import Allocation, Request, Shape
 
 if TYPE_CHECKING:
     from orchestrator.inventory.model import Inventory, Node
@@ -47,16 +47,19 @@ def make_plan(
     """
     chosen, ranks_each, warnings = _select_nodes(inventory, request)
     by_count = request.launcher == "slurm" and request.nodes is None and request.allocation is None
-    node_count = request.shape.nodes if request.shape and by_count else len(chosen)
+    node_count = request.shape.nodes if request.shape else len(chosen)
     if request.launcher == "slurm" and inventory.slurm.spare_nodes:
         chosen = _with_spares(inventory, chosen, by_count=by_count)
         ranks_each += ranks_each[:1] * (len(chosen) - len(ranks_each))
+    slurm = inventory.slurm.model_dump(mode="json")
+    if by_count and request.shape is not None:
+        slurm = _without_small_nodes(slurm, inventory, request.shape)
     _refuse_rank_launcher(request, sum(ranks_each[:node_count]))
     nodes = assign_ranks(inventory, chosen, ranks_each)
     if request.launcher == "slurm":
         _check_nodes_are_equal(chosen)
+        _check_ranks_are_equal(inventory, chosen, ranks_each, by_count=by_count)
         nodes = tuple(replace(node, workdir=_expanded(node.workdir, home, user, inventory)) for node in nodes)
-    slurm = inventory.slurm.model_dump(mode="json")
     device = _trainer_device(request, chosen)
     return LaunchPlan(
         run_id=run_id,
@@ -115,17 +118,40 @@ def _select_nodes(inventory: Inventory, request: Request) -> tuple[tuple[Node, .
             f"-j {node_count}x{ranks} needs {node_count} nodes; {source} has {len(nodes)}: {fold(n.name for n in nodes)}",
             hint="request fewer nodes, or add nodes to the inventory",
         )
-    if request.launcher == "ssh" or request.allocation is not None:
-        nodes = nodes[:node_count]
-    too_small = next((node for node in nodes if node.devices < ranks), None)
-    if too_small is not None:
+    fitting, small = _by_size(nodes, ranks)
+    if node_count > len(fitting):
+        enough = f"; only {fold(node.name for node in fitting)} has as many" if fitting else ""
         raise UsageError(
-            f"-j {node_count}x{ranks} needs {ranks} devices per node; {too_small.name} has {too_small.devices} devices",
+            f"-j {node_count}x{ranks} needs {ranks} devices per node; {small[0].name} has {small[0].devices} devices{enough}",
             hint="one rank runs on one device: lower R in -j NxR, or correct `devices` in the inventory",
         )
-    larger = next((node for node in nodes if node.devices > ranks), None)
-    warning = f"-j {node_count}x{ranks} uses {ranks} of {larger.devices} devices per node" if larger else None
-    return nodes, [ranks] * len(nodes), (warning,) if warning else ()
+    is_free_choice = request.launcher == "slurm" and request.nodes is None and request.allocation is None
+    nodes = fitting if is_free_choice else fitting[:node_count]
+    warnings = []
+    if small:
+        warnings.append(
+            f"-j {node_count}x{ranks} leaves out {fold(node.name for node in small)}, with fewer than {ranks} devices"
+        )
+    if larger := next((node for node in nodes if node.devices > ranks), None):
+        warnings.append(f"-j {node_count}x{ranks} uses {ranks} of {larger.devices} devices per node")
+    return nodes, [ranks] * len(nodes), tuple(warnings)
+
+
+def _by_size(nodes: Sequence[Node], ranks: int) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """The nodes that have a device for each of so many ranks, and the others."""
+    fitting = tuple(node for node in nodes if node.devices >= ranks)
+    return fitting, tuple(node for node in nodes if node.devices < ranks)
+
+
+def _without_small_nodes(slurm: dict[str, Any], inventory: Inventory, shape: Shape) -> dict[str, Any]:
+    """The `slurm:` section with the nodes excluded that have too few devices: Slurm, which chooses the nodes, does not know them."""
+    _, small = _by_size(inventory.nodes, shape.ranks)
+    if not small:
+        return slurm
+    given = option_value(slurm, "exclude")
+    exclude = fold({*(expand(given) if given else ()), *(node.name for node in small)})
+    options = [option for option in slurm["options"] if option_name(option) != OPTION_OF["exclude"]]
+    return {**slurm, "exclude": exclude, "options": options}
 
 
 def _nodes_of_allocation(inventory: Inventory, allocation: Allocation, names: str | None) -> tuple[Node, ...]:
@@ -212,9 +238,40 @@ def _expanded(path: str, home: str | None, user: str | None, inventory: Inventor
     return "/".join(parts)
 
 
+def _check_ranks_are_equal(
+    inventory: Inventory, nodes: Sequence[Node], ranks_each: Sequence[int], *, by_count: bool
+) -> None:
+    """Refuse nodes with different numbers of ranks where a Slurm job cannot have them."""
+    if len(set(ranks_each)) == 1:
+        return
+    difference = f"nodes differ in devices: {_difference((str(node.devices), node.name) for node in _unequal(nodes))}"
+    if by_count:
+        raise UsageError(
+            f"{difference}; Slurm chooses the nodes, so all need the same number of ranks",
+            hint="name the nodes with --nodes, or give one number of ranks with -j NxR",
+        )
+    if inventory.slurm.spare_nodes:
+        raise UsageError(
+            f"{difference}; a spare node can only replace an equal one",
+            hint="give one number of ranks with -j NxR, or --set slurm.spare_nodes=0",
+        )
+    gres = next((gres for gres in (inventory.slurm.gres or "").split(",") if gres and not has_count(gres)), None)
+    if gres is not None:
+        raise UsageError(
+            f"{difference}; slurm.gres: {gres} requests one per rank, and a job requests the same of each node",
+            hint=f"give one number of ranks with -j NxR, or a count that each node has: --set slurm.gres={gres}:N",
+        )
+
+
+def _unequal(nodes: Sequence[Node]) -> Iterator[Node]:
+    """The first node, and the first with another number of devices."""
+    yield nodes[0]
+    yield next(node for node in nodes if node.devices != nodes[0].devices)
+
+
 def _check_nodes_are_equal(nodes: Sequence[Node]) -> None:
-    """Refuse nodes that one batch script cannot serve: it names one workdir, Python and device count for all."""
-    for field in ("workdir", "python", "devices"):
+    """Refuse nodes that one batch script cannot serve: it names one workdir and Python for all."""
+    for field in ("workdir", "python"):
         node_by_value = {str(getattr(node, field)): node.name for node in nodes}
         if len(node_by_value) > 1:
             raise UsageError(

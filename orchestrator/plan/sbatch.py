@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.names.hostlist import expand, fold
-from orchestrator.names.slurm_options import OPTION_OF, option_value
+from orchestrator.names.slurm_options import OPTION_OF, has_count, option_value, requests_gpus
 from orchestrator.plan.shell import jinja_environment, refuse_control, render
 
 if TYPE_CHECKING:
@@ -131,20 +132,35 @@ def _array(sweep: Sweep) -> str:
     return f"0-{len(sweep.runs) - 1}" + (f"%{sweep.at_once}" if sweep.at_once else "")
 
 
+def needs_cpus(plan: LaunchPlan) -> bool:
+    """Return whether nothing in the plan decides the number of cores per node."""
+    is_exclusive = option_value(plan.slurm, "exclusive") in {"", "true"}
+    is_set = any(option.startswith("--cpus-per-") for option in plan.slurm["options"])
+    return plan.slurm["cpus"] is None and not is_exclusive and not is_set
+
+
+def with_core_per_rank(plan: LaunchPlan) -> LaunchPlan:
+    """The plan for a cluster that gives GPUs no cores by itself."""
+    count = max(len(node.ranks) for node in plan.nodes)
+    warning = (
+        f"Slurm has no DefCpuPerGPU for this job, so it requests {count} cores per node, one per rank; "
+        "slurm.cpus, or --set slurm.cpus=N, requests more"
+    )
+    return replace(plan, slurm={**plan.slurm, "cpus": count}, warnings=(*plan.warnings, warning))
+
+
 def _sbatch_value(plan: LaunchPlan, field: str) -> str | None:
     """The value of the field's option for sbatch: empty for an option without a value, None to leave the choice to Slurm."""
-    value, ranks = plan.slurm[field], len(plan.head.ranks)
+    value, ranks = plan.slurm[field], max(len(node.ranks) for node in plan.nodes)
     if field == "cpus" and value is None:
-        is_exclusive = option_value(plan.slurm, "exclusive") in {"", "true"}
-        is_set = any(option.startswith("--cpus-per-") for option in plan.slurm["options"])
-        return None if is_exclusive or is_set else str(ranks)  # the one task per node would otherwise get a single core
+        # with GPUs, the cluster decides, or the launcher where it does not; otherwise the one task per node would get one core
+        return str(ranks) if needs_cpus(plan) and not requests_gpus(plan.slurm) else None
     if value is None or (field, value) == ("exclusive", "false"):
         return None
     if field == "exclusive" and value == "true":
         return ""
     if field == "gres":
-        with_count = re.compile(r":[0-9]+[KMGTP]?$")
-        return ",".join(gres if with_count.search(gres) else f"{gres}:{ranks}" for gres in value.split(","))
+        return ",".join(gres if has_count(gres) else f"{gres}:{ranks}" for gres in value.split(","))
     return fold(expand(value)) if field == "exclude" else str(value)
 
 

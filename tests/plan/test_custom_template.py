@@ -63,6 +63,10 @@ def test_custom_template_may_add_directives_and_include_files_beside_it(tmp_path
         (HEAD + "srun {% include 'nowhere.sh' %}\n", ":5: 'nowhere.sh' not found"),
         (HEAD + "srun {% include 'own.j2' %}\n", ":5: maximum recursion depth exceeded"),
         (HEAD + "echo no agents\n# srun is what is missing\n", ": has no srun, which starts the agents"),
+        (
+            HEAD + "srun python train.py\n# node.sh run\n",
+            ': starts no agent: srun has to run `/bin/sh "$folder/node.sh" run`',
+        ),
         ("#!/bin/bash\n" + BODY, ": leaves out `#SBATCH --job-name=demo-1`"),
         ("#!/bin/bash\nset -e\n" + HEAD.partition("\n")[2] + BODY, ": leaves out `#SBATCH --job-name=demo-1`"),
         (HEAD.replace("{{ option", "{{ option.upper()") + BODY, ": leaves out `#SBATCH --job-name=demo-1`"),

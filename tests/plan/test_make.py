@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -261,3 +262,63 @@ def test_nodes_in_an_allocation_follow_slurms_order_which_numbers_the_tasks() ->
 def test_nodes_outside_the_allocation_are_refused(nodes: str | None, shape: Shape | None, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         _in_allocation(nodes, shape)
+
+
+UNEQUAL = _inventory(*(Node(name=f"n{k}", devices=count) for k, count in enumerate((2, 4, 1, 2))))
+
+
+def test_nodes_with_too_few_devices_are_left_out() -> None:
+    plan = _plan(UNEQUAL, "slurm", shape=Shape(3, 2))
+    assert [node.name for node in plan.nodes] == ["n0", "n1", "n3"]
+    assert "--exclude=n2" in sbatch.sbatch_options(plan)  # else Slurm could choose it
+    assert "-j 3x2 leaves out n2, with fewer than 2 devices" in plan.warnings
+    assert [node.name for node in _plan(UNEQUAL, shape=Shape(2, 2)).nodes] == ["n0", "n1"]
+    assert [node.name for node in _plan(UNEQUAL, nodes="n[2-3]", shape=Shape(1, 2)).nodes] == ["n3"]
+    assert [node.name for node in _plan(UNEQUAL, "slurm", nodes="n[0-3]", shape=Shape(2, 2)).nodes] == ["n0", "n1"]
+    excluding = UNEQUAL.model_copy(update={"slurm": SlurmOptions(options=("--exclude=n[3,7]",))})
+    plan = _plan(excluding, "slurm", shape=Shape(2, 2))
+    assert [word for word in sbatch.sbatch_options(plan) if "exclude" in word] == ["--exclude=n[2-3,7]"]
+    with pytest.raises(UsageError, match=r"needs 3 devices per node; n0 has 2 devices; only n1 has as many"):
+        _plan(UNEQUAL, "slurm", shape=Shape(2, 3))
+
+
+def test_named_nodes_may_have_different_numbers_of_ranks_under_slurm() -> None:
+    plan = _plan(UNEQUAL, "slurm", nodes="n[1-3]")
+    assert (job_json(plan)["nodes"], job_json(plan)["ranks"]) == (["n1", "n2", "n3"], [4, 1, 2])
+    assert {"--nodelist=n[1-3]", "--cpus-per-task=4"} <= set(sbatch.sbatch_options(plan))
+
+
+@pytest.mark.parametrize(
+    ("slurm", "nodes", "message"),
+    [
+        ({}, None, "n0 has 2, n1 has 4; Slurm chooses the nodes, so all need the same number of ranks"),
+        ({"gres": "gpu"}, "n[0-1]", "slurm.gres: gpu requests one per rank, and a job requests the same of each node"),
+        ({"spare_nodes": 1}, "n[0-1]", "a spare node can only replace an equal one"),
+    ],
+)
+def test_different_numbers_of_ranks_that_a_job_cannot_have_are_refused(
+    slurm: dict[str, Any], nodes: str | None, message: str
+) -> None:
+    spare = Node(name="s0", devices=2, tags=("spare",))
+    inventory = UNEQUAL.model_copy(update={"slurm": SlurmOptions(**slurm), "nodes": (*UNEQUAL.nodes, spare)})
+    with pytest.raises(UsageError, match=message):
+        _plan(inventory, "slurm", nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("slurm", "cpus"),
+    [
+        ({}, ["--cpus-per-task=2"]),
+        ({"gres": "gcu"}, ["--cpus-per-task=2"]),
+        ({"gres": "gpu"}, []),
+        ({"gres": "gpu:h800:8"}, []),
+        ({"options": ("--gpus-per-node=8",)}, []),
+        ({"gres": "gpu", "cpus": 16}, ["--cpus-per-task=16"]),
+    ],
+)
+def test_cores_of_gpus_are_left_to_the_cluster(slurm: dict[str, Any], cpus: list[str]) -> None:
+    inventory = _inventory(Node(name="n0", devices=2)).model_copy(update={"slurm": SlurmOptions(**slurm)})
+    plan = _plan(inventory, "slurm")
+    assert [word for word in sbatch.sbatch_options(plan) if "cpus" in word] == cpus
+    if not cpus:
+        assert "--cpus-per-task=2" in sbatch.sbatch_options(sbatch.with_core_per_rank(plan))

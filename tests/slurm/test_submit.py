@@ -52,10 +52,13 @@ def test_environment_value_arrives_byte_equal_and_never_in_the_script(cluster: C
     assert "pwned" not in script.read_text("utf-8")
 
 
-def test_job_runs_on_the_named_nodes(orch: Orch) -> None:
-    orch("submit", "--nodes", "n1,n3", "--", "sh", "-c", 'echo "$ORCH_NODE $RANK"')
+def test_job_runs_on_the_named_nodes_with_one_rank_per_device(cluster: Cluster, tmp_path: Path) -> None:
+    nodes = [{"name": "n1", "address": "127.0.0.11", "devices": 1}, {"name": "n3", "address": "127.0.0.13"}]
+    cluster.inventory(tmp_path, devices=2, nodes=nodes)
+    orch = Orch(tmp_path, env=cluster.env)
+    orch("submit", "--nodes", "n1,n3", "--", "sh", "-c", 'echo "$ORCH_NODE $RANK $LOCAL_WORLD_SIZE"')
     printed = sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
-    assert printed == ["n1 0", "n1 1", "n3 2", "n3 3"]
+    assert printed == ["n1 0 1", "n3 1 2", "n3 2 2"]
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,18 @@ def check(run: RunCommand, plan: LaunchPlan, default_partition: str | None = Non
     return []
 
 
+def gives_gpus_cores(run: RunCommand, plan: LaunchPlan, default_partition: str | None = None) -> bool:
+    """Return whether Slurm adds cores to the job's GPUs by itself (DefCpuPerGPU); False if that is not known."""
+    if "DefCpuPerGPU=" in run(["scontrol", "show", "config"]).stdout:
+        return True
+    requested = option_value(plan.slurm, "partition") or default_partition
+    lines = run(["scontrol", "--all", "--oneliner", "show", "partition"]).stdout.splitlines()
+    partitions = {partition: line for line in lines if (partition := _partition(line))}
+    names = requested.split(",") if requested else [found.name for found in partitions if found.is_default]
+    used = [line for partition, line in partitions.items() if partition.name in names]
+    return bool(used) and all("DefCpuPerGPU=" in line for line in used)
+
+
 def _partition(line: str) -> _Partition | None:
     """Parse a line of `scontrol --oneliner show partition`; None for other lines."""
     fields = dict(re.findall(r"(\w+)=(\S*)", line))

@@ -18,10 +18,10 @@ from orchestrator.launchers.slurm.host import SlurmHost
 from orchestrator.launchers.slurm.queue import array_id, job_statuses, queue_position
 from orchestrator.launchers.slurm.submit import FATAL, NOT_REACHED
 from orchestrator.names.hostlist import expand
-from orchestrator.names.slurm_options import time_limit_s
+from orchestrator.names.slurm_options import requests_gpus, time_limit_s
 from orchestrator.plan.files import node_files
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.plan.sbatch import sbatch_options
+from orchestrator.plan.sbatch import needs_cpus, sbatch_options, with_core_per_rank
 
 if TYPE_CHECKING:
     from orchestrator.bundle import Bundle
@@ -56,18 +56,21 @@ class SlurmLauncher:
 
     @property
     def plan(self) -> LaunchPlan:
-        """The plan, adapted if the nodes turned out not to share the workdir."""
+        """The plan, adapted to what the cluster and the nodes turned out to have."""
         return self._plan
 
     def connect(self) -> Sequence[str]:
         """Check that the host can submit, that the cluster can run the job, and that the nodes' Python is there."""
-        from orchestrator.launchers.slurm.checks import check  # noqa: PLC0415  only before a submission
+        from orchestrator.launchers.slurm.checks import check, gives_gpus_cores  # noqa: PLC0415  only before a submission
 
         with self._host_errors():
             self._host.require_sbatch()
             variables, options = self._host.environment(), sbatch_options(self._plan)
             partition = environment.applied(variables, options).get("SBATCH_PARTITION")
             warnings = check(self._host.run, self._plan, partition)
+            is_open = needs_cpus(self._plan) and requests_gpus(self._plan.slurm)
+            if is_open and not gives_gpus_cores(self._host.run, self._plan, partition):
+                self._plan = with_core_per_rank(self._plan)
             warnings += environment.warnings(variables, options, self._host.name)
             self._host.endpoint()
         return warnings

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import SlurmOptions
-from orchestrator.launchers.slurm.checks import check
+from orchestrator.launchers.slurm.checks import check, gives_gpus_cores
 from orchestrator.names.slurm_options import time_limit_s
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan, Sweep
@@ -71,6 +71,22 @@ def test_time_limits_are_compared_in_every_notation(time: str, limit: str, is_al
     else:
         with pytest.raises(UsageError, match="is more than partition debug allows"):
             check(Site(time=limit), plan)
+
+
+@pytest.mark.parametrize(
+    ("config", "partition", "is_given"),
+    [
+        ("none", "n0", False),
+        ("none", "n0 JobDefaults=(null)", False),
+        ("none", "n0 JobDefaults=DefCpuPerGPU=8,DefMemPerGPU=100", True),
+        ("none\nJobDefaults             = DefCpuPerGPU=8", "n0", True),
+    ],
+)
+def test_gpus_get_cores_from_the_cluster_if_it_has_a_default(config: str, partition: str, is_given: bool) -> None:
+    site = Site(enforced=config, nodes=partition)
+    for requested in (None, "debug"):
+        assert gives_gpus_cores(site, _plan(SlurmOptions(partition=requested, gres="gpu"))) is is_given
+    assert not gives_gpus_cores(Site(nodes=partition), _plan(SlurmOptions(partition="other", gres="gpu")))
 
 
 @pytest.mark.parametrize("count", [50, 51])
