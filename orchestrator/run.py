@@ -123,6 +123,8 @@ class RankExit:
     """The class of the failure, by the shared trainer: config, storage, memory, network, numbers, hang or code."""
     per_node: bool = False
     """The program of a node failed; which rank failed is unknown."""
+    missing: str | None = None
+    """The path of a FileNotFoundError, on the node, as long as its cause is not known."""
 
     def __str__(self) -> str:
         process = "the program on" if self.per_node else "the agent of" if self.rank is None else f"rank {self.rank} on"

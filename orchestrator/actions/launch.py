@@ -239,7 +239,7 @@ def record_plan(folder: RunFolder, planned: Planned) -> None:
     commit, diff = revision(Path.cwd(), planned.private)
     if diff:
         folder.write_diff(diff)
-    folder.update(state=RunState.STARTING, code={"commit": commit, "dirty": bool(diff)})
+    folder.update(state=RunState.STARTING, code={"commit": commit, "dirty": bool(diff), "folder": str(Path.cwd())})
 
 
 def record_changed_plan(folder: RunFolder, planned: LaunchPlan, plan: LaunchPlan) -> Sequence[str]:

@@ -21,6 +21,7 @@ from orchestrator.store import KeptRun
 from orchestrator.verdict import observe
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.launching import is_launching
+from orchestrator.verdict.missing_files import explain_by_nodes
 from orchestrator.verdict.observe import Status
 from orchestrator.verdict.settle import settle
 
@@ -91,7 +92,8 @@ class Watch:
             for warning in self._launcher.stop(job, grace_s=GRACE_S):
                 self._viewer.inform(warning)
         self._reader.show_remaining()
-        return settle(self._run, status.verdict, status.nodes, attempt=status.attempt)
+        verdict = explain_by_nodes(status.verdict, self._plan, self._launcher, status.attempt)
+        return settle(self._run, verdict, status.nodes, attempt=status.attempt)
 
     def _last_status(self) -> Status | None:
         """Follow all attempts to the end of the run; return its status, or None if its supervisor has recorded the end."""

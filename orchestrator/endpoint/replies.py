@@ -188,11 +188,14 @@ class ReportedExit:
     signal: str | None
     error: str | None
     kind: str | None = None
+    missing: str | None = None
+    """The path of a FileNotFoundError that the node does not have."""
 
     @classmethod
     def of(cls, event: RankResult) -> ReportedExit:
         """From a rank-exited event or the exit of an agent-finished event."""
-        return cls(event["rank"], event.get("code"), event.get("signal"), event.get("error"), event.get("kind"))
+        code, signal, error = event.get("code"), event.get("signal"), event.get("error")
+        return cls(event["rank"], code, signal, error, event.get("kind"), event.get("missing"))
 
 
 @dataclass(frozen=True, slots=True)

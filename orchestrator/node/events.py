@@ -26,7 +26,8 @@ if TYPE_CHECKING:
         """
         The exit of a rank: its code or the name of a signal, and the message and kind in its error file, if any.
 
-        `rank` is None for a program that runs once per node and starts the node's ranks itself.
+        `rank` is None for a program that runs once per node and starts the node's ranks itself. `missing` is the path of a
+        FileNotFoundError that this node does not have.
         """
 
         rank: Optional[int]
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         signal: Optional[str]
         error: Optional[str]
         kind: Optional[str]
+        missing: str
         time: float
 
     class Keys(RankResult, total=False):

@@ -27,6 +27,7 @@ from orchestrator.store import RunFolder
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.launching import is_launching
+from orchestrator.verdict.missing_files import explain_by_nodes
 from orchestrator.verdict.settle import settle_if_writable
 
 TICK_S = 0.5
@@ -166,6 +167,7 @@ class Supervisor:
         last = judge(self._plan, self._observations(), None)
         if last.state is RunState.FAILED and last.exit is not None:
             verdict = last
+        verdict = explain_by_nodes(verdict, self._plan, self._launcher, self._plan.attempt)
         self._record(replace(verdict, exit=self._with_last_lines(verdict.exit)))
         return unreached
 

@@ -344,4 +344,5 @@ def _canceller(queue: JobStatus) -> str | None:
 
 def _exit_of(node: str, reported: replies.ReportedExit) -> RankExit:
     result = (reported.rank, reported.code, reported.signal, reported.error)
-    return RankExit(node, *result, kind=reported.kind, per_node=reported.rank is None)
+    is_program = reported.rank is None
+    return RankExit(node, *result, kind=reported.kind, per_node=is_program, missing=reported.missing)

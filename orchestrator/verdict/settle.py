@@ -12,10 +12,13 @@ from orchestrator.run import RunRecord
 from orchestrator.store import KeptRun
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import is_launching
+from orchestrator.verdict.missing_files import explain
 
 
 def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = (), *, attempt: int = 1) -> RunRecord:
     """Write the verdict into the run's record. A final state is kept, except LOST: a later verdict is based on more reports."""
+    if verdict.exit is not None and verdict.exit.missing is not None:
+        verdict = explain(verdict, run.read_plan(), run.read().code)
     return run.change(lambda record: _settled(replace(record, attempt=max(record.attempt, attempt)), verdict, nodes))
 
 

@@ -108,8 +108,16 @@ def test_detach_prints_the_id_alone_and_logs_follow_to_the_end(orch: Orch) -> No
 
 
 def test_failing_rank_gives_code_1_and_names_rank_node_and_code(orch: Orch) -> None:
-    done = orch("ssh-launch", "--", "sh", "-c", 'if [ "$RANK" = 3 ]; then exit 7; fi; sleep 100', code=1)
-    assert "rank 3 on n1 exited 7" in done.stderr
+    lines = """
+        [ "$RANK" = 0 ] && echo >made && echo >"$HOME/$ORCH_RUN_ID"
+        [ "$RANK" = 3 ] || exec sleep 100
+        until [ -e "$HOME/$ORCH_RUN_ID" ]; do sleep 0.1; done
+        echo "FileNotFoundError: [Errno 2] No such file or directory: 'made'" >&2
+        exit 7
+    """
+    done = orch("ssh-launch", "--", "sh", "-c", lines, code=1)
+    cause = "FileNotFoundError: [Errno 2] No such file or directory: 'made'; n0 has that file, and n1 does not"
+    assert f"rank 3 on n1 exited 7: {cause}" in done.stderr
     status = orch.status()
     assert (status["state"], status["exit"]["node"], status["exit"]["rank"], status["exit"]["code"]) == (
         "FAILED",

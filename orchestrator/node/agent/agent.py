@@ -9,6 +9,7 @@ import time
 
 from orchestrator.node.agent.failure import failure_of
 from orchestrator.node.agent.log_index import LogIndex
+from orchestrator.node.agent.missing_file import missing_file_of
 from orchestrator.node.agent.nested_launcher import LauncherSearch, lone_world_message, nested_launcher_message
 from orchestrator.node.events import NO_RETRY, REQUEUE, EventLog, Kind, State
 from orchestrator.node.files import read_json, write_json
@@ -66,6 +67,7 @@ class Agent:
         self.job, self.folder, self.events, self.isolation = job, folder, events, isolation
         self.logs = LogIndex(folder, events.clock)
         self.launchers = LauncherSearch(job)
+        self.cwd = folder  # of the ranks, once they are started
         self.guard_pid = os.getppid()
         self.outcome: Outcome | None = None  # None until the ranks are being ended
         self.is_sweeping = False  # the ranks have ended; their remaining descendants are being ended
@@ -81,6 +83,7 @@ class Agent:
         self, command: Sequence[str], cwd: str, environments: Sequence[Mapping[bytes, bytes]], inherited: Inherited
     ) -> None:
         """Start every rank, or the program that starts them; Refused if one cannot be started."""
+        self.cwd = cwd
         become_rank = self.rank_setup(inherited)
         for rank, environment in zip(self.job.processes, environments):
             name, stem = process_name(rank), output_stem(rank)
@@ -155,6 +158,10 @@ class Agent:
         is_stopped = self.outcome is not None
         is_done = self.has_reported_done(rank) or (code == 0 and not is_stopped)
         error, kind = (None, None) if code == 0 else failure_of(self.folder, rank, name, self.ranks_of(rank))
+        missing = None
+        if code:
+            missing_error, missing = missing_file_of(self.stderr_of(rank), error, self.cwd)
+            error = error or missing_error
         text = f"{process_name(rank)} (pid {pid}) " + (
             f"exited with code {code}" if name is None else f"was ended by {name}"
         )
@@ -170,6 +177,8 @@ class Agent:
             "error": error,
             "kind": kind,
         }
+        if missing:
+            result["missing"] = missing
         self.events.write(Kind.RANK_EXITED, text + text_end, pid=pid, done=is_done, **result)
         if is_done:
             self.done.append(rank)
@@ -177,6 +186,9 @@ class Agent:
             self.on_restart_request(text)
         elif not is_stopped:  # a failure after a stop is its consequence, not the cause
             self.stop(Outcome(State.FAILED, exit=result), text)
+
+    def stderr_of(self, rank: int | None) -> str:
+        return os.path.join(self.folder, f"{output_stem(rank)}.err")
 
     def ranks_of(self, rank: int | None) -> Sequence[int]:
         """The ranks of a process; of a program that starts the node's ranks, those ranks."""
