@@ -12,7 +12,7 @@ from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, NodeError, NodesError
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.direct import DirectLauncher, push_bundle, write_files
-from orchestrator.launchers.job import GONE, JobStatus
+from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.launchers.slurm import environment, unshared_workdir
 from orchestrator.launchers.slurm.host import SlurmHost
 from orchestrator.launchers.slurm.queue import array_id, job_statuses, queue_position
@@ -161,7 +161,8 @@ class SlurmLauncher:
                 break
             if status.absent or time.monotonic() > deadline:
                 name = status.job or job or self._plan.run_id
-                return [f"Slurm job {name} is not known to be over: {status.state} {status.why}".strip()]
+                last_status = status.reason if status.state == SILENT else f"{status.state} {status.why}".strip()
+                return [f"Slurm job {name} is not known to be over: {last_status}"]
             # as soon as Slurm answers, and a second time if the job was requeueing itself
             if status.job and (not is_cancelled or status.waits):
                 is_cancelled = self._host.run(["scancel", job or array_id(status.job)]).returncode == 0
