@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from orchestrator.actions import stop
 from orchestrator.actions.launch import plan_launch, started
-from orchestrator.actions.refresh import refresh
+from orchestrator.actions.refresh import is_kept_up_to_date, refresh
 from orchestrator.actions.request import LaunchArguments
 from orchestrator.actions.runs import find_run
 from orchestrator.backoff import backoff
-from orchestrator.errors import LaunchError, UsageError
-from orchestrator.run import LauncherName, RunRecord
+from orchestrator.errors import LaunchError, NodesError, UsageError
+from orchestrator.run import LauncherName, RunRecord, RunState
 from orchestrator.store import RunFolder
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 ProgramLike = Sequence[str] | Callable[..., object] | None
 """The program and its arguments, as after `--`; or a top-level function of a file; None: the shared trainer."""
 LONGEST_POLL_S = 5.0
+UNREACHABLE_S = 60.0
 # The file runs under another name, so its code below `if __name__ == "__main__":` does not run on the nodes.
 CALL = "import json, runpy, sys; file, name, args, kwargs = sys.argv[1:]; runpy.run_path(file, run_name='orch')[name](*json.loads(args), **json.loads(kwargs))"
 
@@ -57,19 +58,32 @@ class Run:
         """
         Wait until the run is over; returns its record.
 
+        While the run has a supervisor, only the record is read; otherwise nodes and scheduler are queried.
+
         Raises:
             TimeoutError: it is not over after `timeout_s`.
             LaunchError: it has failed on one node, and no supervisor ends it on the others.
+            NodesError: no node has answered for a minute, and the run has no supervisor.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        pauses = backoff(LONGEST_POLL_S)
+        pauses, answered_s = backoff(LONGEST_POLL_S), time.monotonic()
         while True:
-            refreshed = refresh(self._folder)
-            record = refreshed.record
-            if record.state.final:
+            is_up_to_date = is_kept_up_to_date(self._folder)  # before the read: the supervisor may end in between
+            record = self.record
+            if not record.state.ended and not is_up_to_date:
+                try:
+                    refreshed = refresh(self._folder)
+                except NodesError:
+                    if time.monotonic() - answered_s > UNREACHABLE_S:
+                        raise
+                else:
+                    record, answered_s = refreshed.record, time.monotonic()
+                    if not record.state.final and (warning := refreshed.not_being_ended()):
+                        raise LaunchError(f"{record.message}: {warning}")
+                    if record.state is RunState.LOST:
+                        return record
+            if record.state.ended:
                 return record
-            if warning := refreshed.not_being_ended():
-                raise LaunchError(f"{record.message}: {warning}")
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"run {self.id} is {record.state.value} after {timeout_s:g} s")
             time.sleep(next(pauses))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -365,7 +366,10 @@ class Store:
         if not self.runs.is_dir():
             return []
         folders = [RunFolder(path) for path in self.runs.iterdir() if RUN_ID.fullmatch(path.name)]
-        return sorted((f for f in folders if f.record_file.is_file()), key=_creation)
+        recorded = sorted((folder for folder in folders if folder.record_file.is_file()), key=_second)
+        groups = [list(group) for _, group in groupby(recorded, key=_second)]
+        # reading the records of all runs would cost seconds on a network file system
+        return [folder for group in groups for folder in (sorted(group, key=_created) if len(group) > 1 else group)]
 
     def find(self, name: str) -> RunFolder:
         """
@@ -374,6 +378,8 @@ class Store:
         Raises:
             RunNotFound: there is none, or several ids have the prefix.
         """
+        if RUN_ID.fullmatch(name) and (known := RunFolder(self.runs / name)).record_file.is_file():
+            return known
         folders = self.all()
         if not folders:
             raise RunNotFound(f"no run in {self.path}", hint="start one with orch ssh-launch or orch submit")
@@ -383,9 +389,8 @@ class Store:
         if same_name:
             return same_name[-1]
         matches = [folder for folder in folders if folder.path.name.startswith(name)]
-        exact = [folder for folder in matches if folder.path.name == name]
-        if len(exact or matches) == 1:
-            return (exact or matches)[0]
+        if len(matches) == 1:
+            return matches[0]
         if matches:
             raise RunNotFound(
                 f"{name!r} matches {len(matches)} runs, {matches[0].path.name} among them", hint="type more of the id"
@@ -393,10 +398,15 @@ class Store:
         raise RunNotFound(f"no run {name!r} in {self.path}", hint="orch list shows all runs")
 
 
-def _creation(folder: RunFolder) -> tuple[str, str]:
-    """Sort key: the second in the id, then the creation time in the record."""
+def _second(folder: RunFolder) -> str:
+    """The second in the run's id."""
     _, day, second, _ = folder.path.name.rsplit("-", 3)
+    return day + second
+
+
+def _created(folder: RunFolder) -> str:
+    """The creation time in the record."""
     try:
-        return day + second, folder.read().created
+        return folder.read().created
     except RunNotFound:
-        return day + second, ""  # a run whose record is unreadable is listed too
+        return ""  # a run whose record is unreadable is listed too

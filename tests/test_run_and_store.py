@@ -22,7 +22,7 @@ from orchestrator.node.events import NO_RETRY
 from orchestrator.node.run_folder import RUN_ID
 from orchestrator.plan.plan import LaunchPlan, NodePlan, Sweep, to_json
 from orchestrator.run import Program, RankExit, RunRecord, RunState, new_run_id
-from orchestrator.store import Store, SupervisorProcess, home, write_file
+from orchestrator.store import RunFolder, Store, SupervisorProcess, home, write_file
 from orchestrator.transports.ssh.route import PlannedSsh
 
 
@@ -141,6 +141,18 @@ def test_latest_of_runs_of_the_same_second_is_the_one_created_last(tmp_path: Pat
     store.create(_record("a-20260102-030405-ffff", "2026-01-02T03:04:05.100000+00:00"))
     store.create(_record("a-20260102-030405-0000", "2026-01-02T03:04:05.900000+00:00"))
     assert store.find("latest").path.name == "a-20260102-030405-0000"
+
+
+def test_runs_of_different_seconds_are_found_and_ordered_without_reading_their_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    ids = ["b-20260102-030405-ffff", "a-20260102-030406-0000", "a-20260102-030407-0000"]
+    for run_id in reversed(ids):
+        store.create(_record(run_id))
+    monkeypatch.setattr(RunFolder, "read", lambda _: pytest.fail("a record was read"))
+    assert [folder.path.name for folder in store.all()] == ids
+    assert [store.find(name).path.name for name in ("latest", "b", ids[1])] == [ids[2], ids[0], ids[1]]
 
 
 def test_missing_run_error_names_the_command_to_start_one(tmp_path: Path) -> None:

@@ -97,6 +97,12 @@ class Refreshed:
         return f"nobody supervises this run, and it continues; `orch attach {self.record.id}` supervises it again"
 
 
+def is_kept_up_to_date(folder: RunFolder) -> bool:
+    """True if the run's supervisor runs on this machine, so that the record need only be read."""
+    supervisor = folder.supervisor()
+    return supervisor is not None and observe.stopped_pid(supervisor) is None
+
+
 def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Terminal | None = None) -> Refreshed:
     """
     Query the state of a run and update its record; only read the record if the launch is in progress or failed.

@@ -52,6 +52,7 @@ class DirectLauncher:
         self._opening: dict[str, Endpoint] = {}
         self._start_requested: set[str] = set()
         self._is_closed = False
+        self._logins = threading.Semaphore(self._fanout)
         self._connecting = {node.name: threading.Lock() for node in plan.nodes}
 
     @property
@@ -170,7 +171,8 @@ class DirectLauncher:
             results = self.reach(node).stop(self._plan.attempt_dir(node), [node.name], grace_s=grace_s)
             return [f"{node.name}: still running: {pid}" for result in results for pid in result.remaining]
 
-        results = each(nodes, stop_node, limit=self._fanout)
+        # all at once: a stop may take its whole grace, and `reach` limits the logins
+        results = each(nodes, stop_node, limit=len(nodes))
         failures = [result for result in results if isinstance(result, NodeError)]
         left = [line for line, _ in folded(failures, len(nodes))]
         for result in results:
@@ -200,13 +202,14 @@ class DirectLauncher:
             return self._endpoints[node.name]
 
     def _open(self, node: NodePlan) -> Endpoint:
-        if self._is_closed:
-            raise Unreachable(node.name, "the launcher was closed")
-        endpoint = self._opening[node.name] = Endpoint(self._transport(node), node.python)
-        try:
-            endpoint.open()
-        finally:
-            del self._opening[node.name]
+        with self._logins:
+            if self._is_closed:
+                raise Unreachable(node.name, "the launcher was closed")
+            endpoint = self._opening[node.name] = Endpoint(self._transport(node), node.python)
+            try:
+                endpoint.open()
+            finally:
+                del self._opening[node.name]
         return endpoint
 
     def _is_connected(self, node: NodePlan) -> bool:

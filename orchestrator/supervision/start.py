@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from orchestrator.store import RunFolder, SupervisorProcess
 
@@ -73,8 +75,17 @@ def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             cwd="/",  # so that nothing is imported from the user's folder, and its file system can be unmounted
+            env=_environment(Path(__file__).parents[2]),
             start_new_session=True,
         )
+
+
+def _environment(root: Path) -> dict[str, str]:
+    """The supervisor's environment; it imports orch from `root`, which may be a checkout that is only the working folder here."""
+    if root.name in ("site-packages", "dist-packages"):
+        return dict(os.environ)
+    inherited = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else str(root)}
 
 
 def logins_need_answers(folder: RunFolder) -> str:

@@ -160,7 +160,7 @@ class Supervisor:
             verdict = replace(verdict, state=RunState.FAILED)
         unreached = [state.node for state in self._states.values() if isinstance(state.failure, Unreachable)]
         reached = [state.node for state in self._states.values() if not isinstance(state.failure, Unreachable)]
-        outcomes = each(reached, self._stop, limit=int(self._plan.ssh["fanout"]))
+        outcomes = each(reached, self._stop, limit=len(reached))
         for node, outcome in zip(reached, outcomes, strict=True):
             if _is_worth_a_retry(outcome):
                 unreached.append(node)
@@ -199,7 +199,7 @@ class Supervisor:
         """Retry unreachable nodes and end their processes, until they have ended their ranks themselves."""
         deadline = time.monotonic() + (self._plan.isolation_timeout_s or 0.0) + RETURN_S
         while unreached and time.monotonic() < deadline:
-            outcomes = each(unreached, self._stop, limit=int(self._plan.ssh["fanout"]))
+            outcomes = each(unreached, self._stop, limit=len(unreached))
             for node, outcome in zip(unreached, outcomes, strict=True):
                 if not isinstance(outcome, Exception):
                     self._folder.add_event(

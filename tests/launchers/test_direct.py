@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,9 +14,10 @@ import pytest
 from orchestrator import bundle as bundles
 from orchestrator.code import Code
 from orchestrator.endpoint.client import Endpoint
+from orchestrator.endpoint.replies import StopResult
 from orchestrator.errors import LaunchError
 from orchestrator.fanout import OnShare, no_progress
-from orchestrator.inventory.model import Inventory, Node
+from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher
 from orchestrator.plan.files import node_files
 from orchestrator.plan.make import make_plan
@@ -56,6 +59,34 @@ def _launcher(
     launcher = PortTakenLauncher(plan, lambda node: LocalTransport(node.name))
     launcher.times_taken, launcher.records, launcher.listeners = times_taken, [], []
     return launcher, plan, bundle
+
+
+class StoppedTogether(Endpoint):
+    """A connected endpoint whose stop ends once all of them were requested to stop."""
+
+    together: threading.Barrier
+
+    def __init__(self, together: threading.Barrier) -> None:
+        self.together = together
+
+    @property
+    def connected(self) -> bool:
+        return True
+
+    def stop(self, attempt_dir: str, nodes: Sequence[str] | None, *, grace_s: float) -> list[StopResult]:  # noqa: ARG002
+        self.together.wait()
+        return []
+
+
+def test_stop_is_requested_of_all_connected_nodes_at_once_whatever_the_limit_of_logins() -> None:
+    nodes = tuple(Node(name=f"n{index}") for index in range(3))
+    inventory = Inventory(name="here", transport="local", nodes=nodes, ssh=SshOptions(fanout=1))
+    request = Request("ssh", Program("executable", ("true",)))
+    plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+    together = threading.Barrier(3, timeout=10)
+    connected = {node.name: StoppedTogether(together) for node in nodes}
+    launcher = DirectLauncher(plan, lambda node: LocalTransport(node.name), connected)
+    assert launcher.stop(None, grace_s=0.0) == []
 
 
 def _alive(launcher: PortTakenLauncher) -> list[str]:

@@ -19,6 +19,7 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
 from orchestrator.run import Program, Request
 from orchestrator.store import RunFolder
+from orchestrator.supervision import start
 from orchestrator.supervision.poller import NodeState
 from orchestrator.supervision.start import start_and_wait
 from orchestrator.supervision.supervisor import Supervisor
@@ -52,6 +53,13 @@ def test_node_that_answers_while_it_is_judged_does_not_end_the_supervision(tmp_p
     assert verdict is not None
     text = "n1 has refused connections for 60 s, longer than ssh.refused_timeout_s: n1: connection refused"
     assert verdict.message == text
+
+
+def test_supervisor_imports_orch_from_a_checkout_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m orchestrator` in a checkout finds it by the working folder, which is not the supervisor's."""
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    assert start._environment(Path("/checkout"))["PYTHONPATH"] == "/checkout:/mine"  # noqa: SLF001
+    assert start._environment(Path("/venv/lib/site-packages"))["PYTHONPATH"] == "/mine"  # noqa: SLF001
 
 
 @pytest.mark.processes
