@@ -26,6 +26,7 @@ from orchestrator.names.hostlist import fold
 # The exit status that a shell reports for a command ended by SIGINT, by SIGPIPE.
 CTRL_C, CLOSED_PIPE = 130, 141
 BUG = 70  # EX_SOFTWARE of sysexits.h
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre without `-o flock`, NFS without lockd
 MOST_REASONS = 20  # different reasons that a NodesError lists
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REMEDIES = dict.fromkeys(FULL_DISK, "free space there, or set ORCH_HOME to a folder on another disk")

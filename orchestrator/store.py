@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -17,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from orchestrator.errors import FULL_DISK, RunNotFound, UsageError, os_error_text
+from orchestrator.errors import FULL_DISK, NO_LOCKS, RunNotFound, UsageError, os_error_text
 from orchestrator.node.files import make_private_folder, working_folder
 from orchestrator.node.run_folder import RUN_ID
 from orchestrator.plan import plan as plans
@@ -27,7 +26,6 @@ from orchestrator.run import RunRecord, RunState
 from orchestrator.stored import MissingFields
 from orchestrator.version import __version__
 
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 LOCK_WAIT_S = 1.0
 LOCK_POLL_S = 0.002
 RECORD_WAIT_S = 5.0  # the longest delay by a process that is stopped (SIGSTOP) while it changes the record

@@ -6,6 +6,7 @@ The rest of orch imports these from here: only endpoint/ imports transports/. A 
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 OPEN_FILES = 1 << 16
+MACOS_OPEN_FILES = 10240  # OPEN_MAX of its <sys/syslimits.h>
 
 TransportFactory: TypeAlias = Callable[[Destination], Transport]
 
@@ -57,5 +59,7 @@ def _raise_file_limit() -> None:
     """Raise the soft limit of open files: each connection needs one, and 1,024 nodes need more than the default 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    for limit in (MACOS_OPEN_FILES, wanted):
+        if soft != resource.RLIM_INFINITY and soft < limit <= wanted:
+            with contextlib.suppress(OSError, ValueError):  # macOS allows less than its hard limit
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

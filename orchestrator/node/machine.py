@@ -17,12 +17,15 @@ if TYPE_CHECKING:
         boot_id: str
 
 
+PROC = "/proc"  # nodes have it; a machine that only launches, such as a Mac, may not
 STATE, PARENT, GROUP, SESSION, START_TIME = 0, 1, 2, 3, 19  # indices of stat_fields
 
 
 def boot_id() -> str:
-    """An id that changes when the machine restarts."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+    """An id that changes when the machine restarts; empty without /proc, where start times are dates and suffice."""
+    if not has_proc():
+        return ""
+    with open(f"{PROC}/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
 
 
@@ -34,10 +37,30 @@ def host_id() -> str:
 def stat_fields(pid: int) -> list[str] | None:
     """Fields of /proc/PID/stat from the state (field 3) on, also of a zombie; None if this user sees no such process (hidepid)."""
     try:
-        with open(f"/proc/{pid}/stat", errors="replace") as file:
+        with open(f"{PROC}/{pid}/stat", errors="replace") as file:
             return file.read().rpartition(")")[2].split()  # the name in parentheses may hold any character
     except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None if has_proc() else ps_fields(pid)
+
+
+def has_proc() -> bool:
+    return os.path.exists(f"{PROC}/self/stat")
+
+
+def ps_fields(pid: int) -> list[str] | None:
+    """As stat_fields, by ps: state, parent, group and start time in seconds since the epoch; the other fields are 0."""
+    import calendar  # noqa: PLC0415  not on nodes
+    import subprocess  # noqa: PLC0415
+    import time  # noqa: PLC0415
+
+    argv = ["ps", "-o", "stat=,ppid=,pgid=,lstart=", "-p", str(pid)]
+    done = subprocess.run(argv, env=dict(os.environ, LC_ALL="C", TZ="UTC"), stdout=subprocess.PIPE, check=False)
+    state, *words = done.stdout.decode().split() or [""]
+    if not words:
         return None
+    started = calendar.timegm(time.strptime(" ".join(words[2:7]), "%a %b %d %H:%M:%S %Y"))
+    fields = {STATE: state[0], PARENT: words[0], GROUP: words[1], START_TIME: str(started)}
+    return [fields.get(index, "0") for index in range(START_TIME + 1)]
 
 
 def live_fields(pid: int) -> Optional[List[str]]:
@@ -49,7 +72,7 @@ def live_fields(pid: int) -> Optional[List[str]]:
 def process_record() -> ProcessRecord:
     """The identity of this process, for `is_alive`: the combination of pid, start time and boot id is unique."""
     fields = stat_fields(os.getpid())
-    assert fields is not None, "this process is in /proc"
+    assert fields is not None, "this process is alive"
     return {"pid": os.getpid(), "start_time": int(fields[START_TIME]), "boot_id": boot_id()}
 
 

@@ -11,7 +11,7 @@ import errno
 import os
 import signal
 
-from orchestrator.node.machine import PARENT, SESSION, START_TIME, live_fields, stat_fields
+from orchestrator.node.machine import PARENT, SESSION, START_TIME, has_proc, live_fields, stat_fields
 from orchestrator.node.run_folder import attempt_number
 
 TYPE_CHECKING = False
@@ -76,7 +76,7 @@ def user_processes() -> Dict[int, List[str]]:
         fields = stat_fields(pid)
         pid = int(fields[PARENT]) if fields else 0
     found = {}
-    for name in os.listdir("/proc"):
+    for name in os.listdir("/proc") if has_proc() else ():
         if name.isdigit() and int(name) not in excluded and user_ids(int(name)) == {os.geteuid()}:
             fields = live_fields(int(name))
             if fields is not None:

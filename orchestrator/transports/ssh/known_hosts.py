@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from orchestrator.errors import NO_LOCKS
 from orchestrator.fanout import once
 
 _MIN_FIELDS = 3
@@ -75,7 +76,11 @@ def pin(file: Path, name: str, algorithm: str, blob: bytes) -> list[KnownKey]:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "r+b") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)  # many logins run at once, maybe in several processes
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX)  # many logins run at once, maybe in several processes
+        except OSError as exc:
+            if exc.errno not in NO_LOCKS:  # without a lock, a key may be added twice, which does no harm
+                raise
         content = stream.read()
         # Not by known_keys: its cache may miss a line that was written within the same tick of the clock.
         if keys := _read_index(file, content).keys_of(name):

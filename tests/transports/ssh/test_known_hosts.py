@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import base64
+import errno
+import fcntl
 import stat
 import subprocess
 import threading
@@ -94,6 +96,14 @@ def test_key_is_added_after_a_line_without_newline_and_replaces_none(tmp_path: P
     assert [key.line for key in pin(file, "n1", "ssh-ed25519", b"key")] == [2]
     assert [key.blob for key in pin(file, "n0", "ssh-ed25519", b"key")] == [base64.b64decode(KEY)]
     assert len(file.read_text().splitlines()) == 2
+
+
+def test_key_is_added_on_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert [key.line for key in pin(tmp_path / "known_hosts", "n1", "ssh-ed25519", b"key")] == [1]
 
 
 def test_the_port_is_part_of_the_name_unless_it_is_22() -> None:

@@ -1,0 +1,38 @@
+"""The identity of processes, on machines with and without /proc."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node import machine
+from orchestrator.node.ownership import signal_exactly
+from tests.until import until
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("has_proc", [True, False])
+def test_process_is_identified_and_signalled_with_and_without_proc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_proc: bool
+) -> None:
+    """A Mac has no /proc; its ps takes the same options."""
+    if not has_proc:
+        monkeypatch.setattr(machine, "PROC", str(tmp_path))
+    own = machine.process_record()
+    assert machine.is_alive(own)
+    assert not machine.is_alive({**own, "start_time": own["start_time"] - 60})
+    with subprocess.Popen(["sleep", "100"]) as child:
+        fields = machine.stat_fields(child.pid)
+        assert fields is not None
+        assert (int(fields[machine.PARENT]), int(fields[machine.GROUP])) == (os.getpid(), os.getpgid(0))
+        key = (child.pid, int(fields[machine.START_TIME]))
+        assert signal_exactly(key, signal.SIGSTOP)
+        until(lambda: machine.is_stopped(child.pid), awaited="the process to be stopped")
+        assert signal_exactly(key, signal.SIGKILL)
+        until(lambda: machine.live_fields(child.pid) is None, awaited="the process to end")
+        assert not signal_exactly(key, signal.SIGTERM)
+    assert machine.stat_fields(child.pid) is None
