@@ -152,6 +152,8 @@ class RunRecord:
     """The launch was completed; if False, a final state is the outcome of the launch itself."""
     attended: bool = False
     """A person answered a login prompt for a password, a code or a passphrase, which the supervisor could not."""
+    unsupervised: dict[str, str] = field(default_factory=dict)
+    """Node -> why the supervisor cannot log in to it."""
     attempt: int = 1
     slurm_job: str | None = None
     ended: str | None = None

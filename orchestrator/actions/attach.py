@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from orchestrator.actions.launch import Launched
 from orchestrator.actions.refresh import refresh
@@ -17,10 +21,15 @@ from orchestrator.supervision.start import logins_need_answers, start_and_wait
 from orchestrator.verdict import observe
 from orchestrator.verdict.launching import is_launching
 
+END_WAIT_S = 5.0
+POLL_S = 0.02
+
 
 def supervise(folder: RunFolder, on_warning: Callable[[str], None]) -> None:
     """
     Start a supervisor for the run; do nothing under Slurm, which supervises its jobs itself.
+
+    A supervisor that cannot log in to all nodes is replaced: this terminal may have keys that it lacks.
 
     Raises:
         UsageError: the run has a supervisor, or is being launched.
@@ -29,6 +38,8 @@ def supervise(folder: RunFolder, on_warning: Callable[[str], None]) -> None:
     record = folder.read()
     if record.launcher == "slurm":
         return
+    if record.unsupervised:
+        _end_supervisor(folder)
     _refuse_second(folder, record)
     if is_launching(record):
         raise UsageError(f"run {record.id} is still being launched", hint=_hint(record))
@@ -37,6 +48,19 @@ def supervise(folder: RunFolder, on_warning: Callable[[str], None]) -> None:
         raise LaunchError(f"run {record.id} has no supervisor: {why}")
     if record.attended:
         on_warning(logins_need_answers(folder))
+
+
+def _end_supervisor(folder: RunFolder) -> None:
+    """End the run's supervisor if it is on this machine; the run continues."""
+    supervisor = folder.supervisor()
+    if supervisor is None or supervisor.pid is None or supervisor.host != socket.gethostname():
+        return
+    folder.add_event("supervisor-replaced", f"pid {supervisor.pid} is ended, because it cannot log in to some nodes")
+    with suppress(ProcessLookupError):
+        os.kill(supervisor.pid, signal.SIGTERM)  # it holds the lock that names it, so the pid is not reused
+    deadline = time.monotonic() + END_WAIT_S
+    while folder.supervisor() == supervisor and time.monotonic() < deadline:
+        time.sleep(POLL_S)
 
 
 def end_remaining(folder: RunFolder, on_message: Callable[[str], None], on_warning: Callable[[str], None]) -> None:

@@ -17,6 +17,7 @@ from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.poll import Poll, describe_job
 from orchestrator.launchers.slurm.queue import COMMAND_S, job_statuses
+from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder
@@ -90,11 +91,19 @@ class Refreshed:
         return observe.stopped_agents(self.nodes, self.record.id)
 
     def unsupervised(self) -> str:
-        """The warning that a run over SSH has no supervisor; empty if it has one. Slurm supervises its jobs itself."""
-        running = self.record.started and not self.record.state.final
-        if not running or self.record.launcher != "ssh" or self.folder.supervisor() is not None:
+        """The warning that nobody supervises a run over SSH, or some nodes; empty if there is no such case."""
+        record = self.record
+        if not record.started or record.state.final or record.launcher != "ssh":  # Slurm supervises its jobs itself
             return ""
-        return f"nobody supervises this run, and it continues; `orch attach {self.record.id}` supervises it again"
+        if self.folder.supervisor() is None:
+            return f"nobody supervises this run, and it continues; `orch attach {record.id}` supervises it again"
+        if not record.unsupervised:
+            return ""
+        reason = next(iter(record.unsupervised.values()))
+        return (
+            f"{fold(record.unsupervised)} continue without supervision: the supervisor cannot log in: {reason}; "
+            f"`orch attach {record.id}` replaces it by one with the keys of this terminal"
+        )
 
 
 def is_kept_up_to_date(folder: RunFolder) -> bool:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.backoff import backoff
 from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S, Endpoint, Heartbeat
@@ -15,12 +15,14 @@ from orchestrator.errors import LoginRefused, NodeError, NotListening, OrchError
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan, NodePlan
+from orchestrator.run import RunRecord
 from orchestrator.store import RunFolder
 from orchestrator.verdict.observe import stopped_agents
 
 POLLS_PER_S = 200  # of all nodes together
 SHORTEST_POLL_S, LONGEST_POLL_S = 1.0, 3.0  # how long a node waits for news before it answers
 LAST_RETRY_S = 2.0  # much shorter than the silence after which other nodes are queried
+FIRST_LOGIN_RETRY_S, LAST_LOGIN_RETRY_S = 300.0, 3600.0  # after a refused login: some sites lock an account after a few
 PEERS = 3
 
 
@@ -48,7 +50,7 @@ class NodeState:
     witness_report: str = ""
     """The last recorded result of that query."""
     login_refused: bool = False
-    """The node refused the login; it is not polled any more."""
+    """The node refused the last login; it is polled again after a long pause."""
 
     def silent_s(self) -> float:
         """The seconds since its last answer, without the time in the queue for a login."""
@@ -90,17 +92,12 @@ class Poller:
 
     def check(self) -> None:
         """
-        Check that all nodes are polled except those that refused the login.
+        Check that all nodes are polled.
 
         Raises:
             OrchError: a thread has died; its traceback is in the supervisor's log.
         """
-        died = [
-            name
-            for name, thread in self._threads.items()
-            if not thread.is_alive() and not self.states[name].login_refused
-        ]
-        if died:
+        if died := [name for name, thread in self._threads.items() if not thread.is_alive()]:
             raise OrchError(f"the threads that poll {fold(died)} have died")
 
     def stop(self) -> None:
@@ -111,8 +108,8 @@ class Poller:
         """Poll one node until polling stops; a lost connection is replaced."""
         endpoint: Endpoint | None = None
         known: object = None
-        pauses = backoff(LAST_RETRY_S)
-        while not self._stopping.is_set() and not state.login_refused:
+        pauses, login_pauses = backoff(LAST_RETRY_S), backoff(LAST_LOGIN_RETRY_S, FIRST_LOGIN_RETRY_S)
+        while not self._stopping.is_set():
             try:
                 if endpoint is None or not endpoint.connected:
                     endpoint = self._log_in(state)
@@ -122,11 +119,12 @@ class Poller:
             except NodeError as failure:
                 known = None
                 self._failed(state, failure)
-                self._stopping.wait(next(pauses))
+                self.changed.set()
+                self._stopping.wait(next(login_pauses if state.login_refused else pauses))
             else:
                 pauses = backoff(LAST_RETRY_S)
                 self._answered(state, observation)
-            self.changed.set()
+                self.changed.set()
 
     def _log_in(self, state: NodeState) -> Endpoint | None:
         """Connect, at most `fanout` nodes at the same time; None if polling has stopped meanwhile."""
@@ -146,6 +144,9 @@ class Poller:
         state.witness_report = ""
         if had_failed:
             self._folder.add_event("node-answered", f"{state.node.name} answers again")
+        if state.login_refused:
+            state.login_refused = False
+            self._record_refusal(state.node.name, None)
         if observation.stopped and not was_stopped:
             for text in stopped_agents([observation], self._plan.run_id):
                 self._folder.add_event("agent-stopped", text)
@@ -163,9 +164,19 @@ class Poller:
             state.refusing_s = time.monotonic()
         if is_first:
             self._folder.add_event("node-failed", f"{failure}")
-        if isinstance(failure, LoginRefused):  # a retry cannot help: nobody can answer a prompt
+        if isinstance(failure, LoginRefused) and not state.login_refused:
             state.login_refused = True
             self._folder.add_event("node-unsupervised", f"{state.node.name} continues without supervision")
+            self._record_refusal(state.node.name, failure.reason)
+
+    def _record_refusal(self, node: str, reason: str | None) -> None:
+        """Record why the node is not supervised; None: it is."""
+
+        def changed(record: RunRecord) -> RunRecord:
+            others = {name: text for name, text in record.unsupervised.items() if name != node}
+            return replace(record, unsupervised=others if reason is None else {**others, node: reason})
+
+        self._folder.change(changed)
 
     def _peers_of(self, state: NodeState) -> list[str]:
         """The known addresses of at most PEERS other nodes."""

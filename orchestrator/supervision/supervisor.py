@@ -20,6 +20,7 @@ from orchestrator.errors import LaunchError, LoginRefused, NodeError, OrchError,
 from orchestrator.fanout import each
 from orchestrator.launchers import direct_launcher
 from orchestrator.launchers.direct import DirectLauncher, parse_rendezvous
+from orchestrator.names.hostlist import fold
 from orchestrator.node.run_folder import output_stem
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.run import RankExit, RunState
@@ -164,10 +165,16 @@ class Supervisor:
         for node, outcome in zip(reached, outcomes, strict=True):
             if _is_worth_a_retry(outcome):
                 unreached.append(node)
+        refused = [
+            node.name for node, outcome in zip(reached, outcomes, strict=True) if isinstance(outcome, LoginRefused)
+        ]
         last = judge(self._plan, self._observations(), None)
         if last.state is RunState.FAILED and last.exit is not None:
             verdict = last
         verdict = explain_by_nodes(verdict, self._plan, self._launcher, self._plan.attempt)
+        if refused:
+            text = f"the run may still run on {fold(refused)}, which refused the login"
+            verdict = replace(verdict, message="; ".join(filter(None, (verdict.message, text))))
         self._record(replace(verdict, exit=self._with_last_lines(verdict.exit)))
         return unreached
 
@@ -210,7 +217,7 @@ class Supervisor:
 
 
 def _is_done(state: NodeState) -> bool:
-    """True if polls of the node bring no more news: it refused the login, or its agent has finished."""
+    """True if no news of the node is expected: it refused the login, or its agent has finished."""
     return state.login_refused or (state.observation is not None and state.observation.finished is not None)
 
 
@@ -241,6 +248,7 @@ def main() -> int:
             return LaunchError.exit_code
         folder.add_event("supervisor-started", f"pid {os.getpid()} supervises")
         try:
+            folder.update(unsupervised={})
             with contextlib.closing(direct_launcher(folder.read_plan())) as launcher:
                 Supervisor(folder, launcher).run()
         except Exception as error:

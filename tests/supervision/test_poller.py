@@ -8,14 +8,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from orchestrator.errors import Unreachable
+import pytest
+
+from orchestrator.actions.refresh import Refreshed
+from orchestrator.errors import LoginRefused, NodeError, Unreachable
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.run import Program, Request
-from orchestrator.store import RunFolder
+from orchestrator.run import Program, Request, RunRecord, RunState
+from orchestrator.store import RunFolder, Store
 from orchestrator.supervision.poller import Poller
 from orchestrator.transports.local import LocalChannel, LocalTransport
 from tests.until import until
@@ -24,7 +28,8 @@ from tests.until import until
 class Logins:
     """Counts logins, which fail when the gate opens."""
 
-    def __init__(self) -> None:
+    def __init__(self, failure: type[NodeError] = Unreachable) -> None:
+        self.failure = failure
         self.gate = threading.Event()
         self.begun: dict[str, list[float]] = defaultdict(list)
         self.ended = 0
@@ -37,7 +42,7 @@ class Logins:
                 logins.begun[node].append(time.monotonic())
                 logins.gate.wait()
                 logins.ended += 1
-                raise Unreachable(node, "nobody there")
+                raise logins.failure(node, "nobody there")
 
         return Slow(node)
 
@@ -47,6 +52,26 @@ def _plan(nodes: int, fanout: int) -> LaunchPlan:
     inventory = Inventory(name="here", nodes=tuple(names), ssh=SshOptions(fanout=fanout))
     request = Request("ssh", Program("executable", ("true",)))
     return make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+
+
+def test_refused_login_is_recorded_shown_and_retried_after_a_long_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the ssh agent of the terminal that launched the run is gone."""
+    monkeypatch.setattr("orchestrator.supervision.poller.FIRST_LOGIN_RETRY_S", 0.02)
+    logins, plan = Logins(LoginRefused), _plan(1, 1)
+    logins.gate.set()
+    unknown: dict[str, Any] = {"request": {}, "inventory": {}, "code": {}, "versions": {}}
+    folder = Store(tmp_path).create(RunRecord(plan.run_id, "ssh", RunState.RUNNING, "", started=True, **unknown))
+    poller = Poller(folder, plan, DirectLauncher(plan, lambda node: logins.transport(node.name)))
+    with folder.supervision(), poller.running():
+        until(lambda: len(logins.begun["n0"]) > 2, awaited="two retries")
+        poller.check()
+        assert folder.read().unsupervised == {"n0": "nobody there"}
+        warning = Refreshed(folder, folder.read()).unsupervised()
+        assert warning.startswith("n0 continue without supervision: the supervisor cannot log in: nobody there")
+        assert f"`orch attach {plan.run_id}`" in warning
+    assert (folder.path / "events.jsonl").read_text().count("n0 continues without supervision") == 1
 
 
 def _poller(tmp_path: Path, logins: Logins, *, nodes: int, fanout: int) -> Poller:
