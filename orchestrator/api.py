@@ -11,7 +11,7 @@ import inspect
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -120,6 +120,12 @@ class Options(TypedDict, total=False):
     """As --tag, each."""
     per_node: bool
     """As --per-node."""
+    slurm: Mapping[str, object]
+    """Fields of `slurm:` for this run, as --set; with `submit` only, like the next two."""
+    after: Sequence[str]
+    """As --after, each."""
+    here: bool
+    """As --here."""
 
 
 def submit(program: ProgramLike, inventory: str | Path | None = None, **options: Unpack[Options]) -> Run:
@@ -138,6 +144,9 @@ def ssh_launch(program: ProgramLike, inventory: str | Path | None = None, **opti
 
 
 def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Path | None, options: Options) -> Run:
+    given = next((name for name in ("slurm", "after", "here") if name in options), None)
+    if launcher == "ssh" and given is not None:
+        raise UsageError(f"{given}= is for runs through Slurm", hint=f"orchestrator.submit, or omit {given}=")
     arguments = LaunchArguments(
         launcher,
         inventory=None if inventory is None else str(inventory),
@@ -151,12 +160,22 @@ def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Pat
         note=options.get("note"),
         tags=tuple(options.get("tags", ())),
         per_node=options.get("per_node", False),
+        slurm=tuple(_slurm_words(options.get("slurm", {}))),
+        after=tuple(options.get("after", ())),
+        here=options.get("here", False),
     )
     planned = plan_launch(arguments)
     warnings = list(planned.warnings)
     with started(planned, warnings.append):
         pass
     return Run(planned.plan.run_id, tuple(warnings))
+
+
+def _slurm_words(fields: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """The fields as options of the command line; a list is one option per item."""
+    for field, value in fields.items():
+        for item in value if isinstance(value, list | tuple) else [value]:
+            yield "--set", f"slurm.{field}={item}"
 
 
 def _argv(program: ProgramLike, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...] | None:

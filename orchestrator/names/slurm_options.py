@@ -48,6 +48,12 @@ def requests_gpus(slurm: Mapping[str, Any]) -> bool:  # Any: JSON
     return is_option or any(name.partition(":")[0] == "gpu" for name in gres.split(","))
 
 
+def memory_mb(memory: str) -> float:
+    """Return an amount of memory for --mem in megabytes; 0 if it is none."""
+    found = re.fullmatch(r"([0-9]+)([KMGT]?)", memory.upper())
+    return int(found[1]) * 1024.0 ** ("KMGT".index(found[2] or "M") - 1) if found else 0
+
+
 def time_limit_s(time: str) -> float:
     """Return a Slurm time in seconds; infinite for UNLIMITED, 0 if it is not a time."""
     if time.upper() in {"UNLIMITED", "INFINITE"}:

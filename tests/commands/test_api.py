@@ -115,6 +115,16 @@ def test_invalid_launch_is_refused_before_anything_starts(
     assert not list(here.glob(".orch-home/runs/*"))
 
 
+@pytest.mark.usefixtures("here")
+def test_options_of_slurm_are_checked_and_refused_over_ssh() -> None:
+    with pytest.raises(UsageError, match=r"--set slurm\.time: 2h is not a Slurm time"):
+        orchestrator.submit(["true"], slurm={"options": ["--nice=5", "--wckey=x"], "time": "2h"})
+    with pytest.raises(UsageError, match=r"--set slurm\.options: --nodes=3: orch decides --nodes itself"):
+        orchestrator.submit(["true"], slurm={"options": ["--nodes=3"]})
+    with pytest.raises(UsageError, match="after= is for runs through Slurm"):
+        orchestrator.ssh_launch(["true"], after=["latest"])
+
+
 def test_argument_that_json_cannot_encode_is_refused(here: Path) -> None:
     (here / "train.py").write_text(SCRIPT)
     code = "import orchestrator, train; orchestrator.ssh_launch(train.greet, 'inventory.yaml', args=[object()])"

@@ -17,7 +17,7 @@ from orchestrator.inventory.document import did_you_mean
 from orchestrator.launchers.slurm.queue import RunCommand
 from orchestrator.launchers.slurm.submit import NO_CONFIGURATION
 from orchestrator.names.hostlist import expand, fold
-from orchestrator.names.slurm_options import option_value, time_limit_s
+from orchestrator.names.slurm_options import memory_mb, option_value, time_limit_s
 from orchestrator.plan.plan import LaunchPlan
 
 # The words in AccountingStorageEnforce that make slurmctld refuse an unknown account or QOS.
@@ -36,6 +36,8 @@ class _Partition:
     names: frozenset[str]
     most_nodes: float
     longest: str
+    most_memory_mb: float = math.inf
+    """Per node."""
 
     def __str__(self) -> str:
         most = "" if math.isinf(self.most_nodes) else f", at most {self.most_nodes:.0f} a job"
@@ -104,7 +106,7 @@ def _partition(line: str) -> _Partition | None:
         names = expand(fields.get("Nodes", ""))
     except ValueError:  # more names than a host list may have, or a notation that only Slurm knows
         names = []
-    most, count = fields.get("MaxNodes", ""), fields.get("TotalNodes", "")
+    most, count, memory = (fields.get(name, "") for name in ("MaxNodes", "TotalNodes", "MaxMemPerNode"))
     return _Partition(
         name=fields["PartitionName"],
         is_default=fields.get("Default") == "YES",
@@ -113,6 +115,7 @@ def _partition(line: str) -> _Partition | None:
         names=frozenset(names),
         most_nodes=int(most) if most.isdecimal() else math.inf,
         longest=fields.get("MaxTime", "UNLIMITED"),
+        most_memory_mb=int(memory) if memory.isdecimal() else math.inf,
     )
 
 
@@ -132,6 +135,9 @@ def _exceeded(partition: _Partition, partitions: Mapping[str, _Partition], plan:
         return
     if partition.nodes and partition.most_nodes < count <= partition.nodes:
         yield f"nodes: {count} are requested, and {title} allows {partition.most_nodes:.0f} a job"
+    memory = option_value(plan.slurm, "mem") or ""
+    if memory_mb(memory) > partition.most_memory_mb:
+        yield f"slurm.mem: {memory} is more than {title} allows per node: {partition.most_memory_mb:.0f}M"
     time = option_value(plan.slurm, "time") or ""
     if time_limit_s(time) > (time_limit_s(partition.longest) or math.inf):
         yield f"slurm.time: {time} is more than {title} allows: {partition.longest}"

@@ -99,6 +99,20 @@ def test_sweep_of_more_runs_than_a_job_array_may_have_is_refused(count: int) -> 
             check(Site(), plan)
 
 
+@pytest.mark.parametrize(
+    ("memory", "is_allowed"), [("64G", True), ("65537", False), ("0", True), ("1T", False), ("67108864K", True)]
+)
+def test_memory_is_compared_with_the_limit_of_the_partition(memory: str, is_allowed: bool) -> None:
+    plan, site = _plan(SlurmOptions(partition="debug", mem=memory)), Site(nodes="n[0-3] MaxMemPerNode=65536")
+    if is_allowed:
+        assert check(site, plan) == []
+    else:
+        with pytest.raises(
+            UsageError, match=f"slurm.mem: {memory} is more than partition debug allows per node: 65536M"
+        ):
+            check(site, plan)
+
+
 @pytest.mark.parametrize("nodes", ["(null)", "n[0-99999999]", "rack{1-2}"])
 def test_node_names_that_cannot_be_parsed_are_not_checked(nodes: str) -> None:
     assert check(Site(nodes=nodes, total="9"), _plan(SlurmOptions(partition="debug"), chosen="n0")) == []
