@@ -173,8 +173,8 @@ class Poller:
         """Record why the node is not supervised; None: it is."""
 
         def changed(record: RunRecord) -> RunRecord:
-            others = {name: text for name, text in record.unsupervised.items() if name != node}
-            return replace(record, unsupervised=others if reason is None else {**others, node: reason})
+            remaining = {name: text for name, text in record.unsupervised.items() if name != node}
+            return replace(record, unsupervised=remaining if reason is None else {**remaining, node: reason})
 
         self._folder.change(changed)
 

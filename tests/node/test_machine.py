@@ -22,9 +22,9 @@ def test_process_is_identified_and_signalled_with_and_without_proc(
     """A Mac has no /proc; its ps takes the same options."""
     if not has_proc:
         monkeypatch.setattr(machine, "PROC", str(tmp_path))
-    own = machine.process_record()
-    assert machine.is_alive(own)
-    assert not machine.is_alive({**own, "start_time": own["start_time"] - 60})
+    this_process = machine.process_record()
+    assert machine.is_alive(this_process)
+    assert not machine.is_alive({**this_process, "start_time": this_process["start_time"] - 60})
     with subprocess.Popen(["sleep", "100"]) as child:
         fields = machine.stat_fields(child.pid)
         assert fields is not None
