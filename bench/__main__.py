@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import death, launch, logs, planning, push, report, startup, submit, trainer, wide
+from bench import death, launch, logs, planning, push, report, silent, startup, submit, trainer, wide
 from bench.machine import describe
 from bench.processes import adopt_orphans
 from bench.rounds import Measure
@@ -30,6 +30,8 @@ MEASURES: dict[str, Callable[..., Measure | list[Measure]]] = {
     "push": push.measure,
     "death": death.measure,
     "vanished": death.measure_vanished,
+    "stuck": silent.measure_status,
+    "silent": silent.measure_follow,
     "wide1024": wide.measure_1024,
     "trainer": trainer.measure,
     "trainer-cuda": trainer.measure_cuda,
