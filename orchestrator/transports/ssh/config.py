@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -23,6 +24,7 @@ SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 EVALUATED_BY_SSH = re.compile(r"match|tag|canonical.*")
 """Keywords with effects on other lines, which paramiko reads differently or not at all."""
 _MAX_INCLUDE_DEPTH = 16  # as in ssh
+FRESH_S = 10.0  # a condition such as Match exec may change while a supervisor runs
 EVALUATION_S = 30.0  # Match exec and canonical names may wait for a network
 
 
@@ -53,7 +55,7 @@ def lookup(config: Path | None) -> Lookup:
 
     def evaluated_by_ssh(host: str, user: str | None, port: int | None) -> Settings:
         destination = [*(["-l", user] if user else []), *(["-p", str(port)] if port else []), "--", host]
-        return _evaluated(*argv, *destination)
+        return _evaluated(int(time.monotonic() / FRESH_S), *argv, *destination)
 
     return evaluated_by_ssh
 
@@ -74,8 +76,8 @@ class UserConfig(paramiko.SSHConfig):
 
 
 @once
-def _evaluated(*argv: str) -> Settings:
-    """The settings that `ssh -G` prints; once for a jump host, which all nodes look up."""
+def _evaluated(_period: int, *argv: str) -> Settings:
+    """The settings that `ssh -G` prints; once for a jump host, which all nodes look up together."""
     try:
         result = subprocess.run(
             argv,
