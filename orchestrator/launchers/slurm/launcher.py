@@ -66,9 +66,12 @@ class SlurmLauncher:
         with self._host_errors():
             self._host.require_sbatch()
             variables, options = self._host.environment(), sbatch_options(self._plan)
-            partition = environment.applied(variables, options).get("SBATCH_PARTITION")
+            applied = environment.applied(variables, options)
+            partition = applied.get("SBATCH_PARTITION")
             warnings = check(self._host.run, self._plan, partition)
-            is_open = needs_cpus(self._plan) and requests_gpus(self._plan.slurm)
+            is_open = (
+                needs_cpus(self._plan) and requests_gpus(self._plan.slurm) and "SBATCH_CPUS_PER_GPU" not in applied
+            )
             if is_open and not gives_gpus_cores(self._host.run, self._plan, partition):
                 self._plan = with_core_per_rank(self._plan)
             warnings += environment.warnings(variables, options, self._host.name)

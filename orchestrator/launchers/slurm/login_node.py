@@ -160,6 +160,8 @@ class LoginNode:
                 endpoint = self._endpoint(use)
                 return request(endpoint)
             except Unreachable:
+                if endpoint is not None and use not in self._endpoints:  # closed by another thread
+                    raise
                 losses += endpoint is not None
                 if time.monotonic() >= deadline and (endpoint is None or losses > 1):
                     raise
