@@ -292,16 +292,16 @@ def status(run: str, as_json: bool) -> int:
 @click.option("--tag", "tags", multiple=True, metavar="WORD", help="Only runs with this tag; with each, if repeated.")
 @click.option("--sweep", metavar="ID", help="Compare the runs of a sweep.")
 @_json
-def list_(sweep: str | None, up_to_date: bool, as_json: bool, **wanted: Any) -> int:  # noqa: ANN401  fields of Selection
+def list_(sweep: str | None, up_to_date: bool, as_json: bool, **wanted: Any) -> int:  # noqa: ANN401  fields of RunSelection
     """List the runs started from this machine, newest last."""
     if sweep is not None:
         from orchestrator.commands.sweep import list_sweep  # noqa: PLC0415
 
         return list_sweep(sweep, as_json=as_json)
-    from orchestrator.actions.runs import Selection  # noqa: PLC0415
+    from orchestrator.actions.runs import RunSelection  # noqa: PLC0415
     from orchestrator.commands.list import list_runs  # noqa: PLC0415
 
-    return list_runs(Selection(**wanted), up_to_date=up_to_date, as_json=as_json)
+    return list_runs(RunSelection(**wanted), up_to_date=up_to_date, as_json=as_json)
 
 
 @app.command()

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import ParamSpec, Protocol, TypeAlias, TypeVar
 
 from orchestrator.errors import NodeError, NodesError, OrchError
 
@@ -16,6 +16,16 @@ T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
 MOST_CACHED = 16
+
+
+class Named(Protocol):
+    """A node."""
+
+    @property
+    def name(self) -> str: ...
+
+
+NamedT = TypeVar("NamedT", bound=Named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +63,24 @@ class Reporter:
         self._shares = dict.fromkeys(begun.waiting, 0.0)
         self._on_progress = on_progress
         self._lock = threading.Lock()
-        on_progress(begun)
+        if begun.waiting:
+            on_progress(begun)
+
+    @classmethod
+    def of(cls, work: str, nodes: Sequence[str], on_progress: OnProgress, *, size_bytes: int | None = None) -> Reporter:
+        """Begin to report on work on these nodes, named by a participle."""
+        return cls(Progress(work, len(nodes), tuple(nodes), size_bytes), on_progress)
+
+    def around(self, work: Callable[[NamedT], R]) -> Callable[[NamedT], R]:
+        """The work on one of the nodes, whose end is reported."""
+
+        def reported(node: NamedT) -> R:
+            try:
+                return work(node)
+            finally:
+                self.ended(node.name)
+
+        return reported
 
     def ended(self, node: str) -> None:
         """The work on this node has ended."""

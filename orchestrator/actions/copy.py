@@ -15,7 +15,7 @@ from orchestrator.actions.runs import find_run
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.replies import FoundFiles
 from orchestrator.errors import NodeError, NodesError, OrchError, UsageError
-from orchestrator.fanout import OnProgress, OnShare, Progress, Reporter, each
+from orchestrator.fanout import OnProgress, OnShare, Reporter, each
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.names.hostlist import expand
@@ -37,7 +37,7 @@ class Copied:
     """Links that lead out of it, and special files, which are not copied."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Source:
     """A path of the run on a node, and the folder through which its machine is reached."""
 
@@ -76,17 +76,14 @@ def copy(run: str, path: str, destination: Path, names: str | None, *, on_progre
                 hint="PATH is relative to the ranks' working folder, the node's folder or the run's folder",
             )
         targets = [_target(destination, source, normal or folder.path.name, len(sources)) for source in sources]
-        total = sum(source.found.size_bytes for source in sources)
-        begun = Progress("copying", len(sources), tuple(source.name for source in sources), total)
-        reporter = Reporter(begun, on_progress)
+        target_of = dict(zip(sources, targets, strict=True))
+        size_bytes = sum(source.found.size_bytes for source in sources)
+        reporter = Reporter.of("copying", [source.name for source in sources], on_progress, size_bytes=size_bytes)
 
-        def work(pair: tuple[_Source, Path]) -> Copied:
-            try:
-                return _copied(*pair, partial(reporter.advanced, pair[0].name))
-            finally:
-                reporter.ended(pair[0].name)
+        def copy_from(source: _Source) -> Copied:
+            return _copied(source, target_of[source], partial(reporter.advanced, source.name))
 
-        outcomes = each(list(zip(sources, targets, strict=True)), work, limit=limit)
+        outcomes = each(sources, reporter.around(copy_from), limit=limit)
     return _copies([*failures, *outcomes], len(failures) + len(sources))
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.actions.runs import home_store
-from orchestrator.endpoint.access import PlannedSsh, SshSettings, Terminal, transport_factory
+from orchestrator.endpoint.access import PlannedSsh, SshSettings, Terminal, between_prompts, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import StrayReport
 from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, RunNotFound, UsageError
-from orchestrator.fanout import OnProgress, Progress, Reporter, each
+from orchestrator.fanout import OnProgress, Reporter, each
 from orchestrator.inventory.model import Node
 from orchestrator.launchers.slurm import unshared_workdir
 from orchestrator.launchers.slurm.host import slurm_host
@@ -47,6 +47,11 @@ class Site:
     node: Node | NodePlan
     transport: str
     ssh: SshSettings
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return f"{self.node.name}:{self.node.workdir}"
 
     @property
     def key(self) -> Key:
@@ -123,19 +128,12 @@ def collect(limits: Limits, inventory: str | None, forget: str | None, on_progre
     sites = [site for site in known if site.node.name not in forgotten]
     claims, terminal = _Claims(), Terminal()
     limit = max([FANOUT, *(site.ssh.fanout for site in sites)])
-    names = [f"{site.node.name}:{site.node.workdir}" for site in sites]
-    reporter = Reporter(
-        Progress("searching", len(sites), tuple(names)),
-        lambda progress: terminal.unless_prompting(lambda: on_progress(progress)),
-    )
+    reporter = Reporter.of("searching", [site.name for site in sites], between_prompts(on_progress))
 
-    def work(site: Site) -> SiteGarbage:
-        try:
-            return _collect_site(site, limits, claims, terminal)
-        finally:
-            reporter.ended(f"{site.node.name}:{site.node.workdir}")
+    def collect_site(site: Site) -> SiteGarbage:
+        return _collect_site(site, limits, claims, terminal)
 
-    outcomes = each(sites, work, limit=limit)
+    outcomes = each(sites, reporter.around(collect_site), limit=limit)
     found = [outcome for outcome in outcomes if isinstance(outcome, SiteGarbage)]
     reached = {site.key for site, outcome in zip(sites, outcomes, strict=True) if isinstance(outcome, SiteGarbage)}
     reasons = _reasons_to_keep(plans, found, reached, forgotten)

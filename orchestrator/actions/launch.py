@@ -69,13 +69,13 @@ class Launched:
     """The terminal was closed during the launch, so the run cannot be shown."""
 
 
-def plan_launch(arguments: LaunchArguments) -> Planned:
-    """Plan a run; nothing is started or written."""
+def plan_launch(arguments: LaunchArguments, on_progress: OnProgress = no_progress) -> Planned:
+    """Plan a run; nothing is started or written. Nodes are connected to if their cards are not known."""
     check_labels(arguments)
     inventory = load_inventory(arguments.inventory, arguments.nodes if arguments.launcher == "ssh" else None)
     terminal, connected = Terminal(), dict[str, Endpoint]()
     if arguments.launcher == "ssh" and inventory.accelerator == "auto" and inventory.devices is None:
-        inventory, connected = detect_cards(inventory, arguments.nodes, terminal)
+        inventory, connected = detect_cards(inventory, arguments.nodes, terminal, on_progress)
     try:
         return _planned(arguments, inventory, terminal, connected)
     except BaseException:
@@ -130,12 +130,7 @@ def started(
         OrchError: the launch failed; what had started was stopped, or is named.
     """
     terminal = planned.terminal
-    launcher = launcher_for(
-        planned.plan,
-        terminal,
-        lambda progress: terminal.unless_prompting(lambda: on_progress(progress)),
-        planned.connected,
-    )
+    launcher = launcher_for(planned.plan, terminal, on_progress, planned.connected)
     try:
         with _survive_sighup() as closed, sigterm_interrupts():
             folder = _launch(planned, launcher, terminal, on_warning)

@@ -11,6 +11,7 @@ from orchestrator.actions.durations import seconds
 from orchestrator.actions.log_reader import LogReader
 from orchestrator.actions.runs import find_run
 from orchestrator.errors import LaunchError, RunNotFound, UsageError
+from orchestrator.fanout import OnProgress, no_progress
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
 from orchestrator.logs.lines import LogLines, last
@@ -34,7 +35,7 @@ class Filter:
     stream: str | None = None
 
 
-def recorded_run(name: str) -> tuple[KeptRun, Launcher]:
+def recorded_run(name: str, on_progress: OnProgress = no_progress) -> tuple[KeptRun, Launcher]:
     """
     Return a run that is recorded here, and its launcher.
 
@@ -47,7 +48,7 @@ def recorded_run(name: str) -> tuple[KeptRun, Launcher]:
         if RUN_ID.fullmatch(name):
             exc.hint = f"{exc.hint}; for a run launched on another machine: orch logs {name} -i FILE"
         raise
-    return folder, launcher_for(folder.read_plan())
+    return folder, launcher_for(folder.read_plan(), on_progress=on_progress)
 
 
 def find_on_nodes(

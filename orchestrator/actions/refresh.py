@@ -10,7 +10,7 @@ from orchestrator.actions.runs import readable_runs
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError, NodesError, RunNotFound
-from orchestrator.fanout import each
+from orchestrator.fanout import OnProgress, each, no_progress
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
@@ -112,7 +112,12 @@ def is_kept_up_to_date(folder: RunFolder) -> bool:
     return supervisor is not None and observe.stopped_pid(supervisor) is None
 
 
-def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Terminal | None = None) -> Refreshed:
+def refresh(
+    folder: RunFolder,
+    queue: JobStatus | None = None,
+    terminal: Terminal | None = None,
+    on_progress: OnProgress = no_progress,
+) -> Refreshed:
     """
     Query the state of a run and update its record; only read the record if the launch is in progress or failed.
 
@@ -128,7 +133,7 @@ def refresh(folder: RunFolder, queue: JobStatus | None = None, terminal: Termina
     if failed_to_launch or is_launching(record):
         return Refreshed(folder, record)
     plan = folder.read_plan()
-    launcher = launcher_for(plan, terminal)
+    launcher = launcher_for(plan, terminal, on_progress)
     try:
         if queue is None and plan.launcher == "slurm":
             status = _status_of_job(folder, plan, launcher, record.slurm_job)

@@ -12,7 +12,7 @@ from orchestrator.store import RunFolder, Store, home
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class RunSelection:
     """The runs to list: the newest `last` of those that are in one of the states and have all the tags."""
 
     last: int | None = None

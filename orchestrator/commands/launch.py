@@ -10,7 +10,8 @@ from orchestrator.console import ProgressLine, print_text, warn
 
 def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool, quiet: bool = False) -> int:
     """Plan a run and start it unless `dry_run`; returns the exit code."""
-    planned = plan_launch(arguments)
+    with ProgressLine() as progress:
+        planned = plan_launch(arguments, progress.update)
     for warning in planned.warnings:
         warn(warning)
     if dry_run:

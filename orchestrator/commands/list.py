@@ -7,12 +7,12 @@ from datetime import datetime, timezone
 
 from orchestrator.actions.durations import clock
 from orchestrator.actions.refresh import bring_up_to_date
-from orchestrator.actions.runs import Selection, readable_runs
+from orchestrator.actions.runs import RunSelection, readable_runs
 from orchestrator.console import inform, print_json, print_table, warn
 from orchestrator.run import RunRecord, RunState
 
 
-def list_runs(selection: Selection, *, up_to_date: bool, as_json: bool) -> int:
+def list_runs(selection: RunSelection, *, up_to_date: bool, as_json: bool) -> int:
     """Print the selected records, newest last; with `up_to_date`, refresh the unfinished ones first."""
     warnings = bring_up_to_date() if up_to_date else []
     runs, damaged = readable_runs()

@@ -8,13 +8,17 @@ from contextlib import closing
 from orchestrator.actions.log_reader import LogReader
 from orchestrator.actions.logs import Filter, batch_log, find_on_nodes, missing_logs, recorded_run, selection
 from orchestrator.actions.watch import Watch
-from orchestrator.console import LogView, inform, print_error, warn
+from orchestrator.console import LogView, ProgressLine, inform, print_error, warn
 from orchestrator.errors import CTRL_C, NodesError
 
 
 def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail: int | None, as_json: bool) -> int:
     """Print the lines so far; with `follow`, also new lines until the run ends."""
-    run, launcher = recorded_run(name) if inventory is None else find_on_nodes(name, inventory, inform, warn)
+    progress = ProgressLine()
+    if inventory is None:
+        run, launcher = recorded_run(name, progress.update)
+    else:
+        run, launcher = find_on_nodes(name, inventory, inform, warn)
     plan = run.read_plan()
     try:
         with closing(launcher):
@@ -23,7 +27,8 @@ def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail
             if wanted.stream == "batch":
                 view.write(batch_log(launcher, chosen, tail))
                 return 0
-            reader = LogReader(launcher, plan, view, chosen, only_wanted_nodes=not follow)
+            with progress:
+                reader = LogReader(launcher, plan, view, chosen, only_wanted_nodes=not follow)
             reader.past(tail=tail, unfinished=not follow)
             if not follow and not view.has_written and wanted == Filter():
                 view.write(batch_log(launcher, chosen, tail))  # the job failed before it started an agent

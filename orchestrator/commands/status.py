@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.actions.refresh import NodeObservation, Refreshed, refresh
 from orchestrator.actions.runs import find_run, is_sweep
-from orchestrator.console import print_error, print_json, print_table, print_text, warn, without_controls
+from orchestrator.console import ProgressLine, print_error, print_json, print_table, print_text, warn, without_controls
 
 
 def status(run: str, *, as_json: bool) -> int:
@@ -22,7 +22,8 @@ def status(run: str, *, as_json: bool) -> int:
         from orchestrator.commands.sweep import sweep_status  # noqa: PLC0415  imports Slurm's modules
 
         return sweep_status(run, as_json=as_json)
-    refreshed = refresh(find_run(run))
+    with ProgressLine() as progress:
+        refreshed = refresh(find_run(run), on_progress=progress.update)
     record, failures = refreshed.record, refreshed.missing.failures if refreshed.missing else ()
     exit_code = record.exit_code
     if refreshed.missing is not None and record.state.final:

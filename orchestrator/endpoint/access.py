@@ -11,6 +11,7 @@ import resource
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from orchestrator.fanout import OnProgress
 from orchestrator.transports.base import Transport
 from orchestrator.transports.ssh.interactive import login_argv
 from orchestrator.transports.ssh.route import Destination, PlannedSsh, SshSettings
@@ -22,6 +23,7 @@ __all__ = [
     "SshSettings",
     "Terminal",
     "TransportFactory",
+    "between_prompts",
     "login_argv",
     "transport_factory",
 ]
@@ -53,6 +55,12 @@ def transport_factory(
     _raise_file_limit()
     keyring, settings = Keyring(terminal or Terminal()), PlannedSsh.of(ssh) if isinstance(ssh, Mapping) else ssh
     return lambda node: ChosenTransport(node, settings, keyring)
+
+
+def between_prompts(on_progress: OnProgress) -> OnProgress:
+    """Report progress only while no login prompts: its line would be written into the prompt."""
+    terminal = Terminal()
+    return lambda progress: terminal.unless_prompting(lambda: on_progress(progress))
 
 
 def _raise_file_limit() -> None:

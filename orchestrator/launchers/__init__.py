@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from orchestrator.endpoint.access import Terminal, transport_factory
+from orchestrator.endpoint.access import Terminal, between_prompts, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.fanout import OnProgress, no_progress
 from orchestrator.launchers.base import Launcher
@@ -24,6 +24,7 @@ def launcher_for(
 
     Args:
         terminal: for the prompts of logins; by default this process's terminal.
+        on_progress: takes the progress of work on many nodes, except while a login prompts.
         connected: connections that exist, by node, for a launcher without a scheduler.
     """
     if plan.launcher == "slurm":  # its modules are a tenth of those that a launch over SSH imports
@@ -45,5 +46,8 @@ def direct_launcher(
 ) -> DirectLauncher:
     """The launcher of a plan whose nodes orch connects to without a scheduler."""
     return DirectLauncher(
-        plan, transport_factory(plan.transport, plan.ssh, terminal), connected, on_progress=on_progress
+        plan,
+        transport_factory(plan.transport, plan.ssh, terminal),
+        connected,
+        on_progress=between_prompts(on_progress),
     )

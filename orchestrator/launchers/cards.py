@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.endpoint.access import Terminal, transport_factory
+from orchestrator.endpoint.access import Terminal, between_prompts, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import OrchError
-from orchestrator.fanout import each, successes
+from orchestrator.fanout import OnProgress, Reporter, each, successes
 from orchestrator.inventory.model import Inventory, Node
 
 
-def detect_cards(inventory: Inventory, names: str | None, terminal: Terminal) -> tuple[Inventory, dict[str, Endpoint]]:
+def detect_cards(
+    inventory: Inventory, names: str | None, terminal: Terminal, on_progress: OnProgress
+) -> tuple[Inventory, dict[str, Endpoint]]:
     """
     Fill in accelerator and devices from the cards on the nodes in the host list `names` (None: on all).
 
@@ -23,7 +25,12 @@ def detect_cards(inventory: Inventory, names: str | None, terminal: Terminal) ->
     """
     chosen = inventory.nodes if names is None else inventory.select(names)
     transport = transport_factory(inventory.transport, inventory.ssh, terminal)
-    results = each(chosen, lambda node: Endpoint.connect(transport(node), node.python), limit=inventory.ssh.fanout)
+    reporter = Reporter.of("connecting", [node.name for node in chosen], between_prompts(on_progress))
+
+    def connect(node: Node) -> Endpoint:
+        return Endpoint.connect(transport(node), node.python)
+
+    results = each(chosen, reporter.around(connect), limit=inventory.ssh.fanout)
     connected = {
         node.name: result for node, result in zip(chosen, results, strict=True) if not isinstance(result, OrchError)
     }

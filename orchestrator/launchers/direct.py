@@ -15,7 +15,7 @@ from orchestrator.endpoint.access import TransportFactory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.connection import RendezvousPortTaken
 from orchestrator.errors import LaunchError, NodeError, NodesError, Unreachable, folded
-from orchestrator.fanout import OnProgress, OnShare, Progress, Reporter, each, no_progress, successes
+from orchestrator.fanout import OnProgress, OnShare, Reporter, each, no_progress, successes
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.job import JobStatus
 from orchestrator.names.hostlist import fold
@@ -142,7 +142,8 @@ class DirectLauncher:
 
     def _connection_failures(self, nodes: Sequence[NodePlan]) -> list[NodeError | None]:
         """Connect to the nodes; return the failure of each, None for a success. NodesError if all fail."""
-        results = each(nodes, self.reach, limit=self._fanout)
+        reporter = Reporter.of("connecting", [node.name for node in nodes], self._on_progress)
+        results = each(nodes, reporter.around(self.reach), limit=self._fanout)
         try:
             successes(results)
         except NodesError as exc:
@@ -239,18 +240,9 @@ class DirectLauncher:
         size_bytes: int | None = None,
     ) -> list[Result]:
         """Call `work` for all nodes, report the progress, and return the results; raise all failures as one error."""
-        if not nodes:
-            return []
-        begun = Progress(participle, len(nodes), tuple(node.name for node in nodes), size_bytes)
-        reporter = self._reporter = Reporter(begun, self._on_progress)
-
-        def reported(node: NodePlan) -> Result:
-            try:
-                return work(node)
-            finally:
-                reporter.ended(node.name)
-
-        return successes(each(nodes, reported, limit=self._fanout))
+        names = [node.name for node in nodes]
+        self._reporter = Reporter.of(participle, names, self._on_progress, size_bytes=size_bytes)
+        return successes(each(nodes, self._reporter.around(work), limit=self._fanout))
 
 
 def push_bundle(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.endpoint.access import Terminal
+from orchestrator.fanout import no_progress
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.cards import close_all, detect_cards
 from orchestrator.node.endpoint.serve import cards
@@ -34,7 +35,7 @@ def test_devices_are_counted_by_their_device_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("written", "devices"), [(1, 1), (4, 4)])
 def test_probe_fills_in_what_the_inventory_leaves_open(written: int, devices: int) -> None:
     inventory = Inventory(transport="local", nodes=(Node(name="n0", devices=written), Node(name="n1")))
-    found, connected = detect_cards(inventory, "n0", Terminal())
+    found, connected = detect_cards(inventory, "n0", Terminal(), no_progress)
     close_all(connected)
     assert (found.nodes[0].accelerator, found.nodes[0].devices) == ("cpu", devices)
     assert found.nodes[1] == inventory.nodes[1]
