@@ -122,6 +122,18 @@ def test_ranks_that_the_run_does_not_have_are_refused_at_once(orch: Orch) -> Non
         assert "the run has ranks 0 to 1" in orch("logs", "--rank", ranks, code=2).stderr
 
 
+def test_program_of_a_node_that_fails_ends_the_run_and_is_named_with_its_last_lines(orch: Orch) -> None:
+    """A rank of its own, as of torchrun, ends with it."""
+    _open_gate(orch)
+    script = "sleep 1000 & [ $NODE_RANK = 1 ] && { echo lost >&2; exit 3; }; wait"
+    run = orch("ssh-launch", "--detach", "--per-node", "--", "sh", "-c", script).stdout.strip()
+    until(lambda: orch.recorded(run) == "FAILED", awaited="the supervisor's verdict", deadline_s=30)
+    status = orch.status()
+    assert [node["finished"]["state"] for node in status["nodes"]] == ["STOPPED", "FAILED"]
+    assert (status["exit"]["rank"], status["exit"]["code"], status["exit"]["lines"]) == (None, 3, ["lost"])
+    assert "first failure: the program on n1 exited 3" in orch("status", code=1).stdout
+
+
 def test_damaged_records_are_named_and_other_runs_are_listed(orch: Orch) -> None:
     broken = _done(orch, "true")
     whole = _done(orch, "true")

@@ -155,8 +155,8 @@ def test_module_is_patched_on_import_and_keeps_its_loader_and_source(scripts: Sc
     assert prepared == (0, plain[1].replace("True ", "False ", 1), "")
 
 
-def _words(*program: str, bare: bool = False) -> LaunchArguments:
-    return LaunchArguments("ssh", None, None, None, None, (), program or None, bare=bare)
+def _words(*program: str, bare: bool = False, per_node: bool = False) -> LaunchArguments:
+    return LaunchArguments("ssh", None, None, None, None, (), program or None, bare=bare, per_node=per_node)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +184,7 @@ def test_site_folder_is_sent_with_python_programs_that_are_not_bare(
 
 
 @pytest.mark.processes
-def test_shared_trainer_cannot_be_bare() -> None:
-    with pytest.raises(UsageError, match="--bare is for a program of yours"):
-        make_request(_words(bare=True))
+@pytest.mark.parametrize("option", ["bare", "per_node"])
+def test_shared_trainer_is_neither_bare_nor_started_per_node(option: str) -> None:
+    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is for a program of yours"):
+        make_request(_words(**{option: True}))
