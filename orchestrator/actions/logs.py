@@ -89,9 +89,13 @@ def batch_log(launcher: Launcher, chosen: Selection, tail: int | None) -> Collec
 
 
 def missing_logs(run: KeptRun, plan: LaunchPlan, reader: LogReader) -> LaunchError | None:
-    """The error that nodes have no log of a run that has started; None if all have one, or Slurm decides when it starts."""
+    """
+    The error that nodes have no log of a run that has started; None if all have one.
+
+    None under Slurm, which decides when it starts, and for a run found on the nodes: the search names those without it.
+    """
     missing = reader.nodes_without_files()
-    if not missing or plan.launcher != "ssh" or not run.read().started:
+    if not missing or plan.launcher != "ssh" or not run.is_recorded or not run.read().started:
         return None
     folders = sorted({plan.node_dir(node) for node in plan.nodes if node.name in missing})
     shown = ", ".join(folders[:2]) + (", …" if len(folders) > 2 else "")  # noqa: PLR2004
