@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 
-from orchestrator.node.agent.failure import failure_of
+from orchestrator.node.agent.failure import core_file, failure_of
 from orchestrator.node.agent.log_index import LogIndex
 from orchestrator.node.agent.missing_file import missing_file_of
 from orchestrator.node.agent.nested_launcher import LauncherSearch, lone_world_message, nested_launcher_message
@@ -162,6 +162,9 @@ class Agent:
         if code:
             missing_error, missing = missing_file_of(self.stderr_of(rank), error, self.cwd)
             error = error or missing_error
+        core = core_file(self.cwd, pid) if os.WCOREDUMP(status) else None
+        if core is not None:
+            error = f"{error}; core file: {core}" if error else f"core file: {core}"
         text = f"{process_name(rank)} (pid {pid}) " + (
             f"exited with code {code}" if name is None else f"was ended by {name}"
         )

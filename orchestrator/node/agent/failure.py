@@ -64,3 +64,9 @@ def failure_of(
     error = "; ".join(filter(None, (error, full))) or None
     may_have_hung = kind == "network" or (kind is None and signal == "SIGABRT")
     return error, "hang" if may_have_hung and any(has_left_stacks(folder, number) for number in ranks) else kind
+
+
+def core_file(cwd: str, pid: int) -> str | None:
+    """The core file of a process in its working directory, where the kernel's default writes it; None if it is not there."""
+    names = (f"core.{pid}", "core")
+    return next((path for path in (os.path.join(cwd, name) for name in names) if os.path.isfile(path)), None)

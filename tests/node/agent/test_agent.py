@@ -99,6 +99,14 @@ def test_a_failing_rank_ends_its_peers_and_is_named(ground: Ground, code: int, e
     assert not (ground.folder() / "DONE").exists()
 
 
+def test_core_file_of_a_crash_is_named(ground: Ground) -> None:
+    """In the run's code folder, unless the kernel's core_pattern says otherwise."""
+    ground.job(*sh("ulimit -c unlimited; kill -SEGV $$"))
+    assert ground.run()[0] == 1
+    cores = [f"core file: {path}" for path in (ground.run_dir / "code").glob("core*")]
+    assert ground.finished()["exit"]["error"] == (cores[0] if cores else None)
+
+
 def test_cause_is_the_first_failure_not_a_consequence_of_the_stop(ground: Ground) -> None:
     ground.job(*sh("if [ $RANK = 1 ]; then kill -SEGV $$; fi; trap 'exit 5' TERM; sleep 300 & wait"), ranks=[2])
     assert ground.run()[0] == 1
