@@ -13,6 +13,7 @@ import pytest
 from orchestrator import bundle as bundles
 from orchestrator.code import find_code, revision
 from orchestrator.errors import OrchError, UsageError
+from orchestrator.fanout import each
 
 
 def _git(folder: Path, *args: str) -> None:
@@ -102,6 +103,13 @@ def test_archive_has_the_files_of_the_bundle_and_no_user_data(repository: Path) 
     assert {(member.uid, member.uname, member.mode & 0o077) for member in members.values() if member.isfile()} == {
         (0, "", 0)
     }
+
+
+def test_archive_is_packed_once_for_all_nodes(repository: Path) -> None:
+    """All threads get the same object: an archive per thread would be the memory of the launching machine."""
+    bundle = bundles.build(trainer=True, code=find_code(repository, ["x.py"]))
+    archives = each(range(16), lambda _: bundle.archive, limit=16)
+    assert len({id(archive) for archive in archives}) == 1
 
 
 def test_archive_that_lacks_files_is_never_returned(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
