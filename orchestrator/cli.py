@@ -309,7 +309,7 @@ def list_(sweep: str | None, up_to_date: bool, as_json: bool, **wanted: Any) -> 
 @_follow
 @_quiet
 def attach(run: str, follow: bool, quiet: bool) -> int:
-    """Start a new supervisor for a run that has lost its supervisor, and watch the run."""
+    """Supervise a run again whose supervisor has died. Watches the run."""
     from orchestrator.commands.attach import attach  # noqa: PLC0415
 
     return attach(run, follow=follow, quiet=quiet)
@@ -321,7 +321,7 @@ def attach(run: str, follow: bool, quiet: bool) -> int:
 @click.option("--node", metavar="LIST", shell_complete=_nodes_of_inventory, help="Show only these nodes.")
 @_json
 def env(inventory: str | None, nodes: str | None, node: str | None, as_json: bool) -> int:
-    """Show which environment variables the ranks get from orch; secrets are hidden, nothing is started."""
+    """Show the environment variables that ranks get from orch. Secrets are hidden, nothing is started."""
     from orchestrator.commands.env import env  # noqa: PLC0415
 
     return env(inventory, nodes, node, as_json=as_json)
@@ -337,7 +337,7 @@ def env(inventory: str | None, nodes: str | None, node: str | None, as_json: boo
     help="Find the run on these nodes: its record is gone, or elsewhere.",
 )
 def stop(run: str | None, inventory: str | None) -> int:
-    """End a run on every node; without RUN the only run that has not ended."""
+    """End a run on every node. Without RUN: the only run that has not ended."""
     from orchestrator.commands.stop import stop  # noqa: PLC0415
 
     return stop(run, inventory)
@@ -347,7 +347,7 @@ def stop(run: str | None, inventory: str | None) -> int:
 @_inventory
 @click.argument("node", shell_complete=_nodes_of_inventory)
 def ssh(inventory: str | None, node: str) -> int:
-    """Log in to a node as orch does: address, user, port, jump host and host keys of the inventory."""
+    """Log in to a node of the inventory. With its address, user, port, jump host and host key rule."""
     from orchestrator.commands.ssh import ssh  # noqa: PLC0415
 
     ssh(inventory, node)
@@ -358,7 +358,7 @@ def ssh(inventory: str | None, node: str) -> int:
 @_nodes
 @click.argument("words", nargs=-1, required=True, metavar="[--] COMMAND [ARGS...]")
 def exec_(inventory: str | None, nodes: str | None, words: tuple[str, ...]) -> int:
-    """Run a command once per node; ends with the largest exit code. One word is a line for the shell."""
+    """Run a command once per node. One word is a line for the shell. Ends with the largest exit code."""
     from orchestrator.commands.exec import run_on_nodes  # noqa: PLC0415
 
     return run_on_nodes(inventory, nodes, words)
@@ -369,7 +369,7 @@ def exec_(inventory: str | None, nodes: str | None, words: tuple[str, ...]) -> i
 @click.argument("destination", type=_PATH, default=".", metavar="[DIR]")
 @click.option("--node", "nodes", metavar="LIST", shell_complete=_nodes_of_run, help="Only from these nodes.")
 def cp(source: str, destination: Path, nodes: str | None) -> int:
-    """Copy files of a run from its nodes to DIR; PATH is relative to the ranks' working folder."""
+    """Copy files of a run from its nodes. PATH is relative to the ranks' working folder."""
     from orchestrator.commands.copy import copy_files  # noqa: PLC0415
 
     return copy_files(source, destination, nodes)
@@ -385,7 +385,7 @@ def cp(source: str, destination: Path, nodes: str | None) -> int:
 @click.option("--dry-run", is_flag=True, help="Only print what would be ended and removed.")
 @_json
 def gc(inventory: str | None, older_than: str, forget: str | None, **flags: bool) -> int:
-    """End stray processes of runs, and remove the garbage of old runs."""
+    """End stray processes, and remove the garbage of old runs."""
     from orchestrator.commands.gc import gc  # noqa: PLC0415
 
     return gc(older_than, inventory, forget, **flags)

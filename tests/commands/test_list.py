@@ -91,6 +91,17 @@ def test_long_message_is_cut_to_the_terminal_and_no_id_is(
     assert len(ids) == 3
 
 
+def test_empty_list_is_reported_on_stderr(
+    listed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["list", "--tag", "other"]) == 0
+    assert capsys.readouterr() == ("", "orch: none of the 3 runs is selected\n")
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "empty"))
+    assert cli.run(["list"]) == 0
+    assert capsys.readouterr() == ("", "orch: no run is recorded here\n")
+    assert listed("--json") == "[]\n"
+
+
 def test_note_and_tags_are_in_the_json(listed: Callable[..., str]) -> None:
     first, *_ = json.loads(listed("--json"))
     assert (first["note"], first["tags"]) == (NOTE, ["base", "lr=3"])
