@@ -30,7 +30,7 @@ class CountedTransport(LocalTransport):
         return super().open(argv)
 
 
-def test_command_whose_connection_is_closed_does_not_log_in_again(
+def test_closed_connection_is_not_opened_again_for_a_running_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when `orch status` no longer waits for a slow squeue."""
