@@ -334,7 +334,7 @@ def _output_hint(evidence: Evidence) -> str:
     if not lines:
         return f"its output is in {evidence.plan.attempt_dir(evidence.plan.head)}/slurm-*.log"
     shown = "\n  ".join(lines[-LAST_LINES:])
-    return f"the log of its batch script ends (`orch logs --stream batch` shows more):\n  {shown}"
+    return f"the log of the batch script ends (`orch logs --stream batch` shows more):\n  {shown}"
 
 
 def _canceller(queue: JobStatus) -> str | None:

@@ -182,7 +182,7 @@ def observe(request: messages.NodeFolders, _payload: bytes) -> Tuple[messages.Ob
 
 
 def find(request: messages.FindRequest, _payload: bytes) -> Tuple[messages.FindReply, bytes]:
-    """The newest attempt of a run in a working folder: its number, its job.json, and the log of its batch script under Slurm."""
+    """The newest attempt of a run in a working folder: its number, its job.json, and under Slurm the log of the batch script."""
     run = os.path.join(absolute_path(request["workdir"]), "runs", relative(request["run"]))
     newest = newest_attempt(run)
     if newest is None:

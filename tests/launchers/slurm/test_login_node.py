@@ -30,9 +30,7 @@ class CountedTransport(LocalTransport):
         return super().open(argv)
 
 
-def test_closed_connection_is_not_opened_again_for_a_running_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closed_connection_stays_closed_while_a_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when `orch status` no longer waits for a slow squeue."""
     monkeypatch.setenv("HOME", str(tmp_path))
     inventory = Inventory(name="demo", nodes=(Node(name="n0", python=sys.executable),))
