@@ -18,6 +18,8 @@ run=$({orch} submit --detach --here --nodes n2 -- sleep 1000) || exit 12
 {orch} stop "$run" || exit 13
 squeue --noheader --format='job %T' --jobs="$SLURM_JOB_ID" >after
 squeue --noheader --steps --format=%j >>after
+{orch} submit --here --nodes n1 --set slurm.setup=false -- true
+test $? = 1 || exit 16
 {orch} submit --here --nodes n0 -- true && exit 14
 {orch} submit --here --time 5 -- true && exit 15
 {orch} submit -j 1x1 --dry-run -- true >script
@@ -39,8 +41,11 @@ def test_run_in_an_allocation_is_a_step_of_it_and_stop_ends_only_that_step(clust
         command, cwd=tmp_path, env=orch.environ(), capture_output=True, text=True, check=False, timeout=90
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    first, second = orch.records()
-    assert [first["state"], second["state"]] == ["DONE", "STOPPED"]
+    first, second, third = orch.records()
+    assert [first["state"], second["state"], third["state"]] == ["DONE", "STOPPED", "FAILED"]
+    assert third["message"].endswith(
+        "this line ended with 1 on n1: false"
+    )  # though its step may end before squeue lists it
     job = first["slurm_job"]
     for rank, node in enumerate(("n1", "n1", "n2", "n2")):
         assert f"[{node}:{rank}] rank {rank} of 4 on {node} in job {job}\n" in done.stdout

@@ -83,16 +83,23 @@ class AllocationLauncher(SlurmLauncher):
     def _wait_for_step(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_S
         while not self._steps():
-            if process.returncode == 0:  # the ranks have ended already
+            has_ended = process.returncode is not None
+            if has_ended and self._has_begun():  # and ended before squeue listed it: its files show how
                 return
-            if process.returncode is not None or time.monotonic() > deadline:
+            if has_ended or time.monotonic() > deadline:
                 lines = self._log_file.read_text("utf-8", "replace").strip().splitlines()
-                reason = "; ".join(lines[-3:]) or f"no step in {START_S:.0f} s"
+                reason = "; ".join(dict.fromkeys(lines[-3:])) or f"no step in {START_S:.0f} s"
                 raise LaunchError(
                     f"srun started no step in Slurm job {self._plan.allocation}: {reason}",
                     hint=f"the whole output is in {self._log_file}",
                 )
             time.sleep(START_POLL_S)
+
+    def _has_begun(self) -> bool:
+        """Return whether a node has an agent, or output of its setup lines."""
+        folders = self.attempt_folders(1)
+        nodes = [node for folder in folders for node in folder.endpoint.observe(folder.attempt_dir, folder.nodes)]
+        return any(node.agent is not None or node.log.strip() for node in nodes)
 
     def _steps(self) -> list[list[str]] | None:
         """The running steps of the run, each with the cells of _STEP; None if Slurm does not answer."""
