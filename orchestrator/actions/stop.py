@@ -90,20 +90,36 @@ def stop(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:
 
 
 def stop_on_nodes(
-    run_id: str, inventory: str, on_message: Callable[[str], None], on_warning: Callable[[str], None]
+    run_id: str | None, inventory: str, on_message: Callable[[str], None], on_warning: Callable[[str], None]
 ) -> RunRecord:
     """
     Stop a run that has no usable record here, found on the nodes of the inventory; returns its record.
 
+    Without `run_id`, stop the only run with living processes there.
+
     Raises:
-        UsageError: `run_id` is not the complete id of a run.
+        UsageError: `run_id` is not the complete id of a run; or it is not given, and several runs are alive, or none.
         LaunchError: no reachable node has the run; or as from `stop`.
     """
-    run, launcher = find_on_nodes(run_id, inventory, on_message, on_warning)
+    run, launcher = find_on_nodes(run_id or _active_run(inventory), inventory, on_message, on_warning)
     with closing(launcher):
         if not isinstance(run, RunFolder):
             return _end(run, run.read(), launcher, on_message)
     return stop(run, on_message)
+
+
+def _active_run(inventory: str) -> str:
+    """The only run with living processes on the nodes of the inventory."""
+    from orchestrator.actions.inventory import load_inventory  # noqa: PLC0415  slow, and needed only here
+    from orchestrator.launchers.discovery import active_runs  # noqa: PLC0415  as above
+
+    found = active_runs(load_inventory(inventory, None))
+    if not found:
+        raise RunNotFound(f"no run has a living process on the nodes of {inventory}")
+    if len(found) > 1:
+        lines = [f"  orch stop {run} -i {inventory}   {fold(nodes)}" for run, nodes in found.items()]
+        raise UsageError("\n".join([f"{len(found)} runs are alive there, so name the one to end:", *lines]))
+    return next(iter(found))
 
 
 def _end(run: KeptRun, record: RunRecord, launcher: Launcher, on_message: Callable[[str], None]) -> RunRecord:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from orchestrator.actions import stop as action
 from orchestrator.actions.runs import is_sweep
 from orchestrator.console import inform, warn
-from orchestrator.errors import UsageError
 
 
 def stop(run: str | None, inventory: str | None) -> int:
@@ -16,8 +15,6 @@ def stop(run: str | None, inventory: str | None) -> int:
         return stop_runs(run)
     if inventory is None:
         record = action.stop(action.run_to_stop(run), inform)
-    elif run is None:
-        raise UsageError("with -i, RUN is the complete id of a run", hint="orch stop RUN -i FILE")
     else:
         record = action.stop_on_nodes(run, inventory, inform, warn)
     inform(f"run {record.id} is {record.state.value}")

@@ -231,6 +231,11 @@ class Endpoint:
         except ValueError as error:
             raise NodeError(self.node, f"{workdir}/runs/{run_id}: {error}") from error
 
+    def active_runs(self, workdir: str) -> list[str]:
+        """The runs in the working folder that have a living process on the node."""
+        request: messages.ActiveRunsRequest = {"workdir": workdir}
+        return self._connection.call(protocol.ACTIVE_RUNS, request).reply["runs"]
+
     def is_local(self, path: str) -> bool:
         """Return whether a path is on a local file system of the node, which may still export it."""
         request: messages.FileSystemRequest = {"path": path}

@@ -52,6 +52,27 @@ def find_run(inventory: Inventory, run_id: str) -> tuple[LaunchPlan, Launcher]:
     return _find_on_nodes(inventory, run_id, [login_trace] if isinstance(login_trace, OrchError) else [])
 
 
+def active_runs(inventory: Inventory) -> dict[str, list[str]]:
+    """
+    The runs that have living processes on nodes of the inventory; run id -> these nodes.
+
+    Raises:
+        NodesError: some nodes cannot be reached.
+    """
+    transport = transport_factory(inventory.transport, inventory.ssh)
+
+    def query(node: Node) -> list[str]:
+        with Endpoint.connect(transport(node), node.python) as endpoint:
+            return endpoint.active_runs(node.workdir)
+
+    nodes_of: dict[str, list[str]] = {}
+    results = successes(each(inventory.nodes, query, limit=inventory.ssh.fanout))
+    for node, runs in zip(inventory.nodes, results, strict=True):
+        for run in runs:
+            nodes_of.setdefault(run, []).append(node.name)
+    return nodes_of
+
+
 def _slurm_run_here(inventory: Inventory, run_id: str) -> RunTrace | None:
     """Search the workdirs on this machine, which shares them with the nodes of Slurm; other runs are on their nodes only."""
     for workdir in dict.fromkeys(node.workdir for node in inventory.nodes):

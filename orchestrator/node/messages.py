@@ -279,6 +279,16 @@ class FindReply(TypedDict):
     trace: Optional[TraceBody]
 
 
+class ActiveRunsRequest(TypedDict):
+    workdir: str
+
+
+class ActiveRunsReply(TypedDict):
+    """The runs in the working folder with a living process on this machine."""
+
+    runs: List[str]
+
+
 class HeartbeatRequest(NodeFolders):
     known: object
     peers: List[str]

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     READ: Op[messages.ReadRequest, messages.ReadReply]
     OBSERVE: Op[messages.NodeFolders, messages.ObserveReply]
     FIND: Op[messages.FindRequest, messages.FindReply]
+    ACTIVE_RUNS: Op[messages.ActiveRunsRequest, messages.ActiveRunsReply]
     HEARTBEAT: Op[messages.HeartbeatRequest, messages.HeartbeatReply]
     REACH: Op[messages.ReachRequest, messages.ReachReply]
     STOP: Op[messages.StopRequest, messages.StopReply]
@@ -67,6 +68,7 @@ if not TYPE_CHECKING:
     READ = "read"
     OBSERVE = "observe"
     FIND = "find"
+    ACTIVE_RUNS = "active_runs"
     HEARTBEAT = "heartbeat"
     REACH = "reach"
     STOP = "stop"

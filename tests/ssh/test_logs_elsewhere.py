@@ -250,5 +250,6 @@ def test_run_on_this_machine_is_found_and_stopped_without_a_record_too(tmp_path:
     assert elsewhere.lines(run, "-i", "inventory.yaml") == here.lines(run)
     sleeper = here("ssh-launch", "--detach", "--", "sleep", "1000").stdout.strip()
     assert f"orch stop {sleeper} -i FILE" in elsewhere("stop", sleeper, code=2).stderr
-    assert f"run {sleeper} is STOPPED" in elsewhere("stop", sleeper, "-i", "inventory.yaml").stderr
+    assert f"run {sleeper} is STOPPED" in elsewhere("stop", "-i", "inventory.yaml").stderr
     assert not here.processes_of(sleeper)
+    assert "no run has a living process on the nodes" in elsewhere("stop", "-i", "inventory.yaml", code=2).stderr

@@ -253,6 +253,12 @@ def active_runs() -> Set[str]:
     return {owner[0] for owner in owners if owner is not None}
 
 
+def find_active_runs(request: messages.ActiveRunsRequest, _payload: bytes) -> Tuple[messages.ActiveRunsReply, bytes]:
+    """The active runs with a folder in the working folder."""
+    runs = os.path.join(absolute_path(request["workdir"]), "runs")
+    return {"runs": sorted(run for run in active_runs() if os.path.isdir(os.path.join(runs, run)))}, b""
+
+
 def needed_bundles(runs: str, removed: Set[str]) -> Tuple[Set[str], str]:
     """Names of the bundles that the run folders refer to; and, if a run's bundle is unknown, the reason to keep all."""
     needed: Set[str] = set()

@@ -20,6 +20,7 @@ from orchestrator.node.endpoint.start import Starter
 from orchestrator.node.files import user_name
 from orchestrator.node.machine import host_id
 from orchestrator.node.protocol import (
+    ACTIVE_RUNS,
     CLAIM,
     CLEAR,
     COMMAND,
@@ -142,6 +143,12 @@ def stop(request: messages.StopRequest, payload: bytes) -> Tuple[messages.StopRe
     return handle(request, payload)
 
 
+def active_runs(request: messages.ActiveRunsRequest, payload: bytes) -> Tuple[messages.ActiveRunsReply, bytes]:
+    from orchestrator.node.endpoint.garbage import find_active_runs as handle  # noqa: PLC0415  as above
+
+    return handle(request, payload)
+
+
 def file_system(request: messages.FileSystemRequest, payload: bytes) -> Tuple[messages.FileSystemReply, bytes]:
     from orchestrator.node.endpoint.file_system import file_system as handle  # noqa: PLC0415  as above
 
@@ -243,6 +250,7 @@ def serve(stream: BinaryIO) -> None:
     handlers.add(READ, Reader().read)
     handlers.add(OBSERVE, observe)
     handlers.add(FIND, find)
+    handlers.add(ACTIVE_RUNS, active_runs)
     handlers.add(HEARTBEAT, heartbeat)
     handlers.add(REACH, reach)
     handlers.add(STOP, stop)
