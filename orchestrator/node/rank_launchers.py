@@ -27,6 +27,8 @@ MODULES = {
     "llamafactory.cli": ("train",),
     "swift.cli.main": ("pt", "sft", "rlhf"),
 }
+# These start torchrun, if they start ranks at all: with a single device they are a rank themselves.
+THROUGH_TORCHRUN = ("llamafactory-cli", "lmf", "swift", "llamafactory.cli", "swift.cli.main")
 WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # Python's options that are followed by a value
 NODE_COUNTS = ("--nnodes", "--num_machines", "--num-machines")
 

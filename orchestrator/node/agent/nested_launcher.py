@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from orchestrator.node.processes import descendants
-from orchestrator.node.rank_launchers import launcher_of, node_count_of, per_node_command
+from orchestrator.node.rank_launchers import THROUGH_TORCHRUN, launcher_of, node_count_of, per_node_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class LauncherSearch:
         """The launcher that the process is; None if it is none, or starts one of the nodes of the run, which have one rank each."""
         argv = strings(f"/proc/{pid}/cmdline")
         launcher = launcher_of(argv)
+        if launcher is None or launcher.startswith(THROUGH_TORCHRUN):
+            return None
         is_one_per_node = max(self.job.ranks) == 1 and node_count_of(argv) == str(len(self.job.ranks))
         return None if is_one_per_node else launcher
 

@@ -62,6 +62,13 @@ def test_launcher_is_found_only_if_every_rank_has_started_one(start: Start, torc
     assert _search(ranks=[1, 1]).found_in_ranks(both[:1]) == "torchrun"
 
 
+def test_launcher_that_starts_torchrun_is_not_one_until_it_does(start: Start, tmp_path: Path) -> None:
+    """LLaMA-Factory with a single device trains in its own process, as a rank."""
+    script = tmp_path / "llamafactory-cli"
+    script.write_text("import time\ntime.sleep(100)\n")
+    assert _search(ranks=[1, 1]).found_in_ranks([start(f"{sys.executable} {script} train 100")]) is None
+
+
 def test_one_launcher_per_node_that_joins_the_other_nodes_is_left_alone(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "torchrun"
     script.write_text("import time\ntime.sleep(100)\n")
