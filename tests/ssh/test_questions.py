@@ -105,6 +105,17 @@ def test_second_factor_is_prompted_for_after_the_key(farm: Farm, orch: Orch, tmp
         assert screen.ended() == 0, screen.text
 
 
+def test_prompts_follow_if_the_program_ssh_is_refused_too(farm: Farm, orch: Orch, tmp_path: Path) -> None:
+    _orch(farm, tmp_path, nodes=1, HostbasedAuthentication="yes", IdentityFile="none")
+    with _password(farm, **{**BY_PASSWORD, "AuthenticationMethods": "any"}) as word, _screen(orch) as screen:
+        screen.until("assword: ")
+        assert _prompt(farm, "n0") in screen.text
+        assert not screen.echoes()
+        screen.type(f"{word}\n")
+        assert screen.ended() == 0, screen.text
+    assert "by the program ssh" not in screen.text
+
+
 def test_attach_reports_that_nodes_with_password_prompts_are_unsupervised(
     farm: Farm, orch: Orch, tmp_path: Path
 ) -> None:

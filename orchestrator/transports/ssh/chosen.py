@@ -62,9 +62,8 @@ class ChosenTransport:
         if shutil.which("ssh") is None:
             raise need
         program = self._by_program = OpensshTransport(self._target, self._ssh, self._by_paramiko.hops)
-        self.remark = f"reached by the program ssh, which never prompts, because {need.cause}"
         try:
-            return program.open(argv)
+            channel = program.open(argv)
         except LoginRefused as refused:
             self._by_program = None
             if not need.was_refused:
@@ -74,3 +73,5 @@ class ChosenTransport:
                 return self._by_paramiko.open(argv)
             reason = f"{need.reason}; the program ssh, tried because {need.cause}, reports: {refused.reason}"
             raise LoginRefused(self.node, reason, at=need.at, hint=need.hint) from refused
+        self.remark = f"reached by the program ssh, which never prompts, because {need.cause}"
+        return channel

@@ -53,6 +53,7 @@ class Login:
         self._keys = UserKeys(hop, keyring)
         self._login = f"{hop.user}@{hop.host} port {hop.port}"
         self._refused_keys = 0
+        self._prompts = 0
         self._reasons: list[str] = []
 
     def authenticate(self, transport: HostKeyTransport) -> None:
@@ -115,14 +116,17 @@ class Login:
         with terminal.locked():
             self._check_connected(transport, begun)
             while tries and (method := next((method for method in PROMPTED if method in methods), None)):
-                begun = time.monotonic()
+                begun, prompts = time.monotonic(), self._prompts
                 try:
                     methods = self._authenticate_by(method, transport, terminal)
                 except paramiko.BadAuthenticationType as error:  # the node does not accept this method
                     methods = [name for name in error.allowed_types if name in PROMPTED and name != method]
                 except paramiko.AuthenticationException as error:
-                    tries -= 1
                     self._check_refusal(transport, begun, error)
+                    if self._prompts > prompts:
+                        tries -= 1
+                    else:  # sshd without PAM offers keyboard-interactive and asks nothing
+                        methods = [name for name in methods if name != method]
         if not tries:
             self._reasons.append(f"{TRIES} answers refused")
         return methods or ([] if transport.is_authenticated() else PROMPTED)
@@ -133,6 +137,7 @@ class Login:
             return [prompt(f"{introduction} {question}".strip(), echo=echo) for question, echo in questions]
 
         def prompt(question: str, *, echo: bool = False) -> bytes:
+            self._prompts += 1
             return terminal.prompt(f"{self._node}: {self._login}: {question} ", echo=echo)
 
         if method == "keyboard-interactive":
