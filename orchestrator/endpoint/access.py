@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 OPEN_FILES = 1 << 16
-MACOS_OPEN_FILES = 10240  # OPEN_MAX of its <sys/syslimits.h>
+MACOS_OPEN_FILES = 10240  # OPEN_MAX in <sys/syslimits.h> there
 
 TransportFactory: TypeAlias = Callable[[Destination], Transport]
 

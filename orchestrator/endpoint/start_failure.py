@@ -22,10 +22,10 @@ _CODE = ("sys.path[:]", "sys.stdout.write")
 
 def start_failure(transport: Transport, python: str, closed: ChannelClosed, printed: str) -> NodeError:
     """
-    The error for a node where a program ended before it reported its version.
+    The error for a node where a program ended before it reported the version of Python.
 
     Args:
-        printed: the beginning of its standard output.
+        printed: the beginning of the standard output.
     """
     node, lines = transport.node, (closed.stderr.strip() or printed).splitlines()
     words = "\n    ".join(line.strip() for line in lines[-SHOWN_LINES:]) or "it printed nothing"

@@ -123,7 +123,7 @@ def test_ranks_that_the_run_does_not_have_are_refused_at_once(orch: Orch) -> Non
 
 
 def test_program_of_a_node_that_fails_ends_the_run_and_is_named_with_its_last_lines(orch: Orch) -> None:
-    """A rank of its own, as of torchrun, ends with it."""
+    """A process that the program started, as torchrun starts ranks, ends with it."""
     _open_gate(orch)
     script = "sleep 1000 & [ $NODE_RANK = 1 ] && { echo lost >&2; exit 3; }; wait"
     run = orch("ssh-launch", "--detach", "--per-node", "--", "sh", "-c", script).stdout.strip()

@@ -96,7 +96,7 @@ class AllocationLauncher(SlurmLauncher):
             time.sleep(START_POLL_S)
 
     def _has_begun(self) -> bool:
-        """Return whether a node has an agent, or output of its setup lines."""
+        """Return whether a node has an agent, or output of setup lines."""
         folders = self.attempt_folders(1)
         nodes = [node for folder in folders for node in folder.endpoint.observe(folder.attempt_dir, folder.nodes)]
         return any(node.agent is not None or node.log.strip() for node in nodes)
