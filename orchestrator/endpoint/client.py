@@ -38,7 +38,7 @@ LIST_S = 120.0  # for a hundred thousand files on a busy file system
 CLEAR_S = 3600.0  # for terabytes on a busy file system
 SEARCH_S = 60.0  # for the last lines of files that hardly have newlines
 ALL_OUTPUTS: messages.Outputs = {"nodes": None, "ranks": None, "streams": None}
-WORKDIR_HINT = "set workdir: in the inventory to a folder that is yours on that node"
+WORKDIR_HINT = "set workdir: in the inventory to a folder of yours on that node, with enough space"
 
 
 @dataclass(frozen=True, slots=True)
