@@ -87,6 +87,8 @@ def _promise(target: Target) -> str:
         return f"{target.contestant}: {target.figure} at least {target.limit:g} times that of {target.baseline}"
     if target.beyond:
         return f"{target.contestant}: {target.figure} at most {_limit(target)} later than {target.baseline}"
+    if target.figure in UNITS:
+        return f"{target.contestant}: {target.figure} at most {target.limit:g} times that of {target.baseline}"
     limit = "sooner than" if target.limit == 1.0 else f"in at most {target.limit:g} times the time of"
     return f"{target.contestant}: {target.figure} {limit} {target.baseline}"
 
@@ -107,7 +109,8 @@ def _verdict(measure: Measure, target: Target) -> str:
         )
     if target.least:
         return f"{value / baseline:.3f} times as many, {'met' if value / baseline >= target.limit else '**missed**'}"
-    text = _text(value, target.figure) if target.baseline is None else f"{value / baseline:.2f} times as long"
+    ratio = f"{value / baseline:.2f} times as {'much' if target.figure in UNITS else 'long'}"
+    text = _text(value, target.figure) if target.baseline is None else ratio
     return f"{text}, {'met' if value / baseline <= target.limit else '**missed**'}"
 
 
