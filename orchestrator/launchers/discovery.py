@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.endpoint.access import TransportFactory, transport_factory
+from orchestrator.endpoint.access import Terminal, TransportFactory, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import RunTrace
 from orchestrator.errors import NodeError, NodesError, OrchError, RunNotFound, Unreachable, UsageError
@@ -45,11 +45,13 @@ def find_run(inventory: Inventory, run_id: str) -> tuple[LaunchPlan, Launcher]:
     if local_trace is not None:
         plan = _plan(inventory, run_id, local_trace)
         return plan, SlurmLauncher(plan, slurm_host(replace(plan, slurm={**plan.slurm, "login": None})))
-    login_trace = _trace_on_login_node(inventory, run_id)
+    terminal = Terminal()  # for all logins: a passphrase is prompted for once
+    login_trace = _trace_on_login_node(inventory, run_id, terminal)
     if isinstance(login_trace, RunTrace) and login_trace.by_slurm:
         plan = _plan(inventory, run_id, login_trace)
-        return plan, SlurmLauncher(plan, slurm_host(plan))
-    return _find_on_nodes(inventory, run_id, [login_trace] if isinstance(login_trace, OrchError) else [])
+        return plan, SlurmLauncher(plan, slurm_host(plan, terminal), terminal)
+    transport = transport_factory(inventory.transport, inventory.ssh, terminal)
+    return _find_on_nodes(inventory, run_id, transport, [login_trace] if isinstance(login_trace, OrchError) else [])
 
 
 def active_runs(inventory: Inventory) -> dict[str, list[str]]:
@@ -88,23 +90,22 @@ def _slurm_run_here(inventory: Inventory, run_id: str) -> RunTrace | None:
     return None
 
 
-def _trace_on_login_node(inventory: Inventory, run_id: str) -> RunTrace | OrchError | None:
+def _trace_on_login_node(inventory: Inventory, run_id: str, terminal: Terminal) -> RunTrace | OrchError | None:
     """Search the login node; an error if it cannot be searched, None if it does not have the run or there is no login node."""
     login = login_node(inventory.slurm.login, inventory.nodes[0], inventory.ssh)
     if login is None:
         return None
     try:
-        with Endpoint.connect(transport_factory("ssh", inventory.ssh)(login), login.python) as endpoint:
+        with Endpoint.connect(transport_factory("ssh", inventory.ssh, terminal)(login), login.python) as endpoint:
             return endpoint.find(login.workdir, run_id)
     except NodeError as exc:
         return exc
 
 
 def _find_on_nodes(
-    inventory: Inventory, run_id: str, login_failures: Sequence[OrchError]
+    inventory: Inventory, run_id: str, transport: TransportFactory, login_failures: Sequence[OrchError]
 ) -> tuple[LaunchPlan, Launcher]:
     """Search all nodes; the launcher takes over the connections to the nodes of the run, the others are closed."""
-    transport = transport_factory(inventory.transport, inventory.ssh)
     results = each(inventory.nodes, lambda node: _search(node, transport, run_id), limit=inventory.ssh.fanout)
     searches = [result for result in results if isinstance(result, NodeSearch)]
     members: set[str] = set()
