@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 
 from orchestrator.actions.logs import find_on_nodes
@@ -26,6 +27,7 @@ from orchestrator.verdict.settle import settle_if_writable
 
 CANCEL_S = 90.0  # a cancelled launch waits for its pending requests, then ends what had started
 POLL_S = 0.05
+MOST_LISTED = 20
 
 
 def run_to_stop(name: str | None) -> RunFolder:
@@ -45,12 +47,22 @@ def run_to_stop(name: str | None) -> RunFolder:
             raise
     unended = [(folder, record) for folder, record in readable_runs()[0] if not record.state.final]
     if len(unended) > 1:
-        lines = [f"  orch stop {record.id}   {_described(folder, record)}" for folder, record in unended]
+        lines = _stop_lines(unended)
+        if len(lines) > MOST_LISTED:
+            lines[MOST_LISTED:] = [f"  and {len(lines) - MOST_LISTED} more, see orch list"]
         raise UsageError(
             "\n".join([f"{len(unended)} runs have not ended, so name the one to end:", *lines]),
             hint="these states are recorded ones; `orch list --all` queries the runs",
         )
     return unended[0][0] if unended else find_run("latest")
+
+
+def _stop_lines(runs: Sequence[tuple[RunFolder, RunRecord]]) -> list[str]:
+    """The command to end each run, newest first; one command for all runs of a sweep."""
+    sweeps = Counter(record.sweep for _, record in runs if record.sweep)
+    lines = [f"  orch stop {sweep}   {count} runs of a sweep" for sweep, count in sweeps.items()]
+    alone = [(folder, record) for folder, record in reversed(runs) if not record.sweep]
+    return [f"  orch stop {record.id}   {_described(folder, record)}" for folder, record in alone] + lines
 
 
 def _described(folder: RunFolder, record: RunRecord) -> str:

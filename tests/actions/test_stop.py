@@ -1,0 +1,49 @@
+"""Which run `orch stop` without RUN ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.actions.stop import MOST_LISTED, run_to_stop
+from orchestrator.errors import UsageError
+from orchestrator.run import RunRecord, RunState
+from orchestrator.store import Store
+
+UNKNOWN: dict[str, Any] = {"request": {}, "inventory": {}, "code": {}, "versions": {}}
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The store that the commands use."""
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path))
+    return Store(tmp_path)
+
+
+def _add(store: Store, second: int, state: RunState, sweep: str | None = None) -> str:
+    run_id = f"a-20260102-0304{second:02d}-0abc"
+    store.create(RunRecord(run_id, "ssh", state, "2026-01-02T03:04:05+00:00", sweep=sweep, **UNKNOWN))
+    return run_id
+
+
+def test_only_unended_run_is_stopped_or_the_newest_if_all_have_ended(store: Store) -> None:
+    _add(store, 1, RunState.DONE)
+    newest = _add(store, 3, RunState.LOST)
+    assert run_to_stop(None).path.name == newest
+    running = _add(store, 2, RunState.RUNNING)
+    assert run_to_stop(None).path.name == running
+
+
+def test_several_unended_runs_are_listed_newest_first_and_a_sweep_in_one_line(store: Store) -> None:
+    runs = [_add(store, second, RunState.RUNNING) for second in range(MOST_LISTED + 2)]
+    for second in range(40, 50):
+        _add(store, second, RunState.PENDING, sweep="a-20260102-030440-0000")
+    with pytest.raises(UsageError) as caught:
+        run_to_stop(None)
+    first, newest, *lines = str(caught.value).splitlines()
+    assert first == f"{MOST_LISTED + 12} runs have not ended, so name the one to end:"
+    assert newest == f"  orch stop {runs[-1]}   RUNNING, nodes unknown, started 2026-01-02 03:04:05 UTC"
+    assert lines[-1] == "  and 3 more, see orch list"
+    assert len(lines) == MOST_LISTED
