@@ -242,21 +242,28 @@ def main() -> int:
     """Supervise the run whose folder is argv[1]; returns 4 if the run has a supervisor."""
     os.umask(0o077)
     folder = RunFolder(Path(sys.argv[1]))
-    with folder.supervision() as is_ours:
-        if not is_ours:
-            sys.stderr.write(f"orch: {folder.path.name} has a supervisor: {folder.supervisor()}\n")
-            return LaunchError.exit_code
-        folder.add_event("supervisor-started", f"pid {os.getpid()} supervises")
-        try:
+    if folder.supervisor() is not None:
+        return _refuse(folder)
+    try:
+        plan = folder.read_plan()  # before the lock: whoever holds the lock is taken for a supervisor that has started
+        with folder.supervision() as is_ours:
+            if not is_ours:
+                return _refuse(folder)
+            folder.add_event("supervisor-started", f"pid {os.getpid()} supervises")
             folder.update(unsupervised={})
-            with contextlib.closing(direct_launcher(folder.read_plan())) as launcher:
+            with contextlib.closing(direct_launcher(plan)) as launcher:
                 Supervisor(folder, launcher).run()
-        except Exception as error:
-            cause = f"{type(error).__name__}: {error}"
-            with contextlib.suppress(OSError):  # a full disk may be the cause
-                folder.add_event("supervisor-failed", f"{cause}; the supervisor has ended, see supervisor.log")
-            raise
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(OSError):  # a full disk may be the cause
+            folder.add_event("supervisor-failed", f"{cause}; the supervisor has ended, see supervisor.log")
+        raise
     return 0
+
+
+def _refuse(folder: RunFolder) -> int:
+    sys.stderr.write(f"orch: {folder.path.name} has a supervisor: {folder.supervisor()}\n")
+    return LaunchError.exit_code
 
 
 if __name__ == "__main__":
