@@ -163,8 +163,6 @@ class LogView:
         self._as_json = as_json
         self._quiet = quiet
         self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        self.has_written = False
-        """True once a line was printed."""
 
     def inform(self, text: str) -> None:
         """Print a message, unless quiet."""
@@ -179,7 +177,6 @@ class LogView:
         """Print and flush in pieces, so that memory stays bounded."""
         texts, size = [], 0
         for group in lines:
-            self.has_written = True
             texts.append(self._text(group) + "\n")
             size += len(texts[-1])
             if size >= PRINTED_CHARACTERS:

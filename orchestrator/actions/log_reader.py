@@ -87,6 +87,11 @@ class LogReader:
             and not any(offset for file, offset in feed.offsets.items() if file.startswith(f"{node}/"))
         ]
 
+    @property
+    def is_empty(self) -> bool:
+        """True if no file of the attempt was found that has content."""
+        return not any(size for feed in self._feeds for size in feed.offsets.values())
+
     def past(self, *, tail: int | None, unfinished: bool) -> None:
         """Show the lines so far, or the last `tail` of them; lines without an end only if `unfinished`."""
         if tail is None:

@@ -103,9 +103,12 @@ def missing_logs(run: KeptRun, plan: LaunchPlan, reader: LogReader) -> LaunchErr
     return LaunchError(message, hint=f"orch status {plan.run_id} shows what is recorded here")
 
 
-def selection(wanted: Filter, plan: LaunchPlan, now: float) -> Selection:
+def selection(wanted: Filter, plan: LaunchPlan, now: float, *, has_routine: bool) -> Selection:
     """
     Return the selection of lines by the filter.
+
+    Args:
+        has_routine: keep the events that every run without a failure has; they are kept if only events are wanted.
 
     Raises:
         UsageError: the filter is wrong, or the run has no such node or rank.
@@ -116,7 +119,9 @@ def selection(wanted: Filter, plan: LaunchPlan, now: float) -> Selection:
     if wanted.stream not in (None, "out", "err", "event", "batch"):
         raise UsageError(f"--stream {wanted.stream}: no such stream", hint="out, err, event or batch")
     earliest = now - seconds("--since", wanted.since) if wanted.since else None
-    return Selection(nodes, ranks, wanted.stream, earliest, pattern)
+    return Selection(
+        nodes, ranks, wanted.stream, earliest, pattern, has_routine=has_routine or wanted.stream == "event"
+    )
 
 
 def _nodes(text: str | None, plan: LaunchPlan) -> frozenset[str] | None:

@@ -23,14 +23,14 @@ def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail
     try:
         with closing(launcher):
             view = LogView(as_json=as_json)
-            chosen = selection(wanted, plan, time.time())
+            chosen = selection(wanted, plan, time.time(), has_routine=as_json)
             if wanted.stream == "batch":
                 view.write(batch_log(launcher, chosen, tail))
                 return 0
             with progress:
                 reader = LogReader(launcher, plan, view, chosen, only_wanted_nodes=not follow)
             reader.past(tail=tail, unfinished=not follow)
-            if not follow and not view.has_written and wanted == Filter():
+            if not follow and reader.is_empty and wanted == Filter():
                 view.write(batch_log(launcher, chosen, tail))  # the job failed before it started an agent
             if follow:
                 record = Watch(run, launcher, reader, view, ends_failed=False).to_end()

@@ -112,8 +112,10 @@ def test_output_of_a_rank_is_printed_before_its_exit(orch: Orch) -> None:
     _open_gate(orch)
     quiet = orch("ssh-launch", "--quiet", "--", "echo", "last line")
     assert (sorted(quiet.stdout.splitlines()), quiet.stderr) == (["[n0:0] last line", "[n1:1] last line"], "")
-    lines = orch("logs", "--node", "n0").stdout.splitlines()
-    assert lines.index("[n0:0] last line") < next(k for k, line in enumerate(lines) if "exited with code 0" in line)
+    texts = [line["text"] for line in orch.lines("--node", "n0")]
+    assert texts.index("last line") < next(k for k, text in enumerate(texts) if "exited with code 0" in text)
+    assert orch("logs", "--node", "n0").stdout == "[n0:0] last line\n"
+    assert "exited with code 0" in orch("logs", "--node", "n0", "--stream", "event").stdout
 
 
 def test_ranks_that_the_run_does_not_have_are_refused_at_once(orch: Orch) -> None:

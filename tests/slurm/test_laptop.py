@@ -83,10 +83,11 @@ def test_files_and_logs_are_copied_over_ssh_if_every_host_has_its_own_workdir(
     assert sorted(re.findall(r"up on (h\d)$", done.stdout, re.MULTILINE)) == ["h1", "h2"]
     status = laptop.status()
     assert (status["state"], status["exit"]["rank"], status["exit"]["code"]) == ("FAILED", 1, 1)
-    assert sorted(laptop("logs").stdout.splitlines()) == sorted(done.stdout.splitlines())
+    log = sorted(laptop("logs").stdout.splitlines())
+    assert log == sorted(done.stdout.splitlines())
     elsewhere = replace(laptop, env={**laptop.env, "ORCH_HOME": str(laptop.cwd / "elsewhere")})
     found = elsewhere("logs", status["id"], "-i", "inventory.yaml")
-    assert sorted(found.stdout.splitlines()) == sorted(done.stdout.splitlines())
+    assert sorted(found.stdout.splitlines()) == log
 
 
 def test_run_without_a_shared_workdir_is_not_requeued_and_gc_removes_its_folders(
