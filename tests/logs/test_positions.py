@@ -28,6 +28,8 @@ from orchestrator.transports.local import LocalTransport
 from tests.until import until
 
 NAMES = ("rank-0.out", "rank-0.err", "rank-1.out", "rank-11.out")
+SERVER_AHEAD_S = 3600
+"""The clock of the file system, which may be a server's, is ahead of the agent's."""
 TICKS = 3000  # some blocks of the index
 
 
@@ -38,7 +40,6 @@ class Log:
         self.folder = attempt / "n0"
         self.end = time.time()
         self.attempt = AttemptFolder(lambda: endpoint, str(attempt), ("n0",))
-
         self._write()
 
     def _write(self) -> None:
@@ -59,7 +60,8 @@ class Log:
         (self.folder / "offsets.jsonl").write_text("\n".join(index) + "\n")
         for name in NAMES:
             (self.folder / name).write_bytes(content[name])
-            os.utime(self.folder / name, (changed[name], changed[name]))
+        for name, changed_s in {**changed, "offsets.jsonl": self.end - 0.25}.items():
+            os.utime(self.folder / name, (changed_s + SERVER_AHEAD_S, changed_s + SERVER_AHEAD_S))
 
     def feed(self, selection: Selection | None = None) -> Feed:
         return Feed(self.attempt, selection or Selection())
@@ -147,7 +149,10 @@ def test_file_without_recent_records_has_the_time_of_its_last_change(log: Log, m
         reply["written"]["n0/rank-0.err"] for reply in (_positions(request), _positions(request, monkeypatch))
     ]
     assert len(exact) > 1
-    assert coarse == [((log.folder / "rank-0.err").stat().st_size, (log.folder / "rank-0.err").stat().st_mtime)]
+    state = (log.folder / "rank-0.err").stat()
+    [(size, time_s)] = coarse
+    assert size == state.st_size
+    assert time_s == pytest.approx(state.st_mtime - SERVER_AHEAD_S, abs=0.001)
 
 
 def _positions(request: messages.LastLinesRequest, patch: pytest.MonkeyPatch | None = None) -> messages.PositionsReply:

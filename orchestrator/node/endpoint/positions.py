@@ -1,7 +1,8 @@
 """
 Find where to begin to read the output files of ranks: at their last lines, or at the lines of the last seconds.
 
-The times of lines are in offsets.jsonl, which is read backwards, so that the cost does not depend on the length of the log.
+The times of lines are in offsets.jsonl, which is read backwards, so that the cost does not depend on the length of the log. Times of
+files are compared only with each other: the agent's clock may differ from that of the file system.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from orchestrator.node.run_folder import node_folders, read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Iterator, List, Tuple
+    from typing import Dict, Iterator, List, Set, Tuple
 
     from orchestrator.node import messages
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 1 << 16
 RECENT_BYTES = 1 << 20  # of the index: an hour or more
 WRITES_LIMIT = 1 << 17  # of all files of a reply, so that its header stays small
-CLOCK_MARGIN_S = 1.0  # between the file system's clock and the agent's
+TICKS_S = 1.0  # some intervals in which the agent records the sizes of all files
 
 
 def last_lines(request: messages.LastLinesRequest, _payload: bytes) -> Tuple[messages.PositionsReply, bytes]:
@@ -96,17 +97,18 @@ def _outputs(request: messages.FilesRequest, node: str, folder: str) -> Dict[str
 def _writes_beyond(folder: str, starts: Dict[str, int], sizes: Dict[str, int], index_size: int) -> Dict[str, Writes]:
     """The writes of each file beyond its start, the newest first; of a file without recent records, its last change."""
     found: Dict[str, Writes] = {name: [] for name in starts}
-    open_files = {name: _changed(folder, name) for name, start in starts.items() if start < sizes[name]}
+    open_files = {name for name, start in starts.items() if start < sizes[name]}
     for begin, records in _backwards(os.path.join(folder, OFFSETS), index_size, open_files):
         for _, moment, recorded in records:
             for name in [name for name in open_files if name in recorded]:
                 if recorded[name] <= starts[name]:
-                    del open_files[name]
+                    open_files.remove(name)
                 else:
                     found[name].append((recorded[name], moment))
         if index_size - begin > RECENT_BYTES:
             for name in [name for name in open_files if not found[name]]:
-                found[name].append((sizes[name], open_files.pop(name)))
+                open_files.remove(name)
+                found[name].append((sizes[name], _changed(folder, name) + _clock_shift(folder, index_size)))
         if not open_files:
             break
     return found
@@ -114,21 +116,25 @@ def _writes_beyond(folder: str, starts: Dict[str, int], sizes: Dict[str, int], i
 
 def _written_since(folder: str, sizes: Dict[str, int], earliest: float) -> Tuple[Dict[str, int], int]:
     """The offset of the first line of each file that ended at `earliest` or later, and of the index's first record since."""
-    open_files = {name: _changed(folder, name) for name in sizes}
-    starts = dict(sizes)
-    for name in [name for name, changed in open_files.items() if changed < earliest - CLOCK_MARGIN_S]:
-        del open_files[name]
     index = os.path.join(folder, OFFSETS)
     index_start = index_size = _whole_records(index)
-    starts.update(dict.fromkeys(open_files, 0))
+    recorded_s = _changed(folder, OFFSETS) - TICKS_S if index_size else 0.0
+    recorded_files = {name for name in sizes if _changed(folder, name) < recorded_s}  # with all their bytes
+    recent_files: Set[str] = set()
+    open_files, starts = set(sizes), dict.fromkeys(sizes, 0)
     for _, records in _backwards(index, index_size, open_files):
         for offset, moment, recorded in records:
             if moment >= earliest:
                 index_start = offset
+                recent_files.update(recorded)
                 continue
-            for name in [name for name in open_files if name in recorded]:
-                del open_files[name]
-                starts[name] = line_start(os.path.join(folder, name), min(recorded[name], sizes[name]), 0)
+            for name in sorted(open_files):
+                if name in recorded:
+                    open_files.remove(name)
+                    starts[name] = line_start(os.path.join(folder, name), min(recorded[name], sizes[name]), 0)
+                elif name in recorded_files and name not in recent_files:
+                    open_files.remove(name)
+                    starts[name] = sizes[name]
         if not open_files:
             break
     return starts, index_start
@@ -136,6 +142,12 @@ def _written_since(folder: str, sizes: Dict[str, int], earliest: float) -> Tuple
 
 def _changed(folder: str, name: str) -> float:
     return os.lstat(os.path.join(folder, name)).st_mtime
+
+
+def _clock_shift(folder: str, index_size: int) -> float:
+    """The agent's clock minus that of the file system, which may be a server's."""
+    _, records = next(_backwards(os.path.join(folder, OFFSETS), index_size, {""}))
+    return records[0][1] - _changed(folder, OFFSETS) if records else 0.0
 
 
 def _whole_records(index: str) -> int:
@@ -147,7 +159,7 @@ def _whole_records(index: str) -> int:
     return line_start(index, size, 0)
 
 
-def _backwards(index: str, end: int, names: Dict[str, float]) -> Iterator[Tuple[int, List[Record]]]:
+def _backwards(index: str, end: int, names: Set[str]) -> Iterator[Tuple[int, List[Record]]]:
     """The records that mention one of the names, the newest first, block by block, and each block's offset."""
     rest = b""
     while end > 0:
