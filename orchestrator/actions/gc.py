@@ -121,11 +121,15 @@ def collect(limits: Limits, inventory: str | None, forget: str | None, on_progre
 
     Args:
         forget: host list of nodes that do not exist any more: they are not searched, and no record is kept for them.
+
+    Raises:
+        UsageError: no node of that name is known, or it is this machine.
     """
-    store, forgotten = home_store(), _forgotten(forget)
+    store = home_store()
     plans, damaged = _plans(store)
     known = _sites_of_inventory(inventory) if inventory is not None else _sites_of_runs(plans.values())
-    sites = [site for site in known if site.node.name not in forgotten]
+    forgotten = _forgotten(forget, known)
+    sites = [site for site in _once_each(known) if site.key not in forgotten]
     claims, terminal = _Claims(), Terminal()
     limit = max([FANOUT, *(site.ssh.fanout for site in sites)])
     reporter = Reporter.of("searching", [site.name for site in sites], between_prompts(on_progress))
@@ -140,17 +144,24 @@ def collect(limits: Limits, inventory: str | None, forget: str | None, on_progre
     gone = {
         folder.path.name
         for folder, plan in plans.items()
-        if plan is not None and {site.node.name for site in _sites_of(plan)} <= forgotten
+        if plan is not None and {site.key for site in _sites_of(plan)} <= forgotten
     }
     found.append(SiteGarbage(RECORDS, entries=_collect_records(store, reasons, gone, limits)))
-    return Garbage(found, bool(sites), damaged, outcomes, limits.dry_run)
+    return Garbage(found, bool(known), damaged, outcomes, limits.dry_run)
 
 
-def _forgotten(names: str | None) -> set[str]:
+def _forgotten(text: str | None, known: Sequence[Site]) -> set[Key]:
+    """The keys of the named sites. By key, because nodes of different inventories may have the same name."""
     try:
-        return set() if names is None else set(expand(names))
+        names = set() if text is None else set(expand(text))
     except ValueError as exc:
-        raise UsageError(f"--forget {names}: {exc}", hint="as in --forget n0 or --forget 'n[0-3]'") from exc
+        raise UsageError(f"--forget {text}: {exc}", hint="as in --forget n0 or --forget 'n[0-3]'") from exc
+    remote = [site for site in known if site.transport != "local"]  # this machine exists
+    unknown = names - {site.node.name for site in remote}
+    if unknown:
+        hint = "it names nodes of runs over SSH recorded here, or of the inventory given with -i; the run of a Slurm job is on no single node"
+        raise UsageError(f"--forget {text}: no node {', '.join(sorted(unknown))} would be searched", hint=hint)
+    return {site.key for site in remote if site.node.name in names}
 
 
 class _Claims:
@@ -188,10 +199,12 @@ def _sites_of_inventory(given: str) -> list[Site]:
 
 
 def _sites_of_runs(plans: Iterable[LaunchPlan | None]) -> list[Site]:
-    sites = [site for plan in plans if plan is not None for site in _sites_of(plan)]
-    return list(
-        {site.key: site for site in sites}.values()
-    )  # the last one stays: the connection of the newest run is the likeliest to work
+    return [site for plan in plans if plan is not None for site in _sites_of(plan)]
+
+
+def _once_each(sites: Iterable[Site]) -> list[Site]:
+    """One site per key: the last one, since the connection of the newest run is the likeliest to work."""
+    return list({site.key: site for site in sites}.values())
 
 
 def _sites_of(plan: LaunchPlan) -> list[Site]:
@@ -225,7 +238,7 @@ def _collect_site(site: Site, limits: Limits, claims: _Claims, terminal: Termina
 
 
 def _reasons_to_keep(
-    plans: dict[RunFolder, LaunchPlan | None], found: Sequence[SiteGarbage], reached: set[Key], forgotten: set[str]
+    plans: dict[RunFolder, LaunchPlan | None], found: Sequence[SiteGarbage], reached: set[Key], forgotten: set[Key]
 ) -> dict[str, str]:
     """The reason for each run to keep its record, that its folder is or may be on a node; empty without a reason."""
     kept_on = {
@@ -235,7 +248,7 @@ def _reasons_to_keep(
     for folder, plan in plans.items():
         run = folder.path.name
         sites = _sites_of(plan) if plan is not None else []
-        unreached = [site.node.name for site in sites if site.key not in reached and site.node.name not in forgotten]
+        unreached = [site.node.name for site in sites if site.key not in reached | forgotten]
         reasons[run] = f"its folder on {kept_on[run]} stays" if run in kept_on else ""
         reasons[run] = f"{unreached[0]} was not searched for its folder" if unreached else reasons[run]
     return reasons

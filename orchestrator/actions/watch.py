@@ -90,7 +90,7 @@ class Watch:
         has_failed = status.verdict.state is RunState.FAILED
         if self._ends_failed and has_failed and any(node.finished is None for node in status.nodes):
             for warning in self._launcher.stop(job, grace_s=GRACE_S):
-                self._viewer.inform(warning)
+                self._viewer.warn(warning)
         self._reader.show_remaining()
         verdict = explain_by_nodes(status.verdict, self._plan, self._launcher, status.attempt)
         return settle(self._run, verdict, status.nodes, attempt=status.attempt)

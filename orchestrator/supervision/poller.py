@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -176,7 +177,8 @@ class Poller:
             remaining = {name: text for name, text in record.unsupervised.items() if name != node}
             return replace(record, unsupervised=remaining if reason is None else {**remaining, node: reason})
 
-        self._folder.change(changed)
+        with contextlib.suppress(OSError):  # a full disk here must not end the supervision; the event has it
+            self._folder.change(changed)
 
     def _peers_of(self, state: NodeState) -> list[str]:
         """The known addresses of at most PEERS other nodes."""

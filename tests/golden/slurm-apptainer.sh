@@ -53,7 +53,7 @@ for orch_line in \
         fi
         ;;
     "conda "*) [ "$(type -t conda)" = function ] || eval "$(conda shell.bash hook)" ;;
-    esac >&2
+    esac </dev/null >&2
     eval "$orch_line" </dev/null >&2 || exit
 done
 trap - EXIT TERM

@@ -76,7 +76,7 @@ def test_old_runs_are_removed_from_nodes_and_records_and_younger_ones_stay(orch:
     assert young not in done.stdout
     assert [path.name for path in _runs(orch)] == [young] * 2
     assert [path.name for path in (orch.home / "runs").iterdir()] == [young]
-    assert orch("logs", young).stdout
+    assert orch("logs", young, "--stream", "event").stdout
 
 
 def test_run_with_checkpoints_is_named_with_its_size_and_its_record_stays_too(orch: Orch) -> None:
@@ -112,6 +112,7 @@ def test_unreachable_node_is_named_with_code_4_and_the_rest_is_done(orch: Orch) 
     assert re.search(r"n1: .*\(1 of 2\)$", done.stderr, re.MULTILINE)
     assert [path.parent.parent.name for path in _runs(orch)] == ["n1"]
     assert "n1 was not searched" in done.stdout, "the record is needed to find the rest on its nodes"
+    assert "no node n7 would be searched" in orch("gc", "--forget", "n7", code=2).stderr
     assert "working folders searched: 1" in orch("gc", "--forget", "n1").stderr
     assert [path.parent.parent.name for path in _runs(orch)] == ["n1"]
     assert list((orch.home / "runs").iterdir()) == []

@@ -9,7 +9,7 @@ from orchestrator.node.rank_launchers import THROUGH_TORCHRUN, launcher_of, node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
     from orchestrator.node.job import Job
 
@@ -34,8 +34,10 @@ class LauncherSearch:
         self.is_needed = self.next_s < LAST_S
         return True
 
-    def found_in_ranks(self, ranks: Iterable[int]) -> str | None:
+    def found_in_ranks(self, ranks: Collection[int]) -> str | None:
         """The launcher that every one of the ranks (pids) is or has started; None if a rank has not."""
+        if len(ranks) < len(self.job.rank_numbers):
+            return None  # a rank has ended without one
         parents = {pid: stat[1] for pid, stat in descendants().items()}
         without, launcher = set(ranks), None
         for pid in parents:

@@ -115,15 +115,16 @@ class Clearing:
         Remove run folders.
 
         With `only` (name -> the reason to keep it, or empty), only those that it names. Of `forgotten` runs, no node exists any
-        more: they are removed whatever their records say.
+        more: they are removed whatever their records say, but not checkpoints, where records and runs are in one folder.
         """
         active = active_runs()
 
         def reason(path: str, size: Size) -> str:
             name = os.path.basename(path)
             if name in forgotten:
-                return "its processes are alive" if name in active else ""
-            why = (only or {}).get(name) or reason_to_keep(path, active, time.time() - size.newest)
+                why = "its processes are alive" if name in active else ""
+            else:
+                why = (only or {}).get(name) or reason_to_keep(path, active, time.time() - size.newest)
             return why or ("holds checkpoints" if size.has_checkpoints and not self.checkpoints else "")
 
         paths = [path for path in self._folders(folder, RUN_ID) if only is None or os.path.basename(path) in only]

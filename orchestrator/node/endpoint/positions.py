@@ -134,7 +134,7 @@ def _written_since(folder: str, sizes: Dict[str, int], earliest: float) -> Tuple
                     starts[name] = line_start(os.path.join(folder, name), min(recorded[name], sizes[name]), 0)
                 elif name in recorded_files and name not in recent_files:
                     open_files.remove(name)
-                    starts[name] = sizes[name]
+                    starts[name] = line_start(os.path.join(folder, name), sizes[name], 0)
         if not open_files:
             break
     return starts, index_start

@@ -34,6 +34,9 @@ FAILED = 255  # the exit status of ssh for its own failures
 LOGGED_IN = b"orch-ssh-logged-in\n"
 """What ssh writes to its output once the login succeeded, by LocalCommand; the program's output follows."""
 _REFUSED = re.compile(r"Permission denied \(|Host key verification failed|Too many authentication failures")
+_LOST = re.compile(
+    r"client_loop: |Connection (to .* )?(closed|reset) by|Timeout, server |Read from remote host|packet_write_\w+: |ssh_dispatch_run_fatal: "
+)
 _DROPPED = re.compile(r"kex_exchange_identification|Connection (closed|reset) by")
 
 
@@ -209,11 +212,12 @@ class OpensshChannel(LocalChannel):
         """The end of the program, or the loss of the connection, which is raised."""
         closed = super()._ended()
         if self._is_logged_in and closed.exit_status == FAILED:
-            words = _lines(closed.stderr)[-1:]
             if "channel 0: open failed" in closed.stderr:
                 raise Unreachable(self._node, SESSION_REFUSED) from closed
-            raise Unreachable(self._node, ": ".join(["the connection was lost", *words])) from closed
-        return closed
+            words = [line for line in _lines(closed.stderr) if _LOST.match(line)]
+            if words:
+                raise Unreachable(self._node, f"the connection was lost: {words[-1]}") from closed
+        return closed  # 255 is also the status of a program that exits with it or is ended by a signal
 
 
 def _lines(stderr: str) -> list[str]:

@@ -59,6 +59,7 @@ def test_launcher_is_found_only_if_every_rank_has_started_one(start: Start, torc
     both, without = [start(f"{torchrun} 100"), start(f"{torchrun} 100")], start("sleep 100")
     assert _search(ranks=[2]).found_in_ranks(both) == "torchrun"
     assert _search(ranks=[2]).found_in_ranks([both[0], without]) is None
+    assert _search(ranks=[2]).found_in_ranks(both[:1]) is None  # the other rank has ended
     assert _search(ranks=[1, 1]).found_in_ranks(both[:1]) == "torchrun"
 
 

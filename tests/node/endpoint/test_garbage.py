@@ -151,6 +151,11 @@ def test_record_of_a_run_whose_nodes_are_all_gone_is_removed_in_any_state(tmp_pa
     for name in (OLD, SECOND):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text('{"state": "LOST"}')
+    (tmp_path / OLD / "checkpoints").mkdir()  # records and runs may be in one folder
+    (tmp_path / OLD / "checkpoints" / "state.pt").touch()
+    kept = clearing.runs(str(tmp_path), {OLD: ""}, {OLD})
+    assert [(entry["action"], entry["why"]) for entry in kept] == [("keep", "holds checkpoints")]
+    (tmp_path / OLD / "checkpoints" / "state.pt").unlink()
     entries = clearing.runs(str(tmp_path), {OLD: "", SECOND: ""}, {OLD})
     assert [(entry["action"], entry["why"]) for entry in entries] == [("remove", ""), ("keep", "its record is LOST")]
 
