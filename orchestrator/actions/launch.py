@@ -132,7 +132,7 @@ def started(
     terminal = planned.terminal
     launcher = launcher_for(planned.plan, terminal, on_progress, planned.connected)
     try:
-        with _survive_sighup() as closed, sigterm_interrupts():
+        with survive_sighup() as closed, sigterm_interrupts():
             folder = _launch(planned, launcher, terminal, on_warning)
         with _supervised(folder, planned.plan, on_warning, needs_answers=terminal.was_used):
             yield Launched(folder, launcher, closed.is_set())
@@ -155,7 +155,7 @@ def _supervised(
 
 
 @contextmanager
-def _survive_sighup() -> Iterator[threading.Event]:
+def survive_sighup() -> Iterator[threading.Event]:
     """Finish a launch although its terminal is closed: SIGHUP only sets the event. Under nohup SIGHUP stays ignored."""
     closed = threading.Event()
     with _handled(signal.SIGHUP, lambda *_: closed.set()):

@@ -17,6 +17,7 @@ from orchestrator.actions.launch import (
     record_changed_plan,
     record_plan,
     sigterm_interrupts,
+    survive_sighup,
     undo_on_failure,
 )
 from orchestrator.actions.request import LaunchArguments, trainer_config
@@ -146,7 +147,7 @@ def submit(planned: Sequence[Planned], on_warning: Callable[[str], None]) -> str
     """
     terminal = Terminal()
     launcher = SlurmLauncher(planned[0].plan, slurm_host(planned[0].plan, terminal), terminal)
-    with closing(launcher), sigterm_interrupts():
+    with closing(launcher), survive_sighup(), sigterm_interrupts():
         return _start(planned, launcher, on_warning)
 
 
