@@ -147,7 +147,10 @@ class SlurmLauncher:
     def stop(self, job: str | None, *, grace_s: float) -> list[str]:
         """Cancel the job, and wait until Slurm has ended every step of it."""
         try:
-            return self._cancel(job or self._host.withdraw(self._plan), time.monotonic() + grace_s + CANCEL_S)
+            if job is None:
+                submitted = self._host.withdraw(self._plan)
+                job = submitted if self._plan.sweep is None else None  # Slurm lists the tasks of an array, not its id
+            return self._cancel(job, time.monotonic() + grace_s + CANCEL_S)
         except NodeError as exc:
             subject = f"job {job}" if job else f"a job named {self._plan.job_name}, if there is one,"
             return [f"{exc}; {subject} was not cancelled"]
@@ -160,6 +163,9 @@ class SlurmLauncher:
                 problem = f"Slurm job {status.job} ({status.name}) does not run in the folder of {self._plan.job_run}"
                 lists = f"`squeue --me --name={self._plan.job_name}` lists the run's job, and `scancel ID` ends it"
                 return [f"{problem}: it was not cancelled; {lists}"]
+            if job is None and status.job and self._plan.sweep and not self._may_be_submitted:  # `undo` ends all runs
+                job = f"{array_id(status.job)}_{self._plan.sweep.runs.index(self._plan.run_id)}"
+                continue
             if status.over:
                 break
             if status.absent or time.monotonic() > deadline:
