@@ -88,7 +88,7 @@ def stop(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:
     """
     run: KeptRun = folder
     try:
-        record = _cancel_launch(folder, on_message)
+        record = cancel_launch(folder, on_message)
     except RunNotFound as exc:
         run = UnrecordedRun.of(folder.read_plan())
         record = run.read()
@@ -158,14 +158,14 @@ def _end(run: KeptRun, record: RunRecord, launcher: Launcher, on_message: Callab
     return record
 
 
-def _cancel_launch(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:
+def cancel_launch(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:
     """
     Cancel a launch in progress, as Ctrl-C in its terminal does; returns the record after that.
 
     Raises:
         LaunchError: its process cannot be signalled, or does not end.
     """
-    record, deadline = folder.read(), time.monotonic() + CANCEL_S
+    record = folder.read()
     if record.launching is None or not is_launching(record):
         return record
     pid = record.launching["pid"]
@@ -176,14 +176,25 @@ def _cancel_launch(folder: RunFolder, on_message: Callable[[str], None]) -> RunR
             f"run {record.id} is still being launched by pid {pid}, which belongs to another user"
         ) from exc
     on_message(f"run {record.id} is still being launched: pid {pid} was sent SIGTERM to cancel the launch")
-    while is_launching(record):
+    return wait_for_launch(folder)
+
+
+def wait_for_launch(folder: RunFolder) -> RunRecord:
+    """
+    Wait until a cancelled launch has ended; returns the record after that.
+
+    Raises:
+        LaunchError: its process does not end.
+    """
+    deadline = time.monotonic() + CANCEL_S
+    while is_launching(record := folder.read()):
         if time.monotonic() > deadline:
+            pid = record.launching["pid"] if record.launching else None
             raise LaunchError(
                 f"run {record.id} is still being launched: pid {pid} has not ended {CANCEL_S:.0f} s after SIGTERM",
                 hint=f"end that process, then orch stop {record.id} again",
             )
         time.sleep(POLL_S)
-        record = folder.read()
     return record
 
 

@@ -22,7 +22,7 @@ from orchestrator.actions.launch import (
 )
 from orchestrator.actions.request import LaunchArguments, trainer_config
 from orchestrator.actions.runs import home_store
-from orchestrator.actions.stop import stop
+from orchestrator.actions.stop import cancel_launch, stop, wait_for_launch
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, NodeError, OrchError, UsageError
 from orchestrator.fanout import each
@@ -32,6 +32,7 @@ from orchestrator.launchers.slurm.queue import array_id, job_statuses
 from orchestrator.plan.plan import Sweep
 from orchestrator.run import RunRecord, new_run_id
 from orchestrator.store import RunFolder
+from orchestrator.verdict.launching import is_launching
 
 MOST_RUNS = 1000  # Slurm's MaxArraySize is 1001 by default
 CHECKED_AT_ONCE = 8
@@ -173,15 +174,21 @@ def _start(planned: Sequence[Planned], launcher: SlurmLauncher, on_warning: Call
 
 def stop_sweep(runs: Sequence[tuple[RunFolder, RunRecord]], on_message: Callable[[str], None]) -> list[RunRecord]:
     """
-    Stop all runs of a sweep that have not ended; returns the records of all.
+    Stop all runs of a sweep that have not ended, and before that their launch; returns the records of all.
 
     Raises:
-        LaunchError: some runs are not known to be over; names each.
+        LaunchError: some runs are not known to be over, and each is named; or the launch could not be cancelled.
     """
     unended = [folder for folder, record in runs if not record.state.ended]
     for folder in unended:
-        folder.request_stop()
-    _cancel_array([run for run in runs if run[0] in unended])
+        with suppress(OSError):  # the disk may be full
+            folder.request_stop()
+    launching = [folder for folder in unended if is_launching(folder.read())]
+    if launching:  # one process launches all runs; a second SIGTERM would interrupt its undo
+        cancel_launch(launching[0], on_message)
+        for folder in launching:
+            wait_for_launch(folder)
+    _cancel_array([(folder, folder.read()) for folder in unended])
     outcomes = each(unended, lambda folder: stop(folder, on_message), limit=STOPPED_AT_ONCE)
     if errors := [outcome for outcome in outcomes if isinstance(outcome, OrchError)]:
         raise LaunchError("\n".join(map(str, errors)), hint=errors[0].hint)

@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from orchestrator.actions.sweep import combinations, with_values
+from orchestrator.actions.sweep import combinations, stop_sweep, with_values
 from orchestrator.errors import UsageError
+from orchestrator.inventory.model import Inventory, Node
+from orchestrator.plan.make import make_plan
+from orchestrator.run import Program, Request, RunRecord, RunState
+from orchestrator.store import RunFolder, Store
 from tests.grounds.cli import Orch
+from tests.paths import ROOT
+from tests.until import until
+
+# The process that launches two runs: it counts the SIGTERMs, and records a cancelled launch only after the time of a second one.
+LAUNCH = """
+import signal, sys, time
+from pathlib import Path
+from orchestrator.run import RunState
+from orchestrator.store import RunFolder
+from orchestrator.verdict.launching import this_process
+count, *paths = map(Path, sys.argv[1:])
+def add(*_):
+    with count.open("a") as file:
+        file.write("SIGTERM\\n")
+signal.signal(signal.SIGTERM, add)
+for path in paths:
+    RunFolder(path).update(launching=this_process())
+count.touch()
+while not count.read_text():
+    time.sleep(0.02)
+end = time.monotonic() + 0.5
+while time.monotonic() < end:
+    time.sleep(0.02)
+for path in paths:
+    RunFolder(path).update(state=RunState.STOPPED, launching=None)
+"""
 
 
 def test_every_combination_is_one_run_and_the_last_setting_varies_fastest() -> None:
@@ -60,3 +93,26 @@ def test_every_run_of_a_sweep_gets_the_accelerator_of_the_inventory_unless_devic
     assert [[word for word in line.split('"') if word.startswith("device=")] for line in jobs] == [
         [f"device={name}"] for name in devices
     ]
+
+
+@pytest.mark.processes
+def test_launch_of_a_sweep_is_cancelled_by_one_signal(tmp_path: Path) -> None:
+    inventory = Inventory(name="demo", transport="local", nodes=(Node(name="n0", workdir=str(tmp_path / "w")),))
+    request = Request("ssh", Program("executable", ("true",)))
+    store, folders = Store(tmp_path), list[RunFolder]()
+    for task in range(4):
+        plan = make_plan(inventory, request, run_id=f"demo-20260102-030405-000{task}", bundle="b")
+        unknown: dict[str, Any] = {"request": {}, "inventory": {}, "code": {}, "versions": {}}
+        record = RunRecord(plan.run_id, "ssh", RunState.STARTING, "2026-01-02T03:04:05+00:00", **unknown)
+        folders.append(store.create(record))
+        folders[-1].write_plan(plan)
+    count = tmp_path / "signals"
+    argv = [sys.executable, "-c", LAUNCH, str(count), *(str(folder.path) for folder in folders)]
+    with subprocess.Popen(argv, cwd=ROOT) as launch:
+        until(count.exists, awaited="the launch to begin")
+        messages: list[str] = []
+        records = stop_sweep([(folder, folder.read()) for folder in folders], messages.append)
+        launch.wait(10)
+    assert [record.state for record in records] == [RunState.STOPPED] * 4
+    assert count.read_text("utf-8") == "SIGTERM\n"
+    assert len(messages) == 1

@@ -27,7 +27,7 @@ class ArrayHost(ThisMachine):
         self.cancelled: list[str] = []
 
     def run(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """List the tasks in the folder of the first run, the cancelled ones as such."""
+        """List the tasks, which are in the folder of the first run, with their states."""
         if argv[0] == "scancel":
             self.cancelled.append(argv[1])
         rows = []
