@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import posixpath
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from orchestrator.actions.logs import node_names
 from orchestrator.actions.runs import find_run
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.replies import FoundFiles
@@ -18,7 +19,6 @@ from orchestrator.errors import NodeError, NodesError, OrchError, UsageError
 from orchestrator.fanout import OnProgress, OnShare, Reporter, each
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import AttemptFolder
-from orchestrator.names.hostlist import expand
 from orchestrator.plan.plan import LaunchPlan
 
 PART_BYTES = 4 << 20
@@ -34,7 +34,7 @@ class Copied:
     files: int
     size_bytes: int
     left_out: Sequence[str]
-    """Links that lead out of it, and special files, which are not copied."""
+    """Absolute links, links that lead out of it, and special files, which are not copied."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,15 +58,15 @@ def copy(run: str, path: str, destination: Path, names: str | None, *, on_progre
         names: only from these nodes.
 
     Raises:
-        UsageError: no node has the path, or a target exists.
+        UsageError: no node has the path, the run has no such node, or a target exists.
         NodesError: nodes could not be read; what was copied from the others stays.
     """
     folder = find_run(run)
     plan = folder.read_plan()
-    wanted = _wanted(names)
+    wanted = node_names(names, plan)
     normal = _normal(path)
     with closing(launcher_for(plan, Terminal(), on_progress)) as launcher:
-        folders = launcher.attempt_folders(launcher.attempt())
+        folders = launcher.attempt_folders(launcher.attempt(), wanted)
         limit = int(plan.ssh["fanout"])
         listed = each(folders, lambda attempt: _found(attempt, plan, normal, wanted), limit=limit)
         sources, failures = _distinct(listed), [error for error in listed if isinstance(error, NodeError)]
@@ -83,7 +83,13 @@ def copy(run: str, path: str, destination: Path, names: str | None, *, on_progre
         def copy_from(source: _Source) -> Copied:
             return _copied(source, target_of[source], partial(reporter.advanced, source.name))
 
-        outcomes = each(sources, reporter.around(copy_from), limit=limit)
+        try:
+            outcomes = each(sources, reporter.around(copy_from), limit=limit)
+        except BaseException:  # after Ctrl-C the threads that copy may not come to remove their parts
+            launcher.close()
+            for target in targets:
+                _remove(_part(target))
+            raise
     return _copies([*failures, *outcomes], len(failures) + len(sources))
 
 
@@ -105,18 +111,10 @@ def _normal(path: str) -> str:
     return "" if normal == "." else normal
 
 
-def _wanted(names: str | None) -> set[str] | None:
-    try:
-        return None if names is None else set(expand(names))
-    except ValueError as exc:
-        raise UsageError(f"--node {names}: {exc}", hint="as in --node n0 or --node 'n[0-3]'") from exc
-
-
-def _found(attempt: AttemptFolder, plan: LaunchPlan, path: str, wanted: set[str] | None) -> list[_Source]:
-    if wanted is not None and attempt.nodes is not None and not wanted.intersection(attempt.nodes):
-        return []
-    found = attempt.endpoint.list_files(attempt.attempt_dir, attempt.nodes, path, cwd=plan.program.cwd or "")
-    return [_Source(attempt, files) for files in found if wanted is None or files.node in wanted]
+def _found(attempt: AttemptFolder, plan: LaunchPlan, path: str, wanted: Collection[str] | None) -> list[_Source]:
+    nodes = attempt.nodes if wanted is None or attempt.nodes is not None else sorted(wanted)
+    found = attempt.endpoint.list_files(attempt.attempt_dir, nodes, path, cwd=plan.program.cwd or "")
+    return [_Source(attempt, files) for files in found]
 
 
 def _distinct(listed: Sequence[list[_Source] | OrchError]) -> list[_Source]:
@@ -147,7 +145,7 @@ def _copied(source: _Source, target: Path, on_share: OnShare) -> Copied:
             done += len(data)
             on_share(done / total)
 
-    part = target.with_name(f".{target.name}.part-{os.getpid()}")
+    part = _part(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         for entry in sorted(
@@ -162,13 +160,24 @@ def _copied(source: _Source, target: Path, on_share: OnShare) -> Copied:
                 _write(path, entry.mode & 0o700 | 0o600, counted(_content(source, entry.path, entry.size)))
         part.rename(target)
     except BaseException:
-        if part.is_dir():
-            shutil.rmtree(part)
-        part.unlink(missing_ok=True)
+        _remove(part)
         raise
     found = source.found
     files = sum(entry.kind == "file" for entry in found.entries)
     return Copied(source.name, found.root, target, files, found.size_bytes, found.left_out)
+
+
+def _part(target: Path) -> Path:
+    """The temporary name of a copy that is not complete."""
+    return target.with_name(f".{target.name}.part-{os.getpid()}")
+
+
+def _remove(part: Path) -> None:
+    """Remove an incomplete copy; after Ctrl-C, two threads may remove it at the same time."""
+    if part.is_dir():
+        shutil.rmtree(part, ignore_errors=True)
+    else:
+        part.unlink(missing_ok=True)
 
 
 def _write(path: Path, mode: int, content: Iterator[bytes]) -> None:

@@ -113,7 +113,7 @@ def selection(wanted: Filter, plan: LaunchPlan, now: float, *, has_routine: bool
     Raises:
         UsageError: the filter is wrong, or the run has no such node or rank.
     """
-    nodes = _nodes(wanted.nodes, plan)
+    nodes = node_names(wanted.nodes, plan)
     ranks = _ranks(wanted.ranks, plan)
     pattern = _pattern(wanted.pattern)
     if wanted.stream not in (None, "out", "err", "event", "batch"):
@@ -124,7 +124,13 @@ def selection(wanted: Filter, plan: LaunchPlan, now: float, *, has_routine: bool
     )
 
 
-def _nodes(text: str | None, plan: LaunchPlan) -> frozenset[str] | None:
+def node_names(text: str | None, plan: LaunchPlan) -> frozenset[str] | None:
+    """
+    The names in the value of --node; None means all nodes.
+
+    Raises:
+        UsageError: it is no list of names, or the run has no such node.
+    """
     if text is None:
         return None
     known = {node.name for node in plan.nodes}
