@@ -14,7 +14,7 @@ def copy_files(source: str, destination: Path, nodes: str | None) -> int:
     Copy RUN:PATH to a folder, and print the names of the copies.
 
     Raises:
-        UsageError: the source is not RUN:PATH, no node has the path, or a target exists.
+        UsageError: the source is not RUN:PATH, no node has the path, the run has no such node, or a target exists.
         NodesError: nodes could not be read.
     """
     run, colon, path = source.partition(":")
@@ -24,7 +24,8 @@ def copy_files(source: str, destination: Path, nodes: str | None) -> int:
         copies = copy(run or "latest", path, destination, nodes, on_progress=progress.update)
     for copied in copies:
         for name in copied.left_out:
-            warn(f"{copied.node}: {name} is not copied: a link that leads out of {copied.source}, or a special file")
+            reason = f"an absolute link, one that leads out of {copied.source}, or a special file"
+            warn(f"{copied.node}: {name} is not copied: {reason}")
         inform(
             f"{copied.node}: {copied.source}: {copied.files} file{'' if copied.files == 1 else 's'}, {size_text(copied.size_bytes)}"
         )

@@ -8,13 +8,13 @@ where one is made from the other, as in `Stray(**body)`.
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.node.events import cause_s
-from orchestrator.node.files import relative
+from orchestrator.node.files import link_target, relative
 
 if TYPE_CHECKING:
     from orchestrator.node import messages
@@ -324,14 +324,18 @@ class FoundFiles:
         From the endpoint's reply.
 
         Raises:
-            ValueError: a path leads out of the folder that the files are copied to.
+            ValueError: a path leads out of the folder that the files are copied to, or the node's name is no name of a file.
         """
+        if "/" in relative(body["node"]):
+            raise ValueError(f"{body['node']!r} is not a node name")
+        links = {PurePosixPath(entry["path"]) for entry in body["entries"] if entry["kind"] == "link"}
         for entry in body["entries"]:
             if entry["path"]:
                 relative(entry["path"])
+            if links.intersection(PurePosixPath(entry["path"]).parents):
+                raise ValueError(f"{entry['path']!r} is below a link")
             if entry["kind"] == "link":
-                target = posixpath.normpath(posixpath.join(posixpath.dirname(entry["path"]), entry["target"]))
-                relative(target)
+                link_target(entry["path"], entry["target"])
         entries = tuple(Entry(**entry) for entry in body["entries"])
         return cls(body["node"], body["root"], body["identity"], entries, tuple(body["left_out"]))
 

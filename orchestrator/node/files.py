@@ -100,6 +100,17 @@ def relative(path: str) -> str:
     return path
 
 
+def link_target(path: str, target: str) -> str:
+    """The path that a link at `path` names, relative to the same folder, by its text; ValueError if it is not below the folder."""
+    return relative(os.path.normpath(os.path.join(os.path.dirname(path), target)))
+
+
+def raise_unless_missing(error: OSError) -> None:
+    """Raise an error of os.walk, which ignores all by default, unless the folder was removed in the meantime."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def check_private_folder(path: str) -> None:
     """Raise unless path is a folder of this user and no link; if other users have access, remove it (mode 0700)."""
     state = os.lstat(path)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 
-from orchestrator.node.files import absolute_path, read_at, relative
+from orchestrator.node.files import absolute_path, link_target, raise_unless_missing, read_at, relative
 from orchestrator.node.run_folder import node_folders
 
 TYPE_CHECKING = False
@@ -56,7 +57,7 @@ def inside(folder: str, path: str) -> str:
 
 
 def tree(node: str, root: str) -> messages.FoundBody:
-    """The files, folders and links at and below a path, parents first; links that lead out of it are left out."""
+    """The files, folders and links at and below a path, parents first; absolute links and links that lead out of it are left out."""
     state = os.lstat(root)
     body: messages.FoundBody = {
         "node": node,
@@ -66,11 +67,7 @@ def tree(node: str, root: str) -> messages.FoundBody:
         "left_out": [],
     }
     for path in paths(root):
-        entry = entry_of(root, path)
-        if entry is None:
-            body["left_out"].append(path)
-        else:
-            body["entries"].append(entry)
+        add(body, path)
         if len(body["entries"]) > MOST_ENTRIES:
             raise ValueError(f"{root} contains more than {MOST_ENTRIES} files")
     return body
@@ -79,13 +76,23 @@ def tree(node: str, root: str) -> messages.FoundBody:
 def paths(root: str) -> Iterator[str]:
     """The path itself, which is empty, and all paths below it, relative to it."""
     yield ""
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in os.walk(root, onerror=raise_unless_missing) if os.path.isdir(root) else ():
         for name in sorted(folders + names):
             yield os.path.relpath(os.path.join(folder, name), root)
 
 
+def add(body: messages.FoundBody, path: str) -> None:
+    """Add a path to the entries or to those left out; nothing if it is gone: a living run removes files."""
+    with contextlib.suppress(FileNotFoundError):
+        entry = entry_of(body["root"], path)
+        if entry is None:
+            body["left_out"].append(path)
+        else:
+            body["entries"].append(entry)
+
+
 def entry_of(root: str, path: str) -> messages.EntryBody | None:
-    """The description of a file; None if it is a link that leads out of the root, or no file, folder or link."""
+    """The description of a file; None if it is an absolute link, a link to no path below the root, or a special file."""
     full = os.path.join(root, path) if path else root
     state = os.lstat(full)
     entry: messages.EntryBody = {"path": path, "kind": "file", "size": 0, "mode": state.st_mode & 0o700, "target": ""}
@@ -94,5 +101,9 @@ def entry_of(root: str, path: str) -> messages.EntryBody | None:
     if stat.S_ISDIR(state.st_mode):
         return {**entry, "kind": "folder"}
     target = os.readlink(full) if stat.S_ISLNK(state.st_mode) else "/"
-    is_below = os.path.commonpath((root, os.path.realpath(full))) == root
-    return {**entry, "kind": "link", "target": target} if is_below and not os.path.isabs(target) else None
+    try:
+        link_target(path, target)  # the controller refuses such a link
+        inside(root, full)
+    except ValueError:
+        return None
+    return {**entry, "kind": "link", "target": target}

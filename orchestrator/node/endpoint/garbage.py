@@ -13,7 +13,7 @@ import stat
 import time
 
 from orchestrator.node.events import read_history
-from orchestrator.node.files import absolute_path, read_json
+from orchestrator.node.files import absolute_path, raise_unless_missing, read_json
 from orchestrator.node.machine import boot_id, is_alive
 from orchestrator.node.ownership import agent_owner, rank_owner, user_processes
 from orchestrator.node.run_folder import ATTEMPT, RUN_ID, read_agent
@@ -41,7 +41,7 @@ class Size:
         self.bytes = self.checkpoint_bytes = 0
         self.has_checkpoints = False
         self.newest = os.lstat(path).st_mtime
-        for root, folders, files in os.walk(path, onerror=raise_unless_missing):
+        for root, folders, files in os.walk(path, onerror=raise_unless_missing):  # unreadable: not removed
             parts = os.path.relpath(root, path).split(os.sep)
             in_checkpoint = parts[0] == CHECKPOINTS or any(map(CHECKPOINT.match, parts))
             for name in folders + files:
@@ -72,12 +72,6 @@ def was_sent(state: os.stat_result, parts: List[str], bundle: str) -> bool:
     if stat.S_ISDIR(state.st_mode):
         return stat.S_ISDIR(original.st_mode)
     return (state.st_size, state.st_mtime_ns) == (original.st_size, original.st_mtime_ns)  # copies keep the time
-
-
-def raise_unless_missing(error: OSError) -> None:
-    """Raise an error of os.walk, which ignores it by default: a folder that cannot be read is not removed."""
-    if not isinstance(error, FileNotFoundError):
-        raise error
 
 
 def is_user_folder(path: str) -> bool:

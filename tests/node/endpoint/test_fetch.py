@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
 from orchestrator.endpoint.replies import FoundFiles
-from orchestrator.node.endpoint.fetch import list_files, read_file
+from orchestrator.node.endpoint.fetch import add, list_files, read_file, tree
 from orchestrator.node.messages import EntryBody, FoundBody, ListFilesRequest
 
 
@@ -52,17 +53,40 @@ def test_folder_is_listed_with_its_links_and_links_that_lead_out_are_named(attem
     (res / "deep" / "a b\n").chmod(0o755)
     (res / "inside").symlink_to("deep")
     (res / "outside").symlink_to("../../../../../../secret")
+    (res / "chained").symlink_to("outside")
     (res / "absolute").symlink_to(res / "deep")
+    (res / "deep" / "last").symlink_to("../deep/./a b\n")
+    (res / "above").symlink_to("../res/deep")  # below by its path on the node, but not in a copy of another name
+    (res / "itself").symlink_to(".")
     os.mkfifo(res / "pipe")
     [body] = _found(attempt, "res")
     assert {(entry["path"], entry["kind"], entry["size"]) for entry in body["entries"]} == {
         ("", "folder", 0),
         ("deep", "folder", 0),
         ("deep/a b\n", "file", 3),
+        ("deep/last", "link", 0),
         ("inside", "link", 0),
     }
     assert [entry["mode"] for entry in body["entries"] if entry["kind"] == "file"] == [0o700]
-    assert sorted(body["left_out"]) == ["absolute", "outside", "pipe"]
+    assert sorted(body["left_out"]) == ["above", "absolute", "chained", "itself", "outside", "pipe"]
+    assert len(FoundFiles.of(body).entries) == len(body["entries"])
+
+
+def test_folder_that_cannot_be_read_is_an_error(attempt: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))  # also root cannot open a folder then
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            tree("n0", str(attempt))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_file_that_is_removed_while_its_folder_is_listed_is_skipped(attempt: Path) -> None:
+    body = tree("n0", str(attempt / "n1"))
+    before = len(body["entries"])
+    add(body, "removed.tmp")
+    assert (len(body["entries"]), body["left_out"]) == (before, [])
 
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "res/../../x", "out", "out/secret"])
@@ -90,3 +114,20 @@ def test_reply_that_would_write_outside_of_the_target_is_refused(path: str, targ
     entry: EntryBody = {"path": path, "kind": kind, "size": 1, "mode": 0o600, "target": target}
     with pytest.raises(ValueError, match="leads out of the folder"):
         FoundFiles.of({"node": "n0", "root": "/r", "identity": "1", "entries": [entry], "left_out": []})
+
+
+@pytest.mark.parametrize("node", ["", "..", "/tmp", "n0/../../x"])
+def test_reply_with_a_node_that_is_no_name_is_refused(node: str) -> None:
+    with pytest.raises(ValueError, match=r"leads out of the folder|is not a node name"):
+        FoundFiles.of({"node": node, "root": "/r", "identity": "1", "entries": [], "left_out": []})
+
+
+@pytest.mark.parametrize(
+    "links", [{"": "a", "x": "b"}, {"d/e/q": "../../a", "d/e/q/l": "../../../x"}, {"q": "a", "q/d/f": "f"}]
+)
+def test_reply_with_an_entry_below_a_link_is_refused(links: dict[str, str]) -> None:
+    entries: list[EntryBody] = [
+        {"path": path, "kind": "link", "size": 0, "mode": 0o700, "target": target} for path, target in links.items()
+    ]
+    with pytest.raises(ValueError, match="is below a link"):
+        FoundFiles.of({"node": "n0", "root": "/r", "identity": "1", "entries": entries, "left_out": []})
