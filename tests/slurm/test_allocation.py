@@ -58,3 +58,16 @@ def test_run_in_an_allocation_is_a_step_of_it_and_stop_ends_only_that_step(clust
     checked = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
     assert "in no Slurm job" in orch("submit", "--here", "--", "true", code=2).stderr
+
+
+def test_task_of_a_job_array_has_nodes_for_a_run(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.inventory(tmp_path, devices=2)
+    orch = Orch(tmp_path, env=cluster.env)
+    log = cluster.folder / "task.log"
+    script = shlex.join(orch.argv(("submit", "--here", "--", "true")))
+    command = ["sbatch", "--wait", "--array=3", "--nodelist=n1", f"--output={log}", f"--wrap={script}"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=orch.environ(), capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr + log.read_text("utf-8")
+    assert [record["state"] for record in orch.records()] == ["DONE"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -111,8 +112,14 @@ class AllocationLauncher(SlurmLauncher):
         return [row for row in rows if row[-1] == self._plan.run_id]
 
     def _allocation_status(self) -> JobStatus | None:
+        """The status of the job. SLURM_JOB_ID of an array task is a job id such as 123, under which squeue lists it as 120_3."""
+        job = str(self._plan.allocation)
         with self._host_errors():
-            return job_statuses(self._host.run, {self._plan.run_id: self._plan.allocation})[self._plan.run_id]
+            listed = self._host.run(
+                ["squeue", "--noheader", "--array", "--states", "all", "--jobs", job, "--format", "%A %i"]
+            )
+            names = dict(re.findall(r"^(\S+) (\S+)$", listed.stdout, re.MULTILINE))
+            return job_statuses(self._host.run, {self._plan.run_id: names.get(job, job)})[self._plan.run_id]
 
     def _query_job(self, job: str | None) -> JobStatus | None:  # noqa: ARG002  the plan has the id
         """RUNNING while there is a step of the run; then the state of the job if that is over, else CANCELLED or ENDED."""
