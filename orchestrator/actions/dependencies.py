@@ -33,7 +33,10 @@ def with_dependencies(inventory: Inventory, words: Sequence[str]) -> tuple[Inven
                 f"--after {word}: run {records[0].id} is {records[0].state.value} and has no Slurm job",
                 hint=f"orch status {records[0].id} shows why",
             )
-        if not all(record.state.final for record in records):
+        is_refuted = kind == "afterok" and any(
+            record.state.ended and record.state is not RunState.DONE for record in records
+        )
+        if not is_refuted and not all(record.state.final for record in records):
             dependencies.append(f"{kind}:{job}")
         elif _is_satisfied(kind, is_done=all(record.state is RunState.DONE for record in records)):
             warnings.append(f"--after {word}: Slurm job {job} has ended already, so the new job does not wait for it")

@@ -39,6 +39,8 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _record("ssh", "DONE", job=None, launcher="ssh")
     for task, state in enumerate(("DONE", "DONE", "LOST")):
         _record(f"task{task}", state, job=f"9_{task}", sweep="swept-20260102-030405-0abc")
+    for task, state in enumerate(("FAILED", "LOST", "RUNNING")):
+        _record(f"unended{task}", state, job=f"8_{task}", sweep="mixed-20260102-030405-0abc")
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,14 @@ def test_run_that_no_job_can_wait_for_is_refused(word: str, message: str) -> Non
         with_dependencies(INVENTORY, [word])
     assert message in str(caught.value)
     assert caught.value.hint
+
+
+@pytest.mark.processes
+def test_sweep_of_which_one_run_has_failed_cannot_be_waited_for_by_afterok() -> None:
+    with pytest.raises(UsageError, match=r"is FAILED, LOST, .*a job that waits for it by afterok would never start"):
+        with_dependencies(INVENTORY, ["mixed-2026"])
+    inventory, warnings = with_dependencies(INVENTORY, ["afterany:mixed-2026"])
+    assert (inventory.slurm.dependency, warnings) == ("singleton,afterany:8", [])
 
 
 def test_run_submitted_on_another_machine_is_refused() -> None:

@@ -61,9 +61,9 @@ def test_one_run_or_the_whole_sweep_of_a_program_is_stopped(orch: Orch, cluster:
     assert [orch.status(run)["state"] for run in (first, second)] == ["STOPPED", "RUNNING"]
     assert "it is a sweep of 4 runs" in orch("logs", sweep, code=2).stderr
     job = orch.slurm_job(second).partition("_")[0]
-    after = ("--after", f"after:{second}", "--after", sweep)
+    after = ("--after", f"after:{second}", "--after", f"afterany:{sweep}")
     shown = orch("submit", "-j", "1x1", "--dry-run", *after, "--", "true").stdout
-    assert f"#SBATCH --dependency=after:{job}_1,afterok:{job}\n" in shown
+    assert f"#SBATCH --dependency=after:{job}_1,afterany:{job}\n" in shown
     assert f"the 4 runs of sweep {sweep}: 4 STOPPED" in orch("stop", sweep).stderr
     assert not cluster.jobs()
     assert orch("status", sweep, code=6).stdout.count("STOPPED") == 4
