@@ -44,12 +44,15 @@ class _Partition:
         return f"{self.name} ({self.state}, {self.nodes} nodes{most}, time limit {self.longest})"
 
 
-def check(run: RunCommand, plan: LaunchPlan, default_partition: str | None = None) -> list[str]:
+def check(
+    run: RunCommand, plan: LaunchPlan, default_partition: str | None = None, *, has_qos: bool = False
+) -> list[str]:
     """
     Refuse a job that the cluster cannot run; return warnings, one sentence each.
 
     Args:
         default_partition: the partition if the plan has none; None for Slurm's own default.
+        has_qos: the job gets a QOS from the environment, which may lift the limits of the partition.
 
     Raises:
         UsageError: a name in the plan does not exist on this cluster, or a limit is exceeded.
@@ -65,6 +68,7 @@ def check(run: RunCommand, plan: LaunchPlan, default_partition: str | None = Non
     hint = "partitions here: " + "; ".join(map(str, list(partitions.values())[:_SHOWN]))
     if problems := [*_too_many_tasks(run, plan), *_unknown_to_accounting(run, plan)]:
         raise UsageError("\n".join(problems))
+    has_qos = has_qos or option_value(plan.slurm, "qos") is not None
     requested = option_value(plan.slurm, "partition")
     if not requested:
         names = default_partition.split(",") if default_partition else []
@@ -73,11 +77,13 @@ def check(run: RunCommand, plan: LaunchPlan, default_partition: str | None = Non
             for partition in partitions.values()
             if (partition.name in names if names else partition.is_default)
         ]
-        return [problem for partition in defaults for problem in _exceeded(partition, partitions, plan)]
+        return [
+            problem for partition in defaults for problem in _exceeded(partition, partitions, plan, has_qos=has_qos)
+        ]
     chosen = requested.split(",")
     if problems := [_unknown_name("partition", name, list(partitions)) for name in chosen if name not in partitions]:
         raise UsageError("\n".join(problems), hint=hint)
-    exceeded = [list(_exceeded(partitions[name], partitions, plan)) for name in chosen]
+    exceeded = [list(_exceeded(partitions[name], partitions, plan, has_qos=has_qos)) for name in chosen]
     if all(exceeded):  # of several partitions, Slurm uses one that can run the job
         raise UsageError("\n".join(problem for problems in exceeded for problem in problems), hint=hint)
     if all(partitions[name].state != "UP" for name in chosen):
@@ -119,7 +125,9 @@ def _partition(line: str) -> _Partition | None:
     )
 
 
-def _exceeded(partition: _Partition, partitions: Mapping[str, _Partition], plan: LaunchPlan) -> Iterator[str]:
+def _exceeded(
+    partition: _Partition, partitions: Mapping[str, _Partition], plan: LaunchPlan, *, has_qos: bool
+) -> Iterator[str]:
     """The limits of the partition that the job exceeds, so that it can never run there."""
     count, title = plan.node_count + plan.spare_count, f"partition {partition.name}"
     if partition.nodes is not None and count > partition.nodes:
@@ -131,7 +139,7 @@ def _exceeded(partition: _Partition, partitions: Mapping[str, _Partition], plan:
             yield f"nodes: this cluster has no {fold(unknown)}; {title} has {fold(partition.names)}"
         if in_others := absent - unknown:
             yield f"nodes: {fold(in_others)} is not in {title}, which has {fold(partition.names)}"
-    if option_value(plan.slurm, "qos") is not None:
+    if has_qos:
         return
     if partition.nodes and partition.most_nodes < count <= partition.nodes:
         yield f"nodes: {count} are requested, and {title} allows {partition.most_nodes:.0f} a job"

@@ -68,7 +68,7 @@ class SlurmLauncher:
             variables, options = self._host.environment(), sbatch_options(self._plan)
             applied = environment.applied(variables, options)
             partition = applied.get("SBATCH_PARTITION")
-            warnings = check(self._host.run, self._plan, partition)
+            warnings = check(self._host.run, self._plan, partition, has_qos="SBATCH_QOS" in applied)
             is_open = (
                 needs_cpus(self._plan) and requests_gpus(self._plan.slurm) and "SBATCH_CPUS_PER_GPU" not in applied
             )

@@ -113,6 +113,13 @@ def test_memory_is_compared_with_the_limit_of_the_partition(memory: str, is_allo
             check(site, plan)
 
 
+def test_limits_that_the_qos_of_the_environment_may_lift_are_left_to_sbatch() -> None:
+    plan, site = _plan(SlurmOptions(partition="debug", time="61")), Site(time="01:00:00")
+    assert check(site, plan, has_qos=True) == []
+    with pytest.raises(UsageError, match="this cluster has no n9"):
+        check(site, _plan(SlurmOptions(partition="debug"), ("n0", "n9"), chosen="n9"), has_qos=True)
+
+
 @pytest.mark.parametrize("nodes", ["(null)", "n[0-99999999]", "rack{1-2}"])
 def test_node_names_that_cannot_be_parsed_are_not_checked(nodes: str) -> None:
     assert check(Site(nodes=nodes, total="9"), _plan(SlurmOptions(partition="debug"), chosen="n0")) == []
