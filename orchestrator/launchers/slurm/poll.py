@@ -93,6 +93,8 @@ class Poll:
     def _poll(self) -> PollResult:
         queried_s = time.monotonic()
         status = self._launcher.job_status(self._job)  # before the attempt: a job that is over has begun its last one
+        if self._ended.is_set():  # a launcher that was closed meanwhile would connect again
+            return PollResult(status, self._latest.attempt, queried_s=queried_s)
         attempt = self._launcher.attempt()
         if status is None or not status.waits:
             return PollResult(status, attempt, queried_s=queried_s)

@@ -30,9 +30,15 @@ class Polled(DirectLauncher):
         )
         super().__init__(plan, lambda node: LocalTransport(node.name))
         self._query = query
+        self.attempts_read = 0
 
     def job_status(self, job: str | None) -> JobStatus | None:  # noqa: ARG002  the only job
         return self._query()
+
+    def attempt(self) -> int:
+        """Count the requests."""
+        self.attempts_read += 1
+        return super().attempt()
 
 
 def _raised_by(poll: Poll) -> Exception | None:
@@ -81,3 +87,20 @@ def test_error_of_a_launcher_that_was_closed_after_the_end_is_ignored() -> None:
         thread.join(10)
     assert not any(thread.is_alive() for thread in started)
     assert poll.result().status == JobStatus(SILENT)
+
+
+def test_launcher_closed_during_a_query_stays_closed() -> None:
+    is_closed = threading.Event()
+
+    def query() -> JobStatus:
+        is_closed.wait()
+        return JobStatus("RUNNING")
+
+    before, launcher = set(threading.enumerate()), Polled(query)
+    with Poll(launcher, "1", attempt=1):
+        started = set(threading.enumerate()) - before
+    is_closed.set()
+    for thread in started:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in started)
+    assert launcher.attempts_read == 0
