@@ -243,7 +243,14 @@ def job_stopped_by_another_signal(evidence: Evidence, queue: JobStatus) -> Verdi
 
 
 def agents_of_forgotten_job_died(evidence: Evidence, queue: JobStatus) -> Verdict | None:
-    """FAILED without a failed rank if Slurm no longer has the job, and its agents were killed with nothing recorded or printed."""
+    """
+    The outcome if Slurm no longer has the job, and its agents were killed with nothing recorded.
+
+    STOPPED after `orch stop`; FAILED without a failed rank if they printed nothing either.
+    """
+    is_alive = any(node.same_boot and node.alive for node in evidence.started)
+    if queue.state == GONE and evidence.stop_requested and evidence.started and not evidence.finished and not is_alive:
+        return Verdict(RunState.STOPPED)
     dead = [node.node for node in evidence.started if node.same_boot and not node.alive and not node.log.strip()]
     if queue.state != GONE or not dead or evidence.finished or len(dead) < len(evidence.started):
         return None

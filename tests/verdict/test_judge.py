@@ -308,6 +308,15 @@ def test_agents_of_a_job_that_slurm_has_forgotten_are_blamed_on_no_rank() -> Non
     assert "Slurm no longer lists the job: its agents on n[0-1] were killed" in str(verdict.message)
 
 
+@pytest.mark.parametrize("same_boot", [True, False])
+def test_agents_of_a_forgotten_job_that_orch_stopped_were_stopped(*, same_boot: bool) -> None:
+    nodes = [_node("n0", alive=False, same_boot=same_boot), _node("n1", alive=False, same_boot=same_boot)]
+    gone = JobStatus("GONE", over=True)
+    assert judge(_plan("slurm"), nodes, gone, stop_requested=True).state is RunState.STOPPED
+    assert judge(_plan("slurm"), nodes, gone).state is (RunState.FAILED if same_boot else RunState.LOST)
+    assert judge(_plan("slurm"), [_node("n0"), _node("n1")], gone, stop_requested=True).state is RunState.LOST
+
+
 def test_failure_before_any_agent_quotes_the_end_of_the_batch_log() -> None:
     failed = JobStatus("FAILED", "NonZeroExitCode", over=True)
     log = "".join(f"line {number}\n" for number in range(9)) + "bash: module: command not found\n\n"
