@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -67,6 +69,20 @@ def test_one_run_or_the_whole_sweep_of_a_program_is_stopped(orch: Orch, cluster:
     assert f"the 4 runs of sweep {sweep}: 4 STOPPED" in orch("stop", sweep).stderr
     assert not cluster.jobs()
     assert orch("status", sweep, code=6).stdout.count("STOPPED") == 4
+
+
+def test_sweep_whose_terminal_is_closed_during_sbatch_is_recorded(orch: Orch, cluster: Cluster, tmp_path: Path) -> None:
+    path = orch.environ()["PATH"]
+    wrapper = tmp_path / "bin" / "sbatch"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\nkill -HUP $PPID\nexec {shutil.which("sbatch", path=path)} "$@"\n')
+    wrapper.chmod(0o755)
+    closed = Orch(tmp_path, env={**cluster.env, "PATH": f"{wrapper.parent}{os.pathsep}{path}"})
+    sweep = closed("submit", "-j", "1x1", "--sweep", "seed=1,2", "--", "sleep", "{seed}000").stdout.strip()
+    jobs = [record["slurm_job"] for record in orch.records()]
+    assert [job.partition("_")[2] for job in jobs] == ["0", "1"]
+    orch("stop", sweep)
+    assert not cluster.jobs()
 
 
 @pytest.mark.slow
