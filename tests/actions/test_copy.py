@@ -84,6 +84,7 @@ def test_node_that_the_run_does_not_have_is_refused(plan: LaunchPlan, tmp_path: 
 @pytest.mark.parametrize("path", ["res", "res/model"])
 def test_nothing_remains_of_a_copy_that_ctrl_c_interrupts(plan: LaunchPlan, tmp_path: Path, path: str) -> None:
     is_checked, is_interrupted = threading.Event(), threading.Event()
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run in the background
 
     def interrupt(progress: Progress) -> None:
         if progress.work == "copying" and progress.share > 0 and not is_interrupted.is_set():
@@ -96,5 +97,6 @@ def test_nothing_remains_of_a_copy_that_ctrl_c_interrupts(plan: LaunchPlan, tmp_
             copy(plan.run_id, path, tmp_path / "to", None, on_progress=interrupt)
         assert list((tmp_path / "to").iterdir()) == []
     finally:
+        signal.signal(signal.SIGINT, handler)
         is_checked.set()
         until(lambda: not any(thread.name == "node" for thread in threading.enumerate()), awaited="the copying thread")

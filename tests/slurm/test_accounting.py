@@ -21,6 +21,14 @@ def orch(accounted_cluster: Cluster, tmp_path: Path) -> Orch:
     return Orch(tmp_path, env=dict(accounted_cluster.env))
 
 
+def _command(pid: int) -> str | None:
+    """The command of a process; None if there is none. Another process may have the pid of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text("utf-8").strip()
+    except OSError:
+        return None
+
+
 def _is_forgotten(cluster: Cluster, job: str) -> bool:
     show = ["scontrol", "show", "job", job]
     return subprocess.run(show, env=cluster.env, check=False, capture_output=True).returncode != 0
@@ -66,5 +74,5 @@ def test_teardown_leaves_no_database_behind() -> None:
     with open_cluster(accounted=True) as cluster:
         pids = cluster.daemons()
         assert {"mariadbd", "slurmdbd"} <= set(pids.values())
-    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+    until(lambda: all(_command(pid) != name for pid, name in pids.items()), awaited="the daemons to end")
     assert not cluster.folder.exists()
