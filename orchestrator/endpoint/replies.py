@@ -8,6 +8,7 @@ where one is made from the other, as in `Stray(**body)`.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -334,10 +335,16 @@ class FoundFiles:
                 relative(entry["path"])
             if links.intersection(PurePosixPath(entry["path"]).parents):
                 raise ValueError(f"{entry['path']!r} is below a link")
-            if entry["kind"] == "link":
-                link_target(entry["path"], entry["target"])
-        entries = tuple(Entry(**entry) for entry in body["entries"])
+        entries = tuple(Entry(**_resolved(entry)) for entry in body["entries"])
         return cls(body["node"], body["root"], body["identity"], entries, tuple(body["left_out"]))
+
+
+def _resolved(entry: messages.EntryBody) -> messages.EntryBody:
+    """The entry; a link without `..` after the name of another link, which could lead out. ValueError if it leads out itself."""
+    if entry["kind"] != "link":
+        return entry
+    target = link_target(entry["path"], entry["target"])
+    return {**entry, "target": posixpath.relpath(target, posixpath.dirname(entry["path"]) or ".")}
 
 
 @dataclass(frozen=True, slots=True)

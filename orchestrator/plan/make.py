@@ -51,16 +51,12 @@ def make_plan(
     if request.launcher == "slurm" and inventory.slurm.spare_nodes:
         chosen = _with_spares(inventory, chosen, by_count=by_count)
         ranks_each += ranks_each[:1] * (len(chosen) - len(ranks_each))
-    slurm = inventory.slurm.model_dump(mode="json")
-    if by_count and request.shape is not None:
-        slurm = _without_small_nodes(slurm, inventory, request.shape)
     _refuse_rank_launcher(request, sum(ranks_each[:node_count]))
     nodes = assign_ranks(inventory, chosen, ranks_each)
     if request.launcher == "slurm":
         _check_nodes_are_equal(chosen)
         _check_ranks_are_equal(inventory, chosen, ranks_each, by_count=by_count)
         nodes = tuple(replace(node, workdir=_expanded(node.workdir, home, user, inventory)) for node in nodes)
-    device = _trainer_device(request, chosen)
     return LaunchPlan(
         run_id=run_id,
         attempt=1,
@@ -74,15 +70,11 @@ def make_plan(
         by_count=by_count,
         program=request.program,
         config=request.config,
-        device=device,
+        device=_trainer_device(request, chosen),
         bundle=bundle,
         commit=commit,
         ssh=inventory.ssh.model_dump(mode="json"),
-        slurm={
-            **slurm,
-            "warn_s": warn_s(slurm),
-            **({"allocation": request.allocation.job} if request.allocation else {}),
-        },
+        slurm=_slurm_settings(inventory, request, by_count=by_count),
         orphan_timeout_s=request.orphan_timeout_s,
         isolation_timeout_s=None if request.launcher == "slurm" else request.isolation_timeout_s,
         setup=(*inventory.setup, *(inventory.slurm.setup if request.launcher == "slurm" else ())),
@@ -141,6 +133,16 @@ def _by_size(nodes: Sequence[Node], ranks: int) -> tuple[tuple[Node, ...], tuple
     """The nodes that have a device for each of so many ranks, and the others."""
     fitting = tuple(node for node in nodes if node.devices >= ranks)
     return fitting, tuple(node for node in nodes if node.devices < ranks)
+
+
+def _slurm_settings(inventory: Inventory, request: Request, *, by_count: bool) -> dict[str, Any]:
+    """The `slurm:` section, and what follows from it and from the request."""
+    slurm = inventory.slurm.model_dump(mode="json")
+    if by_count and request.shape is not None:
+        slurm = _without_small_nodes(slurm, inventory, request.shape)
+    if request.allocation is not None:
+        slurm["allocation"] = request.allocation.job
+    return {**slurm, "warn_s": warn_s(slurm)}
 
 
 def _without_small_nodes(slurm: dict[str, Any], inventory: Inventory, shape: Shape) -> dict[str, Any]:

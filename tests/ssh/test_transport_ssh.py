@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LoginRefused, NodeError, Unreachable
 from orchestrator.fanout import each, successes
 from orchestrator.inventory.model import Node, SshOptions
-from orchestrator.transports.base import ChannelReader
+from orchestrator.transports.base import ChannelClosed, ChannelReader
 from orchestrator.transports.ssh.transport import SshTransport, _fabric_config
 from tests.grounds.components import program, unavailable
 from tests.grounds.ports import refusing_port, silent_port
@@ -352,6 +353,17 @@ def test_more_logins_than_maxstartups_allows_succeed_after_retries(farm: Farm, c
         )
         for endpoint in endpoints:
             endpoint.close()
+
+
+def test_exit_status_255_of_a_program_is_not_a_lost_connection(farm: Farm) -> None:
+    """It is also that of ssh if it fails itself."""
+    node, options = _node_and_options(farm)
+    transport = by_program(node, options)
+    with contextlib.closing(transport):
+        channel = transport.open(["sh", "-c", "exit 255"])
+        with pytest.raises(ChannelClosed) as caught:
+            channel.read_some(timeout_s=10)
+    assert caught.value.exit_status == 255
 
 
 @BOTH_CLIENTS

@@ -23,7 +23,7 @@ FATAL = "fatal: "  # printed by sbatch if it ends before it sends a request
 NO_CONFIGURATION = (
     "set SLURM_CONF, or load the site's module (module load slurm); slurm: {login: HOST} uses the Slurm of a login node"
 )
-# What sbatch says -> the next step; the first pattern that matches applies.
+# A pattern of sbatch's message -> the next step; the first pattern that matches applies.
 _HINTS = {
     re.escape(NOT_REACHED): "scontrol ping shows whether slurmctld is up",
     r"fatal: .*configuration": NO_CONFIGURATION,

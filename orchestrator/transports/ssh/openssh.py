@@ -32,7 +32,7 @@ LOGIN_FACTOR = 3  # on a busy node, or one with a remote user directory, a login
 END_S = 1.0
 FAILED = 255  # the exit status of ssh for its own failures
 LOGGED_IN = b"orch-ssh-logged-in\n"
-"""What ssh writes to its output once the login succeeded, by LocalCommand; the program's output follows."""
+"""The line that ssh writes to its output by LocalCommand once the login succeeded; the program's output follows."""
 _REFUSED = re.compile(r"Permission denied \(|Host key verification failed|Too many authentication failures")
 _LOST = re.compile(
     r"client_loop: |Connection (to .* )?(closed|reset) by|Timeout, server |Read from remote host|packet_write_\w+: |ssh_dispatch_run_fatal: "

@@ -131,3 +131,13 @@ def test_reply_with_an_entry_below_a_link_is_refused(links: dict[str, str]) -> N
     ]
     with pytest.raises(ValueError, match="is below a link"):
         FoundFiles.of({"node": "n0", "root": "/r", "identity": "1", "entries": entries, "left_out": []})
+
+
+def test_link_of_a_reply_is_copied_without_the_names_of_other_links() -> None:
+    """`e/q/..` is the folder of q by its text, and another one if q is a link."""
+    entries: list[EntryBody] = [
+        {"path": path, "kind": "link", "size": 0, "mode": 0o700, "target": target}
+        for path, target in {"d/e/q": "../../a", "d/m": "e/q/../../y"}.items()
+    ]
+    found = FoundFiles.of({"node": "n0", "root": "/r", "identity": "1", "entries": entries, "left_out": []})
+    assert [entry.target for entry in found.entries] == ["../../a", "y"]
