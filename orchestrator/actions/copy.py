@@ -15,8 +15,8 @@ from orchestrator.actions.logs import node_names
 from orchestrator.actions.runs import find_run
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.replies import FoundFiles
-from orchestrator.errors import NodeError, NodesError, OrchError, UsageError
-from orchestrator.fanout import OnProgress, OnShare, Reporter, each
+from orchestrator.errors import NodeError, OrchError, UsageError
+from orchestrator.fanout import OnProgress, OnShare, Reporter, each, successes
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.plan.plan import LaunchPlan
@@ -90,17 +90,7 @@ def copy(run: str, path: str, destination: Path, names: str | None, *, on_progre
             for target in targets:
                 _remove(_part(target))
             raise
-    return _copies([*failures, *outcomes], len(failures) + len(sources))
-
-
-def _copies(outcomes: Sequence[Copied | OrchError], total: int) -> list[Copied]:
-    failures = [outcome for outcome in outcomes if isinstance(outcome, NodeError)]
-    for outcome in outcomes:
-        if isinstance(outcome, OrchError) and not isinstance(outcome, NodeError):
-            raise outcome
-    if failures:
-        raise NodesError(failures, total)
-    return [outcome for outcome in outcomes if isinstance(outcome, Copied)]
+    return successes([*failures, *outcomes])
 
 
 def _normal(path: str) -> str:
