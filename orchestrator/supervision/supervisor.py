@@ -66,18 +66,21 @@ class Supervisor:
             self._poller.changed.wait(TICK_S)
             self._poller.changed.clear()
             self._poller.check()
+            # before the judgement: a node that finishes later is judged in the next round
+            no_news = all(_is_done(state) for state in self._states.values())
             record = self._folder.read()
             if record.state.ended:
                 return Verdict(record.state, record.exit, record.message)
             verdict = self._judge()
-            if verdict is not None and verdict.state.final and not is_launching(record):
+            launched = not is_launching(record)
+            if verdict is not None and verdict.state.final and launched:
                 return verdict
             if verdict is not None and not verdict.state.final:
                 settle_if_writable(self._folder, verdict)
             verdict = self._node_gone()
             if verdict is not None:
                 return verdict
-            if all(_is_done(state) for state in self._states.values()):
+            if no_news and launched:
                 return None
 
     def _judge(self) -> Verdict | None:

@@ -8,22 +8,25 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
 
+from orchestrator.endpoint.replies import Finished, NodeObservation
 from orchestrator.errors import NotListening
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
-from orchestrator.run import Program, Request
+from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervision import start
-from orchestrator.supervision.poller import NodeState
+from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.start import start_and_wait
 from orchestrator.supervision.supervisor import Supervisor
 from orchestrator.transports.local import LocalTransport
+from orchestrator.verdict.launching import this_process
 
 
 class Answering(NodeState):
@@ -53,6 +56,42 @@ def test_node_that_answers_while_it_is_judged_does_not_end_the_supervision(tmp_p
     assert verdict is not None
     text = "n1 has refused connections for 60 s, longer than ssh.refused_timeout_s: n1: connection refused"
     assert verdict.message == text
+
+
+@dataclass(frozen=True, slots=True)
+class FinishingFolder(RunFolder):
+    """The folder of a run whose node finishes after the observations of the first judgement, while the run is launched."""
+
+    nodes: list[NodeState] = field(default_factory=list)
+
+    def is_stop_requested(self) -> bool:
+        [node] = self.nodes
+        if node.observation is None:
+            finished = Finished("DONE", time.time(), None)
+            node.observation = NodeObservation(
+                "n0", None, alive=False, same_boot=True, finished=finished, first_failure=None
+            )
+        elif self.read().launching is not None:
+            self.update(launching=None, started=True)
+        return False
+
+
+def test_node_that_finishes_after_it_was_judged_is_judged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inventory = Inventory(name="here", nodes=(Node(name="n0"),))
+    plan = make_plan(
+        inventory, Request("ssh", Program("executable", ("true",))), run_id="here-20260102-030405-0abc", bundle="b"
+    )
+    folder = FinishingFolder(tmp_path)
+    folder.write(RunRecord(plan.run_id, "ssh", RunState.STARTING, "", {}, {}, {}, {}, launching=this_process()))
+    folder.write_plan(plan)
+    supervisor = Supervisor(folder, DirectLauncher(plan, lambda node: LocalTransport(node.name)))
+    monkeypatch.setattr(Poller, "check", lambda _: None)  # nothing is polled here
+    folder.nodes.extend(supervisor._states.values())  # noqa: SLF001  the poll thread cannot be timed
+    verdict = supervisor._until_over()  # noqa: SLF001
+    assert verdict is not None
+    assert verdict.state is RunState.DONE
 
 
 def test_supervisor_imports_orch_from_a_checkout_too(monkeypatch: pytest.MonkeyPatch) -> None:
