@@ -76,7 +76,7 @@ class FinishingFolder(RunFolder):
         return False
 
 
-def test_node_that_finishes_after_it_was_judged_is_judged_again(
+def test_supervisor_records_a_node_that_finishes_after_the_judgement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inventory = Inventory(name="here", nodes=(Node(name="n0"),))

@@ -1,0 +1,38 @@
+"""A finding: one fault of a node, an inventory, a variable or a run, with its evidence and remedy."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+
+class Severity(str, Enum):
+    """How serious a finding is; FAIL refuses a start."""
+
+    FAIL = "FAIL"
+    WARN = "WARN"
+    INFO = "INFO"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding of a check, of the linter or of a run's supervision."""
+
+    severity: Severity
+    check: str
+    """The name of the check or rule that found it, such as `nofile`; `--skip` takes it."""
+    text: str
+    """The fault, in one sentence."""
+    nodes: tuple[str, ...] = ()
+    """The affected nodes, in node order; empty if it concerns no node in particular."""
+    evidence: str = ""
+    """The observed values or lines, as they were read."""
+    remedy: str = ""
+    """The next step."""
+    source: str = ""
+    """The document or code from which the rule comes; empty if it is a rule of orch."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {**asdict(self), "severity": self.severity.value, "nodes": list(self.nodes)}

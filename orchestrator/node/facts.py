@@ -1,0 +1,245 @@
+"""
+The facts of a node: the keys of the JSON object that node/probe writes. For type checkers, as messages.py.
+
+A value that could not be read is None, or absent from its list; `missing` then has the reason by key. Nothing is guessed.
+Sizes are bytes, times seconds, rates Gb/s. PCI addresses are as in sysfs ("0000:3d:00.0").
+"""
+
+# ruff: noqa: D101  the keys are the description
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, TypedDict
+
+
+class NumaNode(TypedDict):
+    """`cpus` is a list of CPU numbers as in sysfs, such as "0-47,96-143"."""
+
+    node: int
+    cpus: str
+
+
+class Cpus(TypedDict):
+    """`usable` counts the CPUs that this process may use; `quota` the limit of the cgroup in CPUs."""
+
+    total: int
+    usable: int
+    quota: Optional[float]
+    governor: Optional[str]
+    numa: List[NumaNode]
+
+
+class Memory(TypedDict):
+    """`cgroup_limit` is None without a limit."""
+
+    total: int
+    available: int
+    cgroup_limit: Optional[int]
+    swap_total: int
+
+
+class Limit(TypedDict):
+    """A resource limit of the processes that orch starts; None is unlimited."""
+
+    soft: Optional[int]
+    hard: Optional[int]
+
+
+class Disk(TypedDict):
+    """
+    The file system of a folder that a run uses: `use` is workdir, home, tmp, shm or out.
+
+    `identity` is equal on two nodes only if both see the same file system; `writable` is the result of writing a file.
+    """
+
+    use: str
+    path: str
+    mount: str
+    type: str
+    identity: str
+    total: int
+    free: int
+    inodes_free: Optional[int]
+    writable: Optional[bool]
+
+
+class Clock(TypedDict):
+    """`time` is read when the probe starts; `synchronized` is the kernel's report (adjtimex)."""
+
+    time: float
+    synchronized: Optional[bool]
+
+
+class Address(TypedDict):
+    address: str
+    prefix: int
+
+
+class Interface(TypedDict):
+    """`kind`: ethernet, infiniband, loopback, bond, bridge, vlan or virtual; `speed` in Gb/s; `hca` the RDMA device that it belongs to."""
+
+    name: str
+    kind: str
+    up: bool
+    mtu: Optional[int]
+    speed: Optional[float]
+    addresses: List[Address]
+    pci: Optional[str]
+    numa: Optional[int]
+    master: Optional[str]
+    hca: Optional[str]
+
+
+class Gid(TypedDict):
+    """`type` as in sysfs: "IB/RoCE v1" or "RoCE v2"; empty slots of the table are left out."""
+
+    index: int
+    gid: str
+    type: Optional[str]
+    interface: Optional[str]
+
+
+class HcaPort(TypedDict):
+    """`state` such as ACTIVE, `physical_state` such as LinkUp, `link_layer` InfiniBand or Ethernet, as in sysfs; `counters` errors by name."""
+
+    port: int
+    state: Optional[str]
+    physical_state: Optional[str]
+    link_layer: Optional[str]
+    rate: Optional[float]
+    lid: Optional[int]
+    gids: List[Gid]
+    counters: Dict[str, int]
+
+
+class Hca(TypedDict):
+    """An RDMA device; `usable` is False if its character device is missing, as in a container without /dev/infiniband."""
+
+    name: str
+    pci: Optional[str]
+    pci_path: Optional[str]
+    numa: Optional[int]
+    board: Optional[str]
+    firmware: Optional[str]
+    usable: bool
+    interfaces: List[str]
+    ports: List[HcaPort]
+
+
+class CardProcess(TypedDict):
+    """A process on a card; `ours` is True if it belongs to this user."""
+
+    pid: int
+    name: str
+    user: Optional[str]
+    memory: Optional[int]
+    ours: bool
+
+
+class Card(TypedDict):
+    """
+    One accelerator card; `kind` is cuda or gcu, `index` the vendor tool's.
+
+    `pci_path` is the resolved path below /sys/devices: cards and HCAs with a long common path are near each other. `health` holds
+    the tool's values by its own names, such as ecc.errors.uncorrected.volatile.total.
+    """
+
+    kind: str
+    index: int
+    uuid: Optional[str]
+    name: Optional[str]
+    pci: Optional[str]
+    pci_path: Optional[str]
+    numa: Optional[int]
+    memory_total: Optional[int]
+    memory_used: Optional[int]
+    utilization: Optional[float]
+    mig: Optional[bool]
+    processes: List[CardProcess]
+    health: Dict[str, str]
+
+
+class Library(TypedDict):
+    """A shared library that the training Python loads: `version` is its own answer, `sha256` that of the file."""
+
+    path: str
+    version: Optional[str]
+    sha256: Optional[str]
+
+
+class Software(TypedDict):
+    """
+    Versions of the training Python and of what it imports; None: not installed.
+
+    `packages` is the version by name of every installed distribution, `packages_hash` the sha256 of that table.
+    """
+
+    python: str
+    executable: str
+    kernel: str
+    driver: Optional[str]
+    cuda: Optional[str]
+    torch: Optional[str]
+    torch_cuda: Optional[str]
+    torch_gcu: Optional[str]
+    deepspeed: Optional[str]
+    nccl: Optional[Library]
+    packages: Dict[str, str]
+    packages_hash: Optional[str]
+
+
+class Code(TypedDict):
+    """The user's code on the node: the git work tree that holds `path`; `digest` is the sha256 over the names and contents of the files in it."""
+
+    path: str
+    commit: Optional[str]
+    dirty: Optional[bool]
+    digest: Optional[str]
+
+
+class Names(TypedDict):
+    """`resolved` has the addresses of each node name that the probe was given, as this node resolves it; empty: it does not."""
+
+    hostname: str
+    resolved: Dict[str, List[str]]
+
+
+class Tool(TypedDict):
+    """A vendor tool: `error` says why its output was not used (not found, killed after 5 s, exit code, unreadable)."""
+
+    name: str
+    seconds: float
+    error: Optional[str]
+
+
+class NodeFacts(TypedDict):
+    """
+    `topology` is the matrix of `nvidia-smi topo -m` by device names (GPU0, mlx5_0): X, NV8, PIX, PXB, PHB, NODE or SYS.
+
+    `kernel_messages` are lines of the kernel log on devices (Xid, link changes); `environment` the NCCL_, ECCL_, TORCH_, GLOO_ … variables
+    that a login sets; `nccl_conf` the lines of /etc/nccl.conf and ~/.nccl.conf.
+    """
+
+    format: int
+    node: str
+    seconds: float
+    cpus: Cpus
+    memory: Memory
+    limits: Dict[str, Limit]
+    disks: List[Disk]
+    clock: Clock
+    names: Names
+    interfaces: List[Interface]
+    hcas: List[Hca]
+    cards: List[Card]
+    topology: Dict[str, Dict[str, str]]
+    software: Software
+    code: Optional[Code]
+    kernel_messages: List[str]
+    environment: Dict[str, str]
+    nccl_conf: Dict[str, str]
+    tools: List[Tool]
+    missing: Dict[str, str]
+
+
+FORMAT = 1
