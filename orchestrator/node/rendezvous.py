@@ -121,11 +121,11 @@ def reserve(candidates: Sequence[str], environ: Mapping[str, str]) -> tuple[str,
 
 
 def hold_rendezvous(candidates: Sequence[str]) -> int:
-    """Print the record and hold the port until standard input ends or SIGTERM arrives."""
+    """Print the record and hold the port until standard input ends or SIGTERM arrives; for each line read, do so with another port."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    record, holder = reserve(candidates, os.environ)
-    with holder:
-        print(record, flush=True)
-        while os.read(0, 65536):
-            pass
-    return 0
+    while True:
+        record, holder = reserve(candidates, os.environ)
+        with holder:
+            print(record, flush=True)
+            if not os.read(0, 65536):
+                return 0

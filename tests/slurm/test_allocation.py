@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.grounds.cli import Orch
 from tests.grounds.slurm import Cluster
+from tests.slurm.port_thief import orch_with_taken_ports
 
 # In the shell of salloc: a run that ends, one that is stopped, and the queue after each.
 SHELL = """
@@ -60,9 +61,8 @@ def test_run_in_an_allocation_is_a_step_of_it_and_stop_ends_only_that_step(clust
     assert "in no Slurm job" in orch("submit", "--here", "--", "true", code=2).stderr
 
 
-def test_task_of_a_job_array_has_nodes_for_a_run(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.inventory(tmp_path, devices=2)
-    orch = Orch(tmp_path, env=cluster.env)
+def test_task_of_a_job_array_has_nodes_for_a_run_and_a_taken_port_is_retried(cluster: Cluster, tmp_path: Path) -> None:
+    orch = orch_with_taken_ports(cluster, tmp_path, thefts=1)
     log = cluster.folder / "task.log"
     script = shlex.join(orch.argv(("submit", "--here", "--", "true")))
     command = ["sbatch", "--wait", "--array=3", "--nodelist=n1", f"--output={log}", f"--wrap={script}"]
@@ -71,3 +71,4 @@ def test_task_of_a_job_array_has_nodes_for_a_run(cluster: Cluster, tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr + log.read_text("utf-8")
     assert [record["state"] for record in orch.records()] == ["DONE"]
+    assert sum("already in use" in line["text"] for line in orch.lines()) == 1

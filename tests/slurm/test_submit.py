@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.grounds.cli import Orch
 from tests.grounds.slurm import Cluster
+from tests.slurm.port_thief import orch_with_taken_ports
 from tests.until import until
 
 
@@ -211,38 +209,6 @@ def test_job_whose_id_was_never_recorded_is_found_by_its_folder(orch: Orch, clus
     assert orch.status(run_id)["state"] == "STOPPED"
 
 
-PORT_THIEF = """#!{python}
-import os, pathlib, socket, subprocess, sys
-count = pathlib.Path({folder!r}, "thefts")
-done = len(count.read_text()) if count.exists() else 0
-found = sys.stdin.readline()
-if done < {thefts}:
-    count.write_text("x" * (done + 1))
-    thief = socket.socket()
-    thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    thief.bind(("", int(found.split()[1])))
-    thief.listen()
-with subprocess.Popen([{srun!r}, *sys.argv[1:]], stdin=subprocess.PIPE, text=True) as srun:
-    srun.stdin.write(found)
-    srun.stdin.flush()
-    sys.exit(srun.wait())
-"""
-
-
-def _orch_with_taken_ports(cluster: Cluster, tmp_path: Path, thefts: int) -> Orch:
-    """orch whose jobs lose their port between its choice and the start of the agents: another process listens on it."""
-    srun = shutil.which("srun", path=cluster.env.get("PATH"))
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    (folder / "srun").write_text(
-        PORT_THIEF.format(python=sys.executable, folder=str(tmp_path), thefts=thefts, srun=srun)
-    )
-    (folder / "srun").chmod(0o700)
-    path = f"{folder}:{cluster.env.get('PATH', os.environ['PATH'])}"
-    cluster.inventory(tmp_path, devices=1)
-    return Orch(tmp_path, env={**cluster.env, "PATH": path})
-
-
 # If the head's rank is not started, the other one waits until it is ended.
 WAIT_FOR_BOTH_RANKS = """
 met=$ORCH_RUN_DIR/met-$MASTER_PORT
@@ -253,7 +219,7 @@ echo "$MASTER_PORT"
 
 
 def test_taken_port_is_retried_on_another_one(cluster: Cluster, tmp_path: Path) -> None:
-    orch = _orch_with_taken_ports(cluster, tmp_path, thefts=1)
+    orch = orch_with_taken_ports(cluster, tmp_path, thefts=1)
     orch("submit", "-j", "2x1", "--", "sh", "-c", WAIT_FOR_BOTH_RANKS)
     assert orch.status()["state"] == "DONE"
     lines = orch.lines()
@@ -263,7 +229,7 @@ def test_taken_port_is_retried_on_another_one(cluster: Cluster, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_port_that_is_taken_every_time_fails_the_job(cluster: Cluster, tmp_path: Path) -> None:
-    orch = _orch_with_taken_ports(cluster, tmp_path, thefts=3)
+    orch = orch_with_taken_ports(cluster, tmp_path, thefts=3)
     orch("submit", "-j", "2x1", "--", "sh", "-c", "sleep 1000", code=1)
     assert orch.status()["state"] == "FAILED"
     assert sum("already in use" in line["text"] for line in orch.lines()) == 3
