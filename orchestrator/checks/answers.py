@@ -1,0 +1,40 @@
+"""Nodes that did not answer, or are the same machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.checks.cluster import Cluster
+from orchestrator.findings import Finding, Severity
+
+
+def answer(cluster: Cluster) -> Iterator[Finding]:
+    """Every node must answer."""
+    for node in cluster.expected:
+        if node not in cluster.facts:
+            reason = cluster.failures.get(node, "no answer")
+            yield Finding(
+                Severity.FAIL,
+                "answer",
+                reason,
+                (node,),
+                remedy="log in with `orch ssh NODE`, or leave the node out with --nodes",
+            )
+
+
+def slow_tools(cluster: Cluster) -> Iterator[Finding]:
+    """A vendor tool that is slow or does not end is the first sign of a driver that hangs."""
+    for node, facts in cluster.facts.items():
+        for tool in facts["tools"]:
+            if tool["seconds"] > SLOW_TOOL_S:
+                yield Finding(
+                    Severity.FAIL,
+                    "tools",
+                    f"{tool['name']} took more than {SLOW_TOOL_S:g} s",
+                    (node,),
+                    evidence=f"{tool['seconds']:.1f} s; {tool['error'] or 'it ended'}",
+                    remedy="look for driver errors in the kernel log (dmesg), and restart the node if the driver hangs",
+                )
+
+
+SLOW_TOOL_S = 5.0

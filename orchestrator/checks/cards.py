@@ -1,0 +1,213 @@
+"""Accelerator cards: present, alike on all nodes, without hardware errors, and not in use by other programs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from orchestrator.checks.cluster import GIB, Cluster
+from orchestrator.checks.majority import difference
+from orchestrator.findings import Finding, Severity
+from orchestrator.node.facts import Card, NodeFacts
+
+BUSY_BYTES = 2 * GIB
+# Xid errors after which a card needs a reset or a replacement: double-bit ECC, row remapping, lost from the bus, NVLink, contained
+# and uncontained errors.
+FATAL_XIDS = frozenset({48, 63, 64, 74, 79, 94, 95})
+_XID = re.compile(r"Xid \((?P<card>[^)]*)\): (?P<number>\d+)")
+# The bits of clocks_event_reasons.active: HW slowdown, SW and HW thermal slowdown, HW power brake.
+THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
+NVLINK = "look at nvidia-smi nvlink -s; with NVSwitch, nvidia-fabricmanager must run in the driver's version"
+RESET = "reset the card (nvidia-smi -r) or restart the node; replace the card if the error returns"
+
+
+def count(cluster: Cluster) -> Iterator[Finding]:
+    """Each node must have as many cards as ranks, and all nodes the same number and model."""
+    nodes = [node for node in cluster.facts if cluster.uses_cards(node)]
+    for node in nodes:
+        facts, expected = cluster.facts[node], cluster.expected[node]
+        cards = [card for card in facts["cards"] if expected.accelerator in ("auto", card["kind"])]
+        if len(cards) < expected.devices and not any(card["mig"] for card in cards):
+            yield Finding(
+                Severity.FAIL,
+                "cards",
+                f"{len(cards)} cards for {expected.devices} ranks",
+                (node,),
+                evidence=_tool_errors(facts),
+                remedy="look for a card lost from the bus in the kernel log (dmesg), or correct devices: in the inventory",
+            )
+    if differs := difference({node: len(cluster.facts[node]["cards"]) for node in nodes}):
+        text = f"the number of cards differs: {differs.text()}"
+        remedy = "look for a card lost from the bus in the kernel log (dmesg)"
+        yield Finding(Severity.WARN, "cards", text, differs.nodes, remedy=remedy)
+    models = {node: ", ".join(sorted({str(card["name"]) for card in cluster.facts[node]["cards"]})) for node in nodes}
+    if differs_in_model := difference({node: model for node, model in models.items() if model}):
+        text = f"the model of the cards differs: {differs_in_model.text()}"
+        remedy = "the slowest card decides the speed of all; choose equal nodes with --nodes"
+        yield Finding(Severity.WARN, "cards", text, differs_in_model.nodes, remedy=remedy)
+
+
+def uuids(cluster: Cluster) -> Iterator[Finding]:
+    """No card may be on two nodes: then two names of the inventory lead to one machine."""
+    owners: dict[str, list[str]] = {}
+    for node in filter(cluster.uses_cards, cluster.facts):
+        for card in cluster.facts[node]["cards"]:
+            if card["uuid"]:
+                owners.setdefault(card["uuid"], []).append(node)
+    shared = {tuple(nodes): uuid for uuid, nodes in owners.items() if len(nodes) > 1}
+    for nodes, uuid in shared.items():
+        text, remedy = (
+            "these nodes report the same cards",
+            "give each node the address of another machine in the inventory",
+        )
+        yield Finding(Severity.FAIL, "uuids", text, tuple(dict.fromkeys(nodes)), evidence=uuid, remedy=remedy)
+
+
+def errors(cluster: Cluster) -> Iterator[Finding]:
+    """Uncorrectable memory errors, rows that wait for a remapping, and failed self-checks."""
+    for node, facts in cluster.facts.items():
+        for card in facts["cards"]:
+            for key, fault in _ERRORS.items():
+                value = card["health"].get(key, "")
+                if _number(value) > 0:
+                    yield Finding(Severity.FAIL, "ecc", f"{_name(card)}: {fault}", (node,), f"{key}={value}", RESET)
+            if card["health"].get("Health", "").lower() == "false":
+                yield Finding(
+                    Severity.FAIL, "ecc", f"{_name(card)}: the tool reports ill health", (node,), "Health=False", RESET
+                )
+
+
+_ERRORS = {
+    "ecc.errors.uncorrected.volatile.total": "uncorrectable memory errors since the last restart",
+    "remapped_rows.pending": "memory rows wait for a remapping, which needs a reset",
+    "remapped_rows.failure": "memory rows cannot be remapped any more",
+    "retired_pages.pending": "memory pages wait for their retirement, which needs a reset",
+}
+
+
+def xid(cluster: Cluster) -> Iterator[Finding]:
+    """Lines of the NVIDIA driver in the kernel log."""
+    for node, facts in cluster.facts.items():
+        for line in facts["kernel_messages"]:
+            found = _XID.search(line)
+            if found is None:
+                continue
+            number = int(found["number"])
+            severity = Severity.FAIL if number in FATAL_XIDS else Severity.WARN
+            yield Finding(severity, "xid", f"Xid {number} of {found['card']} in the kernel log", (node,), line, RESET)
+
+
+def throttling(cluster: Cluster) -> Iterator[Finding]:
+    """Cards whose clock is lowered by heat or by their power supply."""
+    for node, facts in cluster.facts.items():
+        for card in facts["cards"]:
+            value = card["health"].get("clocks_event_reasons.active") or card["health"].get(
+                "clocks_throttle_reasons.active", ""
+            )
+            if _number(value) & THROTTLED:
+                yield Finding(
+                    Severity.WARN,
+                    "throttling",
+                    f"{_name(card)}: the clock is lowered by heat or power",
+                    (node,),
+                    evidence=f"clocks_event_reasons.active={value}, {_temperature(card)}",
+                    remedy="check the node's cooling and power supplies",
+                )
+
+
+def strangers(cluster: Cluster) -> Iterator[Finding]:
+    """Programs that use the ranks' cards before the start; orch never ends them."""
+    for node in filter(cluster.uses_cards, cluster.facts):
+        for card in cluster.used_cards(node):
+            for process in card["processes"]:
+                owner = "yours" if process["ours"] else f"user {process['user'] or 'not known'}"
+                size = "" if process["memory"] is None else f", {process['memory'] / GIB:.1f} GiB"
+                is_small = process["ours"] and process["memory"] is not None and process["memory"] < BUSY_BYTES
+                yield Finding(
+                    Severity.WARN if is_small else Severity.FAIL,
+                    "strangers",
+                    f"{_name(card)} is in use by pid {process['pid']} ({process['name']}, {owner}{size})",
+                    (node,),
+                    remedy="`orch gc` ends strays of yours; ask the owner of others, or leave the node out with --nodes",
+                )
+
+
+def memory(cluster: Cluster) -> Iterator[Finding]:
+    """Card memory that is in use before the start although no process is visible."""
+    for node in filter(cluster.uses_cards, cluster.facts):
+        for card in cluster.used_cards(node):
+            used = card["memory_used"]
+            if used is not None and used >= BUSY_BYTES and not card["processes"]:
+                text = f"{_name(card)}: {used / GIB:.1f} GiB are in use before the start, by no visible process"
+                remedy = (
+                    "look for a process in another container; else reset the card (nvidia-smi -r) or restart the node"
+                )
+                yield Finding(Severity.FAIL, "card-memory", text, (node,), remedy=remedy)
+
+
+def pcie(cluster: Cluster) -> Iterator[Finding]:
+    """The width and generation of each card's PCIe link, compared with those of all cards."""
+    for key, title in (("pcie.link.width.current", "PCIe width"), ("pcie.link.gen.max", "PCIe generation")):
+        values = {
+            f"{node} {_name(card)}": card["health"][key]
+            for node, facts in cluster.facts.items()
+            for card in facts["cards"]
+            if card["health"].get(key, "").isdigit()
+        }
+        if differs := difference(values):
+            nodes = tuple(dict.fromkeys(name.split(" ")[0] for name in differs.nodes))
+            remedy = "look for a link that was trained down (lspci -vv, LnkSta), and reseat the card"
+            yield Finding(Severity.WARN, "pcie", f"the {title} differs: {differs.text()}", nodes, remedy=remedy)
+
+
+def nvlink(cluster: Cluster) -> Iterator[Finding]:
+    """The links between the cards of a node, compared with those of all nodes."""
+    links = {node: _links(facts["topology"]) for node, facts in cluster.facts.items()}
+    known = {node: text for node, text in links.items() if text}
+    if differs := difference(known):
+        yield Finding(
+            Severity.WARN if differs.majority is None else Severity.FAIL,
+            "nvlink",
+            f"the links between cards differ: {differs.text()}",
+            differs.nodes,
+            remedy=NVLINK,
+        )
+    for node, facts in cluster.facts.items():
+        pairs = _pairs(facts["topology"])
+        kind, number = pairs.most_common(1)[0] if pairs else ("", 0)
+        if kind.startswith("NV") and pairs.total() // 2 < number < pairs.total():
+            yield Finding(
+                Severity.WARN, "nvlink", f"some pairs of cards have no {kind}: {links[node]}", (node,), remedy=NVLINK
+            )
+
+
+def _links(topology: Mapping[str, Mapping[str, str]]) -> str:
+    """The kinds of links between cards and the number of pairs of each, such as `28 x NV18`."""
+    return ", ".join(f"{number} x {kind}" for kind, number in sorted(_pairs(topology).items()))
+
+
+def _pairs(topology: Mapping[str, Mapping[str, str]]) -> Counter[str]:
+    """The number of pairs of cards by the kind of their link."""
+    cards = [name for name in topology if name.startswith(("GPU", "GCU"))]
+    return Counter(topology[left].get(right, "?") for index, left in enumerate(cards) for right in cards[index + 1 :])
+
+
+def _name(card: Card) -> str:
+    return f"card {card['index']}"
+
+
+def _number(text: str) -> int:
+    """The value of a tool, decimal or hexadecimal; 0 if it is not a number, such as [N/A]."""
+    try:
+        return int(text.split(maxsplit=1)[0], 0)
+    except (ValueError, IndexError):
+        return 0
+
+
+def _temperature(card: Card) -> str:
+    return f"temperature {card['health'].get('temperature.gpu', 'not known')}"
+
+
+def _tool_errors(facts: NodeFacts) -> str:
+    return "; ".join(f"{tool['name']}: {tool['error']}" for tool in facts["tools"] if tool["error"])

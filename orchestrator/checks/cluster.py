@@ -1,0 +1,91 @@
+"""The input of every check: what is expected of each node, and what the nodes answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from orchestrator.node.facts import Card, NodeFacts
+
+T = TypeVar("T")
+GIB = 1 << 30
+VISIBLE_CARDS = ("CUDA_VISIBLE_DEVICES", "TOPS_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The part of the inventory or the plan on one node. `devices` is its number of ranks, `env` the environment that they get."""
+
+    address: str
+    devices: int = 1
+    accelerator: str = "auto"
+    network: str = "auto"
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """
+    A test of the rendezvous: the head's address and port, and the error of each node that could not connect to it.
+
+    `error` is the head's own failure to reserve a port; then no node tried.
+    """
+
+    head: str
+    address: str
+    port: int
+    unreachable: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFolder:
+    """
+    A test of a folder that several nodes should share: `writer` wrote a token there, and `readers` has what each node read.
+
+    A reader's value is empty if it read the token, else the reason why not. `error` is the writer's failure.
+    """
+
+    path: str
+    writer: str
+    readers: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """
+    The nodes of one check, in node order.
+
+    `facts` has the nodes that answered, `failures` the reason of each other one. `clocks` are the least and most seconds by which a
+    node's clock may be ahead of this machine's. `checkpoint_bytes` is the size of the last checkpoint, if it is known.
+    """
+
+    expected: Mapping[str, Expected]
+    facts: Mapping[str, NodeFacts]
+    failures: Mapping[str, str] = field(default_factory=dict)
+    clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    rendezvous: Rendezvous | None = None
+    shared: Sequence[SharedFolder] = ()
+    checkpoint_bytes: int | None = None
+
+    def values(self, read: Callable[[NodeFacts], T | None]) -> dict[str, T]:
+        """A value of each node that answered, without the nodes where it is None."""
+        read_values = ((node, read(facts)) for node, facts in self.facts.items())
+        return {node: value for node, value in read_values if value is not None}
+
+    def uses_cards(self, node: str) -> bool:
+        """Return whether the ranks of the node run on cards."""
+        kind = self.expected[node].accelerator
+        return kind != "cpu" and (kind != "auto" or bool(self.facts[node]["cards"]))
+
+    def used_cards(self, node: str) -> list[Card]:
+        """The cards that the ranks of the node use: those that the environment names by number, else the first ones."""
+        expected, cards = self.expected[node], self.facts[node]["cards"]
+        for name in VISIBLE_CARDS:
+            numbers = expected.env.get(name, "").split(",")
+            if all(number.strip().isdigit() for number in numbers):
+                return [card for card in cards if card["index"] in map(int, numbers)]
+        return cards[: expected.devices]

@@ -1,0 +1,48 @@
+"""The folders that a run writes to: space for two checkpoints, inodes, and a file that can be written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.checks.cluster import GIB, Cluster
+from orchestrator.findings import Finding, Severity
+from orchestrator.node.facts import Disk
+
+FOLDERS = ("workdir", "out", "tmp", "home")
+WITH_CHECKPOINTS = ("workdir", "out")
+FULL_BYTES = GIB // 4  # with less, not even logs and code have space
+LEAST_CHECKPOINT_BYTES = 10 * GIB  # of two checkpoints of a model of 500 million parameters, if no size is known
+LEAST_INODES = 10_000
+
+
+def disk(cluster: Cluster) -> Iterator[Finding]:
+    """Each folder must be writable and have space and inodes; those with checkpoints have space for two."""
+    for node, facts in cluster.facts.items():
+        for entry in facts["disks"]:
+            if entry["use"] in FOLDERS:
+                fault = _fault(entry, cluster.checkpoint_bytes)
+                if fault is not None:
+                    severity, text = fault
+                    remedy = "free space there (`orch gc` removes old runs), or choose another folder in the inventory"
+                    evidence = f"{entry['path']} on {entry['mount']} ({entry['type']})"
+                    yield Finding(severity, "disk", text, (node,), evidence=evidence, remedy=remedy)
+
+
+def _fault(entry: Disk, checkpoint_bytes: int | None) -> tuple[Severity, str] | None:
+    name, free = entry["use"], entry["free"]
+    is_needed = name in WITH_CHECKPOINTS
+    if entry["writable"] is False:
+        return (Severity.FAIL if name != "home" else Severity.WARN), f"{name} {entry['path']} cannot be written"
+    if free < FULL_BYTES:
+        return (Severity.FAIL if name != "home" else Severity.WARN), f"{name} is full: {_size(free)} free"
+    if entry["inodes_free"] is not None and 0 < entry["inodes_free"] < LEAST_INODES:
+        return Severity.FAIL, f"{name} has {entry['inodes_free']} inodes left"
+    if is_needed and checkpoint_bytes is not None and free < 2 * checkpoint_bytes:
+        return Severity.FAIL, f"{name} has {_size(free)} free; two checkpoints need {_size(2 * checkpoint_bytes)}"
+    if is_needed and checkpoint_bytes is None and free < LEAST_CHECKPOINT_BYTES:
+        return Severity.INFO, f"{name} has {_size(free)} free, which may not hold two checkpoints"
+    return None
+
+
+def _size(count: float) -> str:
+    return f"{count / GIB:.3g} GiB"

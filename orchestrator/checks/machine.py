@@ -1,0 +1,95 @@
+"""Limits, memory, clock rate and clocks of a node's operating system."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from orchestrator.checks.cluster import GIB, Cluster
+from orchestrator.findings import Finding, Severity
+
+OPEN_FILES = 4096
+PROCESSES_PER_RANK = (
+    512  # threads count as processes: a rank has about 100, and more for each worker of its data loaders
+)
+LOCKED_BYTES = 32 * GIB
+SHARED_MEMORY_BYTES = 8 * GIB
+WARN_SKEW_S, FAIL_SKEW_S = 1.0, 30.0
+LIMITS_CONF = "/etc/security/limits.d/, and for systemd's sshd or slurmd"
+
+
+def open_files(cluster: Cluster) -> Iterator[Finding]:
+    """The agent raises the soft limit to the hard one, so only the hard limit counts."""
+    for node, value in cluster.values(lambda facts: facts["limits"].get("nofile")).items():
+        limit = value["hard"]
+        if limit is not None and limit < OPEN_FILES:
+            text = f"a process may open {limit} files; data loaders and NCCL need {OPEN_FILES}"
+            remedy = f"raise nofile in {LIMITS_CONF} LimitNOFILE="
+            yield Finding(Severity.FAIL, "nofile", text, (node,), remedy=remedy)
+
+
+def user_processes(cluster: Cluster) -> Iterator[Finding]:
+    """The limit counts the threads of all processes of the user on the node."""
+    for node, value in cluster.values(lambda facts: facts["limits"].get("nproc")).items():
+        limit, needed = value["soft"], PROCESSES_PER_RANK * cluster.expected[node].devices
+        if limit is not None and limit < needed:
+            text = f"the user may have {limit} processes and threads; its ranks need up to {needed}"
+            remedy = f"raise nproc in {LIMITS_CONF} TasksMax="
+            yield Finding(Severity.WARN, "nproc", text, (node,), remedy=remedy)
+
+
+def locked_memory(cluster: Cluster) -> Iterator[Finding]:
+    """RDMA locks the memory of its buffers."""
+    for node, value in cluster.values(lambda facts: facts["limits"].get("memlock")).items():
+        limit = value["soft"]
+        if limit is not None and limit < LOCKED_BYTES and any(hca["usable"] for hca in cluster.facts[node]["hcas"]):
+            text = f"a process may lock {limit / GIB:.2g} GiB of memory; RDMA needs {LOCKED_BYTES // GIB} GiB"
+            remedy = f"set memlock unlimited in {LIMITS_CONF} LimitMEMLOCK=infinity"
+            yield Finding(Severity.WARN, "memlock", text, (node,), remedy=remedy)
+
+
+def shared_memory(cluster: Cluster) -> Iterator[Finding]:
+    """NCCL and the workers of data loaders exchange data through /dev/shm."""
+    for node, facts in cluster.facts.items():
+        for disk in facts["disks"]:
+            if disk["use"] == "shm" and disk["total"] < SHARED_MEMORY_BYTES and cluster.uses_cards(node):
+                text = f"{disk['path']} has {disk['total'] / GIB:.2g} GiB; NCCL and data loaders need {SHARED_MEMORY_BYTES // GIB}"
+                remedy = "start the container with --shm-size=16g or --ipc=host"
+                yield Finding(Severity.WARN, "shm", text, (node,), remedy=remedy)
+
+
+def swap(cluster: Cluster) -> Iterator[Finding]:
+    """With swap, a rank that runs out of memory slows all others down before it fails."""
+    for node, facts in cluster.facts.items():
+        size = facts["memory"]["swap_total"]
+        if size and cluster.uses_cards(node):
+            text, remedy = f"{size / GIB:.1f} GiB of swap are on", "turn it off with swapoff -a"
+            yield Finding(Severity.INFO, "swap", text, (node,), remedy=remedy)
+
+
+def governor(cluster: Cluster) -> Iterator[Finding]:
+    """CPU clocks that follow the load delay the launch of kernels."""
+    for node, name in cluster.values(lambda facts: facts["cpus"]["governor"]).items():
+        if name in ("powersave", "conservative") and cluster.uses_cards(node):
+            text, remedy = f"the CPU frequency governor is {name}", "cpupower frequency-set -g performance"
+            yield Finding(Severity.INFO, "governor", text, (node,), remedy=remedy)
+
+
+def clock(cluster: Cluster) -> Iterator[Finding]:
+    """Clocks must agree: logs, timeouts and certificates compare times of nodes."""
+    usual = median((least + most) / 2 for least, most in cluster.clocks.values()) if cluster.clocks else 0.0
+    reference = "most nodes" if len(cluster.clocks) > 2 else "this machine"  # noqa: PLR2004  a majority
+    if len(cluster.clocks) <= 2:  # noqa: PLR2004
+        usual = 0.0
+    for node, (least, most) in cluster.clocks.items():
+        ahead = max(0.0, least - usual) or min(0.0, most - usual)
+        if abs(ahead) >= WARN_SKEW_S:
+            text = f"the clock is {abs(ahead):.3g} s {'ahead of' if ahead > 0 else 'behind'} that of {reference}"
+            severity = Severity.FAIL if abs(ahead) >= FAIL_SKEW_S else Severity.WARN
+            remedy = "start chronyd or systemd-timesyncd, and set the clock once with chronyc makestep"
+            yield Finding(severity, "clock", text, (node,), remedy=remedy)
+    drifting = {node for node, facts in cluster.facts.items() if facts["clock"]["synchronized"] is False}
+    if drifting and len(drifting) < len(cluster.facts):  # in a container or a virtual machine, the host keeps the clock
+        text = "no time daemon keeps the clock; it does on the other nodes"
+        nodes = tuple(node for node in cluster.facts if node in drifting)
+        yield Finding(Severity.WARN, "clock", text, nodes, remedy="start chronyd or systemd-timesyncd")

@@ -1,0 +1,52 @@
+"""Names of the nodes, as each node resolves them: MASTER_ADDR and a node's own name must lead to the node."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from orchestrator.checks.cluster import Cluster
+from orchestrator.checks.majority import difference
+from orchestrator.findings import Finding, Severity
+
+REMEDY = "correct /etc/hosts or the name server there: `127.0.1.1 NAME` lines are the usual cause"
+
+
+def names(cluster: Cluster) -> Iterator[Finding]:
+    """All nodes must resolve a name to the same addresses, and to no loopback address unless they are one machine."""
+    if len(cluster.expected) < 2:  # noqa: PLR2004  one node has no peers
+        return
+    for name in cluster.expected:
+        resolved = {node: facts["names"]["resolved"].get(name) for node, facts in cluster.facts.items()}
+        known = {node: tuple(sorted(addresses)) for node, addresses in resolved.items() if addresses is not None}
+        yield from _of_name(name, known, is_local=_is_loopback(cluster.expected[name].address))
+
+
+def _of_name(name: str, resolved: dict[str, tuple[str, ...]], *, is_local: bool) -> Iterator[Finding]:
+    found = {node: addresses for node, addresses in resolved.items() if addresses}
+    if not found:
+        return  # no node resolves it: the inventory's addresses are used
+    absent = tuple(node for node in resolved if node not in found)
+    if absent:
+        text = f"{name} does not resolve; it does on {_count(len(found))}"
+        yield Finding(Severity.WARN, "names", text, absent, remedy="add the name to /etc/hosts or to the name server")
+    loopback = tuple(node for node, addresses in found.items() if all(map(_is_loopback, addresses)))
+    if loopback and not is_local:
+        text = f"{name} resolves to the loopback address {found[loopback[0]][0]}: its peers could not connect to it"
+        yield Finding(Severity.FAIL, "names", text, loopback, remedy=REMEDY)
+    routable = {node: ", ".join(addresses) for node, addresses in found.items() if node not in loopback}
+    if differs := difference(routable):
+        yield Finding(
+            Severity.FAIL, "names", f"{name} resolves differently: {differs.text()}", differs.nodes, remedy=REMEDY
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _count(nodes: int) -> str:
+    return f"{nodes} other node{'s' if nodes > 1 else ''}"

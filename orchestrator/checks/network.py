@@ -1,0 +1,110 @@
+"""RDMA devices: ports up and at the rate of the majority, without errors, with the GIDs that RoCE needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.checks.cluster import Cluster
+from orchestrator.checks.majority import difference
+from orchestrator.findings import Finding, Severity
+from orchestrator.node.facts import Hca, HcaPort, NodeFacts
+
+ETHERNET, INFINIBAND = "Ethernet", "InfiniBand"
+ROCE_V2 = "RoCE v2"
+# Counters of a port that a good link does not increase (/sys/class/infiniband/*/ports/*/counters).
+ERROR_COUNTERS = (
+    "link_downed",
+    "link_error_recovery",
+    "symbol_error",
+    "port_rcv_errors",
+    "local_link_integrity_errors",
+)
+
+
+def rdma(cluster: Cluster) -> Iterator[Finding]:
+    """The inventory says infiniband or roce: such a port must be there, and usable."""
+    for node, facts in cluster.facts.items():
+        layer = {"infiniband": INFINIBAND, "roce": ETHERNET}.get(cluster.expected[node].network)
+        if layer is not None and not any(port["link_layer"] == layer for _, port in _ports(facts)):
+            text = f"no RDMA device with link layer {layer}, but the inventory has network: {cluster.expected[node].network}"
+            remedy = "load the driver (ibstat, lsmod), or set network: auto in the inventory"
+            yield Finding(Severity.FAIL, "rdma", text, (node,), remedy=remedy)
+        hidden = [hca["name"] for hca in facts["hcas"] if not hca["usable"]]
+        if hidden and cluster.uses_cards(node):
+            text = f"{', '.join(hidden)}: the device file is missing; NCCL would use TCP instead"
+            remedy = "give the container /dev/infiniband (--device=/dev/infiniband, --ulimit memlock=-1)"
+            yield Finding(Severity.FAIL if layer else Severity.WARN, "rdma", text, (node,), remedy=remedy)
+    if differs := difference({node: len(facts["hcas"]) for node, facts in cluster.facts.items()}):
+        text = f"the number of RDMA devices differs: {differs.text()}"
+        yield Finding(Severity.WARN, "rdma", text, differs.nodes, remedy="compare `ibstat -l` on these nodes")
+
+
+def ports(cluster: Cluster) -> Iterator[Finding]:
+    """A port that is active on most nodes must be active on all, at the same rate and with the same link layer."""
+    states: dict[str, dict[str, str]] = {}
+    rates: dict[str, dict[str, str]] = {}
+    for node, facts in cluster.facts.items():
+        for hca, port in _ports(facts):
+            name = _name(hca, port)
+            states.setdefault(name, {})[node] = f"{port['state']} ({port['physical_state']})"
+            if port["state"] == "ACTIVE" and port["rate"] is not None:
+                rates.setdefault(name, {})[node] = f"{port['rate']:g} Gb/s {port['link_layer']}"
+    remedy = (
+        "check cable, switch port and subnet manager (ibstat: Polling means no peer, Initializing no subnet manager)"
+    )
+    for name, by_node in states.items():
+        down = tuple(node for node, state in by_node.items() if not state.startswith("ACTIVE"))
+        if down and len(down) < len(by_node):
+            text = f"{name} is {by_node[down[0]]}; ACTIVE on {_count(len(by_node) - len(down))}"
+            yield Finding(Severity.FAIL, "ports", text, down, remedy=remedy)
+    for node, facts in cluster.facts.items():
+        found = _ports(facts)
+        if found and cluster.uses_cards(node) and not any(port["state"] == "ACTIVE" for _, port in found):
+            severity = Severity.FAIL if cluster.expected[node].network in ("infiniband", "roce") else Severity.WARN
+            yield Finding(
+                severity, "ports", "no RDMA port is active; NCCL would use TCP instead", (node,), remedy=remedy
+            )
+    for name, rate_by_node in rates.items():
+        if differs := difference(rate_by_node):
+            text = f"the rate of {name} differs: {differs.text()}"
+            slow = "a damaged cable lowers the rate: compare ibstat, and replace the cable"
+            yield Finding(Severity.FAIL, "ports", text, differs.nodes, remedy=slow)
+
+
+def gids(cluster: Cluster) -> Iterator[Finding]:
+    """An active RoCE port needs a RoCE v2 GID."""
+    for node, facts in cluster.facts.items():
+        if cluster.expected[node].network in ("ethernet", "infiniband"):
+            continue
+        for hca, port in _ports(facts):
+            if port["link_layer"] != ETHERNET or port["state"] != "ACTIVE":
+                continue
+            if not any(gid["type"] == ROCE_V2 for gid in port["gids"]):
+                text = f"{_name(hca, port)} has no RoCE v2 GID"
+                remedy = "give its interface an IP address: the GID follows from it (show_gids)"
+                severity = Severity.FAIL if cluster.expected[node].network == "roce" else Severity.WARN
+                yield Finding(severity, "gids", text, (node,), remedy=remedy)
+
+
+def link_errors(cluster: Cluster) -> Iterator[Finding]:
+    """Ports whose error counters stand out; the counters count since the driver was loaded, so they are no proof."""
+    for node, facts in cluster.facts.items():
+        for hca, port in _ports(facts):
+            counted = {name: port["counters"].get(name, 0) for name in ERROR_COUNTERS}
+            if any(counted.values()):
+                evidence = ", ".join(f"{name}={value}" for name, value in counted.items() if value)
+                remedy = "clear the counters (perfquery -R) and look again in an hour; clean or replace the cable if they rise"
+                text = f"{_name(hca, port)} has counted link errors"
+                yield Finding(Severity.WARN, "link-errors", text, (node,), evidence=evidence, remedy=remedy)
+
+
+def _ports(facts: NodeFacts) -> list[tuple[Hca, HcaPort]]:
+    return [(hca, port) for hca in facts["hcas"] for port in hca["ports"]]
+
+
+def _name(hca: Hca, port: HcaPort) -> str:
+    return hca["name"] if len(hca["ports"]) == 1 else f"{hca['name']}:{port['port']}"
+
+
+def _count(nodes: int) -> str:
+    return f"{nodes} other node{'s' if nodes > 1 else ''}"

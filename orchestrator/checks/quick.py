@@ -1,0 +1,74 @@
+"""The quick checks by name, and one pass over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from orchestrator.checks import answers, cards, disks, machine, names, network, reachability, software
+from orchestrator.checks.cluster import Cluster
+from orchestrator.findings import Finding, Severity
+
+Check: TypeAlias = Callable[[Cluster], Iterator[Finding]]
+
+CHECKS: Mapping[str, Check] = {
+    "answer": answers.answer,
+    "cards": cards.count,
+    "uuids": cards.uuids,
+    "ecc": cards.errors,
+    "xid": cards.xid,
+    "throttling": cards.throttling,
+    "strangers": cards.strangers,
+    "card-memory": cards.memory,
+    "pcie": cards.pcie,
+    "nvlink": cards.nvlink,
+    "tools": answers.slow_tools,
+    "rdma": network.rdma,
+    "ports": network.ports,
+    "gids": network.gids,
+    "link-errors": network.link_errors,
+    "names": names.names,
+    "port": reachability.port,
+    "shared": reachability.shared,
+    "disk": disks.disk,
+    "shm": machine.shared_memory,
+    "nofile": machine.open_files,
+    "nproc": machine.user_processes,
+    "memlock": machine.locked_memory,
+    "swap": machine.swap,
+    "governor": machine.governor,
+    "clock": machine.clock,
+    "versions": software.versions,
+    "python": software.python,
+    "nccl": software.nccl,
+    "packages": software.packages,
+    "code": software.code,
+}
+"""Every quick check by the name that its findings and --skip use; the order is that of the table."""
+
+_BY_SEVERITY = {severity: rank for rank, severity in enumerate(Severity)}
+
+
+def check(cluster: Cluster, skipped: Collection[str] = ()) -> list[Finding]:
+    """Run all checks but the skipped ones; equal findings of several nodes become one, the most serious come first."""
+    found = [finding for name, run in CHECKS.items() if name not in skipped for finding in run(cluster)]
+    order = {node: index for index, node in enumerate(cluster.expected)}
+    return sorted(_folded(found, order), key=lambda finding: _BY_SEVERITY[finding.severity])
+
+
+def _folded(findings: Sequence[Finding], order: Mapping[str, int]) -> list[Finding]:
+    """Findings that differ in node and evidence only, as one."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.check, finding.severity, finding.text, finding.remedy), []).append(finding)
+    return [
+        replace(
+            group[0],
+            nodes=tuple(
+                sorted({node for finding in group for node in finding.nodes}, key=lambda node: order.get(node, 0))
+            ),
+            evidence="; ".join(dict.fromkeys(finding.evidence for finding in group if finding.evidence)),
+        )
+        for group in groups.values()
+    ]

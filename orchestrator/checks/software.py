@@ -1,0 +1,102 @@
+"""Versions that all nodes must share: drivers, libraries, packages, and the user's code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from orchestrator.checks.cluster import Cluster
+from orchestrator.checks.majority import Difference, difference
+from orchestrator.findings import Finding, Severity
+from orchestrator.node.facts import Library
+
+NOT_INSTALLED = "not installed"
+VERSIONS = ("driver", "cuda", "torch", "torch_cuda", "torch_gcu", "deepspeed")
+MOST_PACKAGES_NAMED = 8
+
+
+def versions(cluster: Cluster) -> Iterator[Finding]:
+    """Driver, CUDA, torch and DeepSpeed must have the same version everywhere."""
+    for name in VERSIONS:
+        if any(
+            f"software.{name}" in facts["missing"] or "software" in facts["missing"] for facts in cluster.facts.values()
+        ):
+            continue  # it could not be read somewhere: nothing to compare
+        values = {node: str(facts["software"].get(name) or NOT_INSTALLED) for node, facts in cluster.facts.items()}
+        if differs := difference(values):
+            text = f"the version of {name} differs: {differs.text()}"
+            remedy = "install the version of the majority there"
+            yield Finding(Severity.FAIL, "versions", text, differs.nodes, remedy=remedy)
+
+
+def python(cluster: Cluster) -> Iterator[Finding]:
+    """The training Python must have the same minor version everywhere; a patch version may differ."""
+    found = cluster.values(lambda facts: facts["software"]["python"] or None)
+    if differs := difference({node: ".".join(version.split(".")[:2]) for node, version in found.items()}):
+        text = f"the version of Python differs: {differs.text()}"
+        remedy = "set python: in the inventory to the same version on all nodes"
+        yield Finding(Severity.FAIL, "python", text, differs.nodes, remedy=remedy)
+
+
+def nccl(cluster: Cluster) -> Iterator[Finding]:
+    """The NCCL library that is loaded, by its own version and the hash of its file: packages overwrite each other's file."""
+    libraries = cluster.values(lambda facts: facts["software"]["nccl"])
+    by_version = {node: library["version"] for node, library in libraries.items() if library["version"]}
+    by_hash = {node: library["sha256"] for node, library in libraries.items() if library["sha256"]}
+    remedy = "install the same build of the nvidia-nccl package, and remove others (cu12 and cu13 share a path)"
+    if differs := difference(by_version):
+        text = f"the loaded NCCL differs: {differs.text()}"
+        yield Finding(Severity.FAIL, "nccl", text, differs.nodes, _paths(libraries, differs), remedy)
+    elif differs := difference(by_hash):
+        shown = {digest: f"sha256 {digest[:12]}" for digest in differs.groups}
+        text = f"the file of the loaded NCCL differs: {differs.text(shown)}"
+        yield Finding(Severity.FAIL, "nccl", text, differs.nodes, _paths(libraries, differs), remedy)
+
+
+def packages(cluster: Cluster) -> Iterator[Finding]:
+    """Installed packages: another version or a missing package is a failure, an additional one is not."""
+    hashes = difference(cluster.values(lambda facts: facts["software"]["packages_hash"]))
+    if hashes is None:
+        return
+    tables = {
+        node: facts["software"]["packages"]
+        for node, facts in cluster.facts.items()
+        if facts["software"]["packages_hash"]
+    }
+    faults: dict[tuple[str, ...], list[str]] = {}
+    for name in sorted({name for table in tables.values() for name in table}):
+        differs = difference({node: table.get(name, NOT_INSTALLED) for node, table in tables.items()})
+        if differs is None or differs.majority == NOT_INSTALLED:
+            continue
+        faults.setdefault(differs.nodes, []).append(f"{name} {differs.text()}")
+    remedy = "install the versions of the majority there: pip freeze on a good node, pip install -r on the others"
+    for nodes, texts in faults.items():
+        more = f", and {len(texts) - MOST_PACKAGES_NAMED} more" if len(texts) > MOST_PACKAGES_NAMED else ""
+        text = f"packages differ: {'; '.join(texts[:MOST_PACKAGES_NAMED])}{more}"
+        yield Finding(Severity.FAIL, "packages", text, nodes, evidence="; ".join(texts), remedy=remedy)
+
+
+def code(cluster: Cluster) -> Iterator[Finding]:
+    """The user's code on the nodes: the same commit, changes and files."""
+    found = cluster.values(lambda facts: facts["code"])
+    remedy = "copy the code to all nodes, or put it on a shared folder; orch sends the code of the folder it runs in by itself"
+    commits = difference({node: entry["commit"] for node, entry in found.items() if entry["commit"]})
+    if commits:
+        shown = {commit: f"commit {commit[:12]}" for commit in commits.groups}
+        text = f"the code differs: {commits.text(shown)}"
+        yield Finding(Severity.FAIL, "code", text, commits.nodes, _code_paths(cluster, commits), remedy)
+    elif digests := difference({node: entry["digest"] for node, entry in found.items() if entry["digest"]}):
+        states = {
+            digest: f"{'changed files' if found[nodes[0]]['dirty'] else 'files'} {digest[:12]}"
+            for digest, nodes in digests.groups.items()
+        }
+        text = f"the files of the code differ: {digests.text(states)}"
+        yield Finding(Severity.FAIL, "code", text, digests.nodes, _code_paths(cluster, digests), remedy)
+
+
+def _paths(libraries: Mapping[str, Library], differs: Difference[str]) -> str:
+    return ", ".join(dict.fromkeys(libraries[node]["path"] for node in differs.nodes))
+
+
+def _code_paths(cluster: Cluster, differs: Difference[str]) -> str:
+    entries = (cluster.facts[node]["code"] for node in differs.nodes)
+    return ", ".join(dict.fromkeys(entry["path"] for entry in entries if entry))

@@ -1,0 +1,229 @@
+"""Every quick check on facts in which one value is wrong: it names the node and the cause, and nothing else is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.checks.cluster import GIB, Cluster, Rendezvous, SharedFolder
+from orchestrator.checks.majority import difference
+from orchestrator.checks.quick import CHECKS, check
+from orchestrator.findings import Finding, Severity
+from tests.checks.facts import Change, cluster, cpu_node, disk, gpu_node
+
+FAIL, WARN = Severity.FAIL, Severity.WARN
+STRANGER = {"pid": 4711, "name": "python", "user": "eve", "memory": 30 * GIB, "ours": False}
+XID = "[Sun Nov 22 10:00:00 2026] NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus."
+
+
+def _brief(findings: list[Finding]) -> list[tuple[Severity, str, tuple[str, ...]]]:
+    return [(finding.severity, finding.check, finding.nodes) for finding in findings]
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_plain_machines_have_no_finding(count: int) -> None:
+    assert check(cluster(cpu_node, count)) == []
+    assert check(cluster(gpu_node, count, "cuda", 2)) == []
+
+
+def _set(*path: str | int) -> Callable[[object], Change]:
+    def with_value(value: object) -> Change:
+        def change(facts: Any) -> None:  # noqa: ANN401  any part of the facts
+            for key in path[:-1]:
+                facts = facts[key]
+            facts[path[-1]] = value
+
+        return change
+
+    return with_value
+
+
+def _health(key: str, value: str) -> Change:
+    return _set("cards", 1, "health", key)(value)
+
+
+FAULTS: list[tuple[str, Severity, str, Change]] = [
+    ("cards", FAIL, "1 cards for 2 ranks", lambda facts: facts["cards"].pop()),
+    ("ecc", FAIL, "card 1: uncorrectable", _health("ecc.errors.uncorrected.volatile.total", "2")),
+    ("ecc", FAIL, "card 1: memory rows", _health("remapped_rows.pending", "1")),
+    ("xid", FAIL, "Xid 79 of PCI:0000:01:00", _set("kernel_messages")([XID])),
+    ("throttling", WARN, "card 1: the clock is lowered", _health("clocks_event_reasons.active", "0x0000000000000040")),
+    ("strangers", FAIL, "card 0 is in use by pid 4711 (python, user eve", _set("cards", 0, "processes")([STRANGER])),
+    ("card-memory", FAIL, "card 0: 3.0 GiB are in use", _set("cards", 0, "memory_used")(3 * GIB)),
+    ("pcie", WARN, "8 on n2 card 1; 16 on the other 7", _health("pcie.link.width.current", "8")),
+    ("nvlink", FAIL, "1 x SYS on n2; 1 x NV18 on the other 3", _set("topology", "GPU0", "GPU1")("SYS")),
+    ("tools", FAIL, "nvidia-smi took more than 5 s", _set("tools", 0, "seconds")(7.5)),
+    ("rdma", WARN, "mlx5_1: the device file is missing", _set("hcas", 1, "usable")(False)),  # noqa: FBT003
+    ("ports", FAIL, "mlx5_1 is DOWN", _set("hcas", 1, "ports", 0, "state")("DOWN")),
+    ("ports", FAIL, "200 Gb/s InfiniBand on n2", _set("hcas", 1, "ports", 0, "rate")(200.0)),
+    (
+        "link-errors",
+        WARN,
+        "mlx5_1 has counted link errors",
+        _set("hcas", 1, "ports", 0, "counters")({"link_downed": 3}),
+    ),
+    ("names", FAIL, "n0 resolves to the loopback", _set("names", "resolved", "n0")(["127.0.1.1"])),
+    ("names", FAIL, "n0 resolves differently: 10.9.9.9 on n2", _set("names", "resolved", "n0")(["10.9.9.9"])),
+    ("names", WARN, "n0 does not resolve", _set("names", "resolved", "n0")([])),
+    ("disk", FAIL, "workdir is full: 0 GiB", _set("disks", 0)(disk("workdir", "/data", free=0))),
+    ("disk", FAIL, "tmp has 3 inodes left", _set("disks", 1, "inodes_free")(3)),
+    ("disk", FAIL, "workdir /data cannot be written", _set("disks", 0, "writable")(False)),  # noqa: FBT003
+    ("shm", WARN, "/dev/shm has 0.062 GiB", _set("disks", 2)(disk("shm", "/dev/shm", total=GIB // 16))),
+    ("nofile", FAIL, "a process may open 256 files", _set("limits", "nofile")({"soft": 256, "hard": 256})),
+    ("nproc", WARN, "the user may have 400 processes", _set("limits", "nproc")({"soft": 400, "hard": 400})),
+    ("memlock", WARN, "may lock 6.1e-05 GiB", _set("limits", "memlock")({"soft": 65536, "hard": 65536})),
+    ("clock", WARN, "no time daemon", _set("clock", "synchronized")(False)),  # noqa: FBT003
+    ("versions", FAIL, "torch differs: 2.5.1 on n2; 2.6.0 on the other 3", _set("software", "torch")("2.5.1")),
+    ("versions", FAIL, "driver differs: not installed on n2", _set("software", "driver")(None)),
+    ("python", FAIL, "3.10 on n2; 3.11 on the other 3", _set("software", "python")("3.10.14")),
+    ("nccl", FAIL, "2.20.5 on n2", _set("software", "nccl", "version")("2.20.5")),
+    ("nccl", FAIL, "sha256 bbbbbbbbbbbb on n2", _set("software", "nccl", "sha256")("b" * 64)),
+]
+
+
+@pytest.mark.parametrize(("name", "severity", "text", "change"), FAULTS, ids=[f"{f[0]}-{f[2][:20]}" for f in FAULTS])
+def test_the_check_names_the_node_and_the_cause(name: str, severity: Severity, text: str, change: Change) -> None:
+    nodes = cluster(gpu_node, 4, "cuda", 2)
+    for facts in nodes.facts.values():
+        facts["clock"]["synchronized"] = True
+    change(nodes.facts["n2"])
+    found = check(nodes)
+    assert (severity, name, ("n2",)) in _brief(found), found
+    assert text in found[0].text
+    assert all(finding.check == name for finding in found), found
+    assert all(finding.remedy for finding in found)
+    assert not check(nodes, [name])
+
+
+def test_packages_that_differ_or_are_missing_are_named_and_additional_ones_are_not() -> None:
+    nodes = cluster(cpu_node, 3)
+    software = nodes.facts["n1"]["software"]
+    software["packages"] = {"torch": "2.6.0", "numpy": "1.26.0", "extra": "1"}
+    software["packages_hash"] = "another"
+    [found] = check(nodes)
+    assert (found.severity, found.nodes) == (FAIL, ("n1",))
+    assert found.text == "packages differ: numpy 1.26.0 on n1; 2.1.0 on the other 2"
+    software["packages"] = {"torch": "2.6.0", "numpy": "2.1.0", "extra": "1"}
+    assert check(nodes) == []
+    del software["packages"]["numpy"]
+    assert check(nodes)[0].text == "packages differ: numpy not installed on n1; 2.1.0 on the other 2"
+
+
+def test_code_is_compared_by_commit_then_by_its_files() -> None:
+    nodes = cluster(cpu_node, 3)
+    for name, facts in nodes.facts.items():
+        facts["code"] = {"path": "/code", "commit": "c" * 40, "dirty": name == "n2", "digest": f"{name == 'n2'}" * 3}
+    [found] = check(nodes)
+    assert (
+        found.text
+        == "the files of the code differ: changed files TrueTrueTrue on n2; files FalseFalseFa on the other 2"
+    )
+    assert nodes.facts["n0"]["code"]
+    nodes.facts["n0"]["code"]["commit"] = "d" * 40
+    assert check(nodes)[0].text == "the code differs: commit dddddddddddd on n0; commit cccccccccccc on the other 2"
+
+
+def test_two_nodes_have_no_majority_so_both_are_named() -> None:
+    nodes = cluster(cpu_node, 2)
+    nodes.facts["n1"]["software"]["torch"] = "2.5.1"
+    [found] = check(nodes)
+    assert (found.text, found.nodes) == ("the version of torch differs: 2.6.0 on n0, 2.5.1 on n1", ("n0", "n1"))
+
+
+def test_equal_faults_of_several_nodes_are_one_finding() -> None:
+    nodes = cluster(cpu_node, 5)
+    for name in ("n4", "n1"):
+        nodes.facts[name]["limits"]["nofile"] = {"soft": 256, "hard": 256}
+    assert _brief(check(nodes)) == [(FAIL, "nofile", ("n1", "n4"))]
+
+
+def test_a_node_without_an_answer_is_a_failure() -> None:
+    nodes = cluster(gpu_node, 3, "cuda", 2)
+    facts = {name: node for name, node in nodes.facts.items() if name != "n1"}
+    nodes.facts["n0"]["cards"][0]["health"]["clocks_event_reasons.active"] = "0x8"
+    found = check(replace(nodes, facts=facts, failures={"n1": "no answer for 30 s"}))
+    assert _brief(found) == [(FAIL, "answer", ("n1",)), (WARN, "throttling", ("n0",))]
+    assert found[0].text == "no answer for 30 s"
+
+
+def test_cards_that_the_ranks_do_not_use_may_be_in_use() -> None:
+    nodes = cluster(gpu_node, 1, "cuda", 1)
+    nodes.facts["n0"]["cards"][1]["processes"] = [STRANGER]  # type: ignore[list-item]  # a plain dict
+    assert check(nodes) == []
+    chosen = {"n0": replace(nodes.expected["n0"], env={"CUDA_VISIBLE_DEVICES": "1"})}
+    assert _brief(check(replace(nodes, expected=chosen))) == [(FAIL, "strangers", ("n0",))]
+
+
+def test_one_machine_under_two_names_is_found_by_its_cards() -> None:
+    nodes = cluster(gpu_node, 2, "cuda", 2)
+    nodes.facts["n1"]["cards"] = nodes.facts["n0"]["cards"]
+    assert _brief(check(nodes)) == [(FAIL, "uuids", ("n0", "n1"))]
+
+
+def test_roce_needs_a_gid_of_version_2() -> None:
+    nodes = cluster(gpu_node, 2, "cuda", 2)
+    nodes = replace(nodes, expected={name: replace(node, network="roce") for name, node in nodes.expected.items()})
+    assert {finding.check for finding in check(nodes)} == {"rdma"}
+    for facts in nodes.facts.values():
+        for hca in facts["hcas"]:
+            hca["ports"][0]["link_layer"] = "Ethernet"
+    [first, second] = check(nodes)
+    assert (first.text, first.nodes) == ("mlx5_0 has no RoCE v2 GID", ("n0", "n1"))
+    assert second.severity == FAIL
+
+
+def test_a_clock_is_compared_with_most_nodes_or_with_this_machine() -> None:
+    nodes = cluster(cpu_node, 4)
+    skewed = replace(nodes, clocks={**dict.fromkeys(nodes.expected, (-100.0, -99.9)), "n3": (-60.2, -60.0)})
+    [found] = check(skewed)
+    assert (found.severity, found.nodes) == (FAIL, ("n3",))
+    assert found.text == "the clock is 39.8 s ahead of that of most nodes"
+    single = cluster(cpu_node, 1)
+    assert check(replace(single, clocks={"n0": (-3.0, 0.5)})) == []  # the request took longer than the difference
+    assert check(replace(single, clocks={"n0": (-3.0, -2.0)}))[0].text == "the clock is 2 s behind that of this machine"
+
+
+def test_the_rendezvous_port_must_be_free_and_reachable() -> None:
+    nodes = cluster(cpu_node, 3)
+    test = Rendezvous("n0", "10.0.0.1", 29500, {"n2": "no answer for 3 s"})
+    [found] = check(replace(nodes, rendezvous=test))
+    assert found.text == "n0 at 10.0.0.1 cannot be reached at a rendezvous port: no answer for 3 s"
+    assert (found.severity, found.check, found.nodes) == (FAIL, "port", ("n2",))
+    assert _brief(check(replace(nodes, rendezvous=replace(test, unreachable={}, error="in use")))) == [
+        (FAIL, "port", ("n0",))
+    ]
+
+
+def test_a_shared_folder_must_have_the_token_everywhere() -> None:
+    nodes = cluster(cpu_node, 3)
+    test = SharedFolder("/nfs/orch", "n0", {"n1": "", "n2": "No such file or directory"})
+    [found] = check(replace(nodes, shared=[test]))
+    assert (found.severity, found.nodes) == (FAIL, ("n2",))
+    assert "the file that n0 wrote there is not on this node: No such file" in found.text
+
+
+def test_checkpoints_of_a_known_size_need_twice_their_space() -> None:
+    nodes = cluster(cpu_node, 1)
+    nodes.facts["n0"]["disks"][0]["free"] = 150 * GIB
+    assert check(replace(nodes, checkpoint_bytes=70 * GIB)) == []
+    assert (
+        check(replace(nodes, checkpoint_bytes=80 * GIB))[0].text
+        == "workdir has 150 GiB free; two checkpoints need 160 GiB"
+    )
+
+
+def test_every_check_has_a_name_that_its_findings_use() -> None:
+    nodes = cluster(gpu_node, 2, "cuda", 2)
+    broken = Cluster(nodes.expected, {}, dict.fromkeys(nodes.expected, "no route to host"))
+    assert [finding.check for finding in check(broken)] == ["answer"]
+    assert {fault[0] for fault in FAULTS} <= CHECKS.keys()
+
+
+def test_a_difference_names_the_minority_first() -> None:
+    found = difference({"n0": 1, "n1": 2, "n2": 1, "n3": 3})
+    assert found is not None
+    assert (found.majority, found.nodes, found.text()) == (1, ("n1", "n3"), "2 on n1, 3 on n3; 1 on the other 2")
+    assert difference({"n0": 1, "n1": 1}) is None
