@@ -172,24 +172,10 @@ def open_cards(pid: int) -> List[str]:
 
 
 def query_nvidia_smi() -> Tuple[List[int], str]:
-    """Pids with a compute context, and the error of nvidia-smi, which a hanging driver may cause to hang."""
-    import shutil  # noqa: PLC0415  slow to import, and most connections do not need it
-    import subprocess  # noqa: PLC0415
+    """Pids with a compute context, and the error of nvidia-smi; no error if the machine has none."""
+    from orchestrator.node.vendor.tool import NOT_FOUND, run_tool  # noqa: PLC0415  most connections do not need it
 
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return [], ""
-    argv = [tool, "--query-compute-apps=pid", "--format=csv,noheader,nounits"]
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    try:
-        output = process.communicate(timeout=TOOL_WAIT_S)[0].decode("utf-8", "replace")
-    except subprocess.TimeoutExpired:
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # within the driver no signal may end it
-            process.wait(1.0)
-        if process.stdout is not None:
-            process.stdout.close()
-        return [], f"nvidia-smi gave no answer in {TOOL_WAIT_S:g} s"
-    if process.returncode != 0:
-        return [], f"nvidia-smi: {output.strip()}"
+    output, error = run_tool(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader,nounits"], TOOL_WAIT_S)
+    if error:
+        return [], "" if error.endswith(NOT_FOUND) else error
     return [int(line) for line in output.split() if line.isdigit()], ""
