@@ -186,14 +186,14 @@ class Endpoint:
         *,
         max_bytes: int = 1 << 20,
         wait_s: float = 1.0,
-        only: Sequence[str] | None = None,
+        until: Mapping[str, int] | None = None,
         outputs: messages.Outputs = ALL_OUTPUTS,
     ) -> list[Chunk]:
         """
         Wait until files of the node folders (of all, if `nodes` is None) grow beyond the offsets, at most wait_s.
 
         Args:
-            only: the files to read, such as `n0/rank-0.out`; None means all.
+            until: the files to read, such as `n0/rank-0.out`, and the offset at which each ends; None means all, completely.
             outputs: the ranks' files to read; the agents' files are read in any case.
 
         Returns:
@@ -205,7 +205,7 @@ class Endpoint:
             "offsets": dict(offsets),
             "max_bytes": max_bytes,
             "wait_s": wait_s,
-            "only": None if only is None else list(only),
+            "until": None if until is None else dict(until),
         }
         answer = self._connection.call(protocol.READ, request, answer_s=wait_s + ANSWER_S)
         chunks, position = [], 0

@@ -6,7 +6,8 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +26,7 @@ T = TypeVar("T")
 CHUNK_BYTES = 1 << 20
 HELD_BYTES = 1 << 25  # the chunks held while merging, one of every file or feed; their text takes as much again
 LEAST_CHUNK_BYTES = 1 << 16
+ROUND_BYTES = 1 << 22  # of one read of the history of a feed
 INDEX_BYTES = 1 << 18
 POLL_S = 1.0
 OBSERVATIONS_PER_S = 10  # of nodes: each opens a dozen files, perhaps on a shared file system
@@ -73,8 +75,19 @@ class Feed:
         """True if no line of an output file was left out or read yet."""
         return not any(offset for file, offset in self.offsets.items() if not file.endswith(".jsonl"))
 
-    def read(self, *, wait_s: float, only: Sequence[str] | None = None, max_bytes: int = CHUNK_BYTES) -> list[LogLines]:
+    def read(self, *, wait_s: float, max_bytes: int = CHUNK_BYTES) -> list[LogLines]:
         """Read new lines, in order of time, waiting up to `wait_s` for some."""
+        return list(in_order(self._read(wait_s=wait_s, max_bytes=max_bytes).values()))
+
+    def read_until(self, ends: Mapping[str, int], *, max_bytes: int) -> dict[str, list[LogLines]]:
+        """Read these files up to an offset each, and before that the agents' index of their write times up to these offsets."""
+        self._read_index({file: end for file, end in ends.items() if not file.endswith(f"/{EVENTS}")}, max_bytes)
+        return self._read(wait_s=0, until=ends, max_bytes=max_bytes)
+
+    def _read(
+        self, *, wait_s: float, max_bytes: int, until: Mapping[str, int] | None = None
+    ) -> dict[str, list[LogLines]]:
+        """The new lines of each file that had new bytes."""
         folder = self.folder
         chunks = folder.endpoint.read(
             folder.attempt_dir,
@@ -82,7 +95,7 @@ class Feed:
             self.offsets,
             max_bytes=max_bytes,
             wait_s=wait_s,
-            only=only,
+            until=until,
             outputs=self.selection.outputs,
         )
         arrival = time.time()
@@ -97,15 +110,23 @@ class Feed:
             lines.setdefault(chunk.file, []).extend(
                 self._lines_of(node).feed(name, chunk.offset, chunk.data, arrival, correction_s=chunk.correction_s)
             )
-        return list(in_order(lines.values()))
+        return lines
 
-    def read_index(self, file: str, until: int) -> None:
-        """Read the agent's index of write times until it covers the bytes of the file up to `until`, or has no more records."""
+    def _read_index(self, ends: Mapping[str, int], max_bytes: int) -> None:
+        """Read the indexes of write times until they cover the bytes of the files up to these offsets, or have no more records."""
+        before: dict[str, int] | None = None
+        while True:
+            nodes = {file.partition("/")[0] for file, end in ends.items() if not self._is_indexed(file, end)}
+            offsets = {f"{node}/{OFFSETS}": self.offsets.get(f"{node}/{OFFSETS}", 0) for node in nodes}
+            if not offsets or offsets == before:
+                return
+            before = offsets
+            until = {index: offset + INDEX_BYTES for index, offset in offsets.items()}
+            self._read(wait_s=0, until=until, max_bytes=max_bytes)
+
+    def _is_indexed(self, file: str, end: int) -> bool:
         node, _, name = file.partition("/")
-        index, before = f"{node}/{OFFSETS}", -1
-        while self._lines_of(node).indexed_bytes(name) < until and self.offsets.get(index, 0) > before:
-            before = self.offsets.get(index, 0)
-            self.read(wait_s=0, only=[index], max_bytes=INDEX_BYTES)
+        return self._lines_of(node).indexed_bytes(name) >= end
 
     def observe(self) -> list[NodeObservation]:
         """The state of the nodes; none if no event is new and the last observation is too recent for their number."""
@@ -147,38 +168,67 @@ def history(feeds: Sequence[Feed], *, limit: int) -> Iterator[LogLines]:
     """
     The present content of all files from the feeds' positions, merged by time; one chunk of each file is in memory at a time.
 
-    If a connection is lost, each read is retried once; if that fails too, the other feeds continue, and the `failure` of this
-    feed is set.
+    Each read takes all files of which little is left in memory, of all feeds at the same time: a read for each file would wait
+    for as many answers as there are files. If a connection is lost, the read is retried once; if that fails too, the other
+    feeds continue, and the `failure` of this feed is set.
     """
-    streams: list[Iterator[LogLines]] = []
     sizes_of = successes(each(feeds, lambda feed: _retry_once(feed, partial(_sizes, feed)) or {}, limit=limit))
-    chunk = _chunk_bytes(sum(map(len, sizes_of)))
-    for feed, sizes in zip(feeds, sizes_of, strict=True):
-        files = {file: size for file, size in sizes.items() if not file.endswith(f"/{OFFSETS}")}
-        streams += [_file_history(feed, file, size, chunk) for file, size in files.items()]
-    return in_order(streams)
+    chunk = _chunk_bytes(sum(map(len, sizes_of)), ROUND_BYTES)
+    histories = [_History(feed, sizes, chunk) for feed, sizes in zip(feeds, sizes_of, strict=True)]
+
+    def read() -> None:
+        successes(each(histories, _History.read, limit=limit))
+
+    return in_order(past.lines_of(file, read) for past in histories for file in past.sizes)
 
 
-def _chunk_bytes(sources: int) -> int:
-    return max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, HELD_BYTES // max(1, sources)))
-
-
-def _file_history(feed: Feed, file: str, size: int, chunk: int) -> Iterator[LogLines]:
-    while feed.offsets.get(file, 0) < size:
-        before = feed.offsets.get(file, 0)
-        yield from _retry_once(feed, partial(_read_chunk, feed, file, min(size, before + chunk))) or ()
-        if feed.offsets.get(file, 0) == before:
-            return  # the file became shorter, or its node is gone: nothing more can be read
+def _chunk_bytes(sources: int, most: int) -> int:
+    return max(LEAST_CHUNK_BYTES, min(most, HELD_BYTES // max(1, sources)))
 
 
 def _sizes(feed: Feed) -> dict[str, int]:
-    return feed.folder.endpoint.files(feed.folder.attempt_dir, feed.folder.nodes, feed.selection.outputs)
+    sizes = feed.folder.endpoint.files(feed.folder.attempt_dir, feed.folder.nodes, feed.selection.outputs)
+    return {file: size for file, size in sizes.items() if not file.endswith(f"/{OFFSETS}")}
 
 
-def _read_chunk(feed: Feed, file: str, until: int) -> list[LogLines]:
-    if not file.endswith(f"/{EVENTS}"):
-        feed.read_index(file, until)
-    return feed.read(wait_s=0, only=[file], max_bytes=until - feed.offsets.get(file, 0))
+class _History:
+    """The content of one feed's files up to their present sizes; at most one chunk of each is in memory."""
+
+    def __init__(self, feed: Feed, sizes: Mapping[str, int], most: int) -> None:
+        self.sizes = sizes
+        self._feed = feed
+        self._most = most
+        self._chunk = min(CHUNK_BYTES, most)
+        """Grows with each read up to the limit: the first lines are shown soon, and a long file needs few reads."""
+        self._read_lines: dict[str, deque[LogLines]] = {file: deque() for file in sizes}
+        self._last_read_is_empty = False
+
+    def read(self) -> None:
+        """Read on in all files of which at most half a chunk is in memory."""
+        chunk = self._chunk
+        self._chunk = min(2 * chunk, self._most)
+        held = {file: sum(len(group.text) for group in lines) for file, lines in self._read_lines.items()}
+        ends = {
+            file: min(size, self._feed.offsets.get(file, 0) + chunk - held[file])
+            for file, size in self.sizes.items()
+            if self._feed.offsets.get(file, 0) < size and held[file] <= chunk // 2
+        }
+        lines = _retry_once(self._feed, partial(self._feed.read_until, ends, max_bytes=ROUND_BYTES)) if ends else {}
+        self._last_read_is_empty = not lines
+        for file, groups in (lines or {}).items():
+            self._read_lines[file].extend(groups)
+
+    def lines_of(self, file: str, read: Callable[[], None]) -> Iterator[LogLines]:
+        """The lines of one file; `read` reads on in all histories."""
+        lines = self._read_lines[file]
+        while True:
+            while lines:
+                yield lines.popleft()
+            if self._feed.offsets.get(file, 0) >= self.sizes[file]:
+                return
+            read()
+            if self._last_read_is_empty:
+                return  # the file became shorter, or its node is gone: nothing more can be read
 
 
 def _retry_once(feed: Feed, read: Callable[[], T]) -> T | None:
@@ -214,7 +264,7 @@ def live(feeds: Sequence[Feed]) -> Iterator[tuple[Iterator[list[Batch]], threadi
     where it stopped.
     """
     exchange = _Exchange()
-    chunk = _chunk_bytes(len(feeds))
+    chunk = _chunk_bytes(len(feeds), CHUNK_BYTES)
     threads = [threading.Thread(target=_pump, args=(feed, exchange, chunk), daemon=True) for feed in feeds]
     started: list[threading.Thread] = []
     try:

@@ -215,7 +215,7 @@ class ReadRequest(FilesRequest):
     offsets: Dict[str, int]
     max_bytes: int
     wait_s: float
-    only: Optional[List[str]]
+    until: Optional[Dict[str, int]]
 
 
 class ChunkBody(TypedDict, total=False):

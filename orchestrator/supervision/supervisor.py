@@ -235,7 +235,8 @@ def _last_lines(endpoint: Endpoint, attempt_dir: str, failure: RankExit) -> Iter
         file = f"{failure.node}/{output_stem(failure.rank)}.{stream}"
         if sizes.get(file, 0):
             start = {file: max(0, sizes[file] - LAST_BYTES)}
-            chunks = endpoint.read(attempt_dir, [failure.node], start, wait_s=0.0, only=[file], max_bytes=LAST_BYTES)
+            until = {file: sizes[file]}
+            chunks = endpoint.read(attempt_dir, [failure.node], start, wait_s=0.0, until=until)
             text = b"".join(chunk.data for chunk in chunks).decode("utf-8", "replace")
             yield from text.splitlines()[-LAST_LINES:]
             return

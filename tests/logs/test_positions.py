@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import NodeError
 from orchestrator.launchers.base import AttemptFolder
+from orchestrator.logs import follow
 from orchestrator.logs.follow import Feed, history
 from orchestrator.logs.lines import LogLines, last
 from orchestrator.logs.selection import Selection
@@ -124,6 +125,30 @@ def test_reading_the_end_of_a_long_log_moves_few_bytes(log: Log) -> None:
         moved = sum(feed.offsets[file] - offset for file, offset in positions.items())
         assert 0 < moved < 1000
     assert tail.offsets.keys() == {"n0/rank-0.out", "n0/offsets.jsonl"}
+
+
+def test_many_files_are_read_in_few_requests(endpoint: Endpoint, tmp_path: Path) -> None:
+    requests: list[Endpoint] = []
+
+    def of_request() -> Endpoint:
+        requests.append(endpoint)
+        return endpoint
+
+    attempt = AttemptFolder(of_request, str(tmp_path), None)
+    for rank in range(64):
+        folder = tmp_path / f"n{rank // 8}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"rank-{rank}.out").write_text(f"{rank}\n")
+        (folder / "offsets.jsonl").write_text("")
+    assert len(_texts(history([Feed(attempt)], limit=1))) == 64
+    assert len(requests) <= 3  # the sizes, the indexes and the files
+
+
+def test_small_chunks_give_the_same_lines_at_the_same_times(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = _lines(log.feed(), Selection())
+    for name, size in {"CHUNK_BYTES": 500, "LEAST_CHUNK_BYTES": 500, "ROUND_BYTES": 1500, "INDEX_BYTES": 300}.items():
+        monkeypatch.setattr(follow, name, size)
+    assert _lines(log.feed(), Selection()) == whole
 
 
 def test_new_lines_continue_after_the_last_ones(endpoint: Endpoint, tmp_path: Path) -> None:

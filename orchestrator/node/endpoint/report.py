@@ -96,13 +96,14 @@ def changes(request: messages.ReadRequest) -> Tuple[Dict[str, Tuple[int, int]], 
     if not os.path.isdir(absolute_path(request["attempt_dir"])):
         return grown, gaps
     offsets: Dict[str, int] = request["offsets"]
-    only = None if request["only"] is None else set(request["only"])
+    until = request["until"]
     for name, size in {**dict.fromkeys(offsets, 0), **_sizes(request)}.items():
         offset = offsets.get(name, 0)
-        if only is not None and name not in only:
+        if until is not None and name not in until:
             continue
-        if size > offset:
-            grown[name] = (offset, size - offset)
+        end = size if until is None else min(size, until[name])
+        if end > offset:
+            grown[name] = (offset, end - offset)
         elif size < offset:
             gaps.append({"file": name, "gap": offset - size, "offset": size})
     return grown, gaps

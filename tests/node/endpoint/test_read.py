@@ -83,7 +83,8 @@ def test_single_files_can_be_requested_and_their_sizes_listed(endpoint: Endpoint
         (attempt / "n0" / name).write_bytes(b"012")
     assert endpoint.files(str(attempt), None) == {"n0/rank-0.out": 3, "n0/rank-1.out": 3}
     offsets = {"n0/rank-0.out": 5, "n0/rank-1.out": 1}
-    assert endpoint.read(str(attempt), None, offsets, only=["n0/rank-1.out"]) == [Chunk("n0/rank-1.out", 1, b"12")]
+    assert endpoint.read(str(attempt), None, offsets, until={"n0/rank-1.out": 9}) == [Chunk("n0/rank-1.out", 1, b"12")]
+    assert endpoint.read(str(attempt), None, {}, until={"n0/rank-1.out": 2}) == [Chunk("n0/rank-1.out", 0, b"01")]
     assert endpoint.files(str(attempt / "none"), None) == {}
 
 
