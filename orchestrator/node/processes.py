@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 TICK_S = 0.25
+OPEN_FILES = 1 << 16
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LIBC = ctypes.CDLL(None, use_errno=True)
 # Faults must end the process at once; PIPE and XFSZ are OSErrors in Python; KILL and STOP cannot be blocked.
@@ -33,6 +35,14 @@ def prctl(option: int, value: int) -> None:
     """Set an attribute of this process; OSError if the kernel does not know it."""
     if LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+
+
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files, often 1024, as far as the hard one allows: data loaders and NCCL open more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def await_signal(numbers: Iterable[int], wait_s: float) -> int | None:

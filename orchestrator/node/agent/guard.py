@@ -29,6 +29,7 @@ from orchestrator.node.processes import (
     Inherited,
     end_descendants,
     prctl,
+    raise_file_limit,
     signal_name,
 )
 from orchestrator.node.rendezvous import address_towards, hold_port, is_loopback, reserve
@@ -131,6 +132,7 @@ def run_agent(options: AgentOptions, folder: str, inherited: Inherited) -> int:
     os.setsid()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # if the guard is killed, the agent stops
+    raise_file_limit()
     events: EventLog | None = None
     try:
         if not os.path.isdir(folder):

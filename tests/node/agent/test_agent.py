@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.processes import TICK_S, stat_of
+from orchestrator.node.processes import OPEN_FILES, TICK_S, stat_of
 from tests.node.agent.test_agent_ground import Ground, alive, ground
 from tests.until import until
 
@@ -41,8 +41,10 @@ def wait_for_output(ground: Ground, rank: int = 0, node_rank: int = 0) -> None:
 
 
 def test_done_is_recorded_in_events_exit_code_and_file(ground: Ground) -> None:
-    ground.job(*sh("echo out; echo err >&2"), ranks=[2])
-    assert ground.run() == (0, "")
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    ground.job(*sh(f"ulimit -Sn > {RUN}/open-files; echo out; echo err >&2"), ranks=[2])
+    assert ground.run(before_exec=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))) == (0, "")
+    assert int((ground.run_dir / "open-files").read_text()) == min(hard, OPEN_FILES)
     assert ground.finished()["state"] == "DONE"
     assert ground.finished()["exit"] is None
     done = json.loads((ground.folder() / "DONE").read_text(encoding="utf-8"))
