@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 import torch
 
@@ -59,7 +59,7 @@ def initialise_on(
 ) -> Group:
     """Like `initialise`, on the accelerator that `find` returns; a UserError it raises is this rank's problem."""
     rank = Rank.from_env(env)
-    accelerator, device, problem = _prepare(find, rank)
+    accelerator, device, problem = prepare(find, rank)
     if not rank.launched:
         if accelerator is None or problem:
             raise UserError(problem)
@@ -67,14 +67,14 @@ def initialise_on(
     rendezvous = rendezvous or Rendezvous.open(rank, env, timeout_s)
     rendezvous.check_all("device", problem, accelerator.name if accelerator else "")
     assert accelerator is not None  # a rank with a problem does not pass check_all
-    _join(accelerator, rendezvous, timeout=timedelta(seconds=timeout_s), **more)
+    join(accelerator, rendezvous, timeout=timedelta(seconds=timeout_s), **more)
     rendezvous.check_all("all-reduce", _test_all_reduce(accelerator, rank, device), device.type, kind=NetworkError)
     count = rank.world_size
     ready = f"{count}/{count} ranks ready, backend {accelerator.backend}, device {device.type}"
     return Group(rank, accelerator, device, rendezvous, ready)
 
 
-def _prepare(find: Callable[[], Accelerator], rank: Rank) -> tuple[Accelerator | None, torch.device, str]:
+def prepare(find: Callable[[], Accelerator], rank: Rank) -> tuple[Accelerator | None, torch.device, str]:
     """(accelerator, device, ""), or the part found so far and the reason why this rank cannot continue."""
     accelerator, device = None, torch.device("cpu")
     try:
@@ -85,17 +85,28 @@ def _prepare(find: Callable[[], Accelerator], rank: Rank) -> tuple[Accelerator |
     return accelerator, device, ""
 
 
-def _join(accelerator: Accelerator, rendezvous: Rendezvous, **more: Any) -> None:  # noqa: ANN401 -- as above
-    """Make the process group; raises NetworkError with the library's message."""
+def join(
+    accelerator: Accelerator,
+    rendezvous: Rendezvous,
+    name: str = "group",
+    members: Sequence[int] | None = None,
+    **more: Any,  # noqa: ANN401 -- as above
+) -> None:
+    """
+    Make the process group of these ranks, by default all; `name` is used once.
+
+    Raises:
+        NetworkError: with the library's message.
+    """
     rank, dist = rendezvous.rank, accelerator.distributed
+    ranks = members if members is not None else range(rank.world_size)
     if accelerator.needs_address:
         address = {"init_method": f"tcp://{rendezvous.vendor_store_address()}"}
     else:
-        address = {"store": rendezvous.store_for("group")}
+        address = {"store": rendezvous.store_for(name)}
+    number = ranks.index(rank.global_rank)
     try:
-        dist.init_process_group(
-            accelerator.backend, rank=rank.global_rank, world_size=rank.world_size, **address, **more
-        )
+        dist.init_process_group(accelerator.backend, rank=number, world_size=len(ranks), **address, **more)
     except (RuntimeError, ValueError) as exc:
         raise NetworkError(f"rank {rank.global_rank} cannot join the group ({accelerator.backend}): {exc}") from exc
 

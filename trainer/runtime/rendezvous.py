@@ -9,7 +9,7 @@ import socket
 import time
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import Any, Dict, List, Mapping, Type
+from typing import Any, Dict, Iterable, List, Mapping, Type
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in its __all__, but public
 
@@ -135,7 +135,7 @@ class Rendezvous:
         mine = {"problem": problem, "value": value, "node": self.rank.node}
         self.store.set(f"{stage}/{self.rank.global_rank}", json.dumps(mine))
         if self.rank.is_main:
-            reports = self._collect(stage)
+            reports = self.collect(stage, range(self.rank.world_size), self.timeout_s)
             self.store.set("present", json.dumps(list(reports)))
             self.store.set(f"{stage}/verdict", json.dumps(verdict_of(reports, self.rank.world_size, self.timeout_s)))
         else:
@@ -146,9 +146,20 @@ class Rendezvous:
         if verdict["problem"]:
             raise kind.agreed(verdict["problem"])
 
+    def gather(self, stage: str, value: Any) -> Dict[int, Any]:  # noqa: ANN401 -- whatever JSON has
+        """Return the values of all ranks that report for this stage in time, on each of them."""
+        self.store.set(f"{stage}/{self.rank.global_rank}", json.dumps(value))
+        if self.rank.is_main:
+            reports = self.collect(stage, range(self.rank.world_size), self.timeout_s)
+            self.store.set("present", json.dumps(list(reports)))
+            self.store.set(f"{stage}/all", json.dumps(reports))
+            return reports
+        self._wait(f"{stage}/all", self.timeout_s + VERDICT_GRACE_S)
+        return {int(rank): report for rank, report in json.loads(self.store.get(f"{stage}/all")).items()}
+
     def leave(self, *, after_rank_0: bool = False) -> None:
         """
-        Sign off, after check_all. Rank 0 waits briefly for the ranks present, whose libraries may still use its store.
+        Sign off, after check_all or gather. Rank 0 waits briefly for the ranks present, whose libraries may still use its store.
 
         after_rank_0: other ranks wait until rank 0 has signed off. A launcher ends all ranks as soon as one has failed, and
         rank 0 may still have to print or write.
@@ -199,11 +210,11 @@ class Rendezvous:
                 f"rank {self.rank.global_rank}: rank 0 did not answer at {self.address} within {timeout_s:g} s: {exc}"
             ) from exc
 
-    def _collect(self, stage: str) -> Dict[int, Dict[str, str]]:
-        """Rank -> its report; ranks that do not report in time are absent."""
-        deadline = time.monotonic() + self.timeout_s
-        reports: Dict[int, Dict[str, str]] = {}
-        for rank in range(self.rank.world_size):
+    def collect(self, stage: str, ranks: Iterable[int], timeout_s: float) -> Dict[int, Any]:
+        """Wait for what each of the ranks sets under `stage`/RANK, as JSON; ranks without a value in time are absent."""
+        deadline = time.monotonic() + timeout_s
+        reports: Dict[int, Any] = {}
+        for rank in ranks:
             try:
                 left_s = max(deadline - time.monotonic(), 0.01)
                 self.store.wait([f"{stage}/{rank}"], timedelta(seconds=left_s))

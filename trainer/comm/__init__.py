@@ -1,0 +1,1 @@
+"""The communication benchmark: bandwidths of collectives and of point to point, and a test of each device."""

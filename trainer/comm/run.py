@@ -1,0 +1,256 @@
+"""
+One rank of a benchmark, from start to exit.
+
+Rank 0 begins each round, collects the reports of all ranks and writes the results. All of that goes through the store of the
+rendezvous, so a group that fails does not end the others.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import json
+import socket
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, MutableMapping, NoReturn, Sequence, Set, Tuple
+
+import torch
+
+from trainer.comm.config import ALL, CommConfig
+from trainer.comm.groups import Position, Round, rounds
+from trainer.comm.measure import Measured, Member, Meter
+from trainer.comm.results import FORMAT, line_of, results_of
+from trainer.comm.smoke import check_device
+from trainer.console import log_line
+from trainer.errors import NetworkError, TrainerError, UserError, report
+from trainer.io import replace_text
+from trainer.runtime.accelerators import Accelerator, choose
+from trainer.runtime.exit import exit_now, exit_on_unexpected_errors, wait_at_most
+from trainer.runtime.init import join, prepare
+from trainer.runtime.progress import Progress
+from trainer.runtime.rank import Rank
+from trainer.runtime.rendezvous import JOIN_TIMEOUT_S, Failure, Rendezvous
+
+RESULTS_FILE = "comm.json"
+LEAVE_S = 10.0
+# Without it, NCCL's watchdog ends the process when an operation takes too long, instead of an exception that can be reported.
+BLOCKING_WAIT = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+
+
+def run_rank(config: CommConfig, env: MutableMapping[str, str]) -> NoReturn:
+    """
+    Take part in the benchmark as one rank, and end the process.
+
+    Raises:
+        UserError: no launcher, or its variables are wrong.
+    """
+    rank = Rank.from_env(env)
+    if not rank.launched:
+        raise UserError(
+            "a benchmark of communication needs several ranks: orch bench comm, or torchrun -m trainer.comm"
+        )
+    for name in BLOCKING_WAIT:
+        env.setdefault(name, "1")
+    faulthandler.enable()
+    exit_on_unexpected_errors()
+    Progress(rank, None).write("init", 0)
+    rendezvous, code = None, 0
+    try:
+        rendezvous = Rendezvous.open(rank, env, JOIN_TIMEOUT_S)
+        exit_on_unexpected_errors(rendezvous)
+        _Benchmark.open(config, rendezvous).run()
+    except TrainerError as exc:
+        code = report(exc, env)
+        if rendezvous and not exc.is_agreed:
+            rendezvous.report_failure(Failure(str(exc), exc.kind, code))
+            exit_now(code)
+    if rendezvous:
+        rendezvous.leave(after_rank_0=code != 0)
+    exit_now(code)
+
+
+class _Benchmark:
+    """The rounds of a benchmark on one rank."""
+
+    def __init__(
+        self,
+        config: CommConfig,
+        rendezvous: Rendezvous,
+        *,
+        accelerator: Accelerator | None,
+        device: torch.device,
+        reports: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        """
+        Prepare the rounds.
+
+        Args:
+            accelerator: None if this rank has none.
+            reports: what each rank that has come reported about itself.
+        """
+        self.config, self.rendezvous, self.rank = config, rendezvous, rendezvous.rank
+        self.accelerator, self.device, self.reports = accelerator, device, reports
+        self.positions = {rank: Position(found["node"], found["local_rank"]) for rank, found in reports.items()}
+        self.excluded: Set[int] = {rank for rank, found in reports.items() if found["test"]["error"]}
+        self.members: Tuple[int, ...] = ()
+        """The process group that this rank is in."""
+        self.results: List[Dict[str, Any]] = []
+        self.path = (self.rank.run_dir or Path.cwd()) / RESULTS_FILE
+        self.round_limit_s = (len(config.sizes_bytes) + 2) * config.timeout
+
+    @classmethod
+    def open(cls, config: CommConfig, rendezvous: Rendezvous) -> _Benchmark:
+        """
+        Test and take the device, and learn which ranks are there.
+
+        Raises:
+            TrainerError: a rank is missing or has no device, unless `devices` is set: then it is left out.
+        """
+        rank = rendezvous.rank
+        test = check_device(config.device, rank.local_rank, config.timeout) if config.devices else {"error": ""}
+        accelerator, device, problem = None, torch.device("cpu"), ""
+        if not test["error"]:  # a device that does not answer would block this rank, too
+            accelerator, device, problem = prepare(lambda: choose(config.device, torch), rank)
+        if not config.devices:
+            rendezvous.check_all("device", problem, accelerator.name if accelerator else "")
+        node = rank.node or socket.gethostname()
+        mine = {"node": node, "local_rank": rank.local_rank, "test": {**test, "error": test["error"] or problem}}
+        mine["backend"] = accelerator.backend if accelerator else ""
+        if accelerator and accelerator.needs_address and config.groups != (ALL,):
+            raise UserError.agreed(f"groups={','.join(config.groups)}: {accelerator.name} has only groups={ALL}")
+        reports = rendezvous.gather("position", mine)
+        return cls(config, rendezvous, accelerator=accelerator, device=device, reports=reports)
+
+    def run(self) -> None:
+        """
+        Run all rounds.
+
+        Raises:
+            NetworkError: the same on every rank; some measurements failed, and the results name them.
+        """
+        planned = rounds(self.config, self.positions)
+        progress = Progress(self.rank, len(planned))
+        has_failed = False
+        for number, round_ in enumerate(planned):
+            progress.write("step", number)
+            faulthandler.dump_traceback_later(2 * self.round_limit_s, exit=True)
+            has_failed = self._run(number, round_, leave_group=has_failed)
+        self._leave()
+        failures = self._publish("end", self._failures())
+        faulthandler.cancel_dump_traceback_later()
+        if self.rank.is_main:
+            self._write()
+            log_line(f"results: {self.path}")
+        progress.write("done", len(planned))
+        if failures:
+            raise NetworkError.agreed(failures)
+
+    def _run(self, number: int, round_: Round, *, leave_group: bool) -> bool:
+        """Run one round; returns True, on every rank, if a group failed in it."""
+        if leave_group:
+            self._leave()
+        groups = [tuple(rank for rank in group if rank not in self.excluded) for group in round_.groups]
+        groups = [group for group in groups if len(group) > 1]
+        group = next((group for group in groups if self.rank.global_rank in group), ())
+        stage = f"round-{number}"
+        if group:
+            measured = self._measure(stage, round_.op, group)
+            self.rendezvous.store.set(f"{stage}/{self.rank.global_rank}", json.dumps([m.to_json() for m in measured]))
+        verdict: Dict[str, Any] = {}
+        if self.rank.is_main:
+            verdict = self._collect(stage, round_, groups)
+        verdict = self._publish(f"{stage}/verdict", verdict)
+        self.excluded |= set(verdict["silent"])
+        return bool(verdict["has_failed"])
+
+    def _measure(self, stage: str, op: str, group: Tuple[int, ...]) -> Sequence[Measured]:
+        assert self.accelerator is not None  # else this rank is excluded
+        try:
+            self._join(f"{stage}/group/{group[0]}", group)
+        except NetworkError as exc:
+            return [Measured(0, error=str(exc).splitlines()[0])]
+        number = group.index(self.rank.global_rank)
+        agree = functools.partial(self._agree, f"{stage}/agree/{group[0]}", is_first=number == 0)
+        meter = Meter(self.config, self.accelerator, self.device)
+        return meter.measure(op, Member(number, len(group), agree))
+
+    def _agree(self, prefix: str, name: str, value: int, *, is_first: bool) -> int:
+        """Return the first member's value on all members; RuntimeError if it does not come in time."""
+        key, store = f"{prefix}/{name}", self.rendezvous.store
+        if is_first:
+            store.set(key, str(value))
+            return value
+        store.wait([key], timedelta(seconds=self.config.timeout))
+        return int(store.get(key))
+
+    def _join(self, name: str, group: Tuple[int, ...]) -> None:
+        """Join the process group of these ranks, unless this rank is in it."""
+        if group == self.members:
+            return
+        self._leave()
+        assert self.accelerator is not None
+        timeout = timedelta(seconds=self.config.timeout)
+        join(self.accelerator, self.rendezvous, name, group, timeout=timeout)
+        self.members = group
+
+    def _leave(self) -> None:
+        """Leave the process group; after a failure that may block."""
+        if self.members and self.accelerator:
+            wait_at_most(LEAVE_S, self.accelerator.distributed.destroy_process_group)
+        self.members = ()
+
+    def _collect(self, stage: str, round_: Round, groups: Sequence[Tuple[int, ...]]) -> Dict[str, Any]:
+        """Rank 0: collect the reports of a round and write the results so far."""
+        active = [rank for group in groups for rank in group]
+        reports = self.rendezvous.collect(stage, active, self.round_limit_s)
+        labels = {"groups": round_.kind, "op": round_.op, "dtype": self.config.dtype}
+        has_failed = False
+        for group in groups:
+            found = {rank: reports[rank] for rank in group if rank in reports}
+            for result in results_of(labels, group, found):
+                self.results.append(result)
+                log_line(line_of(result))
+                has_failed = has_failed or bool(result["error"])
+        self._write()
+        return {"silent": [rank for rank in active if rank not in reports], "has_failed": has_failed}
+
+    def _publish(self, key: str, value: Any) -> Any:  # noqa: ANN401 -- whatever JSON has
+        """Return rank 0's value on every rank."""
+        store = self.rendezvous.store
+        if self.rank.is_main:
+            store.set(key, json.dumps(value))
+            return value
+        store.wait([key], timedelta(seconds=2 * self.round_limit_s))
+        return json.loads(store.get(key))
+
+    def _failures(self) -> str:
+        """Sum up what failed, for the message of all ranks; "" if nothing did."""
+        if not self.rank.is_main:
+            return ""
+        bad = [f"rank {row['rank']} on {row['node']}: {row['error']}" for row in self._devices() if row["error"]]
+        bad += [line_of(result) for result in self.results if result["error"]]
+        return "\n  ".join([f"{len(bad)} of the measurements failed:", *bad]) if bad else ""
+
+    def _devices(self) -> list[Dict[str, Any]]:
+        """The ranks, with the test of their devices; a rank that has not come has an error."""
+        absent = {"node": "", "local_rank": None, "test": {"error": "it did not start in time"}}
+        rows = []
+        for rank in range(self.rank.world_size):
+            found = self.reports.get(rank, absent)
+            rows.append({"rank": rank, "node": found["node"], "local_rank": found["local_rank"], **found["test"]})
+        return rows
+
+    def _write(self) -> None:
+        """Replace the file of results, so that it has all rounds so far if a later one ends the run."""
+        backend = next((found["backend"] for found in self.reports.values() if found["backend"]), "")
+        record = {
+            "format": FORMAT,
+            "settings": self.config.as_dict(),
+            "torch": torch.__version__,
+            "backend": backend,
+            "device": self.device.type,
+            "ranks": self._devices(),
+            "results": self.results,
+        }
+        replace_text(self.path, json.dumps(record))
