@@ -364,7 +364,7 @@ class Store:
         if not self.runs.is_dir():
             return []
         folders = [RunFolder(path) for path in self.runs.iterdir() if RUN_ID.fullmatch(path.name)]
-        recorded = sorted((folder for folder in folders if folder.record_file.is_file()), key=_second)
+        recorded = sorted(filter(_has_record, folders), key=_second)
         groups = [list(group) for _, group in groupby(recorded, key=_second)]
         # reading the records of all runs would cost seconds on a network file system
         return [folder for group in groups for folder in (sorted(group, key=_created) if len(group) > 1 else group)]
@@ -394,6 +394,14 @@ class Store:
                 f"{name!r} matches {len(matches)} runs, {matches[0].path.name} among them", hint="type more of the id"
             )
         raise RunNotFound(f"no run {name!r} in {self.path}", hint="orch list shows all runs")
+
+
+def _has_record(folder: RunFolder) -> bool:
+    """True if the folder has a record, or its content cannot be listed: reading the record then fails with the cause."""
+    try:
+        return folder.record_file.is_file()
+    except OSError:
+        return True
 
 
 def _second(folder: RunFolder) -> str:

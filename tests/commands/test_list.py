@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -112,3 +114,26 @@ def test_note_and_tags_are_in_the_json(listed: Callable[..., str]) -> None:
 )
 def test_span_has_its_two_largest_units(span_s: float, text: str) -> None:
     assert clock(span_s) == text
+
+
+def test_folder_that_cannot_be_read_is_named_and_the_other_runs_are_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after a launch with sudo."""
+    uid = os.geteuid()
+    with tempfile.TemporaryDirectory() as home:
+        monkeypatch.setenv("ORCH_HOME", home)
+        store = Store(Path(home))
+        for run_id in ("a-20260101-000000-0abc", "b-20260101-000001-0abc"):
+            store.create(RunRecord(run_id, "ssh", RunState.DONE, "", {}, {}, {}, {}))
+        for path in (Path(home), *Path(home).rglob("*")):
+            os.chown(path, uid or 12345, -1)
+        (store.runs / "a-20260101-000000-0abc").chmod(0)
+        os.seteuid(uid or 12345)  # root may read everything
+        try:
+            assert cli.run(["list"]) == 0
+        finally:
+            os.seteuid(uid)
+    shown = capsys.readouterr()
+    assert "b-20260101-000001-0abc (latest)" in shown.out
+    assert "a-20260101-000000-0abc/run.json cannot be read: Permission denied" in shown.err
