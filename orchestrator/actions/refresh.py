@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
 
 from orchestrator.actions.runs import readable_runs
 from orchestrator.endpoint.access import Terminal
@@ -31,6 +32,7 @@ __all__ = ["NodeObservation", "Refreshed", "bring_up_to_date", "refresh"]
 
 REFRESHED_AT_ONCE = 8
 PATIENCE_S = 5.0
+LOST_QUERIED = timedelta(days=7)
 NO_ANSWER = "squeue gave no answer"
 
 
@@ -170,13 +172,9 @@ def _status_of_job(folder: RunFolder, plan: LaunchPlan, launcher: Launcher, job:
 
 
 def bring_up_to_date() -> list[str]:
-    """Refresh all runs that have not ended, and lost ones that Slurm still has, with one query per Slurm; returns warnings."""
+    """Refresh all runs that may not have ended, with one query per Slurm; returns warnings."""
     runs, _ = readable_runs()
-    unended = [
-        (folder, record)
-        for folder, record in runs
-        if not record.state.final or (record.state is RunState.LOST and record.launcher == "slurm")
-    ]
+    unended = [(folder, record) for folder, record in runs if may_be_alive(record)]
     terminal = Terminal()
     queues, warnings = _queues([(folder, record) for folder, record in unended if record.launcher == "slurm"], terminal)
 
@@ -195,6 +193,18 @@ def bring_up_to_date() -> list[str]:
     outcomes = each(unended, work, limit=REFRESHED_AT_ONCE)
     pairs = zip(unended, outcomes, strict=True)
     return warnings + [f"{record.id}: {outcome}" for (_, record), outcome in pairs if str(outcome)]
+
+
+def may_be_alive(record: RunRecord) -> bool:
+    """
+    True if the run is not over by its record, or was lost recently, and Slurm may have its job after all.
+
+    For a run that was lost earlier, a connection to the login node would be needless; `orch status` queries any run.
+    """
+    if record.state is RunState.LOST and record.launcher == "slurm":
+        oldest = datetime.now(timezone.utc) - LOST_QUERIED
+        return record.ended is None or record.ended > oldest.isoformat()  # both in UTC
+    return not record.state.final
 
 
 def _queues(

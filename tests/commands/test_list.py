@@ -9,11 +9,13 @@ import tempfile
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from orchestrator import cli
 from orchestrator.actions.durations import clock
+from orchestrator.actions.refresh import may_be_alive
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import Store
 
@@ -137,3 +139,21 @@ def test_folder_that_cannot_be_read_is_named_and_the_other_runs_are_listed(
     shown = capsys.readouterr()
     assert "b-20260101-000001-0abc (latest)" in shown.out
     assert "a-20260101-000000-0abc/run.json cannot be read: Permission denied" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("launcher", "state", "days", "is_queried"),
+    [
+        ("slurm", RunState.RUNNING, None, True),
+        ("slurm", RunState.DONE, 0, False),
+        ("slurm", RunState.LOST, 1, True),
+        ("slurm", RunState.LOST, 30, False),
+        ("ssh", RunState.LOST, 0, False),
+    ],
+)
+def test_all_queries_slurm_about_a_lost_run_for_a_week(
+    launcher: Literal["ssh", "slurm"], state: RunState, days: int | None, *, is_queried: bool
+) -> None:
+    ended = None if days is None else (datetime.now(timezone.utc) - timedelta(days=days)).isoformat()
+    record = RunRecord("a-20260101-000000-0abc", launcher, state, "", {}, {}, {}, {}, ended=ended)
+    assert may_be_alive(record) is is_queried
