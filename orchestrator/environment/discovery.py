@@ -1,0 +1,236 @@
+"""
+The network variables of every node of a launch, discovered from the facts of all of them. Pure.
+
+When in doubt a variable stays unset, and its reason has the cause: NCCL and gloo then choose for themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.environment.devices import mig_findings, threads, visible_gcus
+from orchestrator.environment.overrides import contradictions, is_disabled
+from orchestrator.environment.rdma import KINDS, LAYERS, Adapters, choose_adapters, gid_index
+from orchestrator.environment.sockets import Sockets, choose_interfaces
+from orchestrator.environment.variable import Origin, Variable
+from orchestrator.findings import Finding, Severity
+from orchestrator.node.facts import NodeFacts
+
+
+@dataclass(frozen=True)
+class NodeRequest:
+    """The part of a launch on one node: `network` is the preset of the inventory, `env` the variables that the user sets."""
+
+    address: str
+    network: str
+    ranks: int
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """The variables by node, also those that stay unset, and the findings."""
+
+    variables: Mapping[str, Sequence[Variable]]
+    findings: Sequence[Finding]
+
+    def environment(self, node: str) -> dict[str, str]:
+        """The discovered values of a node, without those that the user or the node sets."""
+        return {
+            variable.name: variable.value
+            for variable in self.variables.get(node, ())
+            if variable.value is not None and variable.origin in (Origin.DISCOVERED, Origin.PRESET)
+        }
+
+
+def discover(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]) -> Discovery:
+    """
+    Discover the variables of all nodes of a launch.
+
+    Args:
+        facts: by node; without those of a node, only what does not depend on them is discovered.
+        requests: by node, in node order.
+    """
+    known = {node: facts[node] for node in requests if node in facts}
+    adapters = {
+        node: choose_adapters(of_node, LAYERS.get(requests[node].network))
+        for node, of_node in known.items()
+        if _uses_nccl(of_node)
+    }
+    network = _rdma(adapters, requests)
+    absent = next((node for node in requests if node not in known), None)
+    if absent is not None:
+        network = _Rdma((), f"the facts of {absent} are not known")
+    uses_rdma = network.unset is None
+    rails = {node: _interfaces(adapters[node]) if uses_rdma and node in adapters else frozenset() for node in known}
+    addresses = {node: request.address for node, request in requests.items()}
+    sockets = choose_interfaces(known, addresses, rails) if absent is None else Sockets({}, network.unset or "")
+    findings = [*_preset_findings(known, requests), *network.findings]
+    variables: dict[str, Sequence[Variable]] = {}
+    for node, of_node in known.items():
+        request, chosen = requests[node], adapters.get(node)
+        proposed = [*_of_devices(of_node, request.ranks), *_sockets(node, sockets, uses_nccl=chosen is not None)]
+        if chosen is not None:
+            proposed += _nccl(request, of_node, chosen, network)
+        variables[node] = [_overridden(variable, request.env, of_node) for variable in proposed]
+        findings += contradictions(node, {**_site(of_node), **request.env}, of_node, chosen)
+        findings += mig_findings(node, of_node)
+    return Discovery(variables, _merged(findings))
+
+
+@dataclass(frozen=True)
+class _Rdma:
+    """The decision on RDMA for the launch: `unset` is the reason why no adapter is named; `disables`, that NCCL must not use any."""
+
+    findings: Sequence[Finding]
+    unset: str | None = None
+    disables: bool = False
+
+
+def _merged(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, with the nodes of equal ones in one."""
+    nodes: dict[Finding, list[str]] = {}
+    for finding in findings:
+        nodes.setdefault(replace(finding, nodes=()), []).extend(finding.nodes)
+    return [replace(finding, nodes=tuple(dict.fromkeys(of_finding))) for finding, of_finding in nodes.items()]
+
+
+def _uses_nccl(facts: NodeFacts) -> bool:
+    return any(card["kind"] == "cuda" for card in facts["cards"])
+
+
+def _rdma(adapters: Mapping[str, Adapters], requests: Mapping[str, NodeRequest]) -> _Rdma:
+    """Decide whether the nodes use RDMA with each other."""
+    if not adapters:
+        return _Rdma((), "no node has CUDA cards")
+    if pinned := [node for node in adapters if requests[node].network == "ethernet"]:
+        findings = _mixed_presets(pinned, adapters)
+        return _Rdma(findings, "network: ethernet", disables=not findings)
+    layers = {chosen.layer: node for node, chosen in adapters.items() if chosen.layer is not None}
+    without = [node for node, chosen in adapters.items() if chosen.is_certain and not chosen.ports]
+    if not layers:
+        node = without[0] if without else next(iter(adapters))
+        return _Rdma((), f"on {node} {adapters[node].reason}")
+    if len(layers) > 1:
+        return _unconnected(layers)
+    return _fallback(without, adapters, requests) if without else _Rdma(list(_unused_ports(adapters)))
+
+
+def _unconnected(layers: Mapping[str, str]) -> _Rdma:
+    """The decision for nodes of different networks."""
+    (layer, node), (other_layer, other_node) = list(layers.items())[:2]
+    text = f"{node} has {KINDS.get(layer, layer)} and {other_node} {KINDS.get(other_layer, other_layer)}: NCCL cannot connect them"
+    remedy = "choose nodes of one network with --nodes, or set network: ethernet"
+    return _Rdma([Finding(Severity.FAIL, "network", text, tuple(layers.values()), remedy=remedy)], text)
+
+
+def _fallback(without: Sequence[str], adapters: Mapping[str, Adapters], requests: Mapping[str, NodeRequest]) -> _Rdma:
+    """The decision if some nodes have RDMA and others have not: TCP on all, unless the inventory pins RDMA."""
+    reason = f"{without[0]}: {adapters[without[0]].reason}"
+    if any(requests[node].network in LAYERS for node in adapters):
+        return _Rdma((), reason)
+    text = f"{adapters[without[0]].reason}; the other nodes have RDMA, but all use TCP"
+    remedy = "repair the adapter, or choose other nodes with --nodes"
+    return _Rdma([Finding(Severity.WARN, "network", text, tuple(without), remedy=remedy)], reason, disables=True)
+
+
+def _mixed_presets(pinned: Sequence[str], adapters: Mapping[str, Adapters]) -> list[Finding]:
+    """The finding on a preset that only some nodes have."""
+    unpinned = next((node for node in adapters if node not in pinned), None)
+    if unpinned is None:
+        return []
+    text = f"network: ethernet, but not on {unpinned}: NCCL cannot connect them"
+    remedy = "give all nodes the same network: in the inventory"
+    return [Finding(Severity.FAIL, "network", text, tuple(pinned), remedy=remedy)]
+
+
+def _preset_findings(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]) -> Iterator[Finding]:
+    """The nodes that lack the network that their preset pins."""
+    for node, of_node in facts.items():
+        layer = LAYERS.get(requests[node].network)
+        adapters = choose_adapters(of_node, layer)
+        if layer is not None and adapters.is_certain and not adapters.ports:
+            text = f"network: {requests[node].network}, but {adapters.reason}"
+            remedy = "repair the adapter, choose other nodes with --nodes, or set network: auto"
+            yield Finding(Severity.FAIL, "network", text, (node,), remedy=remedy)
+
+
+def _unused_ports(adapters: Mapping[str, Adapters]) -> Iterator[Finding]:
+    """The nodes that have fewer usable ports than others."""
+    most = max(len(chosen.ports) for chosen in adapters.values())
+    for node, chosen in adapters.items():
+        if 0 < len(chosen.ports) < most:
+            text = f"{len(chosen.ports)} RDMA ports are usable, on other nodes {most}"
+            evidence = "; ".join(f"{name}: {why}" for name, why in chosen.excluded.items())
+            yield Finding(
+                Severity.WARN, "rdma-ports", text, (node,), evidence, "repair the port, or choose other nodes"
+            )
+
+
+def _interfaces(adapters: Adapters) -> frozenset[str]:
+    return frozenset(name for port in adapters.ports for name in port.hca["interfaces"])
+
+
+def _of_devices(facts: NodeFacts, ranks: int) -> list[Variable]:
+    return [variable for variable in (threads(facts, ranks), visible_gcus(facts, ranks)) if variable is not None]
+
+
+def _nccl(request: NodeRequest, facts: NodeFacts, adapters: Adapters, network: _Rdma) -> Iterator[Variable]:
+    """The variables of NCCL's choice of adapters."""
+    if network.disables:
+        origin = Origin.PRESET if request.network == "ethernet" else Origin.DISCOVERED
+        yield Variable("NCCL_IB_DISABLE", "1", origin, f"TCP on all nodes: {network.unset}")
+        return
+    if is_disabled(request.env):
+        yield Variable("NCCL_IB_HCA", None, Origin.DISCOVERED, "NCCL_IB_DISABLE is set")
+        return
+    if request.network in LAYERS:
+        reason = f"network: {request.network}: RDMA or an error, instead of TCP without notice"
+        yield Variable("NCCL_NET", "IB", Origin.PRESET, reason)
+    if network.unset is not None or not adapters.ports:
+        yield Variable("NCCL_IB_HCA", None, Origin.DISCOVERED, network.unset or adapters.reason)
+        return
+    yield Variable("NCCL_IB_HCA", adapters.value, Origin.DISCOVERED, adapters.reason)
+    index, reason = gid_index(adapters, facts)
+    yield Variable("NCCL_IB_GID_INDEX", None if index is None else str(index), Origin.DISCOVERED, reason)
+
+
+def _sockets(node: str, sockets: Sockets, *, uses_nccl: bool) -> Iterator[Variable]:
+    """The interfaces for NCCL's start-up (and data without RDMA), gloo and torch's RPC."""
+    names = [*(["NCCL_SOCKET_IFNAME"] if uses_nccl else []), "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"]
+    attachment = sockets.chosen.get(node)
+    if attachment is None:
+        yield from (Variable(name, None, Origin.DISCOVERED, sockets.reason) for name in names)
+        return
+    reason = f"{attachment.address}: {sockets.reason}"
+    interface = attachment.interface["name"]
+    for name in names:
+        yield Variable(name, f"={interface}" if name.startswith("NCCL") else interface, Origin.DISCOVERED, reason)
+    if sockets.is_ipv6 and uses_nccl:
+        yield Variable("NCCL_SOCKET_FAMILY", "AF_INET6", Origin.DISCOVERED, "the nodes share no IPv4 subnet")
+
+
+def _site(facts: NodeFacts) -> dict[str, str]:
+    """The variables that the node itself sets; NCCL prefers the environment to nccl.conf."""
+    return {**facts["nccl_conf"], **facts["environment"]}
+
+
+def _overridden(variable: Variable, env: Mapping[str, str], facts: NodeFacts) -> Variable:
+    """The variable with the value of the user or of the node, which wins."""
+    if variable.name in env:
+        origin, value, reason = Origin.INVENTORY, env[variable.name], "env: in the inventory"
+    elif variable.name in facts["environment"]:
+        origin, value, reason = (
+            Origin.NODE,
+            facts["environment"][variable.name],
+            "the environment of a login on the node",
+        )
+    elif variable.name in facts["nccl_conf"]:
+        origin, value, reason = Origin.NODE, facts["nccl_conf"][variable.name], "nccl.conf on the node"
+    else:
+        return variable
+    replaces = (
+        f"{variable.value} ({variable.origin.value}: {variable.reason})" if variable.value not in (None, value) else ""
+    )
+    return Variable(variable.name, value, origin, reason, replaces)

@@ -1,0 +1,142 @@
+"""The network interface of each node over which all nodes of a launch reach each other."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Interface, IPv6Interface, ip_address, ip_interface
+
+from orchestrator.node.facts import Interface, NodeFacts
+
+# Interfaces of containers and virtual machines on the node, and tunnels.
+INTERNAL = re.compile(
+    r"(docker|podman|virbr|veth|vnet|cni|flannel|cali|cilium|lxc|lxd|kube|nerdctl|tun|tap|wg|tailscale|dummy)\w*|br-[0-9a-f]{12}"
+)
+Subnet = str
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """An interface of a node, with its address in a subnet."""
+
+    interface: Interface
+    address: str
+
+
+@dataclass(frozen=True)
+class Sockets:
+    """The chosen attachment by node; empty if none is certain. `reason` has the cause of either."""
+
+    chosen: Mapping[str, Attachment]
+    reason: str
+    is_ipv6: bool = False
+
+
+def choose_interfaces(
+    facts: Mapping[str, NodeFacts], addresses: Mapping[str, str], rails: Mapping[str, frozenset[str]]
+) -> Sockets:
+    """
+    Choose the subnet that all nodes share, and each node's interface in it.
+
+    Args:
+        addresses: the nodes' addresses in the inventory.
+        rails: the interfaces by node that belong to the RDMA adapters of the training; all empty if it uses sockets only.
+    """
+    if unread := [node for node, of_node in facts.items() if "interfaces" in of_node["missing"]]:
+        return Sockets(
+            {}, f"the interfaces of {unread[0]} could not be read: {facts[unread[0]]['missing']['interfaces']}"
+        )
+    for is_ipv6 in (False, True):
+        subnets, fault = _shared_subnets(facts, is_ipv6=is_ipv6)
+        if subnets or fault:
+            break
+    else:
+        return Sockets({}, "no subnet is shared by all nodes")
+    if fault:
+        return Sockets({}, fault)
+    ranked = sorted((_preference(of_subnet, addresses, facts, rails), subnet) for subnet, of_subnet in subnets.items())
+    best, subnet = ranked[0]
+    if len(ranked) > 1 and ranked[1][0] == best:
+        names = " and ".join(_names(subnets[found]) for _, found in ranked[:2])
+        return Sockets({}, f"{names} are equally good: name one in env: NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME")
+    return Sockets(subnets[subnet], _reason(subnet, best, len(ranked), has_rails=any(rails.values())), is_ipv6)
+
+
+def _shared_subnets(
+    facts: Mapping[str, NodeFacts], *, is_ipv6: bool
+) -> tuple[dict[Subnet, dict[str, Attachment]], str]:
+    """The attachments by node of each subnet that all nodes have; and the fault if nodes have the same address."""
+    by_subnet: dict[Subnet, dict[str, Attachment]] = {}
+    for node, of_node in facts.items():
+        for subnet, attachment in _attachments(of_node["interfaces"], is_ipv6=is_ipv6):
+            by_subnet.setdefault(subnet, {}).setdefault(node, attachment)
+    shared = {subnet: of_subnet for subnet, of_subnet in by_subnet.items() if len(of_subnet) == len(facts)}
+    distinct = {}
+    fault = ""
+    for subnet, of_subnet in shared.items():
+        address, count = Counter(attachment.address for attachment in of_subnet.values()).most_common(1)[0]
+        if count == 1:
+            distinct[subnet] = of_subnet
+        else:
+            fault = f"{count} nodes have the address {address}, so they are one machine or on separate networks"
+    return distinct, "" if distinct else fault
+
+
+def _attachments(interfaces: Sequence[Interface], *, is_ipv6: bool) -> Iterator[tuple[Subnet, Attachment]]:
+    for interface in interfaces:
+        if not interface["up"] or interface["kind"] == "loopback" or INTERNAL.fullmatch(interface["name"]):
+            continue
+        for entry in interface["addresses"]:
+            found = _parsed(entry["address"], entry["prefix"])
+            if found is None or (found.version == 6) is not is_ipv6 or found.ip.is_loopback or found.ip.is_link_local:  # noqa: PLR2004
+                continue
+            yield str(found.network), Attachment(interface, str(found.ip))
+
+
+def _parsed(address: str, prefix: int) -> IPv4Interface | IPv6Interface | None:
+    try:
+        return ip_interface(f"{address}/{prefix}")
+    except ValueError:
+        return None
+
+
+def _preference(
+    of_subnet: Mapping[str, Attachment],
+    addresses: Mapping[str, str],
+    facts: Mapping[str, NodeFacts],
+    rails: Mapping[str, frozenset[str]],
+) -> tuple[bool, float, bool]:
+    """
+    For sorting, best first.
+
+    With RDMA, sockets carry little: the interfaces of the inventory's addresses, and no rail. Without it, the fastest.
+    """
+    is_rail = any(attachment.interface["name"] in rails[node] for node, attachment in of_subnet.items())
+    speed = min(attachment.interface["speed"] or 0.0 for attachment in of_subnet.values())
+    is_in_inventory = all(_is_address_of(addresses[node], found, facts[node]) for node, found in of_subnet.items())
+    if any(rails.values()):
+        return is_rail, 0.0 if is_in_inventory else 1.0, False
+    return False, -speed, not is_in_inventory
+
+
+def _is_address_of(address: str, attachment: Attachment, facts: NodeFacts) -> bool:
+    """Return whether an address or name of the inventory is the address of this attachment."""
+    try:
+        return str(ip_address(address)) == attachment.address
+    except ValueError:
+        return attachment.address in facts["names"]["resolved"].get(address, [])
+
+
+def _names(of_subnet: Mapping[str, Attachment]) -> str:
+    return " or ".join(sorted({attachment.interface["name"] for attachment in of_subnet.values()}))
+
+
+def _reason(subnet: Subnet, best: tuple[bool, float, bool], count: int, *, has_rails: bool) -> str:
+    text = f"all nodes share {subnet}"
+    if count == 1:
+        return text
+    if has_rails:
+        return f"{text}; of {count} shared subnets, {'the addresses of the inventory' if not best[1] else 'the one without an RDMA adapter'}"
+    return f"{text}; of {count} shared subnets, {f'the fastest: {-best[1]:g} Gb/s' if best[1] else 'the addresses of the inventory'}"
