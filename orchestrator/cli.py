@@ -336,11 +336,14 @@ def env(inventory: str | None, nodes: str | None, node: str | None, as_json: boo
     shell_complete=_inventories,
     help="Find the run on these nodes: its record is gone, or elsewhere.",
 )
-def stop(run: str | None, inventory: str | None) -> int:
+@click.option("--all", "all_runs", is_flag=True, help="End all runs recorded here that have not ended.")
+def stop(run: str | None, inventory: str | None, *, all_runs: bool) -> int:
     """End a run on every node. Without RUN: the only run that has not ended."""
-    from orchestrator.commands.stop import stop  # noqa: PLC0415
+    from orchestrator.commands.stop import stop, stop_all  # noqa: PLC0415
 
-    return stop(run, inventory)
+    if all_runs and (run is not None or inventory is not None):
+        raise UsageError("--all ends every run recorded here, so RUN and -i cannot be given with it")
+    return stop_all() if all_runs else stop(run, inventory)
 
 
 @app.command()

@@ -45,16 +45,21 @@ def run_to_stop(name: str | None) -> RunFolder:
             if RUN_ID.fullmatch(name):
                 exc.hint = f"{exc.hint}; without a record here: orch stop {name} -i FILE"
             raise
-    unended = [(folder, record) for folder, record in readable_runs()[0] if not record.state.final]
+    unended = unended_runs()
     if len(unended) > 1:
         lines = _stop_lines(unended)
         if len(lines) > MOST_LISTED:
             lines[MOST_LISTED:] = [f"  and {len(lines) - MOST_LISTED} more, see orch list"]
         raise UsageError(
             "\n".join([f"{len(unended)} runs have not ended, so name the one to end:", *lines]),
-            hint="these states are recorded ones; `orch list --all` queries the runs",
+            hint="--all ends all of them; these states are recorded ones, and `orch list --all` queries the runs",
         )
     return unended[0][0] if unended else find_run("latest")
+
+
+def unended_runs() -> list[tuple[RunFolder, RunRecord]]:
+    """The runs that have not ended by their records, oldest first."""
+    return [(folder, record) for folder, record in readable_runs()[0] if not record.state.final]
 
 
 def _stop_lines(runs: Sequence[tuple[RunFolder, RunRecord]]) -> list[str]:

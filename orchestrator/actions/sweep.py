@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from functools import partial
 
 from orchestrator.actions.launch import (
     Planned,
@@ -21,8 +22,8 @@ from orchestrator.actions.launch import (
     undo_on_failure,
 )
 from orchestrator.actions.request import LaunchArguments, trainer_config
-from orchestrator.actions.runs import home_store
-from orchestrator.actions.stop import cancel_launch, stop, wait_for_launch
+from orchestrator.actions.runs import find_sweep, home_store
+from orchestrator.actions.stop import cancel_launch, stop, unended_runs, wait_for_launch
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, NodeError, OrchError, UsageError
 from orchestrator.fanout import each
@@ -189,10 +190,28 @@ def stop_sweep(runs: Sequence[tuple[RunFolder, RunRecord]], on_message: Callable
         for folder in launching:
             wait_for_launch(folder)
     _cancel_array([(folder, folder.read()) for folder in unended])
-    outcomes = each(unended, lambda folder: stop(folder, on_message), limit=STOPPED_AT_ONCE)
+    _stop_at_once([partial(stop, folder, on_message) for folder in unended])
+    return [folder.read() for folder, _ in runs]
+
+
+def stop_all(on_message: Callable[[str], None]) -> list[RunRecord]:
+    """
+    Stop all runs recorded here that have not ended, each sweep as a whole; returns their records.
+
+    Raises:
+        LaunchError: some runs are not known to be over, and each is named.
+    """
+    unended = unended_runs()
+    sweeps = dict.fromkeys(record.sweep for _, record in unended if record.sweep)
+    alone = [partial(stop, folder, on_message) for folder, record in unended if not record.sweep]
+    _stop_at_once([*alone, *(partial(stop_sweep, find_sweep(sweep), on_message) for sweep in sweeps)])
+    return [folder.read() for folder, _ in unended]
+
+
+def _stop_at_once(stops: Sequence[Callable[[], object]]) -> None:
+    outcomes = each(stops, lambda stop_run: stop_run(), limit=STOPPED_AT_ONCE)
     if errors := [outcome for outcome in outcomes if isinstance(outcome, OrchError)]:
         raise LaunchError("\n".join(map(str, errors)), hint=errors[0].hint)
-    return [folder.read() for folder, _ in runs]
 
 
 def _cancel_array(runs: Sequence[tuple[RunFolder, RunRecord]]) -> None:

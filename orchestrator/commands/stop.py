@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from orchestrator.actions import stop as action
-from orchestrator.actions.runs import is_sweep
+from orchestrator.actions.runs import is_sweep, readable_runs
 from orchestrator.console import inform, warn
+
+
+def stop_all() -> int:
+    """Stop all runs recorded here that have not ended, and print their states."""
+    from orchestrator.actions.sweep import stop_all  # noqa: PLC0415  imports Slurm's modules
+
+    for problem in readable_runs()[1]:
+        warn(f"{problem}; if that run is alive, it is not ended")
+    records = stop_all(inform)
+    for record in records:
+        inform(f"run {record.id} is {record.state.value}")
+    if not records:
+        inform("all runs recorded here have ended")
+    return 0
 
 
 def stop(run: str | None, inventory: str | None) -> int:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator import cli
 from orchestrator.actions.stop import MOST_LISTED, run_to_stop
-from orchestrator.errors import UsageError
+from orchestrator.actions.sweep import stop_all
+from orchestrator.errors import LaunchError, UsageError
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import Store
 
@@ -47,3 +49,18 @@ def test_several_unended_runs_are_listed_newest_first_and_a_sweep_in_one_line(st
     assert newest == f"  orch stop {runs[-1]}   RUNNING, nodes unknown, started 2026-01-02 03:04:05 UTC"
     assert lines[-1] == "  and 3 more, see orch list"
     assert len(lines) == MOST_LISTED
+
+
+def test_all_unended_runs_are_stopped_and_those_that_fail_are_named(store: Store) -> None:
+    _add(store, 1, RunState.DONE)
+    runs = [_add(store, 2, RunState.RUNNING), _add(store, 3, RunState.STARTING)]
+    swept = _add(store, 4, RunState.PENDING, sweep="a-20260102-030440-0000")
+    with pytest.raises(LaunchError) as caught:  # none of them has a plan
+        stop_all(lambda _: None)
+    named = [line.partition("/plan/plan.json cannot be read")[0] for line in str(caught.value).splitlines()]
+    assert named == [str(store.runs / run) for run in (*runs, swept)]
+
+
+def test_all_and_the_name_of_a_run_are_refused_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["stop", "--all", "latest"]) == 2
+    assert "RUN and -i cannot be given with it" in capsys.readouterr().err

@@ -194,5 +194,5 @@ def test_stopping_one_of_two_runs_leaves_the_other_and_strangers_alone(orch: Orc
     orch("stop", first)
     assert [orch.status(run)["state"] for run in (first, second)] == ["STOPPED", "RUNNING"]
     assert [list(host.processes().values()).count("sleep") for host in hosts.hosts] == [2, 1, 1]
-    orch("stop", second)
+    assert f"run {second} is STOPPED" in orch("stop", "--all").stderr
     assert [list(host.processes().values()).count("sleep") for host in hosts.hosts] == [1, 0, 0]
