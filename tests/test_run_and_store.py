@@ -226,3 +226,20 @@ def test_disk_without_file_locks_is_refused_before_anything_starts(
         Store(tmp_path).create(_record("a-20260102-030405-0abc"))
     assert "ORCH_HOME" in caught.value.hint
     assert not Store(tmp_path).all()
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_record_is_flushed_before_it_replaces_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sync: bool
+) -> None:
+    flushed: list[tuple[str, str]] = []
+
+    def fsync(descriptor: int) -> None:
+        flushed.append((Path(f"/proc/self/fd/{descriptor}").read_text("utf-8"), target.read_text("utf-8")))
+
+    target = tmp_path / "run.json"
+    target.write_text("old")
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_file(target, "new", sync=sync)
+    assert flushed == [("new", "old")] * sync  # after the last byte, before the new name
+    assert target.read_text("utf-8") == "new"

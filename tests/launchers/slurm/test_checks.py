@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
+from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import SlurmOptions
 from orchestrator.launchers.slurm.checks import check, gives_gpus_cores
+from orchestrator.launchers.slurm.launcher import SlurmLauncher
+from orchestrator.launchers.slurm.this_machine import ThisMachine
 from orchestrator.names.slurm_options import time_limit_s
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan, Sweep
 from orchestrator.run import Program, Request
+from orchestrator.transports.local import LocalTransport
 
 # Output of Slurm 22.05 (the test cluster), reduced to the fields that 20.11 and 25.05 print as well.
 DEBUG = "PartitionName=debug Default=YES MaxNodes={most} MaxTime={time} MinNodes=0 Nodes={nodes} State=UP TotalCPUs=16 TotalNodes={total}"
@@ -118,6 +123,34 @@ def test_limits_that_the_qos_of_the_environment_may_lift_are_left_to_sbatch() ->
     assert check(site, plan, has_qos=True) == []
     with pytest.raises(UsageError, match="this cluster has no n9"):
         check(site, _plan(SlurmOptions(partition="debug"), ("n0", "n9"), chosen="n9"), has_qos=True)
+
+
+class QosHost(ThisMachine):
+    """A login node whose profile may set SBATCH_QOS; its partition allows one hour."""
+
+    def __init__(self, plan: LaunchPlan, variables: Mapping[str, str]) -> None:
+        super().__init__(plan.head)
+        self._variables = variables
+        self.run = Site(time="01:00:00")  # type: ignore[method-assign]
+
+    def require_sbatch(self) -> None:
+        """It is there."""
+
+    def environment(self) -> Mapping[str, str]:
+        """The variables of the profile."""
+        return self._variables
+
+    def endpoint(self) -> Endpoint:
+        """A process that does not run."""
+        return Endpoint(LocalTransport("n0"), sys.executable)
+
+
+def test_qos_of_the_environment_counts_in_the_check_before_a_submission() -> None:
+    plan = _plan(SlurmOptions(partition="debug", time="61"))
+    launcher = SlurmLauncher(plan, QosHost(plan, {"SBATCH_QOS": "high"}))
+    assert [warning.partition(",")[0] for warning in launcher.connect()] == ["SBATCH_QOS=high"]
+    with pytest.raises(UsageError, match="is more than partition debug allows"):
+        SlurmLauncher(plan, QosHost(plan, {})).connect()
 
 
 @pytest.mark.parametrize("nodes", ["(null)", "n[0-99999999]", "rack{1-2}"])
