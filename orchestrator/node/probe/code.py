@@ -1,0 +1,114 @@
+"""The user's code on the node: commit, uncommitted changes and a digest of the files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Optional, Tuple
+
+    from orchestrator.node.facts import Code
+    from orchestrator.node.probe.source import Source
+
+LEFT_OUT = frozenset((".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".venv"))
+MAX_FILES, MAX_BYTES = 20_000, 256 << 20
+COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?\Z")
+GIT_S = 3.0
+
+
+def code(source: Source, path: str) -> Code:
+    folder = os.path.normpath(os.path.expanduser(path))
+    top = work_tree(source, folder)
+    commit, dirty = (None, None) if top is None else state_of(source, top)
+    return {"path": folder, "commit": commit, "dirty": dirty, "digest": digest(source, folder)}
+
+
+def work_tree(source: Source, folder: str) -> Optional[str]:
+    """The innermost folder above that has a .git; None if there is none."""
+    while not source.exists(f"{folder.rstrip('/')}/.git"):
+        if folder in ("/", ""):
+            return None
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def state_of(source: Source, top: str) -> Tuple[Optional[str], Optional[bool]]:
+    """Commit, and whether files differ from it: by git, which may be missing or refuse another user's folder; else only the commit."""
+    git = ["git", "--no-optional-locks", "-C", source.path(top)]
+    commit, error = source.run([*git, "rev-parse", "--verify", "-q", "HEAD"], GIT_S)
+    changes = None
+    if commit is not None:
+        changes, error = source.run([*git, "status", "--porcelain", "--untracked-files=no"], GIT_S)
+    if changes is None:
+        source.missing["code.dirty"] = f"git: {error}"
+    if commit is None:
+        commit = head(source, f"{top.rstrip('/')}/.git")
+    commit = (commit or "").strip()
+    return commit if COMMIT.match(commit) else None, None if changes is None else bool(changes.strip())
+
+
+def head(source: Source, folder: str) -> Optional[str]:
+    """The commit that HEAD names, without git; the .git of a linked work tree is a file that names a folder."""
+    pointer = source.text(folder) if os.path.isfile(source.path(folder)) else None
+    if pointer is not None and pointer.startswith("gitdir: "):
+        folder = os.path.normpath(os.path.join(os.path.dirname(folder), pointer[len("gitdir: ") :]))
+    text = source.text(f"{folder}/HEAD") or ""
+    if not text.startswith("ref: "):
+        return text
+    reference = text[len("ref: ") :]
+    common = os.path.normpath(os.path.join(folder, source.text(f"{folder}/commondir") or "."))
+    packed = re.search(rf"^(\S+) {re.escape(reference)}$", source.text(f"{common}/packed-refs") or "", re.MULTILINE)
+    return source.text(f"{folder}/{reference}") or source.text(f"{common}/{reference}") or (packed and packed.group(1))
+
+
+def digest(source: Source, folder: str) -> Optional[str]:
+    """The sha256 over names and contents of all files, without version control and caches; None if there are too many."""
+    total = hashlib.sha256()
+    files = size = 0
+    try:
+        for name, path in sorted(found_files(source.path(folder))):
+            content = content_of(path)
+            files, size = files + 1, size + len(content)
+            if files > MAX_FILES or size > MAX_BYTES:
+                source.missing["code.digest"] = f"more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB"
+                return None
+            for part in (os.fsencode(name), content):
+                total.update(b"%d:%b" % (len(part), part))
+    except OSError as error:
+        source.missing["code.digest"] = f"{error.filename or folder}: {error.strerror}"
+        return None
+    return total.hexdigest()
+
+
+def found_files(folder: str) -> Iterator[Tuple[str, str]]:
+    """Relative and whole path of each file and link."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    count = 0
+    for parent, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = sorted(name for name in folders if name not in LEFT_OUT)
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        for name in [*names, *links]:
+            path = os.path.join(parent, name)
+            yield os.path.relpath(path, folder), path
+            count += 1
+            if count > MAX_FILES:  # `digest` reports it
+                return
+
+
+def content_of(path: str) -> bytes:
+    """The content of a file, the target of a link, nothing of anything else, such as a pipe."""
+    mode = os.lstat(path).st_mode
+    if stat.S_ISLNK(mode):
+        return os.fsencode(os.readlink(path))
+    if not stat.S_ISREG(mode):
+        return b""
+    with open(path, "rb") as file:
+        return file.read(MAX_BYTES + 1)

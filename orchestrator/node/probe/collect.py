@@ -1,0 +1,134 @@
+"""The steps of the probe, and how their results make the facts of a node."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from orchestrator.node.probe import cards, code, disks, hardware, infiniband, network, software, system
+from orchestrator.node.probe.source import Source
+from orchestrator.node.probe.steps import run_steps
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, Dict, List, Optional, TypedDict
+
+    from orchestrator.node.facts import Card, CardProcess, Cpus, Memory, NodeFacts
+    from orchestrator.node.probe.steps import Step, StepResult
+
+    class ProbeRequest(TypedDict):
+        """
+        The controller's part: `names` are to be resolved, `folders` are paths by their use (workdir, out), `code` is the user's code.
+
+        The home folder, /tmp and /dev/shm are added.
+        """
+
+        node: str
+        names: List[str]
+        folders: Dict[str, str]
+        code: Optional[str]
+
+    Runner = Callable[[Mapping[str, Step], Source], Dict[str, StepResult]]
+
+
+FORMAT = 1  # as facts.FORMAT: importing facts.py takes as long as three steps
+SYSFS_S, DISK_S, TOOL_S, NAMES_S, PYTHON_S, NCCL_S, CODE_S = 5.0, 5.0, 8.0, 8.0, 12.0, 20.0, 10.0
+NO_CPUS: Cpus = {"total": 0, "usable": 0, "quota": None, "governor": None, "numa": []}  # the step failed, see `missing`
+NO_MEMORY: Memory = {"total": 0, "available": 0, "cgroup_limit": None, "swap_total": 0}
+ALWAYS = {"home": "~", "tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108  looked at only
+
+
+def steps_of(request: ProbeRequest) -> Dict[str, Step]:
+    """The steps, the slow ones first."""
+    steps: Dict[str, Step] = {
+        "nccl": (software.nccl, NCCL_S),
+        "software": (software.installed, PYTHON_S),
+        "nvidia": (cards.nvidia, 3 * TOOL_S),
+        "processes": (cards.compute_processes, TOOL_S),
+        "topology": (cards.topology, TOOL_S),
+        "rows": (cards.remapped_rows, TOOL_S),
+        "enflame": (cards.enflame, 2 * TOOL_S),
+        "cuda": (software.cuda_version, SYSFS_S),
+        "names": (lambda source: system.resolve(source, request["names"], NAMES_S - 1), NAMES_S),
+        "hcas": (infiniband.hcas, SYSFS_S),
+        "interfaces": (network.interfaces, SYSFS_S),
+        "addresses": (lambda _: network.kernel_addresses(), SYSFS_S),
+        "cpus": (hardware.cpus, SYSFS_S),
+        "memory": (hardware.memory, SYSFS_S),
+        "limits": (hardware.limits, SYSFS_S),
+        "clock": (system.is_synchronized, SYSFS_S),
+        "kernel_messages": (system.kernel_messages, SYSFS_S),
+        "nccl_conf": (system.nccl_conf, SYSFS_S),
+    }
+    folders = {**ALWAYS, **request["folders"]}
+    steps.update({f"disks.{use}": (disk_step(use, path), DISK_S) for use, path in folders.items()})
+    path = request["code"]
+    if path is not None:
+        steps["code"] = (lambda source: code.code(source, path), CODE_S)
+    return steps
+
+
+def disk_step(use: str, path: str) -> Callable[[Source], object]:
+    return lambda source: disks.disk(source, use, path)
+
+
+def collect(request: ProbeRequest, source: Source, run: Runner = run_steps) -> NodeFacts:
+    """The facts of this node."""
+    begun_s, begun = time.time(), time.monotonic()
+    results = run(steps_of(request), source)
+    value: Dict[str, Any] = {name: result.get("value") for name, result in results.items()}
+    found = value["software"] or {}
+    packages: Dict[str, str] = found.get("packages") or {}
+    gpus, gcus = value["nvidia"] or {}, value["enflame"] or {}
+    interfaces = value["interfaces"] or []
+    for interface in interfaces:
+        interface["addresses"] = (value["addresses"] or {}).get(interface["name"], [])
+    return {
+        "format": FORMAT,
+        "node": request["node"],
+        "seconds": round(time.monotonic() - begun, 3),
+        "cpus": value["cpus"] or NO_CPUS,
+        "memory": value["memory"] or NO_MEMORY,
+        "limits": value["limits"] or {},
+        "disks": [value[name] for name in results if name.startswith("disks.") and value[name]],
+        "clock": {"time": begun_s, "synchronized": value["clock"]},
+        "names": {"hostname": system.hostname(source), "resolved": value["names"] or {}},
+        "interfaces": interfaces,
+        "hcas": value["hcas"] or [],
+        "cards": [*with_details(gpus.get("cards", []), value), *gcus.get("cards", [])],
+        "topology": value["topology"] or {},
+        "software": {
+            "python": found.get("python") or "",
+            "executable": found.get("executable") or "",
+            "kernel": source.text("/proc/sys/kernel/osrelease") or os.uname().release,
+            "driver": gpus.get("driver") or gcus.get("driver"),
+            "cuda": value["cuda"],
+            "torch": packages.get("torch"),
+            "torch_cuda": found.get("torch_cuda"),
+            "torch_gcu": packages.get("torch-gcu"),
+            "deepspeed": packages.get("deepspeed"),
+            "nccl": value["nccl"],
+            "packages": packages,
+            "packages_hash": found.get("packages_hash"),
+        },
+        "code": value.get("code"),
+        "kernel_messages": value["kernel_messages"] or [],
+        "environment": system.environment(source),
+        "nccl_conf": value["nccl_conf"] or {},
+        "tools": [tool for result in results.values() for tool in result["tools"]],
+        "missing": {
+            **source.missing,
+            **{key: why for result in results.values() for key, why in result["missing"].items()},
+        },
+    }
+
+
+def with_details(gpus: List[Card], value: Mapping[str, Any]) -> List[Card]:
+    """The GPUs with their processes and the counters of replaced memory rows, which other calls of the tool print."""
+    processes: Dict[str, List[CardProcess]] = value["processes"] or {}
+    rows: Dict[str, Dict[str, str]] = value["rows"] or {}
+    for card in gpus:
+        card["processes"] = processes.get(card["uuid"] or "", [])
+        card["health"].update(rows.get(card["uuid"] or "", {}))
+    return gpus

@@ -1,0 +1,147 @@
+"""Run steps at the same time, each in a separate process with a deadline: a step that the kernel or a driver blocks delays no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Dict, List, NoReturn, Tuple, TypedDict
+
+    from orchestrator.node.facts import Tool
+    from orchestrator.node.probe.source import Source
+
+    Step = Tuple[Callable[[Source], object], float]  # and its deadline in seconds
+
+    class StepResult(TypedDict, total=False):
+        """`value` is absent if the step failed; `missing` then has the reason, under the step's name."""
+
+        value: object
+        missing: Dict[str, str]
+        tools: List[Tool]
+
+
+RESULT_BYTES = 16 << 20
+END_S = 0.2
+
+
+def run_step(name: str, function: Callable[[Source], object], source: Source) -> StepResult:
+    """The result of a step, run in this process; any exception is the reason why it has no value."""
+    source.missing, source.tools = {}, []
+    result: StepResult = {"missing": source.missing, "tools": source.tools}
+    try:
+        result["value"] = function(source)
+    except Exception as error:  # noqa: BLE001  reported as missing
+        text = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        source.missing[name] = f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
+    return result
+
+
+def run_steps(steps: Mapping[str, Step], source: Source) -> Dict[str, StepResult]:
+    """The result of each step. A step without one at its deadline is killed, and not waited for."""
+    running: Dict[int, Child] = {}
+    results: Dict[str, StepResult] = {}
+    poller = select.poll()
+    for name, (function, wait_s) in steps.items():
+        try:
+            child = Child(name, function, wait_s, source)
+        except OSError as error:  # no more processes or files for this user
+            results[name] = {"missing": {name: f"cannot start a process: {error.strerror}"}, "tools": []}
+            continue
+        running[child.pipe] = child
+        poller.register(child.pipe, select.POLLIN | select.POLLHUP)
+    while running:
+        left_s = min(child.deadline for child in running.values()) - time.monotonic()
+        ready = {pipe for pipe, _ in poller.poll(max(0.0, left_s) * 1000)}
+        for child in list(running.values()):
+            if child.pipe in ready:
+                child.read()
+            if not child.has_ended and time.monotonic() >= child.deadline:
+                child.kill()
+            if child.has_ended:
+                poller.unregister(child.pipe)
+                results[child.name] = child.close()
+                del running[child.pipe]
+    return {name: results[name] for name in steps}
+
+
+class Child:
+    """The process of a step. Its result arrives in a pipe that programs which it starts do not inherit."""
+
+    def __init__(self, name: str, function: Callable[[Source], object], wait_s: float, source: Source) -> None:
+        self.name, self.wait_s, self.deadline = name, wait_s, time.monotonic() + wait_s
+        self.has_ended = False
+        self._killed = False
+        self._data = bytearray()
+        self.pipe, write_end = os.pipe()
+        try:
+            self._pid = os.fork()
+        except OSError:
+            os.close(self.pipe)
+            os.close(write_end)
+            raise
+        if self._pid == 0:
+            self._work(function, source, write_end)
+        os.close(write_end)
+
+    def _work(self, function: Callable[[Source], object], source: Source, pipe: int) -> NoReturn:
+        """Run the step in the child and end it. Its alarm ends it if its parent has been killed."""
+        try:
+            os.setsid()
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(int(self.wait_s) + 2)
+            null = os.open(os.devnull, os.O_RDWR)
+            for descriptor in (0, 1, 2):  # a killed step that does not end must not keep the probe's output open
+                os.dup2(null, descriptor)
+            result = json.dumps(run_step(self.name, function, source)).encode()
+            while result:
+                result = result[os.write(pipe, result) :]
+        finally:
+            os._exit(0)
+
+    def read(self) -> None:
+        """Take what has arrived; the pipe ends with the child."""
+        data = os.read(self.pipe, 1 << 16)
+        self._data += data
+        self.has_ended = not data
+        if len(self._data) > RESULT_BYTES:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the child and the programs that it started in its session."""
+        self.has_ended = self._killed = True
+        for target in (-self._pid, self._pid):
+            try:
+                os.kill(target, signal.SIGKILL)
+            except OSError:  # it ended at this moment
+                continue
+
+    def close(self) -> StepResult:
+        """The result; the reason if there is none."""
+        os.close(self.pipe)
+        if self._killed:
+            return {"missing": {self.name: f"no answer in {self.wait_s:g} s"}, "tools": []}
+        status = self._reap()
+        try:
+            result: StepResult = json.loads(self._data)
+        except ValueError:
+            reason = f"ended by signal {status & 0x7F}" if status & 0x7F else "ended without a result"
+            return {"missing": {self.name: reason}, "tools": []}
+        return result
+
+    def _reap(self) -> int:
+        """The wait status of a child whose pipe has ended; 0 if it takes long to end."""
+        deadline = time.monotonic() + END_S
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                return status
+            time.sleep(0.001)
+        return 0

@@ -1,0 +1,98 @@
+"""The probe reads the files and tools of a machine: fixtures with the hardware that tests cannot have."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.node.facts import NodeFacts
+from tests.grounds import nodes
+
+
+def hca_names(facts: NodeFacts, *, layer: str = "InfiniBand") -> list[str]:
+    return [hca["name"] for hca in facts["hcas"] if hca["ports"][0]["link_layer"] == layer]
+
+
+@pytest.mark.parametrize("kind", nodes.KINDS)
+def test_nothing_is_missing_on_a_healthy_node(kind: str) -> None:
+    facts = nodes.facts(kind)
+    assert facts["missing"] == {}
+    assert facts["format"] == 1
+    assert facts["limits"]["nofile"] == {"soft": 1048576, "hard": 1048576}
+    assert facts["limits"]["memlock"] == {"soft": None, "hard": None}
+    assert facts["cpus"]["total"] == facts["cpus"]["usable"] == 192
+
+
+def test_each_gpu_shares_a_switch_with_an_hca_and_none_with_the_storage_nic() -> None:
+    facts = nodes.facts("h800")
+    assert hca_names(facts) == [f"mlx5_{number}" for number in range(8)]
+    assert hca_names(facts, layer="Ethernet") == ["mlx5_bond_0"]
+    switches = {str(hca["pci_path"]).rsplit("/", 2)[0]: hca["name"] for hca in facts["hcas"]}
+    near = [switches[str(card["pci_path"]).rsplit("/", 2)[0]] for card in facts["cards"]]
+    assert near == [f"mlx5_{number}" for number in range(8)]
+    assert [card["numa"] for card in facts["cards"]] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert facts["topology"]["GPU0"]["mlx5_0"] == "PIX"
+    assert facts["topology"]["GPU0"]["mlx5_bond_0"] == "NODE"
+    first = facts["hcas"][0]["ports"][0]
+    assert (first["state"], first["physical_state"], first["rate"], first["lid"]) == ("ACTIVE", "LinkUp", 400.0, 0x10)
+
+
+def test_interfaces_have_kind_speed_addresses_and_hca() -> None:
+    found = {interface["name"]: interface for interface in nodes.facts("h800")["interfaces"]}
+    kinds = {name: found[name]["kind"] for name in ("lo", "eno1", "ib0", "bond0", "ens10f0np0")}
+    assert kinds == {
+        "lo": "loopback",
+        "eno1": "ethernet",
+        "ib0": "infiniband",
+        "bond0": "bond",
+        "ens10f0np0": "ethernet",
+    }
+    assert (found["eno1"]["speed"], found["bond0"]["speed"], found["ib0"]["speed"]) == (10.0, 200.0, None)
+    assert found["ib0"]["addresses"] == [{"address": "10.200.0.1", "prefix": 24}]
+    assert (found["ib0"]["hca"], found["ens10f0np0"]["master"], found["eno1"]["hca"]) == ("mlx5_0", "bond0", None)
+    assert all(found[name]["up"] for name in found)
+    assert {i["name"]: (i["kind"], i["up"]) for i in nodes.facts("no-rdma")["interfaces"]}["docker0"] == (
+        "bridge",
+        False,
+    )
+
+
+def test_the_gid_of_the_ipv4_address_shifts_between_nodes() -> None:
+    slots = []
+    for facts in nodes.cluster("roce").values():
+        table = facts["hcas"][0]["ports"][0]["gids"]
+        (slot,) = [gid["index"] for gid in table if gid["type"] == "RoCE v2" and ":ffff:" in gid["gid"]]
+        assert table[-1]["interface"] == "ens1np0"
+        slots.append(slot)
+    assert slots == [3, 5]
+
+
+def test_a_port_that_is_down_is_read_as_such() -> None:
+    ports = {hca["name"]: hca["ports"][0] for hca in nodes.facts("port-down")["hcas"]}
+    assert (ports["mlx5_3"]["state"], ports["mlx5_3"]["physical_state"]) == ("DOWN", "Polling")
+    assert ports["mlx5_2"]["state"] == "ACTIVE"
+
+
+def test_in_a_container_without_dev_infiniband_no_hca_is_usable() -> None:
+    facts = nodes.facts("container")
+    assert len(facts["hcas"]) == 9
+    assert not any(hca["usable"] for hca in facts["hcas"])
+    assert (facts["cpus"]["quota"], facts["memory"]["cgroup_limit"]) == (32.0, 512 << 30)
+    assert all(hca["usable"] for hca in nodes.facts("h800")["hcas"])
+
+
+def test_gcus_are_read_from_the_table_of_a_t20_and_the_sections_of_an_s60() -> None:
+    old, new = nodes.facts("t20"), nodes.facts("s60")
+    assert [card["name"] for card in old["cards"]] == ["T20"] * 8
+    assert [card["name"] for card in new["cards"]] == ["Enflame S60"] * 8
+    assert old["cards"][7]["memory_total"] == 32 << 30
+    assert (old["software"]["driver"], new["software"]["driver"]) == ("2.4.20230829", "1.5.20260710")
+    assert all(card["pci_path"] for card in (*old["cards"], *new["cards"]))
+
+
+def test_gpus_have_driver_mig_mode_and_health() -> None:
+    facts = nodes.facts("mig")
+    assert (facts["software"]["driver"], facts["software"]["cuda"]) == ("550.54.15", "12.4")
+    assert all(card["mig"] for card in facts["cards"])
+    health = facts["cards"][0]["health"]
+    assert health["ecc.errors.uncorrected.volatile.total"] == "0"
+    assert health["remapped_rows.pending"] == "No"
