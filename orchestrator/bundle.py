@@ -134,6 +134,11 @@ def build(*, trainer: bool, code: Code | None) -> Bundle:
         if code.absent:
             submodules = f"submodules that are not checked out are not sent: {_first(code.absent)}"
             warnings.append(f"{submodules}; `git submodule update --init --recursive` fetches them")
+        if code.nested:
+            repositories = (
+                f"git repositories in the work tree that are not submodules are not sent: {_first(code.nested)}"
+            )
+            warnings.append(f"{repositories}; `git submodule add` includes one, .gitignore ends this warning")
     files.sort()
     return Bundle(files, warnings, code.commit if code else "")
 

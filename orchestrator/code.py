@@ -23,6 +23,8 @@ class Code:
     files: tuple[str, ...]
     absent: tuple[str, ...] = ()
     """Submodules whose files are not here."""
+    nested: tuple[str, ...] = ()
+    """Other git repositories in the work tree, which are not submodules; git does not list their files."""
     commit: str = ""
     """The git commit, with `-dirty` appended if tracked files differ from it; empty outside of git."""
 
@@ -57,7 +59,9 @@ def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = ()) -> Co
     listed, absent = _work_tree_files(root)
     names = sorted({name for name in listed if _is_file(root / name)} - {*_below(root, private)})
     below = PurePosixPath(cwd.resolve().relative_to(root.resolve()).as_posix())
-    return Code(root, "" if below == PurePosixPath() else str(below), tuple(names), tuple(absent), _commit(root))
+    nested = sorted(name.removesuffix("/") for name in listed if name.endswith("/"))
+    path = "" if below == PurePosixPath() else str(below)
+    return Code(root, path, tuple(names), tuple(absent), tuple(nested), commit=_commit(root))
 
 
 def _commit(root: Path) -> str:
@@ -66,7 +70,11 @@ def _commit(root: Path) -> str:
 
 
 def _work_tree_files(root: Path) -> tuple[list[str], list[str]]:
-    """List the tracked and the new files of a work tree and its submodules, and the submodules that are not checked out."""
+    """
+    List the tracked and the new files of a work tree and its submodules, and the submodules that are not checked out.
+
+    The name of another repository in the work tree ends with a slash.
+    """
     names = _git_list(root, "ls-files", "-z", "--others", "--exclude-standard")
     absent: list[str] = []
     for entry in _git_list(root, "ls-files", "-z", "--stage"):

@@ -189,6 +189,17 @@ def test_submodules_that_are_not_checked_out_are_named(repository: Path, submodu
     assert not [name for name in code.files if name.startswith("vendor")]
 
 
+def test_nested_repositories_that_are_not_submodules_are_named(repository: Path, submodule: Path) -> None:
+    for folder in (repository / "tools" / "other", submodule / "within"):
+        folder.mkdir(parents=True)
+        (folder / "file.py").write_text("")
+        _git(folder, "init", "-q")
+    (warning,) = bundles.build(trainer=False, code=find_code(repository, ["x.py"])).warnings
+    assert "not submodules are not sent: tools/other, vendor/within; `git submodule add`" in warning
+    (repository / ".gitignore").write_text("tools\n")
+    assert find_code(repository, ["x.py"]).nested == ("vendor/within",)
+
+
 def test_lfs_pointers_are_sent_and_named(repository: Path) -> None:
     for number in range(5):
         (repository / f"weights-{number}.pt").write_text(
