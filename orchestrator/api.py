@@ -120,6 +120,8 @@ class Options(TypedDict, total=False):
     """As --tag, each."""
     per_node: bool
     """As --per-node."""
+    debug: bool
+    """As --debug."""
     slurm: Mapping[str, object]
     """Fields of `slurm:` for this run, as --set; with `submit` only, like the next two."""
     after: Sequence[str]
@@ -160,6 +162,7 @@ def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Pat
         note=options.get("note"),
         tags=tuple(options.get("tags", ())),
         per_node=options.get("per_node", False),
+        debug=options.get("debug", False),
         slurm=tuple(_slurm_words(options.get("slurm", {}))),
         after=tuple(options.get("after", ())),
         here=options.get("here", False),

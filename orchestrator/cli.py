@@ -89,6 +89,7 @@ _LAUNCH_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
     click.option(
         "--tag", "tags", multiple=True, metavar="WORD", help="Tag of the run, for list --tag; may be repeated."
     ),
+    click.option("--debug", is_flag=True, help="Set the debugging variables of NCCL, ECCL and torch for this run."),
     click.option(
         "--per-node", is_flag=True, help="Start the program once per node: it starts its ranks itself, like torchrun."
     ),

@@ -102,6 +102,8 @@ class Request:
     """Runs that the Slurm job waits for, as typed after --after."""
     allocation: Allocation | None = None
     """The Slurm job whose nodes are used; None to queue a job."""
+    debug: bool = False
+    """The ranks get the debugging variables of their accelerator."""
     orphan_timeout_s: float | None = None
     """A node ends its ranks after this time without a supervisor; None: never."""
     isolation_timeout_s: float = ISOLATION_TIMEOUT_S

@@ -44,6 +44,7 @@ class LaunchArguments:
     name: str | None = None
     note: str | None = None
     tags: tuple[str, ...] = ()
+    debug: bool = False
     slurm: tuple[tuple[str, str], ...] = ()
     """Options that set a field of `slurm:`, each with its name and slurm.FIELD=VALUE."""
     after: tuple[str, ...] = ()
@@ -101,6 +102,7 @@ def make_request(
         slurm=tuple(setting.word for setting in arguments.slurm_settings),
         after=arguments.after,
         allocation=allocation,
+        debug=arguments.debug,
         **_timeouts(arguments),
     )
     return request, bundles.build(trainer=program.needs_trainer, code=code)

@@ -8,6 +8,8 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.environment.debugging import debugging_variables
+from orchestrator.environment.variable import Origin
 from orchestrator.errors import UsageError
 from orchestrator.names.hostlist import expand, fold
 from orchestrator.names.slurm_options import OPTION_OF, has_count, option_name, option_value, warn_s
@@ -53,6 +55,9 @@ def make_plan(
         ranks_each += ranks_each[:1] * (len(chosen) - len(ranks_each))
     _refuse_rank_launcher(request, sum(ranks_each[:node_count]))
     nodes = assign_ranks(inventory, chosen, ranks_each)
+    if request.debug:
+        nodes, kept = _with_debugging(nodes, chosen)
+        warnings = (*warnings, *kept)
     if request.launcher == "slurm":
         _check_nodes_are_equal(chosen)
         _check_ranks_are_equal(inventory, chosen, ranks_each, by_count=by_count)
@@ -80,6 +85,23 @@ def make_plan(
         setup=(*inventory.setup, *(inventory.slurm.setup if request.launcher == "slurm" else ())),
         warnings=(*warnings, *_env_warnings(inventory, chosen)),
     )
+
+
+def _with_debugging(planned: Sequence[NodePlan], nodes: Sequence[Node]) -> tuple[tuple[NodePlan, ...], Sequence[str]]:
+    """The nodes with the variables of --debug, and a warning about each that the inventory sets to another value."""
+    changed, kept = [], dict[str, list[str]]()
+    for node_plan, node in zip(planned, nodes, strict=True):
+        variables = debugging_variables(node.accelerator, node_plan.env)
+        added = {
+            variable.name: variable.value for variable in variables if variable.origin is Origin.FLAG and variable.value
+        }
+        changed.append(replace(node_plan, env={**node_plan.env, **added}))
+        for variable in variables:
+            if variable.name not in added:
+                kept.setdefault(f"{variable.name}={variable.value}", []).append(node.name)
+    return tuple(changed), [
+        f"--debug keeps {setting} of the inventory on {fold(names)}" for setting, names in kept.items()
+    ]
 
 
 def _env_warnings(inventory: Inventory, nodes: Sequence[Node]) -> Iterator[str]:

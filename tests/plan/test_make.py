@@ -322,3 +322,15 @@ def test_cores_of_gpus_are_left_to_the_cluster(slurm: dict[str, Any], cpus: list
     assert [word for word in sbatch.sbatch_options(plan) if "cpus" in word] == cpus
     if not cpus:
         assert "--cpus-per-task=2" in sbatch.sbatch_options(sbatch.with_core_per_rank(plan))
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "slurm"])
+def test_debug_adds_variables_and_warns_about_the_users_own(launcher: LauncherName) -> None:
+    nodes = [
+        Node(name=f"n{k}", accelerator="cpu", env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if k else {}) for k in (0, 1)
+    ]
+    request = Request(launcher, Program("executable", ("true",)), nodes="n[0-1]", debug=True)
+    plan = make_plan(_inventory(*nodes), request, run_id="demo-20260102-030405-0abc", bundle="b1")
+    levels = [(node.env["TORCH_DISTRIBUTED_DEBUG"], node.env["TORCH_CPP_LOG_LEVEL"]) for node in plan.nodes]
+    assert levels == [("INFO", "INFO"), ("DETAIL", "INFO")]
+    assert plan.warnings == ("--debug keeps TORCH_DISTRIBUTED_DEBUG=DETAIL of the inventory on n1",)
