@@ -12,6 +12,7 @@ from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError, NodesError, RunNotFound
 from orchestrator.fanout import OnProgress, each, no_progress
+from orchestrator.findings import Finding
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
@@ -23,12 +24,13 @@ from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.verdict import observe
+from orchestrator.verdict.hardware import finding_text, hardware_findings
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.observe import Status
 from orchestrator.verdict.settle import settle, settle_if_writable
 
-__all__ = ["NodeObservation", "Refreshed", "bring_up_to_date", "refresh"]
+__all__ = ["NodeObservation", "Refreshed", "bring_up_to_date", "finding_text", "refresh"]
 
 REFRESHED_AT_ONCE = 8
 PATIENCE_S = 5.0
@@ -91,6 +93,10 @@ class Refreshed:
     def stopped_agents(self) -> list[str]:
         """The warnings about agents that a signal has stopped."""
         return observe.stopped_agents(self.nodes, self.record.id)
+
+    def findings(self) -> list[Finding]:
+        """The findings about the hardware that the ranks use."""
+        return hardware_findings(self.nodes)
 
     def unsupervised(self) -> str:
         """The warning that nobody supervises a run over SSH, or some nodes; empty if there is no such case."""

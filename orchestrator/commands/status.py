@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.actions.refresh import NodeObservation, Refreshed, refresh
+from orchestrator.actions.refresh import NodeObservation, Refreshed, finding_text, refresh
 from orchestrator.actions.runs import find_run, is_sweep
 from orchestrator.console import ProgressLine, print_error, print_json, print_table, print_text, warn, without_controls
 
@@ -34,13 +34,17 @@ def status(run: str, *, as_json: bool) -> int:
     if as_json:
         nodes = [asdict(node) for node in refreshed.nodes]
         missing = [{"node": failure.node, "reason": failure.reason} for failure in failures]
-        print_json(record.to_json() | {"nodes": nodes, "missing": missing, "queue": _queue_json(refreshed)})
+        findings = [finding.to_json() for finding in refreshed.findings()]
+        answers = {"nodes": nodes, "missing": missing, "queue": _queue_json(refreshed), "findings": findings}
+        print_json(record.to_json() | answers)
         return exit_code
     print_text(without_controls(_headline(refreshed)))
     if warning := refreshed.not_being_ended() or refreshed.unsupervised():
         warn(warning)
     for text in refreshed.stopped_agents():
         warn(text)
+    for finding in refreshed.findings():
+        warn(finding_text(finding))
     if refreshed.nodes:
         rows = [_row(node) for node in refreshed.nodes]
         rows += [(failure.node, None, "no answer", None, None, None) for failure in failures]

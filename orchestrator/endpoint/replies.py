@@ -230,7 +230,7 @@ class NodeObservation:
     The state of one node folder. `alive` is valid only if `same_boot`: another machine, such as a login node, cannot know it.
 
     `progress` has the content of the progress files, with times of this machine's clock; `stopped` is True if a signal (SIGSTOP)
-    has stopped the agent; `stacks` the innermost call of each rank that left stacks; `folder` is
+    has stopped the agent; `cards` is the last sample of the node's cards, None without cards; `stacks` the innermost call of each rank that left stacks; `folder` is
     the path on the node; `log` is the end of agent.log if the agent wrote no last event.
     """
 
@@ -246,6 +246,7 @@ class NodeObservation:
     stacks: Mapping[int, str] = field(default_factory=dict)
     folder: str = ""
     stopped: bool = False
+    cards: messages.CardsBody | None = None
 
     @classmethod
     def of(cls, body: messages.NodeBody, written: ReplyWindow) -> NodeObservation:
@@ -264,6 +265,7 @@ class NodeObservation:
             stacks={int(rank): call for rank, call in body["stacks"].items()},
             folder=body["folder"],
             stopped=body["stopped"],
+            cards=body.get("cards"),
         )
 
 

@@ -48,6 +48,8 @@ class Job:
     commit: str = ""  # of the code; empty if it is in no git work tree
     orphan_timeout_s: float | None = None
     isolation_timeout_s: float | None = None
+    accelerator: str = "auto"  # of the inventory
+    card_sample_s: float = 60.0  # between two samples of the cards
     slurm: dict[str, Any] | None = None  # if it is a Slurm job: requeue, max_retries, warn_s, spares, requeues, shared
 
     def __init__(self, **fields: object) -> None:

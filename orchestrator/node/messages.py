@@ -232,6 +232,22 @@ class ReadReply(TypedDict):
     clocks: Dict[str, Optional[float]]
 
 
+class CardsBody(TypedDict):
+    """
+    cards.json, the last sample of a node's cards: `idle` by index, if fewer than the `expected` number of cards are in use.
+
+    `error` is the tool's, or says what of its output cannot be read; then nothing is judged.
+    """
+
+    time: float
+    tool: str
+    error: str
+    cards: List[Json]
+    idle: List[int]
+    expected: int
+    used: int
+
+
 class NodeBody(TypedDict):
     node: str
     agent: Optional[AgentBody]
@@ -243,6 +259,7 @@ class NodeBody(TypedDict):
     ranks: Dict[int, str]
     first_failure: Optional[Event]
     progress: Dict[int, Json]
+    cards: NotRequired[Optional[CardsBody]]
     stacks: Dict[int, str]
     folder: str
     log: str

@@ -58,6 +58,7 @@ def job_json(plan: LaunchPlan) -> dict[str, Any]:
         "grace_s": GRACE_S,
         "orphan_timeout_s": plan.orphan_timeout_s,
         "isolation_timeout_s": plan.isolation_timeout_s,
+        **({"accelerator": plan.accelerator} if plan.accelerator != "auto" else {}),
         **({"slurm": {**slurm_fields, "spares": spares}} if slurm_fields else {}),
     }
 

@@ -76,6 +76,7 @@ def make_plan(
         program=request.program,
         config=request.config,
         device=_trainer_device(request, chosen),
+        accelerator=_accelerator(request, chosen),
         bundle=bundle,
         commit=commit,
         ssh=inventory.ssh.model_dump(mode="json"),
@@ -224,6 +225,16 @@ def _trainer_device(request: Request, nodes: Sequence[Node]) -> str | None:
             hint="choose equal nodes with --nodes, or set device=",
         )
     return next(iter(node_by_value), None)
+
+
+def _accelerator(request: Request, nodes: Sequence[Node]) -> str:
+    """The accelerator that the ranks use, by the trainer's setting or else the inventory; `auto` if nodes differ."""
+    if request.program.kind == "trainer":
+        words = dict(word.partition("=")[::2] for word in request.program.args)
+        if device := words.get("device") or json.loads(request.config or "{}").get("device"):
+            return str(device) if device in ("cpu", "cuda", "gcu") else "auto"
+    values = {node.accelerator for node in nodes}
+    return values.pop() if len(values) == 1 else "auto"
 
 
 def _refuse_rank_launcher(request: Request, world_size: int) -> None:

@@ -83,6 +83,8 @@ class LaunchPlan:
     """The git commit of the code, with `-dirty` appended if tracked files differ from it; empty if there is none."""
     device: str | None = None
     """The trainer's device by the inventory; None if the user sets it, or the inventory does not name it."""
+    accelerator: str = "auto"
+    """The accelerator of all nodes by the inventory; `auto` if it does not name one, or they differ."""
 
     @property
     def job_name(self) -> str:

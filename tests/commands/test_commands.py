@@ -71,10 +71,20 @@ def test_supervisor_log_of_an_ordinary_run_is_empty(orch: Orch, end: str) -> Non
     run = orch("ssh-launch", "--detach", "--", "sleep", seconds).stdout.strip()
     until(lambda: orch.supervisor(run), awaited="the supervisor")
     if end == "stopped":
+        _status_warns_of_idle_cards(orch, run)
         orch("stop", run)
     until(lambda: not orch.supervisors(), awaited="the supervisor to end", deadline_s=30)
     assert orch.status(run)["state"] == end.upper()
     assert (orch.home / "runs" / run / "supervisor.log").read_text("utf-8") == ""
+
+
+def _status_warns_of_idle_cards(orch: Orch, run: str) -> None:
+    """The agent's report is written by the test, as this machine has no cards."""
+    cards = {"time": 1.0, "tool": "nvidia-smi", "error": "", "cards": [], "idle": [1], "expected": 2, "used": 1}
+    (orch.cwd / ".work" / "runs" / run / "attempt-1" / "n0" / "cards.json").write_text(json.dumps(cards))
+    assert "1 of 2 cards idle on n0: nvidia-smi shows 0 % on 1" in orch("status", run).stderr
+    [finding] = orch.status(run)["findings"]
+    assert (finding["check"], finding["nodes"], finding["severity"]) == ("idle-cards", ["n0"], "WARN")
 
 
 def test_launch_that_was_killed_is_lost_until_it_is_stopped(orch: Orch) -> None:

@@ -18,7 +18,8 @@ cat >/data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json <<'END_OF
  "program": {"python": true, "args": ["-u", "train.py", "--n", "3", "a b$c \"d\""], "pythonpath": "trainer/scripts/site", "cwd": "sub dir"},
  "grace_s": 10.0,
  "orphan_timeout_s": null,
- "isolation_timeout_s": 60.0
+ "isolation_timeout_s": 60.0,
+ "accelerator": "cuda"
 }
 END_OF_FILE
 mkdir -p /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-00

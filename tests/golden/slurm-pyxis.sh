@@ -19,6 +19,7 @@ cat >/data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1/job.json <<'END_
  "grace_s": 10.0,
  "orphan_timeout_s": null,
  "isolation_timeout_s": null,
+ "accelerator": "cuda",
  "slurm": {"requeue": "auto", "max_retries": 100, "warn_s": 90, "spares": []}
 }
 END_OF_FILE

@@ -10,7 +10,7 @@ from orchestrator.endpoint.access import Terminal
 from orchestrator.fanout import no_progress
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.cards import close_all, detect_cards
-from orchestrator.node.endpoint.serve import cards
+from orchestrator.node.machine import count_cards
 from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm
 
@@ -28,7 +28,7 @@ def test_launch_needs_only_names_of_ssh_config(farm: Farm, tmp_path: Path) -> No
 def test_devices_are_counted_by_their_device_files(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "gcu0", "gcuctl"):
         (tmp_path / name).touch()
-    assert cards(str(tmp_path)) == {"cuda": 2, "gcu": 1}
+    assert count_cards(str(tmp_path)) == {"cuda": 2, "gcu": 1}
 
 
 @pytest.mark.processes

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 
+from orchestrator.node.agent.card_sampler import CardSampler
 from orchestrator.node.agent.failure import core_file, failure_of
 from orchestrator.node.agent.log_index import LogIndex
 from orchestrator.node.agent.missing_file import missing_file_of
@@ -67,6 +68,7 @@ class Agent:
         self.job, self.folder, self.events, self.isolation = job, folder, events, isolation
         self.logs = LogIndex(folder, events.clock)
         self.launchers = LauncherSearch(job)
+        self.cards = CardSampler(job, folder, events)
         self.cwd = folder  # of the ranks, once they are started
         self.guard_pid = os.getppid()
         self.outcome: Outcome | None = None  # None until the ranks are being ended
@@ -132,6 +134,7 @@ class Agent:
             self.logs.record()
             self.check_supervision()
             self.check_launchers()
+            self.sample_cards()
             number = await_signal(CAUGHT, TICK_S)
             if number is not None:
                 self.on_signal(number)
@@ -139,14 +142,15 @@ class Agent:
         return self.finish()
 
     def reap_children(self) -> bool:
-        """Handle the children that have ended; False if none is left."""
+        """Handle the children that have ended; False if none is left that can be waited for."""
         try:
             for pid, status in reap():
                 if pid in self.running:
                     self.on_rank_exit(pid, self.running.pop(pid), status)
         except ChildProcessError:
             return False
-        return True
+        unkillable = self.cards.unkillable if self.is_sweeping else None
+        return unkillable is None or set(descendants()) != {unkillable}
 
     def on_rank_exit(self, pid: int, rank: int | None, status: int) -> None:
         self.logs.record(now=True)
@@ -248,6 +252,7 @@ class Agent:
             return
         if not self.is_sweeping:
             self.is_sweeping = True
+            self.cards.close()
             # After a stop the ranks have used up the grace: their descendants must not double it.
             self.terminate(self.job.grace_s if self.outcome is None else min(self.job.grace_s, AFTER_STOP_S))
         signal_descendants(signal.SIGTERM, self.terminated)
@@ -320,6 +325,14 @@ class Agent:
         if launcher is not None:
             reason = nested_launcher_message(self.job, launcher)
             self.stop(Outcome(State.FAILED, reason=reason, no_retry=True), reason)
+
+    def sample_cards(self) -> None:
+        """Sample the cards, if it is time. Whatever goes wrong, the ranks continue."""
+        try:
+            self.cards.poll()
+        except Exception as error:  # noqa: BLE001  a surprise in a tool's output must not end the run
+            self.cards.close()
+            self.events.write_message(f"the cards are not sampled any more: {error!r}")
 
     def stop_unrequested(self, reason: str) -> None:
         """End the ranks without a request: the agent has failed."""

@@ -11,6 +11,7 @@ from orchestrator.node.files import absolute_path, read_at, read_json, relative,
 from orchestrator.node.isolation import leave_heartbeat, reachable_hosts
 from orchestrator.node.machine import boot_id, is_alive, is_stopped
 from orchestrator.node.run_folder import (
+    CARDS_REPORT,
     attempt_folder,
     newest_attempt,
     node_folders,
@@ -227,6 +228,7 @@ def observe_node(node: str, folder: str) -> messages.NodeBody:
         "ranks": ranks,
         "first_failure": history.first_failure,
         "progress": {rank: value for rank, value in progress.items() if value is not None},
+        "cards": read_json(os.path.join(folder, CARDS_REPORT)),  # type: ignore[typeddict-item]  # it may hold any object
         "stacks": innermost_calls(folder, ranks),
         "folder": folder,
         "log": tail(os.path.join(folder, "agent.log"), LOG_TAIL_BYTES) if needs_log else "",

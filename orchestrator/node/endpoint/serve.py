@@ -18,7 +18,7 @@ from orchestrator.node.endpoint.push import claim, copy_code, prepare, put_bundl
 from orchestrator.node.endpoint.report import Reader, files, find, heartbeat, observe, reach
 from orchestrator.node.endpoint.start import Starter
 from orchestrator.node.files import user_name
-from orchestrator.node.machine import host_id
+from orchestrator.node.machine import count_cards, host_id
 from orchestrator.node.protocol import (
     ACTIVE_RUNS,
     CLAIM,
@@ -86,16 +86,6 @@ def write_frame(out: int, header: Mapping[str, object], payload: bytes) -> None:
         unwritten = unwritten[os.write(out, unwritten) :]
 
 
-def cards(folder: str = "/dev") -> Dict[str, int]:
-    """Count the device files of each kind of card. Not by a vendor's tool, which may hang."""
-    names = os.listdir(folder)
-    kinds = {"cuda": "nvidia", "gcu": "gcu"}
-    return {
-        kind: sum(1 for name in names if name.startswith(prefix) and name[len(prefix) :].isdigit())
-        for kind, prefix in kinds.items()
-    }
-
-
 def hello(_request: messages.Empty, _payload: bytes) -> Tuple[messages.HelloReply, bytes]:
     """Describe this machine and this interpreter."""
     facts: messages.FactsBody = {
@@ -104,7 +94,7 @@ def hello(_request: messages.Empty, _payload: bytes) -> Tuple[messages.HelloRepl
         "host_id": host_id(),
         "home": os.path.expanduser("~"),
         "user": user_name(),
-        "cards": cards(),
+        "cards": count_cards(),
         "pid": os.getpid(),
         "time": time.time(),
     }

@@ -54,6 +54,14 @@ class Tool:
             os.close(out)
 
     @property
+    def is_installed(self) -> bool:
+        return not self.error.endswith(NOT_FOUND)
+
+    @property
+    def pid(self) -> Optional[int]:
+        return self._process.pid if self._process is not None else None
+
+    @property
     def output(self) -> str:
         return b"".join(self._parts).decode("utf-8", "replace")
 

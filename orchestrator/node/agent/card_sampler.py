@@ -1,0 +1,137 @@
+"""Samples of the vendor's tool, once a minute while the ranks run, and the report of idle cards in the node folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from orchestrator.node.agent.idle_cards import IdleCards, reported_steps
+from orchestrator.node.files import write_json
+from orchestrator.node.machine import count_cards
+from orchestrator.node.number_list import format_numbers
+from orchestrator.node.run_folder import CARDS_REPORT, started_ranks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List, Optional
+
+    from orchestrator.node.events import EventLog
+    from orchestrator.node.job import Job
+    from orchestrator.node.messages import CardsBody
+    from orchestrator.node.vendor.readings import CardReading, CardReadings
+    from orchestrator.node.vendor.tool import Tool
+
+TOOL_WAIT_S = 20.0  # without the persistence daemon the driver starts for some seconds
+VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "gcu": "TOPS_VISIBLE_DEVICES"}
+
+
+class CardSampler:
+    """
+    Starts the tool and reads its output without waiting for it: the agent polls this four times a second.
+
+    A tool that cannot be killed, because the driver does not answer, stays the only one.
+    """
+
+    def __init__(self, job: Job, folder: str, events: EventLog) -> None:
+        self._job, self._folder, self._events = job, folder, events
+        self._kind = kind_of_cards(job.accelerator)
+        self._idle_cards = IdleCards(len(job.rank_numbers), may_all_idle=job.accelerator in VISIBLE)
+        self._due_s = time.monotonic() + job.card_sample_s
+        self._tool: Optional[Tool] = None
+        self._is_taken = False  # the result of that tool
+        self._was_idle = False
+
+    def poll(self) -> None:
+        """Start a sample if one is due, or take the result of the one that has ended."""
+        if self._tool is None:
+            if self._kind is not None and time.monotonic() >= self._due_s:
+                self._due_s = time.monotonic() + self._job.card_sample_s
+                self._tool = start_tool(self._kind)
+            return
+        self._tool.poll()
+        if self._tool.has_ended and not self._is_taken:
+            self._is_taken = True
+            self._take(self._tool)
+        if self._tool.has_ended and self._tool.reap(0):
+            self._tool, self._is_taken = None, False
+
+    def close(self) -> None:
+        """Kill a tool that still runs; there is no further sample."""
+        self._kind, self._is_taken = None, True
+        if self._tool is not None and not self._tool.has_ended:
+            self._tool.kill("the ranks have ended")
+
+    @property
+    def unkillable(self) -> Optional[int]:
+        """The pid of a killed tool that the driver does not let end; None if there is none."""
+        if self._tool is None or not self._tool.has_ended or self._tool.reap(0):
+            return None
+        return self._tool.pid
+
+    def _take(self, tool: Tool) -> None:
+        """Judge a sample, and report it; a missing tool is reported once."""
+        assert self._kind is not None, "a tool was started"
+        readings = read_output(self._kind, tool.output)
+        visible = visible_cards(readings["cards"], os.environ.get(VISIBLE[self._kind]))
+        loads = {card["index"]: card.get("utilization_percent") for card in visible}
+        error = tool.error or "; ".join(readings["faults"])
+        ranks = started_ranks(self._folder, self._job.rank_numbers)
+        idle = [] if error else self._idle_cards.add(loads, reported_steps(self._folder, ranks))
+        body: CardsBody = {
+            "time": self._events.clock.now(),
+            "tool": tool.name,
+            "error": error,
+            "cards": [{name: card.get(name) for name in REPORTED} for card in readings["cards"]],
+            "idle": idle,
+            "expected": self._idle_cards.expected(loads),
+            "used": len(loads) - len(idle),
+        }
+        with contextlib.suppress(OSError):  # a full disk must not end the run
+            write_json(os.path.join(self._folder, CARDS_REPORT), body)
+        if bool(idle) != self._was_idle:
+            self._was_idle = bool(idle)
+            self._events.write_message(idle_message(body) if idle else "the idle cards are in use now")
+        if not tool.is_installed:
+            self._kind = None
+
+
+REPORTED = ("index", "name", "utilization_percent", "memory_used_mib", "state")
+
+
+def idle_message(body: CardsBody) -> str:
+    """The warning in the node's log; `orch status` adds the remedy."""
+    count = body["expected"] - body["used"]
+    cards = format_numbers(body["idle"])
+    return f"warning: {count} of {body['expected']} cards idle: {body['tool']} shows 0 % on {cards} in several samples in a row"
+
+
+def kind_of_cards(accelerator: str) -> Optional[str]:
+    """The kind of cards to sample: the inventory's, or that of the device files; None if the ranks use none."""
+    if accelerator != "auto":
+        return accelerator if accelerator in VISIBLE else None
+    return next((kind for kind, count in count_cards().items() if count), None)
+
+
+def start_tool(kind: str) -> Tool:
+    from orchestrator.node.vendor import efsmi, nvidia_smi  # noqa: PLC0415  only a node with cards needs them
+    from orchestrator.node.vendor.tool import Tool  # noqa: PLC0415
+
+    fields = ("index", "uuid", "name", "memory.used", "utilization.gpu", "pstate")
+    return Tool(nvidia_smi.query_gpu(fields) if kind == "cuda" else efsmi.table(), TOOL_WAIT_S)
+
+
+def read_output(kind: str, output: str) -> CardReadings:
+    from orchestrator.node.vendor import efsmi, nvidia_smi  # noqa: PLC0415  as above
+
+    return nvidia_smi.parse_gpus(output) if kind == "cuda" else efsmi.parse_table(output)
+
+
+def visible_cards(cards: List[CardReading], visible: Optional[str]) -> List[CardReading]:
+    """The cards that CUDA_VISIBLE_DEVICES or TOPS_VISIBLE_DEVICES leaves; none if it has other names than index and UUID."""
+    if visible is None:
+        return cards
+    by_name: Dict[str, CardReading] = {str(card["index"]): card for card in cards}
+    by_name.update({str(card.get("uuid")): card for card in cards})
+    names = [name.strip() for name in visible.split(",")]
+    return [by_name[name] for name in names] if all(name in by_name for name in names) else []

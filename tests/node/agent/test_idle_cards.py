@@ -1,0 +1,245 @@
+"""Idle cards: the rule by sequences of samples, and the agent's sampler with a fake tool that prints published output."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.node.agent.card_sampler import CardSampler, kind_of_cards, visible_cards
+from orchestrator.node.agent.idle_cards import SAMPLES, SAMPLES_IN_DOUBT, IdleCards, Steps, reported_steps
+from orchestrator.node.events import Clock, EventLog
+from orchestrator.node.job import Job
+from orchestrator.node.number_list import format_numbers, parse_numbers
+from orchestrator.node.vendor.nvidia_smi import parse_gpus
+from tests.node.agent.test_agent_ground import Ground, ground
+from tests.paths import CASES
+from tests.until import until
+
+__all__ = ["ground"]
+
+ONE_BUSY = {0: 97.0, **dict.fromkeys(range(1, 8), 0.0)}
+ALL_BUSY = dict.fromkeys(range(8), 90.0)
+ALL_IDLE = dict.fromkeys(range(8), 0.0)
+
+
+def _steps(newest: int | None, *, between: bool = False) -> Steps:
+    return Steps(newest, is_between=between)
+
+
+def _found_at(
+    samples: Sequence[tuple[dict[int, Any], Steps]], *, ranks: int = 8, may_all_idle: bool = True
+) -> int | None:
+    """The number of the first sample that finds idle cards; None if none does."""
+    idle_cards = IdleCards(ranks, may_all_idle=may_all_idle)
+    return next((at for at, sample in enumerate(samples, 1) if idle_cards.add(*sample)), None)
+
+
+def test_seven_idle_cards_are_found_in_the_third_sample_after_the_first_step() -> None:
+    starting = [(ONE_BUSY, _steps(0, between=True))] * 10
+    training = [(ONE_BUSY, _steps(step)) for step in range(1, 5)]
+    assert _found_at([*starting, *training]) == len(starting) + SAMPLES
+    idle_cards = IdleCards(8, may_all_idle=True)
+    assert [idle_cards.add(*sample) for sample in training][-1] == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        pytest.param((ALL_BUSY, _steps(5)), id="all cards busy"),
+        pytest.param((ONE_BUSY, _steps(5, between=True)), id="a rank saves or evaluates"),
+        pytest.param((ONE_BUSY, _steps(0)), id="no step yet: loading, compiling"),
+        pytest.param((ALL_IDLE, _steps(5)), id="no card is busy and no step is made"),
+        pytest.param((ALL_IDLE, _steps(None)), id="a program that reports nothing loads"),
+        pytest.param((dict.fromkeys(range(8)), _steps(5)), id="MIG: no utilisation"),
+        pytest.param(({**ONE_BUSY, 3: None}, _steps(5)), id="one value is unknown"),
+        pytest.param(({}, _steps(5)), id="no cards"),
+    ],
+)
+def test_no_card_is_called_idle(sample: tuple[dict[int, Any], Steps]) -> None:
+    assert _found_at([sample] * 20) is None
+
+
+def test_card_that_works_at_times_is_not_idle() -> None:
+    samples = [({**ALL_BUSY, 3: 0.0 if step % 3 else 40.0}, _steps(step)) for step in range(1, 30)]
+    assert _found_at(samples) is None
+
+
+def test_two_ranks_on_eight_cards_need_two_cards_only() -> None:
+    training = [({**ALL_IDLE, 2: 50.0, 5: 50.0}, _steps(step)) for step in range(1, 10)]
+    assert _found_at(training, ranks=2) is None
+    assert _found_at(training, ranks=3) == SAMPLES
+
+
+def test_training_on_the_cpu_is_found_only_if_the_inventory_names_the_accelerator() -> None:
+    training = [(ALL_IDLE, _steps(step)) for step in range(1, 10)]
+    assert _found_at(training) == SAMPLES_IN_DOUBT
+    assert _found_at(training, may_all_idle=False) is None
+
+
+def test_program_without_reported_steps_needs_more_samples() -> None:
+    assert _found_at([(ONE_BUSY, _steps(None))] * 10) == SAMPLES_IN_DOUBT
+
+
+@pytest.mark.parametrize(
+    ("reports", "newest", "is_between"),
+    [
+        ([], None, False),
+        ([{"step": 3, "phase": "step"}, {"step": 4, "phase": "save"}], 4, True),
+        ([{"step": "x"}], None, False),
+    ],
+)
+def test_steps_are_those_of_the_progress_files(
+    tmp_path: Path, reports: list[object], newest: int, is_between: bool
+) -> None:
+    (tmp_path / "progress").mkdir()
+    for rank, report in enumerate(reports):
+        (tmp_path / "progress" / f"{rank}.json").write_text(json.dumps(report))
+    steps = reported_steps(str(tmp_path), range(8))
+    assert (steps.newest, steps.is_between) == (newest, is_between)
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, [0, 1]),
+        ("1", [1]),
+        ("1, 0", [1, 0]),
+        ("GPU-272445e2-6643-78d8-f636-ba8881fd789d", [1]),
+        ("", []),
+        ("MIG-1c2d", []),
+        ("7", []),
+    ],
+)
+def test_cards_that_the_ranks_do_not_see_are_left_out(visible: str | None, expected: list[int]) -> None:
+    cards = parse_gpus((CASES / "vendor" / "gpus-l20.csv").read_text())["cards"]
+    assert [card["index"] for card in visible_cards(cards, visible)] == expected
+
+
+def test_accelerator_of_the_inventory_decides_on_the_tool() -> None:
+    assert [kind_of_cards(kind) for kind in ("cuda", "gcu", "cpu")] == ["cuda", "gcu", None]
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("0-2,5", {0, 1, 2, 5}), ("", set()), ("3\n", {3}), ("2-1", None), ("a", None)]
+)
+def test_list_of_numbers(text: str, numbers: set[int] | None) -> None:
+    assert parse_numbers(text) == numbers
+    if numbers:
+        assert format_numbers(numbers) == text.strip()
+
+
+Sample = Callable[[], dict[str, Any]]
+
+
+@pytest.fixture
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Put a fake vendor's tool on PATH that runs the script."""
+
+    def put(name: str, script: str) -> None:
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+
+    return put
+
+
+def _job(accelerator: str, ranks: int) -> Job:
+    fields = {"args": ["train.sh"], "python": False, "cwd": None, "pythonpath": None}
+    return Job(
+        node="n0", node_rank=0, run_id="r", attempt=1, run_dir="", bundle_dir="", nodes=None, addresses=[], ranks=[ranks],
+        program=fields, grace_s=1.0, accelerator=accelerator, card_sample_s=0.0,
+    )  # fmt: skip
+
+
+def _sampled(folder: Path, job: Job, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Poll a sampler until its report fulfils the condition."""
+    sampler = CardSampler(job, str(folder), EventLog(str(folder), Clock()))
+    path = folder / "cards.json"
+
+    def report() -> dict[str, Any] | None:
+        sampler.poll()
+        body: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return body if body and condition(body) else None
+
+    body = until(report, awaited="a sample of the cards")
+    sampler.close()
+    until(lambda: sampler.unkillable is None, awaited="the end of the tool")
+    return body
+
+
+def _poll_until(sampler: CardSampler, file: Path) -> None:
+    """Poll a sampler until there is the file."""
+
+    def exists() -> bool:
+        sampler.poll()
+        return file.exists()
+
+    until(exists, awaited=file.name)
+
+
+def test_cards_of_a_t20_that_sleep_while_one_works_are_reported(
+    tmp_path: Path, tool: Callable[[str, str], None]
+) -> None:
+    """The fake efsmi prints the published table of two T20, with the first card at work."""
+    table = (CASES / "vendor" / "efsmi-t20.txt").read_text().replace("0.0%     W28001210504", "85.0%    W28001210504")
+    (tmp_path / "table").write_text(table)
+    tool("efsmi", f"cat '{tmp_path}/table'")
+    (tmp_path / "progress").mkdir()
+    (tmp_path / "progress" / "0.json").write_text(json.dumps({"step": 3, "phase": "step"}))
+    body = _sampled(tmp_path, _job("gcu", 2), lambda body: body["idle"])
+    assert (body["tool"], body["idle"], body["expected"], body["used"], body["error"]) == ("efsmi", [1], 2, 1, "")
+    assert body["cards"][1]["state"] == "Sleep"
+
+
+def test_missing_tool_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("orchestrator.node.vendor.tool.FOLDERS", ())
+    sampler = CardSampler(_job("gcu", 2), str(tmp_path), EventLog(str(tmp_path), Clock()))
+    _poll_until(sampler, tmp_path / "cards.json")
+    assert json.loads((tmp_path / "cards.json").read_text())["error"] == "efsmi: not found"
+    (tmp_path / "cards.json").unlink()
+    for _ in range(5):
+        sampler.poll()
+    assert not (tmp_path / "cards.json").exists()
+
+
+def test_tool_that_hangs_is_killed_when_the_ranks_have_ended(tmp_path: Path, tool: Callable[[str, str], None]) -> None:
+    tool("efsmi", f"echo $$ > '{tmp_path}/pid'; exec sleep 1000")
+    sampler = CardSampler(_job("gcu", 2), str(tmp_path), EventLog(str(tmp_path), Clock()))
+    _poll_until(sampler, tmp_path / "pid")
+    sampler.close()
+    begun = time.monotonic()
+    until(lambda: sampler.unkillable is None, awaited="the end of the tool")
+    assert time.monotonic() - begun < 5
+
+
+@pytest.mark.processes
+def test_agent_warns_of_idle_cards_and_ends_without_waiting_for_the_tool(
+    ground: Ground, tmp_path: Path, tool: Callable[[str, str], None]
+) -> None:
+    """The fake nvidia-smi prints the published query of two L20, with the first card at work; later it hangs."""
+    query = (CASES / "vendor" / "gpus-l20.csv").read_text().replace("56, 0, 42248", "56, 99, 42248")
+    (tmp_path / "query").write_text(query)
+    tool("nvidia-smi", f"[ -e '{tmp_path}/hang' ] && exec sleep 1000; cat '{tmp_path}/query'")
+    progress, go = ground.folder() / "progress", tmp_path / "end"
+    script = f'echo \'{{"step": 3, "phase": "step"}}\' > "{progress}/$RANK.json"; until [ -e {go} ]; do sleep 0.1; done'
+    ground.job("sh", "-c", script, ranks=(2,), accelerator="cuda", card_sample_s=0.05)
+    started = ground.start()
+    [warning] = until(
+        lambda: [event for event in ground.events("note") if "cards idle" in event["text"]], awaited="the warning"
+    )
+    assert warning["text"] == "warning: 1 of 2 cards idle: nvidia-smi shows 0 % on 1 in several samples in a row"
+    (tmp_path / "hang").touch()
+    go.touch()
+    _, err = started.communicate(timeout=20)
+    assert err == ""
+    assert ground.finished()["state"] == "DONE"
+    assert started.returncode == 0
