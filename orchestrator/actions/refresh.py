@@ -26,6 +26,7 @@ from orchestrator.store import RunFolder
 from orchestrator.verdict import observe
 from orchestrator.verdict.hardware import finding_text, hardware_findings
 from orchestrator.verdict.judge import Verdict
+from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.observe import Status
 from orchestrator.verdict.settle import settle, settle_if_writable
@@ -147,6 +148,9 @@ def refresh(
             status = _status_of_job(folder, plan, launcher, record.slurm_job)
         else:
             status = observe.observe_reachable(folder, plan, launcher, queue)
+        verdict = observe.recordable_verdict(plan, status.verdict, status.nodes)
+        if status.is_decided and verdict.state.final and not record.state.ended:
+            verdict = with_last_lines(verdict, launcher, status.attempt)
     except NodesError as exc:
         if not record.state.final:
             raise
@@ -155,7 +159,6 @@ def refresh(
         launcher.close()
     unwritten = ""
     if status.is_decided:
-        verdict = observe.recordable_verdict(plan, status.verdict, status.nodes)
         record, unwritten = settle_if_writable(folder, verdict, status.nodes, attempt=status.attempt)
     return Refreshed(folder, record, status, status.missing, unwritten)
 

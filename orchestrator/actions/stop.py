@@ -21,6 +21,7 @@ from orchestrator.run import RunRecord, RunState
 from orchestrator.store import KeptRun, RunFolder, UnrecordedRun
 from orchestrator.verdict import observe
 from orchestrator.verdict.judge import Verdict
+from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching, remote_launch_host
 from orchestrator.verdict.observe import Status
 from orchestrator.verdict.settle import settle_if_writable
@@ -155,7 +156,8 @@ def _end(run: KeptRun, record: RunRecord, launcher: Launcher, on_message: Callab
     if record.state.ended:
         return record
     status = observe.observe_run(run, launcher.plan, launcher, launcher.job_status(record.slurm_job))
-    record, unwritten = settle_if_writable(run, _verdict(record, status), status.nodes, attempt=status.attempt)
+    verdict = with_last_lines(_verdict(record, status), launcher, status.attempt)
+    record, unwritten = settle_if_writable(run, verdict, status.nodes, attempt=status.attempt)
     if unwritten:
         on_message(
             f"nothing of run {record.id} is left running, but {unwritten}; `orch status` writes it once there is space"

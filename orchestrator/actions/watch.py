@@ -20,6 +20,7 @@ from orchestrator.run import RunRecord, RunState
 from orchestrator.store import KeptRun
 from orchestrator.verdict import observe
 from orchestrator.verdict.judge import Verdict, judge
+from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.missing_files import explain_by_nodes
 from orchestrator.verdict.observe import Status
@@ -93,6 +94,7 @@ class Watch:
                 self._viewer.warn(warning)
         self._reader.show_remaining()
         verdict = explain_by_nodes(status.verdict, self._plan, self._launcher, status.attempt)
+        verdict = with_last_lines(verdict, self._launcher, status.attempt)
         return settle(self._run, verdict, status.nodes, attempt=status.attempt)
 
     def _last_status(self) -> Status | None:

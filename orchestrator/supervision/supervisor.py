@@ -10,23 +10,22 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import NodeObservation
-from orchestrator.errors import LaunchError, LoginRefused, NodeError, OrchError, Unreachable
+from orchestrator.errors import LaunchError, LoginRefused, OrchError, Unreachable
 from orchestrator.fanout import each
 from orchestrator.launchers import direct_launcher
 from orchestrator.launchers.direct import DirectLauncher, parse_rendezvous
 from orchestrator.names.hostlist import fold
-from orchestrator.node.run_folder import output_stem
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
-from orchestrator.run import RankExit, RunState
+from orchestrator.run import RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.verdict.judge import Verdict, judge
+from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.missing_files import explain_by_nodes
 from orchestrator.verdict.settle import settle_if_writable
@@ -37,7 +36,6 @@ SUSPECT_S = 7.0  # after this silence of a node, other nodes are queried whether
 WITNESS_RETRY_S = 5.0
 WITNESSES = 3
 RETURN_S = 30.0  # after the isolation timeout and this margin, a node that is cut off has ended its ranks itself
-LAST_LINES, LAST_BYTES = 10, 8192
 
 
 class Supervisor:
@@ -178,7 +176,7 @@ class Supervisor:
         if refused:
             text = f"the run may still run on {fold(refused)}, which refused the login"
             verdict = replace(verdict, message="; ".join(filter(None, (verdict.message, text))))
-        self._record(replace(verdict, exit=self._with_last_lines(verdict.exit)))
+        self._record(with_last_lines(verdict, self._launcher, self._plan.attempt))
         return unreached
 
     def _stop(self, node: NodePlan) -> None:
@@ -192,18 +190,6 @@ class Supervisor:
             time.sleep(RETRY_S)
             record, unwritten = settle_if_writable(self._folder, verdict, self._observations())
         self._folder.add_event("run-ended", f"{record.state.value}: {record.message or 'nothing is left running'}")
-
-    def _with_last_lines(self, failure: RankExit | None) -> RankExit | None:
-        """Add the last lines of the failed rank, or of the node's program, to the first failure."""
-        if failure is None or (failure.rank is None and not failure.per_node):
-            return failure
-        node = self._states[failure.node].node
-        try:
-            lines = _last_lines(self._launcher.reach(node), self._plan.attempt_dir(node), failure)
-        except NodeError as error:
-            self._folder.add_event("node-failed", f"{error}; its last lines are not in the record")
-            return failure
-        return replace(failure, lines=tuple(lines))
 
     def _end_returning_nodes(self, unreached: Sequence[NodePlan]) -> None:
         """Retry unreachable nodes and end their processes, until they have ended their ranks themselves."""
@@ -226,20 +212,6 @@ def _is_done(state: NodeState) -> bool:
 
 def _is_worth_a_retry(outcome: object) -> bool:
     return isinstance(outcome, OrchError) and not isinstance(outcome, LoginRefused)
-
-
-def _last_lines(endpoint: Endpoint, attempt_dir: str, failure: RankExit) -> Iterator[str]:
-    """The last lines of the rank's standard error, or of the rank's standard output if standard error is empty."""
-    sizes = endpoint.files(attempt_dir, [failure.node])
-    for stream in ("err", "out"):
-        file = f"{failure.node}/{output_stem(failure.rank)}.{stream}"
-        if sizes.get(file, 0):
-            start = {file: max(0, sizes[file] - LAST_BYTES)}
-            until = {file: sizes[file]}
-            chunks = endpoint.read(attempt_dir, [failure.node], start, wait_s=0.0, until=until)
-            text = b"".join(chunk.data for chunk in chunks).decode("utf-8", "replace")
-            yield from text.splitlines()[-LAST_LINES:]
-            return
 
 
 def main() -> int:

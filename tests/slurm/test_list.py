@@ -40,7 +40,10 @@ def _states(orch: Orch, *words: str) -> dict[str, str]:
 
 
 def test_run_that_ended_unobserved_is_listed_with_its_final_state(orch: Orch, cluster: Cluster) -> None:
-    done, failed = (orch("submit", "--detach", "-j", "1x1", "--", word).stdout.strip() for word in ("true", "false"))
+    done, failed = (
+        orch("submit", "--detach", "-j", "1x1", "--", "sh", "-c", line).stdout.strip()
+        for line in ("true", "echo lost >&2; false")
+    )
     until(lambda: not cluster.jobs(), deadline_s=60, awaited="the jobs to end")
     before = _states(orch)
     assert not {before[done], before[failed]} & {"DONE", "FAILED"}
@@ -50,6 +53,7 @@ def test_run_that_ended_unobserved_is_listed_with_its_final_state(orch: Orch, cl
     assert {done: "DONE", failed: "FAILED"}.items() <= _states(orch).items()
     orch("list", "--all")
     assert _calls(orch) == []  # no run is active
+    assert orch.status(failed)["exit"]["lines"] == ["lost"]
 
 
 def test_run_with_a_damaged_plan_is_named_and_the_others_are_listed_with_their_states(
