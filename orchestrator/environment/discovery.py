@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.environment.devices import mig_findings, threads, visible_gcus
 from orchestrator.environment.overrides import contradictions, is_disabled
-from orchestrator.environment.rdma import KINDS, LAYERS, Adapters, choose_adapters, gid_index
+from orchestrator.environment.rdma import FAR, KINDS, LAYERS, OTHER_LAYER, Adapters, choose_adapters, gid_index
 from orchestrator.environment.sockets import Sockets, choose_interfaces
 from orchestrator.environment.variable import Origin, Variable
 from orchestrator.findings import Finding, Severity
@@ -66,7 +66,7 @@ def discover(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
     rails = {node: _interfaces(adapters[node]) if uses_rdma and node in adapters else frozenset() for node in known}
     addresses = {node: request.address for node, request in requests.items()}
     sockets = choose_interfaces(known, addresses, rails) if absent is None else Sockets({}, network.unset or "")
-    findings = [*_preset_findings(known, requests), *network.findings]
+    findings = [*_preset_findings(known, requests), *_doubts(adapters, requests), *network.findings]
     variables: dict[str, Sequence[Variable]] = {}
     for node, of_node in known.items():
         request, chosen = requests[node], adapters.get(node)
@@ -111,7 +111,7 @@ def _rdma(adapters: Mapping[str, Adapters], requests: Mapping[str, NodeRequest])
     without = [node for node, chosen in adapters.items() if chosen.is_certain and not chosen.ports]
     if not layers:
         node = without[0] if without else next(iter(adapters))
-        return _Rdma((), f"on {node} {adapters[node].reason}")
+        return _Rdma((), f"{node}: {adapters[node].reason}")
     if len(layers) > 1:
         return _unconnected(layers)
     return _fallback(without, adapters, requests) if without else _Rdma(list(_unused_ports(adapters)))
@@ -156,13 +156,30 @@ def _preset_findings(facts: Mapping[str, NodeFacts], requests: Mapping[str, Node
             yield Finding(Severity.FAIL, "network", text, (node,), remedy=remedy)
 
 
+def _doubts(adapters: Mapping[str, Adapters], requests: Mapping[str, NodeRequest]) -> Iterator[Finding]:
+    """The nodes whose adapters are left to NCCL, or chosen among two link layers, without a setting of the user."""
+    for node, chosen in adapters.items():
+        request = requests[node]
+        if request.network != "auto" or "NCCL_IB_HCA" in request.env:
+            continue
+        layers = [f"{name}: {why}" for name, why in chosen.excluded.items() if why.startswith(OTHER_LAYER)]
+        if not chosen.is_certain:
+            text = f"NCCL chooses the adapters: {chosen.reason}"
+        elif layers:
+            text = f"adapters of two link layers are near the cards; NCCL uses those of {KINDS.get(chosen.layer or '', '')}"
+        else:
+            continue
+        remedy = "set network: infiniband or roce in the inventory, or env: NCCL_IB_HCA"
+        yield Finding(Severity.WARN, "rdma-choice", text, (node,), "; ".join(layers), remedy)
+
+
 def _unused_ports(adapters: Mapping[str, Adapters]) -> Iterator[Finding]:
     """The nodes that have fewer usable ports than others."""
     most = max(len(chosen.ports) for chosen in adapters.values())
     for node, chosen in adapters.items():
         if 0 < len(chosen.ports) < most:
             text = f"{len(chosen.ports)} RDMA ports are usable, on other nodes {most}"
-            evidence = "; ".join(f"{name}: {why}" for name, why in chosen.excluded.items())
+            evidence = "; ".join(f"{name}: {why}" for name, why in chosen.excluded.items() if why != FAR)
             yield Finding(
                 Severity.WARN, "rdma-ports", text, (node,), evidence, "repair the port, or choose other nodes"
             )
@@ -203,17 +220,28 @@ def _sockets(node: str, sockets: Sockets, *, uses_nccl: bool) -> Iterator[Variab
     if attachment is None:
         yield from (Variable(name, None, Origin.DISCOVERED, sockets.reason) for name in names)
         return
-    reason = f"{attachment.address}: {sockets.reason}"
     interface = attachment.interface["name"]
     for name in names:
-        yield Variable(name, f"={interface}" if name.startswith("NCCL") else interface, Origin.DISCOVERED, reason)
+        value = f"={interface}" if name.startswith("NCCL") else interface
+        yield Variable(name, value, Origin.DISCOVERED, sockets.reason)
     if sockets.is_ipv6 and uses_nccl:
         yield Variable("NCCL_SOCKET_FAMILY", "AF_INET6", Origin.DISCOVERED, "the nodes share no IPv4 subnet")
 
 
 def _site(facts: NodeFacts) -> dict[str, str]:
     """The variables that the node itself sets; NCCL prefers the environment to nccl.conf."""
-    return {**facts["nccl_conf"], **facts["environment"]}
+    return {**_nccl_conf(facts), **facts["environment"]}
+
+
+def _nccl_conf(facts: NodeFacts) -> dict[str, str]:
+    """The variables of the node's nccl.conf files; the first file that sets one wins."""
+    found: dict[str, str] = {}
+    for text in facts["nccl_conf"].values():
+        for line in text.splitlines():
+            name, equals, value = line.partition("#")[0].partition("=")
+            if equals and name.strip():
+                found.setdefault(name.strip(), value.strip())
+    return found
 
 
 def _overridden(variable: Variable, env: Mapping[str, str], facts: NodeFacts) -> Variable:
@@ -226,8 +254,8 @@ def _overridden(variable: Variable, env: Mapping[str, str], facts: NodeFacts) ->
             facts["environment"][variable.name],
             "the environment of a login on the node",
         )
-    elif variable.name in facts["nccl_conf"]:
-        origin, value, reason = Origin.NODE, facts["nccl_conf"][variable.name], "nccl.conf on the node"
+    elif variable.name in (conf := _nccl_conf(facts)):
+        origin, value, reason = Origin.NODE, conf[variable.name], "nccl.conf on the node"
     else:
         return variable
     replaces = (

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
 from itertools import takewhile
 
+from orchestrator.environment.sockets import UNNAMEABLE
 from orchestrator.node.facts import Card, Hca, HcaPort, NodeFacts
 
 LAYERS = {"infiniband": "InfiniBand", "roce": "Ethernet"}  # by the preset that pins it
@@ -15,6 +16,7 @@ KINDS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}  # the kind of network 
 # Distances of nvidia-smi topo. A card and an adapter up to PXB are behind one PCIe switch.
 DISTANCES = ("X", "PIX", "PXB", "PHB", "NODE", "SYS")
 PXB, PHB, NODE, SYS = (DISTANCES.index(name) for name in ("PXB", "PHB", "NODE", "SYS"))
+OTHER_LAYER = "its link layer is"
 FAR = "not near a card: for storage or management"
 LOOKS_UP_GID_FROM = (2, 21)  # older NCCL uses GID index 0 if none is set
 
@@ -117,7 +119,7 @@ def gid_index(adapters: Adapters, facts: NodeFacts) -> tuple[int | None, str]:
         gid = next(gid for gid in adapters.ports[0].port["gids"] if gid["index"] == index)
         return (
             index,
-            f"NCCL {text} does not find it; index {index} is RoCE v2 of {_ipv4(gid['gid'])} on {gid['interface']}",
+            f"NCCL {text} does not find it; index {index} is RoCE v2 of the IPv4 address of {gid['interface']}",
         )
     return None, f"NCCL {text} uses index 0, and no single index is RoCE v2 with IPv4 on {adapters.value[1:]}"
 
@@ -136,12 +138,14 @@ def _natural_order(port: Port) -> list[tuple[int, str]]:
 def _fault(port: Port, layer: str | None) -> str:
     """The reason why NCCL cannot use the port; empty if it can, or if the state is not known."""
     state, link_layer = port.port["state"], port.port["link_layer"]
+    if UNNAMEABLE.search(port.hca["name"]):
+        return "NCCL_IB_HCA cannot hold its name"
     if not port.hca["usable"]:
         return "its device file is missing, as in a container without /dev/infiniband"
     if state and state != "ACTIVE":
         return f"port {port.port['port']} is {state}"
     if layer is not None and link_layer and link_layer != layer:
-        return f"its link layer is {link_layer}"
+        return f"{OTHER_LAYER} {link_layer}"
     return ""
 
 
@@ -186,8 +190,12 @@ def _fastest(ports: list[Port], excluded: dict[str, str]) -> list[Port]:
     """The ports of the highest rate; ports of unknown rate are kept."""
     fastest = max((port.port["rate"] or 0.0 for port in ports), default=0.0)
     slower = [port for port in ports if port.port["rate"] and port.port["rate"] < fastest]
-    excluded.update((port.name, f"{port.port['rate']:g} Gb/s, others have {fastest:g}") for port in slower)
-    return [port for port in ports if port not in slower]
+    kept = [port for port in ports if port not in slower]
+    for port in slower:
+        is_other = _layer(port) and _layer(port) not in map(_layer, kept)
+        layer = f"{OTHER_LAYER} {_layer(port)}, " if is_other else ""
+        excluded[port.name] = f"{layer}{port.port['rate']:g} Gb/s instead of {fastest:g}"
+    return kept
 
 
 def _unbonded(ports: list[Port], excluded: dict[str, str]) -> list[Port]:
@@ -200,10 +208,14 @@ def _unbonded(ports: list[Port], excluded: dict[str, str]) -> list[Port]:
 
 
 def _reason(ports: Sequence[Port], excluded: Mapping[str, str]) -> str:
+    """The reason for these ports, and for the absence of the others: one for all with the same fault."""
     rate = ports[0].port["rate"]
     text = f"{len(ports)} active {KINDS.get(_layer(ports[0]), _layer(ports[0]))} ports near the cards"
     text += f", {rate:g} Gb/s" if rate else ""
-    return "; ".join([text, *(f"without {name}: {why}" for name, why in excluded.items())])
+    names: dict[str, list[str]] = {}
+    for name, why in excluded.items():
+        names.setdefault(why, []).append(name)
+    return "; ".join([text, *(f"without {', '.join(of_fault)}: {why}" for why, of_fault in names.items())])
 
 
 def _layer(port: Port) -> str:

@@ -10,6 +10,7 @@ from ipaddress import IPv4Interface, IPv6Interface, ip_address, ip_interface
 
 from orchestrator.node.facts import Interface, NodeFacts
 
+UNNAMEABLE = re.compile(r"[=^,:\s]|^$")  # what NCCL and gloo would take for syntax
 # Interfaces of containers and virtual machines on the node, and tunnels.
 INTERNAL = re.compile(
     r"(docker|podman|virbr|veth|vnet|cni|flannel|cali|cilium|lxc|lxd|kube|nerdctl|tun|tap|wg|tailscale|dummy)\w*|br-[0-9a-f]{12}"
@@ -56,12 +57,11 @@ def choose_interfaces(
         return Sockets({}, "no subnet is shared by all nodes")
     if fault:
         return Sockets({}, fault)
-    ranked = sorted((_preference(of_subnet, addresses, facts, rails), subnet) for subnet, of_subnet in subnets.items())
-    best, subnet = ranked[0]
-    if len(ranked) > 1 and ranked[1][0] == best:
-        names = " and ".join(_names(subnets[found]) for _, found in ranked[:2])
-        return Sockets({}, f"{names} are equally good: name one in env: NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME")
-    return Sockets(subnets[subnet], _reason(subnet, best, len(ranked), has_rails=any(rails.values())), is_ipv6)
+    preferences = {subnet: _preference(of_subnet, addresses, facts, rails) for subnet, of_subnet in subnets.items()}
+    subnet = min(subnets, key=lambda name: (preferences[name], _names(subnets[name])))
+    best = preferences[subnet]
+    count = sum(preference == best for preference in preferences.values())
+    return Sockets(subnets[subnet], _reason(subnet, preferences, count, has_rails=any(rails.values())), is_ipv6)
 
 
 def _shared_subnets(
@@ -87,6 +87,8 @@ def _shared_subnets(
 def _attachments(interfaces: Sequence[Interface], *, is_ipv6: bool) -> Iterator[tuple[Subnet, Attachment]]:
     for interface in interfaces:
         if not interface["up"] or interface["kind"] == "loopback" or INTERNAL.fullmatch(interface["name"]):
+            continue
+        if UNNAMEABLE.search(interface["name"]):
             continue
         for entry in interface["addresses"]:
             found = _parsed(entry["address"], entry["prefix"])
@@ -129,14 +131,23 @@ def _is_address_of(address: str, attachment: Attachment, facts: NodeFacts) -> bo
         return attachment.address in facts["names"]["resolved"].get(address, [])
 
 
-def _names(of_subnet: Mapping[str, Attachment]) -> str:
-    return " or ".join(sorted({attachment.interface["name"] for attachment in of_subnet.values()}))
+def _names(of_subnet: Mapping[str, Attachment]) -> list[str]:
+    return sorted({attachment.interface["name"] for attachment in of_subnet.values()})
 
 
-def _reason(subnet: Subnet, best: tuple[bool, float, bool], count: int, *, has_rails: bool) -> str:
+def _reason(
+    subnet: Subnet, preferences: Mapping[Subnet, tuple[bool, float, bool]], count: int, *, has_rails: bool
+) -> str:
     text = f"all nodes share {subnet}"
-    if count == 1:
+    is_rail, rank, _ = preferences[subnet]
+    if len(preferences) == 1:
         return text
-    if has_rails:
-        return f"{text}; of {count} shared subnets, {'the addresses of the inventory' if not best[1] else 'the one without an RDMA adapter'}"
-    return f"{text}; of {count} shared subnets, {f'the fastest: {-best[1]:g} Gb/s' if best[1] else 'the addresses of the inventory'}"
+    if count > 1:
+        return f"{text}; the first of {count} equal subnets"
+    if not has_rails and rank:
+        quality = f"the fastest: {-rank:g} Gb/s"
+    elif has_rails and not is_rail and rank:
+        quality = "the one without an RDMA adapter"
+    else:
+        quality = "the addresses of the inventory"
+    return f"{text}; of {len(preferences)} shared subnets, {quality}"

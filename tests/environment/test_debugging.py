@@ -31,7 +31,7 @@ def test_accelerator_decides_the_variables(accelerator: str, names: set[str]) ->
     assert names <= {variable.name for variable in debugging_variables("auto", {})}
 
 
-def test_users_value_wins_unless_it_asks_for_fewer_words() -> None:
+def test_users_value_wins_unless_it_logs_less() -> None:
     env = {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_SUBSYS": "ALL", "TORCH_DISTRIBUTED_DEBUG": "INFO"}
     found = {variable.name: variable for variable in debugging_variables("cuda", env)}
     assert (found["NCCL_DEBUG"].value, found["NCCL_DEBUG"].replaces) == ("INFO", "WARN (inventory)")

@@ -36,7 +36,7 @@ def test_infiniband_names_the_adapters_near_the_cards_and_no_gid_index() -> None
         "2 active InfiniBand ports near the cards, 400 Gb/s; without mlx5_2: not near a card: for storage or management"
     )
     assert "the network is InfiniBand" in reason(found, "n0", "NCCL_IB_GID_INDEX")
-    assert reason(found, "n1", "GLOO_SOCKET_IFNAME") == "10.0.0.2: all nodes share 10.0.0.0/24"
+    assert reason(found, "n1", "GLOO_SOCKET_IFNAME") == "all nodes share 10.0.0.0/24"
     assert not found.findings
 
 
@@ -44,7 +44,7 @@ def test_roce_with_an_old_nccl_gets_the_index_of_each_node() -> None:
     found = discovered(roce(0), roce(1, index=5))
     assert found.environment("n0") == {**INFINIBAND, "NCCL_IB_GID_INDEX": "3"}
     assert found.environment("n1") == {**INFINIBAND, "NCCL_IB_GID_INDEX": "5"}
-    assert reason(found, "n1", "NCCL_IB_GID_INDEX").endswith("index 5 is RoCE v2 of 10.1.0.2 on ens0")
+    assert reason(found, "n1", "NCCL_IB_GID_INDEX").endswith("index 5 is RoCE v2 of the IPv4 address of ens0")
     assert reason(found, "n0", "NCCL_SOCKET_IFNAME").endswith("of 3 shared subnets, the addresses of the inventory")
 
 
@@ -119,7 +119,7 @@ def test_nothing_is_set_for_adapters_that_are_nowhere() -> None:
     first["hcas"] = second["hcas"] = []
     found = discovered(first, second)
     assert found.environment("n0") == {**SOCKETS, "OMP_NUM_THREADS": "8"}
-    assert reason(found, "n0", "NCCL_IB_HCA") == "on n0 there is no RDMA device"
+    assert reason(found, "n0", "NCCL_IB_HCA") == "n0: there is no RDMA device"
     assert not found.findings
 
 
@@ -136,6 +136,7 @@ def test_two_link_layers_near_the_cards_are_in_doubt_until_a_preset_pins_one() -
     found = discovered(*mixed)
     assert "NCCL_IB_HCA" not in found.environment("n0")
     assert "both near the cards" in reason(found, "n0", "NCCL_IB_HCA")
+    assert "both near the cards" in texts(found, Severity.WARN)[0]
     pinned = discovered(*mixed, network="infiniband").environment("n0")
     assert (pinned["NCCL_IB_HCA"], pinned["NCCL_NET"]) == ("=mlx5_0", "IB")
 
@@ -179,11 +180,13 @@ def test_without_rdma_the_fastest_shared_interface_is_chosen() -> None:
     assert reason(found, "n0", "GLOO_SOCKET_IFNAME").endswith("of 2 shared subnets, the fastest: 100 Gb/s")
 
 
-def test_equal_interfaces_are_in_doubt() -> None:
+def test_first_of_equal_interfaces_is_chosen() -> None:
     cluster = [cpu(0), cpu(1)]
     for number, of_node in enumerate(cluster):
         of_node["interfaces"] = [interface(f"eth{rail}", f"10.{rail + 5}.0.{number + 1}/16") for rail in (0, 1)]
-    assert "eth0 and eth1 are equally good" in reason(discovered(*cluster), "n0", "GLOO_SOCKET_IFNAME")
+    found = discovered(*cluster)
+    assert found.environment("n0")["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert reason(found, "n0", "GLOO_SOCKET_IFNAME") == "all nodes share 10.5.0.0/16; the first of 2 equal subnets"
 
 
 def test_ipv6_is_used_if_there_is_no_other() -> None:
@@ -214,7 +217,10 @@ def test_users_value_wins_and_shows_what_it_replaces() -> None:
 
 def test_values_of_the_node_itself_win() -> None:
     site = infiniband(0)
-    site["environment"], site["nccl_conf"] = {"NCCL_SOCKET_IFNAME": "=eth0"}, {"NCCL_IB_HCA": "=mlx5_0"}
+    site["environment"], site["nccl_conf"] = (
+        {"NCCL_SOCKET_IFNAME": "=eth0"},
+        {"/etc/nccl.conf": "# site\nNCCL_IB_HCA = =mlx5_0\n"},
+    )
     found = discovered(site, infiniband(1))
     assert {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"}.isdisjoint(found.environment("n0"))
     assert reason(found, "n0", "NCCL_IB_HCA") == "nccl.conf on the node"
