@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.connection import ANSWER_S, Connection
+from orchestrator.endpoint.program import FLAGS, MARKER, probe_program
 from orchestrator.endpoint.replies import (
     AgentRecord,
     Chunk,
@@ -23,12 +25,14 @@ from orchestrator.endpoint.replies import (
 from orchestrator.errors import NodeError
 from orchestrator.fanout import OnShare, no_progress
 from orchestrator.node import protocol
+from orchestrator.node.facts import read_facts
 from orchestrator.transports.base import Transport
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
     from orchestrator.node import messages
+    from orchestrator.node.facts import NodeFacts
 
 HEARTBEAT_ANSWER_S = 4.0  # a node that takes longer is silent; the supervisor decides how long it may be
 UNPACK_S = 300.0  # for a bundle on a slow shared file system
@@ -36,6 +40,8 @@ STOP_MARGIN_S = 10.0  # that node/endpoint/stop.py adds to the grace
 STRAYS_MARGIN_S = 20.0  # that node/endpoint/strays.py adds to the grace, including its wait for a vendor's tool
 LIST_S = 120.0  # for a hundred thousand files on a busy file system
 CLEAR_S = 3600.0  # for terabytes on a busy file system
+PROBE_S = 20.0  # more than the longest deadline of node/probe/collect.py
+PROBE_MARGIN_S = 2.0  # for the login shell of the first command, and the way of the answer
 SEARCH_S = 60.0  # for the last lines of files that hardly have newlines
 ALL_OUTPUTS: messages.Outputs = {"nodes": None, "ranks": None, "streams": None}
 WORKDIR_HINT = "set workdir: in the inventory to a folder of yours on that node, with enough space"
@@ -322,6 +328,33 @@ class Endpoint:
         }
         reply = self._connection.call(protocol.COMMAND, request, answer_s=timeout_s + ANSWER_S).reply
         return CommandResult(reply["code"], reply["out"], reply["err"])
+
+    def probe(
+        self, names: Sequence[str], folders: Mapping[str, str], code: str | None, *, wait_s: float = PROBE_S
+    ) -> NodeFacts:
+        """
+        Collect the facts of the node, in the environment of a login.
+
+        Args:
+            names: host names that the node is to resolve.
+            folders: paths by their use, such as workdir; the home folder, /tmp and /dev/shm are added.
+            code: the user's code folder on the node.
+            wait_s: the time for the whole probe; its steps have shorter deadlines.
+        """
+        wanted = {"node": self.node, "names": list(names), "folders": dict(folders), "code": code}
+        argv = [self._connection.python, *FLAGS]
+        request: messages.CommandRequest = {"argv": argv, "folder": "~", "removed": "", "timeout_s": wait_s}
+        stdin = probe_program() + json.dumps(wanted).encode()
+        reply = self._connection.call(protocol.COMMAND, request, stdin, answer_s=wait_s + PROBE_MARGIN_S).reply
+        if reply["code"] != 0:
+            last = (reply["err"].strip().splitlines() or ["no message"])[-1]
+            raise NodeError(self.node, f"the probe ended with exit code {reply['code']}: {last}")
+        printed = reply["out"].partition(MARKER)[2].partition("\n")[2]
+        try:
+            return read_facts(json.loads(printed))
+        except ValueError as error:
+            reason = f"it printed {reply['out'].strip()!r:.80}" if isinstance(error, json.JSONDecodeError) else error
+            raise NodeError(self.node, f"the probe's answer cannot be read: {reason}") from error
 
     def command_once(
         self, argv: Sequence[str], result_file: str, *, timeout_s: float, removed: str = "", begin: bool = True

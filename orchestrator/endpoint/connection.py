@@ -80,6 +80,11 @@ class Connection:
         return self._transport.node
 
     @property
+    def python(self) -> str:
+        """The node's Python that runs the program."""
+        return self._python
+
+    @property
     def remark(self) -> str:
         """A property of the connection that the user should know, or empty."""
         return self._transport.remark

@@ -1,4 +1,4 @@
-"""The program that a connection starts on a node: a loader on the command line, and the modules of node/ on its stdin."""
+"""The programs that a node runs, the endpoint and the probe: a loader on the command line, and the modules of node/ on its stdin."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from orchestrator.fanout import once
 from orchestrator.resources import node_folder
 
 OLDEST_PYTHON = (3, 8)
-# The program: the modules of this folder, and the modules of node/ that they import. A node executes a module at its first import.
-FOLDER = "orchestrator.node.endpoint"
-PACKAGES = ("orchestrator", "orchestrator.node", FOLDER)  # empty on a node
-ENTRY = f"{FOLDER}.serve"
+# A program: the modules of some packages, and the modules of node/ that they import. A node executes a module at its first import.
+NODE = "orchestrator.node"
+PARENTS = ("orchestrator", NODE)  # empty on a node, as all packages
+ENDPOINT = f"{NODE}.endpoint"
+PROBE, VENDOR = f"{NODE}.probe", f"{NODE}.vendor"
 LEVEL = 3  # of zlib: level 9 takes 27 ms of CPU per command instead of 3, for 9 of 78 KB
 
 # The only program text on a command line, the same for every node. It has no ! and no newline, which some shells change even
@@ -29,11 +30,11 @@ FLAGS = ("-E", "-s", "-S", "-c", LOADER)
 MARKER = "orch-endpoint-f1b7c0d2"
 # Runs in any Python, at least to report its version. It ignores modules such as json.py in the home folder.
 # Compiling takes a third of the start: modules that every connection needs are also sent as byte code, for the same Python.
-BOOTSTRAP = f"""
+BOOTSTRAP = """
 sys.path[:] = [entry for entry in sys.path if entry]
-sys.stdout.write("\\n{MARKER} %d.%d.%d\\n" % tuple(sys.version_info[:3]))
+sys.stdout.write("\\n@MARKER@ %d.%d.%d\\n" % tuple(sys.version_info[:3]))
 sys.stdout.flush()
-if sys.version_info >= {OLDEST_PYTHON}:
+if sys.version_info >= @OLDEST_PYTHON@:
     import json, marshal, zlib, _frozen_importlib, _frozen_importlib_external
     magic, code_size, text_size = i.readline().split()
     code, text = i.read(int(code_size)), i.read(int(text_size))
@@ -45,7 +46,7 @@ if sys.version_info >= {OLDEST_PYTHON}:
         @staticmethod
         def find_spec(name, path=None, target=None):
             if name in modules:
-                return _frozen_importlib.ModuleSpec(name, Sent, is_package=name in {PACKAGES!r})
+                return _frozen_importlib.ModuleSpec(name, Sent, is_package=name in @PACKAGES@)
 
         create_module = staticmethod(lambda spec: None)
 
@@ -55,36 +56,58 @@ if sys.version_info >= {OLDEST_PYTHON}:
             exec(compile(program, module.__name__, "exec") if isinstance(program, str) else program, module.__dict__)
 
     sys.meta_path.insert(0, Sent)
-    from {ENTRY} import serve
+    from @ENTRY@ import serve
     serve(i)
 """
 
 
 @once
 def program() -> bytes:
-    """The loader's input: the length of the bootstrap, the bootstrap, and the modules, as byte code and as text."""
-    folder = [f"{FOLDER}.{file.stem}" for file in sorted((node_folder() / "endpoint").glob("[!_]*.py"))]
-    texts = {name: _source(name) for name in _with_imports(folder, _IMPORT)} | dict.fromkeys(PACKAGES, "")
-    at_start = _with_imports([ENTRY], _IMPORT_AT_START)
+    """The endpoint. Modules that most connections do not need are sent as text only."""
+    return _packed([ENDPOINT], _IMPORT_AT_START)
+
+
+@once
+def probe_program() -> bytes:
+    """The probe. A request, as JSON, follows it."""
+    return _packed([PROBE, VENDOR], _IMPORT)
+
+
+def _packed(packages: Sequence[str], compiled: re.Pattern[str]) -> bytes:
+    """
+    The loader's input: the length of the bootstrap, the bootstrap, and the modules, as byte code and as text.
+
+    Args:
+        packages: their modules are the program; the first one has the module `serve`.
+        compiled: the imports to follow from `serve` for the byte code.
+    """
+    modules = [f"{name}.{file.stem}" for name in packages for file in sorted(_folder(name).glob("[!_]*.py"))]
+    empty = (*PARENTS, *packages)
+    texts = {name: _source(name) for name in _with_imports(modules, _IMPORT)} | dict.fromkeys(empty, "")
+    entry = f"{packages[0]}.serve"
+    at_start = _with_imports([entry] if compiled is _IMPORT_AT_START else modules, compiled)
     codes = {
         name: SourceFileLoader(name, str(_file(name))).get_code(name) for name in at_start
     }  # compiled once, kept by Python
     code, text = (zlib.compress(data, LEVEL) for data in (marshal.dumps(codes), json.dumps(texts).encode()))
-    bootstrap, magic = BOOTSTRAP.encode(), MAGIC_NUMBER.hex().encode()
+    values = {"MARKER": MARKER, "OLDEST_PYTHON": OLDEST_PYTHON, "PACKAGES": empty, "ENTRY": entry}
+    bootstrap = re.sub("@(\\w+)@", lambda found: str(values[found.group(1)]), BOOTSTRAP).encode()
+    magic = MAGIC_NUMBER.hex().encode()
     return b"%d\n%b%b %d %d\n%b%b" % (len(bootstrap), bootstrap, magic, len(code), len(text), code, text)
 
 
-_IMPORT = re.compile(rf"^ *from ({PACKAGES[1]}[.\w]+) import", re.MULTILINE)
-_IMPORT_AT_START = re.compile(rf"^from ({PACKAGES[1]}[.\w]+) import", re.MULTILINE)  # at module level
+_IMPORT = re.compile(rf"^ *from ({NODE}[.\w]+) import", re.MULTILINE)
+_IMPORT_AT_START = re.compile(rf"^from ({NODE}[.\w]+) import", re.MULTILINE)  # at module level
 
 
 def _with_imports(modules: Sequence[str], pattern: re.Pattern[str]) -> set[str]:
-    """The modules, and the modules of node/ that they import, directly or through others."""
+    """The modules, and the modules of node/ that they import, directly or through others; no packages."""
     found: set[str] = set()
     new = set(modules)
     while new:
         found |= new
-        new = {imported for name in new for imported in pattern.findall(_source(name))} - found
+        imported = {name for module in new for name in pattern.findall(_source(module))}
+        new = {name for name in imported if not _folder(name).is_dir()} - found
     return found
 
 
@@ -98,4 +121,8 @@ def _source(name: str) -> str:
 
 
 def _file(name: str) -> Path:
-    return node_folder().joinpath(*name.split(".")[2:]).with_suffix(".py")
+    return _folder(name).with_suffix(".py")
+
+
+def _folder(name: str) -> Path:
+    return node_folder().joinpath(*name.split(".")[2:])

@@ -1,5 +1,5 @@
 """
-The facts of a node: the keys of the JSON object that node/probe writes. For type checkers, as messages.py.
+The facts of a node: the keys of the JSON object that node/probe writes, and the check of such an object.
 
 A value that could not be read is None, or absent from its list; `missing` then has the reason by key. Nothing is guessed.
 Sizes are bytes, times seconds, rates Gb/s. PCI addresses are as in sysfs ("0000:3d:00.0").
@@ -9,7 +9,8 @@ Sizes are bytes, times seconds, rates Gb/s. PCI addresses are as in sysfs ("0000
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, TypedDict
+from functools import lru_cache
+from typing import Any, Dict, List, Optional, TypedDict, Union, cast, get_args, get_origin, get_type_hints
 
 
 class NumaNode(TypedDict):
@@ -244,3 +245,50 @@ class NodeFacts(TypedDict):
 
 
 FORMAT = 1
+
+
+def read_facts(value: object) -> NodeFacts:
+    """
+    Return the value, which has been read as JSON, as the facts of a node. Unknown keys are kept.
+
+    Raises:
+        ValueError: it is of another format; a key is missing, or has a value of another type.
+    """
+    found = value.get("format") if isinstance(value, dict) else None
+    if found is None:
+        raise ValueError("not the facts of a node")
+    if found != FORMAT:
+        raise ValueError(f"facts of format {found!r}, and this version of orch reads format {FORMAT}")
+    _check(value, NodeFacts, "facts")
+    return cast("NodeFacts", value)
+
+
+_hints = lru_cache(maxsize=None)(get_type_hints)
+_NAMES = {dict: "an object", list: "a list", str: "a text", int: "an integer", float: "a number", bool: "true or false"}
+
+
+def _check(value: object, kind: Any, path: str) -> None:  # noqa: ANN401  a type, or an Optional
+    """Raise ValueError, with the path of the key, unless the value is of the type."""
+    if get_origin(kind) is Union:  # Optional
+        if value is not None:
+            _check(value, get_args(kind)[0], path)
+        return
+    base = get_origin(kind) or (dict if issubclass(kind, dict) else kind)
+    allowed = (int, float) if base is float else base
+    if not isinstance(value, allowed) or (isinstance(value, bool) and base is not bool):
+        raise ValueError(f"{path} is {value!r:.60}, not {_NAMES[base]}")
+    if base is list:
+        for index, entry in enumerate(cast("List[object]", value)):
+            _check(entry, get_args(kind)[0], f"{path}[{index}]")
+    elif base is dict:
+        _check_keys(cast("Dict[str, object]", value), kind, path)
+
+
+def _check_keys(value: Dict[str, object], kind: Any, path: str) -> None:  # noqa: ANN401  as above
+    """Check the values of a TypedDict, each by the type of the key, or of a Dict."""
+    is_map = get_origin(kind) is dict
+    hints = dict.fromkeys(value, get_args(kind)[1]) if is_map else _hints(kind)
+    for key, hint in hints.items():
+        if key not in value:
+            raise ValueError(f"{path}.{key} is missing")
+        _check(value[key], hint, f"{path}.{key}")

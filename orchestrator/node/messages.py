@@ -409,6 +409,8 @@ class ClearReply(TypedDict):
 
 
 class CommandRequest(TypedDict):
+    """The payload is the standard input; `removed` is a pattern of variables that the command does not get."""
+
     argv: List[str]
     folder: str
     removed: str

@@ -24,7 +24,7 @@ from tests.paths import CASES
 
 if TYPE_CHECKING:
     from orchestrator.node.probe.collect import ProbeRequest
-    from orchestrator.node.probe.steps import Step, StepResult
+    from orchestrator.node.probe.steps import Group, StepResult
 
 TIME_S = 1_795_000_000.0
 GIB = 1 << 30
@@ -171,14 +171,14 @@ class GivenSource(Source):
         return output, NOT_FOUND if output is None else None
 
 
-def run_here(given: Mapping[str, Any]) -> Callable[[Mapping[str, Step], Source], dict[str, StepResult]]:
+def run_here(given: Mapping[str, Any]) -> Callable[[Sequence[Group], Source], dict[str, StepResult]]:
     """A runner of steps without processes; steps in `given` have that result."""
 
-    def run(steps: Mapping[str, Step], source: Source) -> dict[str, StepResult]:
+    def run(groups: Sequence[Group], source: Source) -> dict[str, StepResult]:
         results: dict[str, StepResult] = {}
-        for name, (function, _) in steps.items():
-            step = (lambda _, value=given[name]: copy.deepcopy(value)) if name in given else function
-            results[name] = run_step(name, cast("Callable[[Source], object]", step), source)
+        for name, step in ((name, step) for steps, _ in groups for name, step in steps.items()):
+            given_step = (lambda _, value=given[name]: copy.deepcopy(value)) if name in given else step
+            results[name] = run_step(name, cast("Callable[[Source], object]", given_step), source)
         return results
 
     return run

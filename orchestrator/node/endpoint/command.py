@@ -15,7 +15,7 @@ from orchestrator.node.files import absolute_path, check_private_folder, expande
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Tuple
+    from typing import IO, Dict, List, Tuple
 
     from orchestrator.node import messages
 
@@ -31,8 +31,8 @@ ENVIRONMENT_MARKER = "orch-environment-5b1d"  # the output before it comes from 
 PRINT_ENVIRONMENT = f"echo {ENVIRONMENT_MARKER}; exec cat /proc/self/environ"
 
 
-def command(request: messages.CommandRequest, umask: int) -> messages.CommandReply:
-    """Run argv; return its exit code (127: there is no such program, 124: it took too long and was killed), stdout and stderr."""
+def command(request: messages.CommandRequest, umask: int, stdin: bytes = b"") -> messages.CommandReply:
+    """Run argv with this standard input; return its exit code (127: there is no such program, 124: it took too long and was killed), stdout and stderr."""
     argv, folder = [expanded_argument(arg) for arg in request["argv"]], absolute_path(request["folder"])
     removed = request["removed"]
     environment = {
@@ -40,7 +40,7 @@ def command(request: messages.CommandRequest, umask: int) -> messages.CommandRep
     }
     private = os.umask(umask)  # the user's umask: sbatch passes it on to the job
     try:
-        code, out, err = run(argv, environment, folder, request["timeout_s"])
+        code, out, err = run(argv, environment, folder, request["timeout_s"], stdin=stdin)
     finally:
         os.umask(private)
     return {"code": code, "out": out.decode("utf-8", "replace"), "err": err.decode("utf-8", "replace")}
@@ -104,12 +104,14 @@ def login_shell() -> str:
     return next(shell for shell in (*known, "/bin/bash", "/bin/sh") if os.access(shell, os.X_OK) or shell == "/bin/sh")
 
 
-def run(argv: List[str], environment: Dict[str, str], folder: str, timeout_s: float) -> Tuple[int, bytes, bytes]:
-    """Run a command without standard input; return its exit code and the first OUTPUT_BYTES of stdout and of stderr."""
+def run(
+    argv: List[str], environment: Dict[str, str], folder: str, timeout_s: float, *, stdin: bytes = b""
+) -> Tuple[int, bytes, bytes]:
+    """Run a command; return its exit code and the first OUTPUT_BYTES of stdout and of stderr."""
     try:
         child = subprocess.Popen(
             argv,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
@@ -121,7 +123,7 @@ def run(argv: List[str], environment: Dict[str, str], folder: str, timeout_s: fl
             raise
         return NOT_FOUND, b"", f"{argv[0]}: {error.strerror}".encode()
     with child:
-        out, err = outputs(child, time.monotonic() + timeout_s)
+        out, err = outputs(child, time.monotonic() + timeout_s, stdin)
         if child.poll() is not None:
             return child.returncode, out, err
         with contextlib.suppress(ProcessLookupError):
@@ -129,17 +131,27 @@ def run(argv: List[str], environment: Dict[str, str], folder: str, timeout_s: fl
         return NO_ANSWER, out, err + f"{argv[0]} gave no answer in {timeout_s:g} s".encode()
 
 
-def outputs(child: subprocess.Popen[bytes], deadline: float) -> Tuple[bytes, bytes]:
-    """Collect stdout and stderr until both end, the child ends or the deadline has passed."""
+def outputs(child: subprocess.Popen[bytes], deadline: float, stdin: bytes) -> Tuple[bytes, bytes]:
+    """Write stdin; collect stdout and stderr until both end, the child ends or the deadline has passed."""
     assert child.stdout is not None
     assert child.stderr is not None
     kept = {child.stdout.fileno(): bytearray(), child.stderr.fileno(): bytearray()}
+    unwritten = memoryview(stdin)
     with selectors.DefaultSelector() as selector:
         for descriptor in kept:
             selector.register(descriptor, selectors.EVENT_READ)
+        if child.stdin is not None:
+            os.set_blocking(child.stdin.fileno(), False)
+            selector.register(child.stdin, selectors.EVENT_WRITE)
         while selector.get_map() and time.monotonic() < deadline:
             ready = selector.select(min(POLL_S, max(0.0, deadline - time.monotonic())))
             for key, _ in ready:
+                if key.fileobj is child.stdin:
+                    unwritten = write_some(child.stdin, unwritten)
+                    if not unwritten:
+                        selector.unregister(child.stdin)
+                        child.stdin.close()
+                    continue
                 data = os.read(key.fd, BLOCK_BYTES)
                 if not data:
                     selector.unregister(key.fd)
@@ -150,3 +162,11 @@ def outputs(child: subprocess.Popen[bytes], deadline: float) -> Tuple[bytes, byt
         child.wait(max(0.0, deadline - time.monotonic()))
     out, err = map(bytes, kept.values())
     return out, err
+
+
+def write_some(pipe: IO[bytes], unwritten: memoryview) -> memoryview:
+    """Write what the pipe takes; return the rest, which is empty if the command has closed its standard input."""
+    try:
+        return unwritten[os.write(pipe.fileno(), unwritten) :]
+    except BrokenPipeError:
+        return memoryview(b"")

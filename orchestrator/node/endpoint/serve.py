@@ -175,10 +175,10 @@ class Commands:
     def __init__(self, umask: int) -> None:
         self.umask = umask
 
-    def run(self, request: messages.CommandRequest, _payload: bytes) -> Tuple[messages.CommandReply, bytes]:
+    def run(self, request: messages.CommandRequest, payload: bytes) -> Tuple[messages.CommandReply, bytes]:
         from orchestrator.node.endpoint.command import command  # noqa: PLC0415  as above
 
-        return command(request, self.umask), b""
+        return command(request, self.umask, payload), b""
 
     def run_once(self, request: messages.CommandOnceRequest, _payload: bytes) -> Tuple[messages.CommandReply, bytes]:
         from orchestrator.node.endpoint.command import command_once  # noqa: PLC0415  as above

@@ -7,15 +7,15 @@ import time
 
 from orchestrator.node.probe import cards, code, disks, hardware, infiniband, network, software, system
 from orchestrator.node.probe.source import Source
-from orchestrator.node.probe.steps import run_steps
+from orchestrator.node.probe.steps import run_groups
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, Dict, List, Optional, TypedDict
 
     from orchestrator.node.facts import Card, CardProcess, Cpus, Memory, NodeFacts
-    from orchestrator.node.probe.steps import Step, StepResult
+    from orchestrator.node.probe.steps import Group, Step, StepResult
 
     class ProbeRequest(TypedDict):
         """
@@ -29,54 +29,65 @@ if TYPE_CHECKING:
         folders: Dict[str, str]
         code: Optional[str]
 
-    Runner = Callable[[Mapping[str, Step], Source], Dict[str, StepResult]]
+    Runner = Callable[[Sequence[Group], Source], Dict[str, StepResult]]
 
 
 FORMAT = 1  # as facts.FORMAT: importing facts.py takes as long as three steps
-SYSFS_S, DISK_S, TOOL_S, NAMES_S, PYTHON_S, NCCL_S, CODE_S = 5.0, 5.0, 8.0, 8.0, 12.0, 20.0, 10.0
+# Seconds for a group. All are below PROBE_S of endpoint/client.py.
+SYSFS_S, DISK_S, TOOLS_S, NAMES_S, PYTHON_S, CODE_S = 5.0, 5.0, 12.0, 8.0, 15.0, 10.0
 NO_CPUS: Cpus = {"total": 0, "usable": 0, "quota": None, "governor": None, "numa": []}  # the step failed, see `missing`
 NO_MEMORY: Memory = {"total": 0, "available": 0, "cgroup_limit": None, "swap_total": 0}
 ALWAYS = {"home": "~", "tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108  looked at only
+LOCAL = frozenset(("/tmp", "/dev/shm"))  # noqa: S108  never on a server that may be silent
 
 
-def steps_of(request: ProbeRequest) -> Dict[str, Step]:
-    """The steps, the slow ones first."""
-    steps: Dict[str, Step] = {
-        "nccl": (software.nccl, NCCL_S),
-        "software": (software.installed, PYTHON_S),
-        "nvidia": (cards.nvidia, 3 * TOOL_S),
-        "processes": (cards.compute_processes, TOOL_S),
-        "topology": (cards.topology, TOOL_S),
-        "rows": (cards.remapped_rows, TOOL_S),
-        "enflame": (cards.enflame, 2 * TOOL_S),
-        "cuda": (software.cuda_version, SYSFS_S),
-        "names": (lambda source: system.resolve(source, request["names"], NAMES_S - 1), NAMES_S),
-        "hcas": (infiniband.hcas, SYSFS_S),
-        "interfaces": (network.interfaces, SYSFS_S),
-        "addresses": (lambda _: network.kernel_addresses(), SYSFS_S),
-        "cpus": (hardware.cpus, SYSFS_S),
-        "memory": (hardware.memory, SYSFS_S),
-        "limits": (hardware.limits, SYSFS_S),
-        "clock": (system.is_synchronized, SYSFS_S),
-        "kernel_messages": (system.kernel_messages, SYSFS_S),
-        "nccl_conf": (system.nccl_conf, SYSFS_S),
+def groups_of(request: ProbeRequest, source: Source) -> List[Group]:
+    """The steps in groups, the slow ones first. The programs of a driver are one group each, if there is a driver: each may block."""
+    nvidia: Dict[str, Step] = {
+        "nvidia": cards.nvidia,
+        "processes": cards.compute_processes,
+        "topology": cards.topology,
+        "rows": cards.remapped_rows,
     }
-    folders = {**ALWAYS, **request["folders"]}
-    steps.update({f"disks.{use}": (disk_step(use, path), DISK_S) for use, path in folders.items()})
+    gcu_and_cuda: Dict[str, Step] = {"enflame": cards.enflame, "cuda": software.cuda_version}
+    has_driver = source.exists("/dev/nvidiactl") or source.exists("/proc/driver/nvidia")
+    groups: List[Group] = [({"software": software.installed, "nccl": software.nccl}, PYTHON_S)]
+    groups += [({name: step}, TOOLS_S) for name, step in nvidia.items()] if has_driver else []
+    groups.append((gcu_and_cuda if has_driver else {**nvidia, **gcu_and_cuda}, TOOLS_S))
     path = request["code"]
     if path is not None:
-        steps["code"] = (lambda source: code.code(source, path), CODE_S)
-    return steps
+        groups.append(({"code": lambda source: code.code(source, path)}, CODE_S))
+    folders = {**ALWAYS, **request["folders"]}
+    for path_ in sorted(set(folders.values()) - LOCAL):
+        groups.append((disk_steps({use: path for use, path in folders.items() if path == path_}), DISK_S))
+    if request["names"]:
+        groups.append(({"names": lambda source: system.resolve(source, request["names"], NAMES_S - 1)}, NAMES_S))
+    groups.append(({"hcas": infiniband.hcas, "interfaces": network.interfaces}, SYSFS_S))
+    local: Dict[str, Step] = {
+        "cpus": hardware.cpus,
+        "memory": hardware.memory,
+        "limits": hardware.limits,
+        "clock": system.is_synchronized,
+        "addresses": lambda _: network.kernel_addresses(),
+        **disk_steps({use: path for use, path in folders.items() if path in LOCAL}),
+        "kernel_messages": system.kernel_messages,
+        "nccl_conf": system.nccl_conf,
+    }
+    return [*groups, (local, SYSFS_S)]
 
 
-def disk_step(use: str, path: str) -> Callable[[Source], object]:
+def disk_steps(folders: Mapping[str, str]) -> Dict[str, Step]:
+    return {f"disks.{use}": disk_step(use, path) for use, path in folders.items()}
+
+
+def disk_step(use: str, path: str) -> Step:
     return lambda source: disks.disk(source, use, path)
 
 
-def collect(request: ProbeRequest, source: Source, run: Runner = run_steps) -> NodeFacts:
+def collect(request: ProbeRequest, source: Source, run: Runner = run_groups) -> NodeFacts:
     """The facts of this node."""
     begun_s, begun = time.time(), time.monotonic()
-    results = run(steps_of(request), source)
+    results = run(groups_of(request, source), source)
     value: Dict[str, Any] = {name: result.get("value") for name, result in results.items()}
     found = value["software"] or {}
     packages: Dict[str, str] = found.get("packages") or {}
@@ -93,7 +104,7 @@ def collect(request: ProbeRequest, source: Source, run: Runner = run_steps) -> N
         "limits": value["limits"] or {},
         "disks": [value[name] for name in results if name.startswith("disks.") and value[name]],
         "clock": {"time": begun_s, "synchronized": value["clock"]},
-        "names": {"hostname": system.hostname(source), "resolved": value["names"] or {}},
+        "names": {"hostname": system.hostname(source), "resolved": value.get("names") or {}},
         "interfaces": interfaces,
         "hcas": value["hcas"] or [],
         "cards": [*with_details(gpus.get("cards", []), value), *gcus.get("cards", [])],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -33,6 +34,7 @@ VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
 TORCH_CUDA = re.compile(r"^cuda\b.*?=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
 
 
+@functools.lru_cache(maxsize=1)  # two steps of one group need it
 def paths_of(source: Source) -> Tuple[str, str, List[str]]:
     """Version, executable and import paths of this Python with its site packages."""
     import json  # noqa: PLC0415  only this function needs it

@@ -1,4 +1,9 @@
-"""Run steps at the same time, each in a separate process with a deadline: a step that the kernel or a driver blocks delays no other."""
+"""
+Run steps in groups: groups at the same time, each in a separate process with a deadline; the steps of a group one after the other.
+
+A step that the kernel or a driver blocks delays only the later steps of the same group. A process per step would cost more CPU time
+than the steps.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,14 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Dict, List, NoReturn, Tuple, TypedDict
 
     from orchestrator.node.facts import Tool
     from orchestrator.node.probe.source import Source
 
-    Step = Tuple[Callable[[Source], object], float]  # and its deadline in seconds
+    Step = Callable[[Source], object]
+    Group = Tuple[Mapping[str, Step], float]  # and its deadline in seconds
 
     class StepResult(TypedDict, total=False):
         """`value` is absent if the step failed; `missing` then has the reason, under the step's name."""
@@ -30,12 +36,12 @@ RESULT_BYTES = 16 << 20
 END_S = 0.2
 
 
-def run_step(name: str, function: Callable[[Source], object], source: Source) -> StepResult:
+def run_step(name: str, step: Step, source: Source) -> StepResult:
     """The result of a step, run in this process; any exception is the reason why it has no value."""
     source.missing, source.tools = {}, []
     result: StepResult = {"missing": source.missing, "tools": source.tools}
     try:
-        result["value"] = function(source)
+        result["value"] = step(source)
     except Exception as error:  # noqa: BLE001  reported as missing
         text = str(error)
         if isinstance(error, OSError) and error.strerror:
@@ -44,16 +50,17 @@ def run_step(name: str, function: Callable[[Source], object], source: Source) ->
     return result
 
 
-def run_steps(steps: Mapping[str, Step], source: Source) -> Dict[str, StepResult]:
-    """The result of each step. A step without one at its deadline is killed, and not waited for."""
+def run_groups(groups: Sequence[Group], source: Source) -> Dict[str, StepResult]:
+    """The result of each step, in their order. A group without one at its deadline is killed, and not waited for."""
     running: Dict[int, Child] = {}
     results: Dict[str, StepResult] = {}
     poller = select.poll()
-    for name, (function, wait_s) in steps.items():
+    for steps, wait_s in groups:
         try:
-            child = Child(name, function, wait_s, source)
+            child = Child(steps, wait_s, source)
         except OSError as error:  # no more processes or files for this user
-            results[name] = {"missing": {name: f"cannot start a process: {error.strerror}"}, "tools": []}
+            reason = f"cannot start a process: {error.strerror}"
+            results.update({name: {"missing": {name: reason}, "tools": []} for name in steps})
             continue
         running[child.pipe] = child
         poller.register(child.pipe, select.POLLIN | select.POLLHUP)
@@ -67,16 +74,16 @@ def run_steps(steps: Mapping[str, Step], source: Source) -> Dict[str, StepResult
                 child.kill()
             if child.has_ended:
                 poller.unregister(child.pipe)
-                results[child.name] = child.close()
+                results.update(child.close())
                 del running[child.pipe]
-    return {name: results[name] for name in steps}
+    return {name: results[name] for steps, _ in groups for name in steps}
 
 
 class Child:
-    """The process of a step. Its result arrives in a pipe that programs which it starts do not inherit."""
+    """The process of a group. It writes a line for each result into a pipe that programs which it starts do not inherit."""
 
-    def __init__(self, name: str, function: Callable[[Source], object], wait_s: float, source: Source) -> None:
-        self.name, self.wait_s, self.deadline = name, wait_s, time.monotonic() + wait_s
+    def __init__(self, steps: Mapping[str, Step], wait_s: float, source: Source) -> None:
+        self._steps, self._wait_s, self.deadline = steps, wait_s, time.monotonic() + wait_s
         self.has_ended = False
         self._killed = False
         self._data = bytearray()
@@ -88,21 +95,22 @@ class Child:
             os.close(write_end)
             raise
         if self._pid == 0:
-            self._work(function, source, write_end)
+            self._work(source, write_end)
         os.close(write_end)
 
-    def _work(self, function: Callable[[Source], object], source: Source, pipe: int) -> NoReturn:
-        """Run the step in the child and end it. Its alarm ends it if its parent has been killed."""
+    def _work(self, source: Source, pipe: int) -> NoReturn:
+        """Run the steps in the child and end it. Its alarm ends it if its parent has been killed."""
         try:
             os.setsid()
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(int(self.wait_s) + 2)
+            signal.alarm(int(self._wait_s) + 2)
             null = os.open(os.devnull, os.O_RDWR)
             for descriptor in (0, 1, 2):  # a killed step that does not end must not keep the probe's output open
                 os.dup2(null, descriptor)
-            result = json.dumps(run_step(self.name, function, source)).encode()
-            while result:
-                result = result[os.write(pipe, result) :]
+            for name, step in self._steps.items():
+                line = json.dumps({name: run_step(name, step, source)}).encode() + b"\n"
+                while line:
+                    line = line[os.write(pipe, line) :]
         finally:
             os._exit(0)
 
@@ -123,25 +131,23 @@ class Child:
             except OSError:  # it ended at this moment
                 continue
 
-    def close(self) -> StepResult:
-        """The result; the reason if there is none."""
+    def close(self) -> Dict[str, StepResult]:
+        """The results; the reason for the steps that have none."""
         os.close(self.pipe)
-        if self._killed:
-            return {"missing": {self.name: f"no answer in {self.wait_s:g} s"}, "tools": []}
-        status = self._reap()
-        try:
-            result: StepResult = json.loads(self._data)
-        except ValueError:
-            reason = f"ended by signal {status & 0x7F}" if status & 0x7F else "ended without a result"
-            return {"missing": {self.name: reason}, "tools": []}
-        return result
+        results: Dict[str, StepResult] = {}
+        for line in self._data.split(b"\n")[:-1]:  # the last one is empty, or cut by the end of the child
+            results.update(json.loads(line))
+        reason = f"no answer in {self._wait_s:g} s" if self._killed else self._end_reason()
+        for name in self._steps:
+            results.setdefault(name, {"missing": {name: reason}, "tools": []})
+        return results
 
-    def _reap(self) -> int:
-        """The wait status of a child whose pipe has ended; 0 if it takes long to end."""
+    def _end_reason(self) -> str:
+        """The end of a child whose pipe has ended; it may take a moment more to end itself."""
         deadline = time.monotonic() + END_S
         while time.monotonic() < deadline:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
-                return status
+                return f"ended by signal {status & 0x7F}" if status & 0x7F else "ended without a result"
             time.sleep(0.001)
-        return 0
+        return "ended without a result"
