@@ -67,6 +67,7 @@ _inventory = click.option(
 _nodes = click.option(
     "--nodes", metavar="LIST", shell_complete=_nodes_of_inventory, help="Nodes to use, as in n0,n[2-5]."
 )
+_shape = click.option("-j", "shape", metavar="NxR", help="Number of nodes and ranks on each, as in 2x8; default: all.")
 _dry_run = click.option("--dry-run", is_flag=True, help="Print every file and command, start nothing.")
 _follow = click.option(
     "--follow/--detach", default=True, help="Watch the run (default), or print its id and return at once."
@@ -80,7 +81,7 @@ _LAUNCH_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
     click.argument("settings", nargs=-1, metavar="[KEY=VALUE]... [-- PROGRAM ARGS...]"),
     _inventory,
     _nodes,
-    click.option("-j", "shape", metavar="NxR", help="Number of nodes and ranks on each, as in 2x8; default: all."),
+    _shape,
     click.option("--config", type=_PATH, metavar="FILE", help="Configuration of the shared trainer, YAML or JSON."),
     click.option(
         "--name", metavar="NAME", help="Name of the run, by which commands find it; default: the inventory's."
@@ -377,6 +378,47 @@ def cp(source: str, destination: Path, nodes: str | None) -> int:
     from orchestrator.commands.copy import copy_files  # noqa: PLC0415
 
     return copy_files(source, destination, nodes)
+
+
+@app.group("bench", cls=_InOrder)
+def bench_app() -> None:
+    """Measure the nodes of an inventory."""
+
+
+@bench_app.command("comm")
+@click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
+@_inventory
+@_nodes
+@_shape
+@click.option("--op", metavar="LIST", help="all-reduce, all-gather, reduce-scatter, broadcast, send-recv.")
+@click.option("--sizes", metavar="SIZES", help="Bytes, as in 4K,1M or FIRST:LAST[:FACTOR]; default: 1K:256M:4.")
+@click.option("--dtype", metavar="TYPE", help="fp32 (default), bf16 or fp16.")
+@click.option("--pairs", is_flag=True, help="Measure each pair of ranks instead of all ranks together.")
+@click.option("--slurm", "by_slurm", is_flag=True, help="Start it through Slurm.")
+@click.option("--png", type=_PATH, metavar="FILE", help="Draw bandwidth by size, or a heat map of the pairs.")
+@_quiet
+@_json
+def bench_comm(
+    settings: tuple[str, ...],
+    by_slurm: bool,
+    inventory: str | None,
+    nodes: str | None,
+    shape: str | None,
+    pairs: bool,
+    png: Path | None,
+    quiet: bool,
+    as_json: bool,
+    **typed: str | None,
+) -> int:
+    """Measure collectives and point to point between ranks, as nccl-tests does."""
+    from orchestrator.actions.benchmark import arguments  # noqa: PLC0415
+    from orchestrator.commands.bench import bench_comm  # noqa: PLC0415
+
+    words = [f"{key}={value}" for key, value in typed.items() if value is not None]
+    words += ["groups=pairs"] if pairs else []
+    launcher: LauncherName = "slurm" if by_slurm else "ssh"
+    launch = arguments(inventory, nodes, shape, (*words, *settings), launcher=launcher)
+    return bench_comm(launch, as_json=as_json, png=png, quiet=quiet)
 
 
 @app.command()

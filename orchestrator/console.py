@@ -11,7 +11,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from orchestrator.errors import OrchError
 from orchestrator.fanout import Progress
@@ -55,10 +55,11 @@ def print_error(error: OrchError) -> None:
         print(f"  next: {without_controls(error.hint)}", file=sys.stderr, flush=True)
 
 
-def print_text(text: str) -> None:
-    """Print a result as it is, on stdout."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+def print_text(text: str, stream: TextIO | None = None) -> None:
+    """Print a result as it is, on stdout by default."""
+    stream = stream or sys.stdout
+    stream.write(text)
+    stream.flush()
 
 
 def print_json(value: object) -> None:
@@ -159,10 +160,12 @@ class ProgressLine:
 class LogView:
     """Prints the log lines and the messages of a watched run; the prefixes of ranks have colours, neighbours different ones."""
 
-    def __init__(self, *, as_json: bool, quiet: bool = False) -> None:
+    def __init__(self, *, as_json: bool, quiet: bool = False, stream: TextIO | None = None) -> None:
+        """Print the lines to `stream`, by default stdout."""
         self._as_json = as_json
         self._quiet = quiet
-        self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self._stream = stream or sys.stdout
+        self._colour = self._stream.isatty() and not os.environ.get("NO_COLOR")
 
     def inform(self, text: str) -> None:
         """Print a message, unless quiet."""
@@ -180,10 +183,10 @@ class LogView:
             texts.append(self._text(group) + "\n")
             size += len(texts[-1])
             if size >= PRINTED_CHARACTERS:
-                print_text("".join(texts))
+                print_text("".join(texts), self._stream)
                 texts, size = [], 0
         if texts:
-            print_text("".join(texts))
+            print_text("".join(texts), self._stream)
 
     def _text(self, lines: LogLines) -> str:
         if self._as_json:

@@ -57,6 +57,8 @@ class Program:
     """Run a Python program without the preparation of `is_prepared`."""
     per_node: bool = False
     """The program runs once per node and starts the node's ranks itself, as torchrun does."""
+    module: str = "trainer"
+    """The module of the shared trainer that runs, if that is the program; trainer.comm is its benchmark of communication."""
 
     @property
     def is_prepared(self) -> bool:

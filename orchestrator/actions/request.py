@@ -51,6 +51,8 @@ class LaunchArguments:
     """Runs to wait for, each as [KIND:]RUN."""
     here: bool = False
     """Run in the allocation of the Slurm job in which orch runs."""
+    module: str = "trainer"
+    """The module of the shared trainer that runs without `program`."""
 
     @property
     def slurm_settings(self) -> list[SlurmSetting]:
@@ -122,7 +124,7 @@ def _program(arguments: LaunchArguments, code: Code | None) -> Program:
             if is_given:
                 hint = f"put the program after --, or omit {option}"
                 raise UsageError(f"{option} is for a program of yours", hint=hint)
-        return Program("trainer", arguments.settings, cwd)
+        return Program("trainer", arguments.settings, cwd, module=arguments.module)
     if arguments.settings or arguments.config:
         refused = arguments.settings[0] if arguments.settings else "--config"
         raise UsageError(
@@ -196,7 +198,7 @@ def trainer_config(arguments: LaunchArguments) -> TrainerConfig:
         if text is not None:
             file.write_text(text, "utf-8")
         config = [] if text is None else ["--config", str(file)]
-        command = [sys.executable, "-m", "trainer", "--print-config", *config, *arguments.settings]
+        command = [sys.executable, "-m", arguments.module, "--print-config", *config, *arguments.settings]
         # -m searches the working folder first, where the user may have a trainer.py; with PYTHONSAFEPATH it does not
         parent = str(trainer_folder().parent)
         path = os.pathsep.join(filter(None, (parent, os.environ.get("PYTHONPATH"))))
@@ -205,7 +207,7 @@ def trainer_config(arguments: LaunchArguments) -> TrainerConfig:
         if result.returncode != 0:
             message = result.stderr.strip().replace(str(file), str(arguments.config)).removeprefix("error: ")
             raise UsageError(message or "the trainer refused its configuration")
-    return TrainerConfig(text, json.loads(result.stdout)["task"])
+    return TrainerConfig(text, json.loads(result.stdout).get("task", arguments.module))
 
 
 def _as_json(path: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from orchestrator.actions.log_reader import LogReader
 from orchestrator.actions.watch import Watch, watched_lines
@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from orchestrator.actions.launch import Launched  # at run time it would load what only a launch needs
 
 
-def watch(launched: Launched, *, quiet: bool) -> int:
+def watch(launched: Launched, *, quiet: bool, stream: TextIO | None = None) -> int:
     """
     Follow a run that this command started or attached to, and print its outcome; return its exit code.
 
     Args:
         quiet: print only the lines of ranks, warnings, and the outcome of a run that is not done.
+        stream: for the lines; by default stdout.
     """
     run_id = launched.folder.path.name
-    folder, launcher, view = launched.folder, launched.launcher, LogView(as_json=False, quiet=quiet)
+    folder, launcher, view = launched.folder, launched.launcher, LogView(as_json=False, quiet=quiet, stream=stream)
     view.inform(f"run {run_id} started; Ctrl-C stops watching, the run continues")
     try:
         reader = LogReader(launcher, folder.read_plan(), view, watched_lines(quiet=quiet))

@@ -67,7 +67,7 @@ def _program(plan: LaunchPlan) -> dict[str, Any]:
     program = plan.program
     if program.kind == "trainer":
         config = ["--config", f"{plan.run_dir(plan.head)}/config.json"] if plan.config is not None else []
-        start = ["-m", "trainer"] if program.cwd is None else ["-c", TRAINER_BESIDE_CODE]
+        start = ["-m", program.module] if program.cwd is None else ["-c", TRAINER_BESIDE_CODE]
         device = [f"device={plan.device}"] if plan.device is not None else []
         return {
             "python": True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from orchestrator.inventory import model as inventory
 from orchestrator.inventory import slurm
 from tests.grounds.cli import Orch
 from tests.paths import ROOT
+from trainer.comm.config import CommConfig
 from trainer.config.config import schemas_by_key
 
 DOCS = ROOT / "docs"
@@ -32,6 +34,7 @@ COMMANDS = (
     "cp",
     "gc",
     "inventory",
+    "bench",
 )
 PAGES = sorted(
     str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *DOCS.glob("**/*.md"), *ROOT.glob("inventories/*.md"))
@@ -68,7 +71,7 @@ def test_command_list_of_these_tests_is_complete() -> None:
 def test_every_command_and_option_is_documented(command: str) -> None:
     section = _section(command)
     options = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", _help(command))) - {"--help", "--no-follow"}
-    assert options or command in {"list", "stop", "inventory"}
+    assert options or command in {"list", "stop", "inventory", "bench"}
     missing = sorted(option for option in options if option not in section)
     assert not missing, f"docs/commands.md does not explain {missing} of orch {command}"
 
@@ -77,6 +80,13 @@ def test_every_command_and_option_is_documented(command: str) -> None:
 def test_inventory_commands_are_documented(sub: str) -> None:
     assert _help("inventory", sub)
     assert sub in _section("inventory")
+
+
+def test_benchmark_and_its_settings_are_documented() -> None:
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", _help("bench", "comm"))) - {"--help"}
+    assert not [option for option in sorted(options) if option not in _section("bench")]
+    page = _text("docs/bandwidth.md")
+    assert not [field.name for field in fields(CommConfig) if f"| `{field.name}` |" not in page]
 
 
 def test_every_field_of_an_inventory_is_documented() -> None:

@@ -90,6 +90,16 @@ class Machine:
         """Delete the veth pair."""
         self._switch.do("ip", "link", "delete", self.name)
 
+    def limit_rate(self, megabits: int, *, to: Machine | None = None) -> None:
+        """Limit the rate at which this machine sends, to one machine or to all; for a machine without a limit."""
+        commands = [
+            "qdisc add dev eth0 root handle 1: htb" + ("" if to else " default 1"),
+            f"class add dev eth0 parent 1: classid 1:1 htb rate {megabits}mbit quantum 60000",
+        ]
+        if to:
+            commands.append(f"filter add dev eth0 parent 1: protocol ip u32 match ip dst {to.address}/32 flowid 1:1")
+        self.do("tc", "-batch", "-", lines=commands)
+
     def add_neighbours(self, machines: Sequence[Machine]) -> None:
         """Add permanent neighbour entries: a dead machine then times out instead of failing with "no route"."""
         self.do("ip", "-batch", "-", lines=[f"neigh replace {m.address} lladdr {m.mac} {_PERMANENT}" for m in machines])

@@ -43,6 +43,7 @@ class CommConfig:
         ranks with equal local rank are paired.
     op: the operations; by default send-recv for pairs, all-reduce for other groups.
     sizes: bytes as 4K or 4K,1M, or FIRST:LAST[:FACTOR].
+    passes: how often all rounds of a kind of groups are repeated.
     seconds: time to measure one size; at least one repetition is made.
     timeout: limit of one operation, and of joining a group.
     devices: test the device of every rank first, and leave out ranks whose device fails.
@@ -55,6 +56,7 @@ class CommConfig:
     device: str = _text("auto", of=("auto", "cuda", "gcu", "cpu"))
     repetitions: int = field(default=20, metadata={"schema": KeySchema("int", low=1)})
     seconds: float = _above_zero(1.0)
+    passes: int = field(default=1, metadata={"schema": KeySchema("int", low=1)})
     timeout: float = _above_zero(60.0)
     devices: bool = field(default=False, metadata={"schema": KeySchema("flag")})
 

@@ -36,7 +36,8 @@ def rounds(config: CommConfig, positions: Mapping[int, Position]) -> list[Round]
     made: List[Round] = []
     for kind in config.groups:
         sets = _groups(kind, positions)
-        made += [Round(kind, op, groups) for op in config.operations(kind) for groups in sets if groups]
+        once = [Round(kind, op, groups) for op in config.operations(kind) for groups in sets if groups]
+        made += once * config.passes
     return made
 
 

@@ -70,10 +70,11 @@ class Meter:
         operation.fill()
         self._seconds(operation, 1)
         wrong = operation.wrong()
-        batch = max(1, min(MOST_IN_BATCH, BATCH_BYTES // size_bytes))
-        warm_up_s = self._seconds(operation, batch)
-        fitting = int(self.config.seconds / max(warm_up_s * batch, 1e-9))
-        repetitions = member.agree(name, max(1, min(self.config.repetitions, fitting)))
+        warm_up_s = self._seconds(operation, 1)
+        largest_batch = max(1, min(MOST_IN_BATCH, BATCH_BYTES // size_bytes))
+        count = member.agree(name, max(1, int(self.config.seconds / max(warm_up_s, 1e-9))))
+        repetitions = min(count, self.config.repetitions)
+        batch = min(count // repetitions, largest_batch)
         return [self._seconds(operation, batch) for _ in range(repetitions)], wrong
 
     def _seconds(self, operation: Operation, batch: int) -> float:

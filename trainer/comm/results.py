@@ -83,5 +83,5 @@ def line_of(result: Mapping[str, Any]) -> str:
     """The log line of one result, key=value."""
     line = f"op={result['op']} groups={result['groups']} ranks={fold(result['ranks'])} bytes={result['bytes']} dtype={result['dtype']}"
     if "time_s" in result:
-        line += f" time_us={result['time_s'] * 1e6:.1f} algbw={result['algbw']:.3f} busbw={result['busbw']:.3f}"
+        line += f" time_us={result['time_s'] * 1e6:.1f} algbw={result['algbw']:.4g} busbw={result['busbw']:.4g}"
     return line + (f" error={result['error']!r}" if result["error"] else "")

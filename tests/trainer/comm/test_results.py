@@ -29,7 +29,7 @@ def test_bandwidths_come_from_the_median_of_the_slowest_ranks_times() -> None:
     [result] = results_of(LABELS, [0, 1], reports)
     assert (result["time_s"], result["fastest_s"], result["slowest_s"]) == (2.0, 2.0, 9.0)
     assert (result["algbw"], result["busbw"]) == (0.5, 0.5)
-    assert "time_us=2000000.0 algbw=0.500 busbw=0.500" in line_of(result)
+    assert "time_us=2000000.0 algbw=0.5 busbw=0.5" in line_of(result)
 
 
 def test_wrong_results_name_their_ranks_and_keep_the_times() -> None:

@@ -1,0 +1,91 @@
+"""Measure the communication between ranks: a run of the trainer's benchmark (trainer/comm), and its results."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.actions.copy import copy
+from orchestrator.actions.launch import Planned, plan_launch
+from orchestrator.actions.request import LaunchArguments
+from orchestrator.checks.full import check_results
+from orchestrator.errors import NodesError, UsageError
+from orchestrator.fanout import OnProgress, no_progress
+from orchestrator.findings import Finding
+from orchestrator.run import LauncherName
+
+MODULE = "trainer.comm"
+RESULTS_FILE = "comm.json"  # in the run's folder on the node of rank 0
+NAME = "bench-comm"
+
+
+def arguments(
+    inventory: str | None,
+    nodes: str | None,
+    shape: str | None,
+    settings: Sequence[str],
+    *,
+    launcher: LauncherName = "ssh",
+) -> LaunchArguments:
+    """The arguments of a launch of the benchmark; `settings` are its KEY=VALUE words."""
+    words = tuple(settings)
+    return LaunchArguments(
+        launcher, inventory, nodes, shape, config=None, settings=words, program=None, name=NAME, module=MODULE
+    )
+
+
+def plan_benchmark(launch: LaunchArguments, on_progress: OnProgress = no_progress) -> Planned:
+    """
+    Plan a run of the benchmark; nothing is started.
+
+    Raises:
+        UsageError: there is one rank only, or as from plan_launch.
+    """
+    planned = plan_launch(launch, on_progress)
+    if planned.plan.world_size < 2:  # noqa: PLR2004  one communicates with the other
+        planned.close()
+        raise UsageError("there is only one rank, which has no other to communicate with", hint="-j 2x1, or more nodes")
+    return planned
+
+
+def read_results(run: str, on_progress: OnProgress = no_progress) -> dict[str, Any]:
+    """
+    Copy the results of a benchmark from the node of rank 0; of one that failed, the results until then.
+
+    Raises:
+        OrchError: there are none, or that node cannot be reached.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / RESULTS_FILE
+        try:
+            copy(run, RESULTS_FILE, path.parent, None, on_progress=on_progress)
+        except NodesError:  # another node does not answer
+            if not path.exists():
+                raise
+        results: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return results
+
+
+def findings(results: dict[str, Any]) -> list[Finding]:
+    """The slow or failed devices, nodes and links, as far as they were measured."""
+    return check_results(results)
+
+
+def check_plot(path: Path) -> None:
+    """
+    Check that a plot can be drawn and written, before anything is measured.
+
+    Raises:
+        UsageError: matplotlib or the folder is missing.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError(
+            "--png: matplotlib is not installed for the Python of orch",
+            hint="install the extra: pip install 'orch-launch[trainer]', or use --json",
+        )
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--png {path}: there is no folder {path.absolute().parent}", hint="create it first")

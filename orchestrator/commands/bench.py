@@ -1,0 +1,87 @@
+"""`orch bench comm`: measure the bandwidth between ranks, and print it as a table, JSON or a picture."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.actions import benchmark
+from orchestrator.actions.launch import started
+from orchestrator.actions.request import LaunchArguments
+from orchestrator.commands.watch import watch
+from orchestrator.console import ProgressLine, inform, print_json, print_table, warn
+from orchestrator.errors import CLOSED_PIPE, CTRL_C
+from orchestrator.run import RunState
+
+COLUMNS = ("OP", "RANKS", "SIZE", "DTYPE", "TIME", "ALGBW", "BUSBW", "ERROR")
+_UNITS = ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K"))
+
+
+def bench_comm(launch: LaunchArguments, *, as_json: bool, png: Path | None, quiet: bool) -> int:
+    """
+    Start the benchmark, follow it and print the results; returns the run's exit code.
+
+    Raises:
+        UsageError: there is one rank, a setting is wrong, or the picture cannot be drawn.
+    """
+    if png is not None:
+        benchmark.check_plot(png)
+    code, results = measure(launch, quiet=quiet)
+    if results is None:
+        return code
+    found = benchmark.findings(results)
+    if as_json:
+        print_json({**results, "findings": [finding.to_json() for finding in found]})
+    else:
+        print_table(COLUMNS, list(_rows(results)))
+        inform("bandwidths in GB/s (1e9 bytes/s); busbw is comparable with the link's rate, as in nccl-tests")
+    if png is not None:
+        from orchestrator.actions.benchmark_plot import plot  # noqa: PLC0415  matplotlib is optional
+
+        plot(results, png)
+    for finding in found:
+        warn(f"{finding.text} ({finding.evidence})" if finding.evidence else finding.text)
+    return code
+
+
+def measure(launch: LaunchArguments, *, quiet: bool = False) -> tuple[int, dict[str, Any] | None]:
+    """Run the benchmark to the end; returns the exit code and the results, None if the run is not watched to the end."""
+    with ProgressLine() as progress:
+        planned = benchmark.plan_benchmark(launch, progress.update)
+    for warning in planned.warnings:
+        warn(warning)
+    with ProgressLine() as progress, started(planned, progress.warn, progress.update) as launched:
+        progress.end()
+        code = watch(launched, quiet=quiet, stream=sys.stderr)
+        if code in (CTRL_C, CLOSED_PIPE) or not launched.folder.read().state.ended:
+            return code, None
+    if launched.folder.read().state is RunState.STOPPED:
+        return code, None
+    return code, benchmark.read_results(planned.plan.run_id)
+
+
+def _rows(results: Mapping[str, Any]) -> Iterator[Sequence[object]]:
+    for result in results["results"]:
+        figures: tuple[object, ...] = ("", "", "")
+        if "time_s" in result:
+            figures = _time(result["time_s"]), f"{result['algbw']:.3g}", f"{result['busbw']:.3g}"
+        ranks = _ranks(result["ranks"], results["ranks"])
+        yield result["op"], ranks, _size(result["bytes"]), result["dtype"], *figures, result["error"] or None
+
+
+def _ranks(ranks: Sequence[int], known: Sequence[Mapping[str, Any]]) -> str:
+    """The nodes of two ranks, or the first and last rank of a larger group."""
+    if len(ranks) == 2:  # noqa: PLR2004  a pair
+        return "-".join(f"{known[rank]['node']}:{known[rank]['local_rank']}" for rank in ranks)
+    return f"{ranks[0]}-{ranks[-1]}"
+
+
+def _size(count: int) -> str:
+    unit, letter = next(((unit, letter) for unit, letter in _UNITS if count % unit == 0), (1, ""))
+    return f"{count // unit}{letter}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"  # noqa: PLR2004  a millisecond
