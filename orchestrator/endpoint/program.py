@@ -7,7 +7,7 @@ import json
 import marshal
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
@@ -16,9 +16,9 @@ from orchestrator.fanout import once
 from orchestrator.resources import node_folder
 
 OLDEST_PYTHON = (3, 8)
-# A program: the modules of some packages, and the modules of node/ that they import. A node executes a module at its first import.
+# A program: the modules of some packages, and the modules of node/ that they import; the packages themselves are empty. A node
+# executes a module at its first import.
 NODE = "orchestrator.node"
-PARENTS = ("orchestrator", NODE)  # empty on a node, as all packages
 ENDPOINT = f"{NODE}.endpoint"
 PROBE, VENDOR = f"{NODE}.probe", f"{NODE}.vendor"
 LEVEL = 3  # of zlib: level 9 takes 27 ms of CPU per command instead of 3, for 9 of 78 KB
@@ -82,8 +82,9 @@ def _packed(packages: Sequence[str], compiled: re.Pattern[str]) -> bytes:
         compiled: the imports to follow from `serve` for the byte code.
     """
     modules = [f"{name}.{file.stem}" for name in packages for file in sorted(_folder(name).glob("[!_]*.py"))]
-    empty = (*PARENTS, *packages)
-    texts = {name: _source(name) for name in _with_imports(modules, _IMPORT)} | dict.fromkeys(empty, "")
+    texts = {name: _source(name) for name in _with_imports(modules, _IMPORT)}
+    empty = sorted({parent for name in texts for parent in _packages(name)})
+    texts |= dict.fromkeys(empty, "")
     entry = f"{packages[0]}.serve"
     at_start = _with_imports([entry] if compiled is _IMPORT_AT_START else modules, compiled)
     codes = {
@@ -109,6 +110,12 @@ def _with_imports(modules: Sequence[str], pattern: re.Pattern[str]) -> set[str]:
         imported = {name for module in new for name in pattern.findall(_source(module))}
         new = {name for name in imported if not _folder(name).is_dir()} - found
     return found
+
+
+def _packages(module: str) -> Iterator[str]:
+    """The packages that contain the module."""
+    parts = module.split(".")
+    return (".".join(parts[:count]) for count in range(1, len(parts)))
 
 
 _FOR_TYPE_CHECKERS = re.compile(r"^TYPE_CHECKING = False\nif TYPE_CHECKING:\n(?:    .*\n|\n)*", re.MULTILINE)
