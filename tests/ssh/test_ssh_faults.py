@@ -274,7 +274,10 @@ def test_keepalives_are_sent_on_every_connection_of_a_jump(
         with pytest.raises(Unreachable, match="the server refuses to start programs"):
             transport.open(["true"])
         until(lambda: "keepalive@lag.net" in requests, awaited="a keepalive to the node")
-        until(lambda: b"keepalive@lag.net" in log.read_bytes()[begin:], awaited="a keepalive to the jump host")
+        until(
+            lambda: b"keepalive@lag.net" in log.read_bytes()[begin:],
+            awaited=lambda: f"a keepalive to the jump host; the node received {requests}; {log.read_bytes()[begin:]!r}",
+        )
         transport.close()
 
 
