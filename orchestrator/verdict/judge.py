@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from orchestrator.node.events import StateName
 
 LAST_LINES = 5
-_NOISE = "cluster configuration lacks support for cpu binding"  # a line of srun without TaskPlugin, in every log
 # Written by slurmstepd; other causes add "DUE TO", and Slurm reports them by the state.
 _SIGNALLED_JOB = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 # man squeue, JOB STATE CODES: Slurm ended these jobs itself; the signals to the ranks are a consequence.
@@ -337,7 +336,7 @@ def _report(queue: JobStatus) -> str:
 
 def _output_hint(evidence: Evidence) -> str:
     """The last lines of the batch script's log, else the place of the log."""
-    lines = [line for line in evidence.batch_log.splitlines() if line.strip() and not line.endswith(_NOISE)]
+    lines = [line for line in evidence.batch_log.splitlines() if line.strip()]
     if not lines:
         return f"its output is in {evidence.plan.attempt_dir(evidence.plan.head)}/slurm-*.log"
     shown = "\n  ".join(lines[-LAST_LINES:])

@@ -274,7 +274,6 @@ def test_without_a_scheduler_a_run_has_ended_once_all_its_nodes_have() -> None:
 
 
 SIGNALLED = """\
-srun: cluster configuration lacks support for cpu binding
 slurmstepd-n0: error: *** JOB 4 ON n0 CANCELLED AT 2026-11-22T11:56:20 ***
 srun: forcing job termination
 slurmstepd-n0: error: *** STEP 4.0 ON n0 CANCELLED AT 2026-11-22T11:56:20 ***

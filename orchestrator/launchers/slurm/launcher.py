@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ UNCERTAIN_ERRORS = (
     "Unexpected message",
     "reset by peer",
 )
+_NOISE = re.compile(r"^srun: cluster configuration lacks support for cpu binding\n", re.MULTILINE)
 SEARCH_S, LATE_JOB_S = 60.0, 5.0  # a busy slurmctld may handle a request after sbatch has timed out
 
 
@@ -134,10 +136,11 @@ class SlurmLauncher:
             return self._query_job(job)
 
     def batch_log(self, max_bytes: int) -> BatchLog | None:
-        """Read from the shared folder."""
+        """Read from the shared folder, without a message of srun that every job has on a cluster without TaskPlugin."""
         with self._host_errors():
             trace = self._host.trace(self._plan, log_bytes=max_bytes)
-        return trace.batch_log if trace else None
+        log = trace.batch_log if trace else None
+        return None if log is None else replace(log, text=_NOISE.sub("", log.text))
 
     def position(self, status: JobStatus) -> str:
         """The position in the job's partition."""
