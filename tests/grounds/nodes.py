@@ -49,15 +49,14 @@ class Machine:
 
     def write(self, root: Path) -> None:
         """Make the files and links below a folder."""
+        folders = {os.path.dirname(path) for path in (*self.files, *self.links)} | set(self.links.values())  # noqa: PTH120
+        for folder in folders:
+            os.makedirs(f"{root}{folder}", exist_ok=True)  # noqa: PTH103  thousands: pathlib takes twice as long
         for path, text in self.files.items():
-            file = root / path.lstrip("/")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text + "\n", "utf-8")
+            with open(f"{root}{path}", "w", encoding="utf-8") as file:  # noqa: PTH123
+                file.write(text + "\n")
         for path, target in self.links.items():
-            link = root / path.lstrip("/")
-            link.parent.mkdir(parents=True, exist_ok=True)
-            (root / target.lstrip("/")).mkdir(parents=True, exist_ok=True)
-            link.symlink_to(os.path.relpath(target, Path(path).parent))
+            os.symlink(os.path.relpath(target, os.path.dirname(path)), f"{root}{path}")  # noqa: PTH120, PTH211
 
     def write_tools(self, folder: Path) -> None:
         """Make programs that print the tools' output."""
@@ -564,7 +563,7 @@ def s60(number: int = 0) -> Machine:
         add_roce(machine, slot)
     head, row = _parts("efsmi-q-s60.txt", "DEV ID 0", "DEV ID 1")
     machine.tools.update({"efsmi -q": head + "".join(row(slot) for slot in range(8))})
-    machine.tools["efsmi"] = (CASES / "vendor" / "efsmi-s60.txt").read_text("utf-8")
+    machine.tools["efsmi"] = 1
     return machine
 
 

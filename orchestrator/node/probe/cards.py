@@ -45,6 +45,7 @@ def nvidia(source: Source) -> Dict[str, object]:
         refused = nvidia_smi.known_fields(wanted, source.last_words)
         if text is not None or list(filter(None, refused)) == wanted:
             break
+        source.tools.pop()
         fields = refused
     if text is None:
         if source.find(nvidia_smi.TOOL) is None and devices:

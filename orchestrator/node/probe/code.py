@@ -7,6 +7,8 @@ import os
 import re
 import stat
 
+from orchestrator.node.files import absolute_path
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +24,7 @@ GIT_S = 3.0
 
 
 def code(source: Source, path: str) -> Code:
-    folder = os.path.normpath(os.path.expanduser(path))
+    folder = absolute_path(path)
     top = work_tree(source, folder)
     commit, dirty = (None, None) if top is None else state_of(source, top)
     return {"path": folder, "commit": commit, "dirty": dirty, "digest": digest(source, folder)}

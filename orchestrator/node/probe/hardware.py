@@ -59,7 +59,7 @@ def memory(source: Source) -> Memory:
     lines = (line.split() for line in (source.text("/proc/meminfo") or "").splitlines())
     sizes = {words[0].rstrip(":"): int(words[1]) * KB for words in lines if len(words) > 1 and words[1].isdigit()}
     if "MemTotal" not in sizes:
-        source.missing.setdefault("memory", "/proc/meminfo has no MemTotal")
+        source.missing.setdefault("memory.total", "/proc/meminfo has no MemTotal")
     total = sizes.get("MemTotal", 0)
     limits = [
         limit for limit in cgroup_numbers(source, "memory", "memory.max", "memory.limit_in_bytes") if limit < UNLIMITED

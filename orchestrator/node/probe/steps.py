@@ -7,6 +7,7 @@ than the steps.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 RESULT_BYTES = 16 << 20
 END_S = 0.2
+CLD_KILLED, CLD_DUMPED = 2, 3  # in os from Python 3.9 on
 
 
 def run_step(name: str, step: Step, source: Source) -> StepResult:
@@ -71,7 +73,7 @@ def run_groups(groups: Sequence[Group], source: Source) -> Dict[str, StepResult]
             if child.pipe in ready:
                 child.read()
             if not child.has_ended and time.monotonic() >= child.deadline:
-                child.kill()
+                child.give_up()
             if child.has_ended:
                 poller.unregister(child.pipe)
                 results.update(child.close())
@@ -85,7 +87,7 @@ class Child:
     def __init__(self, steps: Mapping[str, Step], wait_s: float, source: Source) -> None:
         self._steps, self._wait_s, self.deadline = steps, wait_s, time.monotonic() + wait_s
         self.has_ended = False
-        self._killed = False
+        self._gave_up = False
         self._data = bytearray()
         self.pipe, write_end = os.pipe()
         try:
@@ -120,34 +122,36 @@ class Child:
         self._data += data
         self.has_ended = not data
         if len(self._data) > RESULT_BYTES:
-            self.kill()
+            self.give_up()
 
-    def kill(self) -> None:
-        """Kill the child and the programs that it started in its session."""
-        self.has_ended = self._killed = True
-        for target in (-self._pid, self._pid):
-            try:
-                os.kill(target, signal.SIGKILL)
-            except OSError:  # it ended at this moment
-                continue
+    def give_up(self) -> None:
+        """Take no more results from the child."""
+        self.has_ended = self._gave_up = True
 
     def close(self) -> Dict[str, StepResult]:
-        """The results; the reason for the steps that have none."""
+        """The results, and the reason for the steps that have none. Programs that the steps have started are killed."""
         os.close(self.pipe)
+        end = "ended without a result" if self._gave_up else self._end()
+        for target in (-self._pid, self._pid):
+            with contextlib.suppress(OSError):  # mostly none is left
+                os.kill(target, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, os.WNOHANG)
         results: Dict[str, StepResult] = {}
         for line in self._data.split(b"\n")[:-1]:  # the last one is empty, or cut by the end of the child
             results.update(json.loads(line))
-        reason = f"no answer in {self._wait_s:g} s" if self._killed else self._end_reason()
+        reason = f"no answer in {self._wait_s:g} s" if self._gave_up else end
         for name in self._steps:
             results.setdefault(name, {"missing": {name: reason}, "tools": []})
         return results
 
-    def _end_reason(self) -> str:
-        """The end of a child whose pipe has ended; it may take a moment more to end itself."""
+    def _end(self) -> str:
+        """The end of a child whose pipe has ended; not reaped, so that its pid remains its own."""
         deadline = time.monotonic() + END_S
         while time.monotonic() < deadline:
-            pid, status = os.waitpid(self._pid, os.WNOHANG)
-            if pid:
-                return f"ended by signal {status & 0x7F}" if status & 0x7F else "ended without a result"
+            found = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is not None:
+                is_signal = found.si_code in (CLD_KILLED, CLD_DUMPED)
+                return f"ended by signal {found.si_status}" if is_signal else "ended without a result"
             time.sleep(0.001)
         return "ended without a result"

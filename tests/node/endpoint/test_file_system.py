@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.endpoint.file_system import file_system, type_of
+from orchestrator.node.endpoint.file_system import file_system
+from orchestrator.node.mounts import mount_of
 
 # /proc/self/mountinfo of a login node (man 5 proc): a remote home, a blank in a name, one mount on top of another.
 MOUNTS = r"""22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw
@@ -30,7 +31,7 @@ MOUNTS = r"""22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw
     ],
 )
 def test_type_is_that_of_the_innermost_and_last_mount_above_a_path(path: str, kind: str) -> None:
-    assert type_of(path, MOUNTS) == kind
+    assert mount_of(path, MOUNTS)[2] == kind
 
 
 def test_folder_in_shared_memory_is_local_and_one_in_proc_is_not(tmp_path: Path) -> None:
