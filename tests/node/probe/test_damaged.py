@@ -86,8 +86,8 @@ def damaged(text: str, chance: random.Random) -> Iterator[str]:
     yield text * 2
     yield "警告 驱动程序版本不匹配\n" + text
     letters = list(text)
-    for place in chance.sample(range(len(letters)), min(8, len(letters))):
-        letters[place] = chance.choice("\x00\ufffd\n,:|*-7é ")
+    for position in chance.sample(range(len(letters)), min(8, len(letters))):
+        letters[position] = chance.choice("\x00\ufffd\n,:|*-7é ")
     yield "".join(letters)
 
 
@@ -112,7 +112,7 @@ def test_damaged_output_of_tools_gives_no_wrong_card(tmp_path: Path, kind: str) 
         machine.tools[command] = output
 
 
-def test_old_drivers_are_asked_again_without_the_fields_that_they_refuse(tmp_path: Path) -> None:
+def test_fields_that_an_old_driver_refuses_are_left_out(tmp_path: Path) -> None:
     machine = nodes.h800()
     machine.write(tmp_path)
     script = (
