@@ -330,6 +330,32 @@ def env(inventory: str | None, nodes: str | None, node: str | None, as_json: boo
 
 
 @app.command()
+@_inventory
+@click.argument("files", nargs=-1, type=_PATH, metavar="[FILE]...")
+@click.option(
+    "--nccl", metavar="VERSION", help="Version of NCCL, as in 2.21; default: report for which ones it is wrong."
+)
+@click.option(
+    "--torch", metavar="VERSION", help="Version of torch, as in 2.4; default: report for which ones it is wrong."
+)
+@click.option(
+    "--network", type=click.Choice(("infiniband", "roce", "ethernet")), help="Default: that of the inventory."
+)
+@click.option("--fix", is_flag=True, help="Print the mended files instead of the findings; nothing is written.")
+@_json
+def lint(inventory: str | None, files: tuple[Path, ...], as_json: bool, fix: bool, **stated: str | None) -> int:
+    """
+    Find wrong, useless and misspelt environment variables in inventories, scripts, environment files, nccl.conf and DeepSpeed JSON.
+
+    Without FILE, the inventory is linted.
+    """
+    from orchestrator.actions.lint import LintOptions  # noqa: PLC0415
+    from orchestrator.commands.lint import lint_files  # noqa: PLC0415
+
+    return lint_files(inventory, files, LintOptions(**stated), as_json=as_json, fix=fix)
+
+
+@app.command()
 @click.argument("run", required=False, metavar="[RUN]", shell_complete=_run_names)
 @click.option(
     "-i",

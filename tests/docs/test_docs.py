@@ -27,6 +27,7 @@ COMMANDS = (
     "status",
     "list",
     "env",
+    "lint",
     "attach",
     "stop",
     "ssh",

@@ -1,0 +1,43 @@
+"""Assignments of variables as the readers find them: name, value, file, line, and the range of the text for mending it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """
+    One `NAME=VALUE`; `value` None: known only when the script runs.
+
+    `start` and `end` are the range of `NAME=VALUE` in the file's text, where there is one. `fault` is a fault of the line itself,
+    with `replacement` for the range: the mended text, "" to remove it, None if unknown.
+    """
+
+    name: str
+    value: str | None
+    file: str
+    line: int
+    nodes: tuple[str, ...] = ()
+    start: int | None = None
+    end: int | None = None
+    fault: str = ""
+    replacement: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word of a command line; `value` None: known only when the script runs."""
+
+    value: str | None
+    line: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The assignments and commands of a shell script, in order."""
+
+    assignments: tuple[Assignment, ...]
+    commands: tuple[tuple[Word, ...], ...] = ()

@@ -1,0 +1,276 @@
+"""Judge assignments of variables, and arguments of launchers, by the table: wrong, useless and misspelt ones become findings."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from orchestrator.environment.lint.arguments import argument_faults
+from orchestrator.environment.lint.assignment import Assignment, Word
+from orchestrator.environment.table import UNDOCUMENTED, VARIABLES, Row
+from orchestrator.environment.table.conditions import GENERATIONS, NETWORKS, Context, holds, phrase, undecided
+from orchestrator.environment.table.row import REMOVE, Verdict
+from orchestrator.environment.table.values import NcclInteger, strtoll
+from orchestrator.findings import Finding, Severity
+from orchestrator.names.hostlist import fold
+
+# Prefixes whose variables are all in the table, with the latest code that was read.
+_COMPLETE = {
+    "NCCL_": "NCCL to 2.30",
+    "TORCH_NCCL_": "torch to 2.13",
+    "TORCH_ECCL_": "torch_gcu to 2.10",
+    "ECCL_": "Enflame's published code",
+    "GCU_": "Enflame's published code",
+    "DTU_": "Enflame's published code",
+}
+_CLOSE, _CLOSE_ELSEWHERE = 0.85, 0.9  # similarity of a misspelt name, as difflib measures it
+_MOST_UNKNOWN = 500  # names that are compared with known ones
+_MAX_SHOWN = 60  # characters of a value in a message
+_SHOWN_DEFAULTS = frozenset(("NCCL", "torch", "torch_gcu", "CUDA", "DeepSpeed"))
+_OPTIONS = {
+    "NCCL": "--nccl VERSION",
+    "torch": "--torch VERSION",
+    **dict.fromkeys(GENERATIONS, "--torch VERSION"),
+    **dict.fromkeys(NETWORKS, "--network NAME"),
+}
+"""The option that decides a condition."""
+_ORDER = {Severity.FAIL: 0, Severity.WARN: 1, Severity.INFO: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class LintFinding:
+    """
+    A finding at a line of a file.
+
+    `replacement` is the mended `NAME=VALUE`, "" to remove it, None if the linter does not know it; `start` and `end` are its range.
+    """
+
+    finding: Finding
+    file: str
+    line: int
+    replacement: str | None = None
+    start: int | None = None
+    end: int | None = None
+
+    def nodes_text(self) -> str:
+        """The nodes as a host list."""
+        return fold(self.finding.nodes)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form: the finding's, with file, line and replacement."""
+        return {"file": self.file, "line": self.line, "replacement": self.replacement, **self.finding.to_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Remark:
+    """One thing to report on an assignment; `better` is a value, REMOVE, or None."""
+
+    severity: Severity
+    text: str
+    better: str | None = None
+    unknown: tuple[str, ...] = ()
+    """The conditions that are not known to hold."""
+
+
+def lint_assignments(assignments: Iterable[Assignment], context: Context) -> list[LintFinding]:
+    """Judge each assignment; at most one finding per assignment."""
+    findings: list[LintFinding] = []
+    unknown: set[str] = set()
+    for assignment in assignments:
+        if assignment.name not in VARIABLES:
+            unknown.add(assignment.name)
+        found = _lint(assignment, context) if len(unknown) <= _MOST_UNKNOWN else None
+        findings += [] if found is None else [found]
+    return findings
+
+
+def lint_commands(commands: Iterable[Sequence[Word]], file: str) -> list[LintFinding]:
+    """Judge the arguments of torchrun, and of the scripts that it starts."""
+    return [
+        LintFinding(
+            Finding(fault.severity, fault.check, fault.text, remedy=fault.remedy, source=fault.source), file, fault.line
+        )
+        for command in commands
+        for fault in argument_faults(command)
+    ]
+
+
+def worst(findings: Iterable[LintFinding]) -> Severity | None:
+    """Return the highest severity; None without findings."""
+    return min((found.finding.severity for found in findings), key=_ORDER.__getitem__, default=None)
+
+
+def _lint(assignment: Assignment, context: Context) -> LintFinding | None:
+    row = VARIABLES.get(assignment.name)
+    if assignment.fault:
+        remarks = [_Remark(Severity.WARN if row is not None else Severity.INFO, assignment.fault)]
+        replacement = assignment.replacement
+        if row is not None:
+            remarks += _remarks(row, assignment.value, context)
+    elif row is None:
+        misspelt = _misspelt(assignment.name)
+        if misspelt is None:
+            return None
+        remark, name = misspelt
+        remarks, replacement = [remark], None if name is None else f"{name}={assignment.value or ''}"
+    else:
+        remarks = _remarks(row, assignment.value, context)
+        better = _better(remarks)
+        replacement = f"{assignment.name}={better}" if better else better
+    if not remarks:
+        return None
+    return _finding(assignment, row, remarks, replacement)
+
+
+def _finding(
+    assignment: Assignment, row: Row | None, remarks: Sequence[_Remark], replacement: str | None
+) -> LintFinding:
+    severity = min((remark.severity for remark in remarks), key=_ORDER.__getitem__)
+    value = assignment.value
+    written = (
+        assignment.name
+        if value is None or (assignment.fault and not assignment.replacement)
+        else f"{assignment.name}={_shortened(value)}"
+    )
+    text = f"{written}: {'; '.join(remark.text for remark in remarks)}"
+    remedy = f"set {_shortened(replacement)}" if replacement else "remove it"
+    if replacement is None:
+        options = sorted(
+            {
+                _OPTIONS[condition.partition("<")[0].partition(">")[0]]
+                for remark in remarks
+                for condition in remark.unknown
+            }
+        )
+        remedy = f"find out which applies: orch lint {' '.join(options)}" if options else ""
+    finding = Finding(
+        severity,
+        check=assignment.name,
+        text=text,
+        nodes=assignment.nodes,
+        evidence=written,
+        remedy=remedy,
+        source=row.source if row is not None else "",
+    )
+    return LintFinding(finding, assignment.file, assignment.line, replacement, assignment.start, assignment.end)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+
+
+def _better(remarks: Sequence[_Remark]) -> str | None:
+    """The value that mends all remarks: REMOVE if one of them asks for it, else the last one."""
+    better = [remark.better for remark in remarks if remark.better is not None]
+    return REMOVE if REMOVE in better else better[-1] if better else None
+
+
+def _remarks(row: Row, value: str | None, context: Context) -> list[_Remark]:
+    remarks = list(_reader_remarks(row, context))
+    if any(remark.better == REMOVE for remark in remarks):
+        return remarks  # its value does not matter
+    fault = None if value is None else row.kind.fault(value)
+    if fault is not None:
+        remarks.append(_Remark(fault.severity, fault.text, fault.better))
+        if fault.severity is Severity.FAIL:
+            return remarks  # the verdicts are about values that are read as they are written
+    remarks += _verdict_remarks(row, value, context)
+    if not remarks and value is not None and _is_default(row, value, context):
+        remarks.append(_Remark(Severity.INFO, "is the default", REMOVE))
+    if not remarks and row.is_debug:
+        remarks.append(
+            _Remark(Severity.INFO, f"is for experiments: {row.library}'s documentation advises against keeping it set")
+        )
+    return remarks
+
+
+def _reader_remarks(row: Row, context: Context) -> Iterable[_Remark]:
+    """The cases in which nothing reads the row."""
+    library, accelerator = row.library, context.accelerator
+    installed = {} if library not in context.versions else {library: context.versions[library]}
+    if row.until and holds(f"{library}>={row.until}", context) is not False:
+        yield _Remark(Severity.WARN, f"{library} does not read it from {row.until} on", REMOVE)
+    elif row.since and installed and holds(f"{library}<{row.since}", context):
+        text = f"{library} reads it from {row.since} on, and {installed[library]} is installed"
+        yield _Remark(Severity.WARN, text, REMOVE)
+    elif accelerator is not None and (library == "NCCL" or "NCCL" in row.name) and accelerator != "cuda":
+        yield _Remark(
+            Severity.INFO, f"has no effect: NCCL is for NVIDIA's cards, and the accelerator is {accelerator}", REMOVE
+        )
+    elif accelerator in ("cuda", "cpu") and library in ("ECCL", "torch_gcu", "TopsRider"):
+        yield _Remark(
+            Severity.INFO, f"has no effect: it is for Enflame's cards, and the accelerator is {accelerator}", REMOVE
+        )
+
+
+def _verdict_remarks(row: Row, value: str | None, context: Context) -> list[_Remark]:
+    """The first verdict that applies for certain, and those before it whose conditions are unknown."""
+    remarks = []
+    for verdict in row.verdicts:
+        unknown = undecided(verdict.when, context) if _matches(verdict, value) else None
+        if unknown is None:
+            continue
+        better = None if verdict.better is None else _filled(verdict.better, value or "")
+        if not unknown:
+            remarks.append(_Remark(verdict.severity, verdict.reason, better))
+            break
+        severity = Severity.WARN if verdict.severity is Severity.FAIL else verdict.severity
+        remarks.append(_Remark(severity, f"{phrase(unknown)}: {verdict.reason}", better, unknown))
+    if len({remark.better for remark in remarks}) > 1:  # the remedy depends on what is unknown
+        return [replace(remark, better=None) for remark in remarks]
+    return remarks
+
+
+def _matches(verdict: Verdict, value: str | None) -> bool:
+    """Compare a value with the verdict; an unknown value matches a verdict on all values only."""
+    is_for_all = not verdict.value and verdict.above is None and verdict.below is None
+    if is_for_all or value is None:
+        return is_for_all
+    if verdict.value:
+        return re.fullmatch(verdict.value, value) is not None
+    number = strtoll(value)[0]
+    if number is None:
+        return False
+    return number > verdict.above if verdict.above is not None else number < (verdict.below or 0)
+
+
+def _filled(better: str, value: str) -> str:
+    return better.replace("{value}", value).replace("{rest}", value.lstrip("="))
+
+
+def _is_default(row: Row, value: str, context: Context) -> bool:
+    """True if the value is the default of the installed version, or of every version if that is unknown."""
+    defaults = row.defaults()
+    if not defaults or row.library not in _SHOWN_DEFAULTS:
+        return False
+    if row.library in context.versions:
+        applying = [text for first, text in defaults.items() if not first or holds(f"{row.library}>={first}", context)]
+        defaults = {"": applying[-1]}
+    return {_canonical(row, value)} == {_canonical(row, text) for text in defaults.values()}
+
+
+def _canonical(row: Row, value: str) -> str:
+    number = strtoll(value)[0] if isinstance(row.kind, NcclInteger) else None
+    return value.strip().lower() if number is None else str(number)
+
+
+@lru_cache(maxsize=1000)
+def _misspelt(name: str) -> tuple[_Remark, str | None] | None:
+    """A remark on a name that is not in the table, and the name that was meant; None for a name of no concern."""
+    if name in UNDOCUMENTED:
+        return None
+    if name.upper() in VARIABLES:
+        return _Remark(Severity.WARN, "names of variables are case-sensitive, so nothing reads it"), name.upper()
+    prefix = next((prefix for prefix in sorted(_COMPLETE, key=len, reverse=True) if name.startswith(prefix)), None)
+    cutoff = _CLOSE_ELSEWHERE if prefix is None else _CLOSE
+    candidates = [row.name for row in VARIABLES.values() if row.library not in ("nothing", "launchers")]
+    close = difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff) if len(name) < _MAX_SHOWN else []
+    if close:
+        return _Remark(Severity.WARN, f"nothing reads it: did you mean {close[0]}?"), close[0]
+    if prefix is None:
+        return None
+    return _Remark(Severity.INFO, f"{_COMPLETE[prefix]} does not read it; a plugin may"), None

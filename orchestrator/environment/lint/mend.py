@@ -1,0 +1,44 @@
+"""Apply the replacements of findings to the text of a file. Nothing is written."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+
+from orchestrator.environment.lint.judge import LintFinding
+
+_EMPTY = re.compile(r"[ \t]*(?:export|declare|typeset|readonly|local|env)?(?:[ \t]+-\w+)*[ \t]*\\?")
+
+
+def mended(text: str, findings: Iterable[LintFinding], *, is_shell: bool) -> str:
+    """Return the text with every finding mended that has a replacement; a removed line becomes a comment with the reason."""
+    positions = [found for found in findings if found.replacement is not None and found.start is not None]
+    for found in sorted(positions, key=lambda found: found.start or 0, reverse=True):
+        start, end = found.start or 0, found.end or 0
+        if found.replacement:
+            new = _quoted(found.replacement, found.finding.check) if is_shell else found.replacement
+            text = text[:start] + new + text[end:]
+        else:
+            text = _without(text, start, end, found.finding.text)
+    return text
+
+
+def _quoted(replacement: str, name: str) -> str:
+    prefix = f"{name}="
+    value = replacement.removeprefix(prefix)
+    return replacement if value == replacement else prefix + shlex.quote(value)
+
+
+def _without(text: str, start: int, end: int, reason: str) -> str:
+    """Remove the range; if nothing else is on its line, the reason replaces it as a comment."""
+    line_start = text.rfind("\n", 0, start) + 1
+    line_end = text.find("\n", end)
+    line_end = len(text) if line_end < 0 else line_end
+    before, after = text[line_start:start], text[end:line_end]
+    if not _EMPTY.fullmatch(before) or not re.fullmatch(r"\s*(#.*)?", after):
+        kept = after.lstrip(" \t") if before.endswith((" ", "\t")) or not before else after
+        return text[:line_start] + before + kept + text[line_end:]
+    is_continued = text[:line_start].endswith("\\\n")
+    comment = "" if is_continued else f"# {' '.join(reason.split())}"
+    return text[:line_start] + comment + text[line_end:]

@@ -1,0 +1,91 @@
+"""A row of the table: a variable, the values it accepts, and verdicts on values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.environment.table.values import Kind
+from orchestrator.findings import Severity
+
+REMOVE = ""
+"""The better value of a variable that should not be set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """
+    One judgement on values of a variable that its reader accepts.
+
+    `when` are conditions (conditions.py) that must all hold. Values: `value` is a regular expression for the whole text, `above` and
+    `below` are bounds of the number; with none of them, every value. `better` is a value, REMOVE, or None if the site must decide.
+    """
+
+    severity: Severity
+    reason: str
+    when: tuple[str, ...] = ()
+    value: str = ""
+    above: int | None = None
+    below: int | None = None
+    better: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """
+    One variable.
+
+    `library` is its reader, whose versions `since`, `until` and the defaults mean: `since` is the first version that reads it,
+    `until` the first that does not. `default` is a text, or the text by the first version that has it, "" for the oldest.
+    A value equal to a default is reported as superfluous. `is_debug`: the documentation advises against keeping it set.
+    """
+
+    name: str
+    library: str
+    kind: Kind
+    text: str
+    default: str | dict[str, str] = ""
+    since: str = ""
+    until: str = ""
+    is_debug: bool = False
+    verdicts: tuple[Verdict, ...] = ()
+    source: str = ""
+
+    def defaults(self) -> dict[str, str]:
+        """The default by first version, the oldest first."""
+        return self.default if isinstance(self.default, dict) else {"": self.default} if self.default else {}
+
+
+def fail(
+    reason: str,
+    *when: str,
+    value: str = "",
+    above: int | None = None,
+    below: int | None = None,
+    better: str | None = None,
+) -> Verdict:
+    """A verdict of level FAIL."""
+    return Verdict(Severity.FAIL, reason, when, value, above, below, better)
+
+
+def warn(
+    reason: str,
+    *when: str,
+    value: str = "",
+    above: int | None = None,
+    below: int | None = None,
+    better: str | None = None,
+) -> Verdict:
+    """A verdict of level WARN."""
+    return Verdict(Severity.WARN, reason, when, value, above, below, better)
+
+
+def info(
+    reason: str,
+    *when: str,
+    value: str = "",
+    above: int | None = None,
+    below: int | None = None,
+    better: str | None = None,
+) -> Verdict:
+    """A verdict of level INFO."""
+    return Verdict(Severity.INFO, reason, when, value, above, below, better)

@@ -1,0 +1,195 @@
+"""The linter: verdicts on the blocks of the field guides, and each kind of fault of a variable."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.environment.lint.assignment import Assignment
+from orchestrator.environment.lint.judge import LintFinding, lint_assignments, lint_commands
+from orchestrator.environment.lint.mend import mended
+from orchestrator.environment.lint.shell import read_shell
+from orchestrator.environment.table.conditions import Context
+from tests.paths import CASES
+
+OLD = Context({"NCCL": "2.18.6", "torch": "2.1"}, "InfiniBand", "cuda")
+NEW = Context({"NCCL": "2.27.5", "torch": "2.8.0+cu128"}, "InfiniBand", "cuda")
+
+
+def _script(name: str, context: Context) -> list[tuple[int, str, str]]:
+    """Line, level and name of each finding."""
+    script = read_shell((CASES / name).read_text(), name)
+    findings = [*lint_assignments(script.assignments, context), *lint_commands(script.commands, name)]
+    return sorted((found.line, found.finding.severity.value, found.finding.check) for found in findings)
+
+
+def _finding(name: str, value: str | None, context: Context = NEW) -> LintFinding | None:
+    findings = lint_assignments([Assignment(name, value, "file", 1)], context)
+    return findings[0] if findings else None
+
+
+H800 = [
+    (3, "INFO", "NCCL_IB_DISABLE"),  # the default
+    (4, "WARN", "NCCL_IB_HCA"),  # a prefix
+    (5, "INFO", "NCCL_SOCKET_IFNAME"),  # right with IPoIB on all nodes
+    (6, "WARN", "NCCL_NET_GDR_LEVEL"),  # SYS
+    (7, "WARN", "NCCL_IB_GID_INDEX"),  # for RoCE
+    (9, "INFO", "NCCL_IB_RETRY_CNT"),  # the default
+    (10, "INFO", "NCCL_CROSS_NIC"),  # for rail-optimised fabrics
+    (11, "INFO", "NCCL_P2P_LEVEL"),  # no effect with NVSwitch
+    (12, "INFO", "NCCL_BUFFSIZE"),  # more memory
+    (13, "FAIL", "NCCL_NTHREADS"),  # above the maximum
+    (15, "INFO", "CUDA_LAUNCH_BLOCKING"),  # the default
+    (20, "WARN", "ddp_timeout"),
+    (21, "INFO", "max_retries"),
+    (22, "FAIL", "NCCL_IB_TIMEOUT"),  # 30
+    (23, "WARN", "NCCL_ASYNC_ERROR_HANDLING"),
+]
+"""NCCL_IB_TIMEOUT=22 and OMP_NUM_THREADS=8 are right."""
+
+
+def test_block_of_the_h800_guide() -> None:
+    assert _script("h800_guide.sh", Context()) == H800
+    assert _script("h800_guide.sh", NEW) == H800
+
+
+def test_block_of_the_h800_guide_with_old_versions() -> None:
+    expected = [row for row in H800 if row[2] not in ("NCCL_IB_GID_INDEX", "NCCL_ASYNC_ERROR_HANDLING")]
+    assert _script("h800_guide.sh", OLD) == sorted([*expected, (7, "FAIL", "NCCL_IB_GID_INDEX")])
+
+
+def test_block_of_the_t20_guide() -> None:
+    assert _script("t20_guide.sh", Context()) == [
+        (3, "INFO", "WORLD_SIZE"),
+        (6, "WARN", "ECCL_BACKEND"),
+        (7, "WARN", "ECCL_DEVICE_TYPE"),
+        (8, "WARN", "master_addr"),
+        (8, "WARN", "master_port"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "level", "words", "replacement"),
+    [
+        ("NCCL_BUFFSIZE", "8M", "FAIL", "reads it as 8", "8388608"),
+        ("NCCL_BUFFSIZE", "8MiB", "FAIL", "reads it as 8", "8388608"),
+        ("NCCL_IB_TIMEOUT", "abc", "FAIL", "reads it as 0", None),
+        ("NCCL_IB_DISABLE", "true", "FAIL", "reads it as 0", "1"),
+        ("NCCL_IB_TIMEOUT", "022", "WARN", "octal: NCCL reads it as 18", "22"),
+        ("NCCL_IB_TIMEOUT", "0x16", None, "", None),
+        ("NCCL_IB_TIMEOUT", "0", "FAIL", "waits forever", "22"),
+        ("NCCL_IB_TIMEOUT", "40", "FAIL", "waits forever", "22"),
+        ("NCCL_IB_TIMEOUT", "5", "WARN", "gives up", "22"),
+        ("NCCL_IB_RETRY_CNT", "9", "FAIL", "0 to 7", None),
+        ("NCCL_IB_RETRY_CNT", "", "INFO", "empty", ""),
+        ("NCCL_IB_HCA", "mlx5_1", "WARN", "mlx5_10", "=mlx5_1"),
+        ("NCCL_IB_HCA", "=mlx5_0,mlx5_1", None, "", None),
+        ("NCCL_SOCKET_IFNAME", "lo", "FAIL", "loopback", None),
+        ("NCCL_SOCKET_IFNAME", "=bond0", None, "", None),
+        ("NCCL_P2P_LEVEL", "pix", "FAIL", "ignores it", "PIX"),
+        ("NCCL_NTHREADS", "100", "FAIL", "multiple of 32", ""),
+        ("NCCL_NTHREADS", "96", "WARN", "documented", ""),
+        ("NCCL_ALGO", "ring,tre", "FAIL", "'tre'", "ring,Tree"),
+        ("NCCL_ALGO", "allreduce:^tree;broadcast:ring", "INFO", "experiments", None),
+        ("NCCL_PROTO", "LL128", "WARN", "corrupts", None),
+        ("NCCL_PROTO", "^LL128", "INFO", "experiments", None),
+        ("NCCL_DEBUG", "info", "INFO", "debugging", "WARN"),
+        ("NCCL_DEBUG", "loud", "FAIL", "VERSION, WARN", None),
+        ("NCCL_DEBUG_FILE", "/tmp/nccl", "WARN", "%p", "/tmp/nccl.%h.%p"),
+        ("NCCL_DEBUG_FILE", "/dev/stderr", None, "", None),
+        ("NCCL_IB_CUDA_SUPPORT", "1", "WARN", "from 2.4 on", ""),
+        ("NCCL_SOCKET_MAGIC", "1", "WARN", "2.27.5 is installed", ""),
+        ("TORCH_NCCL_BLOCKING_WAIT", "maybe", "FAIL", "stops with an error", None),
+        ("TORCH_NCCL_BLOCKING_WAIT", "TRUE", "WARN", "asynchronous", ""),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "480", "INFO", "default", ""),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "10min", "WARN", "reads it as 10", None),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3", None, "", None),
+        ("TORCH_NCCL_TRACE_BUFFER_SIZE", "0", "INFO", "default", ""),
+        ("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", None, "", None),
+        ("GLOO_SOCKET_IFNAME", "=eth0", "FAIL", "exact", "eth0"),
+        ("UCX_NET_DEVICES", "mlx5_0", "WARN", "port", "mlx5_0:1"),
+        ("DEEPSPEED_TIMEOUT", "1800", "WARN", "minutes", ""),
+        ("ECCL_MAX_NCHANNELS", "2", "INFO", "Enflame", ""),
+        ("NCCL_IB_TIMOUT", "22", "WARN", "did you mean NCCL_IB_TIMEOUT", "NCCL_IB_TIMEOUT=22"),
+        ("NCLL_DEBUG", "WARN", "WARN", "did you mean NCCL_DEBUG", "NCCL_DEBUG=WARN"),
+        ("nccl_debug", "WARN", "WARN", "case-sensitive", "NCCL_DEBUG=WARN"),
+        ("NCCL_MY_PLUGIN_KNOB", "1", "INFO", "a plugin may", None),
+        ("NCCL_GIN_TYPE", "1", None, "", None),
+        ("MY_TOKEN", "1", None, "", None),
+        ("GPU_VISIBLE_DEVICES", "0", None, "", None),
+        ("MKL_NUM_THREADS", "4", None, "", None),
+        ("NCCL_IB_TIMEOUT", None, None, "", None),
+    ],
+)
+def test_verdict(name: str, value: str | None, level: str | None, words: str, replacement: str | None) -> None:
+    found = _finding(name, value)
+    assert (found and found.finding.severity.value) == level
+    if found is not None:
+        assert words in found.finding.text
+        whole = replacement if not replacement or replacement.startswith("NCCL_") else f"{name}={replacement}"
+        assert found.replacement == whole
+
+
+def test_unknown_versions_are_named() -> None:
+    found = _finding("NCCL_IB_GID_INDEX", "3", Context(network="InfiniBand"))
+    assert found is not None
+    assert "with NCCL < 2.22: is for RoCE" in found.finding.text
+    assert "RoCE with" not in found.finding.text
+    assert found.finding.severity.value == "WARN"
+    assert found.replacement == ""  # in either case
+
+
+def test_a_remedy_that_depends_on_unknown_facts_is_not_applied() -> None:
+    found = _finding("NCCL_IB_GID_INDEX", "3", Context())
+    assert found is not None
+    assert found.replacement is None
+    assert "--nccl VERSION --network NAME" in found.finding.remedy
+
+
+@pytest.mark.parametrize(("torch", "level"), [("1.10.0", "WARN"), ("2.7.0", None), (None, "WARN")])
+def test_variables_of_the_s60_have_no_effect_on_a_t20(torch: str | None, level: str | None) -> None:
+    context = Context({"torch": torch} if torch else {}, accelerator="gcu")
+    found = _finding("TORCH_ECCL_BLOCKING_WAIT", "1", context)
+    assert (found and found.finding.severity.value) == level
+
+
+def test_variables_of_another_accelerator_have_no_effect() -> None:
+    for name, accelerator in (("NCCL_DEBUG", "gcu"), ("TORCH_NCCL_NAN_CHECK", "cpu"), ("ECCL_DEBUG", "cuda")):
+        found = _finding(name, "1", Context(accelerator=accelerator))
+        assert found is not None
+        assert "no effect" in found.finding.text
+
+
+@pytest.mark.parametrize(
+    ("line", "checks"),
+    [
+        ("torchrun --max_retries 3 train.py", ["FAIL max_retries"]),
+        ("python -m torch.distributed.run --max-retries=3 train.py", ["FAIL max_retries"]),
+        ("torchrun --nnodes 2 --max-restarts 3 --master-addr a train.py", ["WARN max_restarts"]),
+        ("torchrun --nnodes 2 --standalone train.py", ["FAIL standalone"]),
+        ("torchrun --nnodes 2 --rdzv_backend c10d --master_addr a train.py", ["FAIL master_addr"]),
+        ("torchrun --nnodes 2 --node-rank 0 --master-addr a train.py --lr 1", []),
+        ("python train.py --max_retries 3", []),
+        ("python train.py --ddp-timeout=36000", ["WARN ddp_timeout"]),
+        ("$LAUNCHER --ddp_timeout $T", []),
+    ],
+)
+def test_arguments(line: str, checks: list[str]) -> None:
+    findings = lint_commands(read_shell(line, "file").commands, "file")
+    assert [f"{found.finding.severity.value} {found.finding.check}" for found in findings] == checks
+
+
+def test_mended_script_is_clean_where_the_remedy_is_certain() -> None:
+    text = (
+        CASES / "h800_guide.sh"
+    ).read_text() + "A=1 NCCL_BUFFSIZE=8M NCCL_NTHREADS=640 \\\n NCCL_DEBUG_FILE=/x python x.py\n"
+    script = read_shell(text, "file")
+    fixed = mended(text, lint_assignments(script.assignments, NEW), is_shell=True)
+    assert fixed.endswith("A=1 NCCL_BUFFSIZE=8388608 \\\n NCCL_DEBUG_FILE=/x.%h.%p python x.py\n")
+    assert "# NCCL_NTHREADS=640: is above" in fixed
+    left = lint_assignments(read_shell(fixed, "file").assignments, NEW)
+    assert [(found.finding.check, found.replacement) for found in left] == [
+        ("NCCL_IB_HCA", None),
+        ("NCCL_CROSS_NIC", None),
+        ("NCCL_BUFFSIZE", None),
+        ("NCCL_BUFFSIZE", None),
+    ]

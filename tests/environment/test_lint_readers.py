@@ -1,0 +1,207 @@
+"""The linter's readers: shell scripts as bash reads them, environment files, nccl.conf, and random text."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from orchestrator.environment.lint.deepspeed import NotJson, lint_deepspeed
+from orchestrator.environment.lint.files import read_env_file, read_nccl_conf
+from orchestrator.environment.lint.judge import lint_assignments, lint_commands
+from orchestrator.environment.lint.mend import mended
+from orchestrator.environment.lint.shell import read_shell
+from orchestrator.environment.table.conditions import Context
+from tests.paths import CASES
+
+SCRIPT = r"""#!/bin/bash
+set -e  # a comment, NCCL_A=comment
+export NCCL_A=plain
+NCCL_B='single # $x'; export NCCL_B
+export NCCL_C="double \"quoted\" \$x $NCCL_A" NCCL_D=${NCCL_A}_suffix
+export NCCL_E=${UNSET:-default} NCCL_F="${UNSET:-"in quotes"}" NCCL_G=${NCCL_A:-unused}
+export NCCL_H=con\
+tinued
+if [ -n "$NCCL_A" ]; then export NCCL_I=in-if; fi
+cat > /dev/null <<EOF
+export NCCL_A=here-document
+EOF
+cat <<-'END' > /dev/null
+	NCCL_A=here-document
+	END
+declare -x NCCL_J=declared
+NCCL_K=${UNSET:-${UNSET2:-nested}}
+export NCCL_K
+export NCCL_L=a\ b NCCL_M=1,2 NCCL_N==x NCCL_O=$'x'
+(export NCCL_P=subshell)
+true && export NCCL_Q=and || export NCCL_R=or
+export NCCL_S="# no comment" NCCL_T=a#b
+export NCCL_U=`echo x` NCCL_V=$(echo ")") NCCL_W=$((1+2))
+arr=(NCCL_A=1 NCCL_A=2)
+x() { local NCCL_X=1; }
+echo "unclosed ' and NCCL_A=2" > /dev/null
+export NCCL_Y="two
+lines"
+"""
+
+
+def test_assignments_are_those_of_bash() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{SCRIPT}\nenv -0"], capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"}
+    )
+    bash = dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry.startswith("NCCL_"))
+    ours = {found.name: found.value for found in read_shell(SCRIPT, "s").assignments if found.name.startswith("NCCL_")}
+    unknown = {name for name, value in ours.items() if value is None}
+    assert unknown == {"NCCL_O", "NCCL_U", "NCCL_V", "NCCL_W"}
+    not_run = {"NCCL_P", "NCCL_R", "NCCL_X"}
+    assert {name: value for name, value in ours.items() if name not in unknown | not_run} == {
+        name: value for name, value in bash.items() if name not in unknown
+    }
+
+
+def test_lines_and_inline_assignments() -> None:
+    script = read_shell("\n\nNCCL_A=1 \\\nNCCL_B=2 mpirun -x NCCL_DEBUG=INFO -x PATH train &\n", "s")
+    assert [(found.name, found.value, found.line) for found in script.assignments] == [
+        ("NCCL_A", "1", 3),
+        ("NCCL_B", "2", 4),
+        ("NCCL_DEBUG", "INFO", 4),
+    ]
+    assert [word.value for word in script.commands[0]][:2] == ["mpirun", "-x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_reported"),
+    [
+        ("NCCL_NET=IB\npython x.py\n", True),
+        ("NCCL_NET=IB\nexport NCCL_NET\n", False),
+        ("export NCCL_NET\nNCCL_NET=IB\n", False),
+        ("set -a\nNCCL_NET=IB\n", False),
+        ("NCCL_NET=IB python x.py\n", False),
+        ("env NCCL_NET=IB python x.py\n", False),
+        ("MY_NAME=1\n", False),
+    ],
+)
+def test_variable_that_is_not_exported_is_reported(text: str, is_reported: bool) -> None:
+    findings = lint_assignments(read_shell(text, "s").assignments, Context())
+    assert any("not exported" in found.finding.text for found in findings) == is_reported
+
+
+def test_env_file() -> None:
+    text = "# c\nNCCL_A=1\nexport NCCL_B = 2\nexport NCCL_C='x y'\n  NCCL_D=a b # note\r\nnoise\n"
+    found = read_env_file(text, "f")
+    assert [(entry.name, entry.value, entry.line) for entry in found] == [
+        ("NCCL_A", "1", 2),
+        ("NCCL_C", "x y", 4),
+        ("NCCL_D", "a b", 5),
+    ]
+
+
+def test_nccl_conf_is_read_as_nccl_does() -> None:
+    text = '#NCCL_DEBUG=INFO\nNCCL_NET=IB\nexport NCCL_DEBUG=WARN\nNCCL_IB_HCA="=mlx5_0"\nNCCL_IB_TIMEOUT=22 # why\nnoise\n'
+    found = read_nccl_conf(text, "nccl.conf")
+    assert [(entry.line, bool(entry.fault)) for entry in found] == [
+        (2, False),
+        (3, True),
+        (4, True),
+        (5, True),
+        (6, True),
+    ]
+    findings = lint_assignments(found, Context())
+    assert mended(text, findings, is_shell=False).splitlines()[:5] == [
+        "#NCCL_DEBUG=INFO",
+        "NCCL_NET=IB",
+        "NCCL_DEBUG=WARN",
+        "NCCL_IB_HCA==mlx5_0",
+        "NCCL_IB_TIMEOUT=22",
+    ]
+
+
+def test_deepspeed_block_of_the_guide() -> None:
+    findings, strict = lint_deepspeed((CASES / "zero3_guide.json").read_text(), "f", Context())
+    assert [(found.line, found.finding.severity.value, found.finding.check) for found in findings] == [
+        (6, "WARN", "json"),
+        (1, "INFO", "train_micro_batch_size_per_gpu"),
+        (1, "INFO", "bf16"),
+        (6, "WARN", "reduce_bucket_size"),
+        (7, "INFO", "stage3_prefetch_bucket_size"),
+        (8, "INFO", "stage3_param_persistence_threshold"),
+        (9, "INFO", "stage3_max_live_parameters"),
+        (10, "INFO", "stage3_max_reuse_distance"),
+    ]
+    assert '"reduce_bucket_size": 500000000,' in strict
+    assert "json" not in [found.finding.check for found in lint_deepspeed(strict, "f", Context())[0]]
+
+
+@pytest.mark.parametrize(
+    ("zero", "level", "words"),
+    [
+        ('"reduce_bucket_size": "5e8"', "FAIL", "is text"),
+        ('"reduce_bucket_size": 5.5', "FAIL", "not an integer"),
+        ('"reduce_bucket_size": "auto"', "INFO", '"auto" is understood'),
+        ('"reduce_bucket_sizes": 1', "FAIL", "did you mean reduce_bucket_size"),
+        ('"cpu_offload": true', "INFO", "deprecated"),
+        ('"stage": 3, "stage": 2', "FAIL", "twice"),
+    ],
+)
+def test_zero_keys(zero: str, level: str, words: str) -> None:
+    text = f'{{"train_batch_size": 8, "bf16": {{"enabled": true}}, "zero_optimization": {{{zero}}}}}'
+    [found] = lint_deepspeed(text, "f", Context())[0]
+    assert found.finding.severity.value == level
+    assert words in found.finding.text
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"a": [}', "[" * 200_000, '{"a": 1e}', "{" + "1" * 5000 + "}"])
+def test_invalid_json_is_named(text: str) -> None:
+    with pytest.raises(NotJson):
+        lint_deepspeed(text, "f", Context())
+
+
+def _shell(text: str) -> None:
+    script = read_shell(text, "f")
+    assert len(script.assignments) <= len(text)
+    for found in script.assignments:
+        assert found.start is not None
+        assert text[found.start :].startswith(found.name)
+    findings = [*lint_assignments(script.assignments, Context()), *lint_commands(script.commands, "f")]
+    mended(text, findings, is_shell=True)
+
+
+def _lines(text: str) -> None:
+    for read in (read_env_file, read_nccl_conf):
+        mended(text, lint_assignments(read(text, "f"), Context()), is_shell=False)
+
+
+def _json(text: str) -> None:
+    with suppress(NotJson):
+        lint_deepspeed(text, "f", Context())
+
+
+@pytest.mark.parametrize("read", [_shell, _lines, _json])
+def test_readers_accept_any_text(read: Callable[[str], None]) -> None:
+    rng = random.Random(12)  # noqa: S311
+    seeds = [(CASES / name).read_text() for name in ("h800_guide.sh", "t20_guide.sh", "zero3_guide.json")]
+    tokens = [
+        *"\n\t \"'`$(){}[]\\;&|<>#=,:^%0é\x00\x7f",
+        "<<EOF",
+        "${A:-",
+        "$((",
+        "NCCL_IB_TIMEOUT=",
+        "export ",
+        "5e8",
+        "//",
+    ]
+    for seed in seeds:
+        for _ in range(60):
+            text = list(seed)
+            for _ in range(rng.randrange(1, 12)):
+                start = rng.randrange(len(text))
+                text[start : start + rng.randrange(0, 20)] = rng.choices(tokens, k=rng.randrange(0, 4))
+            read("".join(text))
+
+
+@pytest.mark.parametrize("text", ['"$(', "${A:-", '\\"', '"`', "<<E\n", "A=$A$A\n", "((", "'\"", "\\\n"])
+def test_hostile_repetition_takes_linear_time(text: str) -> None:
+    _shell(text * 20_000)  # pytest's timeout is the limit: quadratic time would be minutes

@@ -1,0 +1,82 @@
+"""The table of variables: its form, the parsers that it imitates, and the libraries that are installed here."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import importlib.util
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from orchestrator.environment.lint.deepspeed import _DEPRECATED, _INTEGERS, _OTHER_KEYS, _REMOVED
+from orchestrator.environment.table import UNDOCUMENTED, VARIABLES
+from orchestrator.environment.table.conditions import Context, holds, version
+from orchestrator.environment.table.values import strtoll
+
+
+def test_rows_are_well_formed() -> None:
+    for row in VARIABLES.values():
+        assert re.fullmatch(r"[A-Z][A-Z0-9_]+", row.name)
+        assert row.text, row.name
+        assert row.source, row.name
+        assert row.kind.text, row.name
+        for first in (row.since, row.until, *row.defaults()):
+            assert not first or version(first)
+        for text in row.defaults().values() if isinstance(row.default, dict) else ():
+            assert text == "auto" or row.kind.fault(text) is None, row.name
+        for verdict in row.verdicts:
+            re.compile(verdict.value)
+            for condition in verdict.when:
+                holds(condition, Context({"NCCL": "2.21", "torch": "2.4"}, "RoCE"))
+            if verdict.better and "{" not in verdict.better:
+                assert row.kind.fault(verdict.better) is None, row.name
+
+
+def test_every_variable_is_listed_once() -> None:
+    from orchestrator.environment.table import enflame, host, nccl, torch  # noqa: PLC0415
+
+    assert len(VARIABLES) == sum(map(len, (enflame.ENFLAME, host.HOST, nccl.NCCL, torch.TORCH)))
+    assert not UNDOCUMENTED & VARIABLES.keys()
+
+
+def test_numbers_are_read_as_by_libc() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.strtoll.restype = ctypes.c_longlong
+    rng = random.Random(7)  # noqa: S311
+    for _ in range(3000):
+        text = "".join(rng.choices("0123789afxX+- M", k=rng.randrange(0, 8)))
+        raw = ctypes.create_string_buffer(text.encode())
+        end = ctypes.c_char_p()
+        number = libc.strtoll(raw, ctypes.byref(end), 0)
+        ours, rest = strtoll(text)
+        assert (ours or 0, rest) == (number, (end.value or b"").decode()), text
+
+
+def _package(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        pytest.skip(f"needs {name}")
+    return Path(spec.origin).parent
+
+
+def test_table_has_the_variables_of_the_installed_torch() -> None:
+    header = _package("torch") / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
+    names = set(re.findall(r'"((?:TORCH_)?NCCL_[A-Z0-9_]+)"', header.read_text()))
+    assert len(names) > 20
+    assert not names - VARIABLES.keys()
+
+
+def test_zero_keys_are_those_of_the_installed_deepspeed() -> None:
+    tree = ast.parse((_package("deepspeed") / "runtime/zero/config.py").read_text())
+    [model] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "DeepSpeedZeroConfig"]
+    names = set()
+    for node in model.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            keywords = node.value.keywords if isinstance(node.value, ast.Call) else []
+            aliases = [ast.literal_eval(keyword.value) for keyword in keywords if keyword.arg == "alias"]
+            names.add(aliases[0] if aliases else node.target.id)
+    assert names == {*_INTEGERS, *_OTHER_KEYS, *_DEPRECATED}
+    assert not names & _REMOVED
