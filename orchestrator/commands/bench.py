@@ -79,6 +79,9 @@ def _ranks(ranks: Sequence[int], known: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _size(count: int) -> str:
+    """The size with a unit; empty if nothing was measured."""
+    if not count:
+        return ""
     unit, letter = next(((unit, letter) for unit, letter in _UNITS if count % unit == 0), (1, ""))
     return f"{count // unit}{letter}"
 

@@ -11,6 +11,7 @@ import faulthandler
 import functools
 import json
 import socket
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, MutableMapping, NoReturn, Sequence, Set, Tuple
@@ -34,6 +35,8 @@ from trainer.runtime.rendezvous import JOIN_TIMEOUT_S, Failure, Rendezvous
 
 RESULTS_FILE = "comm.json"
 LEAVE_S = 10.0
+JOIN_TIMEOUTS = 8  # gloo waits five times its timeout for a peer that cannot be reached
+MOST_FAILURES = 3  # of a rank without any success; its other groups would fail as late
 # Without it, NCCL's watchdog ends the process when an operation takes too long, instead of an exception that can be reported.
 BLOCKING_WAIT = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 
@@ -97,7 +100,10 @@ class _Benchmark:
         """The process group that this rank is in."""
         self.results: List[Dict[str, Any]] = []
         self.path = (self.rank.run_dir or Path.cwd()) / RESULTS_FILE
-        self.round_limit_s = (len(config.sizes_bytes) + 2) * config.timeout
+        self.round_limit_s = (len(config.sizes_bytes) + JOIN_TIMEOUTS) * config.timeout
+        self.successes: Counter[int] = Counter()
+        """Rank -> its groups that were measured; on rank 0 only, like the next."""
+        self.failures: Counter[int] = Counter()
 
     @classmethod
     def open(cls, config: CommConfig, rendezvous: Rendezvous) -> _Benchmark:
@@ -142,9 +148,9 @@ class _Benchmark:
         if self.rank.is_main:
             self._write()
             log_line(f"results: {self.path}")
-        progress.write("done", len(planned))
         if failures:
             raise NetworkError.agreed(failures)
+        progress.write("done", len(planned))
 
     def _run(self, number: int, round_: Round, *, leave_group: bool) -> bool:
         """Run one round; returns True, on every rank, if a group failed in it."""
@@ -161,7 +167,7 @@ class _Benchmark:
         if self.rank.is_main:
             verdict = self._collect(stage, round_, groups)
         verdict = self._publish(f"{stage}/verdict", verdict)
-        self.excluded |= set(verdict["silent"])
+        self.excluded |= set(verdict["excluded"])
         return bool(verdict["has_failed"])
 
     def _measure(self, stage: str, op: str, group: Tuple[int, ...]) -> Sequence[Measured]:
@@ -169,7 +175,7 @@ class _Benchmark:
         try:
             self._join(f"{stage}/group/{group[0]}", group)
         except NetworkError as exc:
-            return [Measured(0, error=str(exc).splitlines()[0])]
+            return [Measured(0, error=f"cannot join the group: {exc.__cause__}".splitlines()[0])]
         number = group.index(self.rank.global_rank)
         agree = functools.partial(self._agree, f"{stage}/agree/{group[0]}", is_first=number == 0)
         meter = Meter(self.config, self.accelerator, self.device)
@@ -208,12 +214,21 @@ class _Benchmark:
         has_failed = False
         for group in groups:
             found = {rank: reports[rank] for rank in group if rank in reports}
-            for result in results_of(labels, group, found):
-                self.results.append(result)
+            results = results_of(labels, group, found)
+            self.results += results
+            for result in results:
                 log_line(line_of(result))
-                has_failed = has_failed or bool(result["error"])
+            is_failure = any(result["error"] for result in results)
+            (self.failures if is_failure else self.successes).update(group)
+            has_failed = has_failed or is_failure
         self._write()
-        return {"silent": [rank for rank in active if rank not in reports], "has_failed": has_failed}
+        hopeless = [rank for rank in active if self.failures[rank] >= MOST_FAILURES and not self.successes[rank]]
+        for rank in hopeless:
+            log_line(
+                f"rank {rank} is left out from now on: {self.failures[rank]} groups with it failed, and none succeeded"
+            )
+        silent = [rank for rank in active if rank not in reports]
+        return {"excluded": [*silent, *hopeless], "has_failed": has_failed}
 
     def _publish(self, key: str, value: Any) -> Any:  # noqa: ANN401 -- whatever JSON has
         """Return rank 0's value on every rank."""
@@ -230,7 +245,7 @@ class _Benchmark:
             return ""
         bad = [f"rank {row['rank']} on {row['node']}: {row['error']}" for row in self._devices() if row["error"]]
         bad += [line_of(result) for result in self.results if result["error"]]
-        return "\n  ".join([f"{len(bad)} of the measurements failed:", *bad]) if bad else ""
+        return f"{len(bad)} measurements failed; the first: {bad[0]}" if bad else ""
 
     def _devices(self) -> list[Dict[str, Any]]:
         """The ranks, with the test of their devices; a rank that has not come has an error."""

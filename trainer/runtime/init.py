@@ -108,7 +108,17 @@ def join(
     try:
         dist.init_process_group(accelerator.backend, rank=number, world_size=len(ranks), **address, **more)
     except (RuntimeError, ValueError) as exc:
+        _reset_group_count(dist)
         raise NetworkError(f"rank {rank.global_rank} cannot join the group ({accelerator.backend}): {exc}") from exc
+
+
+def _reset_group_count(distributed: Any) -> None:  # noqa: ANN401 -- a module
+    """Have the next group named as on ranks without a failure: torch counts groups that failed, and names are keys of the store."""
+    c10d: Any = getattr(distributed, "distributed_c10d", None)
+    if hasattr(c10d, "_world"):
+        c10d._world.group_count = 0  # noqa: SLF001 -- there is no public function
+    elif hasattr(c10d, "_group_count"):  # torch < 2.0
+        c10d._group_count = 0  # noqa: SLF001 -- as above
 
 
 def _take_device(accelerator: Accelerator, rank: Rank) -> torch.device:
