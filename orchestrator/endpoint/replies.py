@@ -230,7 +230,7 @@ class NodeObservation:
     The state of one node folder. `alive` is valid only if `same_boot`: another machine, such as a login node, cannot know it.
 
     `progress` has the content of the progress files, with times of this machine's clock; `stopped` is True if a signal (SIGSTOP)
-    has stopped the agent; `cards` is the last sample of the node's cards, None without cards; `stacks` the innermost call of each rank that left stacks; `folder` is
+    has stopped the agent; `cards` is the last sample of the node's cards, `network` the one that NCCL took, None if unknown; `stacks` the innermost call of each rank that left stacks; `folder` is
     the path on the node; `log` is the end of agent.log if the agent wrote no last event.
     """
 
@@ -247,6 +247,7 @@ class NodeObservation:
     folder: str = ""
     stopped: bool = False
     cards: messages.CardsBody | None = None
+    network: messages.NetworkBody | None = None
 
     @classmethod
     def of(cls, body: messages.NodeBody, written: ReplyWindow) -> NodeObservation:
@@ -266,6 +267,7 @@ class NodeObservation:
             folder=body["folder"],
             stopped=body["stopped"],
             cards=body.get("cards"),
+            network=body.get("network"),
         )
 
 

@@ -236,7 +236,7 @@ class CardsBody(TypedDict):
     """
     cards.json, the last sample of a node's cards: `idle` by index, if fewer than the `expected` number of cards are in use.
 
-    `error` is the tool's, or says what of its output cannot be read; then nothing is judged.
+    `error` is the tool's error, or names the output that cannot be read; then nothing is judged.
     """
 
     time: float
@@ -246,6 +246,15 @@ class CardsBody(TypedDict):
     idle: List[int]
     expected: int
     used: int
+
+
+class NetworkBody(TypedDict):
+    """network.json: the `expected` network is IB or RoCE; `taken` is NCCL's name of a network, or RDMA or Socket by the open files."""
+
+    time: float
+    expected: str
+    taken: str
+    evidence: str
 
 
 class NodeBody(TypedDict):
@@ -260,6 +269,7 @@ class NodeBody(TypedDict):
     first_failure: Optional[Event]
     progress: Dict[int, Json]
     cards: NotRequired[Optional[CardsBody]]
+    network: NotRequired[Optional[NetworkBody]]
     stacks: Dict[int, str]
     folder: str
     log: str

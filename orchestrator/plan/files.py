@@ -59,6 +59,7 @@ def job_json(plan: LaunchPlan) -> dict[str, Any]:
         "orphan_timeout_s": plan.orphan_timeout_s,
         "isolation_timeout_s": plan.isolation_timeout_s,
         **({"accelerator": plan.accelerator} if plan.accelerator != "auto" else {}),
+        **({"network": plan.network} if plan.network != "auto" else {}),
         **({"slurm": {**slurm_fields, "spares": spares}} if slurm_fields else {}),
     }
 

@@ -77,6 +77,7 @@ def make_plan(
         config=request.config,
         device=_trainer_device(request, chosen),
         accelerator=_accelerator(request, chosen),
+        network=_common(node.network for node in chosen),
         bundle=bundle,
         commit=commit,
         ssh=inventory.ssh.model_dump(mode="json"),
@@ -233,7 +234,12 @@ def _accelerator(request: Request, nodes: Sequence[Node]) -> str:
         words = dict(word.partition("=")[::2] for word in request.program.args)
         if device := words.get("device") or json.loads(request.config or "{}").get("device"):
             return str(device) if device in ("cpu", "cuda", "gcu") else "auto"
-    values = {node.accelerator for node in nodes}
+    return _common(node.accelerator for node in nodes)
+
+
+def _common(settings: Iterable[str]) -> str:
+    """The setting of all nodes; `auto` if they differ."""
+    values = set(settings)
     return values.pop() if len(values) == 1 else "auto"
 
 

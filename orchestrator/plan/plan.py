@@ -85,6 +85,8 @@ class LaunchPlan:
     """The trainer's device by the inventory; None if the user sets it, or the inventory does not name it."""
     accelerator: str = "auto"
     """The accelerator of all nodes by the inventory; `auto` if it does not name one, or they differ."""
+    network: str = "auto"
+    """The network of all nodes by the inventory; `auto` as above."""
 
     @property
     def job_name(self) -> str:

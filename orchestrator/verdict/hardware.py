@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.findings import Finding, Severity
 from orchestrator.names.hostlist import fold
 from orchestrator.node.number_list import format_numbers
+
+if TYPE_CHECKING:
+    from orchestrator.node.messages import CardsBody, NetworkBody
 
 DEVICE_OF = {"nvidia-smi": 'torch.device("cuda", local_rank)', "efsmi": "gcu:LOCAL_RANK, on a T20 xla:LOCAL_RANK"}
 
@@ -17,9 +21,18 @@ def hardware_findings(nodes: Sequence[NodeObservation]) -> list[Finding]:
     """The findings about nodes whose ranks run; equal ones of several nodes are one."""
     nodes_of: dict[Finding, list[str]] = {}
     for node in nodes:
-        if node.finished is None and node.cards is not None and node.cards["idle"]:
-            nodes_of.setdefault(_idle_cards(node), []).append(node.node)
+        for finding in _findings(node):
+            nodes_of.setdefault(finding, []).append(node.node)
     return [replace(finding, nodes=tuple(names)) for finding, names in nodes_of.items()]
+
+
+def _findings(node: NodeObservation) -> Iterator[Finding]:
+    if node.finished is not None:
+        return
+    if node.cards is not None and node.cards["idle"]:
+        yield _idle_cards(node.cards)
+    if node.network is not None and node.network["taken"] == "Socket":
+        yield _sockets(node.network)
 
 
 def finding_text(finding: Finding) -> str:
@@ -27,9 +40,7 @@ def finding_text(finding: Finding) -> str:
     return f"{finding.text} on {fold(finding.nodes)}: {finding.evidence}; {finding.remedy}"
 
 
-def _idle_cards(node: NodeObservation) -> Finding:
-    cards = node.cards
-    assert cards is not None, "the node has sampled its cards"
+def _idle_cards(cards: CardsBody) -> Finding:
     is_all = cards["used"] == 0
     device = DEVICE_OF.get(cards["tool"], "the device of LOCAL_RANK")
     remedy = (
@@ -44,3 +55,12 @@ def _idle_cards(node: NodeObservation) -> Finding:
         evidence=f"{cards['tool']} shows 0 % on {format_numbers(cards['idle'])} in several samples in a row, while the ranks run",
         remedy=remedy,
     )
+
+
+def _sockets(network: NetworkBody) -> Finding:
+    remedy = (
+        "the ranks exchange gradients at a fraction of the speed. Launched with --debug, NCCL prints why it left out the RDMA devices; "
+        "with env: {NCCL_NET: IB} such a run fails at its start"
+    )
+    text = f"expected {network['expected']}, got Socket"
+    return Finding(Severity.WARN, "network-taken", text, evidence=network["evidence"], remedy=remedy)

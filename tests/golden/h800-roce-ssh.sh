@@ -19,7 +19,8 @@ cat >/data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/job.json <<'END_OF
  "grace_s": 10.0,
  "orphan_timeout_s": null,
  "isolation_timeout_s": 60.0,
- "accelerator": "cuda"
+ "accelerator": "cuda",
+ "network": "roce"
 }
 END_OF_FILE
 mkdir -p /data/orch/runs/h800-roce-20260102-030405-0abc/attempt-1/h800-00

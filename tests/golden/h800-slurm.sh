@@ -20,6 +20,7 @@ cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/job.json <<'END_OF_FILE
  "orphan_timeout_s": null,
  "isolation_timeout_s": null,
  "accelerator": "cuda",
+ "network": "infiniband",
  "slurm": {"requeue": "auto", "max_retries": 100, "warn_s": 90, "spares": []}
 }
 END_OF_FILE

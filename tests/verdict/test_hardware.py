@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.endpoint.replies import Finished, NodeObservation
@@ -42,3 +43,19 @@ def test_ranks_that_use_no_card_train_on_the_cpu() -> None:
 def test_node_that_has_ended_has_no_finding() -> None:
     finished = Finished("DONE", 2.0, None)
     assert hardware_findings([_node("n0", finished=finished, idle=[1], used=1)]) == []
+
+
+def test_sockets_instead_of_rdma_are_a_finding() -> None:
+    report: Any = {
+        "time": 1.0,
+        "expected": "IB",
+        "taken": "Socket",
+        "evidence": "rank 0 printed `NCCL INFO Using network Socket`",
+    }
+    [finding] = hardware_findings([replace(_node("n0"), network=report)])
+    assert finding_text(finding).startswith(
+        "expected IB, got Socket on n0: rank 0 printed `NCCL INFO Using network Socket`; "
+    )
+    assert finding.check == "network-taken"
+    report["taken"] = "IB"
+    assert hardware_findings([replace(_node("n0"), network=report)]) == []

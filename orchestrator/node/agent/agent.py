@@ -12,6 +12,7 @@ from orchestrator.node.agent.failure import core_file, failure_of
 from orchestrator.node.agent.log_index import LogIndex
 from orchestrator.node.agent.missing_file import missing_file_of
 from orchestrator.node.agent.nested_launcher import LauncherSearch, lone_world_message, nested_launcher_message
+from orchestrator.node.agent.network_watch import NetworkWatch
 from orchestrator.node.events import NO_RETRY, REQUEUE, EventLog, Kind, State
 from orchestrator.node.files import read_json, write_json
 from orchestrator.node.job import Job, Refused
@@ -69,6 +70,7 @@ class Agent:
         self.logs = LogIndex(folder, events.clock)
         self.launchers = LauncherSearch(job)
         self.cards = CardSampler(job, folder, events)
+        self.network = NetworkWatch(job, folder, events)
         self.cwd = folder  # of the ranks, once they are started
         self.guard_pid = os.getppid()
         self.outcome: Outcome | None = None  # None until the ranks are being ended
@@ -134,7 +136,7 @@ class Agent:
             self.logs.record()
             self.check_supervision()
             self.check_launchers()
-            self.sample_cards()
+            self.watch_hardware()
             number = await_signal(CAUGHT, TICK_S)
             if number is not None:
                 self.on_signal(number)
@@ -326,13 +328,17 @@ class Agent:
             reason = nested_launcher_message(self.job, launcher)
             self.stop(Outcome(State.FAILED, reason=reason, no_retry=True), reason)
 
-    def sample_cards(self) -> None:
-        """Sample the cards, if it is time. Whatever goes wrong, the ranks continue."""
+    def watch_hardware(self) -> None:
+        """Sample the cards and the network, if it is time. Whatever goes wrong, the ranks continue."""
+        if self.outcome is not None or "hardware" in self.reported:
+            return
         try:
             self.cards.poll()
+            self.network.poll()
         except Exception as error:  # noqa: BLE001  a surprise in a tool's output must not end the run
+            self.reported.add("hardware")
             self.cards.close()
-            self.events.write_message(f"the cards are not sampled any more: {error!r}")
+            self.events.write_message(f"the cards and the network are not watched any more: {error!r}")
 
     def stop_unrequested(self, reason: str) -> None:
         """End the ranks without a request: the agent has failed."""

@@ -7,7 +7,7 @@ import sys
 
 from orchestrator.node.code_folder import make_code_folder
 from orchestrator.node.job import Job, Refused
-from orchestrator.node.run_folder import CARDS_REPORT
+from orchestrator.node.run_folder import CARDS_REPORT, NETWORK_REPORT
 from orchestrator.node.stacks import STACKS
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ def clear_folder(folder: str) -> None:
     """Remove the files of an earlier agent from a node folder, and make the folders that the ranks write to."""
     import shutil  # noqa: PLC0415  slow to import, and a rendezvous does not need it
 
-    for name in ("progress", "error", STACKS, "DONE", "port-taken", CARDS_REPORT):
+    for name in ("progress", "error", STACKS, "DONE", "port-taken", CARDS_REPORT, NETWORK_REPORT):
         path = os.path.join(folder, name)
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)

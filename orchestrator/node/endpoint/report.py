@@ -12,6 +12,7 @@ from orchestrator.node.isolation import leave_heartbeat, reachable_hosts
 from orchestrator.node.machine import boot_id, is_alive, is_stopped
 from orchestrator.node.run_folder import (
     CARDS_REPORT,
+    NETWORK_REPORT,
     attempt_folder,
     newest_attempt,
     node_folders,
@@ -229,6 +230,7 @@ def observe_node(node: str, folder: str) -> messages.NodeBody:
         "first_failure": history.first_failure,
         "progress": {rank: value for rank, value in progress.items() if value is not None},
         "cards": read_json(os.path.join(folder, CARDS_REPORT)),  # type: ignore[typeddict-item]  # it may hold any object
+        "network": read_json(os.path.join(folder, NETWORK_REPORT)),  # type: ignore[typeddict-item]  # as above
         "stacks": innermost_calls(folder, ranks),
         "folder": folder,
         "log": tail(os.path.join(folder, "agent.log"), LOG_TAIL_BYTES) if needs_log else "",
