@@ -101,7 +101,7 @@ def _planned(
         inventory, request, run_id=run_id, bundle=bundle.digest, commit=bundle.commit, home=slurm_home, user=slurm_user
     )
     record = replace(_record(plan, request, inventory, now), note=arguments.note, tags=arguments.tags)
-    warnings = (*warnings, *bundle.warnings, *plan.warnings)
+    warnings = (*warnings, *bundle.warnings, *_environment_warning(inventory), *plan.warnings)
     return Planned(plan, bundle, record, inventory.private_files, warnings, terminal, connected)
 
 
@@ -111,6 +111,14 @@ def _with_dependencies(inventory: Inventory, after: Sequence[str]) -> tuple[Inve
     from orchestrator.actions.dependencies import with_dependencies  # noqa: PLC0415  imports Slurm's modules
 
     return with_dependencies(inventory, after)
+
+
+def _environment_warning(inventory: Inventory) -> tuple[str, ...]:
+    if not inventory.env and not any(node.env for node in inventory.nodes):
+        return ()
+    from orchestrator.actions.lint import environment_warning  # noqa: PLC0415  the table takes 20 ms to import
+
+    return environment_warning(inventory)
 
 
 def _home_of_slurm(inventory: Inventory) -> str | None:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from orchestrator.actions.inventory import load_inventory
@@ -18,6 +19,7 @@ from orchestrator.environment.lint.mend import mended
 from orchestrator.environment.lint.shell import read_shell
 from orchestrator.environment.table.conditions import ETHERNET, INFINIBAND, ROCE, Context, version
 from orchestrator.errors import UsageError
+from orchestrator.findings import Severity
 from orchestrator.inventory import document as documents
 from orchestrator.inventory.document import Document, FieldPath, Tree
 from orchestrator.inventory.model import Inventory
@@ -25,6 +27,7 @@ from orchestrator.inventory.redaction import is_secret
 from orchestrator.names.hostlist import expand
 
 MAX_FILE_BYTES = 1024 * 1024
+MOST_NAMED = 5  # variables in the warning of a launch
 NETWORKS = {"infiniband": INFINIBAND, "roce": ROCE, "ethernet": ETHERNET}
 _ENV_NAMES = (".env", ".deepspeed_env")
 _ENV_LINE = re.compile(r"\s*(?:#.*|(?:export\s+)?[A-Za-z_]\w*=.*)?")
@@ -78,6 +81,30 @@ def lint(inventory: str | None, files: Sequence[Path], options: LintOptions) -> 
         tuple(found for result in linted for found in sorted(result.findings, key=lambda found: found.line)),
         {result.file: result.mended for result in linted},
     )
+
+
+def environment_warning(inventory: Inventory) -> tuple[str, ...]:
+    """One sentence on the variables of an inventory that are wrong or useless; empty if there are none."""
+    by_variable: dict[str, Severity] = {}
+    for node in inventory.nodes:
+        env = tuple({**inventory.env, **node.env}.items())
+        for name, severity in _faults(env, node.accelerator, node.network):
+            by_variable[name] = min(severity, by_variable.get(name, severity), key=list(Severity).index)
+    if not by_variable:
+        return ()
+    names = ", ".join(f"{name} ({severity.value})" for name, severity in list(by_variable.items())[:MOST_NAMED])
+    more = f" and {len(by_variable) - MOST_NAMED} more" if len(by_variable) > MOST_NAMED else ""
+    file = f" -i {inventory.file}" if inventory.file else ""
+    return (f"variables of the inventory that are wrong or useless: {names}{more}; orch lint{file} has the reasons",)
+
+
+@lru_cache(maxsize=64)
+def _faults(env: tuple[tuple[str, str], ...], accelerator: str, network: str) -> tuple[tuple[str, Severity], ...]:
+    """The variables with a finding of FAIL or WARN; a cluster has few different environments."""
+    assignments = [Assignment(name, value, "", 1) for name, value in env]
+    findings = lint_assignments(_public(assignments), _with_inventory(Context(), {(accelerator, network)}))
+    found = ((entry.finding.check, entry.finding.severity) for entry in findings)
+    return tuple((name, severity) for name, severity in found if severity is not Severity.INFO)
 
 
 def _context(options: LintOptions) -> Context:

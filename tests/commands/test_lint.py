@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from orchestrator.actions.launch import plan_launch
 from orchestrator.actions.lint import LintOptions, lint
+from orchestrator.actions.request import LaunchArguments
 from orchestrator.cli import app
 from orchestrator.errors import UsageError
 from tests.paths import CASES, ROOT
@@ -127,3 +130,20 @@ def test_bytes_that_are_not_utf_8_are_no_error(folder: Path) -> None:
     (folder / "gbk.sh").write_bytes(b"# \xd6\xd0\xce\xc4\nexport NCCL_BUFFSIZE=8M\n")
     [found] = lint(None, [Path("gbk.sh")], LintOptions()).findings
     assert found.line == 2
+
+
+def test_launch_names_wrong_variables_of_the_inventory_once(folder: Path) -> None:
+    (folder / "train.py").write_text("")
+    arguments = LaunchArguments("ssh", "inventory.yaml", None, "2x1", None, (), ("train.py",))
+    planned = plan_launch(arguments)
+    planned.close()
+    [warning] = [warning for warning in planned.warnings if "orch lint" in warning]
+    assert warning.startswith(
+        "variables of the inventory that are wrong or useless: NCCL_IB_TIMEOUT (FAIL), NCCL_IB_GID_INDEX (WARN), NCCL_SOCKET_IFNAME (FAIL);"
+    )
+    (folder / "inventory.yaml").write_text(
+        "env: {NCCL_IB_TIMEOUT: 22, NCCL_DEBUG: INFO}\naccelerator: cuda\ndevices: 1\nnodes: [{name: n}]\n"
+    )
+    planned = plan_launch(replace(arguments, shape=None))
+    planned.close()
+    assert planned.warnings == ()
