@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import death, launch, logs, planning, push, report, silent, startup, submit, trainer, wide
+from bench import death, launch, logs, planning, probe, push, report, silent, startup, submit, trainer, wide
 from bench.machine import describe
 from bench.processes import adopt_orphans
 from bench.rounds import Measure
@@ -19,6 +19,7 @@ from bench.workspace import Workspace
 MEASURES: dict[str, Callable[..., Measure | list[Measure]]] = {
     "startup": startup.measure,
     "planning": planning.measure,
+    "probe": probe.measure,
     "launch": launch.measure,
     "submit": submit.measure,
     "wide64": wide.measure_64,

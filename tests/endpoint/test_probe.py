@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from orchestrator.node.facts import FORMAT, read_facts
 from orchestrator.node.probe import collect
 from orchestrator.transports.local import LocalTransport
 from tests.grounds import nodes
+from tests.paths import ROOT
 
 
 def test_format_of_the_probe_is_that_of_the_facts() -> None:
@@ -86,6 +88,29 @@ def test_this_machine_is_probed_through_its_endpoint(tmp_path: Path, monkeypatch
     assert facts["code"] is not None
     assert facts["code"]["digest"] is not None
     assert sorted(path.name for path in tmp_path.iterdir()) == [".profile", "train.py"]
+
+
+@pytest.mark.processes
+def test_the_program_reads_a_machine_below_another_root(tmp_path: Path) -> None:
+    """The same facts as without processes, by the tools of that machine; Slurm jobs start the program by its path."""
+    machine = nodes.h800()
+    machine.write(tmp_path)
+    machine.write_tools(tmp_path / "usr" / "bin")
+    argv = [
+        sys.executable,
+        "-S",
+        str(ROOT / "orchestrator/node/probe/__main__.py"),
+        "--root",
+        str(tmp_path),
+        '{"node": "n0"}',
+    ]
+    done = subprocess.run(argv, check=True, capture_output=True, timeout=60)
+    facts = read_facts(json.loads(done.stdout))
+    expected = nodes.facts("h800")
+    for key in ("node", "cards", "hcas", "topology", "cpus", "memory", "limits"):
+        assert facts[key] == expected[key]
+    assert facts["names"]["hostname"] == "n0"
+    assert [tool["error"] for tool in facts["tools"]] == [None] * 4
 
 
 @pytest.mark.processes

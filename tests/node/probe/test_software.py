@@ -65,8 +65,8 @@ def test_versions_are_read_without_an_import_of_torch(tmp_path: Path) -> None:
         "linked": "3.1",
         "pytest": pytest.__version__,
     }
-    other = software.installed(_source(tmp_path / "none"))
-    assert other["packages_hash"] != found["packages_hash"] == software.installed(_source(tmp_path))["packages_hash"]
+    without = software.installed(_source(tmp_path / "none"))
+    assert without["packages_hash"] != found["packages_hash"] == software.installed(_source(tmp_path))["packages_hash"]
 
 
 def test_nccl_is_the_library_that_the_loader_finds(tmp_path: Path) -> None:
