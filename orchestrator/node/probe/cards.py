@@ -133,14 +133,16 @@ def card_of(source: Source, kind: str, read: CardReading) -> Card:
         "utilization": read.get("utilization_percent"),
         "mig": {"Enabled": True, "Disabled": False}.get(mig) if mig else None,
         "processes": [],
-        "health": {name: str(value) for name, value in read.get("values", {}).items()} or errors_of(read),
+        "health": health_of(read),
     }
 
 
-def errors_of(read: CardReading) -> Dict[str, str]:
-    """The state of a card as efsmi's table prints it."""
+def health_of(read: CardReading) -> Dict[str, str]:
+    """The values that the tool prints, by its names; of efsmi also `Health`, without a section, and of its table the readable ones."""
     keys = ("state", "ecc", "temperature_c", "power_w")
-    return {key: str(read.get(key)) for key in keys if read.get(key) is not None}
+    health = dict(read.get("values") or {key: str(read.get(key)) for key in keys if read.get(key) is not None})
+    healthy = read.get("healthy")
+    return health if healthy is None else {**health, "Health": str(healthy)}
 
 
 def bytes_of(mib: Optional[float]) -> Optional[int]:

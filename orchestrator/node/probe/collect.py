@@ -93,6 +93,9 @@ def collect(request: ProbeRequest, source: Source, run: Runner = run_groups) -> 
     packages: Dict[str, str] = found.get("packages") or {}
     gpus, gcus = value["nvidia"] or {}, value["enflame"] or {}
     interfaces = value["interfaces"] or []
+    missing = {key: why for result in results.values() for key, why in result["missing"].items()}
+    if "addresses" in missing:  # interfaces without their addresses are of no use
+        missing["interfaces"] = missing.pop("addresses")
     for interface in interfaces:
         interface["addresses"] = (value["addresses"] or {}).get(interface["name"], [])
     return {
@@ -128,10 +131,7 @@ def collect(request: ProbeRequest, source: Source, run: Runner = run_groups) -> 
         "environment": system.environment(source),
         "nccl_conf": value["nccl_conf"] or {},
         "tools": [tool for result in results.values() for tool in result["tools"]],
-        "missing": {
-            **source.missing,
-            **{key: why for result in results.values() for key, why in result["missing"].items()},
-        },
+        "missing": missing,
     }
 
 

@@ -124,10 +124,14 @@ def gids(source: Source, folder: str) -> List[Gid]:
 
 
 def counters(source: Source, folder: str) -> Dict[str, int]:
-    found = {
-        name: source.number(f"{folder}/{group}/{name}")
-        for group, names in COUNTERS.items()
-        for name in names
-        if source.exists(f"{folder}/{group}")
-    }
-    return {name: value for name, value in found.items() if value is not None}
+    """The error counters; what is missing of them is not recorded under `hcas`, because no choice of a network depends on it."""
+    found: Dict[str, int] = {}
+    for group, names in COUNTERS.items():
+        for name in names if source.exists(f"{folder}/{group}") else ():
+            path = f"{folder}/{group}/{name}"
+            value = source.number(path)
+            if value is not None:
+                found[name] = value
+            if path in source.missing:
+                source.missing[f"counters.{path}"] = source.missing.pop(path)
+    return found

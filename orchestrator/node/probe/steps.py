@@ -39,9 +39,13 @@ CLD_KILLED, CLD_DUMPED = 2, 3  # in os from Python 3.9 on
 
 
 def run_step(name: str, step: Step, source: Source) -> StepResult:
-    """The result of a step, run in this process; any exception is the reason why it has no value."""
+    """
+    The result of a step, run in this process; any exception is the reason why it has no value.
+
+    Paths in `missing` get the name of the step in front: the first part of a key is always the fact.
+    """
     source.missing, source.tools = {}, []
-    result: StepResult = {"missing": source.missing, "tools": source.tools}
+    result: StepResult = {"missing": {}, "tools": source.tools}
     try:
         result["value"] = step(source)
     except Exception as error:  # noqa: BLE001  reported as missing
@@ -49,6 +53,9 @@ def run_step(name: str, step: Step, source: Source) -> StepResult:
         if isinstance(error, OSError) and error.strerror:
             text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         source.missing[name] = f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
+    result["missing"].update(
+        {f"{name}.{key}" if key.startswith("/") else key: why for key, why in source.missing.items()}
+    )
     return result
 
 

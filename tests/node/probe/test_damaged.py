@@ -66,10 +66,10 @@ def test_a_file_that_cannot_be_read_is_missing_by_its_path(tmp_path: Path) -> No
     (tmp_path / f".{port}/state").mkdir()
     facts = valid(nodes.read(machine, tmp_path))
     assert facts["missing"] == {
-        f"{port}/state": "Is a directory",
-        f"{port}/rate": "not a rate: 'fast'",
-        f"{port}/gids/0": "not a GID: '\ufffd'",
-        f"{port}/counters/symbol_error": "not a number: 'many'",
+        f"hcas.{port}/state": "Is a directory",
+        f"hcas.{port}/rate": "not a rate: 'fast'",
+        f"hcas.{port}/gids/0": "not a GID: '\ufffd'",
+        f"counters.{port}/counters/symbol_error": "not a number: 'many'",
     }
     found = facts["hcas"][2]["ports"][0]
     assert (found["state"], found["rate"], found["gids"]) == (None, None, [])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from orchestrator.node.facts import NodeFacts
@@ -96,3 +99,28 @@ def test_gpus_have_driver_mig_mode_and_health() -> None:
     health = facts["cards"][0]["health"]
     assert health["ecc.errors.uncorrected.volatile.total"] == "0"
     assert health["remapped_rows.pending"] == "No"
+
+
+def test_ill_health_of_a_gcu_is_read(tmp_path: Path) -> None:
+    machine = nodes.s60()
+    machine.write(tmp_path)
+    text = str(machine.tools["efsmi -q"])
+    machine.tools["efsmi -q"] = text.replace("Health                  : True", "Health                  : False", 1)
+    found = [card["health"]["Health"] for card in nodes.read(machine, tmp_path)["cards"]]
+    assert found == ["False"] + ["True"] * 7
+
+
+def test_processes_on_a_card_have_name_memory_and_owner(tmp_path: Path) -> None:
+    machine = nodes.h800()
+    machine.write(tmp_path)
+    uuid = nodes.facts("h800")["cards"][2]["uuid"]
+    machine.tools["nvidia-smi --query-compute-apps"] = (
+        "pid, process_name, gpu_uuid, used_gpu_memory [MiB]\n"
+        f"{os.getpid()}, /usr/bin/python3, {uuid}, 1024\n"
+        f"999999999, /opt/bin/vllm serve, {uuid}, [N/A]\n"
+    )
+    cards = nodes.read(machine, tmp_path)["cards"]
+    ours, unseen = cards[2]["processes"]
+    assert (ours["pid"], ours["ours"], ours["memory"]) == (os.getpid(), True, 1 << 30)
+    assert unseen == {"pid": 999999999, "name": "vllm", "user": None, "memory": None, "ours": False}
+    assert not any(card["processes"] for card in cards if card["index"] != 2)
