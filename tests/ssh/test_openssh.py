@@ -49,8 +49,37 @@ def test_the_words_of_a_refused_program_follow_those_of_paramiko(farm: Farm, tmp
         remark(farm, config)
     assert caught.value.reason == (
         "no key was accepted (there is none); the program ssh, tried because ssh_config sets HostbasedAuthentication, "
-        f"reports: {farm.user}@127.0.0.10: Permission denied (publickey)."
+        "reports: Permission denied (publickey)."
     )
+    assert caught.value.hint == f"`ssh -F {config} n0 true`"
+
+
+def test_missing_kerberos_ticket_is_named_if_there_is_no_key(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    klist = tmp_path / "klist"
+    klist.write_text("#!/bin/sh\nexit 1\n")
+    klist.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    config = farm.write_ssh_config(tmp_path / "config", GSSAPIAuthentication="yes", IdentityFile="none")
+    with pytest.raises(LoginRefused, match=r"there is none; .*no Kerberos ticket: kinit gets one"):
+        remark(farm, config)
+
+
+def test_token_that_requires_a_pin_is_named_with_the_remedy(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words of ssh are those of OpenSSH 9.2 with a token of SoftHSM; only ssh-add asks for a PIN."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        "#!/bin/sh\necho pin required >&2\necho u@127.0.0.10: 'Permission denied (publickey).' >&2\nexit 255\n"
+    )
+    ssh.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    config = farm.write_ssh_config(tmp_path / "config", PKCS11Provider="/usr/lib/token.so", IdentityFile="none")
+    with pytest.raises(LoginRefused, match="the token of PKCS11Provider requires its PIN") as caught:
+        remark(farm, config)
+    assert caught.value.hint.startswith("`ssh-add -s` with the library of PKCS11Provider")
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,6 @@ class ChosenTransport:
                 self._by_paramiko = SshTransport(self._target, self._ssh, self._keyring, may_need_program=False)
                 return self._by_paramiko.open(argv)
             reason = f"{need.reason}; the program ssh, tried because {need.cause}, reports: {refused.reason}"
-            raise LoginRefused(self.node, reason, at=need.at, hint=need.hint) from refused
+            raise LoginRefused(self.node, reason, at=need.at, hint=refused.hint) from refused
         self.remark = f"reached by the program ssh, which never prompts, because {need.cause}"
         return channel

@@ -36,10 +36,12 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
     The paramiko client knows no keys, so that it passes every host key to this policy.
     """
 
-    def __init__(self, node: str, hop: Hop, *, accept_new: bool) -> None:
+    def __init__(self, node: str, hop: Hop, *, accept_new: bool, command: str) -> None:
+        """`command` is a login by the program ssh, for hints."""
         self._node = node
         self._hop = hop
         self._accept_new = accept_new
+        self._command = command
         self._name = hop.key_name or host_name(hop.host, hop.port)
         entries = known_keys([*hop.user_known_hosts, *hop.global_known_hosts], self._name)
         self._known = [entry for entry in entries if not entry.authority]
@@ -77,7 +79,7 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
         raise LoginRefused(
             self._node,
             f"the host key of {self._name} is unknown: {actual}",
-            hint=f"compare it and log in once with `ssh {self._hop.address} true`, or set ssh.host_keys: accept-new",
+            hint=f"compare it and log in once with {self._command}, or set ssh.host_keys: accept-new",
         )
 
     def _certificate_fault(self, key: paramiko.PKey) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -44,11 +45,15 @@ class NeedsProgram(LoginRefused):
 class Login:
     """An authentication strategy of paramiko: keys first; then, at a terminal, the methods that prompt the user."""
 
-    def __init__(self, node: str, hop: Hop, keyring: Keyring, *, timeout_s: float, may_need_program: bool) -> None:
+    def __init__(
+        self, node: str, hop: Hop, keyring: Keyring, *, timeout_s: float, command: str, may_need_program: bool
+    ) -> None:
+        """`command` is the same login by the program ssh, for hints."""
         self._node = node
         self._hop = hop
         self._keyring = keyring
         self._timeout_s = timeout_s
+        self._command = command
         self._may_need_program = may_need_program
         self._keys = UserKeys(hop, keyring)
         self._login = f"{hop.user}@{hop.host} port {hop.port}"
@@ -173,9 +178,15 @@ class Login:
 
     def _refusal(self) -> LoginRefused:
         refused = f"{self._refused_keys} refused" if self._refused_keys else "there is none"
-        reasons = "; ".join([refused, *self._keys.faults, *self._reasons])
-        reason, hint = f"no key was accepted ({reasons})", f"ssh {self._hop.address} true"
-        return LoginRefused(self._node, reason, at=self._login, hint=hint)
+        reasons = "; ".join([refused, *self._keys.faults, *self._reasons, *self._missing_ticket()])
+        return LoginRefused(self._node, f"no key was accepted ({reasons})", at=self._login, hint=self._command)
+
+    def _missing_ticket(self) -> list[str]:
+        """The remark that a ticket may be what is missing; none if the user has keys, or no Kerberos: Debian enables GSSAPI for all."""
+        may_log_in = "gssapi-with-mic" in self._hop.program_methods and not self._refused_keys
+        if not may_log_in or shutil.which("klist") is None or _has_kerberos_ticket():
+            return []
+        return ["ssh_config sets GSSAPIAuthentication, but there is no Kerberos ticket: kinit gets one"]
 
 
 @once

@@ -33,6 +33,8 @@ END_S = 1.0
 FAILED = 255  # the exit status of ssh for its own failures
 LOGGED_IN = b"orch-ssh-logged-in\n"
 """The line that ssh writes to its output by LocalCommand once the login succeeded; the program's output follows."""
+PIN_REQUIRED = "pin required"  # a line of ssh with BatchMode
+_LOGIN_NAME = re.compile(r"^\S+@\S+: (?=Permission denied)")  # equal refusals of many nodes are shown once
 _REFUSED = re.compile(r"Permission denied \(|Host key verification failed|Too many authentication failures")
 _LOST = re.compile(
     r"client_loop: |Connection (to .* )?(closed|reset) by|Timeout, server |Read from remote host|packet_write_\w+: |ssh_dispatch_run_fatal: "
@@ -148,11 +150,15 @@ class OpensshTransport:
         lines = _lines(stderr) or ["ssh ended without a message"]
         # a jump host's process prints its reason; then this one, that its connection has closed
         lines = [line for line in lines if not _DROPPED.search(line)] or lines
-        words = lines[-1]
+        words = _LOGIN_NAME.sub("", lines[-1])
         if "Host key verification failed" in words and len(lines) > 1:
             location = re.search(r"^Offending .* in (.*):(\d+)", stderr, re.MULTILINE)
             known = f" ({location[1]} line {location[2].strip()})" if location else ""
             words = f"{lines[-2].rstrip('.')}{known}: {words}"
+        if PIN_REQUIRED in lines:
+            hint = "`ssh-add -s` with the library of PKCS11Provider asks for the PIN once, and the agent then logs in"
+            words = "the token of PKCS11Provider requires its PIN, and nothing can prompt for it here"
+            return LoginRefused(self.node, words, at=self._address, hint=hint)
         if _REFUSED.search(stderr):
             return LoginRefused(self.node, words, at=self._address, hint=self._hint)
         if "Could not resolve hostname" in words:

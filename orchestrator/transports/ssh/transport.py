@@ -158,8 +158,15 @@ class SshTransport:
     def _prepared(self, hop: Hop, gateway: Connection | None) -> Connection:
         timeout_s = self._ssh.connect_timeout_s
         keyring = self._keyring if hop.may_prompt else Keyring()
-        login = Login(self.node, hop, keyring, timeout_s=self._login_timeout_s, may_need_program=self._may_need_program)
-        keys = HostKeyPolicy(self.node, hop, accept_new=self._ssh.host_keys == "accept-new")
+        login = Login(
+            self.node,
+            hop,
+            keyring,
+            timeout_s=self._login_timeout_s,
+            command=self._hint(),
+            may_need_program=self._may_need_program,
+        )
+        keys = HostKeyPolicy(self.node, hop, accept_new=self._ssh.host_keys == "accept-new", command=self._hint())
         options = {
             "timeout": timeout_s,
             "banner_timeout": timeout_s,
