@@ -14,6 +14,9 @@ from trainer.runtime.accelerators import Accelerator
 
 BATCH_BYTES = 1 << 20
 MOST_IN_BATCH = 20
+UNSUPPORTED = (
+    "not supported"  # begins the error of an operation that was not tried, so that the group can be used further
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,10 @@ class Meter:
             whole_bytes = case.elements * element_bytes
             try:
                 times_s, wrong = self._times(Operation(case, self.accelerator), whole_bytes, member, str(index))
-            except (RuntimeError, ValueError, MemoryError, NotImplementedError) as exc:
+            except AttributeError as exc:  # T20 lacks some functions
+                made.append(Measured(whole_bytes, error=f"{UNSUPPORTED}: {exc}"))
+                return made
+            except (RuntimeError, ValueError, MemoryError) as exc:
                 made.append(Measured(whole_bytes, error=f"{type(exc).__name__}: {exc}".splitlines()[0]))
                 return made
             made.append(Measured(whole_bytes, times_s, wrong))
