@@ -333,6 +333,13 @@ def env(inventory: str | None, nodes: str | None, node: str | None, as_json: boo
 @_inventory
 @click.argument("files", nargs=-1, type=_PATH, metavar="[FILE]...")
 @click.option(
+    "--node",
+    "nodes",
+    metavar="LIST",
+    shell_complete=_nodes_of_inventory,
+    help="Lint the variables that these nodes have, with their versions.",
+)
+@click.option(
     "--nccl", metavar="VERSION", help="Version of NCCL, as in 2.21; default: report for which ones it is wrong."
 )
 @click.option(
@@ -343,7 +350,9 @@ def env(inventory: str | None, nodes: str | None, node: str | None, as_json: boo
 )
 @click.option("--fix", is_flag=True, help="Print the mended files instead of the findings; nothing is written.")
 @_json
-def lint(inventory: str | None, files: tuple[Path, ...], as_json: bool, fix: bool, **stated: str | None) -> int:
+def lint(
+    inventory: str | None, files: tuple[Path, ...], nodes: str | None, as_json: bool, fix: bool, **stated: str | None
+) -> int:
     """
     Find wrong, useless and misspelt environment variables in inventories, scripts, environment files, nccl.conf and DeepSpeed JSON.
 
@@ -352,7 +361,7 @@ def lint(inventory: str | None, files: tuple[Path, ...], as_json: bool, fix: boo
     from orchestrator.actions.lint import LintOptions  # noqa: PLC0415
     from orchestrator.commands.lint import lint_files  # noqa: PLC0415
 
-    return lint_files(inventory, files, LintOptions(**stated), as_json=as_json, fix=fix)
+    return lint_files(inventory, files, LintOptions(**stated), nodes=nodes, as_json=as_json, fix=fix)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Lint inventories, environment files, shell scripts, DeepSpeed configurations and nccl.conf. Files are read, none is written."""
+"""Lint inventories, environment files, shell scripts, DeepSpeed configurations, nccl.conf and nodes. No file is written."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ from functools import lru_cache
 from pathlib import Path
 
 from orchestrator.actions.inventory import load_inventory
+from orchestrator.endpoint.access import Terminal, transport_factory
+from orchestrator.endpoint.client import Endpoint
 from orchestrator.environment.lint.assignment import Assignment
 from orchestrator.environment.lint.deepspeed import NotJson, lint_deepspeed
 from orchestrator.environment.lint.files import read_env_file, read_nccl_conf
 from orchestrator.environment.lint.judge import LintFinding, lint_assignments, lint_commands
+from orchestrator.environment.lint.live import LOGIN, common_context, lint_nodes
 from orchestrator.environment.lint.mend import mended
 from orchestrator.environment.lint.shell import read_shell
 from orchestrator.environment.table.conditions import ETHERNET, INFINIBAND, ROCE, Context, version
 from orchestrator.errors import UsageError
+from orchestrator.fanout import each, successes
 from orchestrator.findings import Severity
 from orchestrator.inventory import document as documents
 from orchestrator.inventory.document import Document, FieldPath, Tree
-from orchestrator.inventory.model import Inventory
+from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.redaction import is_secret
 from orchestrator.names.hostlist import expand
+from orchestrator.node.facts import NodeFacts
 
 MAX_FILE_BYTES = 1024 * 1024
 MOST_NAMED = 5  # variables in the warning of a launch
@@ -60,18 +65,30 @@ class _Linted:
     mended: str
 
 
-def lint(inventory: str | None, files: Sequence[Path], options: LintOptions) -> LintResult:
+def lint(inventory: str | None, files: Sequence[Path], options: LintOptions, *, nodes: str | None = None) -> LintResult:
     """
     Lint the files, and the inventory that is given, or the default one if there are no files.
 
     The inventory also decides the accelerator and network of the files.
 
+    Args:
+        nodes: a host list: the variables of a login on these nodes, and their nccl.conf files, are linted too.
+
     Raises:
         UsageError: a file cannot be read, or an option is wrong.
+        NodesError: nodes could not be queried.
     """
     context = _context(options)
     linted: list[_Linted] = []
-    if inventory is not None or not files:
+    if nodes is not None:
+        facts = _facts(inventory, nodes)
+        common = common_context(facts)
+        context = Context(
+            {**common.versions, **context.versions}, context.network or common.network, common.accelerator
+        )
+        live = lint_nodes(facts)
+        linted += [_Linted(file, [found for found in live if found.file == file], "") for file in _names(live)]
+    if inventory is not None or not (files or nodes):
         loaded = load_inventory(inventory, None)
         linted.append(_lint_inventory(loaded, documents.read(Path(loaded.file)), context))
         context = _with_inventory(context, {(node.accelerator, node.network) for node in loaded.nodes})
@@ -79,8 +96,26 @@ def lint(inventory: str | None, files: Sequence[Path], options: LintOptions) -> 
     return LintResult(
         tuple(result.file for result in linted),
         tuple(found for result in linted for found in sorted(result.findings, key=lambda found: found.line)),
-        {result.file: result.mended for result in linted},
+        {result.file: result.mended for result in linted if result.mended},
     )
+
+
+def _names(findings: Sequence[LintFinding]) -> list[str]:
+    return sorted({LOGIN, *(found.file for found in findings)})
+
+
+def _facts(inventory: str | None, names: str) -> dict[str, NodeFacts]:
+    """Query the nodes of a host list."""
+    loaded = load_inventory(inventory, names)
+    nodes = loaded.select(names)
+    transport = transport_factory(loaded.transport, loaded.ssh, Terminal())
+
+    def probe(node: Node) -> NodeFacts:
+        with Endpoint.connect(transport(node), node.python) as endpoint:
+            return endpoint.probe([], {}, None)
+
+    found = successes(each(nodes, probe, limit=loaded.ssh.fanout))
+    return {node.name: facts for node, facts in zip(nodes, found, strict=True)}
 
 
 def environment_warning(inventory: Inventory) -> tuple[str, ...]:
@@ -126,7 +161,7 @@ def _with_inventory(context: Context, kinds: set[tuple[str, str]]) -> Context:
     network = networks.pop() if len(networks) == 1 else "auto"
     return replace(
         context,
-        accelerator=None if accelerator == "auto" else accelerator,
+        accelerator=context.accelerator if accelerator == "auto" else accelerator,
         network=context.network or NETWORKS.get(network),
     )
 

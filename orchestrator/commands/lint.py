@@ -13,9 +13,17 @@ REFUSED = 3  # as of checks that refuse a start; docs/decisions/041
 _LEVELS = ("FAIL", "WARN", "INFO")
 
 
-def lint_files(inventory: str | None, files: Sequence[Path], options: LintOptions, *, as_json: bool, fix: bool) -> int:
+def lint_files(
+    inventory: str | None,
+    files: Sequence[Path],
+    options: LintOptions,
+    *,
+    nodes: str | None,
+    as_json: bool,
+    fix: bool,
+) -> int:
     """Print the findings, or with `fix` the mended files; returns 3 if a finding has the level FAIL."""
-    result = lint(inventory, files, options)
+    result = lint(inventory, files, options, nodes=nodes)
     counts = Counter(found.finding.severity.value for found in result.findings)
     if as_json:
         print_json({"files": list(result.files), "findings": [found.to_json() for found in result.findings]})
@@ -37,7 +45,7 @@ def _report(result: LintResult) -> Iterator[str]:
         for found in found_here:
             finding = found.finding
             nodes = f" ({found.nodes_text()})" if finding.nodes else ""
-            yield f"  {found.line:>{width}}  {finding.severity.value}  {finding.text}{nodes}"
+            yield f"  {found.line or '':>{width}}  {finding.severity.value}  {finding.text}{nodes}"
             source = f" ({finding.source})" if finding.source else ""
             next_step = f"next: {finding.remedy}{source}" if finding.remedy else source.strip()
             if next_step:

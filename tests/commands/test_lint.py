@@ -147,3 +147,16 @@ def test_launch_names_wrong_variables_of_the_inventory_once(folder: Path) -> Non
     planned = plan_launch(replace(arguments, shape=None))
     planned.close()
     assert planned.warnings == ()
+
+
+@pytest.mark.processes
+def test_variables_of_a_live_node_are_linted_with_its_facts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "local.yaml").write_text("transport: local\nnodes: [{name: n0}]\n")
+    (folder / ".nccl.conf").write_text("NCCL_NTHREADS=640\n")
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("NCCL_IB_TIMEOUT", "30")
+    done = _orch("-i", "local.yaml", "--node", "n0")
+    assert done.return_value == 3
+    assert "  FAIL  NCCL_IB_TIMEOUT=30: a lost link hangs the job" in done.stdout
+    assert f"{folder}/.nccl.conf\n  1  FAIL  NCCL_NTHREADS=640: is above" in done.stdout
+    assert "(n0)" in done.stdout
