@@ -32,6 +32,7 @@ STRICT = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 AcceleratorKind: TypeAlias = Literal["cuda", "gcu", "cpu", "auto"]
 DEFAULT_RANKS: Mapping[AcceleratorKind, int] = MappingProxyType({"cuda": 8, "gcu": 8, "cpu": 1, "auto": 1})
 """Ranks per node without `devices:`: the devices of an H800 or T20 server, or 1 if they are unknown."""
+Binding: TypeAlias = Literal["auto", "none"]
 Network: TypeAlias = Literal["auto", "infiniband", "roce", "ethernet"]
 TransportKind: TypeAlias = Literal["ssh", "local"]
 HostKeys: TypeAlias = Literal["strict", "accept-new"]

@@ -80,6 +80,7 @@ class _Cluster(_Model):
     accelerator: fields.AcceleratorKind = "auto"
     devices: fields.RankCount | None = None
     network: fields.Network = "auto"
+    bind: fields.Binding = "auto"  # of ranks to the CPUs near their cards
     transport: fields.TransportKind = "ssh"
     env: fields.Environment = {}
     setup: tuple[fields.SetupLine, ...] = ()  # lines of shell that run on every node before its ranks

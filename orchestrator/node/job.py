@@ -50,6 +50,7 @@ class Job:
     isolation_timeout_s: float | None = None
     accelerator: str = "auto"  # of the inventory
     network: str = "auto"  # of the inventory
+    bind: str = "auto"  # of the inventory: auto or none
     card_sample_s: float = 60.0  # between two samples of the cards
     slurm: dict[str, Any] | None = None  # if it is a Slurm job: requeue, max_retries, warn_s, spares, requeues, shared
 

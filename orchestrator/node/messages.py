@@ -104,6 +104,13 @@ class ReserveReply(TypedDict):
     rendezvous: str
 
 
+class BindingBody(TypedDict):
+    """The CPUs of each rank of a node, in local order; without any, `reason` says why the ranks are not bound."""
+
+    cpus: List[str]
+    reason: str
+
+
 class AgentBody(TypedDict):
     """agent.json; agents of older versions wrote fewer keys."""
 
@@ -122,6 +129,7 @@ class AgentBody(TypedDict):
     address: NotRequired[str]
     started: float
     clock_ahead_s: NotRequired[float]
+    binding: NotRequired[BindingBody]
 
 
 class StartRequest(TypedDict):

@@ -60,6 +60,7 @@ def job_json(plan: LaunchPlan) -> dict[str, Any]:
         "isolation_timeout_s": plan.isolation_timeout_s,
         **({"accelerator": plan.accelerator} if plan.accelerator != "auto" else {}),
         **({"network": plan.network} if plan.network != "auto" else {}),
+        **({"bind": plan.bind} if plan.bind != "auto" else {}),
         **({"slurm": {**slurm_fields, "spares": spares}} if slurm_fields else {}),
     }
 

@@ -78,6 +78,7 @@ def make_plan(
         device=_trainer_device(request, chosen),
         accelerator=_accelerator(request, chosen),
         network=_common(node.network for node in chosen),
+        bind=inventory.bind,
         bundle=bundle,
         commit=commit,
         ssh=inventory.ssh.model_dump(mode="json"),

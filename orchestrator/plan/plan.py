@@ -87,6 +87,8 @@ class LaunchPlan:
     """The accelerator of all nodes by the inventory; `auto` if it does not name one, or they differ."""
     network: str = "auto"
     """The network of all nodes by the inventory; `auto` as above."""
+    bind: str = "auto"
+    """`none`: ranks are not bound to the CPUs near their cards."""
 
     @property
     def job_name(self) -> str:

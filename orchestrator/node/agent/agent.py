@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -72,6 +73,7 @@ class Agent:
         self.cards = CardSampler(job, folder, events)
         self.network = NetworkWatch(job, folder, events)
         self.cwd = folder  # of the ranks, once they are started
+        self.cpus: Sequence[set[int]] = ()  # of each rank; empty if they are not bound
         self.guard_pid = os.getppid()
         self.outcome: Outcome | None = None  # None until the ranks are being ended
         self.is_sweeping = False  # the ranks have ended; their remaining descendants are being ended
@@ -88,8 +90,7 @@ class Agent:
     ) -> None:
         """Start every rank, or the program that starts them; Refused if one cannot be started."""
         self.cwd = cwd
-        become_rank = self.rank_setup(inherited)
-        for rank, environment in zip(self.job.processes, environments):
+        for local_rank, (rank, environment) in enumerate(zip(self.job.processes, environments)):
             name, stem = process_name(rank), output_stem(rank)
             try:
                 process = subprocess.Popen(
@@ -99,7 +100,7 @@ class Agent:
                     stdin=subprocess.DEVNULL,
                     stdout=self.logs.open(f"{stem}.out"),
                     stderr=self.logs.open(f"{stem}.err"),
-                    preexec_fn=become_rank,  # noqa: PLW1509  (there are no threads here)
+                    preexec_fn=self.rank_setup(inherited, local_rank),  # noqa: PLW1509  (there are no threads here)
                 )
             except (OSError, subprocess.SubprocessError) as error:
                 raise Refused(f"{name} cannot be started: {error}") from error
@@ -111,9 +112,10 @@ class Agent:
             self.events.write(Kind.RANK_STARTED, text, rank=rank, pid=process.pid, start_time=start_time)
         self.is_signalled_early = signal.SIGTERM in signal.sigpending()
 
-    def rank_setup(self, inherited: Inherited) -> Callable[[], None]:
+    def rank_setup(self, inherited: Inherited, local_rank: int) -> Callable[[], None]:
         """Return the function that a rank runs between fork and exec."""
         agent_pid = os.getpid()
+        cpus = self.cpus[local_rank] if self.cpus else None
 
         def become_rank() -> None:
             os.setpgid(0, 0)
@@ -124,6 +126,9 @@ class Agent:
             if self.job.slurm:  # Slurm warns every process by SIGUSR2, whose default action ends the process
                 signal.signal(signal.SIGUSR2, signal.SIG_IGN)
             os.umask(inherited.umask)
+            if cpus is not None:
+                with contextlib.suppress(OSError):  # the cgroup has just changed: an unbound rank is better than none
+                    os.sched_setaffinity(0, cpus)
 
         return become_rank
 

@@ -15,6 +15,7 @@ import sys
 import time
 
 from orchestrator.node.agent.agent import EXIT_CODES, Agent
+from orchestrator.node.agent.binding import Unbound, bind_ranks
 from orchestrator.node.agent.environment import inherited_environment, rank_environments, summary
 from orchestrator.node.agent.program import clear_folder, command_of, working_directory
 from orchestrator.node.events import PORT_TAKEN, Clock, EventLog, Kind, State
@@ -22,6 +23,7 @@ from orchestrator.node.files import write_json
 from orchestrator.node.isolation import Isolation
 from orchestrator.node.job import AlreadyRunning, Job, PortTaken, Refused, load_job
 from orchestrator.node.machine import host_id, is_alive, process_record
+from orchestrator.node.number_list import format_numbers, parse_numbers
 from orchestrator.node.processes import (
     CAUGHT,
     PR_SET_CHILD_SUBREAPER,
@@ -37,7 +39,7 @@ from orchestrator.node.run_folder import AGENT_RECORD, read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from orchestrator.node.messages import AgentBody
+    from orchestrator.node.messages import AgentBody, BindingBody
 
 REFUSED = 4
 
@@ -79,8 +81,18 @@ def refuse_second_agent(folder: str) -> None:
         raise AlreadyRunning(f"{folder}: the agent with pid {record['pid']} is alive; stop that run first")
 
 
-def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> None:
-    """Record the owner of the node folder, before any rank starts."""
+def bind(job: Job) -> BindingBody:
+    """The CPUs of each rank, or the reason for which the ranks are not bound."""
+    try:
+        cpus = bind_ranks(job, os.environ, os.sched_getaffinity(0))
+    except Unbound as error:
+        return {"cpus": [], "reason": str(error)}
+    return {"cpus": list(map(format_numbers, cpus)), "reason": ""}
+
+
+def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> BindingBody:
+    """Record the owner of the node folder and the CPUs of the ranks, before any rank starts; return the latter."""
+    binding = bind(job)
     record: AgentBody = {
         **process_record(),
         "pgid": os.getpgrp(),
@@ -95,8 +107,10 @@ def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> 
         "address": address_towards(rendezvous.split(maxsplit=1)[0]),
         "started": clock.now(),
         "clock_ahead_s": clock.ahead_s,
+        "binding": binding,
     }
     write_json(os.path.join(folder, AGENT_RECORD), record)
+    return binding
 
 
 def run_ranks(options: AgentOptions, folder: str, events: EventLog, inherited: Inherited) -> int:
@@ -107,9 +121,10 @@ def run_ranks(options: AgentOptions, folder: str, events: EventLog, inherited: I
     cwd = working_directory(job)
     command = command_of(job, cwd)
     rendezvous, holder = join_rendezvous(job, options.rendezvous)
-    write_agent_record(job, folder, rendezvous, events.clock)
+    binding = write_agent_record(job, folder, rendezvous, events.clock)
     text = f"agent of {job.node} started as pid {os.getpid()} with {len(job.rank_numbers)} of {sum(job.ranks)} ranks"
     text += ", which the program starts" if job.is_per_node else ""
+    text += ", bound to the CPUs near their cards" if binding["cpus"] else ""
     text += f", attempt {job.attempt}" if job.attempt > 1 else ""
     events.write(Kind.AGENT_STARTED, text, pid=os.getpid())
     kept, stale = inherited_environment()
@@ -119,6 +134,7 @@ def run_ranks(options: AgentOptions, folder: str, events: EventLog, inherited: I
     timeout_s = job.isolation_timeout_s or 0.0
     isolation = Isolation(folder, rendezvous, is_head=job.node_rank == 0, timeout_s=timeout_s)
     agent = Agent(job, folder, events, isolation)
+    agent.cpus = [parse_numbers(cpus) or set() for cpus in binding["cpus"]]
     events.require_written()
     agent.start(command, cwd, rank_environments(job, rendezvous, kept, folder), inherited)
     code = agent.watch()
