@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from orchestrator.errors import OrchError
-from orchestrator.fanout import Progress
 from orchestrator.logs.lines import LogLines, prefix_of, prefixed
 from orchestrator.logs.printable import printable
 from orchestrator.names.hostlist import fold
+from orchestrator.progress import Progress
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on

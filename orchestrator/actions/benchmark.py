@@ -14,8 +14,8 @@ from orchestrator.actions.launch import Planned, plan_launch
 from orchestrator.actions.request import LaunchArguments
 from orchestrator.checks.full import check_results
 from orchestrator.errors import NodesError, UsageError
-from orchestrator.fanout import OnProgress, no_progress
 from orchestrator.findings import Finding
+from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import LauncherName
 
 MODULE = "trainer.comm"

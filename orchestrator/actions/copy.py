@@ -16,10 +16,11 @@ from orchestrator.actions.runs import find_run
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.replies import FoundFiles
 from orchestrator.errors import NodeError, OrchError, UsageError
-from orchestrator.fanout import OnProgress, OnShare, Reporter, each, successes
+from orchestrator.fanout import each, successes
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.progress import OnProgress, OnShare, Reporter
 
 PART_BYTES = 4 << 20
 

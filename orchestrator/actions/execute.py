@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.endpoint.access import Terminal, login_argv, transport_factory
 from orchestrator.endpoint.output import run_program
-from orchestrator.errors import NodeError, NodesError, OrchError, UsageError
-from orchestrator.fanout import each
+from orchestrator.errors import NodesError, UsageError
+from orchestrator.fanout import each, failed_nodes
 from orchestrator.inventory.model import Node
 
 
@@ -47,9 +47,6 @@ def execute(
         return run_program(transport_to(node), words, lambda line: on_line(node.name, line))
 
     outcomes = each(nodes, work, limit=loaded.ssh.fanout)
-    failures = [outcome for outcome in outcomes if isinstance(outcome, NodeError)]
-    for outcome in outcomes:
-        if isinstance(outcome, OrchError) and not isinstance(outcome, NodeError):
-            raise outcome
+    failed = failed_nodes(outcomes)
     codes = {node.name: code for node, code in zip(nodes, outcomes, strict=True) if isinstance(code, int)}
-    return codes, NodesError(failures, len(nodes)) if failures else None
+    return codes, failed

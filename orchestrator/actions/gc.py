@@ -12,7 +12,7 @@ from orchestrator.endpoint.access import PlannedSsh, SshSettings, Terminal, betw
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import StrayReport
 from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, RunNotFound, UsageError
-from orchestrator.fanout import OnProgress, Reporter, each
+from orchestrator.fanout import each
 from orchestrator.inventory.model import Node
 from orchestrator.launchers.slurm import unshared_workdir
 from orchestrator.launchers.slurm.host import slurm_host
@@ -21,6 +21,7 @@ from orchestrator.names.hostlist import expand
 from orchestrator.node.endpoint.garbage import Clearing
 from orchestrator.node.messages import GarbageBody
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
+from orchestrator.progress import OnProgress, Reporter
 from orchestrator.store import RunFolder, Store
 
 __all__ = ["Garbage", "GarbageBody", "Limits", "SiteGarbage", "collect"]

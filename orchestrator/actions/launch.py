@@ -23,7 +23,6 @@ from orchestrator.code import revision
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LaunchError, OrchError, machine_error
-from orchestrator.fanout import OnProgress, no_progress
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.slurm_settings import with_slurm_settings
 from orchestrator.launchers import launcher_for
@@ -32,6 +31,7 @@ from orchestrator.launchers.cards import close_all, detect_cards
 from orchestrator.node.files import user_name
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import Request, RunRecord, RunState, new_run_id
 from orchestrator.store import RunFolder
 from orchestrator.supervision.start import logins_need_answers, supervised

@@ -11,7 +11,6 @@ from orchestrator.actions.durations import seconds
 from orchestrator.actions.log_reader import LogReader
 from orchestrator.actions.runs import find_run
 from orchestrator.errors import LaunchError, RunNotFound, UsageError
-from orchestrator.fanout import OnProgress, no_progress
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
 from orchestrator.logs.lines import LogLines, last
@@ -19,6 +18,7 @@ from orchestrator.logs.selection import Selection
 from orchestrator.names.hostlist import expand, fold
 from orchestrator.node.run_folder import RUN_ID
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.progress import OnProgress, no_progress
 from orchestrator.store import KeptRun, UnrecordedRun
 
 BATCH_LOG_BYTES = 1 << 20

@@ -11,7 +11,7 @@ from orchestrator.actions.runs import readable_runs
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError, NodesError, RunNotFound
-from orchestrator.fanout import OnProgress, each, no_progress
+from orchestrator.fanout import each
 from orchestrator.findings import Finding
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
@@ -21,6 +21,7 @@ from orchestrator.launchers.slurm.poll import Poll, describe_job
 from orchestrator.launchers.slurm.queue import COMMAND_S, job_statuses
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.verdict import observe

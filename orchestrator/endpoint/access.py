@@ -11,7 +11,7 @@ import resource
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from orchestrator.fanout import OnProgress
+from orchestrator.progress import OnProgress
 from orchestrator.transports.base import Transport
 from orchestrator.transports.ssh.interactive import login_argv
 from orchestrator.transports.ssh.route import Destination, PlannedSsh, SshSettings

@@ -23,9 +23,9 @@ from orchestrator.endpoint.replies import (
     StrayReport,
 )
 from orchestrator.errors import NodeError
-from orchestrator.fanout import OnShare, no_progress
 from orchestrator.node import protocol
 from orchestrator.node.facts import read_facts
+from orchestrator.progress import OnShare, no_progress
 from orchestrator.transports.base import Transport
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from orchestrator.endpoint.program import FLAGS, MARKER, OLDEST_PYTHON, program
 from orchestrator.endpoint.replies import Facts, ReplyWindow
 from orchestrator.endpoint.start_failure import PYTHON_HINT, start_failure
 from orchestrator.errors import NodeError, Unreachable
-from orchestrator.fanout import OnShare, no_progress
 from orchestrator.node import protocol
+from orchestrator.progress import OnShare, no_progress
 from orchestrator.transports.base import Channel, ChannelClosed, ChannelReader, NoMarker, Transport
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from types import MappingProxyType
 
 from orchestrator.endpoint.access import Terminal, between_prompts, transport_factory
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.fanout import OnProgress, no_progress
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.progress import OnProgress, no_progress
 
 
 def launcher_for(

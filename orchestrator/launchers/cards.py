@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from orchestrator.endpoint.access import Terminal, between_prompts, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import OrchError
-from orchestrator.fanout import OnProgress, Reporter, each, successes
+from orchestrator.fanout import each, successes
 from orchestrator.inventory.model import Inventory, Node
+from orchestrator.progress import OnProgress, Reporter
 
 
 def detect_cards(

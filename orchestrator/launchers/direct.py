@@ -15,13 +15,14 @@ from orchestrator.endpoint.access import TransportFactory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.connection import RendezvousPortTaken
 from orchestrator.errors import LaunchError, NodeError, NodesError, Unreachable, folded
-from orchestrator.fanout import OnProgress, OnShare, Reporter, each, no_progress, successes
+from orchestrator.fanout import each, successes
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.job import JobStatus
 from orchestrator.names.hostlist import fold
 from orchestrator.node.code_folder import SHARED
 from orchestrator.plan.files import PlannedFile, node_files, start_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan
+from orchestrator.progress import OnProgress, OnShare, Reporter, no_progress
 
 if TYPE_CHECKING:
     from orchestrator.bundle import Bundle

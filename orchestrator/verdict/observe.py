@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.endpoint.replies import NodeObservation
-from orchestrator.errors import NodeError, NodesError, OrchError, Unreachable
-from orchestrator.fanout import each, each_but_stragglers
+from orchestrator.errors import NodesError, OrchError, Unreachable
+from orchestrator.fanout import each, each_but_stragglers, failed_nodes
 from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.launchers.job import JobStatus
 from orchestrator.names.hostlist import fold
@@ -112,15 +112,8 @@ def _missing(
     Raises:
         OrchError: a failure that is not a node's.
     """
-    failures: list[NodeError] = []
-    for folder, result in zip(folders, results, strict=True):
-        if result is None:
-            failures.append(Unreachable(folder.name, NO_ANSWER))
-        elif isinstance(result, NodeError):
-            failures.append(result)
-        elif isinstance(result, OrchError):
-            raise result
-    return NodesError(failures, len(folders)) if failures else None
+    named = zip(folders, results, strict=True)
+    return failed_nodes([Unreachable(folder.name, NO_ANSWER) if result is None else result for folder, result in named])
 
 
 def may_still_run(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObservation]) -> list[str]:

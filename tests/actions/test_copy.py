@@ -14,12 +14,12 @@ from orchestrator.actions import copy as action
 from orchestrator.actions.copy import copy
 from orchestrator.actions.runs import home_store
 from orchestrator.errors import UsageError
-from orchestrator.fanout import Progress, no_progress
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.progress import Progress, no_progress
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.transports.local import LocalTransport
 from tests.until import until

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from orchestrator.console import ERASE_LINE, LogView, ProgressLine, size_text
-from orchestrator.fanout import Progress
 from orchestrator.logs.lines import LogLines, NodeLines
 from orchestrator.logs.selection import Selection
+from orchestrator.progress import Progress
 from orchestrator.transports import terminal
 from tests.until import until
 

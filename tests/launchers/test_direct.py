@@ -16,12 +16,12 @@ from orchestrator.code import Code
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import StopResult
 from orchestrator.errors import LaunchError
-from orchestrator.fanout import OnShare, no_progress
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher
 from orchestrator.plan.files import node_files
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.progress import OnShare, no_progress
 from orchestrator.run import Program, Request
 from orchestrator.transports.local import LocalTransport
 from tests.until import until

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.endpoint.access import Terminal
-from orchestrator.fanout import no_progress
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.cards import close_all, detect_cards
 from orchestrator.node.machine import count_cards
+from orchestrator.progress import no_progress
 from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm
 
