@@ -105,6 +105,8 @@ def test_block_of_the_t20_guide() -> None:
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3", None, "", None),
         ("TORCH_NCCL_TRACE_BUFFER_SIZE", "0", "INFO", "default", ""),
         ("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", None, "", None),
+        ("NCCL_BLOCKING_WAIT", "1", "WARN", "is the old name", "TORCH_NCCL_BLOCKING_WAIT=1"),
+        ("TORCH_NCCL_NAN_CHECK", "1", "INFO", "is for debugging", None),
         ("GLOO_SOCKET_IFNAME", "=eth0", "FAIL", "exact", "eth0"),
         ("UCX_NET_DEVICES", "mlx5_0", "WARN", "port", "mlx5_0:1"),
         ("DEEPSPEED_TIMEOUT", "1800", "WARN", "minutes", ""),
@@ -125,7 +127,9 @@ def test_verdict(name: str, value: str | None, level: str | None, words: str, re
     assert (found and found.finding.severity.value) == level
     if found is not None:
         assert words in found.finding.text
-        whole = replacement if not replacement or replacement.startswith("NCCL_") else f"{name}={replacement}"
+        whole = (
+            replacement if not replacement or replacement.startswith(("NCCL_", "TORCH_")) else f"{name}={replacement}"
+        )
         assert found.replacement == whole
 
 
@@ -143,6 +147,17 @@ def test_a_remedy_that_depends_on_unknown_facts_is_not_applied() -> None:
     assert found is not None
     assert found.replacement is None
     assert "--nccl VERSION --network NAME" in found.finding.remedy
+
+
+def test_names_follow_the_version_of_torch() -> None:
+    found = _finding("TORCH_NCCL_BLOCKING_WAIT", "0", OLD)
+    assert found is not None
+    assert found.replacement == "NCCL_BLOCKING_WAIT=0"
+    assert _finding("NCCL_BLOCKING_WAIT", "0", OLD) is None
+    unknown = _finding("NCCL_BLOCKING_WAIT", "0", Context())
+    assert unknown is not None
+    assert unknown.replacement is None
+    assert unknown.finding.remedy == "find out which applies: orch lint --torch VERSION"
 
 
 @pytest.mark.parametrize(("torch", "level"), [("1.10.0", "WARN"), ("2.7.0", None), (None, "WARN")])
@@ -176,6 +191,15 @@ def test_variables_of_another_accelerator_have_no_effect() -> None:
 def test_arguments(line: str, checks: list[str]) -> None:
     findings = lint_commands(read_shell(line, "file").commands, "file")
     assert [f"{found.finding.severity.value} {found.finding.check}" for found in findings] == checks
+
+
+def test_mended_values_are_quoted_and_unknown_ones_are_kept() -> None:
+    text = "export NCLL_DEBUG_FILE='a b.%p' NCLL_DEBUG=$LEVEL NCCL_DEBUG_FILE=\"/my log\"\n"
+    findings = lint_assignments(read_shell(text, "file").assignments, NEW)
+    assert (
+        mended(text, findings, is_shell=True)
+        == "export NCCL_DEBUG_FILE='a b.%p' NCLL_DEBUG=$LEVEL NCCL_DEBUG_FILE='/my log.%h.%p'\n"
+    )
 
 
 def test_mended_script_is_clean_where_the_remedy_is_certain() -> None:

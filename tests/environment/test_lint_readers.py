@@ -63,11 +63,12 @@ def test_assignments_are_those_of_bash() -> None:
 
 
 def test_lines_and_inline_assignments() -> None:
-    script = read_shell("\n\nNCCL_A=1 \\\nNCCL_B=2 mpirun -x NCCL_DEBUG=INFO -x PATH train &\n", "s")
+    script = read_shell("\n\nNCCL_A=1 \\\nNCCL_B=2 mpirun -x NCCL_DEBUG=INFO -e 'NCCL_NET=IB' -x PATH train &\n", "s")
     assert [(found.name, found.value, found.line) for found in script.assignments] == [
         ("NCCL_A", "1", 3),
         ("NCCL_B", "2", 4),
         ("NCCL_DEBUG", "INFO", 4),
+        ("NCCL_NET", "IB", 4),
     ]
     assert [word.value for word in script.commands[0]][:2] == ["mpirun", "-x"]
 
@@ -164,7 +165,7 @@ def _shell(text: str) -> None:
     assert len(script.assignments) <= len(text)
     for found in script.assignments:
         assert found.start is not None
-        assert text[found.start :].startswith(found.name)
+        assert text[found.start : found.end].strip("\"'\\").startswith(found.name[0])
     findings = [*lint_assignments(script.assignments, Context()), *lint_commands(script.commands, "f")]
     mended(text, findings, is_shell=True)
 

@@ -28,6 +28,7 @@ _COMPLETE = {
     "DTU_": "Enflame's published code",
 }
 _CLOSE, _CLOSE_ELSEWHERE = 0.85, 0.9  # similarity of a misspelt name, as difflib measures it
+_EXPERIMENT = "is for experiments: NCCL's documentation advises against keeping it set"
 _MOST_UNKNOWN = 500  # names that are compared with known ones
 _MAX_SHOWN = 60  # characters of a value in a message
 _SHOWN_DEFAULTS = frozenset(("NCCL", "torch", "torch_gcu", "CUDA", "DeepSpeed"))
@@ -74,6 +75,8 @@ class _Remark:
     better: str | None = None
     unknown: tuple[str, ...] = ()
     """The conditions that are not known to hold."""
+    name: str = ""
+    """The name that the variable has for the installed version."""
 
 
 def lint_assignments(assignments: Iterable[Assignment], context: Context) -> list[LintFinding]:
@@ -99,11 +102,6 @@ def lint_commands(commands: Iterable[Sequence[Word]], file: str) -> list[LintFin
     ]
 
 
-def worst(findings: Iterable[LintFinding]) -> Severity | None:
-    """Return the highest severity; None without findings."""
-    return min((found.finding.severity for found in findings), key=_ORDER.__getitem__, default=None)
-
-
 def _lint(assignment: Assignment, context: Context) -> LintFinding | None:
     row = VARIABLES.get(assignment.name)
     if assignment.fault:
@@ -116,11 +114,11 @@ def _lint(assignment: Assignment, context: Context) -> LintFinding | None:
         if misspelt is None:
             return None
         remark, name = misspelt
-        remarks, replacement = [remark], None if name is None else f"{name}={assignment.value or ''}"
+        is_known = name is not None and assignment.value is not None
+        remarks, replacement = [remark], f"{name}={assignment.value}" if is_known else None
     else:
         remarks = _remarks(row, assignment.value, context)
-        better = _better(remarks)
-        replacement = f"{assignment.name}={better}" if better else better
+        replacement = _replacement(assignment, remarks)
     if not remarks:
         return None
     return _finding(assignment, row, remarks, replacement)
@@ -163,10 +161,15 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
-def _better(remarks: Sequence[_Remark]) -> str | None:
-    """The value that mends all remarks: REMOVE if one of them asks for it, else the last one."""
+def _replacement(assignment: Assignment, remarks: Sequence[_Remark]) -> str | None:
+    """The assignment that mends all remarks: none if one of them is to remove it, else with the last better value."""
     better = [remark.better for remark in remarks if remark.better is not None]
-    return REMOVE if REMOVE in better else better[-1] if better else None
+    if REMOVE in better:
+        return REMOVE
+    name = next((remark.name for remark in remarks if remark.name), "")
+    if name and assignment.value is not None:
+        return f"{name}={better[-1] if better else assignment.value}"
+    return f"{assignment.name}={better[-1]}" if better else None
 
 
 def _remarks(row: Row, value: str | None, context: Context) -> list[_Remark]:
@@ -182,9 +185,7 @@ def _remarks(row: Row, value: str | None, context: Context) -> list[_Remark]:
     if not remarks and value is not None and _is_default(row, value, context):
         remarks.append(_Remark(Severity.INFO, "is the default", REMOVE))
     if not remarks and row.is_debug:
-        remarks.append(
-            _Remark(Severity.INFO, f"is for experiments: {row.library}'s documentation advises against keeping it set")
-        )
+        remarks.append(_Remark(Severity.INFO, _EXPERIMENT if row.library == "NCCL" else "is for debugging"))
     return remarks
 
 
@@ -196,7 +197,11 @@ def _reader_remarks(row: Row, context: Context) -> Iterable[_Remark]:
         yield _Remark(Severity.WARN, f"{library} does not read it from {row.until} on", REMOVE)
     elif row.since and installed and holds(f"{library}<{row.since}", context):
         text = f"{library} reads it from {row.since} on, and {installed[library]} is installed"
-        yield _Remark(Severity.WARN, text, REMOVE)
+        old_name = row.name.removeprefix("TORCH_")
+        if old_name != row.name and old_name in VARIABLES:
+            yield _Remark(Severity.WARN, f"{text}: its name is {old_name}", name=old_name)
+        else:
+            yield _Remark(Severity.WARN, text, REMOVE)
     elif accelerator is not None and (library == "NCCL" or "NCCL" in row.name) and accelerator != "cuda":
         yield _Remark(
             Severity.INFO, f"has no effect: NCCL is for NVIDIA's cards, and the accelerator is {accelerator}", REMOVE
@@ -216,7 +221,7 @@ def _verdict_remarks(row: Row, value: str | None, context: Context) -> list[_Rem
             continue
         better = None if verdict.better is None else _filled(verdict.better, value or "")
         if not unknown:
-            remarks.append(_Remark(verdict.severity, verdict.reason, better))
+            remarks.append(_Remark(verdict.severity, verdict.reason, better, name=verdict.name))
             break
         severity = Severity.WARN if verdict.severity is Severity.FAIL else verdict.severity
         remarks.append(_Remark(severity, f"{phrase(unknown)}: {verdict.reason}", better, unknown))

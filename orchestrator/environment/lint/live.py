@@ -1,4 +1,4 @@
-"""The variables that a node has already: those of a login, and of its nccl.conf files; and its facts for their judgement."""
+"""The variables that a node has already, from a login and from nccl.conf, and the facts of the node that decide about them."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from orchestrator.environment.lint.judge import LintFinding
 
+_NAME = re.compile(r"[A-Za-z_]\w*=")
 _EMPTY = re.compile(r"[ \t]*(?:export|declare|typeset|readonly|local|env)?(?:[ \t]+-\w+)*[ \t]*\\?")
 
 
@@ -17,17 +18,17 @@ def mended(text: str, findings: Iterable[LintFinding], *, is_shell: bool) -> str
     for found in sorted(positions, key=lambda found: found.start or 0, reverse=True):
         start, end = found.start or 0, found.end or 0
         if found.replacement:
-            new = _quoted(found.replacement, found.finding.check) if is_shell else found.replacement
+            new = _quoted(found.replacement) if is_shell else found.replacement
             text = text[:start] + new + text[end:]
         else:
             text = _without(text, start, end, found.finding.text)
     return text
 
 
-def _quoted(replacement: str, name: str) -> str:
-    prefix = f"{name}="
-    value = replacement.removeprefix(prefix)
-    return replacement if value == replacement else prefix + shlex.quote(value)
+def _quoted(replacement: str) -> str:
+    """Quote the value for a shell; the mended text of a fault of the line, such as `export NAME=VALUE`, is one already."""
+    name = _NAME.match(replacement)
+    return replacement if name is None else name[0] + shlex.quote(replacement[name.end() :])
 
 
 def _without(text: str, start: int, end: int, reason: str) -> str:

@@ -224,17 +224,19 @@ class _Reader:
             self._exports_all = True
         exports = command in _EXPORTERS or (command in _DECLARERS and any("x" in option for option in options))
         for word in arguments:
-            match = self._match(word)
+            match = self._match(word) or _ASSIGNMENT.match(
+                word.value or ""
+            )  # in quotes, as in docker run -e "NAME=VALUE"
             if match is None:
                 self._exported.update([word.value] if exports and word.value else [])
             elif exports or command in _DECLARERS or match[1] in VARIABLES:
                 self._assign(word, is_exported=command not in _DECLARERS or exports)
 
     def _assign(self, word: Word, *, is_exported: bool) -> None:
-        match = self._match(word)
+        match = self._match(word) or _ASSIGNMENT.match(word.value or "")
         assert match is not None  # the caller's condition
         name = match[1]
-        value = None if word.value is None or match[2] else word.value[match.end() - word.start :]
+        value = None if word.value is None or match[2] else word.value[len(match[0]) :]
         self._values[name] = value
         if is_exported:
             self._exported.add(name)

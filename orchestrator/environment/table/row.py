@@ -17,7 +17,8 @@ class Verdict:
     One judgement on values of a variable that its reader accepts.
 
     `when` are conditions (conditions.py) that must all hold. Values: `value` is a regular expression for the whole text, `above` and
-    `below` are bounds of the number; with none of them, every value. `better` is a value, REMOVE, or None if the site must decide.
+    `below` are bounds of the number; with none of them, every value. `better` is a value, REMOVE, or None if the site must decide; `name`
+    is the name that the variable should have.
     """
 
     severity: Severity
@@ -27,6 +28,7 @@ class Verdict:
     above: int | None = None
     below: int | None = None
     better: str | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ def _group(
 
 def _old(name: str, kind: Kind, text: str, *verdicts: Verdict, value: str = "") -> Row:
     """The name of a variable before torch 2.2; TORCH_NCCL_… wins where both are set."""
-    renamed = warn(f"is the old name: set TORCH_{name}", "torch>=2.2", value=value)
+    renamed = Verdict(Severity.WARN, "is the old name", ("torch>=2.2",), value, name=f"TORCH_{name}")
     return Row(name, "torch", kind, text, verdicts=(*verdicts, renamed), source=NCCL_GROUP)
 
 
