@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.node.facts import NodeFacts
 from orchestrator.node.probe.collect import collect
-from orchestrator.node.probe.source import NOT_FOUND, Source
+from orchestrator.node.probe.source import Source
 from orchestrator.node.probe.steps import run_step
+from orchestrator.node.vendor.tool import NOT_FOUND
 from tests.paths import CASES
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ class CardSampler:
         loads = {card["index"]: card.get("utilization_percent") for card in visible}
         error = tool.error or "; ".join(readings["faults"])
         ranks = started_ranks(self._folder, self._job.rank_numbers)
-        idle = [] if error else self._idle_cards.add(loads, reported_steps(self._folder, ranks))
+        idle = [] if tool.error else self._idle_cards.add(loads, reported_steps(self._folder, ranks))
         body: CardsBody = {
             "time": self._events.clock.now(),
             "tool": tool.name,

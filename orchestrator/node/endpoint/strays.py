@@ -173,9 +173,9 @@ def open_cards(pid: int) -> List[str]:
 
 def query_nvidia_smi() -> Tuple[List[int], str]:
     """Pids with a compute context, and the error of nvidia-smi; no error if the machine has none."""
-    from orchestrator.node.vendor.tool import NOT_FOUND, run_tool  # noqa: PLC0415  most connections do not need it
+    from orchestrator.node.vendor.tool import run_tool  # noqa: PLC0415  most connections do not need it
 
-    output, error = run_tool(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader,nounits"], TOOL_WAIT_S)
-    if error:
-        return [], "" if error.endswith(NOT_FOUND) else error
-    return [int(line) for line in output.split() if line.isdigit()], ""
+    tool = run_tool(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader,nounits"], TOOL_WAIT_S)
+    if tool.error:
+        return [], f"nvidia-smi: {tool.error}" if tool.is_installed else ""
+    return [int(line) for line in tool.output.split() if line.isdigit()], ""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
-import select
 import time
+
+from orchestrator.node.vendor.tool import FOLDERS, NOT_FOUND
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Mapping, Sequence
     from typing import Dict, List, Optional, Tuple
 
@@ -19,11 +18,7 @@ if TYPE_CHECKING:
 
 FILE_BYTES = 1 << 20
 NUMBER = re.compile(r"-?[0-9]{1,20}\Z")  # of 64 bits
-TOOL_BYTES = 4 << 20
 TOOL_S = 5.0
-END_S = 0.2
-NOT_FOUND = "not found"
-FOLDERS = ("/usr/local/efsmi", "/usr/local/nvidia/bin")  # where drivers and containers put the tools, beyond PATH
 # An attribute that this device, kernel or state does not have: sysfs refuses the speed of a port that is down, or an empty GID slot.
 WITHOUT_VALUE = frozenset(
     (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODATA, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP)
@@ -100,39 +95,17 @@ class Source:
 
     def run(self, argv: Sequence[str], timeout_s: float) -> Tuple[Optional[str], Optional[str]]:
         """The standard output of a program, or the reason why there is none. It is killed after timeout_s."""
-        import subprocess  # noqa: PLC0415  only steps with tools need it
+        from orchestrator.node.vendor.tool import run_tool  # noqa: PLC0415  only steps with tools need it
 
         program = self.find(argv[0])
         if program is None:
             return None, NOT_FOUND
-        try:
-            # in the session of the step: its leftovers end with the step
-            child = subprocess.Popen(
-                [program, *argv[1:]],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**self.environ, "LC_ALL": "C"},
-            )
-        except (OSError, ValueError) as error:
-            return None, getattr(error, "strerror", None) or str(error)
-        assert child.stdout is not None
-        assert child.stderr is not None
-        with child.stdout as out_pipe, child.stderr as err_pipe:
-            out, err, reason = printed(out_pipe.fileno(), err_pipe.fileno(), time.monotonic() + timeout_s)
-        if reason is None and not ends(child):
-            reason = "printed its answer and did not end"
-        if reason is not None:
-            child.kill()
-            ends(child)  # within a driver no signal ends it
-            return None, reason or f"no answer in {timeout_s:g} s"
-        code = child.returncode
-        if code != 0:
-            self.last_words = out + err
-            words = (err.strip() or out.strip()).splitlines()
-            cause = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
-            return None, f"{cause}: {words[-1] if words else 'no message':.200}"
-        return out, None
+        # in the session of the step: its leftovers end with the step
+        tool = run_tool([program, *argv[1:]], timeout_s, self.environ, has_session=False)
+        if tool.error:
+            self.last_words = tool.output + tool.errors
+            return None, tool.error
+        return tool.output, None
 
     def find(self, program: str) -> Optional[str]:
         """The path of a program, None if it is not installed."""
@@ -154,38 +127,6 @@ def read_up_to(descriptor: int, size: int) -> bytes:
             break
         data += block
     return bytes(data)
-
-
-def ends(child: subprocess.Popen[bytes]) -> bool:
-    """Wait briefly for the end of a program."""
-    import subprocess  # noqa: PLC0415  as above
-
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(END_S)
-    return child.returncode is not None
-
-
-def printed(out: int, err: int, deadline: float) -> Tuple[str, str, Optional[str]]:
-    """Read two pipes until both end; the reason if that takes too long or is too much, which may be empty."""
-    kept = {out: bytearray(), err: bytearray()}
-    reason: Optional[str] = None
-    poller = select.poll()
-    for pipe in kept:
-        poller.register(pipe, select.POLLIN | select.POLLHUP)
-    waiting = set(kept)
-    while waiting and reason is None:
-        left_s = deadline - time.monotonic()
-        for pipe, _ in poller.poll(max(0.0, left_s) * 1000):
-            data = os.read(pipe, 1 << 16)
-            kept[pipe] += data
-            if not data:
-                poller.unregister(pipe)
-                waiting.discard(pipe)
-        if sum(map(len, kept.values())) > TOOL_BYTES:
-            reason = f"printed more than {TOOL_BYTES >> 20} MiB"
-        elif waiting and left_s <= 0:
-            reason = ""
-    return kept[out].decode("utf-8", "replace"), kept[err].decode("utf-8", "replace"), reason
 
 
 def natural(name: str) -> Tuple[str, int, str]:

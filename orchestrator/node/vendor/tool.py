@@ -9,53 +9,74 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Optional, Sequence, Tuple
+    import subprocess
+    from typing import Dict, List, Mapping, Optional, Sequence
 
-OUTPUT_BYTES = 1 << 20  # efsmi -q prints 2 KB per card
+OUTPUT_BYTES = 4 << 20  # efsmi -q prints 2 KB per card
 POLL_S = 0.005
 KILLED_S = 0.2  # a killed process has ended by then, unless it is in the kernel
 FOLDERS = ("/usr/local/efsmi", "/usr/local/nvidia/bin")  # where drivers and containers put the tools, beyond PATH
-SHOWN = 300  # characters of an error
 NOT_FOUND = "not found"
 
 
 class Tool:
-    """A started tool, in its own session. `output` and `error` are final when `has_ended`; the error is empty if it succeeded."""
+    """
+    A started tool. When `has_ended`, its output and `error` are final; the error is empty if it succeeded.
 
-    def __init__(self, argv: Sequence[str], wait_s: float) -> None:
+    Args:
+        environ: with LC_ALL=C added; None for this process's.
+        has_session: start it in a new session, so that its children are killed with it; otherwise the caller must end them.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        wait_s: float,
+        environ: Optional[Mapping[str, str]] = None,
+        *,
+        has_session: bool = True,
+    ) -> None:
+        import subprocess  # noqa: PLC0415  slow to import, and most probes and connections start no tool
+
         self.name = os.path.basename(argv[0])
         self.error = ""
         self.has_ended = False
-        self.started_s = time.monotonic()
+        self._started_s = time.monotonic()
         self._wait_s = wait_s
+        self._has_session = has_session
         self._process: Optional[subprocess.Popen[bytes]] = None
-        self._parts: List[bytes] = []
+        self._printed: Dict[int, List[bytes]] = {}  # by pipe: standard output, then standard error
         self._size = 0
-        self._pipe, out = os.pipe()
-        os.set_blocking(self._pipe, False)
-        path = os.pathsep.join((os.environ.get("PATH", os.defpath), *FOLDERS))
+        variables = os.environ if environ is None else environ
+        path = os.pathsep.join((variables.get("PATH", os.defpath), *FOLDERS))
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        for pipe in (out, err):
+            os.set_blocking(pipe, False)
+            self._printed[pipe] = []
         try:
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, "PATH": path, "LC_ALL": "C"},
+                stdout=out_end,
+                stderr=err_end,
+                start_new_session=has_session,
+                env={**variables, "PATH": path, "LC_ALL": "C"},
             )
-        except OSError as error:
-            self._end(f"{self.name}: {NOT_FOUND if isinstance(error, FileNotFoundError) else error.strerror}")
+        except (OSError, ValueError) as error:
+            self._end(
+                NOT_FOUND if isinstance(error, FileNotFoundError) else getattr(error, "strerror", "") or str(error)
+            )
         finally:
-            os.close(out)
+            os.close(out_end)
+            os.close(err_end)
 
     @property
     def is_installed(self) -> bool:
-        return not self.error.endswith(NOT_FOUND)
+        return self.error != NOT_FOUND
 
     @property
     def pid(self) -> Optional[int]:
@@ -63,7 +84,16 @@ class Tool:
 
     @property
     def output(self) -> str:
-        return b"".join(self._parts).decode("utf-8", "replace")
+        """The standard output."""
+        return self._text(0)
+
+    @property
+    def errors(self) -> str:
+        """The standard error."""
+        return self._text(1)
+
+    def _text(self, index: int) -> str:
+        return b"".join(list(self._printed.values())[index]).decode("utf-8", "replace")
 
     def poll(self) -> None:
         """Read what the tool has printed; kill it at its deadline, or if it prints too much."""
@@ -72,24 +102,30 @@ class Tool:
         code = self._process.poll()  # before the last read
         self._read()
         if self._size > OUTPUT_BYTES:
-            self.kill(f"{self.name} printed more than {OUTPUT_BYTES} bytes")
+            self.kill(f"printed more than {OUTPUT_BYTES >> 20} MiB")
         elif code:
-            cause = f"was ended by signal {-code}" if code < 0 else f"exit code {code}"
-            self._end(": ".join(filter(None, (f"{self.name}: {cause}", self.output.strip()[:SHOWN]))))
+            words = (self.errors.strip() or self.output.strip()).splitlines()
+            cause = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+            self._end(f"{cause}: {words[-1] if words else 'no message':.300}")
         elif code == 0:
             self._end("")
-        elif time.monotonic() - self.started_s > self._wait_s:
-            self.kill(f"{self.name} gave no answer in {self._wait_s:g} s")
+        elif time.monotonic() - self._started_s > self._wait_s:
+            self.kill(f"no answer in {self._wait_s:g} s")
 
     def kill(self, error: str) -> None:
-        """Kill the tool and its children."""
+        """Kill the tool, and its children if it has a session."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                if self._has_session:
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                else:
+                    self._process.kill()
         self._end(error)
 
     def reap(self, wait_s: float) -> bool:
         """Wait briefly for the end of a killed tool; False if the driver does not let it end."""
+        import subprocess  # noqa: PLC0415  as above
+
         if self._process is None:
             return True
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -97,26 +133,30 @@ class Tool:
         return self._process.returncode is not None
 
     def _read(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._size <= OUTPUT_BYTES:
-                part = os.read(self._pipe, 1 << 16)
-                if not part:
-                    return
-                self._parts.append(part)
-                self._size += len(part)
+        for pipe, parts in self._printed.items():
+            with contextlib.suppress(BlockingIOError):
+                while self._size <= OUTPUT_BYTES:
+                    part = os.read(pipe, 1 << 16)
+                    if not part:
+                        break
+                    parts.append(part)
+                    self._size += len(part)
 
     def _end(self, error: str) -> None:
         self.error = error
         self.has_ended = True
-        os.close(self._pipe)
+        for pipe in self._printed:
+            os.close(pipe)
 
 
-def run_tool(argv: Sequence[str], wait_s: float) -> Tuple[str, str]:
-    """Run a tool for at most wait_s; return its output and its error, which is empty if it succeeded."""
-    tool = Tool(argv, wait_s)
+def run_tool(
+    argv: Sequence[str], wait_s: float, environ: Optional[Mapping[str, str]] = None, *, has_session: bool = True
+) -> Tool:
+    """Run a tool for at most wait_s."""
+    tool = Tool(argv, wait_s, environ, has_session=has_session)
     while not tool.has_ended:
         time.sleep(POLL_S)
         tool.poll()
     if tool.error:
         tool.reap(KILLED_S)
-    return tool.output, tool.error
+    return tool

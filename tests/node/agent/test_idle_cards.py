@@ -204,7 +204,7 @@ def test_missing_tool_is_reported_once(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("orchestrator.node.vendor.tool.FOLDERS", ())
     sampler = CardSampler(_job("gcu", 2), str(tmp_path), EventLog(str(tmp_path), Clock()))
     _poll_until(sampler, tmp_path / "cards.json")
-    assert json.loads((tmp_path / "cards.json").read_text())["error"] == "efsmi: not found"
+    assert json.loads((tmp_path / "cards.json").read_text())["error"] == "not found"
     (tmp_path / "cards.json").unlink()
     for _ in range(5):
         sampler.poll()
