@@ -14,6 +14,7 @@ from orchestrator.actions.inventory import load_inventory
 from orchestrator.endpoint.access import Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.environment.lint.assignment import Assignment
+from orchestrator.environment.lint.combinations import lint_combinations, lint_propagation
 from orchestrator.environment.lint.deepspeed import NotJson, lint_deepspeed
 from orchestrator.environment.lint.files import read_env_file, read_nccl_conf
 from orchestrator.environment.lint.judge import LintFinding, lint_assignments, lint_commands
@@ -185,12 +186,16 @@ def _lint_file(file: Path, context: Context) -> _Linted:
         return _lint_lines(text, name, read_env_file(text, name), context)
     script = read_shell(text, name)
     findings = lint_assignments(_public(script.assignments), context) + lint_commands(script.commands, name)
-    return _Linted(name, findings, mended(text, findings, is_shell=True))
+    fixed = mended(text, findings, is_shell=True)
+    findings += lint_combinations(script.assignments)
+    findings += lint_propagation(script.assignments, script.commands)
+    return _Linted(name, findings, fixed)
 
 
 def _lint_lines(text: str, name: str, assignments: Sequence[Assignment], context: Context) -> _Linted:
     findings = lint_assignments(_public(assignments), context)
-    return _Linted(name, findings, mended(text, findings, is_shell=False))
+    fixed = mended(text, findings, is_shell=False)
+    return _Linted(name, [*findings, *lint_combinations(assignments)], fixed)
 
 
 def _public(assignments: Sequence[Assignment]) -> Iterator[Assignment]:
@@ -235,6 +240,7 @@ def _lint_inventory(inventory: Inventory, document: Document, stated: Context) -
         for kind in sorted(kinds):
             for found in lint_assignments(assignments, _with_inventory(stated, {kind})):
                 findings.setdefault((found.line, found.finding.text), found)
+        findings |= {(found.line, found.finding.text): found for found in lint_combinations(assignments)}
         fixed += _mended_section(path, env, findings.values())
     context = _with_inventory(stated, {(node.accelerator, node.network) for node in inventory.nodes})
     for index, line in enumerate(inventory.setup):

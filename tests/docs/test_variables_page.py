@@ -39,7 +39,8 @@ def _cell(text: str) -> str:
 
 def _verdict_rows(row: Row) -> Iterator[str]:
     for verdict in row.verdicts:
-        values = verdict.value if re.fullmatch(r"[\w,]+", verdict.value) else "some" if verdict.value else "every"
+        plain = verdict.value.removeprefix("(?i)").replace("0*1", "1").replace("|", ", ")
+        values = plain if re.fullmatch(r"[\w, ]+", plain) else "some" if verdict.value else "every"
         values = f"above {verdict.above}" if verdict.above is not None else values
         values = f"below {verdict.below}" if verdict.below is not None else values
         cells = (f"`{row.name}`", verdict.severity.value, values, phrase(verdict.when), verdict.reason)

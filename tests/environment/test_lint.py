@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.environment.lint.assignment import Assignment
+from orchestrator.environment.lint.combinations import lint_combinations, lint_propagation
 from orchestrator.environment.lint.judge import LintFinding, lint_assignments, lint_commands
 from orchestrator.environment.lint.mend import mended
 from orchestrator.environment.lint.shell import read_shell
@@ -217,3 +218,23 @@ def test_mended_script_is_clean_where_the_remedy_is_certain() -> None:
         ("NCCL_BUFFSIZE", None),
         ("NCCL_BUFFSIZE", None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("export NCCL_NET=IB NCCL_IB_DISABLE=1", "FAIL NCCL_IB_DISABLE"),
+        ("export NCCL_NET=IB NCCL_IB_DISABLE=1; export NCCL_IB_DISABLE=0", ""),
+        ("export NCCL_BLOCKING_WAIT=1 TORCH_NCCL_BLOCKING_WAIT=0", "WARN NCCL_BLOCKING_WAIT"),
+        ("export NCCL_SOCKET_NTHREADS=16 NCCL_NSOCKS_PERTHREAD=8", "FAIL NCCL_NSOCKS_PERTHREAD"),
+        ("export NCCL_SOCKET_NTHREADS=16 NCCL_NSOCKS_PERTHREAD=4", ""),
+        ("export TORCH_NCCL_NAN_CHECK=1\ndeepspeed --hostfile hosts x.py", "WARN deepspeed"),
+        ("export TORCH_NCCL_NAN_CHECK=1\ndeepspeed --hostfile=hosts --no_ssh --node_rank 0 x.py", ""),
+        ("export TORCH_NCCL_NAN_CHECK=1\ndeepspeed x.py", ""),
+        ("export NCCL_DEBUG=WARN\ndeepspeed --hostfile hosts x.py", ""),
+    ],
+)
+def test_variables_together(text: str, found: str) -> None:
+    script = read_shell(text, "file")
+    findings = [*lint_combinations(script.assignments), *lint_propagation(script.assignments, script.commands)]
+    assert ", ".join(f"{entry.finding.severity.value} {entry.finding.check}" for entry in findings) == found

@@ -224,7 +224,10 @@ def _verdict_remarks(row: Row, value: str | None, context: Context) -> list[_Rem
             remarks.append(_Remark(verdict.severity, verdict.reason, better, name=verdict.name))
             break
         severity = Severity.WARN if verdict.severity is Severity.FAIL else verdict.severity
-        remarks.append(_Remark(severity, f"{phrase(unknown)}: {verdict.reason}", better, unknown))
+        if remarks and remarks[-1].text.endswith(f": {verdict.reason}"):  # for another network, say
+            remarks[-1] = replace(remarks[-1], text=f"{phrase(unknown)} or {remarks[-1].text}")
+        else:
+            remarks.append(_Remark(severity, f"{phrase(unknown)}: {verdict.reason}", better, unknown))
     if len({remark.better for remark in remarks}) > 1:  # the remedy depends on what is unknown
         return [replace(remark, better=None) for remark in remarks]
     return remarks

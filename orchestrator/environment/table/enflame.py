@@ -52,7 +52,7 @@ ENFLAME: tuple[Row, ...] = (
         info("is read by the container toolkit alone; a process needs TOPS_VISIBLE_DEVICES"), source="Enflame container toolkit user guide"),
     _unread("GCU_VISIBLE_DEVICES", "use TOPS_VISIBLE_DEVICES"),
     _unread("DTU_VISIBLE_DEVICES", "use TOPS_VISIBLE_DEVICES"),
-    _unread("GCU_MEMORY_FRACTION", "there is no such limit"),
+    _unread("GCU_MEMORY_FRACTION", "no variable is known to limit the memory"),
     _unread("GCU_FORCE_FP32", "choose the precision in the program"),
     _unread("GCU_DISABLE_AMP", "choose the precision in the program"),
     # ECCL
@@ -61,8 +61,8 @@ ENFLAME: tuple[Row, ...] = (
     _row("ECCL_MAX_NCHANNELS", Integer(1, reader="ECCL"), "", "Most channels; the package's scripts use 1, 2 or 4", source=PACKAGE),
     _row("ECCL_MIN_NCHANNELS", Integer(1, reader="ECCL"), "", "Fewest channels", source=MANUAL),
     _row("ECCL_TOPOLOGY", Anything("1"), "", "In the 8-card diffusion script only", source=PACKAGE),
-    _row("ECCL_RDMA_DISABLE", _TRUTH, "", "No RDMA", info("for one node only: several nodes then use TCP", value="(?i)true|1"), source=f"{ZOO}, text_to_image"),
-    _row("ECCL_DEBUG", Word(("VERSION", "WARN", "INFO", "TRACE"), "its effect is not known"), "", "Level of ECCL's log", info("is for debugging", value="(?i)info|trace", better="WARN"), source=MANUAL),
+    _row("ECCL_RDMA_DISABLE", _TRUTH, "", "No RDMA", info("turns RDMA off, as an example for one node does", value="(?i)true|1"), source=f"{ZOO}, text_to_image"),
+    _row("ECCL_DEBUG", Anything("level, as in WARN"), "", "Level of ECCL's log", info("is for debugging", value="(?i)info|trace", better="WARN"), source=MANUAL),
     _row("ECCL_BUFFSIZE", Integer(1, reader="ECCL", unit="bytes"), "", "Buffer per channel", source=MANUAL),
     _row("ECCL_PROTO", Word(("LL", "LL128", "SIMPLE"), "ECCL does not know it"), "", "Protocol", source=MANUAL),
     _row("ECCL_ALGO", Word(("RING", "TREE"), "ECCL does not know it"), "", "Algorithm", source=MANUAL),
@@ -78,7 +78,7 @@ ENFLAME: tuple[Row, ...] = (
     _unread("ECCL_ROOT", "the libraries are found through LD_LIBRARY_PATH"),
     # torch_gcu 2.x, for the S60
     _s60("PYTORCH_GCU_ALLOC_CONF", Anything("backend:topsMallocAsync"), "", "Allocator"),
-    _s60("PYTORCH_NO_GCU_MEMORY_CACHING", Anything("0 or 1"), "", "No caching of memory", info("slow: for debugging", better=REMOVE)),
+    _s60("PYTORCH_NO_GCU_MEMORY_CACHING", Anything("0 or 1"), "", "No caching of memory"),
     _s60("PYTORCH_EFML_BASED_GCU_CHECK", Anything("0 or 1"), "", "Look for cards through EFML"),
     _s60("TORCH_ECCL_ASYNC_ERROR_HANDLING", Integer(0, 3), "", "After an error, as TORCH_NCCL_ASYNC_ERROR_HANDLING; default 3", warn("ignores errors of ECCL: the ranks hang", value="0", better="3")),
     _s60("TORCH_ECCL_BLOCKING_WAIT", _FLAG, "0", "Block in wait(), with the timeout"),
@@ -94,7 +94,7 @@ ENFLAME: tuple[Row, ...] = (
     _s60("TORCH_GCU_ENABLE_INT64_AND_UINT64", Anything("0 or 1"), "", "64-bit integers"),
     _s60("USE_GCU_DEFAULT_STREAM", Anything("0 or 1"), "", "Use the default stream"),
     _s60("ENFLAME_TORCH_GCU_ENABLE_AUTO_MIGRATION", Anything("0 or 1"), "", "Replace cuda by gcu in programs"),
-    _s60("TOPS_LAUNCH_BLOCKING", Anything("0 or 1"), "", "Wait for every kernel", warn("is for debugging: every kernel is waited for", value="1", better=REMOVE)),
+    _s60("TOPS_LAUNCH_BLOCKING", Anything("0 or 1"), "", "By its name: wait for every kernel", warn("is for debugging, by its name", value="1", better=REMOVE)),
     # Runtime and compiler of the T20
     _row("ENFLAME_LOG_DEBUG_MOD", Anything("list of modules, as in ECCL,OPREG"), "", "Modules that log debug messages", info("is for debugging"), source=PACKAGE),
     _row("ENFLAME_LOG_LEVEL", Anything("level, as in ERROR"), "", "Log level of the runtime", source="public training scripts"),

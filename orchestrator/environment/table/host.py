@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.environment.table.row import REMOVE, Row, Verdict, fail, info, warn
+from orchestrator.environment.table.row import REMOVE, Row, Verdict, info, warn
 from orchestrator.environment.table.values import Anything, Integer, Kind
 
 _ENV = "torch, distributed/run.py"
@@ -32,7 +32,7 @@ HOST: tuple[Row, ...] = (
         warn("the unit is minutes: it hides a hang for hours", above=120, better=REMOVE), source="DeepSpeed, constants.py"),
     _row("DS_ENV_FILE", "DeepSpeed", Anything("file name"), ".deepspeed_env", "KEY=VALUE lines that the DeepSpeed launcher passes to the nodes", source="DeepSpeed, launcher/runner.py"),
     _row("DS_ACCELERATOR", "DeepSpeed", Anything("cuda, cpu, xpu, npu, mps, hpu, mlu, sdaa, supa"), "auto", "Accelerator of DeepSpeed",
-        fail("DeepSpeed stops with an error: it has no such accelerator; only Enflame's fork (0.9.2+gcu) knows its cards", value="(?i)gcu|dtu|tops|enflame"), source="DeepSpeed, real_accelerator.py"),
+        warn("DeepSpeed stops with an error, unless it is the fork of Enflame (0.9.2+gcu)", value="(?i)gcu|dtu|tops|enflame"), source="DeepSpeed, real_accelerator.py"),
     _of_launcher("RANK", "Number of the rank"),
     _of_launcher("LOCAL_RANK", "Number of the rank on its node"),
     _of_launcher("WORLD_SIZE", "Number of ranks"),
