@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,15 +11,21 @@ from bench.processes import Job, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
 from bench.workspace import Workspace
 from orchestrator.actions import transcript
+from orchestrator.actions.network import node_requests
+from orchestrator.environment.discovery import discover
 from orchestrator.inventory import model
+from orchestrator.node.facts import NodeFacts
 from orchestrator.plan.files import node_files
 from orchestrator.plan.make import make_plan
+from orchestrator.plan.plan import with_environment
 from orchestrator.run import Program, Request
+from tests.grounds import nodes
 
 NODES = 1024
 _PLAN = f"plan, files and transcript of {NODES:,} nodes, in process"
 _LOAD = f"reading the inventory of {NODES:,} nodes, in process"
 _DRY_RUN = f"orch ssh-launch --dry-run, {NODES:,} nodes"
+_DISCOVERY = f"discovery from the facts of {NODES:,} H800 nodes, and the plan, in process"
 _FIGURE = "to the end"
 
 # Like the shipped inventory of an H800 cluster, with one environment variable per group of 256 nodes.
@@ -50,11 +57,13 @@ def measure(workspace: Workspace, *, repetitions: int) -> Measure:
     file.write_text(_INVENTORY + "".join(groups), encoding="utf-8")
     return Measure(
         title="Planning",
-        description="`make_plan`, every file of every node and the text of `--dry-run`.",
+        description="`make_plan`, every file of every node and the text of `--dry-run`; network variables from the nodes' facts.",
         reference=_PLAN,
         figures=(_FIGURE,),
-        targets=(Target(_PLAN, _FIGURE, 1.0),),
-        series=run_rounds([_plan(file), _load(file), _dry_run(file, workspace)], repetitions=repetitions),
+        targets=(Target(_PLAN, _FIGURE, 1.0), Target(_DISCOVERY, _FIGURE, 2.0)),
+        series=run_rounds(
+            [_plan(file), _load(file), _dry_run(file, workspace), _discovery(file)], repetitions=repetitions
+        ),
     )
 
 
@@ -95,3 +104,30 @@ def _dry_run(file: Path, workspace: Workspace) -> Contestant:
         return {_FIGURE: time_job(Job([command], cwd=code, env=workspace.env)).end}
 
     return Contestant(_DRY_RUN, run)
+
+
+def _discovery(file: Path) -> Contestant:
+    loaded = model.load(file)
+    request = Request("ssh", Program("executable", ("echo", "hello")))
+    sample = nodes.facts("h800")
+    facts = {node.name: _renumbered(sample, number) for number, node in enumerate(loaded.nodes)}
+
+    def run() -> Mapping[str, float]:
+        begun = time.monotonic()
+        plan = make_plan(loaded, request, run_id="thousand-20261120-101500-ab12", bundle="0" * 32)
+        found = discover(facts, node_requests(plan, loaded))
+        files = node_files(with_environment(plan, {name: found.environment(name) for name in facts}))
+        seconds = time.monotonic() - begun
+        assert all("GLOO_SOCKET_IFNAME" in scripts[-1].text for scripts in files.values())
+        return {_FIGURE: seconds}
+
+    return Contestant(_DISCOVERY, run)
+
+
+def _renumbered(sample: NodeFacts, number: int) -> NodeFacts:
+    """The facts with other addresses: of one node each, in the same subnets."""
+    facts = copy.deepcopy(sample)
+    for index, interface in enumerate(facts["interfaces"]):
+        for entry in interface["addresses"]:
+            entry["address"], entry["prefix"] = f"10.{100 + index}.{number // 256}.{number % 256}", 16
+    return facts

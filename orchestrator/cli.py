@@ -321,12 +321,29 @@ def attach(run: str, follow: bool, quiet: bool) -> int:
 @_inventory
 @_nodes
 @click.option("--node", metavar="LIST", shell_complete=_nodes_of_inventory, help="Show only these nodes.")
+@click.option("--explain", is_flag=True, help="Query the nodes, and show origin and reason of every variable.")
+@click.option("--export", is_flag=True, help="As --explain, as lines for a shell: for a launch by hand.")
+@click.option("--facts", type=_PATH, metavar="FILE", help="With --explain: the output of an earlier --explain --json.")
+@click.option("--debug", is_flag=True, help="With --explain: as with --debug of the launch.")
 @_json
-def env(inventory: str | None, nodes: str | None, node: str | None, as_json: bool) -> int:
+def env(
+    inventory: str | None,
+    nodes: str | None,
+    node: str | None,
+    explain: bool,
+    export: bool,
+    facts: Path | None,
+    debug: bool,
+    as_json: bool,
+) -> int:
     """Show the environment variables that ranks get from orch. Secrets are hidden, nothing is started."""
-    from orchestrator.commands.env import env  # noqa: PLC0415
+    from orchestrator.commands import env  # noqa: PLC0415
 
-    return env(inventory, nodes, node, as_json=as_json)
+    if not explain and not export:
+        if facts is not None or debug:
+            raise UsageError(f"{'--debug' if debug else '--facts'} is for --explain and --export", hint="add --explain")
+        return env.env(inventory, nodes, node, as_json=as_json)
+    return env.explain(inventory, nodes, node, facts_file=facts, debug=debug, export=export, as_json=as_json)
 
 
 @app.command()

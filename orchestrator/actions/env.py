@@ -1,19 +1,35 @@
-"""The environment that every rank gets from orch, by the code of the agent. No node is queried, nothing starts."""
+"""The environment that every rank gets from orch, by the code of the agent. Nodes are queried to explain it, and nothing starts."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.actions.inventory import load_inventory
+from orchestrator.actions.network import finding_text, node_requests, nothing_to_discover, query, saved_facts
+from orchestrator.environment.debugging import debugging_variables
+from orchestrator.environment.discovery import Discovery, discover
+from orchestrator.environment.explanation import AT_LAUNCH, Row, folded, orch_variable
+from orchestrator.environment.variable import Origin, Variable
 from orchestrator.errors import UsageError
+from orchestrator.findings import Finding
+from orchestrator.inventory.redaction import REDACTED
+from orchestrator.names.hostlist import fold
 from orchestrator.node.agent.environment import defaults, node_environment, rank_variables
 from orchestrator.node.job import Job
 from orchestrator.plan import files
 from orchestrator.plan.make import make_plan
-from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
+from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted, with_environment
+from orchestrator.plan.shell import shell_quote
 from orchestrator.run import Program, Request
+
+if TYPE_CHECKING:
+    from orchestrator.inventory.model import Inventory, Node
+    from orchestrator.node.facts import NodeFacts
 
 _UNKNOWN = "<known-at-the-launch>"  # without spaces, as the parts of a rendezvous record
 
@@ -37,6 +53,69 @@ class NodeEnvironment:
     """Lines of shell before the ranks, which inherit what the lines export."""
 
 
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The variables of every selected node with their reasons, what is wrong with them, and the facts of all nodes."""
+
+    variables: Mapping[str, Sequence[Variable]]
+    findings: Sequence[Finding]
+    facts: Mapping[str, NodeFacts]
+    warnings: Sequence[str]
+    setup: Sequence[str]
+
+    def table(self) -> tuple[Sequence[str], list[Sequence[str]]]:
+        """The names of the columns, and one row for each variable and value."""
+        return ("VARIABLE", "VALUE", "NODES", "ORIGIN", "REASON"), [_cells(row) for row in folded(self.variables)]
+
+    def exports(self) -> str:
+        """
+        Lines of shell with the variables that a launch by hand needs, too: without those that number ranks; secrets are named.
+
+        Raises:
+            UsageError: the nodes differ.
+        """
+        first = next(iter(self.variables))
+        variables = _for_export(self.variables[first])
+        for node, every in self.variables.items():
+            of_node = _for_export(every)
+            if of_node != variables:
+                name = next(name for name in {**variables, **of_node} if variables.get(name) != of_node.get(name))
+                raise UsageError(f"{first} and {node} differ in {name}", hint=f"export for one node: --node {first}")
+        return "".join(
+            f"# {name} is a secret: set it yourself\n" if value == REDACTED else f"export {name}={shell_quote(value)}\n"
+            for name, value in variables.items()
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form; `facts` can be read again."""
+        return {
+            "variables": [{**asdict(row.variable), "nodes": list(row.nodes)} for row in folded(self.variables)],
+            "findings": [finding.to_json() for finding in self.findings],
+            "setup": list(self.setup),
+            "facts": dict(self.facts),
+        }
+
+
+def _cells(row: Row) -> Sequence[str]:
+    variable = row.variable
+    value = "(unset)" if variable.value is None else printable(variable.value)
+    reason = f"{variable.reason}; replaces {variable.replaces}" if variable.replaces else variable.reason
+    return variable.name, value, fold(row.nodes), variable.origin.value, reason
+
+
+def printable(value: str) -> str:
+    """The value; as a JSON string if it holds unprintable characters."""
+    return value if value.isprintable() else json.dumps(value)
+
+
+def _for_export(variables: Sequence[Variable]) -> dict[str, str]:
+    return {
+        variable.name: variable.value
+        for variable in sorted(variables, key=lambda variable: variable.name)
+        if variable.origin is not Origin.ORCH and variable.value is not None and variable.value != AT_LAUNCH
+    }
+
+
 def environments(
     inventory: str | None, nodes: str | None, selected: str | None
 ) -> tuple[list[NodeEnvironment], tuple[str, ...]]:
@@ -50,13 +129,97 @@ def environments(
         UsageError: a selected node takes no part in the launch.
     """
     loaded = load_inventory(inventory, nodes)
-    request = Request("ssh", Program("executable", ("true",)), nodes=nodes)
-    plan = redacted(make_plan(loaded, request, run_id=_UNKNOWN, bundle=_UNKNOWN))
+    plan = redacted(_plan(loaded, nodes))
+    shown = _shown(plan, loaded, selected)
+    return [_of_node(plan, node) for node in plan.nodes if node.name in shown], plan.warnings
+
+
+def explain(
+    inventory: str | None, nodes: str | None, selected: str | None, *, facts_file: Path | None, debug: bool
+) -> Explanation:
+    """
+    Explain the environments of a launch on `nodes`, with the variables that are discovered from the facts of all of them.
+
+    Args:
+        selected: a host list; None selects all nodes of the launch.
+        facts_file: the facts by node, as `to_json` writes them; None queries the nodes.
+        debug: as --debug of the launch.
+
+    Raises:
+        UsageError: a selected node takes no part in the launch, or the file does not hold facts.
+    """
+    loaded = load_inventory(inventory, nodes)
+    plan = _plan(loaded, nodes, debug=debug)
+    shown = _shown(plan, loaded, selected)
+    warnings = list(plan.warnings)
+    facts: dict[str, NodeFacts] = {}
+    nothing = nothing_to_discover(plan)
+    if nothing:
+        warnings.append(f"nothing is discovered: {nothing}")
+        discovery = Discovery({}, ())
+    else:
+        facts, failures = saved_facts(facts_file) if facts_file else query(loaded, plan)
+        warnings += failures
+        discovery = discover(facts, node_requests(plan, loaded))
+        warnings += map(finding_text, discovery.findings)
+        plan = with_environment(plan, {node.name: discovery.environment(node.name) for node in plan.nodes})
+    plan = redacted(plan)
+    variables = {
+        node.name: _variables(plan, node, loaded, discovery, debug=debug) for node in plan.nodes if node.name in shown
+    }
+    return Explanation(variables, discovery.findings, facts, warnings, plan.setup)
+
+
+def _plan(inventory: Inventory, nodes: str | None, *, debug: bool = False) -> LaunchPlan:
+    request = Request("ssh", Program("executable", ("true",)), nodes=nodes, debug=debug)
+    return make_plan(inventory, request, run_id=_UNKNOWN, bundle=_UNKNOWN)
+
+
+def _shown(plan: LaunchPlan, inventory: Inventory, selected: str | None) -> set[str]:
     planned = {node.name for node in plan.nodes}
-    shown = {node.name for node in loaded.select(selected)} if selected is not None else planned
+    shown = {node.name for node in inventory.select(selected)} if selected is not None else planned
     if absent := sorted(shown - planned):
         raise UsageError(f"{absent[0]} takes no part in this launch", hint="name it with --nodes too")
-    return [_of_node(plan, node) for node in plan.nodes if node.name in shown], plan.warnings
+    return shown
+
+
+def _variables(
+    plan: LaunchPlan, node: NodePlan, inventory: Inventory, discovery: Discovery, *, debug: bool
+) -> list[Variable]:
+    """All variables of a node's ranks, also those that discovery leaves unset."""
+    of_inventory = inventory.node(node.name)
+    known = {variable.name: variable for variable in discovery.variables.get(node.name, ())}
+    if debug:
+        user = inventory.environment(of_inventory)
+        known.update((variable.name, variable) for variable in debugging_variables(of_inventory.accelerator, user))
+    environment = _of_node(plan, node)
+    variables = []
+    for name, value in environment.env.items():
+        origin = Variable(name, value, Origin.INVENTORY, _field(name, inventory, of_inventory))
+        variables.append(replace(known.pop(name, origin), value=value))
+    variables += known.values()
+    variables += [orch_variable(name, value) for name, value in environment.orch.items()]
+    variables += [orch_variable(name, value, Origin.DEFAULT) for name, value in environment.unless_set.items()]
+    by_default = {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
+    variables += [
+        orch_variable(name, None, Origin.DEFAULT if name in by_default else Origin.ORCH)
+        for name in environment.at_launch
+    ]
+    first, last = environment.ranks[0], environment.ranks[-1]
+    variables += [
+        orch_variable(name, f"{value}-{last[name]}" if len(environment.ranks) > 1 else value)
+        for name, value in first.items()
+    ]
+    return variables
+
+
+def _field(name: str, inventory: Inventory, node: Node) -> str:
+    """The field of the inventory that sets a variable."""
+    if name in node.secrets:
+        return "env_file: of the node or of defaults"
+    if name in node.env:
+        return "env: of the node or of defaults"
+    return "env_file: in the inventory" if name in inventory.secrets else "env: in the inventory"
 
 
 def _of_node(plan: LaunchPlan, node: NodePlan) -> NodeEnvironment:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
+from pathlib import Path
 
-from orchestrator.actions.env import NodeEnvironment, environments
-from orchestrator.console import print_json, print_text, warn
+from orchestrator.actions import env as action
+from orchestrator.actions.env import NodeEnvironment, environments, printable
+from orchestrator.console import print_json, print_table, print_text, warn
 
 
 def env(inventory: str | None, nodes: str | None, node: str | None, *, as_json: bool) -> int:
@@ -18,6 +19,32 @@ def env(inventory: str | None, nodes: str | None, node: str | None, *, as_json: 
         print_json([asdict(environment) for environment in shown])
     else:
         print_text("\n".join(map(_text, shown)))
+    return 0
+
+
+def explain(
+    inventory: str | None,
+    nodes: str | None,
+    node: str | None,
+    *,
+    facts_file: Path | None,
+    debug: bool,
+    export: bool,
+    as_json: bool,
+) -> int:
+    """Print every variable of a launch with its origin and reason, or with `export` as lines for a shell."""
+    explanation = action.explain(inventory, nodes, node, facts_file=facts_file, debug=debug)
+    for warning in explanation.warnings:
+        warn(warning)
+    if as_json:
+        print_json(explanation.to_json())
+        return 0
+    if export:
+        print_text(explanation.exports())
+        return 0
+    print_table(*explanation.table())
+    for line in explanation.setup:
+        print_text(f"setup: {line}\n")
     return 0
 
 
@@ -36,4 +63,4 @@ def _text(shown: NodeEnvironment) -> str:
 
 
 def _pair(name: str, value: str) -> str:
-    return f"{name}={value if value.isprintable() else json.dumps(value)}"
+    return f"{name}={printable(value)}"

@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 
 from orchestrator.environment.devices import mig_findings, threads, visible_gcus
 from orchestrator.environment.overrides import contradictions, is_disabled
-from orchestrator.environment.rdma import FAR, KINDS, LAYERS, OTHER_LAYER, Adapters, choose_adapters, gid_index
+from orchestrator.environment.rdma import (
+    FAR,
+    KINDS,
+    LAYERS,
+    OTHER_LAYER,
+    Adapters,
+    choose_adapters,
+    fault_texts,
+    gid_index,
+)
 from orchestrator.environment.sockets import Sockets, choose_interfaces
 from orchestrator.environment.variable import Origin, Variable
 from orchestrator.findings import Finding, Severity
@@ -26,6 +35,8 @@ class NodeRequest:
     network: str
     ranks: int
     env: Mapping[str, str]
+    private: frozenset[str] = frozenset()
+    """The names in `env` whose values appear in no output."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +47,11 @@ class Discovery:
     findings: Sequence[Finding]
 
     def environment(self, node: str) -> dict[str, str]:
-        """The discovered values of a node, without those that the user or the node sets."""
+        """The values to set on a node, without the user's. The node's own are set, too: ranks are not started by a login shell."""
         return {
             variable.name: variable.value
             for variable in self.variables.get(node, ())
-            if variable.value is not None and variable.origin in (Origin.DISCOVERED, Origin.PRESET)
+            if variable.value is not None and variable.origin is not Origin.INVENTORY
         }
 
 
@@ -74,7 +85,10 @@ def discover(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
         if chosen is not None:
             proposed += _nccl(request, of_node, chosen, network)
         variables[node] = [_overridden(variable, request.env, of_node) for variable in proposed]
-        findings += contradictions(node, {**_site(of_node), **request.env}, of_node, chosen)
+        shown = {
+            name: value for name, value in {**_site(of_node), **request.env}.items() if name not in request.private
+        }
+        findings += contradictions(node, shown, of_node, chosen)
         findings += mig_findings(node, of_node)
     return Discovery(variables, _merged(findings))
 
@@ -162,7 +176,7 @@ def _doubts(adapters: Mapping[str, Adapters], requests: Mapping[str, NodeRequest
         request = requests[node]
         if request.network != "auto" or "NCCL_IB_HCA" in request.env:
             continue
-        layers = [f"{name}: {why}" for name, why in chosen.excluded.items() if why.startswith(OTHER_LAYER)]
+        layers = fault_texts({name: why for name, why in chosen.excluded.items() if why.startswith(OTHER_LAYER)})
         if not chosen.is_certain:
             text = f"NCCL chooses the adapters: {chosen.reason}"
         elif layers:
@@ -179,7 +193,7 @@ def _unused_ports(adapters: Mapping[str, Adapters]) -> Iterator[Finding]:
     for node, chosen in adapters.items():
         if 0 < len(chosen.ports) < most:
             text = f"{len(chosen.ports)} RDMA ports are usable, on other nodes {most}"
-            evidence = "; ".join(f"{name}: {why}" for name, why in chosen.excluded.items() if why != FAR)
+            evidence = "; ".join(fault_texts({name: why for name, why in chosen.excluded.items() if why != FAR}))
             yield Finding(
                 Severity.WARN, "rdma-ports", text, (node,), evidence, "repair the port, or choose other nodes"
             )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from orchestrator.environment.variable import Origin, Variable
 
 AT_LAUNCH = "(at the launch)"
-UNSET = "(unset)"
 # Reasons for the variables that orch itself sets; by name, else by prefix.
 _REASONS = {
     "MASTER_ADDR": "the address of the head for the rendezvous",
@@ -34,13 +33,11 @@ class Row:
     nodes: Sequence[str]
 
 
-def orch_variable(name: str, value: str | None, *, is_default: bool = False) -> Variable:
-    """A variable that orch sets; `value` None is known at the launch. A default is used unless the node has the variable."""
+def orch_variable(name: str, value: str | None, origin: Origin = Origin.ORCH) -> Variable:
+    """A variable that orch sets; `value` None is known at the launch."""
     by_prefix = (reason for prefix, reason in _REASONS_BY_PREFIX.items() if name.startswith(prefix))
     reason = _REASONS.get(name) or next(by_prefix, _NUMBERS)
-    if is_default:
-        reason += "; unless the node has it"
-    return Variable(name, AT_LAUNCH if value is None else value, Origin.ORCH, reason)
+    return Variable(name, AT_LAUNCH if value is None else value, origin, reason)
 
 
 def folded(variables: Mapping[str, Sequence[Variable]]) -> list[Row]:

@@ -208,14 +208,19 @@ def _unbonded(ports: list[Port], excluded: dict[str, str]) -> list[Port]:
 
 
 def _reason(ports: Sequence[Port], excluded: Mapping[str, str]) -> str:
-    """The reason for these ports, and for the absence of the others: one for all with the same fault."""
+    """The reason for these ports, and for the absence of the others."""
     rate = ports[0].port["rate"]
     text = f"{len(ports)} active {KINDS.get(_layer(ports[0]), _layer(ports[0]))} ports near the cards"
     text += f", {rate:g} Gb/s" if rate else ""
+    return "; ".join([text, *(f"without {names}" for names in fault_texts(excluded))])
+
+
+def fault_texts(excluded: Mapping[str, str]) -> list[str]:
+    """The ports that are left out and why, one text for all with the same reason."""
     names: dict[str, list[str]] = {}
     for name, why in excluded.items():
         names.setdefault(why, []).append(name)
-    return "; ".join([text, *(f"without {', '.join(of_fault)}: {why}" for why, of_fault in names.items())])
+    return [f"{', '.join(of_fault)}: {why}" for why, of_fault in names.items()]
 
 
 def _layer(port: Port) -> str:

@@ -19,6 +19,8 @@ class Origin(str, Enum):
     FLAG = "flag"
     """An option of the command, such as --debug."""
     ORCH = "orch"
+    DEFAULT = "default"
+    """Set by orch unless the node has it."""
 
 
 @dataclass(frozen=True)

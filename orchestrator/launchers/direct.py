@@ -20,8 +20,8 @@ from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.job import JobStatus
 from orchestrator.names.hostlist import fold
 from orchestrator.node.code_folder import SHARED
-from orchestrator.plan.files import PlannedFile, node_files, start_command
-from orchestrator.plan.plan import LaunchPlan, NodePlan
+from orchestrator.plan.files import PlannedFile, node_files, node_script_file, start_command
+from orchestrator.plan.plan import LaunchPlan, NodePlan, with_environment
 from orchestrator.progress import OnProgress, OnShare, Reporter, no_progress
 
 if TYPE_CHECKING:
@@ -110,6 +110,15 @@ class DirectLauncher:
         self._on_each(waiting, push, "preparing")
         if len(first) == 1:  # on one file system
             self.reach(plan.head).put_files(f"{plan.run_dir(plan.head)}/{SHARED}", [])
+
+    def add_environment(self, added: Mapping[str, Mapping[str, str]]) -> None:
+        """Give the ranks more variables, by node, before the start: replace the nodes' scripts, which were pushed."""
+        plan = self._plan = with_environment(self._plan, added)
+
+        def write(node: NodePlan) -> None:
+            write_files(self.reach(node), plan.run_dir(node), [node_script_file(plan, node)])
+
+        self._on_each([node for node in plan.nodes if added.get(node.name)], write, "preparing")
 
     def undo(self) -> list[str]:
         """End the agent on every node where a start was requested, confirmed or not; after `close`, over new connections."""

@@ -95,13 +95,12 @@ def node_files(plan: LaunchPlan) -> dict[str, list[PlannedFile]]:
         scripts = sbatch.slurm_scripts(plan)
         files = [PlannedFile(f"{plan.attempt_dir(plan.head)}/{name}", text) for name, text in scripts.items()]
         return {plan.head.name: [*shared[plan.head.workdir], *files]}
-    return {
-        node.name: [
-            *shared[node.workdir],
-            PlannedFile(f"{plan.node_dir(node)}/node.sh", node_script(plan, node)),
-        ]
-        for node in plan.nodes
-    }
+    return {node.name: [*shared[node.workdir], node_script_file(plan, node)] for node in plan.nodes}
+
+
+def node_script_file(plan: LaunchPlan, node: NodePlan) -> PlannedFile:
+    """The script of a node reached directly: the only file with its environment."""
+    return PlannedFile(f"{plan.node_dir(node)}/node.sh", node_script(plan, node))
 
 
 def _shared_files(plan: LaunchPlan, node: NodePlan) -> list[PlannedFile]:

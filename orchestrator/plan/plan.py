@@ -176,3 +176,9 @@ def redacted(plan: LaunchPlan) -> LaunchPlan:
         return replace(node, env={name: REDACTED if name in node.secrets else text for name, text in node.env.items()})
 
     return replace(plan, nodes=tuple(redact(node) for node in plan.nodes))
+
+
+def with_environment(plan: LaunchPlan, added: Mapping[str, Mapping[str, str]]) -> LaunchPlan:
+    """The plan with more variables, by node; those that it has keep their values."""
+    nodes = (replace(node, env={**added.get(node.name, {}), **node.env}) for node in plan.nodes)
+    return replace(plan, nodes=tuple(nodes))

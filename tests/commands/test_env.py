@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.grounds import nodes
 from tests.grounds.cli import Orch
 
 INVENTORY = """\
@@ -100,3 +102,57 @@ def test_unknown_node_is_refused(words: tuple[str, str], message: str, orch: Orc
 
 def test_secrets_in_the_inventory_itself_are_warned_about(orch: Orch) -> None:
     assert "holds secrets, so it is not sent to the nodes" in orch("env").stderr
+
+
+CLUSTER = """\
+accelerator: cuda
+devices: 8
+env: {NCCL_DEBUG: WARN, HF_TOKEN: hunter2, QUOTE: "it's"}
+nodes: [{name: "n[0-1]", address: "10.0.0.[1-2]"}]
+"""
+
+
+@pytest.fixture
+def facts_file(tmp_path: Path) -> str:
+    """The facts of two nodes that differ in one port, whose inventory replaces the other one."""
+    (tmp_path / "inventory.yaml").write_text(CLUSTER)
+    (tmp_path / "facts.json").write_text(json.dumps({"facts": nodes.cluster("port-down")}))
+    return "facts.json"
+
+
+def test_explanation_as_json_holds_the_facts_that_it_can_be_made_from(
+    orch: Orch, facts_file: str, tmp_path: Path
+) -> None:
+    first = json.loads(orch("env", "--explain", "--facts", facts_file, "--json").stdout)
+    hcas = {row["nodes"][0]: row for row in first["variables"] if row["name"] == "NCCL_IB_HCA"}
+    assert (hcas["n0"]["value"].count("mlx5"), hcas["n1"]["value"].count("mlx5")) == (7, 8)
+    assert (hcas["n0"]["origin"], hcas["n0"]["nodes"]) == ("discovered", ["n0"])
+    assert "mlx5_3: port 1 is DOWN" in hcas["n0"]["reason"]
+    assert [finding["check"] for finding in first["findings"]] == ["rdma-ports"]
+    (tmp_path / "saved.json").write_text(json.dumps(first))
+    assert json.loads(orch("env", "--explain", "--facts", "saved.json", "--json").stdout) == first
+
+
+def test_export_can_be_sourced_and_holds_no_secret(orch: Orch, facts_file: str) -> None:
+    lines = orch("env", "--export", "--debug", "--facts", facts_file, "--node", "n1").stdout
+    assert "hunter2" not in lines
+    assert "# HF_TOKEN is a secret" in lines
+    script = f'{lines}\nprintf "%s " "$QUOTE" "$NCCL_DEBUG" "$GLOO_SOCKET_IFNAME" "${{RANK-none}}"'
+    sourced = subprocess.run(["/bin/sh", "-c", script], stdout=subprocess.PIPE, text=True, check=True, env={})
+    assert sourced.stdout == "it's INFO eno1 none "
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--export", "--facts", "facts.json"), "n0 and n1 differ in NCCL_IB_HCA"),
+        (("--explain", "--facts", "none.json"), "none.json: No such file"),
+        (("--explain", "--facts", "inventory.yaml"), "holds no facts of nodes"),
+        (("--facts", "facts.json"), "--facts is for --explain and --export"),
+    ],
+)
+@pytest.mark.usefixtures("facts_file")
+def test_explanation_is_refused_with_the_next_step(words: tuple[str, ...], message: str, orch: Orch) -> None:
+    done = orch("env", *words, code=2)
+    assert message in done.stderr
+    assert "next: " in done.stderr

@@ -222,8 +222,9 @@ def test_values_of_the_node_itself_win() -> None:
         {"/etc/nccl.conf": "# site\nNCCL_IB_HCA = =mlx5_0\n"},
     )
     found = discovered(site, infiniband(1))
-    assert {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"}.isdisjoint(found.environment("n0"))
+    assert found.environment("n0") == {**INFINIBAND, "NCCL_IB_HCA": "=mlx5_0"}
     assert reason(found, "n0", "NCCL_IB_HCA") == "nccl.conf on the node"
+    assert reason(found, "n0", "NCCL_SOCKET_IFNAME") == "the environment of a login on the node"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,92 @@
+"""The network variables of a launch, discovered from the facts of the nodes and added to the plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.endpoint.access import Terminal, transport_factory
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.environment.discovery import NodeRequest
+from orchestrator.errors import OrchError, UsageError
+from orchestrator.fanout import each
+from orchestrator.names.hostlist import fold
+from orchestrator.node.facts import read_facts
+
+if TYPE_CHECKING:
+    from orchestrator.findings import Finding
+    from orchestrator.inventory.model import Inventory
+    from orchestrator.node.facts import NodeFacts
+    from orchestrator.plan.plan import LaunchPlan, NodePlan
+
+MOST_NAMES = 64  # that each node resolves
+
+
+def nothing_to_discover(plan: LaunchPlan) -> str:
+    """The reason why discovery has nothing to do for a plan; empty if it has."""
+    if plan.launcher == "slurm":
+        return "Slurm chooses the nodes, so NCCL and gloo choose the network"
+    if plan.transport == "local":
+        return "the ranks are on this machine, so there is no network to choose"
+    if len(plan.nodes) == 1:
+        return "the ranks are on one node, so there is no network to choose"
+    return ""
+
+
+def node_requests(plan: LaunchPlan, inventory: Inventory) -> dict[str, NodeRequest]:
+    """The part of the plan on each node, for discovery; with the values of the user only."""
+    nodes = {node.name: node for node in inventory.nodes}
+    return {
+        node.name: NodeRequest(
+            node.address,
+            nodes[node.name].network,
+            len(node.ranks),
+            inventory.environment(nodes[node.name]),
+            node.secrets,
+        )
+        for node in plan.nodes
+    }
+
+
+def query(inventory: Inventory, plan: LaunchPlan) -> tuple[dict[str, NodeFacts], list[str]]:
+    """Query the plan's nodes; return the facts of those that answer, and a warning about each other one."""
+    transport = transport_factory(inventory.transport, inventory.ssh, Terminal())
+    names = [node.address for node in plan.nodes][:MOST_NAMES]
+
+    def probe(node: NodePlan) -> NodeFacts:
+        with Endpoint.connect(transport(node), node.python) as endpoint:
+            return endpoint.probe(names, {}, None)
+
+    results = each(plan.nodes, probe, limit=inventory.ssh.fanout)
+    facts: dict[str, NodeFacts] = {}
+    warnings: list[str] = []
+    for node, result in zip(plan.nodes, results, strict=True):
+        if isinstance(result, OrchError):
+            warnings.append(f"{result}; the network is left to NCCL and gloo")
+        else:
+            facts[node.name] = result
+    return facts, warnings
+
+
+def saved_facts(file: Path) -> tuple[dict[str, NodeFacts], list[str]]:
+    """
+    Read the facts by node from the output of `orch env --explain --json`.
+
+    Raises:
+        UsageError: the file does not hold them.
+    """
+    hint = "write the file with: orch env --explain --json >FILE"
+    try:
+        value = json.loads(file.read_text("utf-8"))
+        return {name: read_facts(facts) for name, facts in value["facts"].items()}, []
+    except OSError as error:
+        raise UsageError(f"--facts {file}: {error.strerror}", hint=hint) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"--facts {file} holds no facts of nodes: {error}", hint=hint) from error
+
+
+def finding_text(finding: Finding) -> str:
+    """The finding as a warning."""
+    evidence = f" ({finding.evidence})" if finding.evidence else ""
+    return f"{fold(finding.nodes)}: {finding.text}{evidence}; {finding.remedy}"
