@@ -21,7 +21,7 @@ from tests.paths import CASES, ROOT
 INVENTORY = """\
 accelerator: cuda
 network: infiniband
-env: {NCCL_IB_TIMEOUT: 30, HF_TOKEN: hunter2, NCCL_DEBUG: WARN}
+env: {NCCL_IB_TIMEOUT: 30, HF_TOKEN: hunter2, TORCH_NCCL_TOKEN: hunter2, NCCL_DEBUG: WARN}
 defaults: {env: {NCCL_IB_GID_INDEX: 3}}
 setup: ["export NCCL_DEBUG_SUBSYS=ALL"]
 nodes:
