@@ -62,6 +62,8 @@ class AgentRecord:
     started: float
     address: str = ""
     """Its address on the route to the head; empty if the agent is of an older version."""
+    binding: messages.BindingBody | None = None
+    """The CPUs of the ranks, or the reason for which they are not bound; None if the agent is of an older version."""
 
     @classmethod
     def of(cls, body: messages.AgentBody) -> AgentRecord:
@@ -81,6 +83,7 @@ class AgentRecord:
             rendezvous=body["rendezvous"],
             started=body["started"],
             address=body.get("address", ""),
+            binding=body.get("binding"),
         )
 
 

@@ -83,7 +83,9 @@ def _status_warns_of_idle_cards(orch: Orch, run: str) -> None:
     cards = {"time": 1.0, "tool": "nvidia-smi", "error": "", "cards": [], "idle": [1], "expected": 2, "used": 1}
     (orch.cwd / ".work" / "runs" / run / "attempt-1" / "n0" / "cards.json").write_text(json.dumps(cards))
     assert "1 of 2 cards idle on n0: nvidia-smi shows 0 % on 1" in orch("status", run).stderr
-    [finding] = orch.status(run)["findings"]
+    status = orch.status(run)
+    assert [node["agent"]["binding"]["cpus"] for node in status["nodes"]] == [[], []]  # this machine has no cards
+    [finding] = status["findings"]
     assert (finding["check"], finding["nodes"], finding["severity"]) == ("idle-cards", ["n0"], "WARN")
 
 
