@@ -41,7 +41,7 @@ STRAYS_MARGIN_S = 20.0  # that node/endpoint/strays.py adds to the grace, includ
 LIST_S = 120.0  # for a hundred thousand files on a busy file system
 CLEAR_S = 3600.0  # for terabytes on a busy file system
 PROBE_S = 20.0  # more than the longest deadline of node/probe/collect.py
-PROBE_MARGIN_S = 2.0  # for the login shell of the first command, and the way of the answer
+PROBE_MARGIN_S = 2.0  # for the way of the answer
 SEARCH_S = 60.0  # for the last lines of files that hardly have newlines
 ALL_OUTPUTS: messages.Outputs = {"nodes": None, "ranks": None, "streams": None}
 WORKDIR_HINT = "set workdir: in the inventory to a folder of yours on that node, with enough space"
@@ -323,6 +323,7 @@ class Endpoint:
         request: messages.CommandRequest = {
             "argv": list(argv),
             "folder": "~",
+            "login": True,
             "removed": removed,
             "timeout_s": timeout_s,
         }
@@ -333,7 +334,7 @@ class Endpoint:
         self, names: Sequence[str], folders: Mapping[str, str], code: str | None, *, wait_s: float = PROBE_S
     ) -> NodeFacts:
         """
-        Collect the facts of the node, in the environment of a login.
+        Collect the facts of the node, in the environment of the connection: that of the ranks, but for `setup:` lines.
 
         Args:
             names: host names that the node is to resolve.
@@ -343,7 +344,13 @@ class Endpoint:
         """
         wanted = {"node": self.node, "names": list(names), "folders": dict(folders), "code": code}
         argv = [self._connection.python, *FLAGS]
-        request: messages.CommandRequest = {"argv": argv, "folder": "~", "removed": "", "timeout_s": wait_s}
+        request: messages.CommandRequest = {
+            "argv": argv,
+            "folder": "~",
+            "login": False,
+            "removed": "",
+            "timeout_s": wait_s,
+        }
         stdin = probe_program() + json.dumps(wanted).encode()
         reply = self._connection.call(protocol.COMMAND, request, stdin, answer_s=wait_s + PROBE_MARGIN_S).reply
         if reply["code"] != 0:
@@ -368,6 +375,7 @@ class Endpoint:
         request: messages.CommandOnceRequest = {
             "argv": list(argv),
             "folder": result_file.rpartition("/")[0],
+            "login": True,
             "removed": removed,
             "timeout_s": timeout_s,
             "result_file": result_file,

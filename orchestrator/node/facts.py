@@ -218,7 +218,7 @@ class NodeFacts(TypedDict):
     `topology` is the matrix of `nvidia-smi topo -m` by device names (GPU0, mlx5_0): X, NV8, PIX, PXB, PHB, NODE or SYS.
 
     `kernel_messages` are lines of the kernel log on devices (Xid, link changes), each after its UTC time; `environment` the NCCL_,
-    ECCL_, TORCH_, GLOO_ … variables that a login sets; `nccl_conf` the text of /etc/nccl.conf and ~/.nccl.conf (or of the file in
+    ECCL_, TORCH_, GLOO_ … variables that ranks inherit; `nccl_conf` the text of /etc/nccl.conf and ~/.nccl.conf (or of the file in
     NCCL_CONF_FILE), by path.
     """
 

@@ -427,10 +427,14 @@ class ClearReply(TypedDict):
 
 
 class CommandRequest(TypedDict):
-    """The payload is the standard input; `removed` is a pattern of variables that the command does not get."""
+    """
+    The payload is the standard input. `login` asks for the environment of a login instead of the connection's; `removed` is a
+    pattern of variables that the command does not get.
+    """
 
     argv: List[str]
     folder: str
+    login: bool
     removed: str
     timeout_s: float
 

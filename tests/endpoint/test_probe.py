@@ -68,7 +68,9 @@ def test_values_that_are_no_facts_are_refused(value: object) -> None:
 @pytest.mark.processes
 def test_this_machine_is_probed_through_its_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("print()\n")
-    (tmp_path / ".profile").write_text("export NCCL_IB_TIMEOUT=22 NCCL_API_KEY=hidden\n")
+    (tmp_path / ".profile").write_text("export NCCL_IB_TIMEOUT=18\n")  # not read for ranks without setup: lines
+    monkeypatch.setenv("NCCL_IB_TIMEOUT", "22")
+    monkeypatch.setenv("NCCL_API_KEY", "hidden")
     monkeypatch.setenv("HOME", str(tmp_path))
     with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
         facts = endpoint.probe(["localhost", "missing.invalid"], {"workdir": str(tmp_path / "new")}, str(tmp_path))

@@ -35,9 +35,8 @@ def command(request: messages.CommandRequest, umask: int, stdin: bytes = b"") ->
     """Run argv with this standard input; return its exit code (127: there is no such program, 124: it took too long and was killed), stdout and stderr."""
     argv, folder = [expanded_argument(arg) for arg in request["argv"]], absolute_path(request["folder"])
     removed = request["removed"]
-    environment = {
-        name: value for name, value in login_environment().items() if not (removed and re.match(removed, name))
-    }
+    whole = login_environment() if request["login"] else os.environ
+    environment = {name: value for name, value in whole.items() if not (removed and re.match(removed, name))}
     private = os.umask(umask)  # the user's umask: sbatch passes it on to the job
     try:
         code, out, err = run(argv, environment, folder, request["timeout_s"], stdin=stdin)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 
-from orchestrator.node.probe.pci import below_devices, numa_of
+from orchestrator.node.probe.pci import BUS, ENFLAME, NVIDIA, below_devices, cards_of, numa_of
 from orchestrator.node.vendor import efsmi, nvidia_smi
 from orchestrator.node.vendor.readings import bus_id, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Iterable, List, Optional, Sequence
+    from typing import Dict, Iterable, List, Optional
 
     from orchestrator.node.facts import Card, CardProcess
     from orchestrator.node.probe.source import Source
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     ByCard = Dict[str, List[CardProcess]]
 
-PCI = "/sys/bus/pci/devices"
-NVIDIA, ENFLAME = "0x10de", ("0x1e36", "0x1ea0")
-CLASSES = ("0x0300", "0x0302", "0x1200")  # display, 3D and processing accelerators
 PROC_GPUS = "/proc/driver/nvidia/gpus"
 MIB = 1 << 20
 MAX_CARDS = 256
@@ -38,7 +35,7 @@ def nvidia(source: Source) -> Dict[str, object]:
     """The NVIDIA GPUs, the version of their driver, and the CUDA version that it supports."""
     fields: Iterable[str] = FIELDS
     text: Optional[str] = None
-    devices = pci_devices(source, (NVIDIA,))
+    devices = cards_of(source, NVIDIA)
     for _ in range(QUERIES if source.find(nvidia_smi.TOOL) else 0):
         wanted = list(filter(None, fields))
         text = source.output(nvidia_smi.query_gpu(wanted))
@@ -56,7 +53,7 @@ def nvidia(source: Source) -> Dict[str, object]:
         return {"cards": found, "driver": driver_version(source)}
     read = nvidia_smi.parse_gpus(text)
     note_faults(source, nvidia_smi.TOOL, read["faults"])
-    return {"cards": cards_of(source, "cuda", read), "driver": read["driver"] or driver_version(source)}
+    return {"cards": cards_read(source, "cuda", read), "driver": read["driver"] or driver_version(source)}
 
 
 def note_faults(source: Source, tool: str, faults: List[str]) -> None:
@@ -72,7 +69,7 @@ def driver_version(source: Source) -> Optional[str]:
 
 def enflame(source: Source) -> Dict[str, object]:
     """The GCUs, by efsmi -q, or by its table where that prints none; and the version of their driver."""
-    devices = pci_devices(source, ENFLAME)
+    devices = cards_of(source, ENFLAME)
     if source.find(efsmi.TOOL) is None:
         if devices:
             source.tools.append({"name": efsmi.TOOL, "seconds": 0.0, "error": "not found"})
@@ -83,7 +80,7 @@ def enflame(source: Source) -> Dict[str, object]:
         source.missing["cards.enflame"] = f"efsmi: {source.tools[-1]['error']}"
     if read is None:
         return {"cards": [], "driver": None}
-    cards = cards_of(source, "gcu", read)
+    cards = cards_read(source, "gcu", read)
     users = device_users(source, r"/dev/gcu(\d+)\Z")
     for card in cards:
         card["processes"] = users.get(str(card["index"]), [])
@@ -102,24 +99,14 @@ def read_efsmi(source: Source) -> Optional[CardReadings]:
     return None
 
 
-def pci_devices(source: Source, vendors: Sequence[str]) -> List[str]:
-    """The addresses of a vendor's cards on the PCI bus, which a container shows even if it may not use them."""
-    return [
-        address
-        for address in source.names(PCI)
-        if source.text(f"{PCI}/{address}/vendor") in vendors
-        and (source.text(f"{PCI}/{address}/class") or "").startswith(CLASSES)
-    ]
-
-
-def cards_of(source: Source, kind: str, read: CardReadings) -> List[Card]:
+def cards_read(source: Source, kind: str, read: CardReadings) -> List[Card]:
     return [card_of(source, kind, card) for card in sorted(read["cards"], key=lambda card: card["index"])]
 
 
 def card_of(source: Source, kind: str, read: CardReading) -> Card:
     """The card of a tool's reading; place and NUMA node are None if this machine shows no such device."""
     address, mig = read.get("bus_id"), read.get("mig")
-    path = source.resolve(f"{PCI}/{address}") if address else None
+    path = source.resolve(f"{BUS}/{address}") if address else None
     return {
         "kind": kind,
         "index": read["index"],
@@ -127,7 +114,7 @@ def card_of(source: Source, kind: str, read: CardReading) -> Card:
         "name": read.get("name"),
         "pci": address,
         "pci_path": below_devices(path),
-        "numa": numa_of(source, f"{PCI}/{address}") if path else None,
+        "numa": numa_of(source, f"{BUS}/{address}") if path else None,
         "memory_total": bytes_of(read.get("memory_total_mib")),
         "memory_used": bytes_of(read.get("memory_used_mib")),
         "utilization": read.get("utilization_percent"),
@@ -138,7 +125,7 @@ def card_of(source: Source, kind: str, read: CardReading) -> Card:
 
 
 def health_of(read: CardReading) -> Dict[str, str]:
-    """The values that the tool prints, by its names; of efsmi also `Health`, without a section, and of its table the readable ones."""
+    """The values that the tool prints, by its names; also `Health` of efsmi -q, and the readable ones of the table of efsmi."""
     keys = ("state", "ecc", "temperature_c", "power_w")
     health = dict(read.get("values") or {key: str(read.get(key)) for key in keys if read.get(key) is not None})
     healthy = read.get("healthy")
@@ -164,7 +151,7 @@ def without_tool(source: Source) -> List[Card]:
     return found
 
 
-def compute_processes(source: Source) -> ByCard:
+def processes(source: Source) -> ByCard:
     """The processes with a compute context, by the UUID of their GPU."""
     if source.find(nvidia_smi.TOOL) is None:
         return {}
@@ -215,7 +202,7 @@ def device_users(source: Source, pattern: str) -> ByCard:
     return found
 
 
-def remapped_rows(source: Source) -> Dict[str, Dict[str, str]]:
+def rows(source: Source) -> Dict[str, Dict[str, str]]:
     """The counters of replaced memory rows by the UUID of the GPU; older cards have none."""
     if source.find(nvidia_smi.TOOL) is None:
         return {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from orchestrator.node.probe import cards, code, disks, hardware, infiniband, network, software, system
+from orchestrator.node.probe import code, disks, hardware, infiniband, network, software, system
+from orchestrator.node.probe.pci import may_have_cards
 from orchestrator.node.probe.source import Source
 from orchestrator.node.probe.steps import run_groups
 
@@ -43,13 +44,8 @@ LOCAL = frozenset(("/tmp", "/dev/shm"))  # noqa: S108  never on a server that ma
 
 def groups_of(request: ProbeRequest, source: Source) -> List[Group]:
     """The steps in groups, the slow ones first. The programs of a driver are one group each, if there is a driver: each may block."""
-    nvidia: Dict[str, Step] = {
-        "nvidia": cards.nvidia,
-        "processes": cards.compute_processes,
-        "topology": cards.topology,
-        "rows": cards.remapped_rows,
-    }
-    gcu_and_cuda: Dict[str, Step] = {"enflame": cards.enflame, "cuda": software.cuda_version}
+    nvidia = {name: card_step(name) for name in ("nvidia", "processes", "topology", "rows")}
+    gcu_and_cuda: Dict[str, Step] = {"enflame": card_step("enflame"), "cuda": software.cuda_version}
     has_driver = source.exists("/dev/nvidiactl") or source.exists("/proc/driver/nvidia")
     groups: List[Group] = [({"software": software.installed, "nccl": software.nccl}, PYTHON_S)]
     groups += [({name: step}, TOOLS_S) for name, step in nvidia.items()] if has_driver else []
@@ -74,6 +70,19 @@ def groups_of(request: ProbeRequest, source: Source) -> List[Group]:
         "nccl_conf": system.nccl_conf,
     }
     return [*groups, (local, SYSFS_S)]
+
+
+def card_step(name: str) -> Step:
+    """The function of this name in cards.py; None without cards."""
+
+    def step(source: Source) -> object:
+        if not may_have_cards(source):
+            return None
+        from orchestrator.node.probe import cards  # noqa: PLC0415  slow to import, and nodes without cards do not need it
+
+        return getattr(cards, name)(source)
+
+    return step
 
 
 def disk_steps(folders: Mapping[str, str]) -> Dict[str, Step]:

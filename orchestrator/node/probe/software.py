@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 PYTHON_S = 10.0  # an environment on a busy shared file system
 # The paths are those of site packages and of PYTHONPATH, as for the ranks; this process runs without them.
-PATHS = "import json, sys; print(json.dumps(['%d.%d.%d' % sys.version_info[:3], sys.executable, [p for p in sys.path if p]]))"
+PATHS = """import os, sys
+words = ["%d.%d.%d" % sys.version_info[:3], sys.executable, *filter(None, sys.path)]
+os.write(1, b"\\n" + os.fsencode("\\0".join(words)))"""
+VERSION_NUMBER = re.compile(r"\d+\.\d+\.\d+\Z")
 METADATA = re.compile(r"(.+?)-([^-]+)(-py[\d.]+)?\.(dist|egg)-info\Z")
 VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
 TORCH_CUDA = re.compile(r"^cuda\b.*?=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
@@ -37,17 +40,14 @@ TORCH_CUDA = re.compile(r"^cuda\b.*?=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
 @functools.lru_cache(maxsize=1)  # two steps of one group need it
 def paths_of(source: Source) -> Tuple[str, str, List[str]]:
     """Version, executable and import paths of this Python with its site packages."""
-    import json  # noqa: PLC0415  only this function needs it
-
     text, error = source.run([sys.executable, "-c", PATHS], PYTHON_S)
-    try:
-        version, executable, paths = json.loads((text or "").strip().splitlines()[-1])  # a site package may print, too
-        return str(version), str(executable), [str(path) for path in paths]
-    except (ValueError, LookupError, TypeError):
-        reason = error or f"unreadable answer: {text!r:.120}"
-        for name in ("packages", "torch", "torch_cuda", "torch_gcu", "deepspeed", "nccl"):
-            source.missing[f"software.{name}"] = f"{sys.executable}: {reason}"
-        return "{}.{}.{}".format(*sys.version_info[:3]), sys.executable, []
+    words = (text or "").rpartition("\n")[2].split("\0")  # a site package may print something before
+    if len(words) > 2 and VERSION_NUMBER.match(words[0]):  # noqa: PLR2004  at least one path
+        return words[0], words[1], words[2:]
+    reason = error or f"unreadable answer: {text!r:.120}"
+    for name in ("packages", "torch", "torch_cuda", "torch_gcu", "deepspeed", "nccl"):
+        source.missing[f"software.{name}"] = f"{sys.executable}: {reason}"
+    return "{}.{}.{}".format(*sys.version_info[:3]), sys.executable, []
 
 
 def installed(source: Source) -> Installed:

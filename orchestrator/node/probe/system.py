@@ -75,7 +75,7 @@ def resolve(source: Source, names: Sequence[str], wait_s: float) -> Dict[str, Li
 
 
 KMSG = "/dev/kmsg"
-KMSG_RECORD = re.compile(r"(\d+),(\d+),(\d+),[^;]*;(.*)")
+KMSG_RECORD = re.compile(r"\d+,\d+,(\d{1,15}),[^;]*;(.*)")
 KMSG_BYTES = 8 << 20
 RECORD_BYTES = 8192
 MAX_MESSAGES = 200
@@ -91,7 +91,6 @@ MAX_LINE = 400
 def kernel_messages(source: Source) -> List[str]:
     """The newest lines of the kernel's log on devices, each with its time; refused to users on most systems."""
     path = source.path(KMSG)
-    lines: List[str] = []
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -101,7 +100,7 @@ def kernel_messages(source: Source) -> List[str]:
         lines = kmsg_lines(read_records(source, descriptor), time.time() - time.monotonic())
     finally:
         os.close(descriptor)
-    return [line for line in lines if DEVICE_MESSAGE.search(line)][-MAX_MESSAGES:]
+    return lines[-MAX_MESSAGES:]
 
 
 def read_records(source: Source, descriptor: int) -> str:
@@ -125,13 +124,13 @@ def read_records(source: Source, descriptor: int) -> str:
 
 
 def kmsg_lines(text: str, boot_s: float) -> List[str]:
-    """Lines with an ISO time from records `priority,number,microseconds,flags;message`."""
+    """The lines on devices, with an ISO time, of records `priority,number,microseconds,flags;message`."""
     found = []
     for line in text.splitlines():
         record = KMSG_RECORD.match(line)
-        if record is not None:  # not the properties of a record, which are indented
-            moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(boot_s + int(record.group(3)) / 1e6))
-            found.append(f"{moment} {record.group(4):.{MAX_LINE}}")
+        if record is not None and DEVICE_MESSAGE.search(record.group(2)):  # properties of a record are indented
+            moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(boot_s + int(record.group(1)) / 1e6))
+            found.append(f"{moment} {record.group(2):.{MAX_LINE}}")
     return found
 
 

@@ -124,3 +124,30 @@ def test_processes_on_a_card_have_name_memory_and_owner(tmp_path: Path) -> None:
     assert (ours["pid"], ours["ours"], ours["memory"]) == (os.getpid(), True, 1 << 30)
     assert unseen == {"pid": 999999999, "name": "vllm", "user": None, "memory": None, "ours": False}
     assert not any(card["processes"] for card in cards if card["index"] != 2)
+
+
+def test_kernel_messages_on_devices_are_kept_with_their_time(tmp_path: Path) -> None:
+    machine = nodes.h800()
+    machine.files["/dev/kmsg"] = """6,339,5140900,-;NET: Registered PF_PACKET protocol family
+3,340,5690716123,-;NVRM: Xid (PCI:0000:3d:00): 79, pid='<unknown>', GPU has fallen off the bus.
+ SUBSYSTEM=pci
+ DEVICE=+pci:0000:3d:00.0
+4,341,5690716999,-;mlx5_core 0000:18:00.0 ib0: Link down
+garbage
+6,342,99999999999999999999,-;NVRM: a time that no clock has"""
+    machine.write(tmp_path)
+    found = nodes.read(machine, tmp_path)["kernel_messages"]
+    assert [line.partition(" ")[2] for line in found] == [
+        "NVRM: Xid (PCI:0000:3d:00): 79, pid='<unknown>', GPU has fallen off the bus.",
+        "mlx5_core 0000:18:00.0 ib0: Link down",
+    ]
+    assert all(line[:2] == "20" and line[19] == "Z" for line in found)
+
+
+def test_settings_of_nccl_are_read_from_its_files(tmp_path: Path) -> None:
+    machine = nodes.h800()
+    machine.files["/etc/nccl.conf"] = "NCCL_DEBUG=WARN"
+    machine.files["/home/train/.nccl.conf"] = "NCCL_IB_HCA = mlx5"
+    machine.write(tmp_path)
+    expected = {"/etc/nccl.conf": "NCCL_DEBUG=WARN", "/home/train/.nccl.conf": "NCCL_IB_HCA = mlx5"}
+    assert nodes.read(machine, tmp_path)["nccl_conf"] == expected
