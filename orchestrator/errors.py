@@ -31,7 +31,7 @@ MOST_REASONS = 20  # different reasons that a NodesError lists
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REMEDIES = dict.fromkeys(FULL_DISK, "free space there, or set ORCH_HOME to a folder on another disk")
 _REMEDIES |= dict.fromkeys(
-    (errno.EACCES, errno.EPERM, errno.EROFS), "get permission to write there, or set ORCH_HOME to a folder of your own"
+    (errno.EACCES, errno.EPERM, errno.EROFS), "get permission for it, or set ORCH_HOME to a folder of your own"
 )
 _REMEDIES |= dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files: ulimit -n")
 _REMEDIES |= dict.fromkeys(

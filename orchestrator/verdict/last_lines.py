@@ -17,7 +17,7 @@ LAST_LINES, LAST_BYTES = 10, 8192
 
 
 def with_last_lines(verdict: Verdict, launcher: Launcher, attempt: int) -> Verdict:
-    """The verdict with the last lines of the failed rank, or of its node's program; without them if the node cannot be read."""
+    """The verdict with the last lines of the failed rank, or of the program on that node; without them if the node cannot be read."""
     failure = verdict.exit
     if failure is None or (failure.rank is None and not failure.per_node):
         return verdict

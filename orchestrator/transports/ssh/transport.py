@@ -5,6 +5,7 @@ The transport over ssh. The errors of Fabric and paramiko are mapped here, in lo
 from __future__ import annotations
 
 import contextlib
+import getpass
 import logging
 import os
 import signal
@@ -48,8 +49,13 @@ def route_to(target: Destination, ssh: SshSettings) -> list[Hop]:
     The logins that lead to a target, by the inventory and the ssh configuration.
 
     Raises:
-        NodeError: the configuration cannot be read, or gives no route.
+        NodeError: the configuration cannot be read, or gives no route; or this user has no name, as in a container.
     """
+    try:
+        getpass.getuser()
+    except (KeyError, OSError) as error:  # OSError from Python 3.13 on
+        reason = f"the user id {os.getuid()} has no name on this machine, and ssh logs in by name"
+        raise NodeError(target.name, reason, hint="set the environment variable USER") from error
     try:
         config = Path(ssh.config).expanduser() if ssh.config else None
         return route(target, ssh.proxy_jump, lookup(config))

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import NodeError
-from orchestrator.inventory.model import Node
+from orchestrator.inventory.model import Node, SshOptions
 from orchestrator.transports.ssh.commands import command_line
 from orchestrator.transports.ssh.config import UserConfig, read_config
 from orchestrator.transports.ssh.route import Hop, PlannedSsh, RouteError, route
@@ -22,6 +23,20 @@ NODE = Node(name="n0")
 
 def ways(found: list[Hop]) -> list[str]:
     return [f"{hop.user}@{hop.host}:{hop.port}" for hop in found]
+
+
+def test_user_id_without_a_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs with any user id."""
+
+    def unknown(uid: int) -> str:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(NodeError, match="has no name on this machine") as caught:
+        route_to(NODE, SshOptions())
+    assert caught.value.hint == "set the environment variable USER"
 
 
 ALIAS = "Host n0\n HostName 10.0.0.1\n Port 2200\n User train\n IdentityFile ~/k\n IdentitiesOnly yes\n"
