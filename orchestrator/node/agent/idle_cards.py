@@ -1,8 +1,9 @@
 """
 The rule that names idle cards. Pure.
 
-A card is idle if it is at 0 % in several samples in a row. A sample counts only while ranks make steps, so not while the program starts,
-loads, compiles its first step, evaluates or saves. A program that reports no steps, and a node without a busy card, need more samples.
+A card is idle if it is at 0 % in several samples in a row. A sample counts only if a rank has reported a step since the previous one,
+so not while the program starts, loads, compiles, hangs, evaluates or saves. A program that reports no steps, and a node without a
+busy card, need more samples.
 """
 
 from __future__ import annotations
@@ -58,16 +59,17 @@ class IdleCards:
 
     def add(self, loads: Mapping[int, Optional[float]], steps: Steps) -> List[int]:
         """Add a sample, per cent by card; return the idle cards if fewer than the expected number are in use."""
-        if steps.is_between or (steps.newest is not None and steps.newest < 1):
-            return self._idle
+        has_steps = steps.newest is not None
+        if steps.newest is not None:
+            if steps.is_between or steps.newest <= self._step:
+                return self._idle
+            self._step = steps.newest
         is_busy = any(loads.values())
-        has_advanced = steps.newest is not None and steps.newest > self._step
-        self._step = steps.newest or 0
-        if None in loads.values() or not (is_busy or (has_advanced and self._may_all_idle)):
+        if None in loads.values() or not (is_busy or (has_steps and self._may_all_idle)):
             self._zeros, self._idle = {}, []  # a value is unknown; or the program does not compute at all
             return self._idle
         self._zeros = {card: self._zeros.get(card, 0) + 1 for card, load in loads.items() if load == 0}
-        needed = SAMPLES if is_busy and steps.newest is not None else SAMPLES_IN_DOUBT
+        needed = SAMPLES if is_busy and has_steps else SAMPLES_IN_DOUBT
         idle = sorted(card for card, count in self._zeros.items() if count >= needed)
         self._idle = idle if len(loads) - len(idle) < self.expected(loads) else []
         return self._idle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -49,20 +50,24 @@ def test_seven_idle_cards_are_found_in_the_third_sample_after_the_first_step() -
 
 
 @pytest.mark.parametrize(
-    "sample",
+    ("loads", "steps"),
     [
-        pytest.param((ALL_BUSY, _steps(5)), id="all cards busy"),
-        pytest.param((ONE_BUSY, _steps(5, between=True)), id="a rank saves or evaluates"),
-        pytest.param((ONE_BUSY, _steps(0)), id="no step yet: loading, compiling"),
-        pytest.param((ALL_IDLE, _steps(5)), id="no card is busy and no step is made"),
-        pytest.param((ALL_IDLE, _steps(None)), id="a program that reports nothing loads"),
-        pytest.param((dict.fromkeys(range(8)), _steps(5)), id="MIG: no utilisation"),
-        pytest.param(({**ONE_BUSY, 3: None}, _steps(5)), id="one value is unknown"),
-        pytest.param(({}, _steps(5)), id="no cards"),
+        pytest.param(ALL_BUSY, range(1, 21), id="all cards busy"),
+        pytest.param(ONE_BUSY, [0] * 20, id="no step yet: loading, compiling"),
+        pytest.param(ONE_BUSY, [5] * 20, id="no further step: a hang, or one rank compiles"),
+        pytest.param(ALL_IDLE, [5] * 20, id="no card is busy and no further step"),
+        pytest.param(ALL_IDLE, [None] * 20, id="a program that reports nothing loads"),
+        pytest.param(dict.fromkeys(range(8)), range(1, 21), id="MIG: no utilisation"),
+        pytest.param({**ONE_BUSY, 3: None}, range(1, 21), id="one value is unknown"),
+        pytest.param({}, range(1, 21), id="no cards"),
     ],
 )
-def test_no_card_is_called_idle(sample: tuple[dict[int, Any], Steps]) -> None:
-    assert _found_at([sample] * 20) is None
+def test_no_card_is_called_idle(loads: dict[int, Any], steps: Sequence[int | None]) -> None:
+    assert _found_at([(loads, _steps(step)) for step in steps]) is None
+
+
+def test_samples_while_a_rank_saves_or_evaluates_do_not_count() -> None:
+    assert _found_at([(ONE_BUSY, _steps(step, between=True)) for step in range(1, 21)]) is None
 
 
 def test_card_that_works_at_times_is_not_idle() -> None:
@@ -164,7 +169,10 @@ def _sampled(folder: Path, job: Job, condition: Callable[[dict[str, Any]], objec
     sampler = CardSampler(job, str(folder), EventLog(str(folder), Clock()))
     path = folder / "cards.json"
 
+    steps = itertools.count(1)
+
     def report() -> dict[str, Any] | None:
+        (folder / "progress" / "0.json").write_text(json.dumps({"step": next(steps), "phase": "step"}))
         sampler.poll()
         body: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return body if body and condition(body) else None
@@ -193,7 +201,6 @@ def test_cards_of_a_t20_that_sleep_while_one_works_are_reported(
     (tmp_path / "table").write_text(table)
     tool("efsmi", f"cat '{tmp_path}/table'")
     (tmp_path / "progress").mkdir()
-    (tmp_path / "progress" / "0.json").write_text(json.dumps({"step": 3, "phase": "step"}))
     body = _sampled(tmp_path, _job("gcu", 2), lambda body: body["idle"])
     assert (body["tool"], body["idle"], body["expected"], body["used"], body["error"]) == ("efsmi", [1], 2, 1, "")
     assert body["cards"][1]["state"] == "Sleep"
@@ -230,7 +237,9 @@ def test_agent_warns_of_idle_cards_and_ends_without_waiting_for_the_tool(
     (tmp_path / "query").write_text(query)
     tool("nvidia-smi", f"[ -e '{tmp_path}/hang' ] && exec sleep 1000; cat '{tmp_path}/query'")
     progress, go = ground.folder() / "progress", tmp_path / "end"
-    script = f'echo \'{{"step": 3, "phase": "step"}}\' > "{progress}/$RANK.json"; until [ -e {go} ]; do sleep 0.1; done'
+    report = f'"{progress}/$RANK.json"'
+    count = f'i=0; until [ -e {go} ]; do i=$((i+1)); echo "{{\\"step\\": $i, \\"phase\\": \\"step\\"}}" > {report}.tmp'
+    script = f"{count}; mv {report}.tmp {report}; sleep 0.1; done"
     ground.job("sh", "-c", script, ranks=(2,), accelerator="cuda", card_sample_s=0.05)
     started = ground.start()
     [warning] = until(
