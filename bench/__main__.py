@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import death, launch, logs, planning, probe, push, report, silent, startup, submit, trainer, wide
+from bench import check, death, launch, logs, planning, probe, push, report, silent, startup, submit, trainer, wide
 from bench.machine import describe
 from bench.processes import adopt_orphans
 from bench.rounds import Measure
@@ -24,6 +24,7 @@ MEASURES: dict[str, Callable[..., Measure | list[Measure]]] = {
     "submit": submit.measure,
     "wide64": wide.measure_64,
     "wide256": wide.measure_256,
+    "check": check.measure,
     "logs": logs.measure,
     "delay": logs.measure_delay,
     "end": logs.measure_end,

@@ -382,6 +382,18 @@ def lint(
 
 
 @app.command()
+@_inventory
+@_nodes
+@click.option("--skip", "skipped", multiple=True, metavar="NAME", help="Leave out this check; may be repeated.")
+@_json
+def check(inventory: str | None, nodes: str | None, skipped: tuple[str, ...], as_json: bool) -> int:
+    """Check the nodes before a job. Ends with 3 if a check failed."""
+    from orchestrator.commands.check import check  # noqa: PLC0415
+
+    return check(inventory, nodes, skipped, as_json=as_json)
+
+
+@app.command()
 @click.argument("run", required=False, metavar="[RUN]", shell_complete=_run_names)
 @click.option(
     "-i",

@@ -1,10 +1,11 @@
 """
-All errors for users, with their exit codes. 1 (the training failed) and 6 (stopped) are exit codes of runs; 3 is reserved.
+All errors for users, with their exit codes. 1 (the training failed) and 6 (stopped) are exit codes of runs.
 
     OrchError (4)            orch itself cannot continue, such as on a full disk
      +- UsageError (2)        the arguments or files of the user are wrong; nothing was started
      |   +- InventoryError    the inventory file, with file, line and field
      |   +- RunNotFound       no run of that name on this machine
+     +- PreflightRefused (3)  a check of the nodes failed; nothing was started
      +- LaunchError (4)       the launch failed; what had started was stopped again, or is named
      |   +- NodeError         one node: no Python, unwritable folder
      |   |   +- Unreachable   no connection; NotListening if the node answers that the port is closed
@@ -61,6 +62,12 @@ class InventoryError(UsageError):
 
 class RunNotFound(UsageError):
     """No run, or more than one, has the given name."""
+
+
+class PreflightRefused(OrchError):
+    """The quick check of the nodes failed, so that nothing was started."""
+
+    exit_code = 3
 
 
 class LaunchError(OrchError):

@@ -6,7 +6,7 @@ import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import ParamSpec, TypeVar
 
 from orchestrator.errors import NodeError, NodesError, OrchError
@@ -68,7 +68,32 @@ def each_but_stragglers(
 
     That is after wait_s, or twice the time in which half of the items that do not fail have succeeded, if that is longer.
     """
-    begun, changed = time.monotonic(), threading.Condition()
+    begun = time.monotonic()
+
+    def deadline(done: Collection[R | OrchError]) -> float | None:
+        failed = sum(isinstance(result, OrchError) for result in done)
+        if 2 * (len(done) - failed) >= len(items) - failed > 0:
+            return max(begun + wait_s, time.monotonic() + (time.monotonic() - begun))
+        return None
+
+    return _each_until(items, work, limit=limit, deadline_of=deadline)
+
+
+def each_within(items: Sequence[T], work: Callable[[T], R], *, limit: int, wait_s: float) -> list[R | OrchError | None]:
+    """As `each`, but without items that take longer than wait_s: their results are None, and their work continues."""
+    end = time.monotonic() + wait_s
+    return _each_until(items, work, limit=limit, deadline_of=lambda _done: end)
+
+
+def _each_until(
+    items: Sequence[T],
+    work: Callable[[T], R],
+    *,
+    limit: int,
+    deadline_of: Callable[[Collection[R | OrchError]], float | None],
+) -> list[R | OrchError | None]:
+    """As `each` until a deadline, which `deadline_of` computes once from the results so far; None if it is not known yet."""
+    changed = threading.Condition()
     done: dict[int, R | OrchError] = {}
     outcome: list[object] = []
     is_left = threading.Event()
@@ -97,9 +122,7 @@ def each_but_stragglers(
     try:
         with changed:
             while not outcome and (deadline is None or time.monotonic() < deadline):
-                failed = sum(isinstance(result, OrchError) for result in done.values())
-                if deadline is None and 2 * (len(done) - failed) >= len(items) - failed > 0:
-                    deadline = max(begun + wait_s, time.monotonic() + (time.monotonic() - begun))
+                deadline = deadline_of(done.values()) if deadline is None else deadline
                 changed.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
     finally:
         is_left.set()

@@ -9,12 +9,12 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from orchestrator.errors import FULL_DISK, NO_LOCKS, RunNotFound, UsageError, os_error_text
 from orchestrator.node.files import make_private_folder, working_folder
@@ -26,8 +26,12 @@ from orchestrator.run import RunRecord, RunState
 from orchestrator.stored import MissingFields
 from orchestrator.version import __version__
 
+if TYPE_CHECKING:
+    from orchestrator.node.facts import NodeFacts
+
 LOCK_WAIT_S = 1.0
 LOCK_POLL_S = 0.002
+KEPT_S = 300.0
 RECORD_WAIT_S = 5.0  # the longest delay by a process that is stopped (SIGSTOP) while it changes the record
 
 
@@ -232,6 +236,10 @@ class RunFolder:
         """Save the diff of the code against its commit."""
         write_file(self.diff_file, diff)
 
+    def write_findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
+        """Write the findings of the check before the start."""
+        write_file(self.path / "findings.json", json.dumps(findings, indent=1) + "\n", sync=False)
+
     def read_plan(self) -> LaunchPlan:
         """
         Read the plan that was carried out, without environment values, written by any version of orch.
@@ -330,6 +338,29 @@ def write_file(path: Path, text: str, *, sync: bool = True) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptFacts:
+    """The facts of the nodes of one inventory that were good a short time ago, so that the next launch need not query them."""
+
+    path: Path
+
+    def read(self) -> dict[str, NodeFacts]:
+        """The facts by node that are at most KEPT_S old."""
+        try:
+            kept = _json_object(self.path)
+            now = time.time()
+            return {node: entry["facts"] for node, entry in kept.items() if 0 <= now - entry["time"] < KEPT_S}
+        except (OSError, ValueError, KeyError, TypeError):  # there are none, or another version wrote them
+            return {}
+
+    def write(self, facts: Mapping[str, NodeFacts]) -> None:
+        """Replace the facts; a full disk does not matter, since they can be had again."""
+        now = time.time()
+        entries = {node: {"time": now, "facts": body} for node, body in facts.items()}
+        with suppress(OSError):
+            write_file(self.path, json.dumps(entries), sync=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
     """All runs of this user on this machine."""
 
@@ -339,6 +370,10 @@ class Store:
     def runs(self) -> Path:
         """The folder of all records."""
         return self.path / "runs"
+
+    def kept_facts(self, inventory_digest: str) -> KeptFacts:
+        """The facts of the nodes of an inventory that are kept for a short time."""
+        return KeptFacts(self.path / "facts" / f"{inventory_digest}.json")
 
     def create(self, record: RunRecord) -> RunFolder:
         """

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from orchestrator.errors import LaunchError, NodeError, NodesError, UsageError
-from orchestrator.fanout import each, each_but_stragglers, once, successes
+from orchestrator.fanout import each, each_but_stragglers, each_within, once, successes
 
 
 def test_results_and_failures_are_in_the_order_of_the_items() -> None:
@@ -50,6 +51,14 @@ def test_straggler_is_left_once_half_of_the_others_have_succeeded() -> None:
     assert each_but_stragglers(names, work, limit=4, wait_s=0.05) == ["A", failure, None, "C"]
     gate.set()
     assert each_but_stragglers(names, work, limit=2, wait_s=60) == ["A", failure, "STUCK", "C"]
+
+
+def test_item_that_takes_longer_than_the_deadline_is_left() -> None:
+    gate = threading.Event()
+    items: list[Callable[[], object]] = [lambda: "done", gate.wait]
+    assert each_within(items, lambda item: item(), limit=2, wait_s=0.1) == ["done", None]
+    gate.set()
+    assert each_within(items, lambda item: item(), limit=2, wait_s=60) == ["done", True]
 
 
 def test_only_item_is_no_straggler() -> None:

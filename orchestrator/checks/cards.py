@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
 
 from orchestrator.checks.cluster import GIB, Cluster
 from orchestrator.checks.majority import difference
@@ -15,6 +16,7 @@ BUSY_BYTES = 2 * GIB
 # Xid errors after which a card needs a reset or a replacement: double-bit ECC, row remapping, lost from the bus, NVLink, contained
 # and uncontained errors.
 FATAL_XIDS = frozenset({48, 63, 64, 74, 79, 94, 95})
+RECENT_S = 3600.0
 _XID = re.compile(r"Xid \((?P<card>[^)]*)\): (?P<number>\d+)")
 # The bits of clocks_event_reasons.active: HW slowdown, SW and HW thermal slowdown, HW power brake.
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
@@ -87,15 +89,21 @@ _ERRORS = {
 
 
 def xid(cluster: Cluster) -> Iterator[Finding]:
-    """Lines of the NVIDIA driver in the kernel log."""
+    """Errors of NVIDIA's driver in the kernel log; it is kept since the start of the node, so old ones are warnings only."""
     for node, facts in cluster.facts.items():
         for line in facts["kernel_messages"]:
             found = _XID.search(line)
             if found is None:
                 continue
             number = int(found["number"])
-            severity = Severity.FAIL if number in FATAL_XIDS else Severity.WARN
+            is_recent = line[:19] >= _moment(facts["clock"]["time"] - RECENT_S)
+            severity = Severity.FAIL if number in FATAL_XIDS and is_recent else Severity.WARN
             yield Finding(severity, "xid", f"Xid {number} of {found['card']} in the kernel log", (node,), line, RESET)
+
+
+def _moment(time_s: float) -> str:
+    """A time as it begins the lines of the kernel log."""
+    return datetime.fromtimestamp(time_s, timezone.utc).isoformat()[:19]
 
 
 def throttling(cluster: Cluster) -> Iterator[Finding]:

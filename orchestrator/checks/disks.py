@@ -10,6 +10,7 @@ from orchestrator.node.facts import Disk
 
 FOLDERS = ("workdir", "out", "tmp", "home")
 WITH_CHECKPOINTS = ("workdir", "out")
+MIB = 1 << 20
 FULL_BYTES = GIB // 4  # with less, not even logs and code have space
 LEAST_CHECKPOINT_BYTES = 10 * GIB  # of two checkpoints of a model of 500 million parameters, if no size is known
 LEAST_INODES = 10_000
@@ -34,7 +35,7 @@ def _fault(entry: Disk, checkpoint_bytes: int | None) -> tuple[Severity, str] | 
     if entry["writable"] is False:
         return (Severity.FAIL if name != "home" else Severity.WARN), f"{name} {entry['path']} cannot be written"
     if free < FULL_BYTES:
-        return (Severity.FAIL if name != "home" else Severity.WARN), f"{name} is full: {_size(free)} free"
+        return (Severity.FAIL if name != "home" else Severity.WARN), f"{name} is full: {_size(free)} left"
     if entry["inodes_free"] is not None and 0 < entry["inodes_free"] < LEAST_INODES:
         return Severity.FAIL, f"{name} has {entry['inodes_free']} inodes left"
     if is_needed and checkpoint_bytes is not None and free < 2 * checkpoint_bytes:
@@ -45,4 +46,4 @@ def _fault(entry: Disk, checkpoint_bytes: int | None) -> tuple[Severity, str] | 
 
 
 def _size(count: float) -> str:
-    return f"{count / GIB:.3g} GiB"
+    return f"{count / GIB:.3g} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
 
 from orchestrator.checks.cluster import GIB, Cluster
 from orchestrator.findings import Finding, Severity
@@ -77,10 +76,10 @@ def governor(cluster: Cluster) -> Iterator[Finding]:
 
 def clock(cluster: Cluster) -> Iterator[Finding]:
     """Clocks must agree: logs, timeouts and certificates compare times of nodes."""
-    usual = median((least + most) / 2 for least, most in cluster.clocks.values()) if cluster.clocks else 0.0
-    reference = "most nodes" if len(cluster.clocks) > 2 else "this machine"  # noqa: PLR2004  a majority
-    if len(cluster.clocks) <= 2:  # noqa: PLR2004
-        usual = 0.0
+    usual, reference = 0.0, "this machine"
+    if len(cluster.clocks) > 2:  # noqa: PLR2004  a majority
+        middles = sorted((least + most) / 2 for least, most in cluster.clocks.values())
+        usual, reference = middles[len(middles) // 2], "most nodes"
     for node, (least, most) in cluster.clocks.items():
         ahead = max(0.0, least - usual) or min(0.0, most - usual)
         if abs(ahead) >= WARN_SKEW_S:

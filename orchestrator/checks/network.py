@@ -39,6 +39,22 @@ def rdma(cluster: Cluster) -> Iterator[Finding]:
         yield Finding(Severity.WARN, "rdma", text, differs.nodes, remedy="compare `ibstat -l` on these nodes")
 
 
+def firmware(cluster: Cluster) -> Iterator[Finding]:
+    """RDMA devices of one board type should have the same firmware."""
+    boards: dict[str, dict[str, str]] = {}
+    for node, facts in cluster.facts.items():
+        for hca in facts["hcas"]:
+            if hca["board"] and hca["firmware"]:
+                boards.setdefault(hca["board"], {})[f"{node} {hca['name']}"] = hca["firmware"]
+    for board, versions in boards.items():
+        if differs := difference(versions):
+            nodes = tuple(dict.fromkeys(name.split(" ")[0] for name in differs.nodes))
+            text = f"the firmware of {board} devices differs: {differs.text()}"
+            yield Finding(
+                Severity.WARN, "firmware", text, nodes, remedy="update the firmware of the minority (mlxfwmanager)"
+            )
+
+
 def ports(cluster: Cluster) -> Iterator[Finding]:
     """A port that is active on most nodes must be active on all, at the same rate and with the same link layer."""
     states: dict[str, dict[str, str]] = {}

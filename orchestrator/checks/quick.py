@@ -25,6 +25,7 @@ CHECKS: Mapping[str, Check] = {
     "nvlink": cards.nvlink,
     "tools": answers.slow_tools,
     "rdma": network.rdma,
+    "firmware": network.firmware,
     "ports": network.ports,
     "gids": network.gids,
     "link-errors": network.link_errors,

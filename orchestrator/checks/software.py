@@ -90,7 +90,17 @@ def code(cluster: Cluster) -> Iterator[Finding]:
             for digest, nodes in digests.groups.items()
         }
         text = f"the files of the code differ: {digests.text(states)}"
-        yield Finding(Severity.FAIL, "code", text, digests.nodes, _code_paths(cluster, digests), remedy)
+        are_committed = all(
+            entry["dirty"] is False for entry in found.values()
+        )  # then only files that git does not track differ
+        yield Finding(
+            Severity.WARN if are_committed else Severity.FAIL,
+            "code",
+            text,
+            digests.nodes,
+            _code_paths(cluster, digests),
+            remedy,
+        )
 
 
 def _paths(libraries: Mapping[str, Library], differs: Difference[str]) -> str:

@@ -102,6 +102,12 @@ class Endpoint:
         """The facts of the node when the program started."""
         return self._connection.facts
 
+    def clock_ahead(self, *, wait_s: float = ANSWER_S) -> tuple[float, float]:
+        """The least and the most seconds by which the node's clock is ahead of this machine's; they differ by the request's time."""
+        request: messages.Empty = {}
+        answer = self._connection.call(protocol.HELLO, request, answer_s=wait_s)
+        return answer.written.ahead_s(answer.reply["facts"]["time"])
+
     def claim(self, workdir: str, run: str) -> bool:
         """Make a run's folder; return whether this is the first node on its file system to do so."""
         request: messages.RunRequest = {"workdir": workdir, "run": run}
@@ -145,7 +151,7 @@ class Endpoint:
         request: messages.PutFilesRequest = {"folder": folder, "files": entries}
         self._connection.call(protocol.PUT_FILES, request, b"".join(contents), hint=WORKDIR_HINT)
 
-    def reserve(self, candidates: Sequence[str], interfaces: Mapping[str, str]) -> str:
+    def reserve(self, candidates: Sequence[str], interfaces: Mapping[str, str], *, wait_s: float = ANSWER_S) -> str:
         """
         Find the node's address on the training network and a free port; hold the port until the endpoint is closed.
 
@@ -154,7 +160,7 @@ class Endpoint:
             interfaces: the ranks' NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; they take precedence over candidates.
         """
         request: messages.ReserveRequest = {"candidates": list(candidates), "interfaces": dict(interfaces)}
-        return self._connection.call(protocol.RESERVE, request).reply["rendezvous"]
+        return self._connection.call(protocol.RESERVE, request, answer_s=wait_s).reply["rendezvous"]
 
     def start(self, argv: Sequence[str], folder: str, *, wait_s: float = 30.0) -> AgentRecord:
         """Start an agent that outlives the connection; wait until it has written its record, and return the record."""
@@ -273,6 +279,21 @@ class Endpoint:
         request: messages.StopRequest = {**_folders(attempt_dir, nodes), "grace_s": grace_s}
         answer = self._connection.call(protocol.STOP, request, answer_s=grace_s + STOP_MARGIN_S + ANSWER_S)
         return [StopResult.of(body) for body in answer.reply["nodes"]]
+
+    def write_marker(self, folder: str, token: str, *, wait_s: float = ANSWER_S) -> str:
+        """Write a token to a new file in the folder, or in the nearest one above it that exists; return the file's path."""
+        request: messages.WriteMarkerRequest = {"folder": folder, "token": token}
+        return self._connection.call(protocol.WRITE_MARKER, request, answer_s=wait_s).reply["path"]
+
+    def find_marker(self, path: str, *, wait_s: float = ANSWER_S) -> str:
+        """Read the token that another node wrote; NodeError if this node does not see the file."""
+        request: messages.MarkerRequest = {"path": path}
+        return self._connection.call(protocol.FIND_MARKER, request, answer_s=wait_s).reply["token"]
+
+    def remove_marker(self, path: str, *, wait_s: float = ANSWER_S) -> None:
+        """Remove a token's file."""
+        request: messages.MarkerRequest = {"path": path}
+        self._connection.call(protocol.REMOVE_MARKER, request, answer_s=wait_s)
 
     def strays(self, *, min_age_s: float, grace_s: float, dry_run: bool) -> StrayReport:
         """End this user's strays on the node, or only list them; list other users' processes on its cards."""

@@ -426,3 +426,7 @@ class ReplyWindow:
             return 0.0
         shift_s = min(max(node_time, self.earliest), self.latest) - node_time
         return shift_s if abs(shift_s) > READ_S else 0.0
+
+    def ahead_s(self, node_time: float) -> tuple[float, float]:
+        """The least and the most seconds by which a clock that showed `node_time` in the reply is ahead of this machine's."""
+        return node_time - self.latest, node_time - self.earliest

@@ -372,6 +372,23 @@ class FileSystemReply(TypedDict):
     local: bool
 
 
+class WriteMarkerRequest(TypedDict):
+    folder: str
+    token: str
+
+
+class WriteMarkerReply(TypedDict):
+    path: str
+
+
+class MarkerRequest(TypedDict):
+    path: str
+
+
+class FindMarkerReply(TypedDict):
+    token: str
+
+
 class StraysRequest(TypedDict):
     min_age_s: float
     grace_s: float

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     REACH: Op[messages.ReachRequest, messages.ReachReply]
     STOP: Op[messages.StopRequest, messages.StopReply]
     FILE_SYSTEM: Op[messages.FileSystemRequest, messages.FileSystemReply]
+    WRITE_MARKER: Op[messages.WriteMarkerRequest, messages.WriteMarkerReply]
+    FIND_MARKER: Op[messages.MarkerRequest, messages.FindMarkerReply]
+    REMOVE_MARKER: Op[messages.MarkerRequest, messages.Empty]
     STRAYS: Op[messages.StraysRequest, messages.StraysReply]
     CLEAR: Op[messages.ClearRequest, messages.ClearReply]
     LIST_FILES: Op[messages.ListFilesRequest, messages.ListFilesReply]
@@ -73,6 +76,9 @@ if not TYPE_CHECKING:
     REACH = "reach"
     STOP = "stop"
     FILE_SYSTEM = "file_system"
+    WRITE_MARKER = "write_marker"
+    FIND_MARKER = "find_marker"
+    REMOVE_MARKER = "remove_marker"
     STRAYS = "strays"
     CLEAR = "clear"
     LIST_FILES = "list_files"

@@ -102,8 +102,8 @@ def hca(name: str) -> Hca:
         "pci": None,
         "pci_path": None,
         "numa": 0,
-        "board": None,
-        "firmware": None,
+        "board": "MT_0000000838",
+        "firmware": "28.1",
         "usable": True,
         "interfaces": [],
         "ports": [

@@ -16,7 +16,7 @@ from tests.checks.facts import Change, cluster, cpu_node, disk, gpu_node
 
 FAIL, WARN = Severity.FAIL, Severity.WARN
 STRANGER = {"pid": 4711, "name": "python", "user": "eve", "memory": 30 * GIB, "ours": False}
-XID = "[Sun Nov 22 10:00:00 2026] NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus."
+XID = "1970-01-01T00:00:01Z NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus."
 
 
 def _brief(findings: list[Finding]) -> list[tuple[Severity, str, tuple[str, ...]]]:
@@ -57,6 +57,7 @@ FAULTS: list[tuple[str, Severity, str, Change]] = [
     ("nvlink", FAIL, "1 x SYS on n2; 1 x NV18 on the other 3", _set("topology", "GPU0", "GPU1")("SYS")),
     ("tools", FAIL, "nvidia-smi took more than 5 s", _set("tools", 0, "seconds")(7.5)),
     ("rdma", WARN, "mlx5_1: the device file is missing", _set("hcas", 1, "usable")(False)),  # noqa: FBT003
+    ("firmware", WARN, "22.0 on n2 mlx5_0; 28.1 on the other 7", _set("hcas", 0, "firmware")("22.0")),
     ("ports", FAIL, "mlx5_1 is DOWN", _set("hcas", 1, "ports", 0, "state")("DOWN")),
     ("ports", FAIL, "200 Gb/s InfiniBand on n2", _set("hcas", 1, "ports", 0, "rate")(200.0)),
     (
@@ -68,7 +69,7 @@ FAULTS: list[tuple[str, Severity, str, Change]] = [
     ("names", FAIL, "n0 resolves to the loopback", _set("names", "resolved", "n0")(["127.0.1.1"])),
     ("names", FAIL, "n0 resolves differently: 10.9.9.9 on n2", _set("names", "resolved", "n0")(["10.9.9.9"])),
     ("names", WARN, "n0 does not resolve", _set("names", "resolved", "n0")([])),
-    ("disk", FAIL, "workdir is full: 0 GiB", _set("disks", 0)(disk("workdir", "/data", free=0))),
+    ("disk", FAIL, "workdir is full: 0 MiB left", _set("disks", 0)(disk("workdir", "/data", free=0))),
     ("disk", FAIL, "tmp has 3 inodes left", _set("disks", 1, "inodes_free")(3)),
     ("disk", FAIL, "workdir /data cannot be written", _set("disks", 0, "writable")(False)),  # noqa: FBT003
     ("shm", WARN, "/dev/shm has 0.062 GiB", _set("disks", 2)(disk("shm", "/dev/shm", total=GIB // 16))),
@@ -173,6 +174,13 @@ def test_roce_needs_a_gid_of_version_2() -> None:
     [first, second] = check(nodes)
     assert (first.text, first.nodes) == ("mlx5_0 has no RoCE v2 GID", ("n0", "n1"))
     assert second.severity == FAIL
+
+
+def test_an_old_error_of_the_driver_is_a_warning() -> None:
+    nodes = cluster(gpu_node, 2, "cuda", 2)
+    nodes.facts["n1"]["kernel_messages"] = [XID]
+    nodes.facts["n1"]["clock"]["time"] = 4000.0
+    assert _brief(check(nodes)) == [(WARN, "xid", ("n1",))]
 
 
 def test_a_clock_is_compared_with_most_nodes_or_with_this_machine() -> None:

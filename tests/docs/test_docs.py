@@ -29,6 +29,7 @@ COMMANDS = (
     "env",
     "lint",
     "attach",
+    "check",
     "stop",
     "ssh",
     "exec",

@@ -29,6 +29,7 @@ from orchestrator.node.protocol import (
     FILE_SYSTEM,
     FILES,
     FIND,
+    FIND_MARKER,
     HEARTBEAT,
     HELLO,
     LAST_LINES,
@@ -41,10 +42,12 @@ from orchestrator.node.protocol import (
     REACH,
     READ,
     READ_FILE,
+    REMOVE_MARKER,
     RESERVE,
     START,
     STOP,
     STRAYS,
+    WRITE_MARKER,
 )
 
 TYPE_CHECKING = False
@@ -141,6 +144,24 @@ def active_runs(request: messages.ActiveRunsRequest, payload: bytes) -> Tuple[me
 
 def file_system(request: messages.FileSystemRequest, payload: bytes) -> Tuple[messages.FileSystemReply, bytes]:
     from orchestrator.node.endpoint.file_system import file_system as handle  # noqa: PLC0415  as above
+
+    return handle(request, payload)
+
+
+def write_marker(request: messages.WriteMarkerRequest, payload: bytes) -> Tuple[messages.WriteMarkerReply, bytes]:
+    from orchestrator.node.endpoint.marker import write_marker as handle  # noqa: PLC0415  as above
+
+    return handle(request, payload)
+
+
+def find_marker(request: messages.MarkerRequest, payload: bytes) -> Tuple[messages.FindMarkerReply, bytes]:
+    from orchestrator.node.endpoint.marker import find_marker as handle  # noqa: PLC0415  as above
+
+    return handle(request, payload)
+
+
+def remove_marker(request: messages.MarkerRequest, payload: bytes) -> Tuple[messages.Empty, bytes]:
+    from orchestrator.node.endpoint.marker import remove_marker as handle  # noqa: PLC0415  as above
 
     return handle(request, payload)
 
@@ -245,6 +266,9 @@ def serve(stream: BinaryIO) -> None:
     handlers.add(REACH, reach)
     handlers.add(STOP, stop)
     handlers.add(FILE_SYSTEM, file_system)
+    handlers.add(WRITE_MARKER, write_marker)
+    handlers.add(FIND_MARKER, find_marker)
+    handlers.add(REMOVE_MARKER, remove_marker)
     handlers.add(STRAYS, strays)
     handlers.add(CLEAR, clear)
     handlers.add(LIST_FILES, list_files)

@@ -1,0 +1,178 @@
+"""Query nodes for the quick checks: all at the same time, each with a deadline, over connections that the caller makes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from orchestrator.checks.cluster import Cluster, Expected, Rendezvous, SharedFolder
+from orchestrator.errors import NodeError, OrchError
+from orchestrator.fanout import each_within
+from orchestrator.launchers.direct import INTERFACES, parse_rendezvous
+from orchestrator.node.rendezvous import is_loopback
+
+if TYPE_CHECKING:
+    from orchestrator.endpoint.client import Endpoint
+    from orchestrator.inventory.model import Inventory
+    from orchestrator.node.facts import NodeFacts
+    from orchestrator.plan.plan import LaunchPlan, NodePlan
+
+FACTS_S, PORT_S, TOKEN_S = 20.0, 4.0, 1.0  # at most 29 s in all with two folders, whatever a node does
+MOST_NAMES = 64  # that every node resolves; of more nodes, each resolves the head's name and its own
+LOOPBACK = "127.0.0.1"
+LOCAL_DISK = "local:"  # the beginning of the identity of a file system that only one machine has
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedNode:
+    """A node, what is expected of it, and the folders of its runs by their use."""
+
+    name: str
+    expected: Expected
+    folders: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswer:
+    """The facts of a node, and the least and the most seconds by which its clock is ahead of this machine's."""
+
+    facts: NodeFacts
+    ahead_s: tuple[float, float]
+
+
+Reach = Callable[[str], "Endpoint"]
+"""Returns the connection to a node, by name, and makes it if necessary; NodeError if that fails."""
+
+
+def checked_nodes(plan: LaunchPlan, inventory: Inventory) -> tuple[CheckedNode, ...]:
+    """The nodes of a plan, with the kinds of cards and network that the inventory has for them."""
+    given = {node.name: node for node in inventory.nodes}
+
+    def checked(node: NodePlan) -> CheckedNode:
+        address = LOOPBACK if plan.transport == "local" else node.address
+        kinds = given[node.name].accelerator, given[node.name].network
+        return CheckedNode(node.name, Expected(address, len(node.ranks), *kinds, node.env), {"workdir": node.workdir})
+
+    return tuple(map(checked, plan.nodes))
+
+
+def survey(
+    nodes: Sequence[CheckedNode],
+    reach: Reach,
+    *,
+    code: str | None = None,
+    known: Mapping[str, NodeFacts] = MappingProxyType({}),
+    wait_s: float = FACTS_S,
+) -> Cluster:
+    """
+    Query all nodes. A node that fails or is too slow is among the cluster's failures.
+
+    Args:
+        code: the folder on the nodes that has the code.
+        known: facts of nodes that are not queried.
+        wait_s: the longest time for the facts of all nodes, with the time that their connections are used for something else.
+    """
+    answers, failures = _facts([node for node in nodes if node.name not in known], reach, code, wait_s)
+    found = {**known, **{name: answer.facts for name, answer in answers.items()}}
+    cluster = Cluster(
+        expected={node.name: node.expected for node in nodes},
+        facts={node.name: found[node.name] for node in nodes if node.name in found},
+        failures=failures,
+        clocks={name: answer.ahead_s for name, answer in answers.items()},
+    )
+    if not answers:
+        return cluster
+    return replace(cluster, rendezvous=_rendezvous(cluster, reach), shared=_shared(cluster, reach))
+
+
+def _facts(
+    nodes: Sequence[CheckedNode], reach: Reach, code: str | None, wait_s: float
+) -> tuple[dict[str, NodeAnswer], dict[str, str]]:
+    """The answers of the nodes that answer in time, and the reasons of the others."""
+    names = [node.name for node in nodes]
+
+    def query(node: CheckedNode) -> NodeAnswer:
+        endpoint = reach(node.name)
+        ahead_s = endpoint.clock_ahead(wait_s=FACTS_S)
+        resolved = names if len(names) <= MOST_NAMES else list(dict.fromkeys((names[0], node.name)))
+        return NodeAnswer(endpoint.probe(resolved, node.folders, code, wait_s=FACTS_S), ahead_s)
+
+    answers: dict[str, NodeAnswer] = {}
+    failures: dict[str, str] = {}
+    results = each_within(nodes, query, limit=max(1, len(nodes)), wait_s=wait_s)
+    for name, result in zip(names, results, strict=True):
+        if isinstance(result, NodeAnswer):
+            answers[name] = result
+        else:
+            failures[name] = _failure(result, wait_s)
+    return answers, failures
+
+
+def _failure(error: OrchError | None, wait_s: float) -> str:
+    """The reason of a request that failed, without the node's name; None is one that is not answered yet."""
+    if error is None:
+        return f"no answer for {wait_s:g} s"
+    return error.reason if isinstance(error, NodeError) else str(error)
+
+
+def _rendezvous(cluster: Cluster, reach: Reach) -> Rendezvous | None:
+    """Reserve a port on the head, and let all other nodes connect to it; None if the head has not answered, or has no peers."""
+    head, expected = next(iter(cluster.expected.items()))
+    peers = [name for name in cluster.facts if name != head]
+    if head not in cluster.facts or not peers or is_loopback(expected.address):
+        return None
+    interfaces = {name: expected.env[name] for name in INTERFACES if name in expected.env}
+    try:
+        record = parse_rendezvous(reach(head).reserve([expected.address], interfaces, wait_s=PORT_S))
+    except NodeError as error:
+        return Rendezvous(head, expected.address, 0, error=error.reason)
+
+    def connect(name: str) -> set[str]:
+        return reach(name).reach([record.address], record.port)
+
+    results = each_within(peers, connect, limit=len(peers), wait_s=PORT_S)
+    unreachable: dict[str, str] = {}
+    for name, result in zip(peers, results, strict=True):
+        if not isinstance(result, set):
+            unreachable[name] = _failure(result, PORT_S)
+        elif record.address not in result:
+            unreachable[name] = "no answer within 3 s"
+    return Rendezvous(head, record.address, record.port, unreachable)
+
+
+def _shared(cluster: Cluster, reach: Reach) -> list[SharedFolder]:
+    """Test each workdir that is on a network file system on most of the nodes that have it."""
+    nodes_of: dict[str, list[str]] = {}
+    networked: dict[str, list[str]] = {}
+    for name, facts in cluster.facts.items():
+        for disk in facts["disks"]:
+            if disk["use"] == "workdir":
+                nodes_of.setdefault(disk["path"], []).append(name)
+                if not disk["identity"].startswith(LOCAL_DISK):
+                    networked.setdefault(disk["path"], []).append(name)
+    return [
+        _share(path, names[0], [name for name in nodes_of[path] if name != names[0]], reach)
+        for path, names in networked.items()
+        if len(nodes_of[path]) > 1 and 2 * len(names) > len(nodes_of[path])
+    ]
+
+
+def _share(path: str, writer: str, readers: Sequence[str], reach: Reach) -> SharedFolder:
+    token = secrets.token_hex(16)
+    try:
+        file = reach(writer).write_marker(path, token, wait_s=TOKEN_S)
+    except NodeError as error:
+        return SharedFolder(path, writer, error=error.reason)
+
+    def find(name: str) -> str:
+        return "" if reach(name).find_marker(file, wait_s=TOKEN_S) == token else "it has another content"
+
+    results = each_within(readers, find, limit=max(1, len(readers)), wait_s=TOKEN_S)
+    with suppress(NodeError):
+        reach(writer).remove_marker(file, wait_s=TOKEN_S)
+    reasons = (result if isinstance(result, str) else _failure(result, TOKEN_S) for result in results)
+    return SharedFolder(path, writer, dict(zip(readers, reasons, strict=True)))

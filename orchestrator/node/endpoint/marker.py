@@ -1,0 +1,42 @@
+"""A small file by which nodes find out whether they share a folder: one writes it, all others look for it."""
+
+from __future__ import annotations
+
+import os
+
+from orchestrator.node.files import absolute_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Tuple
+
+    from orchestrator.node import messages
+
+PREFIX = ".orch-marker-"
+
+
+def write_marker(request: messages.WriteMarkerRequest, _payload: bytes) -> Tuple[messages.WriteMarkerReply, bytes]:
+    """Write the token to a new file in the folder, or in the nearest one above it that exists; return the file's path."""
+    folder = absolute_path(request["folder"])
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    path = os.path.join(folder, f"{PREFIX}{os.urandom(8).hex()}")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(descriptor, request["token"].encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return {"path": path}, b""
+
+
+def find_marker(request: messages.MarkerRequest, _payload: bytes) -> Tuple[messages.FindMarkerReply, bytes]:
+    """Return the token in the file; an OSError if this node does not see it."""
+    with open(request["path"], encoding="utf-8") as file:
+        return {"token": file.read(64)}, b""
+
+
+def remove_marker(request: messages.MarkerRequest, _payload: bytes) -> Tuple[messages.Empty, bytes]:
+    if os.path.basename(request["path"]).startswith(PREFIX):
+        os.unlink(request["path"])
+    return {}, b""

@@ -1,0 +1,58 @@
+"""The result of a check: its table, the facts that are kept, and names of checks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.actions.check import Checked, check_nodes, finding_text, without_findings
+from orchestrator.checks.quick import check
+from orchestrator.cli import run
+from orchestrator.errors import UsageError
+from orchestrator.store import KEPT_S, Store
+from tests.checks.facts import cluster, cpu_node, gpu_node
+
+
+def test_nodes_with_equal_cells_are_one_row() -> None:
+    nodes = cluster(gpu_node, 5, "cuda", 2)
+    nodes.facts["n3"]["hcas"][0]["ports"][0]["state"] = "DOWN"
+    nodes = replace(nodes, facts={name: facts for name, facts in nodes.facts.items() if name != "n4"})
+    checked = Checked(nodes, check(nodes), 1.0)
+    usual, down = ("2 x NVIDIA H800", "2 x 400 Gb/s InfiniBand"), ("2 x NVIDIA H800", "1 x 400 Gb/s InfiniBand")
+    assert list(checked.rows()) == [
+        ("n[0-2]", *usual, "4", "8 GiB", "2.6.0", "ok"),
+        ("n3", *down, "4", "8 GiB", "2.6.0", "FAIL"),
+        ("n4", "no answer", "", "", "", "", "FAIL"),
+    ]
+    assert checked.has_failed
+    assert checked.to_json()["nodes"] == {"n0": "ok", "n1": "ok", "n2": "ok", "n3": "FAIL", "n4": "FAIL"}
+    assert finding_text(checked.findings[0]).startswith("FAIL  answer: n4: no answer\n      next: ")
+
+
+def test_facts_are_kept_of_nodes_without_cards_and_findings_for_a_short_time(tmp_path: Path) -> None:
+    nodes = cluster(cpu_node, 3)
+    nodes.facts["n1"]["limits"]["nofile"] = {"soft": 256, "hard": 256}
+    kept = without_findings(nodes, check(nodes))
+    assert list(kept) == ["n0", "n2"]
+    assert without_findings(cluster(gpu_node, 2), []) == {}
+
+    facts = Store(tmp_path).kept_facts("abc")
+    assert facts.read() == {}
+    facts.write(kept)
+    assert facts.read() == kept
+    entries = json.loads(facts.path.read_text())
+    entries["n0"]["time"] -= KEPT_S
+    facts.path.write_text(json.dumps(entries))
+    assert list(facts.read()) == ["n2"]
+    facts.path.write_text("{}[")
+    assert facts.read() == {}
+
+
+def test_unknown_check_is_refused_with_the_names_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="--skip nofiles: there is no such check"):
+        check_nodes("local", None, ["nofiles"])
+    assert run(["check", "-i", "local", "--skip", "nofiles"]) == 2
+    assert "next: the checks are answer, cards, " in capsys.readouterr().err
