@@ -128,6 +128,8 @@ class Options(TypedDict, total=False):
     """As --after, each."""
     here: bool
     """As --here."""
+    no_check: bool
+    """As --no-check; with `ssh_launch` only."""
 
 
 def submit(program: ProgramLike, inventory: str | Path | None = None, **options: Unpack[Options]) -> Run:
@@ -149,6 +151,10 @@ def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Pat
     given = next((name for name in ("slurm", "after", "here") if name in options), None)
     if launcher == "ssh" and given is not None:
         raise UsageError(f"{given}= is for runs through Slurm", hint=f"orchestrator.submit, or omit {given}=")
+    if launcher == "slurm" and "no_check" in options:
+        raise UsageError(
+            "no_check= is for runs over SSH", hint="omit it: Slurm's nodes are not checked before a launch"
+        )
     arguments = LaunchArguments(
         launcher,
         inventory=None if inventory is None else str(inventory),
@@ -166,6 +172,7 @@ def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Pat
         slurm=tuple(_slurm_words(options.get("slurm", {}))),
         after=tuple(options.get("after", ())),
         here=options.get("here", False),
+        no_check=options.get("no_check", False),
     )
     planned = plan_launch(arguments)
     warnings = list(planned.warnings)

@@ -17,6 +17,8 @@ from typing import Any
 from orchestrator import bundle as bundles
 from orchestrator.actions.allocation import for_steps, queued_warning, this_allocation
 from orchestrator.actions.inventory import load_inventory
+from orchestrator.actions.launch_check import begin_check, require_passed
+from orchestrator.actions.preflight import CheckedNode, checked_nodes
 from orchestrator.actions.request import LaunchArguments, check_labels, make_request
 from orchestrator.actions.runs import home_store
 from orchestrator.code import revision
@@ -26,8 +28,9 @@ from orchestrator.errors import LaunchError, OrchError, machine_error
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.slurm_settings import with_slurm_settings
 from orchestrator.launchers import launcher_for
-from orchestrator.launchers.base import Launcher
+from orchestrator.launchers.base import Launcher, passed
 from orchestrator.launchers.cards import close_all, detect_cards
+from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.files import user_name
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
@@ -53,6 +56,8 @@ class Planned:
     """For the prompts of all logins of the launch."""
     connected: Mapping[str, Endpoint]
     """The connections that planning needed, by node; `started` takes them over."""
+    checked: Sequence[CheckedNode] = ()
+    """The nodes that are checked before the start: none under Slurm, which chooses the nodes, and with --no-check."""
 
     def close(self) -> None:
         """Close the connections of a launch that does not begin."""
@@ -102,7 +107,10 @@ def _planned(
     )
     record = replace(_record(plan, request, inventory, now), note=arguments.note, tags=arguments.tags)
     warnings = (*warnings, *bundle.warnings, *_environment_warning(inventory), *plan.warnings)
-    return Planned(plan, bundle, record, inventory.private_files, warnings, terminal, connected)
+    checked = checked_nodes(plan, inventory) if arguments.launcher == "ssh" and not arguments.no_check else ()
+    if arguments.no_check:
+        warnings += ("--no-check: the nodes are not checked before the start",)
+    return Planned(plan, bundle, record, inventory.private_files, warnings, terminal, connected, checked)
 
 
 def _with_dependencies(inventory: Inventory, after: Sequence[str]) -> tuple[Inventory, Sequence[str]]:
@@ -200,12 +208,24 @@ def _launch(planned: Planned, launcher: Launcher, terminal: Terminal, on_warning
         for warning in warnings:
             on_warning(warning)
     with undo_on_failure([folder], launcher, "during the launch; what had started was stopped"):
-        job = launcher.start(planned.bundle)
+        job = launcher.start(planned.bundle, _check(planned, launcher, folder, on_warning))
         attended = planned.plan.launcher == "ssh" and terminal.was_used
         folder.update(slurm_job=job, started=True, launching=None, attended=attended)
         for warning in record_changed_plan(folder, planned.plan, launcher.plan):
             on_warning(warning)
     return folder
+
+
+def _check(
+    planned: Planned, launcher: Launcher, folder: RunFolder, on_warning: Callable[[str], None]
+) -> Callable[[], None]:
+    """Begin to check the nodes; return the function that waits for the result, and raises PreflightRefused if it is a failure."""
+    if not planned.checked or not isinstance(launcher, DirectLauncher):
+        return passed
+    by_name = {node.name: node for node in planned.plan.nodes}
+    kept = home_store().kept_facts(planned.record.inventory["digest"])
+    result = begin_check(planned.checked, lambda name: launcher.reach(by_name[name]), planned.plan.program, kept)
+    return lambda: require_passed(result.result(), folder, on_warning)
 
 
 @contextmanager

@@ -53,6 +53,8 @@ class LaunchArguments:
     """Run in the allocation of the Slurm job in which orch runs."""
     module: str = "trainer"
     """The module of the shared trainer that runs without `program`."""
+    no_check: bool = False
+    """Start over SSH without the check of the nodes."""
 
     @property
     def slurm_settings(self) -> list[SlurmSetting]:

@@ -41,6 +41,10 @@ class AttemptFolder:
         return ", ".join(self.nodes) if self.nodes else "the shared folder"
 
 
+def passed() -> None:
+    """The check of a launch without one."""
+
+
 class Launcher(Protocol):
     """Carries out one plan; holds its connections until closed."""
 
@@ -62,9 +66,12 @@ class Launcher(Protocol):
         """
         ...
 
-    def start(self, bundle: Bundle) -> str | None:
+    def start(self, bundle: Bundle, check: Callable[[], None] = passed) -> str | None:
         """
         Start the plan's agents, connecting first if necessary; return the scheduler's job id, if there is a scheduler.
+
+        Args:
+            check: called once when all files are on the nodes and nothing has started; its error ends the launch.
 
         Raises:
             LaunchError: not all agents were started; those that were run until `undo`.

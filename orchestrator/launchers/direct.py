@@ -16,7 +16,7 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.connection import RendezvousPortTaken
 from orchestrator.errors import LaunchError, NodeError, NodesError, Unreachable, folded
 from orchestrator.fanout import each, successes
-from orchestrator.launchers.base import AttemptFolder
+from orchestrator.launchers.base import AttemptFolder, passed
 from orchestrator.launchers.job import JobStatus
 from orchestrator.names.hostlist import fold
 from orchestrator.node.code_folder import SHARED
@@ -69,11 +69,12 @@ class DirectLauncher:
             by_remark.setdefault(endpoint.remark, []).append(name)
         return [f"{fold(names)}: {remark}" for remark, names in by_remark.items() if remark]
 
-    def start(self, bundle: Bundle) -> str | None:
+    def start(self, bundle: Bundle, check: Callable[[], None] = passed) -> str | None:
         """Push to all nodes, reserve the rendezvous on the head, start all agents with it."""
         plan = self._plan
         self.connect()
         self.push(bundle, node_files(plan))
+        check()
         for tries_left in reversed(range(PORT_TRIES)):
             try:
                 self._start_agents()

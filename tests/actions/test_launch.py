@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from orchestrator.bundle import Bundle
 from orchestrator.commands.launch import launch
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LaunchError
+from orchestrator.launchers.base import passed
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RunRecord, RunState
@@ -30,8 +32,8 @@ class Interrupted(DirectLauncher):
     end: BaseException
     failures: tuple[str, ...] = ()
 
-    def start(self, bundle: Bundle) -> str | None:
-        super().start(bundle)
+    def start(self, bundle: Bundle, check: Callable[[], None] = passed) -> str | None:
+        super().start(bundle, check)
         raise self.end
 
     def undo(self) -> list[str]:

@@ -10,11 +10,12 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import LaunchError
+from orchestrator.launchers.base import passed
 from orchestrator.launchers.job import SILENT, JobStatus
 from orchestrator.launchers.slurm.launcher import CANCEL_S, POLL_S, SlurmLauncher
 from orchestrator.launchers.slurm.queue import job_statuses
@@ -51,10 +52,11 @@ class AllocationLauncher(SlurmLauncher):
             self._host.endpoint()
         return ()
 
-    def start(self, bundle: Bundle) -> str | None:
+    def start(self, bundle: Bundle, check: Callable[[], None] = passed) -> str | None:
         """Write the files to the shared workdir and start the steps; returns the id of the job that has the nodes."""
         with self._host_errors():
             self._plan = self.push(self._plan, bundle)
+            check()
             self._may_be_submitted = True
             self._process = self._start_steps()
             threading.Thread(target=self._process.wait, daemon=True).start()  # reaps it, if this process lives longer

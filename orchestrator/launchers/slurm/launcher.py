@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, NodeError, NodesError
-from orchestrator.launchers.base import AttemptFolder
+from orchestrator.launchers.base import AttemptFolder, passed
 from orchestrator.launchers.direct import DirectLauncher, push_bundle, write_files
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.launchers.slurm import environment, unshared_workdir
@@ -80,10 +80,11 @@ class SlurmLauncher:
             self._host.endpoint()
         return warnings
 
-    def start(self, bundle: Bundle) -> str | None:
+    def start(self, bundle: Bundle, check: Callable[[], None] = passed) -> str | None:
         """Write the files to the shared workdir and submit; returns Slurm's job id."""
         with self._host_errors():
             self._plan = self.push(self._plan, bundle)
+            check()
             self._may_be_submitted = True
             try:
                 return self._host.submit(self._plan)

@@ -1,0 +1,87 @@
+"""The quick check of a launch: over its connections, while the code is sent. A failure refuses the start."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from orchestrator.actions.check import finding_text, without_findings
+from orchestrator.actions.preflight import CheckedNode, Reach, survey
+from orchestrator.checks.cluster import Cluster
+from orchestrator.checks.quick import check
+from orchestrator.errors import PreflightRefused
+from orchestrator.findings import Finding, Severity
+from orchestrator.store import KeptFacts, RunFolder
+
+if TYPE_CHECKING:
+    from orchestrator.node.facts import NodeFacts
+    from orchestrator.run import Program
+
+PUSH_S = 24 * 3600.0  # a request waits while its connection sends the code
+
+
+def begin_check(
+    nodes: Sequence[CheckedNode], reach: Reach, program: Program, kept: KeptFacts
+) -> Future[Sequence[Finding]]:
+    """Begin to check the nodes of a launch that is connected, in a thread; nodes whose facts are kept are not queried."""
+    future: Future[Sequence[Finding]] = Future()
+
+    def work() -> None:
+        try:
+            known = kept.read()
+            cluster = _survey(
+                nodes, reach, _code(program), {node.name: known[node.name] for node in nodes if node.name in known}
+            )
+            findings = check(cluster)
+            kept.write(without_findings(cluster, findings))
+            future.set_result(findings)
+        except BaseException as error:  # noqa: BLE001  raised where the result is needed
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="check", daemon=True).start()
+    return future
+
+
+def require_passed(findings: Sequence[Finding], folder: RunFolder, on_warning: Callable[[str], None]) -> None:
+    """
+    Record the findings, and report the warnings.
+
+    Raises:
+        PreflightRefused: a check failed.
+    """
+    if findings:
+        folder.write_findings([finding.to_json() for finding in findings])
+    for finding in findings:
+        if finding.severity is Severity.WARN:
+            on_warning(finding_text(finding).partition("  ")[2])
+    failed = [finding_text(finding) for finding in findings if finding.severity is Severity.FAIL]
+    if failed:
+        lines = ["the check of the nodes failed, so nothing was started", *failed]
+        hint = "correct that and look again with `orch check`, or start all the same with --no-check"
+        raise PreflightRefused("\n  ".join(lines), hint=hint)
+
+
+def _code(program: Program) -> str | None:
+    """The folder of a Python file with an absolute path; all other code is sent by the launch."""
+    is_on_nodes = program.kind == "python" and program.args[0].startswith("/")
+    return str(PurePosixPath(program.args[0]).parent) if is_on_nodes else None
+
+
+def _survey(nodes: Sequence[CheckedNode], reach: Reach, code: str | None, known: Mapping[str, NodeFacts]) -> Cluster:
+    """The answers of all nodes. Of nodes on one machine, as on loopback addresses, only the first is queried."""
+    groups: dict[tuple[object, ...], list[CheckedNode]] = {}
+    for node in nodes:
+        facts = reach(node.name).facts
+        groups.setdefault((facts.host_id, facts.user, facts.python), []).append(node)
+    cluster = survey([group[0] for group in groups.values()], reach, code=code, known=known, wait_s=PUSH_S)
+    same = {node.name: group[0].name for group in groups.values() for node in group}
+    return replace(
+        cluster,
+        expected={node.name: node.expected for node in nodes},
+        facts={name: {**cluster.facts[first], "node": name} for name, first in same.items() if first in cluster.facts},
+        failures={name: cluster.failures[first] for name, first in same.items() if first in cluster.failures},
+    )
