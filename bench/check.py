@@ -10,7 +10,7 @@ from bench.workspace import Workspace
 from tests.grounds.sshd import open_farm
 
 TIME, NODES = "orch check", 64
-ONE, MANY = "1 node", f"{NODES} nodes"
+SINGLE, MANY = "1 node", f"{NODES} nodes"
 
 DESCRIPTION = f"""\
 `orch check` of {NODES} loopback addresses of one sshd, and of one of them: from the command to its end, with the login to each node and its
@@ -19,7 +19,7 @@ facts. All nodes share the processors of this machine, and each node takes about
 
 def measure(workspace: Workspace, *, repetitions: int) -> Measure:
     with open_farm() as farm:
-        inventories = {ONE: farm.inventory(workspace.folder, nodes=1).rename(workspace.folder / "one.yaml")}
+        inventories = {SINGLE: farm.inventory(workspace.folder, nodes=1).rename(workspace.folder / "one.yaml")}
         inventories[MANY] = farm.inventory(workspace.folder, nodes=NODES)
 
         def contestant(name: str) -> Contestant:
@@ -30,6 +30,6 @@ def measure(workspace: Workspace, *, repetitions: int) -> Measure:
 
             return Contestant(name, run)
 
-        series = run_rounds([contestant(ONE), contestant(MANY)], repetitions=repetitions)
-    targets = (Target(MANY, TIME, 10.0), Target(MANY, TIME, 3.0, baseline=ONE))
-    return Measure("Check", DESCRIPTION, ONE, (TIME,), targets, series)
+        series = run_rounds([contestant(SINGLE), contestant(MANY)], repetitions=repetitions)
+    targets = (Target(MANY, TIME, 10.0), Target(MANY, TIME, 3.0, baseline=SINGLE))
+    return Measure("Check", DESCRIPTION, SINGLE, (TIME,), targets, series)

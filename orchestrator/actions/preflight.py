@@ -29,7 +29,7 @@ LOCAL_DISK = "local:"  # the beginning of the identity of a file system that onl
 
 @dataclass(frozen=True, slots=True)
 class CheckedNode:
-    """A node, what is expected of it, and the folders of its runs by their use."""
+    """A node, the part of the inventory on it, and the folders of runs by their use."""
 
     name: str
     expected: Expected

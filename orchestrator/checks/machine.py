@@ -8,9 +8,7 @@ from orchestrator.checks.cluster import GIB, Cluster
 from orchestrator.findings import Finding, Severity
 
 OPEN_FILES = 4096
-PROCESSES_PER_RANK = (
-    512  # threads count as processes: a rank has about 100, and more for each worker of its data loaders
-)
+PROCESSES_PER_RANK = 512  # threads count as processes: a rank has about 100, and each data loader worker more
 LOCKED_BYTES = 32 * GIB
 SHARED_MEMORY_BYTES = 8 * GIB
 WARN_SKEW_S, FAIL_SKEW_S = 1.0, 30.0
@@ -38,7 +36,7 @@ def user_processes(cluster: Cluster) -> Iterator[Finding]:
 
 
 def locked_memory(cluster: Cluster) -> Iterator[Finding]:
-    """RDMA locks the memory of its buffers."""
+    """RDMA needs locked memory for buffers."""
     for node, value in cluster.values(lambda facts: facts["limits"].get("memlock")).items():
         limit = value["soft"]
         if limit is not None and limit < LOCKED_BYTES and any(hca["usable"] for hca in cluster.facts[node]["hcas"]):

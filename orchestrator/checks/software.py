@@ -38,7 +38,7 @@ def python(cluster: Cluster) -> Iterator[Finding]:
 
 
 def nccl(cluster: Cluster) -> Iterator[Finding]:
-    """The NCCL library that is loaded, by its own version and the hash of its file: packages overwrite each other's file."""
+    """The NCCL library that is loaded, by the version that it reports and the hash of the file: packages overwrite each other's file."""
     libraries = cluster.values(lambda facts: facts["software"]["nccl"])
     by_version = {node: library["version"] for node, library in libraries.items() if library["version"]}
     by_hash = {node: library["sha256"] for node, library in libraries.items() if library["sha256"]}
