@@ -28,9 +28,11 @@ TITLES = {
 
 
 def _title(row: Row) -> str:
-    if row.library in ("ECCL", "torch_gcu", "TopsRider", "nothing"):
+    if row.library in ("ECCL", "torch_gcu", "TopsRider") or (
+        row.library == "nothing" and not row.name.startswith("NCCL")
+    ):
         return TITLES["Enflame"]
-    return TITLES.get(row.library, TITLES["other"])
+    return TITLES["NCCL"] if row.library == "nothing" else TITLES.get(row.library, TITLES["other"])
 
 
 def _cell(text: str) -> str:

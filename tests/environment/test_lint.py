@@ -117,9 +117,11 @@ def test_block_of_the_t20_guide() -> None:
         ("nccl_debug", "WARN", "WARN", "case-sensitive", "NCCL_DEBUG=WARN"),
         ("NCCL_MY_PLUGIN_KNOB", "1", "INFO", "a plugin may", None),
         ("NCCL_GIN_TYPE", "1", None, "", None),
-        ("MY_TOKEN", "1", None, "", None),
-        ("GPU_VISIBLE_DEVICES", "0", None, "", None),
-        ("MKL_NUM_THREADS", "4", None, "", None),
+        ("NCCL_MERGE_NICS", "0", "WARN", "did you mean NCCL_IB_MERGE_NICS", None),
+        ("NCCL_SUBNET_AWARE_ROUTING", "1", "WARN", "did you mean NCCL_IB_SUBNET_AWARE_ROUTING", None),
+        ("NCCL_IB_TOS", "46", "WARN", "did you mean NCCL_IB_TC", None),
+        ("NCCL_TIMEOUT", "7200", "WARN", "init_process_group", ""),
+        ("NCCL_IB_TIMOUT", "7200", "WARN", "did you mean NCCL_IB_TIMEOUT", None),
         ("NCCL_IB_TIMEOUT", None, None, "", None),
     ],
 )
@@ -132,6 +134,19 @@ def test_verdict(name: str, value: str | None, level: str | None, words: str, re
             replacement if not replacement or replacement.startswith(("NCCL_", "TORCH_")) else f"{name}={replacement}"
         )
         assert found.replacement == whole
+
+
+COMMON = (
+    "ASCEND_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_HOME GPU_VISIBLE_DEVICES HCCL_BUFFSIZE HCCL_CONNECT_TIMEOUT HF_HOME"
+    " HIP_VISIBLE_DEVICES MASTER_ADDR MASTER_PORT MCCL_DEBUG MKL_NUM_THREADS MY_TOKEN NODE_RANK NVIDIA_VISIBLE_DEVICES"
+    " OMP_PROC_BIND OPENBLAS_NUM_THREADS PYTHONPATH PYTORCH_CUDA_ALLOC_CONF PYTORCH_NO_CUDA_MEMORY_CACHING RCCL_DEBUG"
+    " ROCR_VISIBLE_DEVICES TOKENIZERS_PARALLELISM TORCH_CUDA_ARCH_LIST TORCH_HOME UCX_TLS XCCL_DEBUG ZE_AFFINITY_MASK"
+)
+
+
+@pytest.mark.parametrize("name", COMMON.split())
+def test_common_names_are_not_taken_for_misspelt_ones(name: str) -> None:
+    assert _finding(name, "1", Context()) is None
 
 
 def test_unknown_versions_are_named() -> None:
@@ -182,6 +197,7 @@ def test_variables_of_another_accelerator_have_no_effect() -> None:
         ("python -m torch.distributed.run --max-retries=3 train.py", ["FAIL max_retries"]),
         ("torchrun --nnodes 2 --max-restarts 3 --master-addr a train.py", ["WARN max_restarts"]),
         ("torchrun --nnodes 2 --standalone train.py", ["FAIL standalone"]),
+        ("python3.8 -u -m torch.distributed.launch --use_env --standalone --master_port 1 x.py", ["WARN master_port"]),
         ("torchrun --nnodes 2 --rdzv_backend c10d --master_addr a train.py", ["FAIL master_addr"]),
         ("torchrun --nnodes 2 --node-rank 0 --master-addr a train.py --lr 1", []),
         ("python train.py --max_retries 3", []),

@@ -10,6 +10,7 @@ from orchestrator.findings import Severity
 
 DDP_TIMEOUT_S = 1800  # the default of transformers' Trainer
 _RUN = "torch, distributed/run.py"
+_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _FLAGS = frozenset(("standalone", "module", "m", "no_python", "run_path", "use_env", "virtual_local_rank"))
 _STATIC = ("master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id")
 
@@ -39,7 +40,7 @@ def _after_torchrun(command: Sequence[Word]) -> int | None:
     """The index after `torchrun`, or after `python -m torch.distributed.run`."""
     values = [word.value or "" for word in command]
     for index, value in enumerate(values):
-        if value.rpartition("/")[2] == "torchrun" or (value == "torch.distributed.run" and values[index - 1] == "-m"):
+        if value.rpartition("/")[2] == "torchrun" or (value in _MODULES and values[index - 1] == "-m"):
             return index + 1
     return None
 

@@ -30,6 +30,11 @@ _COMPLETE = {
 _CLOSE, _CLOSE_ELSEWHERE = 0.85, 0.9  # similarity of a misspelt name, as difflib measures it
 _EXPERIMENT = "is for experiments: NCCL's documentation advises against keeping it set"
 _MOST_UNKNOWN = 500  # names that are compared with known ones
+_OTHER_LIBRARY = re.compile("(?!NCCL|ECCL)[A-Z]CCL_")  # collective libraries of other vendors: HCCL, RCCL, MCCL
+_NAMES = [
+    *(row.name for row in VARIABLES.values() if row.library not in ("nothing", "launchers")),
+    *sorted(UNDOCUMENTED),
+]
 _MAX_SHOWN = 60  # characters of a value in a message
 _SHOWN_DEFAULTS = frozenset(("NCCL", "torch", "torch_gcu", "CUDA", "DeepSpeed"))
 _OPTIONS = {
@@ -114,14 +119,25 @@ def _lint(assignment: Assignment, context: Context) -> LintFinding | None:
         if misspelt is None:
             return None
         remark, name = misspelt
-        is_known = name is not None and assignment.value is not None
-        remarks, replacement = [remark], f"{name}={assignment.value}" if is_known else None
+        remarks, replacement = [remark], _renamed(assignment, name, context)
     else:
         remarks = _remarks(row, assignment.value, context)
         replacement = _replacement(assignment, remarks)
     if not remarks:
         return None
     return _finding(assignment, row, remarks, replacement)
+
+
+def _renamed(assignment: Assignment, name: str | None, context: Context) -> str | None:
+    """The assignment under the name that was meant, if the names differ in little and the value is right there."""
+    if name is None or assignment.value is None or name not in VARIABLES:
+        return None
+    likeness = difflib.SequenceMatcher(a=name, b=assignment.name.upper()).ratio()
+    if likeness < _CLOSE_ELSEWHERE or abs(len(name) - len(assignment.name)) > 1:
+        return None
+    remarks = _remarks(VARIABLES[name], assignment.value, context)
+    is_right = all(remark.severity is not Severity.FAIL for remark in remarks)
+    return f"{name}={assignment.value}" if is_right else None
 
 
 def _finding(
@@ -274,9 +290,13 @@ def _misspelt(name: str) -> tuple[_Remark, str | None] | None:
     if name.upper() in VARIABLES:
         return _Remark(Severity.WARN, "names of variables are case-sensitive, so nothing reads it"), name.upper()
     prefix = next((prefix for prefix in sorted(_COMPLETE, key=len, reverse=True) if name.startswith(prefix)), None)
-    cutoff = _CLOSE_ELSEWHERE if prefix is None else _CLOSE
-    candidates = [row.name for row in VARIABLES.values() if row.library not in ("nothing", "launchers")]
-    close = difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff) if len(name) < _MAX_SHOWN else []
+    if prefix is not None:
+        cutoff, known = _CLOSE, _NAMES
+    elif _OTHER_LIBRARY.match(name):
+        return None
+    else:
+        cutoff, known = _CLOSE_ELSEWHERE, [row for row in _NAMES if row[0] == name[0] and "GCU" not in row]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff) if len(name) < _MAX_SHOWN else []
     if close:
         return _Remark(Severity.WARN, f"nothing reads it: did you mean {close[0]}?"), close[0]
     if prefix is None:

@@ -199,6 +199,8 @@ NCCL: tuple[Row, ...] = (
     _debug("LAUNCH_RACE_FATAL", _FLAG, "1", "Stop where LAUNCH_ORDER_IMPLICIT finds a race", since="2.26"),
     _debug("IPC_USE_ABSTRACT_SOCKET", _FLAG, "1", "Abstract sockets between the processes of a node", since="2.29"),
     _debug("SYM_GIN_KERNELS_ENABLE", _FLAG, "1", "Symmetric kernels over the network", since="2.30"),
+    Row("NCCL_TIMEOUT", "nothing", Anything(), "In copied scripts only", source="NCCL code to 2.30",
+        verdicts=(warn("no NCCL and no torch reads it; the timeout is an argument of init_process_group", better=REMOVE),)),
     # Logs, files and health
     _row("DEBUG", Word(("VERSION", "WARN", "INFO", "ABORT", "TRACE"), "NCCL logs nothing"), "", "Level of NCCL's log",
         info("is for debugging: every rank logs", value="(?i)info", better="WARN"),
