@@ -120,6 +120,10 @@ def test_nccl_conf_is_read_as_nccl_does() -> None:
     ]
 
 
+def test_line_without_a_name_is_no_error() -> None:
+    assert lint_assignments(read_nccl_conf("=1\n", "nccl.conf"), Context()) == []
+
+
 def test_deepspeed_block_of_the_guide() -> None:
     findings, strict = lint_deepspeed((CASES / "zero3_guide.json").read_text(), "f", Context())
     assert [(found.line, found.finding.severity.value, found.finding.check) for found in findings] == [

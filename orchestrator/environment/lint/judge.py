@@ -295,7 +295,7 @@ def _misspelt(name: str) -> tuple[_Remark, str | None] | None:
     elif _OTHER_LIBRARY.match(name):
         return None
     else:
-        cutoff, known = _CLOSE_ELSEWHERE, [row for row in _NAMES if row[0] == name[0] and "GCU" not in row]
+        cutoff, known = _CLOSE_ELSEWHERE, [row for row in _NAMES if row[0] == name[:1] and "GCU" not in row]
     close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff) if len(name) < _MAX_SHOWN else []
     if close:
         return _Remark(Severity.WARN, f"nothing reads it: did you mean {close[0]}?"), close[0]
