@@ -488,6 +488,17 @@ def bench_comm(
 
 @app.command()
 @_inventory
+@_nodes
+@_json
+def nodes(inventory: str | None, nodes: str | None, as_json: bool) -> int:
+    """Show what the nodes have: cards, RDMA devices and versions."""
+    from orchestrator.commands import nodes as command  # noqa: PLC0415
+
+    return command.nodes(inventory, nodes, as_json=as_json)
+
+
+@app.command()
+@_inventory
 @click.option("--older-than", default="7d", show_default=True, metavar="SPAN", help="Only garbage older than this.")
 @click.option(
     "--forget", metavar="LIST", help="Nodes that do not exist any more: do not search them, drop their records."

@@ -37,6 +37,7 @@ COMMANDS = (
     "gc",
     "inventory",
     "bench",
+    "nodes",
 )
 PAGES = sorted(
     str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *DOCS.glob("**/*.md"), *ROOT.glob("inventories/*.md"))

@@ -1,4 +1,4 @@
-"""Commit, changes and digest of the user's code, also on a node without git."""
+"""Commit, changes and digest of a folder of code, with git and without it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,97 @@
+"""The facts of the nodes of an inventory, and their summary: equal nodes as one row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from orchestrator.actions.inventory import load_inventory
+from orchestrator.endpoint.access import Terminal, transport_factory
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.errors import NodesError
+from orchestrator.fanout import each, failed_nodes
+from orchestrator.names.hostlist import fold
+
+if TYPE_CHECKING:
+    from orchestrator.inventory.model import Node
+    from orchestrator.node.facts import Card, Hca, NodeFacts
+
+COLUMNS = ("NODES", "CARDS", "RDMA", "CPUS", "MEMORY", "DRIVER", "NCCL", "TORCH", "PYTHON")
+GIB = 1 << 30
+# Facts of which the table is made; the reasons for others that are missing are in the JSON.
+SHOWN = frozenset({"cards", "nvidia", "enflame", "hcas", "software"})
+
+
+def query(inventory: str | None, names: str | None) -> tuple[dict[str, NodeFacts], NodesError | None]:
+    """
+    Read the facts of the named nodes, or of all in the inventory, at most `ssh.fanout` at once.
+
+    Returns:
+        The facts of each node that answers, and the error of the others.
+    """
+    loaded = load_inventory(inventory, names)
+    nodes = loaded.nodes if names is None else loaded.select(names)
+    transport_to = transport_factory(loaded.transport, loaded.ssh, Terminal())
+
+    def probe(node: Node) -> NodeFacts:
+        with Endpoint.connect(transport_to(node), node.python) as endpoint:
+            return endpoint.probe([], {"workdir": node.workdir}, None)
+
+    outcomes = each(nodes, probe, limit=loaded.ssh.fanout)
+    facts = {node.name: outcome for node, outcome in zip(nodes, outcomes, strict=True) if isinstance(outcome, dict)}
+    return facts, failed_nodes(outcomes)
+
+
+def summary(facts: Mapping[str, NodeFacts]) -> list[tuple[str, ...]]:
+    """The rows of the table with COLUMNS."""
+    nodes: dict[tuple[str, ...], list[str]] = {}
+    for name, of_node in facts.items():
+        nodes.setdefault(_row(of_node), []).append(name)
+    return [(fold(names), *row) for row, names in nodes.items()]
+
+
+def unread(facts: Mapping[str, NodeFacts]) -> list[str]:
+    """The reasons for facts that the table lacks, each with the nodes."""
+    nodes: dict[str, list[str]] = {}
+    for name, of_node in facts.items():
+        for key, reason in of_node["missing"].items():
+            if key.split(".")[0] in SHOWN:
+                nodes.setdefault(f"{key}: {reason}", []).append(name)
+    return [f"{fold(names)}: {text}" for text, names in nodes.items()]
+
+
+def _row(facts: NodeFacts) -> tuple[str, ...]:
+    software = facts["software"]
+    nccl = software["nccl"]
+    return (
+        _counted([_card(card) for card in facts["cards"]]),
+        _counted([text for hca in facts["hcas"] for text in _ports(hca)]),
+        str(facts["cpus"]["usable"]),
+        f"{round(facts['memory']['total'] / GIB)} GiB",
+        software["driver"] or "-",
+        (nccl["version"] if nccl else None) or "-",
+        software["torch"] or "-",
+        software["python"],
+    )
+
+
+def _counted(texts: list[str]) -> str:
+    """Equal texts as one, with their number."""
+    return ", ".join(f"{count} {text}" for text, count in Counter(texts).items()) or "-"
+
+
+def _card(card: Card) -> str:
+    return f"{card['name'] or card['kind']}{' (MIG)' if card['mig'] else ''}"
+
+
+def _ports(hca: Hca) -> list[str]:
+    """Link layer and rate in Gb/s of each port, or the reason why it cannot be used."""
+    if not hca["usable"]:
+        return ["without device file"] * len(hca["ports"])
+    return [
+        f"{port['link_layer']} {port['rate']:g}"
+        if port["state"] == "ACTIVE" and port["rate"]
+        else str(port["state"]).lower()
+        for port in hca["ports"]
+    ]
