@@ -385,13 +385,19 @@ def lint(
 @app.command()
 @_inventory
 @_nodes
+@click.option(
+    "--level",
+    type=click.Choice(("quick", "full")),
+    default="quick",
+    help="full also measures devices, nodes and links.",
+)
 @click.option("--skip", "skipped", multiple=True, metavar="NAME", help="Leave out this check; may be repeated.")
 @_json
-def check(inventory: str | None, nodes: str | None, skipped: tuple[str, ...], as_json: bool) -> int:
+def check(inventory: str | None, nodes: str | None, skipped: tuple[str, ...], level: str, as_json: bool) -> int:
     """Check the nodes before a job. Ends with 3 if a check failed."""
     from orchestrator.commands.check import check  # noqa: PLC0415
 
-    return check(inventory, nodes, skipped, as_json=as_json)
+    return check(inventory, nodes, skipped, is_full=level == "full", as_json=as_json)
 
 
 @app.command()

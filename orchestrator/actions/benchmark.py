@@ -21,6 +21,8 @@ from orchestrator.run import LauncherName
 MODULE = "trainer.comm"
 RESULTS_FILE = "comm.json"  # in the run's folder on the node of rank 0
 NAME = "bench-comm"
+DEVICES = "devices=true"
+_UNITS = ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K"))
 
 
 def arguments(
@@ -43,10 +45,10 @@ def plan_benchmark(launch: LaunchArguments, on_progress: OnProgress = no_progres
     Plan a run of the benchmark; nothing is started.
 
     Raises:
-        UsageError: there is one rank only, or as from plan_launch.
+        UsageError: there is one rank only, and its device is not tested; or as from plan_launch.
     """
     planned = plan_launch(launch, on_progress)
-    if planned.plan.world_size < 2:  # noqa: PLR2004  one communicates with the other
+    if planned.plan.world_size < 2 and DEVICES not in launch.settings:  # noqa: PLR2004  one communicates with the other
         planned.close()
         raise UsageError("there is only one rank, which has no other to communicate with", hint="-j 2x1, or more nodes")
     return planned
@@ -73,6 +75,14 @@ def read_results(run: str, on_progress: OnProgress = no_progress) -> dict[str, A
 def findings(results: dict[str, Any]) -> list[Finding]:
     """The slow or failed devices, nodes and links, as far as they were measured."""
     return check_results(results)
+
+
+def size_text(count: int) -> str:
+    """The size with a unit; empty if nothing was measured."""
+    if not count:
+        return ""
+    unit, letter = next(((unit, letter) for unit, letter in _UNITS if count % unit == 0), (1, ""))
+    return f"{count // unit}{letter}"
 
 
 def check_plot(path: Path) -> None:

@@ -14,6 +14,7 @@ from orchestrator.actions.inventory import load_inventory
 from orchestrator.actions.preflight import checked_nodes, survey
 from orchestrator.actions.runs import home_store
 from orchestrator.checks.cluster import GIB, Cluster
+from orchestrator.checks.full import MEASURED
 from orchestrator.checks.quick import CHECKS, check
 from orchestrator.errors import UsageError
 from orchestrator.findings import Finding, Severity
@@ -125,8 +126,9 @@ def without_findings(cluster: Cluster, findings: Sequence[Finding]) -> dict[str,
 
 def require_known(skipped: Sequence[str]) -> None:
     """Raise UsageError if there is no check of one of these names."""
-    if unknown := [name for name in skipped if name not in CHECKS]:
-        raise UsageError(f"--skip {unknown[0]}: there is no such check", hint=f"the checks are {', '.join(CHECKS)}")
+    known = (*CHECKS, *MEASURED)
+    if unknown := [name for name in skipped if name not in known]:
+        raise UsageError(f"--skip {unknown[0]}: there is no such check", hint=f"the checks are {', '.join(known)}")
 
 
 def _code() -> str | None:

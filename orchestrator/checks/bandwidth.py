@@ -15,7 +15,9 @@ from orchestrator.findings import Finding, Severity
 
 # A pair is bad below a share of the usual bandwidth: the median over the nodes of their fastest pair, so that one slow node among
 # three does not decide it. The worst pairs are explained first: their cause must not hide behind others that are a little slow.
-LIMITS = ((0.01, Severity.FAIL), (0.1, Severity.FAIL), (0.5, Severity.FAIL), (0.8, Severity.WARN))
+Limits = Sequence[tuple[float, Severity]]
+LIMITS: Limits = ((0.01, Severity.FAIL), (0.1, Severity.FAIL), (0.5, Severity.FAIL), (0.8, Severity.WARN))
+CPU_LIMITS = LIMITS[:2]  # ranks on CPUs: other processes there easily take half of the bandwidth
 LEAST_OF_NOMINAL = 0.5
 MOST_SHOWN = 6
 LEAST_PAIRS = 2  # of a node: one bad pair does not show which of the two is the cause
@@ -38,13 +40,17 @@ class Pair:
         return self.first, self.second
 
     def text(self, nominal: Mapping[str, float]) -> str:
-        """Its bandwidth for a person, as in `n0-n1 1.2 GB/s, 10 % of 12.5`."""
+        """Its bandwidth for a person, as in `n0-n1 1.2 GB/s, 10 % of the network's rate`."""
         if self.bandwidth is None:
             return f"{self.first}-{self.second} failed: {self.error}"
         text = f"{self.first}-{self.second} {self.bandwidth:.3g} GB/s"
-        if rate := _rate(self, nominal):
-            text += f", {100 * self.bandwidth / rate:.0f} % of {rate:.3g}"
-        return text
+        share = self.share(nominal)
+        return text if share is None else f"{text}, {100 * share:.0f} % of the network's rate"
+
+    def share(self, nominal: Mapping[str, float]) -> float | None:
+        """The bandwidth as a share of the rate of the slower of both networks; None if one is not known."""
+        rates = [nominal[node] for node in self.nodes if nominal.get(node)]
+        return None if self.bandwidth is None or len(rates) < len(self.nodes) else self.bandwidth / min(rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +94,18 @@ class _Report:
         return f"{self.usual:.3g} GB/s is usual here"
 
 
-def compare_pairs(pairs: Sequence[Pair], nominal: Mapping[str, float]) -> Iterator[Finding]:
+def compare_pairs(pairs: Sequence[Pair], nominal: Mapping[str, float], limits: Limits = LIMITS) -> Iterator[Finding]:
     """
     Find the nodes and links that failed or are slow.
 
     Args:
         pairs: every two nodes once; pairs that were not measured may be missing.
         nominal: node -> the rate of that node's network in GB/s, if it is known.
+        limits: shares of the usual bandwidth, ascending, and the severity below each.
     """
     report = _Report(_usual(pairs), nominal, has_others=len(pairs) > 1)
     left = list(pairs)
-    for share, severity in LIMITS:
+    for share, severity in limits:
         limit = share * report.usual
         while node := _worst_node(left, limit):
             yield report.node(severity, node, [pair for pair in left if node in pair.nodes])
@@ -113,7 +120,9 @@ def compare_pairs(pairs: Sequence[Pair], nominal: Mapping[str, float]) -> Iterat
         yield Finding(Severity.WARN, "bandwidth", text, nodes, report.evidence(slow), remedy)
 
 
-def compare_nodes(bandwidths: Mapping[str, float | None], errors: Mapping[str, str]) -> Iterator[Finding]:
+def compare_nodes(
+    bandwidths: Mapping[str, float | None], errors: Mapping[str, str], limits: Limits = LIMITS
+) -> Iterator[Finding]:
     """Find the nodes in which an all-reduce failed (None) or is slow compared with the other nodes; GB/s."""
     remedy = "compare `nvidia-smi topo -m`, clocks and NVLink errors of this node with another's, and leave it out"
     measured = [bandwidth for bandwidth in bandwidths.values() if bandwidth is not None]
@@ -122,13 +131,9 @@ def compare_nodes(bandwidths: Mapping[str, float | None], errors: Mapping[str, s
         if bandwidth is None:
             text = f"the all-reduce inside {node} failed"
             yield Finding(Severity.FAIL, "all-reduce", text, (node,), errors.get(node, ""), remedy)
-        elif severity := _severity(bandwidth, usual):
+        elif severity := next((severity for share, severity in limits if bandwidth < share * usual), None):
             text = f"the all-reduce inside {node} is slow: {bandwidth:.3g} GB/s; {usual:.3g} GB/s is usual here"
             yield Finding(severity, "all-reduce", text, (node,), remedy=remedy)
-
-
-def _severity(bandwidth: float, usual: float) -> Severity | None:
-    return next((severity for share, severity in LIMITS if bandwidth < share * usual), None)
 
 
 def _usual(pairs: Sequence[Pair]) -> float:
@@ -155,12 +160,6 @@ def _worst_node(pairs: Sequence[Pair], limit: float) -> str | None:
     return worst if worst is not None and shares[worst] > 0.5 else None  # noqa: PLR2004  half
 
 
-def _rate(pair: Pair, nominal: Mapping[str, float]) -> float | None:
-    """The rate of the slower network of the two; None if one is not known."""
-    rates = [nominal[node] for node in pair.nodes if nominal.get(node)]
-    return min(rates) if len(rates) == 2 else None  # noqa: PLR2004  both
-
-
 def _is_below_nominal(pair: Pair, nominal: Mapping[str, float]) -> bool:
-    rate = _rate(pair, nominal)
-    return rate is not None and pair.bandwidth is not None and pair.bandwidth < LEAST_OF_NOMINAL * rate
+    share = pair.share(nominal)
+    return share is not None and share < LEAST_OF_NOMINAL

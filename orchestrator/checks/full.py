@@ -9,18 +9,33 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.checks.bandwidth import Pair, compare_nodes, compare_pairs
+from orchestrator.checks.bandwidth import CPU_LIMITS, LIMITS, Limits, Pair, compare_nodes, compare_pairs
 from orchestrator.checks.cluster import Cluster
 from orchestrator.findings import Finding, Severity
 
 Results = Mapping[str, Any]
 """The content of comm.json."""
+MEASURED = ("device", "all-reduce", "bandwidth")
+"""The names that the findings and --skip use."""
 SLOW_DEVICE = 0.7
 BITS = 8  # in a byte
 FIGURES = {"gemm_tflops": "TFLOPS in a matrix product", "memory_gb_s": "GB/s of memory bandwidth"}
 DEVICE_REMEDY = "leave the node out, drain it, and run the vendor's test (dcgmi diag -r 3)"
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRow:
+    """Bandwidths in GB/s between pairs of nodes; `share` is the median of their shares of the network's rate, None if unknown."""
+
+    size_bytes: int
+    pairs: int
+    slowest: float
+    median: float
+    fastest: float
+    share: float | None
 
 
 def check_results(results: Results, nominal: Mapping[str, float] | None = None) -> list[Finding]:
@@ -30,7 +45,10 @@ def check_results(results: Results, nominal: Mapping[str, float] | None = None) 
     Args:
         nominal: node -> the rate of that node's network in GB/s, if it is known.
     """
-    return [*_devices(results), *_inside_nodes(results), *compare_pairs(node_pairs(results), nominal or {})]
+    is_cpu = results["device"] == "cpu"
+    limits, rates = (CPU_LIMITS, {}) if is_cpu else (LIMITS, nominal or {})
+    pairs = compare_pairs(node_pairs(results), rates, limits)
+    return [*_devices(results), *_inside_nodes(results, limits), *pairs]
 
 
 def nominal_rates(cluster: Cluster) -> dict[str, float]:
@@ -50,6 +68,20 @@ def nominal_rates(cluster: Cluster) -> dict[str, float]:
         if gigabits:
             rates[node] = gigabits / BITS
     return rates
+
+
+def rows_by_size(results: Results, nominal: Mapping[str, float]) -> Iterator[SizeRow]:
+    """The bandwidths of all pairs of nodes at each size; pairs that failed are left out."""
+    sizes = sorted({result["bytes"] for result in results["results"] if result["groups"] == "node-pairs"} - {0})
+    for size in sizes:
+        chosen = [result for result in results["results"] if result["bytes"] == size]
+        measured = [pair for pair in node_pairs({**results, "results": chosen}) if pair.bandwidth is not None]
+        bandwidths = [pair.bandwidth for pair in measured if pair.bandwidth is not None]
+        shares = [share for pair in measured if (share := pair.share(nominal)) is not None]
+        if bandwidths:
+            share = statistics.median(shares) if shares else None
+            median = statistics.median(bandwidths)
+            yield SizeRow(size, len(bandwidths), min(bandwidths), median, max(bandwidths), share)
 
 
 def node_pairs(results: Results) -> list[Pair]:
@@ -90,11 +122,11 @@ def _fastest(result: Mapping[str, Any]) -> float:
     return float(result["busbw"] * result["time_s"] / result["fastest_s"])
 
 
-def _inside_nodes(results: Results) -> Iterator[Finding]:
+def _inside_nodes(results: Results, limits: Limits) -> Iterator[Finding]:
     node_of = {rank["rank"]: rank["node"] for rank in results["ranks"]}
     by_node = {node_of[result["ranks"][0]]: result for result in _largest(results, "node")}
     bandwidths = {node: None if result["error"] else _fastest(result) for node, result in by_node.items()}
-    yield from compare_nodes(bandwidths, {node: result["error"] for node, result in by_node.items()})
+    yield from compare_nodes(bandwidths, {node: result["error"] for node, result in by_node.items()}, limits)
 
 
 def _devices(results: Results) -> Iterator[Finding]:

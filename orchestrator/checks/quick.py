@@ -55,7 +55,12 @@ def check(cluster: Cluster, skipped: Collection[str] = ()) -> list[Finding]:
     """Run all checks but the skipped ones; equal findings of several nodes become one, the most serious come first."""
     found = [finding for name, run in CHECKS.items() if name not in skipped for finding in run(cluster)]
     order = {node: index for index, node in enumerate(cluster.expected)}
-    return sorted(_folded(found, order), key=lambda finding: _BY_SEVERITY[finding.severity])
+    return most_serious_first(_folded(found, order))
+
+
+def most_serious_first(findings: Sequence[Finding]) -> list[Finding]:
+    """Sort findings by severity; equal ones keep their order."""
+    return sorted(findings, key=lambda finding: _BY_SEVERITY[finding.severity])
 
 
 def _folded(findings: Sequence[Finding], order: Mapping[str, int]) -> list[Finding]:

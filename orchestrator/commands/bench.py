@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,11 +13,10 @@ from orchestrator.actions.launch import started
 from orchestrator.actions.request import LaunchArguments
 from orchestrator.commands.watch import watch
 from orchestrator.console import ProgressLine, inform, print_json, print_table, warn
-from orchestrator.errors import CLOSED_PIPE, CTRL_C
+from orchestrator.errors import CLOSED_PIPE, CTRL_C, UsageError
 from orchestrator.run import RunState
 
 COLUMNS = ("OP", "RANKS", "SIZE", "DTYPE", "TIME", "ALGBW", "BUSBW", "ERROR")
-_UNITS = ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K"))
 
 
 def bench_comm(launch: LaunchArguments, *, as_json: bool, png: Path | None, quiet: bool) -> int:
@@ -46,20 +46,31 @@ def bench_comm(launch: LaunchArguments, *, as_json: bool, png: Path | None, quie
     return code
 
 
-def measure(launch: LaunchArguments, *, quiet: bool = False) -> tuple[int, dict[str, Any] | None]:
-    """Run the benchmark to the end; returns the exit code and the results, None if the run is not watched to the end."""
+def measure(launch: LaunchArguments, *, quiet: bool, has_lines: bool = True) -> tuple[int, dict[str, Any] | None]:
+    """
+    Run the benchmark to the end; returns the exit code and the results, None if there are none.
+
+    Args:
+        quiet: print only the lines of ranks, warnings, and the outcome of a run that is not done.
+        has_lines: print the lines of ranks, and the warnings of the launch.
+    """
     with ProgressLine() as progress:
         planned = benchmark.plan_benchmark(launch, progress.update)
-    for warning in planned.warnings:
+    for warning in planned.warnings if has_lines else ():
         warn(warning)
     with ProgressLine() as progress, started(planned, progress.warn, progress.update) as launched:
         progress.end()
-        code = watch(launched, quiet=quiet, stream=sys.stderr)
+        code = watch(launched, quiet=quiet, stream=sys.stderr if has_lines else io.StringIO())
         if code in (CTRL_C, CLOSED_PIPE) or not launched.folder.read().state.ended:
             return code, None
     if launched.folder.read().state is RunState.STOPPED:
         return code, None
-    return code, benchmark.read_results(planned.plan.run_id)
+    try:
+        return code, benchmark.read_results(planned.plan.run_id)
+    except UsageError:
+        if code:  # it failed before the first result
+            return code, None
+        raise
 
 
 def _rows(results: Mapping[str, Any]) -> Iterator[Sequence[object]]:
@@ -68,7 +79,14 @@ def _rows(results: Mapping[str, Any]) -> Iterator[Sequence[object]]:
         if "time_s" in result:
             figures = _time(result["time_s"]), f"{result['algbw']:.3g}", f"{result['busbw']:.3g}"
         ranks = _ranks(result["ranks"], results["ranks"])
-        yield result["op"], ranks, _size(result["bytes"]), result["dtype"], *figures, result["error"] or None
+        yield (
+            result["op"],
+            ranks,
+            benchmark.size_text(result["bytes"]),
+            result["dtype"],
+            *figures,
+            result["error"] or None,
+        )
 
 
 def _ranks(ranks: Sequence[int], known: Sequence[Mapping[str, Any]]) -> str:
@@ -76,14 +94,6 @@ def _ranks(ranks: Sequence[int], known: Sequence[Mapping[str, Any]]) -> str:
     if len(ranks) == 2:  # noqa: PLR2004  a pair
         return "-".join(f"{known[rank]['node']}:{known[rank]['local_rank']}" for rank in ranks)
     return f"{ranks[0]}-{ranks[-1]}"
-
-
-def _size(count: int) -> str:
-    """The size with a unit; empty if nothing was measured."""
-    if not count:
-        return ""
-    unit, letter = next(((unit, letter) for unit, letter in _UNITS if count % unit == 0), (1, ""))
-    return f"{count // unit}{letter}"
 
 
 def _time(seconds: float) -> str:

@@ -40,15 +40,16 @@ def test_slow_node_and_slow_link_are_named(tmp_path: Path) -> None:
     """h3 is slow with all other hosts, and h0 with h1 only; other pairs are far faster, even on a busy machine."""
     with open_hosts(4) as hosts:
         hosts.inventory(tmp_path)
-        hosts[3].limit_rate(10)
-        hosts[0].limit_rate(10, to=hosts[1])
-        done = hosts.orch(tmp_path)("bench", "comm", "--pairs", "--sizes", "64K", "--json", "seconds=0.1")
-    results = json.loads(done.stdout)
-    assert sorted(result["ranks"] for result in results["results"]) == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
-    assert not any(result["error"] for result in results["results"])
-    assert [finding["nodes"] for finding in results["findings"]][:2] == [["h3"], ["h0", "h1"]], results
-    assert {finding["severity"] for finding in results["findings"][:2]} == {"FAIL"}
-    assert "op=send-recv groups=pairs ranks=0-1 bytes=65536" in done.stderr
+        hosts[3].limit_rate(40)
+        hosts[0].limit_rate(40, to=hosts[1])
+        done = hosts.orch(tmp_path)("check", "--level", "full", "--skip", "device", "--json", code=3)
+    checked = json.loads(done.stdout)
+    results = checked["measurements"]["results"]
+    assert {tuple(result["ranks"]) for result in results} == {(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)}
+    assert not any(result["error"] for result in results)
+    found = [finding for finding in checked["findings"] if finding["check"] == "bandwidth"]
+    assert [finding["nodes"] for finding in found][:2] == [["h3"], ["h0", "h1"]], found
+    assert {finding["severity"] for finding in found} == {"FAIL"}
 
 
 def test_matrix_has_the_bandwidth_of_the_largest_size_in_both_directions() -> None:

@@ -89,7 +89,7 @@ def test_all_pairs_far_below_the_networks_rate_are_one_warning() -> None:
     assert _found(_pairs(3, {}), nominal=15) == []
     [finding] = _found(_pairs(3, {}), nominal=50)
     assert (finding.severity, finding.nodes) == (Severity.WARN, ("n0", "n1", "n2"))
-    assert "n0-n1 10 GB/s, 20 % of 50" in finding.evidence
+    assert "n0-n1 10 GB/s, 20 % of the network's rate" in finding.evidence
 
 
 def test_all_nodes_dead_are_all_named() -> None:

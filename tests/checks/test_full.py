@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.checks.bandwidth import Pair
 from orchestrator.checks.cluster import Cluster, Expected
-from orchestrator.checks.full import check_results, node_pairs, nominal_rates
+from orchestrator.checks.full import SizeRow, check_results, node_pairs, nominal_rates, rows_by_size
 from orchestrator.findings import Severity
 from orchestrator.node.facts import Interface
 from tests.checks.facts import cpu_node, gpu_node
@@ -78,6 +78,18 @@ def test_nominal_rate_is_that_of_the_ports_of_the_ranks_or_of_the_interface() ->
     assert nominal_rates(Cluster(ethernet, {"n0": by_port})) == {}
 
 
+def test_rows_by_size_have_the_share_of_the_networks_rate() -> None:
+    results = _results(
+        *(_result("node-pairs", [0, 2], busbw, size=size) for size, busbw in ((1024, 1.0), (4096, 8.0), (4096, 6.0))),
+        _result("node", [0, 1], 100.0, size=4096),
+    )
+    assert list(rows_by_size(results, {"n0": 16.0, "n1": 32.0})) == [
+        SizeRow(1024, 1, 1.0, 1.0, 1.0, 1 / 16),
+        SizeRow(4096, 1, 8.0, 8.0, 8.0, 0.5),
+    ]
+    assert [row.share for row in rows_by_size(results, {"n0": 16.0})] == [None, None]
+
+
 def test_device_that_failed_or_did_not_start_is_named() -> None:
     absent = {"node": "", "local_rank": None, "error": "it did not start in time"}
     failed, missing = check_results(
@@ -94,6 +106,15 @@ def test_slow_device_is_a_warning_except_on_cpus() -> None:
     assert (finding.severity, finding.nodes) == (Severity.WARN, ("n1",))
     assert finding.text == "device 0 is slow: 20 TFLOPS in a matrix product; 50 is usual here"
     assert check_results(_results(rank2=slow, device="cpu")) == []
+
+
+def test_small_differences_count_on_cards_only() -> None:
+    nodes = [_result("node", [0, 1], 10.0), _result("node", [2, 3], 4.0)]
+    assert [finding.nodes for finding in check_results(_results(*nodes))] == [("n1",)]
+    assert check_results(_results(*nodes, device="cpu")) == []
+    pair = _result("node-pairs", [0, 2], 8.0)
+    assert len(check_results(_results(pair), {"n0": 20.0, "n1": 20.0})) == 1
+    assert check_results(_results(pair, device="cpu"), {"n0": 20.0, "n1": 20.0}) == []
 
 
 def test_failed_all_reduce_inside_a_node_has_its_cause() -> None:
