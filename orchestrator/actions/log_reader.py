@@ -10,10 +10,9 @@ from typing import Protocol, TypeVar
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError
-from orchestrator.fanout import each
 from orchestrator.launchers.base import Launcher
-from orchestrator.logs.follow import Batch, Feed, history, live, merged, reposition
-from orchestrator.logs.lines import LogLines, last
+from orchestrator.logs.follow import Batch, Feed, history, live, merged, read_all, reposition
+from orchestrator.logs.lines import LogLines, in_order, last
 from orchestrator.logs.selection import Selection
 from orchestrator.plan.plan import LaunchPlan
 
@@ -174,19 +173,17 @@ class LogReader:
 
     def show_remaining(self) -> None:
         """Show the remaining lines of the attempt, and a gap for each folder that cannot be read."""
-        # all folders are reached at the same time, so that unreachable ones delay the others only once
-        endpoints = each(self._feeds, lambda feed: feed.folder.endpoint, limit=self._limit)
-        for feed, endpoint in zip(self._feeds, endpoints, strict=True):
-            try:
-                if isinstance(endpoint, NodeError):
-                    raise endpoint
-                while lines := feed.read(wait_s=0):
-                    self._write(lines)
-            except NodeError as error:
-                self.unreadable[feed.folder.name] = error
-                self._write(feed.gaps(error))
-            else:
-                self.unreadable.pop(feed.folder.name, None)
+        unread = self._feeds
+        while unread:
+            results = read_all(unread, limit=self._limit)
+            self._write(in_order(lines for lines in results if not isinstance(lines, NodeError)))
+            for feed, result in zip(unread, results, strict=True):
+                if isinstance(result, NodeError):
+                    self.unreadable[feed.folder.name] = result
+                    self._write(feed.gaps(result))
+                else:
+                    self.unreadable.pop(feed.folder.name, None)
+            unread = [feed for feed, result in zip(unread, results, strict=True) if isinstance(result, list) and result]
         self._write(_unfinished(self._feeds))
 
     def warn_unreadable(self, error: NodeError) -> None:

@@ -16,7 +16,7 @@ from typing import TypeVar
 from orchestrator.backoff import backoff
 from orchestrator.endpoint.replies import NodeObservation, Positions
 from orchestrator.errors import NodeError
-from orchestrator.fanout import each, successes
+from orchestrator.fanout import each, failed_nodes, successes
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.logs.lines import LogLines, NodeLines, in_order
 from orchestrator.logs.selection import Selection
@@ -162,6 +162,14 @@ class Feed:
 def reposition(feeds: Sequence[Feed], move: Callable[[Feed], None], *, limit: int) -> None:
     """Move the positions of all feeds, `limit` at the same time; a feed that cannot be reached gets a failure."""
     each(feeds, lambda feed: _retry_once(feed, partial(move, feed)), limit=limit)
+
+
+def read_all(feeds: Sequence[Feed], *, limit: int) -> list[list[LogLines] | NodeError]:
+    """Read new lines of all feeds at the same time, one chunk at most; returns the lines or the failure of each."""
+    chunk = _chunk_bytes(len(feeds), CHUNK_BYTES)
+    results = each(feeds, lambda feed: feed.read(wait_s=0, max_bytes=chunk), limit=limit)
+    failed_nodes(results)  # raises an error that is not a node's
+    return [result for result in results if isinstance(result, (list, NodeError))]
 
 
 def history(feeds: Sequence[Feed], *, limit: int) -> Iterator[LogLines]:

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +21,7 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import NodeError
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.logs import follow
-from orchestrator.logs.follow import Feed, history
+from orchestrator.logs.follow import Feed, history, read_all
 from orchestrator.logs.lines import LogLines, last
 from orchestrator.logs.selection import Selection
 from orchestrator.node import messages
@@ -142,6 +143,26 @@ def test_many_files_are_read_in_few_requests(endpoint: Endpoint, tmp_path: Path)
         (folder / "offsets.jsonl").write_text("")
     assert len(_texts(history([Feed(attempt)], limit=1))) == 64
     assert len(requests) <= 3  # the sizes, the indexes and the files
+
+
+def test_last_lines_of_all_nodes_are_read_at_the_same_time(endpoint: Endpoint, tmp_path: Path) -> None:
+    barrier = threading.Barrier(2, timeout=10)
+    (tmp_path / "n0").mkdir()
+    (tmp_path / "n0" / "rank-0.out").write_text("last\n")
+
+    def once_both_are_requested() -> Endpoint:
+        barrier.wait()
+        return endpoint
+
+    def unreachable() -> Endpoint:
+        barrier.wait()
+        raise NodeError("n1", "gone")
+
+    feeds = [Feed(AttemptFolder(reach, str(tmp_path), None)) for reach in (once_both_are_requested, unreachable)]
+    lines, error = read_all(feeds, limit=2)
+    assert isinstance(lines, list)
+    assert _texts(lines) == ["last"]
+    assert str(error) == "n1: gone"
 
 
 def test_small_chunks_give_the_same_lines_at_the_same_times(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
