@@ -8,8 +8,8 @@ from pathlib import Path
 
 from orchestrator.actions.lint import LintOptions, LintResult, lint
 from orchestrator.console import inform, print_json, print_text, without_controls
+from orchestrator.errors import PreflightRefused
 
-REFUSED = 3  # as of checks that refuse a start; docs/decisions/041
 _LEVELS = ("FAIL", "WARN", "INFO")
 
 
@@ -22,7 +22,7 @@ def lint_files(
     as_json: bool,
     fix: bool,
 ) -> int:
-    """Print the findings, or with `fix` the mended files; returns 3 if a finding has the level FAIL."""
+    """Print the findings, or with `fix` the mended files; returns 3 if a finding has the level FAIL; docs/decisions/041."""
     result = lint(inventory, files, options, nodes=nodes)
     counts = Counter(found.finding.severity.value for found in result.findings)
     if as_json:
@@ -32,7 +32,7 @@ def lint_files(
     else:
         print_text("".join(f"{without_controls(line)}\n" for line in _report(result)))
         inform(f"{_number(len(result.files), 'file')}: {_summary(counts)}")
-    return REFUSED if counts["FAIL"] else 0
+    return PreflightRefused.exit_code if counts["FAIL"] else 0
 
 
 def _report(result: LintResult) -> Iterator[str]:

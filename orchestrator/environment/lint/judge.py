@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from orchestrator.environment.lint.arguments import argument_faults
 from orchestrator.environment.lint.assignment import Assignment, Word
-from orchestrator.environment.table import UNDOCUMENTED, VARIABLES, Row
+from orchestrator.environment.lint.spelling import unknown_name
+from orchestrator.environment.table import VARIABLES, Row
 from orchestrator.environment.table.conditions import GENERATIONS, NETWORKS, Context, holds, phrase, undecided
 from orchestrator.environment.table.row import REMOVE, Verdict
 from orchestrator.environment.table.values import NcclInteger, strtoll
 from orchestrator.findings import Finding, Severity
 from orchestrator.names.hostlist import fold
 
-# Prefixes whose variables are all in the table, with the latest code that was read.
-_COMPLETE = {
-    "NCCL_": "NCCL to 2.30",
-    "TORCH_NCCL_": "torch to 2.13",
-    "TORCH_ECCL_": "torch_gcu to 2.10",
-    "ECCL_": "Enflame's published code",
-    "GCU_": "Enflame's published code",
-    "DTU_": "Enflame's published code",
-}
-_CLOSE, _CLOSE_ELSEWHERE = 0.85, 0.9  # similarity of a misspelt name, as difflib measures it
 _EXPERIMENT = "is for experiments: NCCL's documentation advises against keeping it set"
 _MOST_UNKNOWN = 500  # names that are compared with known ones
-_OTHER_LIBRARY = re.compile("(?!NCCL|ECCL)[A-Z]CCL_")  # collective libraries of other vendors: HCCL, RCCL, MCCL
-_NAMES = [
-    *(row.name for row in VARIABLES.values() if row.library not in ("nothing", "launchers")),
-    *sorted(UNDOCUMENTED),
-]
 _MAX_SHOWN = 60  # characters of a value in a message
 _SHOWN_DEFAULTS = frozenset(("NCCL", "torch", "torch_gcu", "CUDA", "DeepSpeed"))
 _OPTIONS = {
@@ -115,11 +99,12 @@ def _lint(assignment: Assignment, context: Context) -> LintFinding | None:
         if row is not None:
             remarks += _remarks(row, assignment.value, context)
     elif row is None:
-        misspelt = _misspelt(assignment.name)
-        if misspelt is None:
+        unknown = unknown_name(assignment.name)
+        if unknown is None:
             return None
-        remark, name = misspelt
-        remarks, replacement = [remark], _renamed(assignment, name, context)
+        remarks = [_Remark(unknown.severity, unknown.text)]
+        is_certain = unknown.meant is not None and unknown.is_certain
+        replacement = _renamed(assignment, unknown.meant or "", context) if is_certain else None
     else:
         remarks = _remarks(row, assignment.value, context)
         replacement = _replacement(assignment, remarks)
@@ -128,16 +113,13 @@ def _lint(assignment: Assignment, context: Context) -> LintFinding | None:
     return _finding(assignment, row, remarks, replacement)
 
 
-def _renamed(assignment: Assignment, name: str | None, context: Context) -> str | None:
-    """The assignment under the name that was meant, if the names differ in little and the value is right there."""
-    if name is None or assignment.value is None or name not in VARIABLES:
+def _renamed(assignment: Assignment, meant: str, context: Context) -> str | None:
+    """The assignment under the name that was meant, if its value is right there."""
+    if assignment.value is None:
         return None
-    likeness = difflib.SequenceMatcher(a=name, b=assignment.name.upper()).ratio()
-    if likeness < _CLOSE_ELSEWHERE or abs(len(name) - len(assignment.name)) > 1:
-        return None
-    remarks = _remarks(VARIABLES[name], assignment.value, context)
+    remarks = _remarks(VARIABLES[meant], assignment.value, context)
     is_right = all(remark.severity is not Severity.FAIL for remark in remarks)
-    return f"{name}={assignment.value}" if is_right else None
+    return f"{meant}={assignment.value}" if is_right else None
 
 
 def _finding(
@@ -280,25 +262,3 @@ def _is_default(row: Row, value: str, context: Context) -> bool:
 def _canonical(row: Row, value: str) -> str:
     number = strtoll(value)[0] if isinstance(row.kind, NcclInteger) else None
     return value.strip().lower() if number is None else str(number)
-
-
-@lru_cache(maxsize=1000)
-def _misspelt(name: str) -> tuple[_Remark, str | None] | None:
-    """A remark on a name that is not in the table, and the name that was meant; None for a name of no concern."""
-    if name in UNDOCUMENTED:
-        return None
-    if name.upper() in VARIABLES:
-        return _Remark(Severity.WARN, "names of variables are case-sensitive, so nothing reads it"), name.upper()
-    prefix = next((prefix for prefix in sorted(_COMPLETE, key=len, reverse=True) if name.startswith(prefix)), None)
-    if prefix is not None:
-        cutoff, known = _CLOSE, _NAMES
-    elif _OTHER_LIBRARY.match(name):
-        return None
-    else:
-        cutoff, known = _CLOSE_ELSEWHERE, [row for row in _NAMES if row[0] == name[:1] and "GCU" not in row]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff) if len(name) < _MAX_SHOWN else []
-    if close:
-        return _Remark(Severity.WARN, f"nothing reads it: did you mean {close[0]}?"), close[0]
-    if prefix is None:
-        return None
-    return _Remark(Severity.INFO, f"{_COMPLETE[prefix]} does not read it; a plugin may"), None
