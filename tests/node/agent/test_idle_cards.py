@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from orchestrator.node.events import Clock, EventLog
 from orchestrator.node.job import Job
 from orchestrator.node.number_list import format_numbers, parse_numbers
 from orchestrator.node.vendor.nvidia_smi import parse_gpus
+from tests.grounds.components import unavailable
 from tests.node.agent.test_agent_ground import Ground, ground
 from tests.paths import CASES
 from tests.until import until
@@ -252,3 +255,33 @@ def test_agent_warns_of_idle_cards_and_ends_without_waiting_for_the_tool(
     assert err == ""
     assert ground.finished()["state"] == "DONE"
     assert started.returncode == 0
+
+
+@pytest.fixture
+def frozen(tmp_path: Path) -> Iterator[Path]:
+    """A file system on which a write waits in the kernel, where no signal ends it."""
+    image, folder = tmp_path / "image", tmp_path / "frozen"
+    folder.mkdir()
+    image.write_bytes(bytes(4 << 20))
+    commands = [["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, folder], ["fsfreeze", "--freeze", folder]]
+    with ExitStack() as stack:
+        for command, undo in zip(commands, (None, ["umount", folder], ["fsfreeze", "--unfreeze", folder]), strict=True):
+            try:
+                subprocess.run(command, check=True, capture_output=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                unavailable(f"{command[0]}: {error}")
+            if undo:
+                stack.callback(subprocess.run, undo, check=True)
+        yield folder
+
+
+@pytest.mark.processes
+def test_agent_ends_although_the_driver_keeps_a_killed_tool(
+    ground: Ground, frozen: Path, tool: Callable[[str, str], None]
+) -> None:
+    tool("nvidia-smi", f"exec touch '{frozen}/file'")
+    ground.job("sleep", "0.7", accelerator="cuda", card_sample_s=0.05)
+    started = ground.start()
+    until(lambda: ground.events("agent-finished"), awaited="the end of the agent")
+    assert ground.finished()["state"] == "DONE"
+    assert started.poll() is None, "the guard waits for the tool"
