@@ -8,6 +8,7 @@ is a link between two nodes that are sound with others.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -151,11 +152,12 @@ def _is_bad(pair: Pair, limit: float) -> bool:
 
 def _worst_node(pairs: Sequence[Pair], limit: float) -> str | None:
     """The node with the largest share of bad pairs, if it is more than half and at least LEAST_PAIRS pairs are bad."""
-    shares: dict[str, float] = {}
-    for node in dict.fromkeys(node for pair in pairs for node in pair.nodes):
-        verdicts = [_is_bad(pair, limit) for pair in pairs if node in pair.nodes]
-        if sum(verdicts) >= LEAST_PAIRS:
-            shares[node] = sum(verdicts) / len(verdicts)
+    counts, bad = Counter[str](), Counter[str]()
+    for pair in pairs:
+        counts.update(pair.nodes)
+        if _is_bad(pair, limit):
+            bad.update(pair.nodes)
+    shares = {node: bad[node] / count for node, count in counts.items() if bad[node] >= LEAST_PAIRS}
     worst = max(shares, key=lambda node: shares[node], default=None)
     return worst if worst is not None and shares[worst] > 0.5 else None  # noqa: PLR2004  half
 

@@ -84,17 +84,11 @@ def tournament(players: Sequence[T]) -> list[list[Tuple[T, T]]]:
 
     With an odd number of players, a different one pauses in each round.
     """
-    circle: List[T | None] = list(players)
-    if len(circle) % 2:
-        circle.append(None)
+    circle: List[int] = list(range(len(players) + len(players) % 2))
     made = []
     for _ in range(len(circle) - 1):
         half = len(circle) // 2
-        facing = zip(circle[:half], reversed(circle[half:]))
-        made.append([_in_order(a, b, players) for a, b in facing if a is not None and b is not None])
+        facing = (sorted(pair) for pair in zip(circle[:half], reversed(circle[half:])))
+        made.append([(players[first], players[second]) for first, second in facing if second < len(players)])
         circle[1:] = [circle[-1], *circle[1:-1]]
     return made
-
-
-def _in_order(first: T, second: T, players: Sequence[T]) -> Tuple[T, T]:
-    return (first, second) if players.index(first) < players.index(second) else (second, first)

@@ -11,6 +11,7 @@ import faulthandler
 import functools
 import json
 import socket
+import time
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
@@ -35,6 +36,7 @@ from trainer.runtime.rendezvous import JOIN_TIMEOUT_S, Failure, Rendezvous
 
 RESULTS_FILE = "comm.json"
 LEAVE_S = 10.0
+WRITE_EVERY_S = 2.0
 JOIN_TIMEOUTS = 8  # gloo waits five times its timeout for a peer that cannot be reached
 MOST_FAILURES = 3  # of a rank without any success; its other groups would fail as late
 # Without it, NCCL's watchdog ends the process when an operation takes too long, instead of an exception that can be reported.
@@ -105,11 +107,15 @@ class _Benchmark:
         self.accelerator, self.device, self.reports = accelerator, device, reports
         self.positions = {rank: Position(found["node"], found["local_rank"]) for rank, found in reports.items()}
         self.excluded: Set[int] = {rank for rank, found in reports.items() if found["test"]["error"]}
+        self.has_failed = False
+        """A group failed in the last round."""
         self.members: Tuple[int, ...] = ()
         """The process group that this rank is in."""
         self.results: List[Dict[str, Any]] = []
         self.path = (self.rank.run_dir or Path.cwd()) / RESULTS_FILE
         self.round_limit_s = (len(config.sizes_bytes) + JOIN_TIMEOUTS) * config.timeout
+        self.written_s = 0.0
+        """When the results were last written, by time.monotonic()."""
         self.successes: Counter[int] = Counter()
         """Rank -> its groups that were measured; on rank 0 only, like the next."""
         self.failures: Counter[int] = Counter()
@@ -146,11 +152,12 @@ class _Benchmark:
         """
         planned = rounds(self.config, self.positions)
         progress = Progress(self.rank, len(planned))
-        has_failed = False
         for number, round_ in enumerate(planned):
             progress.write("step", number)
             faulthandler.dump_traceback_later(2 * self.round_limit_s, exit=True)
-            has_failed = self._run(number, round_, leave_group=has_failed)
+            if self.has_failed:
+                self._leave()
+            self.has_failed = self._run(number, round_)
         self._leave()
         failures = self._publish("end", self._failures())
         faulthandler.cancel_dump_traceback_later()
@@ -161,10 +168,8 @@ class _Benchmark:
             raise NetworkError.agreed(failures)
         progress.write("done", len(planned))
 
-    def _run(self, number: int, round_: Round, *, leave_group: bool) -> bool:
+    def _run(self, number: int, round_: Round) -> bool:
         """Run one round; returns True, on every rank, if a group failed in it."""
-        if leave_group:
-            self._leave()
         groups = [tuple(rank for rank in group if rank not in self.excluded) for group in round_.groups]
         groups = [group for group in groups if len(group) > 1]
         group = next((group for group in groups if self.rank.global_rank in group), ())
@@ -212,7 +217,11 @@ class _Benchmark:
     def _leave(self) -> None:
         """Leave the process group; after a failure that may block."""
         if self.members and self.accelerator:
-            wait_at_most(LEAVE_S, self.accelerator.distributed.destroy_process_group)
+            destroy = self.accelerator.distributed.destroy_process_group
+            if self.has_failed:
+                wait_at_most(LEAVE_S, destroy)
+            else:
+                destroy()
         self.members = ()
 
     def _collect(self, stage: str, round_: Round, groups: Sequence[Tuple[int, ...]]) -> Dict[str, Any]:
@@ -230,7 +239,8 @@ class _Benchmark:
             is_failure = any(result["error"] and UNSUPPORTED not in result["error"] for result in results)
             (self.failures if is_failure else self.successes).update(group)
             has_failed = has_failed or is_failure
-        self._write()
+        if time.monotonic() - self.written_s > WRITE_EVERY_S:  # thousands of ranks have a large file
+            self._write()
         hopeless = [rank for rank in active if self.failures[rank] >= MOST_FAILURES and not self.successes[rank]]
         for rank in hopeless:
             log_line(
@@ -266,7 +276,7 @@ class _Benchmark:
         return rows
 
     def _write(self) -> None:
-        """Replace the file of results, so that it has all rounds so far if a later one ends the run."""
+        """Replace the file of results, which then has the rounds so far if a later one ends the run."""
         backend = next((found["backend"] for found in self.reports.values() if found["backend"]), "")
         record = {
             "format": FORMAT,
@@ -278,3 +288,4 @@ class _Benchmark:
             "results": self.results,
         }
         replace_text(self.path, json.dumps(record))
+        self.written_s = time.monotonic()
