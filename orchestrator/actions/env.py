@@ -23,7 +23,7 @@ from orchestrator.node.agent.environment import defaults, node_environment, rank
 from orchestrator.node.job import Job
 from orchestrator.plan import files
 from orchestrator.plan.make import make_plan
-from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted, with_environment
+from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
 from orchestrator.plan.shell import shell_quote
 from orchestrator.run import Program, Request
 
@@ -162,7 +162,7 @@ def explain(
         warnings += failures
         discovery = discover(facts, node_requests(plan, loaded))
         warnings += map(finding_text, discovery.findings)
-        plan = with_environment(plan, {node.name: discovery.environment(node.name) for node in plan.nodes})
+        plan = replace(plan, nodes=tuple(_with_discovered(node, discovery) for node in plan.nodes))
     plan = redacted(plan)
     variables = {
         node.name: _variables(plan, node, loaded, discovery, debug=debug) for node in plan.nodes if node.name in shown
@@ -181,6 +181,10 @@ def _shown(plan: LaunchPlan, inventory: Inventory, selected: str | None) -> set[
     if absent := sorted(shown - planned):
         raise UsageError(f"{absent[0]} takes no part in this launch", hint="name it with --nodes too")
     return shown
+
+
+def _with_discovered(node: NodePlan, discovery: Discovery) -> NodePlan:
+    return replace(node, env={**discovery.environment(node.name), **node.env})
 
 
 def _variables(

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from orchestrator import bundle as bundles
 from orchestrator.actions.allocation import for_steps, queued_warning, this_allocation
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.actions.launch_check import begin_check, require_passed
+from orchestrator.actions.network import node_requests, nothing_to_discover
 from orchestrator.actions.preflight import CheckedNode, checked_nodes
 from orchestrator.actions.request import LaunchArguments, check_labels, make_request
 from orchestrator.actions.runs import home_store
 from orchestrator.code import revision
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.client import Endpoint
+from orchestrator.environment.discovery import NodeRequest, discover
 from orchestrator.errors import LaunchError, OrchError, machine_error
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.slurm_settings import with_slurm_settings
@@ -58,6 +60,8 @@ class Planned:
     """The connections that planning needed, by node; `started` takes them over."""
     checked: Sequence[CheckedNode] = ()
     """The nodes that are checked before the start: none under Slurm, which chooses the nodes, and with --no-check."""
+    network: Mapping[str, NodeRequest] = field(default_factory=dict)
+    """The part of discovery by node; empty if there is nothing to discover."""
 
     def close(self) -> None:
         """Close the connections of a launch that does not begin."""
@@ -109,8 +113,9 @@ def _planned(
     warnings = (*warnings, *bundle.warnings, *_environment_warning(inventory), *plan.warnings)
     checked = checked_nodes(plan, inventory) if arguments.launcher == "ssh" and not arguments.no_check else ()
     if arguments.no_check:
-        warnings += ("--no-check: the nodes are not checked before the start",)
-    return Planned(plan, bundle, record, inventory.private_files, warnings, terminal, connected, checked)
+        warnings += ("--no-check: the nodes are not checked before the start, and no network variables are discovered",)
+    network = {} if nothing_to_discover(plan) else node_requests(plan, inventory)
+    return Planned(plan, bundle, record, inventory.private_files, warnings, terminal, connected, checked, network)
 
 
 def _with_dependencies(inventory: Inventory, after: Sequence[str]) -> tuple[Inventory, Sequence[str]]:
@@ -225,7 +230,15 @@ def _check(
     by_name = {node.name: node for node in planned.plan.nodes}
     kept = home_store().kept_facts(planned.record.inventory["digest"])
     result = begin_check(planned.checked, lambda name: launcher.reach(by_name[name]), planned.plan.program, kept)
-    return lambda: require_passed(result.result(), folder, on_warning)
+
+    def finish() -> None:
+        checked = result.result()
+        require_passed(checked.findings, folder, on_warning)
+        if planned.network:
+            discovery = discover(checked.facts, planned.network)
+            launcher.add_defaults({name: discovery.environment(name) for name in by_name})
+
+    return finish
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -24,11 +24,17 @@ if TYPE_CHECKING:
 PUSH_S = 24 * 3600.0  # a request waits while its connection sends the code
 
 
-def begin_check(
-    nodes: Sequence[CheckedNode], reach: Reach, program: Program, kept: KeptFacts
-) -> Future[Sequence[Finding]]:
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The findings, and the facts of the nodes that answered."""
+
+    findings: Sequence[Finding]
+    facts: Mapping[str, NodeFacts]
+
+
+def begin_check(nodes: Sequence[CheckedNode], reach: Reach, program: Program, kept: KeptFacts) -> Future[CheckResult]:
     """Begin to check the nodes of a launch that is connected, in a thread; nodes whose facts are kept are not queried."""
-    future: Future[Sequence[Finding]] = Future()
+    future: Future[CheckResult] = Future()
 
     def work() -> None:
         try:
@@ -38,7 +44,7 @@ def begin_check(
             )
             findings = check(cluster)
             kept.write(without_findings(cluster, findings))
-            future.set_result(findings)
+            future.set_result(CheckResult(findings, cluster.facts))
         except BaseException as error:  # noqa: BLE001  raised where the result is needed
             future.set_exception(error)
 

@@ -55,7 +55,9 @@ def checked_nodes(plan: LaunchPlan, inventory: Inventory) -> tuple[CheckedNode, 
     def checked(node: NodePlan) -> CheckedNode:
         address = LOOPBACK if plan.transport == "local" else node.address
         kinds = given[node.name].accelerator, given[node.name].network
-        return CheckedNode(node.name, Expected(address, len(node.ranks), *kinds, node.env), {"workdir": node.workdir})
+        return CheckedNode(
+            node.name, Expected(address, len(node.ranks), *kinds, node.env, node.secrets), {"workdir": node.workdir}
+        )
 
     return tuple(map(checked, plan.nodes))
 

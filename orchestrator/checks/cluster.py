@@ -23,6 +23,8 @@ class Expected:
     accelerator: str = "auto"
     network: str = "auto"
     env: Mapping[str, str] = field(default_factory=dict)
+    private: frozenset[str] = frozenset()
+    """The names in `env` whose values appear in no finding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from orchestrator.checks import answers, cards, disks, machine, names, network, reachability, software
+from orchestrator.checks import answers, cards, disks, machine, names, network, reachability, software, variables
 from orchestrator.checks.cluster import Cluster
 from orchestrator.findings import Finding, Severity
 
@@ -29,6 +29,7 @@ CHECKS: Mapping[str, Check] = {
     "ports": network.ports,
     "gids": network.gids,
     "link-errors": network.link_errors,
+    "variables": variables.variables,
     "names": names.names,
     "port": reachability.port,
     "shared": reachability.shared,

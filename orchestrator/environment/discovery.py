@@ -47,7 +47,7 @@ class Discovery:
     findings: Sequence[Finding]
 
     def environment(self, node: str) -> dict[str, str]:
-        """The values to set on a node, without the user's. The node's own are set, too: ranks are not started by a login shell."""
+        """The values to set on a node, without those that the user sets."""
         return {
             variable.name: variable.value
             for variable in self.variables.get(node, ())
@@ -266,7 +266,7 @@ def _overridden(variable: Variable, env: Mapping[str, str], facts: NodeFacts) ->
         origin, value, reason = (
             Origin.NODE,
             facts["environment"][variable.name],
-            "the environment of a login on the node",
+            "the environment of the node",
         )
     elif variable.name in (conf := _nccl_conf(facts)):
         origin, value, reason = Origin.NODE, conf[variable.name], "nccl.conf on the node"

@@ -21,7 +21,7 @@ from orchestrator.launchers.job import JobStatus
 from orchestrator.names.hostlist import fold
 from orchestrator.node.code_folder import SHARED
 from orchestrator.plan.files import PlannedFile, node_files, node_script_file, start_command
-from orchestrator.plan.plan import LaunchPlan, NodePlan, with_environment
+from orchestrator.plan.plan import LaunchPlan, NodePlan, with_defaults
 from orchestrator.progress import OnProgress, OnShare, Reporter, no_progress
 
 if TYPE_CHECKING:
@@ -112,14 +112,14 @@ class DirectLauncher:
         if len(first) == 1:  # on one file system
             self.reach(plan.head).put_files(f"{plan.run_dir(plan.head)}/{SHARED}", [])
 
-    def add_environment(self, added: Mapping[str, Mapping[str, str]]) -> None:
-        """Give the ranks more variables, by node, before the start: replace the nodes' scripts, which were pushed."""
-        plan = self._plan = with_environment(self._plan, added)
+    def add_defaults(self, defaults: Mapping[str, Mapping[str, str]]) -> None:
+        """Give the ranks default variables, by node, before the start: replace the nodes' scripts, which were pushed."""
+        plan = self._plan = with_defaults(self._plan, defaults)
 
         def write(node: NodePlan) -> None:
             write_files(self.reach(node), plan.run_dir(node), [node_script_file(plan, node)])
 
-        self._on_each([node for node in plan.nodes if added.get(node.name)], write, "preparing")
+        self._on_each([node for node in plan.nodes if node.defaults], write, "preparing")
 
     def undo(self) -> list[str]:
         """End the agent on every node where a start was requested, confirmed or not; after `close`, over new connections."""
@@ -230,7 +230,8 @@ class DirectLauncher:
     def _reserve(self) -> str:
         """Choose the rendezvous address and hold its port on the head, just before the start; return the record of both."""
         head = self._plan.head
-        interfaces = {name: head.env[name] for name in INTERFACES if name in head.env}
+        env = {**head.defaults, **head.env}
+        interfaces = {name: env[name] for name in INTERFACES if name in env}
         record = self._endpoints[head.name].reserve([head.address], interfaces)
         hosts = {node.name: self._endpoints[node.name].facts.host_id for node in self._plan.nodes}
         check_reachable(parse_rendezvous(record), head.name, hosts)

@@ -152,6 +152,7 @@ def node_script(plan: LaunchPlan, node: NodePlan) -> str:
         node=node.name,
         node_rank=node.node_rank,
         env=node.env,
+        defaults=node.defaults,
         setup=plan.setup_file(node),
         is_login_shell=plan.transport == "ssh",  # else the user's shell has set the environment
         python=node.python,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from orchestrator.inventory.redaction import REDACTED
@@ -31,6 +31,8 @@ class NodePlan:
     is_spare: bool = False
     secrets: frozenset[str] = frozenset()
     """The names in `env` whose values are neither shown nor recorded."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """Variables for ranks that get them neither from `env` nor from the node."""
 
     @property
     def python_folder(self) -> str:
@@ -178,7 +180,6 @@ def redacted(plan: LaunchPlan) -> LaunchPlan:
     return replace(plan, nodes=tuple(redact(node) for node in plan.nodes))
 
 
-def with_environment(plan: LaunchPlan, added: Mapping[str, Mapping[str, str]]) -> LaunchPlan:
-    """The plan with more variables, by node; those that it has keep their values."""
-    nodes = (replace(node, env={**added.get(node.name, {}), **node.env}) for node in plan.nodes)
-    return replace(plan, nodes=tuple(nodes))
+def with_defaults(plan: LaunchPlan, defaults: Mapping[str, Mapping[str, str]]) -> LaunchPlan:
+    """The plan with default variables, by node."""
+    return replace(plan, nodes=tuple(replace(node, defaults=defaults.get(node.name, {})) for node in plan.nodes))

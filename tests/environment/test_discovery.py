@@ -224,7 +224,7 @@ def test_values_of_the_node_itself_win() -> None:
     found = discovered(site, infiniband(1))
     assert found.environment("n0") == {**INFINIBAND, "NCCL_IB_HCA": "=mlx5_0"}
     assert reason(found, "n0", "NCCL_IB_HCA") == "nccl.conf on the node"
-    assert reason(found, "n0", "NCCL_SOCKET_IFNAME") == "the environment of a login on the node"
+    assert reason(found, "n0", "NCCL_SOCKET_IFNAME") == "the environment of the node"
 
 
 @pytest.mark.parametrize(

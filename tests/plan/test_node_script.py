@@ -13,6 +13,7 @@ import pytest
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.files import node_files, start_command
 from orchestrator.plan.make import make_plan
+from orchestrator.plan.plan import with_defaults
 from orchestrator.run import Program, Request
 
 OUTSIDE = {"PATH": "/usr/bin:/bin"}
@@ -24,6 +25,7 @@ def _run(
     outside: Mapping[str, str] = OUTSIDE,
     *,
     env: dict[str, str] | None = None,
+    defaults: Mapping[str, str] | None = None,
     setup: tuple[str, ...] = (),
     transport: Literal["ssh", "local"] = "ssh",
 ) -> subprocess.CompletedProcess[str]:
@@ -36,7 +38,7 @@ def _run(
     inventory = Inventory(nodes=(node,), setup=setup, transport=transport)
     request = Request("ssh", Program("executable", ("true",)))
     plan = make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1")
-    for file in node_files(plan)["n0"]:
+    for file in node_files(with_defaults(plan, {"n0": defaults or {}}))["n0"]:
         Path(file.path).parent.mkdir(parents=True, exist_ok=True)
         Path(file.path).write_text(file.text)
     argv = start_command(plan, plan.head, "10.0.0.1 5 -")
@@ -93,3 +95,18 @@ def test_module_and_conda_are_functions_in_setup_though_sh_passes_none_on(tmp_pa
     lines = ("module load cuda", "conda activate torch")
     done = _run(tmp_path, 'echo "$LOADED $CONDA"', outside, setup=lines, transport="local")
     assert (done.stdout, done.stderr) == ("cuda torch\n", "")
+
+
+def test_defaults_are_set_where_neither_the_node_nor_setup_lines_nor_the_inventory_set_the_variable(
+    tmp_path: Path,
+) -> None:
+    names = ("OUTSIDE", "SETUP", "INVENTORY", "UNSET")
+    done = _run(
+        tmp_path,
+        f"echo {' '.join(f'${name}' for name in names)}",
+        {**OUTSIDE, "OUTSIDE": "outside"},
+        env={"INVENTORY": "inventory"},
+        setup=("export SETUP=setup",),
+        defaults=dict.fromkeys(names, "it's"),
+    )
+    assert done.stdout == "outside setup inventory it's\n"
