@@ -94,7 +94,7 @@ TORCH: tuple[Row, ...] = (
     _row("GLOO_SOCKET_IFNAME", Anything("interface names, exactly, separated by commas"), "interface of the host name's address", "Interfaces of gloo",
         fail("gloo takes exact names: the `=` of NCCL_SOCKET_IFNAME is part of the name there", value="=(.+)", better="{rest}"),
         fail("gloo takes exact names and excludes none", value=r"\^.*"),
-        fail("no other node can be reached over the loopback interface", value="lo"), source="torch, ProcessGroupGloo"),
+        warn("no other node can be reached over the loopback interface", value="lo"), source="torch, ProcessGroupGloo"),
     _row("TP_SOCKET_IFNAME", Anything("interface name"), "", "Interface of tensorpipe: RPC only, not of collectives", source="torch, tensorpipe"),
     _row("TORCHELASTIC_USE_AGENT_STORE", Word(("True", "False"), "torch takes it for False", severity=Severity.INFO), "", "Set by launchers: every rank is a client of the launcher's store",
         warn("left over from another launcher, it leaves the rendezvous without a host: unset TORCHELASTIC_*", value="(?i)true", better=REMOVE), source="torch, rendezvous.py"),
