@@ -243,11 +243,11 @@ def server(number: int, *, cards: str = "NVIDIA H800") -> Machine:
     has_gpus = cards.startswith("NVIDIA")
     machine.given.update(
         {
-            "cuda": "12.4" if has_gpus else None,
+            "software.cuda": "12.4" if has_gpus else None,
             "clock": True,
             "names": {f"n{peer}": [f"10.0.0.{peer + 1}"] for peer in range(2)},
             "software": SOFTWARE["cuda" if has_gpus else "cpu"],
-            "nccl": NCCL if has_gpus else None,
+            "software.nccl": NCCL if has_gpus else None,
             **{f"disks.{use}": disk(use, *system) for use, system in DISKS.items()},
         }
     )

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 PROC_GPUS = "/proc/driver/nvidia/gpus"
 MIB = 1 << 20
-MAX_CARDS = 256
 ERRORS = tuple(
     f"ecc.errors.{kind}.{life}.total" for kind in ("corrected", "uncorrected") for life in ("volatile", "aggregate")
 )

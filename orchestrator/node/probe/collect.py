@@ -43,11 +43,20 @@ LOCAL = frozenset(("/tmp", "/dev/shm"))  # noqa: S108  never on a server that ma
 
 
 def groups_of(request: ProbeRequest, source: Source) -> List[Group]:
-    """The steps in groups, the slow ones first. The programs of a driver are one group each, if there is a driver: each may block."""
-    nvidia = {name: card_step(name) for name in ("nvidia", "processes", "topology", "rows")}
-    gcu_and_cuda: Dict[str, Step] = {"enflame": card_step("enflame"), "cuda": software.cuda_version}
+    """
+    The steps in groups, the slow ones first; a step's name begins with the fact.
+
+    The programs of a driver are one group each, if there is a driver: each may block.
+    """
+    nvidia: Dict[str, Step] = {
+        "cards.nvidia": card_step("nvidia"),
+        "cards.processes": card_step("processes"),
+        "cards.rows": card_step("rows"),
+        "topology": card_step("topology"),
+    }
+    gcu_and_cuda: Dict[str, Step] = {"cards.enflame": card_step("enflame"), "software.cuda": software.cuda_version}
     has_driver = source.exists("/dev/nvidiactl") or source.exists("/proc/driver/nvidia")
-    groups: List[Group] = [({"software": software.installed, "nccl": software.nccl}, PYTHON_S)]
+    groups: List[Group] = [({"software": software.installed, "software.nccl": software.nccl}, PYTHON_S)]
     groups += [({name: step}, TOOLS_S) for name, step in nvidia.items()] if has_driver else []
     groups.append((gcu_and_cuda if has_driver else {**nvidia, **gcu_and_cuda}, TOOLS_S))
     path = request["code"]
@@ -100,7 +109,7 @@ def collect(request: ProbeRequest, source: Source, run: Runner = run_groups) -> 
     value: Dict[str, Any] = {name: result.get("value") for name, result in results.items()}
     found = value["software"] or {}
     packages: Dict[str, str] = found.get("packages") or {}
-    gpus, gcus = value["nvidia"] or {}, value["enflame"] or {}
+    gpus, gcus = value["cards.nvidia"] or {}, value["cards.enflame"] or {}
     interfaces = value["interfaces"] or []
     missing = {key: why for result in results.values() for key, why in result["missing"].items()}
     if "addresses" in missing:  # interfaces without their addresses are of no use
@@ -126,12 +135,12 @@ def collect(request: ProbeRequest, source: Source, run: Runner = run_groups) -> 
             "executable": found.get("executable") or "",
             "kernel": source.text("/proc/sys/kernel/osrelease") or os.uname().release,
             "driver": gpus.get("driver") or gcus.get("driver"),
-            "cuda": value["cuda"],
+            "cuda": value["software.cuda"],
             "torch": packages.get("torch"),
             "torch_cuda": found.get("torch_cuda"),
             "torch_gcu": packages.get("torch-gcu"),
             "deepspeed": packages.get("deepspeed"),
-            "nccl": value["nccl"],
+            "nccl": value["software.nccl"],
             "packages": packages,
             "packages_hash": found.get("packages_hash"),
         },
@@ -146,8 +155,8 @@ def collect(request: ProbeRequest, source: Source, run: Runner = run_groups) -> 
 
 def with_details(gpus: List[Card], value: Mapping[str, Any]) -> List[Card]:
     """The GPUs with their processes and the counters of replaced memory rows, which other calls of the tool print."""
-    processes: Dict[str, List[CardProcess]] = value["processes"] or {}
-    rows: Dict[str, Dict[str, str]] = value["rows"] or {}
+    processes: Dict[str, List[CardProcess]] = value["cards.processes"] or {}
+    rows: Dict[str, Dict[str, str]] = value["cards.rows"] or {}
     for card in gpus:
         card["processes"] = processes.get(card["uuid"] or "", [])
         card["health"].update(rows.get(card["uuid"] or "", {}))
