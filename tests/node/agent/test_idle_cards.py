@@ -263,15 +263,19 @@ def frozen(tmp_path: Path) -> Iterator[Path]:
     image, folder = tmp_path / "image", tmp_path / "frozen"
     folder.mkdir()
     image.write_bytes(bytes(4 << 20))
-    commands = [["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, folder], ["fsfreeze", "--freeze", folder]]
+    steps: list[tuple[list[str], list[str]]] = [
+        (["mkfs.ext4", "-q", str(image)], []),
+        (["mount", "-o", "loop", str(image), str(folder)], ["umount", "--lazy", str(folder)]),
+        (["fsfreeze", "--freeze", str(folder)], ["fsfreeze", "--unfreeze", str(folder)]),
+    ]
     with ExitStack() as stack:
-        for command, undo in zip(commands, (None, ["umount", folder], ["fsfreeze", "--unfreeze", folder]), strict=True):
+        for command, undo in steps:
             try:
                 subprocess.run(command, check=True, capture_output=True)
             except (OSError, subprocess.CalledProcessError) as error:
                 unavailable(f"{command[0]}: {error}")
             if undo:
-                stack.callback(subprocess.run, undo, check=True)
+                stack.callback(subprocess.check_call, undo)
         yield folder
 
 
