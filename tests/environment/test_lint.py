@@ -155,7 +155,7 @@ def test_unknown_versions_are_named() -> None:
     assert "with NCCL < 2.22: is for RoCE" in found.finding.text
     assert "RoCE with" not in found.finding.text
     assert found.finding.severity.value == "WARN"
-    assert found.replacement == ""  # in either case
+    assert found.finding.remedy == "find out which applies: orch lint --nccl VERSION"
 
 
 def test_a_remedy_that_depends_on_unknown_facts_is_not_applied() -> None:
@@ -163,6 +163,9 @@ def test_a_remedy_that_depends_on_unknown_facts_is_not_applied() -> None:
     assert found is not None
     assert found.replacement is None
     assert "--nccl VERSION --network NAME" in found.finding.remedy
+    right_on_an_s60 = _finding("TORCH_ECCL_BLOCKING_WAIT", "1", Context(accelerator="gcu"))
+    assert right_on_an_s60 is not None
+    assert right_on_an_s60.replacement is None
 
 
 def test_names_follow_the_version_of_torch() -> None:

@@ -226,8 +226,9 @@ def _verdict_remarks(row: Row, value: str | None, context: Context) -> list[_Rem
             remarks[-1] = replace(remarks[-1], text=f"{phrase(unknown)} or {remarks[-1].text}")
         else:
             remarks.append(_Remark(severity, f"{phrase(unknown)}: {verdict.reason}", better, unknown))
-    if len({remark.better for remark in remarks}) > 1:  # the remedy depends on what is unknown
-        return [replace(remark, better=None) for remark in remarks]
+    is_decided = bool(remarks) and not remarks[-1].unknown
+    if not is_decided or len({remark.better for remark in remarks}) > 1:  # the remedy depends on what is unknown
+        return [replace(remark, better=None, name="") for remark in remarks]
     return remarks
 
 
