@@ -62,11 +62,12 @@ class _Report:
     nominal: Mapping[str, float]
     has_others: bool
 
-    def node(self, severity: Severity, node: str, pairs: Sequence[Pair]) -> Finding:
-        """The finding that a node is the cause; `pairs` are those with it."""
-        measured = [pair.bandwidth for pair in pairs if pair.bandwidth is not None]
-        if measured:
-            text = f"{node} is slow with other nodes: {max(measured):.3g} GB/s at best; {self._usual_text()}"
+    def node(self, severity: Severity, node: str, pairs: Sequence[Pair], limit: float) -> Finding:
+        """The finding that a node is the cause; `pairs` are those with it, bad below `limit`."""
+        count = sum(_is_bad(pair, limit) for pair in pairs)
+        if any(pair.bandwidth is not None for pair in pairs):
+            verdict = "slow or dead" if any(pair.bandwidth is None for pair in pairs) else "slow"
+            text = f"{node} is {verdict} with {count} of {len(pairs)} other nodes; {self._usual_text()}"
         else:
             text = f"{node} cannot communicate with any other node"
         return Finding(severity, "bandwidth", text, (node,), self.evidence(pairs), NODE_REMEDY)
@@ -109,7 +110,7 @@ def compare_pairs(pairs: Sequence[Pair], nominal: Mapping[str, float], limits: L
     for share, severity in limits:
         limit = share * report.usual
         while node := _worst_node(left, limit):
-            yield report.node(severity, node, [pair for pair in left if node in pair.nodes])
+            yield report.node(severity, node, [pair for pair in left if node in pair.nodes], limit)
             left = [pair for pair in left if node not in pair.nodes]
         for pair in [pair for pair in left if _is_bad(pair, limit)]:
             left.remove(pair)

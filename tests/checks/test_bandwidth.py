@@ -39,7 +39,8 @@ def test_equal_pairs_have_no_finding(count: int) -> None:
 def test_slow_or_dead_node_is_named(count: int, bandwidth: float | None, severity: Severity) -> None:
     [finding] = _found(_pairs(count, {"1": bandwidth}))
     assert (finding.severity, finding.nodes) == (severity, ("n1",))
-    word = "cannot communicate with any other node" if bandwidth is None else f"{bandwidth:.3g} GB/s at best; 10"
+    slow = f"n1 is slow with {count - 1} of {count - 1} other nodes; 10"
+    word = "cannot communicate with any other node" if bandwidth is None else slow
     assert word in finding.text
 
 
@@ -75,6 +76,11 @@ def test_slow_node_is_named_although_another_is_a_little_slow_with_all() -> None
     """As on a busy machine: n0 has three pairs below half of the usual bandwidth, but only n3 is very slow."""
     findings = _found(_pairs(4, {"3": 0.05, "01": 0.05, "02": 3.0}))
     assert [finding.nodes for finding in findings] == [("n3",), ("n0", "n1"), ("n0", "n2")]
+
+
+def test_node_with_dead_and_slow_pairs_is_both() -> None:
+    [finding] = _found(_pairs(4, {"01": None, "12": 0.1}))
+    assert finding.text.startswith("n1 is slow or dead with 2 of 3 other nodes; ")
 
 
 def test_with_two_nodes_neither_is_named_as_the_cause() -> None:
