@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
@@ -260,15 +261,16 @@ def test_agent_warns_of_idle_cards_and_ends_without_waiting_for_the_tool(
 @pytest.fixture
 def frozen(tmp_path: Path) -> Iterator[Path]:
     """A file system on which a write waits in the kernel, where no signal ends it."""
-    image, folder = tmp_path / "image", tmp_path / "frozen"
+    folder = tmp_path / "frozen"
     folder.mkdir()
-    image.write_bytes(bytes(4 << 20))
-    steps: list[tuple[list[str], list[str]]] = [
-        (["mkfs.ext4", "-q", str(image)], []),
-        (["mount", "-o", "loop", str(image), str(folder)], ["umount", "--lazy", str(folder)]),
-        (["fsfreeze", "--freeze", str(folder)], ["fsfreeze", "--unfreeze", str(folder)]),
-    ]
     with ExitStack() as stack:
+        image = stack.enter_context(NamedTemporaryFile(dir="/dev/shm"))
+        image.truncate(4 << 20)
+        steps: list[tuple[list[str], list[str]]] = [
+            (["mkfs.ext4", "-q", image.name], []),
+            (["mount", "-o", "loop", image.name, str(folder)], ["umount", "--lazy", str(folder)]),
+            (["fsfreeze", "--freeze", str(folder)], ["fsfreeze", "--unfreeze", str(folder)]),
+        ]
         for command, undo in steps:
             try:
                 subprocess.run(command, check=True, capture_output=True)
