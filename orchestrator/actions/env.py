@@ -18,6 +18,7 @@ from orchestrator.environment.variable import Origin, Variable
 from orchestrator.errors import UsageError
 from orchestrator.findings import Finding
 from orchestrator.inventory.redaction import REDACTED
+from orchestrator.inventory.slurm import SlurmOptions
 from orchestrator.names.hostlist import fold
 from orchestrator.node.agent.environment import defaults, node_environment, rank_variables
 from orchestrator.node.job import Job
@@ -162,6 +163,10 @@ def explain(
         warnings += failures
         discovery = discover(facts, node_requests(plan, loaded))
         warnings += map(finding_text, discovery.findings)
+        if loaded.slurm != SlurmOptions():
+            warnings.append(
+                "a launch through Slurm leaves discovered and preset variables unset: Slurm chooses the nodes"
+            )
         plan = replace(plan, nodes=tuple(_with_discovered(node, discovery) for node in plan.nodes))
     plan = redacted(plan)
     variables = {

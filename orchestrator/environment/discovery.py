@@ -81,7 +81,12 @@ def discover(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
     variables: dict[str, Sequence[Variable]] = {}
     for node, of_node in known.items():
         request, chosen = requests[node], adapters.get(node)
-        proposed = [*_of_devices(of_node, request.ranks), *_sockets(node, sockets, uses_nccl=chosen is not None)]
+        threads_of = None if sockets.share_addresses else threads(of_node, request.ranks)
+        found = (threads_of, visible_gcus(of_node, request.ranks))
+        proposed = [
+            *(variable for variable in found if variable),
+            *_sockets(node, sockets, uses_nccl=chosen is not None),
+        ]
         if chosen is not None:
             proposed += _nccl(request, of_node, chosen, network)
         variables[node] = [_overridden(variable, request.env, of_node) for variable in proposed]
@@ -201,10 +206,6 @@ def _unused_ports(adapters: Mapping[str, Adapters]) -> Iterator[Finding]:
 
 def _interfaces(adapters: Adapters) -> frozenset[str]:
     return frozenset(name for port in adapters.ports for name in port.hca["interfaces"])
-
-
-def _of_devices(facts: NodeFacts, ranks: int) -> list[Variable]:
-    return [variable for variable in (threads(facts, ranks), visible_gcus(facts, ranks)) if variable is not None]
 
 
 def _nccl(request: NodeRequest, facts: NodeFacts, adapters: Adapters, network: _Rdma) -> Iterator[Variable]:

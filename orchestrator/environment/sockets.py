@@ -33,6 +33,8 @@ class Sockets:
     chosen: Mapping[str, Attachment]
     reason: str
     is_ipv6: bool = False
+    share_addresses: bool = False
+    """Nodes have equal addresses, as on one machine, whose CPUs they then share."""
 
 
 def choose_interfaces(
@@ -56,7 +58,7 @@ def choose_interfaces(
     else:
         return Sockets({}, "no subnet is shared by all nodes")
     if fault:
-        return Sockets({}, fault)
+        return Sockets({}, fault, share_addresses=True)
     preferences = {subnet: _preference(of_subnet, addresses, facts, rails) for subnet, of_subnet in subnets.items()}
     subnet = min(subnets, key=lambda name: (preferences[name], _names(subnets[name])))
     best = preferences[subnet]
