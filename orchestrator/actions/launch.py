@@ -17,7 +17,6 @@ from typing import Any
 from orchestrator import bundle as bundles
 from orchestrator.actions.allocation import for_steps, queued_warning, this_allocation
 from orchestrator.actions.inventory import load_inventory
-from orchestrator.actions.launch_check import begin_check, require_passed
 from orchestrator.actions.network import node_requests, nothing_to_discover
 from orchestrator.actions.preflight import CheckedNode, checked_nodes
 from orchestrator.actions.request import LaunchArguments, check_labels, make_request
@@ -227,6 +226,8 @@ def _check(
     """Begin to check the nodes; return the function that waits for the result, and raises PreflightRefused if it is a failure."""
     if not planned.checked or not isinstance(launcher, DirectLauncher):
         return passed
+    from orchestrator.actions.launch_check import begin_check, require_passed  # noqa: PLC0415  only launches over SSH check
+
     by_name = {node.name: node for node in planned.plan.nodes}
     kept = home_store().kept_facts(planned.record.inventory["digest"])
     result = begin_check(planned.checked, lambda name: launcher.reach(by_name[name]), planned.plan.program, kept)
