@@ -64,6 +64,14 @@ def test_two_slow_nodes_of_five_are_both_named() -> None:
     assert sorted(finding.nodes for finding in findings) == [("n1",), ("n4",)]
 
 
+def test_half_of_the_nodes_do_not_make_slow_usual() -> None:
+    findings = _found(_pairs(4, {"1": 4.0, "3": 4.0}))
+    assert sorted((finding.severity, finding.nodes) for finding in findings) == [
+        (Severity.FAIL, ("n1",)),
+        (Severity.FAIL, ("n3",)),
+    ]
+
+
 def test_slightly_slow_link_beside_a_slow_node_is_a_warning() -> None:
     findings = _found(_pairs(5, {"4": 0.1, "01": 7.0}))
     assert [(finding.severity, finding.nodes) for finding in findings] == [

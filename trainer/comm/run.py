@@ -136,8 +136,12 @@ class _Benchmark:
         if not config.devices:
             rendezvous.check_all("device", problem, accelerator.name if accelerator else "")
         node = rank.node or socket.gethostname()
-        mine = {"node": node, "local_rank": rank.local_rank, "test": {**test, "error": test["error"] or problem}}
-        mine["backend"] = accelerator.backend if accelerator else ""
+        mine: Dict[str, Any] = {
+            "node": node,
+            "local_rank": rank.local_rank,
+            "test": {**test, "error": test["error"] or problem},
+        }
+        mine.update({"backend": accelerator.backend, "device": device.type} if accelerator else {})
         if accelerator and accelerator.needs_address and config.groups != (ALL,):
             raise UserError.agreed(f"groups={','.join(config.groups)}: {accelerator.name} has only groups={ALL}")
         reports = rendezvous.gather("position", mine)
@@ -277,13 +281,13 @@ class _Benchmark:
 
     def _write(self) -> None:
         """Replace the file of results, which then has the rounds so far if a later one ends the run."""
-        backend = next((found["backend"] for found in self.reports.values() if found["backend"]), "")
+        sound = next((found for found in self.reports.values() if "backend" in found), {})
         record = {
             "format": FORMAT,
             "settings": self.config.as_dict(),
             "torch": torch.__version__,
-            "backend": backend,
-            "device": self.device.type,
+            "backend": sound.get("backend", ""),
+            "device": sound.get("device", ""),
             "ranks": self._devices(),
             "results": self.results,
         }
