@@ -89,7 +89,7 @@ def test_block_of_the_t20_guide() -> None:
         ("NCCL_P2P_LEVEL", "pix", "FAIL", "ignores it", "PIX"),
         ("NCCL_NTHREADS", "100", "FAIL", "multiple of 32", ""),
         ("NCCL_NTHREADS", "96", "WARN", "documented", ""),
-        ("NCCL_ALGO", "ring,treee", "FAIL", "'treee'", "ring,Tree"),
+        ("NCCL_ALGO", "ring,treex", "FAIL", "'treex'", "ring,Tree"),
         ("NCCL_ALGO", "allreduce:^tree;broadcast:ring", "INFO", "experiments", None),
         ("NCCL_PROTO", "LL128", "WARN", "corrupts", None),
         ("NCCL_PROTO", "^LL128", "INFO", "experiments", None),
