@@ -206,7 +206,7 @@ class Names(TypedDict):
 
 
 class Tool(TypedDict):
-    """A vendor tool: `error` says why its output was not used (not found, killed after 5 s, exit code, unreadable)."""
+    """A vendor tool: `error` says why its output was not used (not found, killed after 10 s, exit code, unreadable)."""
 
     name: str
     seconds: float

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # as facts.FORMAT: importing facts.py takes as long as three steps
 # Seconds for a group. All are below PROBE_S of endpoint/client.py.
-SYSFS_S, DISK_S, TOOLS_S, NAMES_S, PYTHON_S, CODE_S = 5.0, 5.0, 12.0, 8.0, 15.0, 10.0
+SYSFS_S, DISK_S, TOOLS_S, NAMES_S, PYTHON_S, CODE_S = 5.0, 5.0, 15.0, 8.0, 15.0, 10.0
 NO_CPUS: Cpus = {"total": 0, "usable": 0, "quota": None, "governor": None, "numa": []}  # the step failed, see `missing`
 NO_MEMORY: Memory = {"total": 0, "available": 0, "cgroup_limit": None, "swap_total": 0}
 ALWAYS = {"home": "~", "tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108  looked at only

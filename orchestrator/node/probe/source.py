@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FILE_BYTES = 1 << 20
 NUMBER = re.compile(r"-?[0-9]{1,20}\Z")  # of 64 bits
-TOOL_S = 5.0
+TOOL_S = 10.0  # a driver without persistence mode initialises eight cards for each call
 # An attribute that this device, kernel or state does not have: sysfs refuses the speed of a port that is down, or an empty GID slot.
 WITHOUT_VALUE = frozenset(
     (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODATA, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP)
