@@ -31,9 +31,13 @@ def _of_name(name: str, resolved: dict[str, tuple[str, ...]], *, is_local: bool)
         text = f"{name} does not resolve; it does on {_count(len(found))}"
         yield Finding(Severity.WARN, "names", text, absent, remedy="add the name to /etc/hosts or to the name server")
     loopback = tuple(node for node, addresses in found.items() if all(map(_is_loopback, addresses)))
-    if loopback and not is_local:
-        text = f"{name} resolves to the loopback address {found[loopback[0]][0]}: its peers could not connect to it"
-        yield Finding(Severity.FAIL, "names", text, loopback, remedy=REMEDY)
+    for node in () if is_local else loopback:
+        if node == name:  # as Debian installs it; the launch names the interface for NCCL and gloo
+            text = f"its name resolves to the loopback address {found[node][0]}: a program that announces the name is not reached"
+            yield Finding(Severity.WARN, "names", text, (node,), remedy=REMEDY)
+        else:
+            text = f"{name} resolves to the loopback address {found[node][0]}: it would be taken for this node"
+            yield Finding(Severity.FAIL, "names", text, (node,), remedy=REMEDY)
     routable = {node: ", ".join(addresses) for node, addresses in found.items() if node not in loopback}
     if differs := difference(routable):
         yield Finding(

@@ -53,26 +53,28 @@ def nccl(cluster: Cluster) -> Iterator[Finding]:
 
 
 def packages(cluster: Cluster) -> Iterator[Finding]:
-    """Installed packages: another version or a missing package is a failure, an additional one is not."""
-    hashes = difference(cluster.values(lambda facts: facts["software"]["packages_hash"]))
-    if hashes is None:
+    """Installed packages: another version, or none where most nodes have one, is a failure; an additional package is none."""
+    if difference(cluster.values(lambda facts: facts["software"]["packages_hash"])) is None:
         return
     tables = {
         node: facts["software"]["packages"]
         for node, facts in cluster.facts.items()
         if facts["software"]["packages_hash"]
     }
-    faults: dict[tuple[str, ...], list[str]] = {}
+    faults: dict[tuple[Severity, tuple[str, ...]], list[str]] = {}
     for name in sorted({name for table in tables.values() for name in table}):
         differs = difference({node: table.get(name, NOT_INSTALLED) for node, table in tables.items()})
         if differs is None or differs.majority == NOT_INSTALLED:
             continue
-        faults.setdefault(differs.nodes, []).append(f"{name} {differs.text()}")
+        is_additional = differs.majority is None and len(differs.groups) == 2 and NOT_INSTALLED in differs.groups  # noqa: PLR2004
+        severity = Severity.WARN if is_additional else Severity.FAIL
+        faults.setdefault((severity, differs.nodes), []).append(f"{name} {differs.text()}")
     remedy = "install the versions of the majority there: pip freeze on a good node, pip install -r on the others"
-    for nodes, texts in faults.items():
+    for (severity, nodes), texts in faults.items():
         more = f", and {len(texts) - MOST_PACKAGES_NAMED} more" if len(texts) > MOST_PACKAGES_NAMED else ""
         text = f"packages differ: {'; '.join(texts[:MOST_PACKAGES_NAMED])}{more}"
-        yield Finding(Severity.FAIL, "packages", text, nodes, evidence="; ".join(texts), remedy=remedy)
+        evidence = "; ".join(texts) if more else ""
+        yield Finding(severity, "packages", text, nodes, evidence=evidence, remedy=remedy)
 
 
 def code(cluster: Cluster) -> Iterator[Finding]:

@@ -111,6 +111,17 @@ def test_packages_that_differ_or_are_missing_are_named_and_additional_ones_are_n
     assert check(nodes) == []
     del software["packages"]["numpy"]
     assert check(nodes)[0].text == "packages differ: numpy not installed on n1; 2.1.0 on the other 2"
+    pair = cluster(cpu_node, 2)
+    pair.facts["n1"]["software"]["packages"] = {"torch": "2.6.0"}
+    pair.facts["n1"]["software"]["packages_hash"] = "another"
+    assert _brief(check(pair)) == [(WARN, "packages", ("n0", "n1"))]  # perhaps it is n0 that has one more
+
+
+def test_own_name_on_the_loopback_is_a_warning_as_debian_installs_it() -> None:
+    nodes = cluster(cpu_node, 2)
+    for name, facts in nodes.facts.items():
+        facts["names"]["resolved"][name] = ["127.0.1.1"]
+    assert _brief(check(nodes)) == [(WARN, "names", ("n0", "n1"))]
 
 
 def test_code_is_compared_by_commit_then_by_its_files() -> None:

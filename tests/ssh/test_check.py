@@ -59,7 +59,7 @@ def test_each_fault_is_named_with_its_node_and_refuses_a_launch(hosts: Hosts, tm
     orch = hosts.orch(folder, ORCH_HOME=str(tmp_path / "home"), ORCH_INVENTORY=str(inventory))
 
     changed = {name: hosts.folder / f"{secrets.token_hex(4)}-{name}" for name in ("hosts", "train.py", "PKG-INFO")}
-    changed["hosts"].write_text(f"127.0.0.1 localhost\n127.0.1.1 h1\n{h0.address} h0\n{h2.address} h2\n")
+    changed["hosts"].write_text(f"127.0.0.1 localhost h2\n{h0.address} h0\n{h1.address} h1\n")
     changed["train.py"].write_text("print('hallo')\n")
     changed["PKG-INFO"].write_text("Name: demo\nVersion: 1.1\n")
 
@@ -81,7 +81,7 @@ def test_each_fault_is_named_with_its_node_and_refuses_a_launch(hosts: Hosts, tm
         refused = orch("ssh-launch", "--", "train.py", code=3).stderr
 
     assert found == {
-        ("names", "h1"): "h1 resolves to the loopback address 127.0.1.1: its peers could not connect to it",
+        ("names", "h1"): "h2 resolves to the loopback address 127.0.0.1: it would be taken for this node",
         ("port", "h2"): f"h0 at {h0.address} cannot be reached at a rendezvous port: no answer within 3 s",
         ("disk", "h0"): found["disk", "h0"],
         ("nofile", "h1"): "a process may open 256 files; data loaders and NCCL need 4096",
@@ -91,7 +91,7 @@ def test_each_fault_is_named_with_its_node_and_refuses_a_launch(hosts: Hosts, tm
     assert found["disk", "h0"].startswith("workdir is full: ")
     assert found["code", "h2"].startswith("the files of the code differ: files ")
     assert "orch: error: the check of the nodes failed, so nothing was started" in refused
-    for text in ("disk: h0: workdir is full", "nofile: h1: a process", "names: h1: h1 resolves", "port: h2: h0 at"):
+    for text in ("disk: h0: workdir is full", "nofile: h1: a process", "names: h1: h2 resolves", "port: h2: h0 at"):
         assert text in refused
     assert not list(h1.path(work).glob("runs/*/attempt-1/h1/agent.json"))
     [record] = orch.records()
