@@ -89,9 +89,13 @@ class CardSampler:
         }
         with contextlib.suppress(OSError):  # a full disk must not end the run
             write_json(os.path.join(self._folder, CARDS_REPORT), body)
-        if bool(idle) != self._was_idle:
-            self._was_idle = bool(idle)
-            self._events.write_message(idle_message(body) if idle else "the idle cards are in use now")
+        busy_count = sum(1 for load in loads.values() if load)
+        if idle and not self._was_idle:
+            self._was_idle = True
+            self._events.write_message(idle_message(body))
+        elif self._was_idle and busy_count >= body["expected"] > 0:  # a sample that failed proves nothing
+            self._was_idle = False
+            self._events.write_message("the idle cards are in use now")
         if not tool.is_installed:
             self._kind = None
 

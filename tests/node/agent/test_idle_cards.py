@@ -143,9 +143,6 @@ def test_list_of_numbers(text: str, numbers: set[int] | None) -> None:
         assert format_numbers(numbers) == text.strip()
 
 
-Sample = Callable[[], dict[str, Any]]
-
-
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Put a fake vendor's tool on PATH that runs the script."""
@@ -168,23 +165,18 @@ def _job(accelerator: str, ranks: int) -> Job:
     )  # fmt: skip
 
 
-def _sampled(folder: Path, job: Job, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """Poll a sampler until its report fulfils the condition."""
-    sampler = CardSampler(job, str(folder), EventLog(str(folder), Clock()))
-    path = folder / "cards.json"
-
-    steps = itertools.count(1)
+def _sampled(sampler: CardSampler, folder: Path, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Poll a sampler, while a rank makes steps, until its report fulfils the condition."""
+    path, progress = folder / "cards.json", folder / "progress" / "0.json"
+    steps = itertools.count(json.loads(progress.read_text())["step"] if progress.exists() else 1)
 
     def report() -> dict[str, Any] | None:
-        (folder / "progress" / "0.json").write_text(json.dumps({"step": next(steps), "phase": "step"}))
+        progress.write_text(json.dumps({"step": next(steps), "phase": "step"}))
         sampler.poll()
         body: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return body if body and condition(body) else None
 
-    body = until(report, awaited="a sample of the cards")
-    sampler.close()
-    until(lambda: sampler.unkillable is None, awaited="the end of the tool")
-    return body
+    return until(report, awaited="a sample of the cards")
 
 
 def _poll_until(sampler: CardSampler, file: Path) -> None:
@@ -200,14 +192,33 @@ def _poll_until(sampler: CardSampler, file: Path) -> None:
 def test_cards_of_a_t20_that_sleep_while_one_works_are_reported(
     tmp_path: Path, tool: Callable[[str, str], None]
 ) -> None:
-    """The fake efsmi prints the published table of two T20, with the first card at work."""
-    table = (CASES / "vendor" / "efsmi-t20.txt").read_text().replace("0.0%     W28001210504", "85.0%    W28001210504")
-    (tmp_path / "table").write_text(table)
-    tool("efsmi", f"cat '{tmp_path}/table'")
+    """The fake efsmi prints the published table of two T20, with the first card at work; then it fails; then both work."""
+    one_busy = (
+        (CASES / "vendor" / "efsmi-t20.txt").read_text().replace("0.0%     W28001210504", "85.0%    W28001210504")
+    )
+    table = tmp_path / "table"
+    table.write_text(one_busy)
+    tool("efsmi", f"exec cat '{table}'")
     (tmp_path / "progress").mkdir()
-    body = _sampled(tmp_path, _job("gcu", 2), lambda body: body["idle"])
+    sampler = CardSampler(_job("gcu", 2), str(tmp_path), EventLog(str(tmp_path), Clock()))
+    body = _sampled(sampler, tmp_path, lambda body: body["idle"])
     assert (body["tool"], body["idle"], body["expected"], body["used"], body["error"]) == ("efsmi", [1], 2, 1, "")
     assert body["cards"][1]["state"] == "Sleep"
+    table.unlink()
+    assert _sampled(sampler, tmp_path, lambda body: body["error"])["idle"] == []
+    table.write_text(one_busy)
+    _sampled(sampler, tmp_path, lambda body: body["idle"])
+    table.write_text(one_busy.replace("0.0%     W28001010604", "85.0%    W28001010604"))
+    _sampled(
+        sampler,
+        tmp_path,
+        lambda body: body["used"] == 2 and not body["error"] and body["cards"][1]["utilization_percent"],
+    )
+    events = [json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    warning = "warning: 1 of 2 cards idle: efsmi shows 0 % on 1 in several samples in a row"
+    assert events == [warning, "the idle cards are in use now"]
+    sampler.close()
+    until(lambda: sampler.unkillable is None, awaited="the end of the tool")
 
 
 def test_missing_tool_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
