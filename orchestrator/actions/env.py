@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.actions.network import finding_text, node_requests, nothing_to_discover, query, saved_facts
+from orchestrator.endpoint.access import Terminal
+from orchestrator.endpoint.client import Endpoint
 from orchestrator.environment.debugging import debugging_variables
 from orchestrator.environment.discovery import Discovery, discover
 from orchestrator.environment.explanation import AT_LAUNCH, Row, folded, orch_variable
@@ -19,6 +21,7 @@ from orchestrator.errors import UsageError
 from orchestrator.findings import Finding
 from orchestrator.inventory.redaction import REDACTED
 from orchestrator.inventory.slurm import SlurmOptions
+from orchestrator.launchers.cards import close_all, detect_cards
 from orchestrator.names.hostlist import fold
 from orchestrator.node.agent.environment import defaults, node_environment, rank_variables
 from orchestrator.node.job import Job
@@ -26,6 +29,7 @@ from orchestrator.plan import files
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
 from orchestrator.plan.shell import shell_quote
+from orchestrator.progress import no_progress
 from orchestrator.run import Program, Request
 
 if TYPE_CHECKING:
@@ -150,6 +154,24 @@ def explain(
         UsageError: a selected node takes no part in the launch, or the file does not hold facts.
     """
     loaded = load_inventory(inventory, nodes)
+    connected: dict[str, Endpoint] = {}
+    if facts_file is None and loaded.accelerator == "auto" and loaded.devices is None:  # as a launch does
+        loaded, connected = detect_cards(loaded, nodes, Terminal(), no_progress)
+    try:
+        return _explanation(loaded, nodes, selected, connected, facts_file=facts_file, debug=debug)
+    finally:
+        close_all(connected)
+
+
+def _explanation(
+    loaded: Inventory,
+    nodes: str | None,
+    selected: str | None,
+    connected: Mapping[str, Endpoint],
+    *,
+    facts_file: Path | None,
+    debug: bool,
+) -> Explanation:
     plan = _plan(loaded, nodes, debug=debug)
     shown = _shown(plan, loaded, selected)
     warnings = list(plan.warnings)
@@ -159,7 +181,7 @@ def explain(
         warnings.append(f"nothing is discovered: {nothing}")
         discovery = Discovery({}, ())
     else:
-        facts, failures = saved_facts(facts_file) if facts_file else query(loaded, plan)
+        facts, failures = saved_facts(facts_file) if facts_file else query(loaded, plan, connected)
         warnings += failures
         discovery = discover(facts, node_requests(plan, loaded))
         warnings += map(finding_text, discovery.findings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,13 +50,21 @@ def node_requests(plan: LaunchPlan, inventory: Inventory) -> dict[str, NodeReque
     }
 
 
-def query(inventory: Inventory, plan: LaunchPlan) -> tuple[dict[str, NodeFacts], list[str]]:
-    """Query the plan's nodes; return the facts of those that answer, and a warning about each other one."""
+def query(
+    inventory: Inventory, plan: LaunchPlan, connected: Mapping[str, Endpoint]
+) -> tuple[dict[str, NodeFacts], list[str]]:
+    """
+    Query the plan's nodes; return the facts of those that answer, and a warning about each other one.
+
+    Args:
+        connected: connections that exist, by node; they are closed.
+    """
     transport = transport_factory(inventory.transport, inventory.ssh, Terminal())
     names = [node.address for node in plan.nodes][:MOST_NAMES]
 
     def probe(node: NodePlan) -> NodeFacts:
-        with Endpoint.connect(transport(node), node.python) as endpoint:
+        existing = connected.get(node.name)
+        with existing or Endpoint.connect(transport(node), node.python) as endpoint:
             return endpoint.probe(names, {}, None)
 
     results = each(plan.nodes, probe, limit=inventory.ssh.fanout)
@@ -87,6 +96,6 @@ def saved_facts(file: Path) -> tuple[dict[str, NodeFacts], list[str]]:
 
 
 def finding_text(finding: Finding) -> str:
-    """The finding as a warning."""
+    """The finding as a warning of one line."""
     evidence = f" ({finding.evidence})" if finding.evidence else ""
     return f"{fold(finding.nodes)}: {finding.text}{evidence}; {finding.remedy}"

@@ -73,8 +73,7 @@ def discover(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
     absent = next((node for node in requests if node not in known), None)
     if absent is not None:
         network = _Rdma((), f"the facts of {absent} are not known")
-    uses_rdma = network.unset is None
-    rails = {node: _interfaces(adapters[node]) if uses_rdma and node in adapters else frozenset() for node in known}
+    rails = {node: _rails(requests[node], adapters.get(node), network) for node in known}
     addresses = {node: request.address for node, request in requests.items()}
     sockets = choose_interfaces(known, addresses, rails) if absent is None else Sockets({}, network.unset or "")
     findings = [*_preset_findings(known, requests), *_doubts(adapters, requests), *network.findings]
@@ -204,7 +203,10 @@ def _unused_ports(adapters: Mapping[str, Adapters]) -> Iterator[Finding]:
             )
 
 
-def _interfaces(adapters: Adapters) -> frozenset[str]:
+def _rails(request: NodeRequest, adapters: Adapters | None, network: _Rdma) -> frozenset[str]:
+    """The interfaces of the adapters that NCCL uses; none if it uses sockets."""
+    if adapters is None or network.unset is not None or is_disabled(request.env):
+        return frozenset()
     return frozenset(name for port in adapters.ports for name in port.hca["interfaces"])
 
 

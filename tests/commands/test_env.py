@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.actions.env import explain
+from orchestrator.errors import UsageError
 from tests.grounds import nodes
 from tests.grounds.cli import Orch
 
@@ -142,17 +144,20 @@ def test_export_can_be_sourced_and_holds_no_secret(orch: Orch, facts_file: str) 
     assert sourced.stdout == "it's INFO eno1 none "
 
 
+def test_facts_without_explain_are_refused(orch: Orch, facts_file: str) -> None:
+    assert "next: add --explain" in orch("env", "--facts", facts_file, code=2).stderr
+
+
+def test_nodes_that_differ_cannot_be_exported_as_one(facts_file: str, tmp_path: Path) -> None:
+    explanation = explain(str(tmp_path / "inventory.yaml"), None, None, facts_file=tmp_path / facts_file, debug=False)
+    with pytest.raises(UsageError, match="n0 and n1 differ in NCCL_IB_HCA"):
+        explanation.exports()
+
+
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--export", "--facts", "facts.json"), "n0 and n1 differ in NCCL_IB_HCA"),
-        (("--explain", "--facts", "none.json"), "none.json: No such file"),
-        (("--explain", "--facts", "inventory.yaml"), "holds no facts of nodes"),
-        (("--facts", "facts.json"), "--facts is for --explain and --export"),
-    ],
+    ("name", "message"), [("none.json", "No such file"), ("inventory.yaml", "holds no facts of nodes")]
 )
 @pytest.mark.usefixtures("facts_file")
-def test_explanation_is_refused_with_the_next_step(words: tuple[str, ...], message: str, orch: Orch) -> None:
-    done = orch("env", *words, code=2)
-    assert message in done.stderr
-    assert "next: " in done.stderr
+def test_file_without_facts_is_refused(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        explain(str(tmp_path / "inventory.yaml"), None, None, facts_file=tmp_path / name, debug=False)

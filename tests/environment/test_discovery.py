@@ -275,3 +275,10 @@ def test_unreadable_adapters_leave_them_to_nccl() -> None:
     assert "NCCL_IB_HCA" not in found.environment("n1")
     assert "NCCL_IB_DISABLE" not in found.environment("n0")
     assert "Permission denied" in reason(found, "n1", "NCCL_IB_HCA")
+
+
+def test_fastest_interface_is_chosen_if_the_user_turns_rdma_off() -> None:
+    assert discovered(roce(0), roce(1)).environment("n0")["GLOO_SOCKET_IFNAME"] == "eth0"
+    found = discovered(roce(0), roce(1), NCCL_IB_DISABLE="1").environment("n0")
+    assert found["GLOO_SOCKET_IFNAME"] == "ens0"
+    assert "NCCL_IB_HCA" not in found
