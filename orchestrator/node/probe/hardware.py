@@ -27,6 +27,7 @@ LIMITS = {
     "as": "Max address space",
     "fsize": "Max file size",
 }
+NUMBER = re.compile(r"[0-9]{1,20}\Z")  # of 64 bits
 CPU_LIST = re.compile(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*\Z")
 
 
@@ -57,7 +58,7 @@ def cpus(source: Source) -> Cpus:
 
 def memory(source: Source) -> Memory:
     lines = (line.split() for line in (source.text("/proc/meminfo") or "").splitlines())
-    sizes = {words[0].rstrip(":"): int(words[1]) * KB for words in lines if len(words) > 1 and words[1].isdigit()}
+    sizes = {words[0].rstrip(":"): int(words[1]) * KB for words in lines if len(words) > 1 and NUMBER.match(words[1])}
     if "MemTotal" not in sizes:
         source.missing.setdefault("memory.total", "/proc/meminfo has no MemTotal")
     total = sizes.get("MemTotal", 0)
@@ -79,7 +80,7 @@ def cpu_quota(source: Source) -> Optional[float]:
         words = (source.text(f"{folder}/cpu.max") or "").split()
         if not words:
             words = [source.text(f"{folder}/cpu.cfs_quota_us") or "", source.text(f"{folder}/cpu.cfs_period_us") or ""]
-        if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):  # noqa: PLR2004  quota and period
+        if len(words) == 2 and all(map(NUMBER.match, words)) and int(words[1]):  # noqa: PLR2004  quota and period
             quotas.append(int(words[0]) / int(words[1]))
     return min(quotas, default=None)
 
@@ -88,7 +89,7 @@ def cgroup_numbers(source: Source, controller: str, *files: str) -> Iterator[int
     for folder in cgroups(source, controller):
         for file in files:
             text = source.text(f"{folder}/{file}")
-            if text is not None and text.isdigit():  # not `max`
+            if text is not None and NUMBER.match(text):  # not `max`
                 yield int(text)
 
 

@@ -18,7 +18,7 @@ CLASS = "/sys/class/infiniband"
 VERBS = "/sys/class/infiniband_verbs"
 NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 GID = re.compile(r"[0-9a-f]{4}(:[0-9a-f]{4}){7}\Z")
-RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
+RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec")
 # Counters of errors: those of the InfiniBand architecture, and those of mlx5 for RoCE.
 COUNTERS = {
     "counters": (
