@@ -186,7 +186,7 @@ def _lint_file(file: Path, context: Context) -> _Linted:
         return _lint_lines(text, name, read_env_file(text, name), context)
     script = read_shell(text, name)
     findings = lint_assignments(_public(script.assignments), context) + lint_commands(script.commands, name)
-    fixed = mended(text, findings, is_shell=True)
+    fixed = mended(text, findings, quoted=True)
     findings += lint_combinations(script.assignments)
     findings += lint_propagation(script.assignments, script.commands)
     return _Linted(name, findings, fixed)
@@ -194,7 +194,7 @@ def _lint_file(file: Path, context: Context) -> _Linted:
 
 def _lint_lines(text: str, name: str, assignments: Sequence[Assignment], context: Context) -> _Linted:
     findings = lint_assignments(_public(assignments), context)
-    fixed = mended(text, findings, is_shell=False)
+    fixed = mended(text, findings, quoted=False)
     return _Linted(name, [*findings, *lint_combinations(assignments)], fixed)
 
 

@@ -12,13 +12,13 @@ _NAME = re.compile(r"[A-Za-z_]\w*=")
 _EMPTY = re.compile(r"[ \t]*(?:export|declare|typeset|readonly|local|env)?(?:[ \t]+-\w+)*[ \t]*\\?")
 
 
-def mended(text: str, findings: Iterable[LintFinding], *, is_shell: bool) -> str:
+def mended(text: str, findings: Iterable[LintFinding], *, quoted: bool) -> str:
     """Return the text with every finding mended that has a replacement; a removed line becomes a comment with the reason."""
     positions = [found for found in findings if found.replacement is not None and found.start is not None]
     for found in sorted(positions, key=lambda found: found.start or 0, reverse=True):
         start, end = found.start or 0, found.end or 0
         if found.replacement:
-            new = _quoted(found.replacement) if is_shell else found.replacement
+            new = _quoted(found.replacement) if quoted else found.replacement
             text = text[:start] + new + text[end:]
         else:
             text = _without(text, start, end, found.finding.text)
