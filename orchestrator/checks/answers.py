@@ -22,6 +22,18 @@ def answer(cluster: Cluster) -> Iterator[Finding]:
             )
 
 
+def incomplete(cluster: Cluster) -> Iterator[Finding]:
+    """A part of the answer that does not come: a file system, a name server or a driver hangs, or the cards cannot be read."""
+    for node, facts in cluster.facts.items():
+        for fact, reason in facts["missing"].items():
+            if reason.startswith("no answer") and not fact.startswith("code"):  # many files are no fault
+                remedy = "look for a server or a driver that hangs there (dmesg, df, getent hosts)"
+                yield Finding(Severity.FAIL, "incomplete", f"{fact} cannot be read: {reason}", (node,), remedy=remedy)
+            elif fact.startswith("cards"):
+                remedy = "run the tool there; without it nothing is known of the cards"
+                yield Finding(Severity.WARN, "incomplete", f"{fact} cannot be read: {reason}", (node,), remedy=remedy)
+
+
 def slow_tools(cluster: Cluster) -> Iterator[Finding]:
     """A vendor tool that is slow or does not end is the first sign of a driver that hangs."""
     for node, facts in cluster.facts.items():

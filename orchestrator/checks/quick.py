@@ -14,6 +14,7 @@ Check: TypeAlias = Callable[[Cluster], Iterator[Finding]]
 
 CHECKS: Mapping[str, Check] = {
     "answer": answers.answer,
+    "incomplete": answers.incomplete,
     "cards": cards.count,
     "uuids": cards.uuids,
     "ecc": cards.errors,

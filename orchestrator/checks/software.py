@@ -15,13 +15,14 @@ MOST_PACKAGES_NAMED = 8
 
 
 def versions(cluster: Cluster) -> Iterator[Finding]:
-    """Driver, CUDA, torch and DeepSpeed must have the same version everywhere."""
+    """Driver, CUDA, torch and DeepSpeed must have the same version everywhere; nodes where it cannot be read are left out."""
     for name in VERSIONS:
-        if any(
-            f"software.{name}" in facts["missing"] or "software" in facts["missing"] for facts in cluster.facts.values()
-        ):
-            continue  # it could not be read somewhere: nothing to compare
-        values = {node: str(facts["software"].get(name) or NOT_INSTALLED) for node, facts in cluster.facts.items()}
+        unread = {"software", f"software.{name}", *(("cards.nvidia", "cards.enflame") if name == "driver" else ())}
+        values = {
+            node: str(facts["software"].get(name) or NOT_INSTALLED)
+            for node, facts in cluster.facts.items()
+            if not unread & facts["missing"].keys()
+        }
         if differs := difference(values):
             text = f"the version of {name} differs: {differs.text()}"
             remedy = "install the version of the majority there"

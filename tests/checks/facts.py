@@ -50,7 +50,7 @@ def cpu_node(name: str, address: str = "10.0.0.1") -> NodeFacts:
         "environment": {},
         "nccl_conf": {},
         "tools": [{"name": "nvidia-smi", "seconds": 0.0, "error": "not found"}],
-        "missing": {"cards": "no vendor tool"},
+        "missing": {"kernel_messages": "/dev/kmsg: Operation not permitted"},
     }
 
 

@@ -55,6 +55,8 @@ FAULTS: list[tuple[str, Severity, str, Change]] = [
     ("card-memory", FAIL, "card 0: 3.0 GiB are in use", _set("cards", 0, "memory_used")(3 * GIB)),
     ("pcie", WARN, "8 on n2 card 1; 16 on the other 7", _health("pcie.link.width.current", "8")),
     ("nvlink", FAIL, "1 x SYS on n2; 1 x NV18 on the other 3", _set("topology", "GPU0", "GPU1")("SYS")),
+    ("incomplete", FAIL, "disks.workdir cannot be read: no", _set("missing")({"disks.workdir": "no answer in 5 s"})),
+    ("incomplete", WARN, "cards.nvidia cannot be", _set("missing")({"cards.nvidia": "nvidia-smi: exit code 9"})),
     ("tools", FAIL, "nvidia-smi took more than 5 s", _set("tools", 0, "seconds")(7.5)),
     ("rdma", WARN, "mlx5_1: the device file is missing", _set("hcas", 1, "usable")(False)),  # noqa: FBT003
     ("firmware", WARN, "22.0 on n2 mlx5_0; 28.1 on the other 7", _set("hcas", 0, "firmware")("22.0")),
