@@ -217,7 +217,7 @@ def test_mended_values_are_quoted_and_unknown_ones_are_kept() -> None:
     text = "export NCLL_DEBUG_FILE='a b.%p' NCLL_DEBUG=$LEVEL NCCL_DEBUG_FILE=\"/my log\"\n"
     findings = lint_assignments(read_shell(text, "file").assignments, NEW)
     assert (
-        mended(text, findings, is_shell=True)
+        mended(text, findings, quoted=True)
         == "export NCCL_DEBUG_FILE='a b.%p' NCLL_DEBUG=$LEVEL NCCL_DEBUG_FILE='/my log.%h.%p'\n"
     )
 
@@ -227,7 +227,7 @@ def test_mended_script_is_clean_where_the_remedy_is_certain() -> None:
         CASES / "h800_guide.sh"
     ).read_text() + "A=1 NCCL_BUFFSIZE=8M NCCL_NTHREADS=640 \\\n NCCL_DEBUG_FILE=/x python x.py\n"
     script = read_shell(text, "file")
-    fixed = mended(text, lint_assignments(script.assignments, NEW), is_shell=True)
+    fixed = mended(text, lint_assignments(script.assignments, NEW), quoted=True)
     assert fixed.endswith("A=1 NCCL_BUFFSIZE=8388608 \\\n NCCL_DEBUG_FILE=/x.%h.%p python x.py\n")
     assert "# NCCL_NTHREADS=640: is above" in fixed
     left = lint_assignments(read_shell(fixed, "file").assignments, NEW)

@@ -111,7 +111,7 @@ def test_nccl_conf_is_read_as_nccl_does() -> None:
         (6, True),
     ]
     findings = lint_assignments(found, Context())
-    assert mended(text, findings, is_shell=False).splitlines()[:5] == [
+    assert mended(text, findings, quoted=False).splitlines()[:5] == [
         "#NCCL_DEBUG=INFO",
         "NCCL_NET=IB",
         "NCCL_DEBUG=WARN",
@@ -171,12 +171,12 @@ def _shell(text: str) -> None:
         assert found.start is not None
         assert text[found.start : found.end].strip("\"'\\").startswith(found.name[0])
     findings = [*lint_assignments(script.assignments, Context()), *lint_commands(script.commands, "f")]
-    mended(text, findings, is_shell=True)
+    mended(text, findings, quoted=True)
 
 
 def _lines(text: str) -> None:
     for read in (read_env_file, read_nccl_conf):
-        mended(text, lint_assignments(read(text, "f"), Context()), is_shell=False)
+        mended(text, lint_assignments(read(text, "f"), Context()), quoted=False)
 
 
 def _json(text: str) -> None:
