@@ -166,7 +166,7 @@ def reposition(feeds: Sequence[Feed], move: Callable[[Feed], None], *, limit: in
 
 def read_all(feeds: Sequence[Feed], *, limit: int) -> list[list[LogLines] | NodeError]:
     """Read new lines of all feeds at the same time, one chunk at most; returns the lines or the failure of each."""
-    chunk = _chunk_bytes(len(feeds), CHUNK_BYTES)
+    chunk = _chunk_bytes(len(feeds))
     results = each(feeds, lambda feed: feed.read(wait_s=0, max_bytes=chunk), limit=limit)
     failed_nodes(results)  # raises an error that is not a node's
     return [result for result in results if isinstance(result, (list, NodeError))]
@@ -181,7 +181,7 @@ def history(feeds: Sequence[Feed], *, limit: int) -> Iterator[LogLines]:
     feeds continue, and the `failure` of this feed is set.
     """
     sizes_of = successes(each(feeds, lambda feed: _retry_once(feed, partial(_sizes, feed)) or {}, limit=limit))
-    chunk = _chunk_bytes(sum(map(len, sizes_of)), ROUND_BYTES)
+    chunk = _chunk_bytes(sum(map(len, sizes_of)))
     histories = [_History(feed, sizes, chunk) for feed, sizes in zip(feeds, sizes_of, strict=True)]
 
     def read() -> None:
@@ -190,8 +190,8 @@ def history(feeds: Sequence[Feed], *, limit: int) -> Iterator[LogLines]:
     return in_order(past.lines_of(file, read) for past in histories for file in past.sizes)
 
 
-def _chunk_bytes(sources: int, most: int) -> int:
-    return max(LEAST_CHUNK_BYTES, min(most, HELD_BYTES // max(1, sources)))
+def _chunk_bytes(sources: int) -> int:
+    return max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, HELD_BYTES // max(1, sources)))
 
 
 def _sizes(feed: Feed) -> dict[str, int]:
@@ -202,24 +202,20 @@ def _sizes(feed: Feed) -> dict[str, int]:
 class _History:
     """The content of one feed's files up to their present sizes; at most one chunk of each is in memory."""
 
-    def __init__(self, feed: Feed, sizes: Mapping[str, int], most: int) -> None:
+    def __init__(self, feed: Feed, sizes: Mapping[str, int], chunk: int) -> None:
         self.sizes = sizes
         self._feed = feed
-        self._most = most
-        self._chunk = min(CHUNK_BYTES, most)
-        """Grows with each read up to the limit: the first lines are shown soon, and a long file needs few reads."""
+        self._chunk = chunk
         self._read_lines: dict[str, deque[LogLines]] = {file: deque() for file in sizes}
         self._last_read_is_empty = False
 
     def read(self) -> None:
         """Read on in all files of which at most half a chunk is in memory."""
-        chunk = self._chunk
-        self._chunk = min(2 * chunk, self._most)
         held = {file: sum(len(group.text) for group in lines) for file, lines in self._read_lines.items()}
         ends = {
-            file: min(size, self._feed.offsets.get(file, 0) + chunk - held[file])
+            file: min(size, self._feed.offsets.get(file, 0) + self._chunk - held[file])
             for file, size in self.sizes.items()
-            if self._feed.offsets.get(file, 0) < size and held[file] <= chunk // 2
+            if self._feed.offsets.get(file, 0) < size and held[file] <= self._chunk // 2
         }
         lines = _retry_once(self._feed, partial(self._feed.read_until, ends, max_bytes=ROUND_BYTES)) if ends else {}
         self._last_read_is_empty = not lines
@@ -272,7 +268,7 @@ def live(feeds: Sequence[Feed]) -> Iterator[tuple[Iterator[list[Batch]], threadi
     where it stopped.
     """
     exchange = _Exchange()
-    chunk = _chunk_bytes(len(feeds), CHUNK_BYTES)
+    chunk = _chunk_bytes(len(feeds))
     threads = [threading.Thread(target=_pump, args=(feed, exchange, chunk), daemon=True) for feed in feeds]
     started: list[threading.Thread] = []
     try:
