@@ -175,6 +175,8 @@ def test_one_machine_under_two_names_is_found_by_its_cards() -> None:
     nodes = cluster(gpu_node, 2, "cuda", 2)
     nodes.facts["n1"]["cards"] = nodes.facts["n0"]["cards"]
     assert _brief(check(nodes)) == [(FAIL, "uuids", ("n0", "n1"))]
+    here = {name: replace(node, address="127.0.0.1") for name, node in nodes.expected.items()}
+    assert check(replace(nodes, expected=here)) == []  # as transport: local
 
 
 def test_roce_needs_a_gid_of_version_2() -> None:
