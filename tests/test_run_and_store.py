@@ -84,7 +84,8 @@ def test_fields_of_another_version_are_ignored_in_every_object_and_kept_in_the_r
     assert folder.update(message="changed").exit == record.exit
     assert json.loads(folder.record_file.read_text())["invented_later"] == 1
     restored = folder.read_plan()
-    stored = (replace(node, defaults={"invented_later": 1}),)  # variables by name, not fields
+    # `defaults` has variables by name, not fields
+    stored = (replace(node, defaults={"invented_later": 1}),)  # type: ignore[dict-item]
     assert (restored.nodes, restored.program, restored.sweep) == (stored, plan.program, plan.sweep)
     assert PlannedSsh.of(restored.ssh) == PlannedSsh.of(ssh)
 
