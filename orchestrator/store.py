@@ -345,10 +345,14 @@ class KeptFacts:
 
     def read(self) -> dict[str, NodeFacts]:
         """The facts by node that are at most KEPT_S old."""
+        from orchestrator.node.facts import read_facts  # noqa: PLC0415  only launches over SSH read them
+
         try:
             kept = _json_object(self.path)
             now = time.time()
-            return {node: entry["facts"] for node, entry in kept.items() if 0 <= now - entry["time"] < KEPT_S}
+            return {
+                node: read_facts(entry["facts"]) for node, entry in kept.items() if 0 <= now - entry["time"] < KEPT_S
+            }
         except (OSError, ValueError, KeyError, TypeError):  # there are none, or another version wrote them
             return {}
 

@@ -47,6 +47,9 @@ def test_facts_are_kept_of_nodes_without_cards_and_findings_for_a_short_time(tmp
     entries["n0"]["time"] -= KEPT_S
     facts.path.write_text(json.dumps(entries))
     assert list(facts.read()) == ["n2"]
+    del entries["n2"]["facts"]["cpus"]  # as if another version had written it
+    facts.path.write_text(json.dumps(entries))
+    assert facts.read() == {}
     facts.path.write_text("{}[")
     assert facts.read() == {}
 
