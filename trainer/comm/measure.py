@@ -10,13 +10,11 @@ import torch
 
 from trainer.comm.config import DTYPE_BYTES, CommConfig
 from trainer.comm.operations import Case, Operation, count_of, type_of
+from trainer.comm.results import UNSUPPORTED
 from trainer.runtime.accelerators import Accelerator
 
 BATCH_BYTES = 1 << 20
 MOST_IN_BATCH = 20
-UNSUPPORTED = (
-    "not supported"  # begins the error of an operation that was not tried, so that the group can be used further
-)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from trainer.errors import TIMED_OUT
 from trainer.text import by_rank, fold
 
 FORMAT = 1
+UNSUPPORTED = "not supported"  # begins the error of an operation that was not tried: its group can be used further
 
 
 def bus_factor(op: str, size: int) -> float:

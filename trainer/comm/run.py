@@ -11,22 +11,19 @@ import faulthandler
 import functools
 import json
 import socket
-import time
-from collections import Counter
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, MutableMapping, NoReturn, Sequence, Set, Tuple
+from typing import Any, Dict, Mapping, MutableMapping, NoReturn, Sequence, Set, Tuple
 
 import torch
 
 from trainer.comm.config import ALL, CommConfig
 from trainer.comm.groups import Position, Round, rounds
-from trainer.comm.measure import UNSUPPORTED, Measured, Member, Meter
-from trainer.comm.results import FORMAT, line_of, results_of
+from trainer.comm.measure import Measured, Member, Meter
+from trainer.comm.record import Record, rank_rows
 from trainer.comm.smoke import check_device, compute
 from trainer.console import log_line
 from trainer.errors import NetworkError, TrainerError, UserError, report
-from trainer.io import replace_text
 from trainer.runtime.accelerators import Accelerator, choose
 from trainer.runtime.exit import exit_now, exit_on_unexpected_errors, wait_at_most
 from trainer.runtime.init import join, prepare
@@ -36,9 +33,7 @@ from trainer.runtime.rendezvous import JOIN_TIMEOUT_S, Failure, Rendezvous
 
 RESULTS_FILE = "comm.json"
 LEAVE_S = 10.0
-WRITE_EVERY_S = 2.0
 JOIN_TIMEOUTS = 8  # gloo waits five times its timeout for a peer that cannot be reached
-MOST_FAILURES = 3  # of a rank without any success; its other groups would fail as late
 # Without it, NCCL's watchdog ends the process when an operation takes too long, instead of an exception that can be reported.
 BLOCKING_WAIT = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 
@@ -111,14 +106,12 @@ class _Benchmark:
         """A group failed in the last round."""
         self.members: Tuple[int, ...] = ()
         """The process group that this rank is in."""
-        self.results: List[Dict[str, Any]] = []
-        self.path = (self.rank.run_dir or Path.cwd()) / RESULTS_FILE
         self.round_limit_s = (len(config.sizes_bytes) + JOIN_TIMEOUTS) * config.timeout
-        self.written_s = 0.0
-        """When the results were last written, by time.monotonic()."""
-        self.successes: Counter[int] = Counter()
-        """Rank -> its groups that were measured; on rank 0 only, like the next."""
-        self.failures: Counter[int] = Counter()
+        sound = next((found for found in reports.values() if "backend" in found), {})
+        labels = {"torch": torch.__version__, "backend": sound.get("backend", ""), "device": sound.get("device", "")}
+        path = (self.rank.run_dir or Path.cwd()) / RESULTS_FILE
+        self.record = Record(path, config, rank_rows(reports, self.rank.world_size), labels)
+        """Used on rank 0 only."""
 
     @classmethod
     def open(cls, config: CommConfig, rendezvous: Rendezvous) -> _Benchmark:
@@ -163,11 +156,11 @@ class _Benchmark:
                 self._leave()
             self.has_failed = self._run(number, round_)
         self._leave()
-        failures = self._publish("end", self._failures())
+        failures = self._publish("end", self.record.failures())
         faulthandler.cancel_dump_traceback_later()
         if self.rank.is_main:
-            self._write()
-            log_line(f"results: {self.path}")
+            self.record.write()
+            log_line(f"results: {self.record.path}")
         if failures:
             raise NetworkError.agreed(failures)
         progress.write("done", len(planned))
@@ -183,7 +176,8 @@ class _Benchmark:
             self.rendezvous.store.set(f"{stage}/{self.rank.global_rank}", json.dumps([m.to_json() for m in measured]))
         verdict: Dict[str, Any] = {}
         if self.rank.is_main:
-            verdict = self._collect(stage, round_, groups)
+            active = [rank for group in groups for rank in group]
+            verdict = self.record.add(round_, groups, self.rendezvous.collect(stage, active, self.round_limit_s))
         verdict = self._publish(f"{stage}/verdict", verdict)
         self.excluded |= set(verdict["excluded"])
         return bool(verdict["has_failed"])
@@ -228,31 +222,6 @@ class _Benchmark:
                 destroy()
         self.members = ()
 
-    def _collect(self, stage: str, round_: Round, groups: Sequence[Tuple[int, ...]]) -> Dict[str, Any]:
-        """Rank 0: collect the reports of a round and write the results so far."""
-        active = [rank for group in groups for rank in group]
-        reports = self.rendezvous.collect(stage, active, self.round_limit_s)
-        labels = {"groups": round_.kind, "op": round_.op, "dtype": self.config.dtype}
-        has_failed = False
-        for group in groups:
-            found = {rank: reports[rank] for rank in group if rank in reports}
-            results = results_of(labels, group, found)
-            self.results += results
-            for result in results:
-                log_line(line_of(result))
-            is_failure = any(result["error"] and UNSUPPORTED not in result["error"] for result in results)
-            (self.failures if is_failure else self.successes).update(group)
-            has_failed = has_failed or is_failure
-        if time.monotonic() - self.written_s > WRITE_EVERY_S:  # thousands of ranks have a large file
-            self._write()
-        hopeless = [rank for rank in active if self.failures[rank] >= MOST_FAILURES and not self.successes[rank]]
-        for rank in hopeless:
-            log_line(
-                f"rank {rank} is left out from now on: {self.failures[rank]} groups with it failed, and none succeeded"
-            )
-        silent = [rank for rank in active if rank not in reports]
-        return {"excluded": [*silent, *hopeless], "has_failed": has_failed}
-
     def _publish(self, key: str, value: Any) -> Any:  # noqa: ANN401 -- whatever JSON has
         """Return rank 0's value on every rank."""
         store = self.rendezvous.store
@@ -261,35 +230,3 @@ class _Benchmark:
             return value
         store.wait([key], timedelta(seconds=2 * self.round_limit_s))
         return json.loads(store.get(key))
-
-    def _failures(self) -> str:
-        """Sum up what failed, for the message of all ranks; "" if nothing did."""
-        if not self.rank.is_main:
-            return ""
-        bad = [f"rank {row['rank']} on {row['node']}: {row['error']}" for row in self._devices() if row["error"]]
-        bad += [line_of(result) for result in self.results if result["error"]]
-        return f"{len(bad)} measurements failed; the first: {bad[0]}" if bad else ""
-
-    def _devices(self) -> list[Dict[str, Any]]:
-        """The ranks, with the test of their devices; a rank that has not come has an error."""
-        absent = {"node": "", "local_rank": None, "test": {"error": "it did not start in time"}}
-        rows = []
-        for rank in range(self.rank.world_size):
-            found = self.reports.get(rank, absent)
-            rows.append({"rank": rank, "node": found["node"], "local_rank": found["local_rank"], **found["test"]})
-        return rows
-
-    def _write(self) -> None:
-        """Replace the file of results, which then has the rounds so far if a later one ends the run."""
-        sound = next((found for found in self.reports.values() if "backend" in found), {})
-        record = {
-            "format": FORMAT,
-            "settings": self.config.as_dict(),
-            "torch": torch.__version__,
-            "backend": sound.get("backend", ""),
-            "device": sound.get("device", ""),
-            "ranks": self._devices(),
-            "results": self.results,
-        }
-        replace_text(self.path, json.dumps(record))
-        self.written_s = time.monotonic()
