@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from orchestrator.checks.cluster import Cluster, Expected, Rendezvous, SharedFolder
+from orchestrator.checks.cluster import Cluster, Expected, Rendezvous, SharedFolder, host_names
 from orchestrator.errors import NodeError, OrchError
 from orchestrator.fanout import each_within
 from orchestrator.launchers.direct import INTERFACES, parse_rendezvous
@@ -67,6 +67,7 @@ def survey(
     reach: Reach,
     *,
     code: str | None = None,
+    all_names: bool = True,
     known: Mapping[str, NodeFacts] = MappingProxyType({}),
     wait_s: float = FACTS_S,
 ) -> Cluster:
@@ -75,10 +76,13 @@ def survey(
 
     Args:
         code: the folder on the nodes that has the code.
+        all_names: resolve also the names of nodes whose addresses in the inventory are others, which no launch uses.
         known: facts of nodes that are not queried.
         wait_s: the longest time for the facts of all nodes, with the time that their connections are used for something else.
     """
-    answers, failures = _facts([node for node in nodes if node.name not in known], reach, code, wait_s)
+    answers, failures = _facts(
+        [node for node in nodes if node.name not in known], reach, code, all_names=all_names, wait_s=wait_s
+    )
     found = {**known, **{name: answer.facts for name, answer in answers.items()}}
     cluster = Cluster(
         expected={node.name: node.expected for node in nodes},
@@ -92,16 +96,18 @@ def survey(
 
 
 def _facts(
-    nodes: Sequence[CheckedNode], reach: Reach, code: str | None, wait_s: float
+    nodes: Sequence[CheckedNode], reach: Reach, code: str | None, *, all_names: bool, wait_s: float
 ) -> tuple[dict[str, NodeAnswer], dict[str, str]]:
     """The answers of the nodes that answer in time, and the reasons of the others."""
-    names = [node.name for node in nodes]
+    names, addresses = [node.name for node in nodes], {node.expected.address for node in nodes}
 
     def query(node: CheckedNode) -> NodeAnswer:
         endpoint = reach(node.name)
         ahead_s = endpoint.clock_ahead(wait_s=FACTS_S)
-        resolved = names if len(names) <= MOST_NAMES else list(dict.fromkeys((names[0], node.name)))
-        return NodeAnswer(endpoint.probe(resolved, node.folders, code, wait_s=FACTS_S), ahead_s)
+        resolved = nodes if len(nodes) <= MOST_NAMES else (nodes[0], node)
+        hosts = [host for named in resolved for host in host_names(named.name, named.expected)]
+        wanted = hosts if all_names else [host for host in hosts if host in addresses]
+        return NodeAnswer(endpoint.probe(wanted, node.folders, code, wait_s=FACTS_S), ahead_s)
 
     answers: dict[str, NodeAnswer] = {}
     failures: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -25,6 +26,19 @@ class Expected:
     env: Mapping[str, str] = field(default_factory=dict)
     private: frozenset[str] = frozenset()
     """The names in `env` whose values appear in no finding."""
+
+
+def host_names(node: str, expected: Expected) -> list[str]:
+    """
+    The names by which others may look for the node: its name in the inventory, and its address if that is a name.
+
+    None for a loopback address, which no other machine uses.
+    """
+    try:
+        address = ipaddress.ip_address(expected.address.partition("%")[0])
+    except ValueError:
+        return list(dict.fromkeys((node, expected.address)))
+    return [] if address.is_loopback else [node]
 
 
 @dataclass(frozen=True, slots=True)

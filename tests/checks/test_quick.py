@@ -119,6 +119,25 @@ def test_packages_that_differ_or_are_missing_are_named_and_additional_ones_are_n
     assert _brief(check(pair)) == [(WARN, "packages", ("n0", "n1"))]  # perhaps it is n0 that has one more
 
 
+def test_names_without_an_answer_are_a_warning_where_other_nodes_have_one() -> None:
+    nodes = cluster(cpu_node, 3)
+    for facts in nodes.facts.values():
+        facts["names"]["resolved"] = {}
+        facts["missing"] = {f"names.resolved.n{index}": "no answer in 7 s" for index in range(3)}
+    assert check(nodes) == []  # names that only the inventory has
+    nodes.facts["n0"]["missing"], nodes.facts["n0"]["names"]["resolved"] = {}, {"n1": ["10.0.0.2"]}
+    assert _brief(check(nodes)) == [(WARN, "names", ("n1", "n2"))]
+
+
+def test_address_that_is_a_name_is_compared() -> None:
+    nodes = cluster(cpu_node, 3)
+    named = {name: replace(node, address=f"{name}.cluster") for name, node in nodes.expected.items()}
+    for name, facts in nodes.facts.items():
+        facts["names"]["resolved"] = {"n1.cluster": ["10.0.0.9" if name == "n2" else "10.0.0.2"]}
+    [found] = check(replace(nodes, expected=named))
+    assert (found.severity, found.nodes) == (FAIL, ("n2",))
+
+
 def test_own_name_on_the_loopback_is_a_warning_as_debian_installs_it() -> None:
     nodes = cluster(cpu_node, 2)
     for name, facts in nodes.facts.items():
