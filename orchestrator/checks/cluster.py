@@ -37,7 +37,7 @@ def host_names(node: str, expected: Expected) -> list[str]:
     try:
         address = ipaddress.ip_address(expected.address.partition("%")[0])
     except ValueError:
-        return list(dict.fromkeys((node, expected.address)))
+        return [] if expected.address == "localhost" else list(dict.fromkeys((node, expected.address)))
     return [] if address.is_loopback else [node]
 
 

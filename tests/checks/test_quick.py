@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.checks.cluster import GIB, Cluster, Rendezvous, SharedFolder
+from orchestrator.checks.cluster import GIB, Cluster, Expected, Rendezvous, SharedFolder, host_names
 from orchestrator.checks.majority import difference
 from orchestrator.checks.quick import CHECKS, check
 from orchestrator.findings import Finding, Severity
@@ -136,6 +136,7 @@ def test_address_that_is_a_name_is_compared() -> None:
         facts["names"]["resolved"] = {"n1.cluster": ["10.0.0.9" if name == "n2" else "10.0.0.2"]}
     [found] = check(replace(nodes, expected=named))
     assert (found.severity, found.nodes) == (FAIL, ("n2",))
+    assert [host_names("n0", Expected(address)) for address in ("localhost", "127.0.0.7", "::1")] == [[], [], []]
 
 
 def test_own_name_on_the_loopback_is_a_warning_as_debian_installs_it() -> None:
