@@ -19,8 +19,8 @@ def names(cluster: Cluster) -> Iterator[Finding]:
         return
     for node, expected in cluster.expected.items():
         for host in host_names(node, expected):
-            resolved = {other: _resolved(facts, host) for other, facts in cluster.facts.items()}
-            known = {other: tuple(sorted(found)) for other, found in resolved.items() if found is not None}
+            resolved = {viewer: _resolved(facts, host) for viewer, facts in cluster.facts.items()}
+            known = {viewer: tuple(sorted(found)) for viewer, found in resolved.items() if found is not None}
             yield from _of_name(host, node, known)
 
 
