@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from orchestrator.checks.cluster import GIB, Cluster
 from orchestrator.findings import Finding, Severity
@@ -73,20 +73,31 @@ def governor(cluster: Cluster) -> Iterator[Finding]:
 
 
 def clock(cluster: Cluster) -> Iterator[Finding]:
-    """Clocks must agree: logs, timeouts and certificates compare times of nodes."""
-    usual, reference = 0.0, "this machine"
-    if len(cluster.clocks) > 2:  # noqa: PLR2004  a majority
+    """Clocks of nodes must agree: logs, timeouts and certificates compare their times. This machine's clock alone fails no node."""
+    usual, reference, apart = 0.0, "this machine", _apart(cluster.clocks)
+    has_majority = len(cluster.clocks) > 2  # noqa: PLR2004
+    if has_majority:
         middles = sorted((least + most) / 2 for least, most in cluster.clocks.values())
         usual, reference = middles[len(middles) // 2], "most nodes"
     for node, (least, most) in cluster.clocks.items():
         ahead = max(0.0, least - usual) or min(0.0, most - usual)
         if abs(ahead) >= WARN_SKEW_S:
             text = f"the clock is {abs(ahead):.3g} s {'ahead of' if ahead > 0 else 'behind'} that of {reference}"
-            severity = Severity.FAIL if abs(ahead) >= FAIL_SKEW_S else Severity.WARN
+            severity = Severity.FAIL if (abs(ahead) if has_majority else apart) >= FAIL_SKEW_S else Severity.WARN
+            evidence = "" if has_majority or not apart else f"the clocks of both nodes are {apart:.3g} s apart"
             remedy = "start chronyd or systemd-timesyncd, and set the clock once with chronyc makestep"
-            yield Finding(severity, "clock", text, (node,), remedy=remedy)
+            yield Finding(severity, "clock", text, (node,), evidence, remedy)
     drifting = {node for node, facts in cluster.facts.items() if facts["clock"]["synchronized"] is False}
     if drifting and len(drifting) < len(cluster.facts):  # in a container or a virtual machine, the host keeps the clock
         text = "no time daemon keeps the clock; it does on the other nodes"
         nodes = tuple(node for node in cluster.facts if node in drifting)
         yield Finding(Severity.WARN, "clock", text, nodes, remedy="start chronyd or systemd-timesyncd")
+
+
+def _apart(clocks: Mapping[str, tuple[float, float]]) -> float:
+    """The least number of seconds between the clocks of the nodes that are farthest apart; 0 for one node."""
+    return (
+        max(0.0, max(least for least, _ in clocks.values()) - min(most for _, most in clocks.values()))
+        if clocks
+        else 0.0
+    )

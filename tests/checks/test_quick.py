@@ -229,6 +229,19 @@ def test_a_clock_is_compared_with_most_nodes_or_with_this_machine() -> None:
     assert check(replace(single, clocks={"n0": (-3.0, -2.0)}))[0].text == "the clock is 2 s behind that of this machine"
 
 
+def test_the_clock_of_this_machine_alone_fails_no_node() -> None:
+    one, two = cluster(cpu_node, 1), cluster(cpu_node, 2)
+    assert _brief(check(replace(one, clocks={"n0": (-90.0, -89.0)}))) == [(WARN, "clock", ("n0",))]
+    slow = {"n0": (-90.0, -89.0), "n1": (-90.1, -89.1)}
+    assert {finding.severity for finding in check(replace(two, clocks=slow))} == {WARN}
+    [found] = check(replace(two, clocks={"n0": (-0.1, 0.1), "n1": (39.9, 40.1)}))
+    assert (found.severity, found.nodes) == (FAIL, ("n1",))
+    assert found.evidence == "the clocks of both nodes are 39.8 s apart"
+    assert {finding.severity for finding in check(replace(two, clocks={"n0": (-20.0, -20.0), "n1": (20.0, 20.0)}))} == {
+        FAIL
+    }
+
+
 def test_the_rendezvous_port_must_be_free_and_reachable() -> None:
     nodes = cluster(cpu_node, 3)
     test = Rendezvous("n0", "10.0.0.1", 29500, {"n2": "no answer for 3 s"})
