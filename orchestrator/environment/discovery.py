@@ -69,6 +69,7 @@ def discover(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
         for node, of_node in known.items()
         if _uses_nccl(of_node)
     }
+    adapters = _of_common_layer(adapters, known, requests)
     network = _rdma(adapters, requests)
     absent = next((node for node in requests if node not in known), None)
     if absent is not None:
@@ -116,6 +117,19 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
 
 def _uses_nccl(facts: NodeFacts) -> bool:
     return any(card["kind"] == "cuda" for card in facts["cards"])
+
+
+def _of_common_layer(
+    adapters: dict[str, Adapters], facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
+) -> dict[str, Adapters]:
+    """The adapters of one link layer, if those chosen on each node alone differ in it and all nodes have another choice."""
+    if len({chosen.layer for chosen in adapters.values()} - {None}) > 1:
+        for layer in LAYERS.values():
+            of_layer = {node: choose_adapters(facts[node], layer) for node in adapters}
+            is_allowed = all(LAYERS.get(requests[node].network, layer) == layer for node in adapters)
+            if is_allowed and all(chosen.ports for chosen in of_layer.values()):
+                return of_layer
+    return adapters
 
 
 def _rdma(adapters: Mapping[str, Adapters], requests: Mapping[str, NodeRequest]) -> _Rdma:

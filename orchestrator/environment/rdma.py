@@ -150,11 +150,17 @@ def _fault(port: Port, layer: str | None) -> str:
 
 
 def _near(ports: Sequence[Port], cards: Sequence[Card], topology: Mapping[str, Mapping[str, str]]) -> list[Port]:
-    """The ports near the cards, in order and in any state; all if there are no cards, none if no distance is known."""
+    """
+    The ports near the cards, in order and in any state; all if there are no cards, none if no distance is known.
+
+    On a node whose cards share no PCIe switch with an adapter, distance does not show which adapters are for training.
+    """
     if not cards:
         return list(ports)
     distances = [{port.name: _distance(card, port.hca, topology) for port in ports} for card in cards]
     names = {name for of_card in distances for name, value in of_card.items() if value is not None and value <= PXB}
+    if not names:
+        return [port for port in ports if any(of_card[port.name] is not None for of_card in distances)]
     for of_card in distances:  # a card without an adapter on its PCIe switch
         known = {name: value for name, value in of_card.items() if value is not None}
         nearest = {name for name, value in known.items() if value == min(known.values())}

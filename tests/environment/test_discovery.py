@@ -97,6 +97,31 @@ def test_one_changed_fact_changes_the_variables_that_depend_on_it(
     assert differing == expected
 
 
+def _without_switches(number: int) -> NodeFacts:
+    """A node whose cards share a PCIe root with an adapter of 25 Gb/s, while the InfiniBand adapter is on another root."""
+    made = infiniband(number)
+    made["hcas"] = [nodes.hca("mlx5_0", 0, layer="Ethernet", rate=25.0), nodes.hca("mlx5_1", 7, rate=200.0)]
+    for of_card in made["cards"]:
+        of_card["pci_path"] = f"/sys/devices/pci0000:00/0000:00:0{of_card['index'] + 1}.0/0000:01:00.0"
+    made["hcas"][0]["pci_path"] = "/sys/devices/pci0000:00/0000:00:05.0/0000:05:00.0"
+    return made
+
+
+@pytest.mark.parametrize("network", ["auto", "infiniband"])
+def test_without_pcie_switches_the_fastest_adapters_are_chosen(network: str) -> None:
+    found = discovered(_without_switches(0), _without_switches(1), network=network)
+    assert found.environment("n0")["NCCL_IB_HCA"] == "=mlx5_1"
+    assert not texts(found, Severity.FAIL)
+
+
+def test_link_layer_that_all_nodes_have_is_chosen() -> None:
+    broken = _without_switches(1)
+    broken["hcas"][1]["ports"][0]["state"] = "DOWN"
+    found = discovered(_without_switches(0), broken)
+    assert found.environment("n0")["NCCL_IB_HCA"] == found.environment("n1")["NCCL_IB_HCA"] == "=mlx5_0"
+    assert "NCCL uses those of RoCE" in texts(found, Severity.WARN)[0]
+
+
 def test_port_down_is_a_finding_with_its_evidence() -> None:
     broken = infiniband(1)
     _port_down(broken)
