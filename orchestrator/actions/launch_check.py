@@ -84,7 +84,7 @@ def _survey(nodes: Sequence[CheckedNode], reach: Reach, code: str | None, known:
         facts = reach(node.name).facts
         groups.setdefault((facts.host_id, facts.user, facts.python), []).append(node)
     cluster = survey(
-        [group[0] for group in groups.values()], reach, code=code, all_names=False, known=known, wait_s=PUSH_S
+        [group[0] for group in groups.values()], reach, code=code, all_names=False, known=known, busy_s=PUSH_S
     )
     same = {node.name: group[0].name for group in groups.values() for node in group}
     return replace(

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from orchestrator.checks.cluster import Cluster, Expected, Rendezvous, SharedFolder, host_names
+from orchestrator.endpoint.connection import ANSWER_S
 from orchestrator.errors import NodeError, OrchError
 from orchestrator.fanout import each_within
 from orchestrator.launchers.direct import INTERFACES, parse_rendezvous
@@ -69,7 +70,7 @@ def survey(
     code: str | None = None,
     all_names: bool = True,
     known: Mapping[str, NodeFacts] = MappingProxyType({}),
-    wait_s: float = FACTS_S,
+    busy_s: float = 0.0,
 ) -> Cluster:
     """
     Query all nodes. A node that fails or is too slow is among the cluster's failures.
@@ -78,11 +79,10 @@ def survey(
         code: the folder on the nodes that has the code.
         all_names: resolve also the names of nodes whose addresses in the inventory are others, which no launch uses.
         known: facts of nodes that are not queried.
-        wait_s: the longest time for the facts of all nodes, with the time that their connections are used for something else.
+        busy_s: the time for which the connections may be used for something else, in addition to the deadlines.
     """
-    answers, failures = _facts(
-        [node for node in nodes if node.name not in known], reach, code, all_names=all_names, wait_s=wait_s
-    )
+    queried = [node for node in nodes if node.name not in known]
+    answers, failures = _facts(queried, reach, code, all_names=all_names, wait_s=FACTS_S + busy_s)
     found = {**known, **{name: answer.facts for name, answer in answers.items()}}
     cluster = Cluster(
         expected={node.name: node.expected for node in nodes},
@@ -92,7 +92,7 @@ def survey(
     )
     if not answers:
         return cluster
-    return replace(cluster, rendezvous=_rendezvous(cluster, reach), shared=_shared(cluster, reach))
+    return replace(cluster, rendezvous=_rendezvous(cluster, reach, busy_s), shared=_shared(cluster, reach, busy_s))
 
 
 def _facts(
@@ -127,7 +127,12 @@ def _failure(error: OrchError | None, wait_s: float) -> str:
     return error.reason if isinstance(error, NodeError) else str(error)
 
 
-def _rendezvous(cluster: Cluster, reach: Reach) -> Rendezvous | None:
+def _answer_s(least_s: float, busy_s: float) -> float:
+    """The deadline of a request: a late answer closes the connection, and with it what a busy connection is used for."""
+    return max(least_s, ANSWER_S) if busy_s else least_s
+
+
+def _rendezvous(cluster: Cluster, reach: Reach, busy_s: float) -> Rendezvous | None:
     """Reserve a port on the head, and let all other nodes connect to it; None if the head has not answered, or has no peers."""
     head, expected = next(iter(cluster.expected.items()))
     peers = [name for name in cluster.facts if name != head]
@@ -135,14 +140,15 @@ def _rendezvous(cluster: Cluster, reach: Reach) -> Rendezvous | None:
         return None
     interfaces = {name: expected.env[name] for name in INTERFACES if name in expected.env}
     try:
-        record = parse_rendezvous(reach(head).reserve([expected.address], interfaces, wait_s=PORT_S))
+        wait_s = _answer_s(PORT_S, busy_s)
+        record = parse_rendezvous(reach(head).reserve([expected.address], interfaces, wait_s=wait_s))
     except NodeError as error:
         return Rendezvous(head, expected.address, 0, error=error.reason)
 
     def connect(name: str) -> set[str]:
         return reach(name).reach([record.address], record.port)
 
-    results = each_within(peers, connect, limit=len(peers), wait_s=PORT_S)
+    results = each_within(peers, connect, limit=len(peers), wait_s=PORT_S + busy_s)
     unreachable: dict[str, str] = {}
     for name, result in zip(peers, results, strict=True):
         if not isinstance(result, set):
@@ -152,7 +158,7 @@ def _rendezvous(cluster: Cluster, reach: Reach) -> Rendezvous | None:
     return Rendezvous(head, record.address, record.port, unreachable)
 
 
-def _shared(cluster: Cluster, reach: Reach) -> list[SharedFolder]:
+def _shared(cluster: Cluster, reach: Reach, busy_s: float) -> list[SharedFolder]:
     """Test each workdir that is on a network file system on most of the nodes that have it."""
     nodes_of: dict[str, list[str]] = {}
     networked: dict[str, list[str]] = {}
@@ -163,24 +169,24 @@ def _shared(cluster: Cluster, reach: Reach) -> list[SharedFolder]:
                 if not disk["identity"].startswith(LOCAL_DISK):
                     networked.setdefault(disk["path"], []).append(name)
     return [
-        _share(path, names[0], [name for name in nodes_of[path] if name != names[0]], reach)
+        _share(path, names[0], [name for name in nodes_of[path] if name != names[0]], reach, busy_s=busy_s)
         for path, names in networked.items()
         if len(nodes_of[path]) > 1 and 2 * len(names) > len(nodes_of[path])
     ]
 
 
-def _share(path: str, writer: str, readers: Sequence[str], reach: Reach) -> SharedFolder:
-    token = secrets.token_hex(16)
+def _share(path: str, writer: str, readers: Sequence[str], reach: Reach, *, busy_s: float) -> SharedFolder:
+    token, wait_s = secrets.token_hex(16), _answer_s(TOKEN_S, busy_s)
     try:
-        file = reach(writer).write_marker(path, token, wait_s=TOKEN_S)
+        file = reach(writer).write_marker(path, token, wait_s=wait_s)
     except NodeError as error:
         return SharedFolder(path, writer, error=error.reason)
 
     def find(name: str) -> str:
-        return "" if reach(name).find_marker(file, wait_s=TOKEN_S) == token else "it has another content"
+        return "" if reach(name).find_marker(file, wait_s=wait_s) == token else "it has another content"
 
-    results = each_within(readers, find, limit=max(1, len(readers)), wait_s=TOKEN_S)
+    results = each_within(readers, find, limit=max(1, len(readers)), wait_s=TOKEN_S + busy_s)
     with suppress(NodeError):
-        reach(writer).remove_marker(file, wait_s=TOKEN_S)
+        reach(writer).remove_marker(file, wait_s=wait_s)
     reasons = (result if isinstance(result, str) else _failure(result, TOKEN_S) for result in results)
     return SharedFolder(path, writer, dict(zip(readers, reasons, strict=True)))

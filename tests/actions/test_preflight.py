@@ -1,0 +1,39 @@
+"""The queries of a check: deadlines on idle connections, and on those that a launch uses at the same time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.actions import preflight
+from orchestrator.actions.preflight import FACTS_S, PORT_S, TOKEN_S, survey
+from orchestrator.checks.quick import check
+from orchestrator.endpoint.connection import ANSWER_S
+from orchestrator.fanout import each_within
+from tests.actions.stub_nodes import StubNodes
+from tests.checks.facts import cluster, gpu_node
+
+
+def test_requests_on_idle_connections_have_short_deadlines() -> None:
+    nodes = StubNodes(cluster(gpu_node, 3, "cuda", 2))
+    surveyed = survey(nodes.checked, nodes.reach)
+    assert surveyed.rendezvous is not None
+    assert surveyed.shared
+    markers = dict.fromkeys(("write_marker", "find_marker", "remove_marker"), TOKEN_S)
+    assert nodes.deadlines == {"clock_ahead": FACTS_S, "probe": FACTS_S, "reserve": PORT_S, **markers}
+
+
+def test_busy_connection_is_waited_for_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    def recorded(*args: Any, wait_s: float, limit: int) -> object:  # noqa: ANN401  any work
+        waited.append(wait_s)
+        return each_within(*args, wait_s=wait_s, limit=limit)
+
+    monkeypatch.setattr(preflight, "each_within", recorded)
+    nodes = StubNodes(cluster(gpu_node, 3, "cuda", 2))
+    assert check(survey(nodes.checked, nodes.reach, busy_s=600.0)) == []
+    assert waited == [FACTS_S + 600, PORT_S + 600, TOKEN_S + 600]  # a bundle may be sent for so long
+    # a request that misses its deadline closes the connection, and the launch needs it
+    assert min(nodes.deadlines[name] for name in ("reserve", "write_marker", "find_marker")) >= ANSWER_S
