@@ -74,7 +74,7 @@ def governor(cluster: Cluster) -> Iterator[Finding]:
 
 def clock(cluster: Cluster) -> Iterator[Finding]:
     """Clocks of nodes must agree: logs, timeouts and certificates compare their times. This machine's clock alone fails no node."""
-    usual, reference, apart = 0.0, "this machine", _apart(cluster.clocks)
+    usual, reference, gap_s = 0.0, "this machine", _greatest_gap(cluster.clocks)
     has_majority = len(cluster.clocks) > 2  # noqa: PLR2004
     if has_majority:
         middles = sorted((least + most) / 2 for least, most in cluster.clocks.values())
@@ -83,8 +83,8 @@ def clock(cluster: Cluster) -> Iterator[Finding]:
         ahead = max(0.0, least - usual) or min(0.0, most - usual)
         if abs(ahead) >= WARN_SKEW_S:
             text = f"the clock is {abs(ahead):.3g} s {'ahead of' if ahead > 0 else 'behind'} that of {reference}"
-            severity = Severity.FAIL if (abs(ahead) if has_majority else apart) >= FAIL_SKEW_S else Severity.WARN
-            evidence = "" if has_majority or not apart else f"the clocks of both nodes are {apart:.3g} s apart"
+            severity = Severity.FAIL if (abs(ahead) if has_majority else gap_s) >= FAIL_SKEW_S else Severity.WARN
+            evidence = "" if has_majority or not gap_s else f"the clocks of both nodes are {gap_s:.3g} s apart"
             remedy = "start chronyd or systemd-timesyncd, and set the clock once with chronyc makestep"
             yield Finding(severity, "clock", text, (node,), evidence, remedy)
     drifting = {node for node, facts in cluster.facts.items() if facts["clock"]["synchronized"] is False}
@@ -94,7 +94,7 @@ def clock(cluster: Cluster) -> Iterator[Finding]:
         yield Finding(Severity.WARN, "clock", text, nodes, remedy="start chronyd or systemd-timesyncd")
 
 
-def _apart(clocks: Mapping[str, tuple[float, float]]) -> float:
+def _greatest_gap(clocks: Mapping[str, tuple[float, float]]) -> float:
     """The least number of seconds between the clocks of the nodes that are farthest apart; 0 for one node."""
     return (
         max(0.0, max(least for least, _ in clocks.values()) - min(most for _, most in clocks.values()))

@@ -13,6 +13,7 @@ from orchestrator.checks.majority import difference
 from orchestrator.checks.quick import CHECKS, check
 from orchestrator.findings import Finding, Severity
 from tests.checks.facts import Change, cluster, cpu_node, disk, gpu_node
+from tests.environment.nodes import interface
 
 FAIL, WARN = Severity.FAIL, Severity.WARN
 STRANGER = {"pid": 4711, "name": "python", "user": "eve", "memory": 30 * GIB, "ours": False}
@@ -69,7 +70,7 @@ FAULTS: list[tuple[str, Severity, str, Change]] = [
         _set("hcas", 1, "ports", 0, "counters")({"link_downed": 3}),
     ),
     ("names", FAIL, "n0 resolves to the loopback", _set("names", "resolved", "n0")(["127.0.1.1"])),
-    ("names", FAIL, "n0 resolves differently: 10.9.9.9 on n2", _set("names", "resolved", "n0")(["10.9.9.9"])),
+    ("names", WARN, "n0 resolves differently: 10.9.9.9 on n2", _set("names", "resolved", "n0")(["10.9.9.9"])),
     ("names", WARN, "n0 does not resolve", _set("names", "resolved", "n0")([])),
     ("disk", FAIL, "workdir is full: 0 MiB left", _set("disks", 0)(disk("workdir", "/data", free=0))),
     ("disk", FAIL, "tmp has 3 inodes left", _set("disks", 1, "inodes_free")(3)),
@@ -134,9 +135,33 @@ def test_address_that_is_a_name_is_compared() -> None:
     named = {name: replace(node, address=f"{name}.cluster") for name, node in nodes.expected.items()}
     for name, facts in nodes.facts.items():
         facts["names"]["resolved"] = {"n1.cluster": ["10.0.0.9" if name == "n2" else "10.0.0.2"]}
+    nodes.facts["n1"]["interfaces"] = [interface("eth0", "10.0.0.2/24")]
     [found] = check(replace(nodes, expected=named))
     assert (found.severity, found.nodes) == (FAIL, ("n2",))
     assert [host_names("n0", Expected(address)) for address in ("localhost", "127.0.0.7", "::1")] == [[], [], []]
+
+
+def test_a_name_must_lead_to_an_address_of_its_node() -> None:
+    nodes = cluster(cpu_node, 4)
+    for name, facts in nodes.facts.items():
+        address = nodes.expected[name].address
+        facts["interfaces"] = [interface("eth0", f"{address}/24"), interface("docker0", "172.17.0.1/16", kind="bridge")]
+        facts["names"]["resolved"][name] = [address, "172.17.0.1", "fe80::1%eth0"]  # as of systemd-resolved
+    assert check(nodes) == []
+    nodes.facts["n2"]["names"]["resolved"]["n0"] = ["10.9.9.9"]
+    [found] = check(nodes)
+    assert (found.severity, found.nodes) == (FAIL, ("n2",))
+    assert found.text == "n0 resolves to 10.9.9.9, which n0 does not have; to an address of n0 on 3 other nodes"
+
+
+def test_names_of_nodes_behind_address_translation_are_a_warning_if_they_differ() -> None:
+    nodes = cluster(cpu_node, 3)
+    for facts in nodes.facts.values():
+        facts["interfaces"] = [interface("eth0", "192.168.0.4/24")]
+    nodes.facts["n0"]["names"]["resolved"]["n0"] = ["192.168.0.4"]
+    assert _brief(check(nodes)) == [(WARN, "names", ("n0",))]
+    nodes.facts["n0"]["names"]["resolved"]["n0"] = ["192.168.0.4", "10.0.0.1"]
+    assert check(nodes) == []
 
 
 def test_own_name_on_the_loopback_is_a_warning_as_debian_installs_it() -> None:
@@ -230,16 +255,16 @@ def test_a_clock_is_compared_with_most_nodes_or_with_this_machine() -> None:
 
 
 def test_the_clock_of_this_machine_alone_fails_no_node() -> None:
-    one, two = cluster(cpu_node, 1), cluster(cpu_node, 2)
-    assert _brief(check(replace(one, clocks={"n0": (-90.0, -89.0)}))) == [(WARN, "clock", ("n0",))]
+    single, pair = cluster(cpu_node, 1), cluster(cpu_node, 2)
+    assert _brief(check(replace(single, clocks={"n0": (-90.0, -89.0)}))) == [(WARN, "clock", ("n0",))]
     slow = {"n0": (-90.0, -89.0), "n1": (-90.1, -89.1)}
-    assert {finding.severity for finding in check(replace(two, clocks=slow))} == {WARN}
-    [found] = check(replace(two, clocks={"n0": (-0.1, 0.1), "n1": (39.9, 40.1)}))
+    assert {finding.severity for finding in check(replace(pair, clocks=slow))} == {WARN}
+    [found] = check(replace(pair, clocks={"n0": (-0.1, 0.1), "n1": (39.9, 40.1)}))
     assert (found.severity, found.nodes) == (FAIL, ("n1",))
     assert found.evidence == "the clocks of both nodes are 39.8 s apart"
-    assert {finding.severity for finding in check(replace(two, clocks={"n0": (-20.0, -20.0), "n1": (20.0, 20.0)}))} == {
-        FAIL
-    }
+    assert {
+        finding.severity for finding in check(replace(pair, clocks={"n0": (-20.0, -20.0), "n1": (20.0, 20.0)}))
+    } == {FAIL}
 
 
 def test_the_rendezvous_port_must_be_free_and_reachable() -> None:
