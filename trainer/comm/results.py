@@ -53,6 +53,8 @@ def results_of(
         times = [entry["times_s"] for entry in measured.values()]
         if len(measured) == len(group) and all(times):
             result.update(_bandwidths(labels["op"], len(group), size_bytes, [max(each) for each in zip(*times)]))
+        elif not result["error"]:
+            result["error"] = "not measured by every rank"
         results.append(result)
         if absent:
             break

@@ -51,6 +51,12 @@ def test_timeouts_that_follow_from_another_ranks_error_are_left_out() -> None:
     assert "time_s" not in second
 
 
+def test_size_after_the_failure_of_one_rank_has_an_error() -> None:
+    sound, failed = Measured(4, [1.0]), Measured(4, error="no memory")
+    results = results_of(LABELS, [0, 1], {0: _report(sound, Measured(8, [1.0])), 1: _report(failed)})
+    assert [result["error"] for result in results] == ["rank 1: no memory", "not measured by every rank"]
+
+
 def test_rank_without_a_report_is_named() -> None:
     [result] = results_of(LABELS, [0, 1], {0: _report(Measured(4, error=TIMEOUT))})
     assert result["error"] == "rank 1: no answer"
