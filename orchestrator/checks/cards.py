@@ -173,10 +173,14 @@ def pcie(cluster: Cluster) -> Iterator[Finding]:
 
 
 def nvlink(cluster: Cluster) -> Iterator[Finding]:
-    """The links between the cards of a node, compared with those of all nodes."""
-    links = {node: _links(facts["topology"]) for node, facts in cluster.facts.items()}
-    known = {node: text for node, text in links.items() if text}
-    if differs := difference(known):
+    """The links between the cards of a node, compared with those of all nodes that have as many cards of the same models."""
+    links = {node: _links(cluster.facts[node]["topology"]) for node in cluster.facts if cluster.uses_cards(node)}
+    groups: dict[tuple[str, ...], dict[str, str]] = {}
+    for node, text in links.items():
+        if text:
+            models = tuple(sorted(str(card["name"]) for card in cluster.facts[node]["cards"]))
+            groups.setdefault(models, {})[node] = text
+    for differs in filter(None, map(difference, groups.values())):
         yield Finding(
             Severity.WARN if differs.majority is None else Severity.FAIL,
             "nvlink",
@@ -184,12 +188,12 @@ def nvlink(cluster: Cluster) -> Iterator[Finding]:
             differs.nodes,
             remedy=NVLINK,
         )
-    for node, facts in cluster.facts.items():
-        pairs = _pairs(facts["topology"])
+    for node, text in links.items():
+        pairs = _pairs(cluster.facts[node]["topology"])
         kind, number = pairs.most_common(1)[0] if pairs else ("", 0)
         if kind.startswith("NV") and pairs.total() // 2 < number < pairs.total():
             yield Finding(
-                Severity.WARN, "nvlink", f"some pairs of cards have no {kind}: {links[node]}", (node,), remedy=NVLINK
+                Severity.WARN, "nvlink", f"some pairs of cards have no {kind}: {text}", (node,), remedy=NVLINK
             )
 
 

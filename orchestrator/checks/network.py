@@ -52,11 +52,18 @@ def firmware(cluster: Cluster) -> Iterator[Finding]:
 
 
 def ports(cluster: Cluster) -> Iterator[Finding]:
-    """A port that is active on most nodes must be active on all, at the same rate and with the same link layer."""
+    """
+    A port that is active on most nodes must be active on all, at the same rate and with the same link layer.
+
+    Only on nodes whose ranks use RDMA. Without a majority, the difference may be intended, such as a port that one node has for storage.
+    """
+    nodes = [
+        node for node in cluster.facts if cluster.uses_cards(node) and cluster.expected[node].network != "ethernet"
+    ]
     states: dict[str, dict[str, str]] = {}
     rates: dict[str, dict[str, str]] = {}
-    for node, facts in cluster.facts.items():
-        for hca, port in _ports(facts):
+    for node in nodes:
+        for hca, port in _ports(cluster.facts[node]):
             name = _name(hca, port)
             states.setdefault(name, {})[node] = f"{port['state']} ({port['physical_state']})"
             if port["state"] == "ACTIVE" and port["rate"] is not None:
@@ -68,10 +75,11 @@ def ports(cluster: Cluster) -> Iterator[Finding]:
         down = tuple(node for node, state in by_node.items() if not state.startswith("ACTIVE"))
         if down and len(down) < len(by_node):
             text = f"{name} is {by_node[down[0]]}; ACTIVE on {_count(len(by_node) - len(down))}"
-            yield Finding(Severity.FAIL, "ports", text, down, remedy=remedy)
-    for node, facts in cluster.facts.items():
-        found = _ports(facts)
-        if found and cluster.uses_cards(node) and not any(port["state"] == "ACTIVE" for _, port in found):
+            severity = Severity.FAIL if 2 * len(down) < len(by_node) else Severity.WARN
+            yield Finding(severity, "ports", text, down, remedy=remedy)
+    for node in nodes:
+        found = _ports(cluster.facts[node])
+        if found and not any(port["state"] == "ACTIVE" for _, port in found):
             severity = Severity.FAIL if cluster.expected[node].network in ("infiniband", "roce") else Severity.WARN
             yield Finding(
                 severity, "ports", "no RDMA port is active; NCCL would use TCP instead", (node,), remedy=remedy
@@ -80,7 +88,8 @@ def ports(cluster: Cluster) -> Iterator[Finding]:
         if differs := difference(rate_by_node):
             text = f"the rate of {name} differs: {differs.text()}"
             slow = "a damaged cable lowers the rate: compare ibstat, and replace the cable"
-            yield Finding(Severity.FAIL, "ports", text, differs.nodes, remedy=slow)
+            severity = Severity.WARN if differs.majority is None else Severity.FAIL
+            yield Finding(severity, "ports", text, differs.nodes, remedy=slow)
 
 
 def gids(cluster: Cluster) -> Iterator[Finding]:

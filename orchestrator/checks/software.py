@@ -15,13 +15,18 @@ MOST_PACKAGES_NAMED = 8
 
 
 def versions(cluster: Cluster) -> Iterator[Finding]:
-    """Driver, CUDA, torch and DeepSpeed must have the same version everywhere; nodes where it cannot be read are left out."""
+    """
+    Driver, CUDA, torch and DeepSpeed must have the same version everywhere; nodes where it cannot be read are left out.
+
+    The driver and its CUDA are compared on nodes whose ranks may use cards: with `accelerator: auto`, a missing driver hides the cards.
+    """
     for name in VERSIONS:
+        is_driver = name in ("driver", "cuda")
         unread = {"software", f"software.{name}", *(("cards.nvidia", "cards.enflame") if name == "driver" else ())}
         values = {
             node: str(facts["software"].get(name) or NOT_INSTALLED)
             for node, facts in cluster.facts.items()
-            if not unread & facts["missing"].keys()
+            if not unread & facts["missing"].keys() and not (is_driver and cluster.expected[node].accelerator == "cpu")
         }
         if differs := difference(values):
             text = f"the version of {name} differs: {differs.text()}"

@@ -185,6 +185,43 @@ def test_code_is_compared_by_commit_then_by_its_files() -> None:
     assert check(nodes)[0].text == "the code differs: commit dddddddddddd on n0; commit cccccccccccc on the other 2"
 
 
+def test_hardware_that_the_ranks_do_not_use_fails_no_node() -> None:
+    nodes = cluster(gpu_node, 4, "cpu")
+    facts = nodes.facts["n2"]
+    facts["hcas"][0]["ports"][0]["state"] = "DOWN"
+    facts["hcas"][1]["ports"][0]["rate"] = 200.0
+    facts["topology"]["GPU0"]["GPU1"] = "SYS"
+    facts["software"].update({"driver": None, "cuda": "12.1"})
+    assert check(nodes) == []
+    on_cards = {name: replace(node, accelerator="cuda") for name, node in nodes.expected.items()}
+    found = check(replace(nodes, expected=on_cards))
+    assert {(finding.severity, finding.check) for finding in found} == {
+        (FAIL, "nvlink"),
+        (FAIL, "ports"),
+        (FAIL, "versions"),
+    }
+    over_ethernet = {name: replace(node, network="ethernet") for name, node in on_cards.items()}
+    assert "ports" not in {finding.check for finding in check(replace(nodes, expected=over_ethernet))}
+
+
+def test_links_are_compared_between_nodes_with_the_same_cards() -> None:
+    nodes = cluster(gpu_node, 4, "cuda", 2)
+    nodes.facts["n2"]["topology"]["GPU0"]["GPU1"] = "SYS"
+    for card in nodes.facts["n2"]["cards"]:
+        card["name"] = "NVIDIA L40S"
+    assert _brief(check(nodes)) == [(WARN, "cards", ("n2",))]
+
+
+def test_ports_without_a_majority_are_a_warning() -> None:
+    nodes = cluster(gpu_node, 4, "cuda", 2)
+    for name in ("n1", "n2", "n3"):
+        nodes.facts[name]["hcas"][1]["ports"][0]["state"] = "DOWN"  # a port that n0 has for storage
+    assert _brief(check(nodes)) == [(WARN, "ports", ("n1", "n2", "n3"))]
+    nodes = cluster(gpu_node, 2, "cuda", 2)
+    nodes.facts["n1"]["hcas"][1]["ports"][0]["rate"] = 200.0
+    assert _brief(check(nodes)) == [(WARN, "ports", ("n0", "n1"))]
+
+
 def test_two_nodes_have_no_majority_so_both_are_named() -> None:
     nodes = cluster(cpu_node, 2)
     nodes.facts["n1"]["software"]["torch"] = "2.5.1"
