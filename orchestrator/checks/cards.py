@@ -134,7 +134,7 @@ def strangers(cluster: Cluster) -> Iterator[Finding]:
             for process in card["processes"]:
                 owner = "yours" if process["ours"] else f"user {process['user'] or 'not known'}"
                 size = "" if process["memory"] is None else f", {process['memory'] / GIB:.1f} GiB"
-                is_small = process["ours"] and process["memory"] is not None and process["memory"] < BUSY_BYTES
+                is_small = process["memory"] is not None and process["memory"] < BUSY_BYTES
                 yield Finding(
                     Severity.WARN if is_small else Severity.FAIL,
                     "strangers",

@@ -17,6 +17,7 @@ from tests.environment.nodes import interface
 
 FAIL, WARN = Severity.FAIL, Severity.WARN
 STRANGER = {"pid": 4711, "name": "python", "user": "eve", "memory": 30 * GIB, "ours": False}
+MPS_SERVER = {**STRANGER, "name": "nvidia-cuda-mps-server", "memory": 30 << 20}
 XID = "1970-01-01T00:00:01Z NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus."
 
 
@@ -42,6 +43,10 @@ def _set(*path: str | int) -> Callable[[object], Change]:
     return with_value
 
 
+def _tool(seconds: float, error: str | None) -> dict[str, object]:
+    return {"name": "nvidia-smi", "seconds": seconds, "error": error}
+
+
 def _health(key: str, value: str) -> Change:
     return _set("cards", 1, "health", key)(value)
 
@@ -53,12 +58,14 @@ FAULTS: list[tuple[str, Severity, str, Change]] = [
     ("xid", FAIL, "Xid 79 of PCI:0000:01:00", _set("kernel_messages")([XID])),
     ("throttling", WARN, "card 1: the clock is lowered", _health("clocks_event_reasons.active", "0x0000000000000040")),
     ("strangers", FAIL, "card 0 is in use by pid 4711 (python, user eve", _set("cards", 0, "processes")([STRANGER])),
+    ("strangers", WARN, "card 0 is in use by pid 4711 (nvidia-cuda-mps", _set("cards", 0, "processes")([MPS_SERVER])),
     ("card-memory", FAIL, "card 0: 3.0 GiB are in use", _set("cards", 0, "memory_used")(3 * GIB)),
     ("pcie", WARN, "8 on n2 card 1; 16 on the other 7", _health("pcie.link.width.current", "8")),
     ("nvlink", FAIL, "1 x SYS on n2; 1 x NV18 on the other 3", _set("topology", "GPU0", "GPU1")("SYS")),
     ("incomplete", FAIL, "disks.workdir cannot be read: no", _set("missing")({"disks.workdir": "no answer in 5 s"})),
     ("incomplete", WARN, "cards.nvidia cannot be", _set("missing")({"cards.nvidia": "nvidia-smi: exit code 9"})),
-    ("tools", FAIL, "nvidia-smi took more than 5 s", _set("tools", 0, "seconds")(7.5)),
+    ("tools", FAIL, "nvidia-smi took more than 5 s", _set("tools", 0)(_tool(10.0, "killed after 10 s"))),
+    ("tools", WARN, "nvidia-smi took more than 5 s", _set("tools", 0)(_tool(7.5, None))),
     ("rdma", WARN, "mlx5_1: the device file is missing", _set("hcas", 1, "usable")(False)),  # noqa: FBT003
     ("firmware", WARN, "22.0 on n2 mlx5_0; 28.1 on the other 7", _set("hcas", 0, "firmware")("22.0")),
     ("ports", FAIL, "mlx5_1 is DOWN", _set("hcas", 1, "ports", 0, "state")("DOWN")),
