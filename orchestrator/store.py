@@ -348,20 +348,29 @@ class KeptFacts:
         from orchestrator.node.facts import read_facts  # noqa: PLC0415  only launches over SSH read them
 
         try:
-            kept = _json_object(self.path)
-            now = time.time()
-            return {
-                node: read_facts(entry["facts"]) for node, entry in kept.items() if 0 <= now - entry["time"] < KEPT_S
-            }
-        except (OSError, ValueError, KeyError, TypeError):  # there are none, or another version wrote them
+            return {node: read_facts(entry["facts"]) for node, entry in self._entries().items()}
+        except (ValueError, KeyError):  # another version wrote them
             return {}
 
-    def write(self, facts: Mapping[str, NodeFacts]) -> None:
-        """Replace the facts; a full disk does not matter, since they can be had again."""
+    def update(self, queried: Mapping[str, NodeFacts | None]) -> None:
+        """
+        Keep the facts of nodes that were just queried; None forgets a node's. The facts of other nodes become no younger.
+
+        A full disk does not matter, since the facts can be had again.
+        """
         now = time.time()
-        entries = {node: {"time": now, "facts": body} for node, body in facts.items()}
+        new = {node: {"time": now, "facts": facts} for node, facts in queried.items() if facts is not None}
+        old = {node: entry for node, entry in self._entries().items() if node not in queried}
         with suppress(OSError):
-            write_file(self.path, json.dumps(entries), sync=False)
+            write_file(self.path, json.dumps({**old, **new}), sync=False)
+
+    def _entries(self) -> dict[str, Any]:
+        """The entries that are at most KEPT_S old, by node."""
+        now = time.time()
+        try:
+            return {node: entry for node, entry in _json_object(self.path).items() if 0 <= now - entry["time"] < KEPT_S}
+        except (OSError, ValueError, KeyError, TypeError):  # there are none, or another version wrote them
+            return {}
 
 
 @dataclass(frozen=True, slots=True)

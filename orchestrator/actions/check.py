@@ -114,14 +114,22 @@ def check_nodes(inventory: str | None, names: str | None, skipped: Sequence[str]
         cluster = survey(checked_nodes(plan, loaded), lambda name: launcher.reach(by_name[name]), code=_code())
     checked = Checked(cluster, check(cluster, skipped), time.monotonic() - begun, skipped)
     if not skipped:
-        home_store().kept_facts(loaded.digest).write(without_findings(cluster, checked.findings))
+        home_store().kept_facts(loaded.digest).update(facts_to_keep(cluster, checked.findings))
     return checked
 
 
-def without_findings(cluster: Cluster, findings: Sequence[Finding]) -> dict[str, NodeFacts]:
-    """The facts that the next launches may use: of nodes without a finding, and without cards, which others may begin to use."""
+def facts_to_keep(cluster: Cluster, findings: Sequence[Finding]) -> dict[str, NodeFacts | None]:
+    """
+    The facts that the next launches may use; None for a node that they must query.
+
+    Those are nodes with a finding or without an answer, and nodes with cards, which others may begin to use. The code is left
+    out: another launch may run code in another folder.
+    """
     named = {node for finding in findings for node in finding.nodes}
-    return {node: facts for node, facts in cluster.facts.items() if node not in named and not facts["cards"]}
+    return {
+        node: {**facts, "code": None} if facts is not None and node not in named and not facts["cards"] else None
+        for node, facts in ((node, cluster.facts.get(node)) for node in cluster.expected)
+    }
 
 
 def require_known(skipped: Sequence[str]) -> None:

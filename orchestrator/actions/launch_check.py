@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from orchestrator.actions.check import finding_text, without_findings
+from orchestrator.actions.check import facts_to_keep, finding_text
 from orchestrator.actions.preflight import CheckedNode, Reach, survey
 from orchestrator.checks.cluster import Cluster
 from orchestrator.checks.quick import check
@@ -38,18 +38,27 @@ def begin_check(nodes: Sequence[CheckedNode], reach: Reach, program: Program, ke
 
     def work() -> None:
         try:
-            known = kept.read()
-            cluster = _survey(
-                nodes, reach, _code(program), {node.name: known[node.name] for node in nodes if node.name in known}
-            )
-            findings = check(cluster)
-            kept.write(without_findings(cluster, findings))
-            future.set_result(CheckResult(findings, cluster.facts))
+            future.set_result(_check(nodes, reach, _code(program), kept))
         except BaseException as error:  # noqa: BLE001  raised where the result is needed
             future.set_exception(error)
 
     threading.Thread(target=work, name="check", daemon=True).start()
     return future
+
+
+def _check(nodes: Sequence[CheckedNode], reach: Reach, code: str | None, kept: KeptFacts) -> CheckResult:
+    """Query and judge the nodes. Kept facts have no code, and a failure that they show may be corrected already."""
+    known = kept.read() if code is None else {}
+    used = {node.name: known[node.name] for node in nodes if node.name in known}
+    cluster = _survey(nodes, reach, code, used)
+    findings = check(cluster)
+    if used and any(finding.severity is Severity.FAIL for finding in findings):
+        used, cluster = {}, _survey(nodes, reach, code, {})
+        findings = check(cluster)
+    queried = {node: facts for node, facts in facts_to_keep(cluster, findings).items() if node not in used}
+    if queried:
+        kept.update(queried)
+    return CheckResult(findings, cluster.facts)
 
 
 def require_passed(findings: Sequence[Finding], folder: RunFolder, on_warning: Callable[[str], None]) -> None:

@@ -28,7 +28,7 @@ class StubNode:
         return 0.0, 0.0
 
     def probe(self, names: Sequence[str], folders: Mapping[str, str], code: str | None, *, wait_s: float) -> NodeFacts:
-        assert names, folders
+        del names, folders
         self.deadlines["probe"] = wait_s
         entry = None if code is None else {"path": code, "commit": None, "dirty": None, "digest": "d"}
         return cast("NodeFacts", {**self._facts, "code": entry})

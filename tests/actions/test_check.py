@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.check import Checked, check_nodes, finding_text, without_findings
+from orchestrator.actions.check import Checked, check_nodes, facts_to_keep, finding_text
 from orchestrator.checks.quick import check
 from orchestrator.cli import run
 from orchestrator.errors import UsageError
@@ -35,14 +35,15 @@ def test_nodes_with_equal_cells_are_one_row() -> None:
 def test_facts_are_kept_of_nodes_without_cards_and_findings_for_a_short_time(tmp_path: Path) -> None:
     nodes = cluster(cpu_node, 3)
     nodes.facts["n1"]["limits"]["nofile"] = {"soft": 256, "hard": 256}
-    kept = without_findings(nodes, check(nodes))
-    assert list(kept) == ["n0", "n2"]
-    assert without_findings(cluster(gpu_node, 2), []) == {}
+    nodes.facts["n0"]["code"] = {"path": "/data", "commit": None, "dirty": None, "digest": None}
+    kept = facts_to_keep(nodes, check(nodes))
+    assert kept == {"n0": {**nodes.facts["n0"], "code": None}, "n1": None, "n2": nodes.facts["n2"]}
+    assert facts_to_keep(cluster(gpu_node, 2), []) == {"n0": None, "n1": None}
 
     facts = Store(tmp_path).kept_facts("abc")
     assert facts.read() == {}
-    facts.write(kept)
-    assert facts.read() == kept
+    facts.update(kept)
+    assert facts.read() == {"n0": kept["n0"], "n2": kept["n2"]}
     entries = json.loads(facts.path.read_text())
     entries["n0"]["time"] -= KEPT_S
     facts.path.write_text(json.dumps(entries))
@@ -52,6 +53,20 @@ def test_facts_are_kept_of_nodes_without_cards_and_findings_for_a_short_time(tmp
     assert facts.read() == {}
     facts.path.write_text("{}[")
     assert facts.read() == {}
+
+
+def test_facts_that_are_used_become_no_younger(tmp_path: Path) -> None:
+    nodes, facts = cluster(cpu_node, 3).facts, Store(tmp_path).kept_facts("abc")
+    facts.update(nodes)
+    entries = json.loads(facts.path.read_text())
+    for node in ("n1", "n2"):
+        entries[node]["time"] -= KEPT_S - 60
+    facts.path.write_text(json.dumps(entries))
+    facts.update({"n0": None, "n1": nodes["n1"]})
+    updated = json.loads(facts.path.read_text())
+    assert updated.keys() == {"n1", "n2"}
+    assert updated["n1"]["time"] > entries["n1"]["time"] + 50
+    assert updated["n2"]["time"] == entries["n2"]["time"]
 
 
 def test_unknown_check_is_refused_with_the_names_of_all(capsys: pytest.CaptureFixture[str]) -> None:
