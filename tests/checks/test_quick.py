@@ -63,6 +63,7 @@ FAULTS: list[tuple[str, Severity, str, Change]] = [
     ("pcie", WARN, "8 on n2 card 1; 16 on the other 7", _health("pcie.link.width.current", "8")),
     ("nvlink", FAIL, "1 x SYS on n2; 1 x NV18 on the other 3", _set("topology", "GPU0", "GPU1")("SYS")),
     ("incomplete", FAIL, "disks.workdir cannot be read: no", _set("missing")({"disks.workdir": "no answer in 5 s"})),
+    ("incomplete", WARN, "software cannot be read: no", _set("missing")({"software": "no answer in 15 s"})),
     ("incomplete", WARN, "cards.nvidia cannot be", _set("missing")({"cards.nvidia": "nvidia-smi: exit code 9"})),
     ("tools", FAIL, "nvidia-smi took more than 5 s", _set("tools", 0)(_tool(10.0, "killed after 10 s"))),
     ("tools", WARN, "nvidia-smi took more than 5 s", _set("tools", 0)(_tool(7.5, None))),
