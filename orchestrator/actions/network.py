@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.node.facts import NodeFacts
     from orchestrator.plan.plan import LaunchPlan, NodePlan
 
-MOST_NAMES = 64  # that each node resolves
+MOST_NAMES = 64  # that every node resolves; of more nodes, each resolves the head's address and its own
 
 
 def nothing_to_discover(plan: LaunchPlan) -> str:
@@ -60,9 +60,10 @@ def query(
         connected: connections that exist, by node; they are closed.
     """
     transport = transport_factory(inventory.transport, inventory.ssh, Terminal())
-    names = [node.address for node in plan.nodes][:MOST_NAMES]
 
     def probe(node: NodePlan) -> NodeFacts:
+        resolved = plan.nodes if len(plan.nodes) <= MOST_NAMES else (plan.nodes[0], node)
+        names = [named.address for named in resolved]
         existing = connected.get(node.name)
         with existing or Endpoint.connect(transport(node), node.python) as endpoint:
             return endpoint.probe(names, {}, None)

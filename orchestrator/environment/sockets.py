@@ -59,7 +59,8 @@ def choose_interfaces(
         return Sockets({}, "no subnet is shared by all nodes")
     if fault:
         return Sockets({}, fault, share_addresses=True)
-    preferences = {subnet: _preference(of_subnet, addresses, facts, rails) for subnet, of_subnet in subnets.items()}
+    resolved = _resolved_names(facts)
+    preferences = {subnet: _preference(of_subnet, addresses, resolved, rails) for subnet, of_subnet in subnets.items()}
     subnet = min(subnets, key=lambda name: (preferences[name], _names(subnets[name])))
     best = preferences[subnet]
     count = sum(preference == best for preference in preferences.values())
@@ -109,47 +110,57 @@ def _parsed(address: str, prefix: int) -> IPv4Interface | IPv6Interface | None:
 def _preference(
     of_subnet: Mapping[str, Attachment],
     addresses: Mapping[str, str],
-    facts: Mapping[str, NodeFacts],
+    resolved: Mapping[str, set[str]],
     rails: Mapping[str, frozenset[str]],
-) -> tuple[bool, float, bool]:
+) -> tuple[bool, float]:
     """
-    For sorting, best first.
+    For sorting, best first: the addresses of the inventory, over which the nodes are known to reach each other.
 
-    With RDMA, sockets carry little: the interfaces of the inventory's addresses, and no rail. Without it, the fastest.
+    Of other subnets: with RDMA, sockets carry little, so no rail; without it, the fastest.
     """
-    is_rail = any(attachment.interface["name"] in rails[node] for node, attachment in of_subnet.items())
-    speed = min(attachment.interface["speed"] or 0.0 for attachment in of_subnet.values())
-    is_in_inventory = all(_is_address_of(addresses[node], found, facts[node]) for node, found in of_subnet.items())
+    is_in_inventory = all(_is_address_of(addresses[node], found, resolved) for node, found in of_subnet.items())
     if any(rails.values()):
-        return is_rail, 0.0 if is_in_inventory else 1.0, False
-    return False, -speed, not is_in_inventory
+        is_rail = any(attachment.interface["name"] in rails[node] for node, attachment in of_subnet.items())
+        return not is_in_inventory, float(is_rail)
+    return not is_in_inventory, -min(attachment.interface["speed"] or 0.0 for attachment in of_subnet.values())
 
 
-def _is_address_of(address: str, attachment: Attachment, facts: NodeFacts) -> bool:
-    """Return whether an address or name of the inventory is the address of this attachment."""
+def _is_address_of(address: str, attachment: Attachment, resolved: Mapping[str, set[str]]) -> bool:
+    """Return whether an address or name of the inventory can be the address of this attachment; unknown names can."""
     try:
         return str(ip_address(address)) == attachment.address
     except ValueError:
-        return attachment.address in facts["names"]["resolved"].get(address, [])
+        return address not in resolved or attachment.address in resolved[address]
+
+
+def _resolved_names(facts: Mapping[str, NodeFacts]) -> dict[str, set[str]]:
+    """The addresses by host name on all nodes together. A node may know its own name as a loopback address only."""
+    found: dict[str, set[str]] = {}
+    for of_node in facts.values():
+        for host, addresses in of_node["names"]["resolved"].items():
+            parsed = (_parsed(address, 0) for address in addresses)
+            if usable := {str(known.ip) for known in parsed if known is not None and not known.ip.is_loopback}:
+                found.setdefault(host, set()).update(usable)
+    return found
 
 
 def _names(of_subnet: Mapping[str, Attachment]) -> list[str]:
     return sorted({attachment.interface["name"] for attachment in of_subnet.values()})
 
 
-def _reason(
-    subnet: Subnet, preferences: Mapping[Subnet, tuple[bool, float, bool]], count: int, *, has_rails: bool
-) -> str:
+def _reason(subnet: Subnet, preferences: Mapping[Subnet, tuple[bool, float]], count: int, *, has_rails: bool) -> str:
     text = f"all nodes share {subnet}"
-    is_rail, rank, _ = preferences[subnet]
+    is_other, rank = preferences[subnet]
     if len(preferences) == 1:
         return text
     if count > 1:
         return f"{text}; the first of {count} equal subnets"
-    if not has_rails and rank:
-        quality = f"the fastest: {-rank:g} Gb/s"
-    elif has_rails and not is_rail and rank:
+    fastest = "" if has_rails else min(preferences, key=lambda name: preferences[name][1])
+    if is_other is not max(preferences.values())[0]:
+        quality = "the addresses of the inventory"
+        quality += f"; {fastest} is faster: {-preferences[fastest][1]:g} Gb/s" if fastest not in ("", subnet) else ""
+    elif has_rails:
         quality = "the one without an RDMA adapter"
     else:
-        quality = "the addresses of the inventory"
+        quality = f"the fastest: {-rank:g} Gb/s"
     return f"{text}; of {len(preferences)} shared subnets, {quality}"

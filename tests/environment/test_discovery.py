@@ -196,13 +196,49 @@ def test_nodes_with_one_address_are_one_machine() -> None:
     assert "2 nodes have the address 10.0.0.1" in reason(found, "n0", "GLOO_SOCKET_IFNAME")
 
 
-def test_without_rdma_the_fastest_shared_interface_is_chosen() -> None:
+def _with_bond() -> list[NodeFacts]:
+    """Two CPU-only nodes with an interface of 25 Gb/s and a bond of 100 Gb/s."""
     cluster = [cpu(0), cpu(1)]
     for number, of_node in enumerate(cluster):
+        of_node["interfaces"][0]["speed"] = 25.0
         of_node["interfaces"].append(interface("bond0", f"10.9.0.{number + 1}/16", kind="bond", speed=100.0))
-    found = discovered(*cluster)
+    return cluster
+
+
+def test_network_of_the_inventory_is_chosen_before_a_faster_one() -> None:
+    found = discovered(*_with_bond())
+    assert found.environment("n0")["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert reason(found, "n0", "GLOO_SOCKET_IFNAME").endswith(
+        "of 2 shared subnets, the addresses of the inventory; 10.9.0.0/16 is faster: 100 Gb/s"
+    )
+
+
+def test_rail_is_chosen_if_it_has_the_addresses_of_the_inventory() -> None:
+    cluster = [roce(0), roce(1)]
+    sent = {f"n{number}": NodeRequest(f"10.1.0.{number + 1}", "auto", 2, {}) for number in (0, 1)}
+    found = discover({of_node["node"]: of_node for of_node in cluster}, sent)
+    assert found.environment("n0")["GLOO_SOCKET_IFNAME"] == "ens0"
+    assert reason(found, "n0", "GLOO_SOCKET_IFNAME").endswith("of 3 shared subnets, the addresses of the inventory")
+
+
+def _by_name(*of_nodes: NodeFacts) -> Discovery:
+    """Discovery for an inventory with host names instead of addresses."""
+    sent = {of_node["node"]: NodeRequest(of_node["node"], "auto", 2, {}) for of_node in of_nodes}
+    return discover({of_node["node"]: of_node for of_node in of_nodes}, sent)
+
+
+def test_without_rdma_the_fastest_interface_is_chosen_if_the_names_are_unknown() -> None:
+    found = _by_name(*_with_bond())
     assert found.environment("n0")["GLOO_SOCKET_IFNAME"] == "bond0"
     assert reason(found, "n0", "GLOO_SOCKET_IFNAME").endswith("of 2 shared subnets, the fastest: 100 Gb/s")
+
+
+def test_names_are_resolved_on_other_nodes_if_the_node_has_itself_as_loopback() -> None:
+    """As on Debian, whose /etc/hosts has the host's own name at 127.0.1.1."""
+    cluster = _with_bond()
+    cluster[0]["names"]["resolved"] = {"n0": ["127.0.1.1"], "n1": ["10.0.0.2"]}
+    cluster[1]["names"]["resolved"] = {"n0": ["10.0.0.1"], "n1": ["127.0.1.1"]}
+    assert _by_name(*cluster).environment("n0")["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
 def test_first_of_equal_interfaces_is_chosen() -> None:
@@ -302,8 +338,11 @@ def test_unreadable_adapters_leave_them_to_nccl() -> None:
     assert "Permission denied" in reason(found, "n1", "NCCL_IB_HCA")
 
 
-def test_fastest_interface_is_chosen_if_the_user_turns_rdma_off() -> None:
-    assert discovered(roce(0), roce(1)).environment("n0")["GLOO_SOCKET_IFNAME"] == "eth0"
-    found = discovered(roce(0), roce(1), NCCL_IB_DISABLE="1").environment("n0")
-    assert found["GLOO_SOCKET_IFNAME"] == "ens0"
-    assert "NCCL_IB_HCA" not in found
+def test_faster_interface_is_named_if_the_user_turns_rdma_off() -> None:
+    cluster = [roce(0), roce(1)]
+    for of_node in cluster:
+        of_node["interfaces"][0]["speed"], of_node["interfaces"][1]["speed"] = 25.0, 200.0
+    found = discovered(*cluster, NCCL_IB_DISABLE="1")
+    assert found.environment("n0")["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert "NCCL_IB_HCA" not in found.environment("n0")
+    assert reason(found, "n0", "NCCL_SOCKET_IFNAME").endswith("10.1.1.0/24 is faster: 400 Gb/s")
