@@ -23,6 +23,7 @@ NVIDIA = "proc/driver/nvidia/gpus"
 ENFLAME = ("0x1e36", "0x1ea0")
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "gcu": "TOPS_VISIBLE_DEVICES"}
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
+LEAST_SHARE = 0.75  # of the CPUs that a rank would have if all CPUs were divided evenly among the cards
 CPUSETS = ("sys/fs/cgroup{}/cpuset.cpus.effective", "sys/fs/cgroup/cpuset{}/cpuset.effective_cpus")
 
 
@@ -58,14 +59,25 @@ def bind_ranks(job: Job, environ: Mapping[str, str], affinity: set[int], root: s
     ranks = len(job.rank_numbers)
     if len(mine) < ranks:
         raise Unbound(f"{ranks} ranks for {len(mine)} visible cards")
+    if ranks == 1 and len(mine) > 1:
+        raise Unbound(f"the one rank may use all of the {len(mine)} visible cards")
     if job.slurm is not None and len(mine) < len(cards):
         raise Unbound(f"{len(mine)} of {len(cards)} cards are visible, and Slurm may have renumbered them")
     cpus = [local_cpus(card.address, root) & affinity for card in mine[:ranks]]
+    refuse_useless(cpus, affinity, len(cards))
+    return cpus
+
+
+def refuse_useless(cpus: Sequence[set[int]], affinity: set[int], card_count: int) -> None:
+    """Raise Unbound if the ranks would gain nothing by these CPUs, or have too few of them."""
     if not all(cpus):
         raise Unbound("a card has no CPU near it that the agent may use")
     if all(near == affinity for near in cpus):
         raise Unbound("all CPUs are near every card")
-    return cpus
+    for near in cpus:
+        sharing = cpus.count(near)
+        if len(near) * card_count < LEAST_SHARE * len(affinity) * sharing:
+            raise Unbound(f"only {len(near)} of {len(affinity)} CPUs are near the cards of {sharing} ranks")
 
 
 def text_of(*parts: str) -> str:

@@ -168,6 +168,37 @@ def test_ranks_are_not_bound_to_a_list_that_cannot_be_read(tmp_path: Path, text:
     assert unbound(tmp_path) == f"the NUMA node of {BUSES[0][0]} is unknown"
 
 
+@pytest.mark.parametrize(
+    ("cards_of_nodes", "affinity", "counts"),
+    [
+        ([(0, "0-7"), (1, "16-23"), (2, "32-39"), (3, "48-55")], ALL, (8, 64, 2)),  # 8 NUMA nodes, 4 of them with cards
+        ([(0, NEAR_0)], ALL, (32, 64, 8)),  # all cards on one socket
+        ([(0, NEAR_0), (1, NEAR_1)], "0-47", (16, 48, 4)),  # a cgroup with most of the CPUs on one socket
+    ],
+    ids=["NPS4", "one-socket", "lopsided"],
+)
+def test_ranks_are_not_bound_to_few_of_the_cpus(
+    tmp_path: Path, cards_of_nodes: list[tuple[int, str]], affinity: str, counts: tuple[int, int, int]
+) -> None:
+    write(host(tmp_path), "sys/devices/system/cpu/online", affinity)
+    each = len(BUSES) // len(cards_of_nodes)
+    for index, (address, _) in enumerate(BUSES):
+        node, cpus = cards_of_nodes[index // each]
+        write(tmp_path, f"sys/bus/pci/devices/{address}/numa_node", str(node))
+        write(tmp_path, f"sys/bus/pci/devices/{address}/local_cpulist", cpus)
+    assert unbound(tmp_path, affinity=affinity) == "only {} of {} CPUs are near the cards of {} ranks".format(*counts)
+
+
+def test_ranks_are_bound_although_the_system_keeps_some_cpus(tmp_path: Path) -> None:
+    write(host(tmp_path), "sys/devices/system/cpu/online", "2-63")
+    assert cpus_of(tmp_path, affinity="2-63") == ["2-15,32-47"] * 4 + [NEAR_1] * 4
+
+
+def test_one_rank_that_may_use_all_cards_is_not_bound(tmp_path: Path) -> None:
+    assert unbound(host(tmp_path), ranks=1) == "the one rank may use all of the 8 visible cards"
+    assert cpus_of(tmp_path, ranks=1, env={"CUDA_VISIBLE_DEVICES": "4"}) == [NEAR_1]
+
+
 def test_cpus_near_a_card_that_the_cgroup_lacks_bind_no_rank(tmp_path: Path) -> None:
     write(host(tmp_path), "proc/self/cgroup", "0::/job")
     write(tmp_path, "sys/fs/cgroup/job/cpuset.cpus.effective", "0-15")
