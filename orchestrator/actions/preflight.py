@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 FACTS_S, PORT_S, TOKEN_S = 20.0, 4.0, 1.0  # at most 29 s in all with two folders, whatever a node does
 MOST_NAMES = 64  # that every node resolves; of more nodes, each resolves the head's name and its own
 LOOPBACK = "127.0.0.1"
-LOCAL_DISK = "local:"  # the beginning of the identity of a file system that only one machine has
+# File systems of a server, which several machines mount; one of another type, such as 9p or virtiofs, may belong to one machine.
+NETWORK_TYPES = frozenset(
+    ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "glusterfs", "fuse.glusterfs", "fuse.juicefs")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,7 @@ def _shared(cluster: Cluster, reach: Reach, busy_s: float) -> list[SharedFolder]
         for disk in facts["disks"]:
             if disk["use"] == "workdir":
                 nodes_of.setdefault(disk["path"], []).append(name)
-                if not disk["identity"].startswith(LOCAL_DISK):
+                if disk["type"] in NETWORK_TYPES:
                     networked.setdefault(disk["path"], []).append(name)
     return [
         _share(path, names[0], [name for name in nodes_of[path] if name != names[0]], reach, busy_s=busy_s)

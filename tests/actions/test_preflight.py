@@ -37,3 +37,12 @@ def test_busy_connection_is_waited_for_and_kept(monkeypatch: pytest.MonkeyPatch)
     assert waited == [FACTS_S + 600, PORT_S + 600, TOKEN_S + 600]  # a bundle may be sent for so long
     # a request that misses its deadline closes the connection, and the launch needs it
     assert min(nodes.deadlines[name] for name in ("reserve", "write_marker", "find_marker")) >= ANSWER_S
+
+
+@pytest.mark.parametrize("kind", ["ext4", "9p", "virtiofs", "fuse.fuse-overlayfs"])
+def test_file_system_that_one_machine_may_have_alone_is_not_tested_on_others(kind: str) -> None:
+    nodes = cluster(gpu_node, 3, "cuda", 2)
+    for facts in nodes.facts.values():
+        facts["disks"][0]["type"] = kind
+    stubs = StubNodes(nodes)
+    assert survey(stubs.checked, stubs.reach).shared == []

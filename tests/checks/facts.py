@@ -59,6 +59,7 @@ def gpu_node(name: str, address: str = "10.0.0.1", cards: int = 2) -> NodeFacts:
     facts = cpu_node(name, address)
     names = [f"GPU{index}" for index in range(cards)]
     facts["disks"] = [disk("workdir", "/data"), disk("tmp", "/tmp"), disk("shm", "/dev/shm", total=64 * GIB)]
+    facts["disks"][0]["type"] = "nfs4"
     facts["memory"]["swap_total"] = 0
     facts["cpus"]["governor"] = "performance"
     facts["limits"]["memlock"] = {"soft": None, "hard": None}
