@@ -81,18 +81,17 @@ def discover(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
     variables: dict[str, Sequence[Variable]] = {}
     for node, of_node in known.items():
         request, chosen = requests[node], adapters.get(node)
+        given = {**_site(of_node), **request.env}
         threads_of = None if sockets.share_addresses else threads(of_node, request.ranks)
         found = (threads_of, visible_gcus(of_node, request.ranks))
         proposed = [
             *(variable for variable in found if variable),
-            *_sockets(node, sockets, uses_nccl=chosen is not None),
+            *_sockets(node, sockets, given, uses_nccl=chosen is not None),
         ]
         if chosen is not None:
-            proposed += _nccl(request, of_node, chosen, network)
+            proposed += _nccl(request, of_node, chosen, network, given=given)
         variables[node] = [_overridden(variable, request.env, of_node) for variable in proposed]
-        shown = {
-            name: value for name, value in {**_site(of_node), **request.env}.items() if name not in request.private
-        }
+        shown = {name: value for name, value in given.items() if name not in request.private}
         findings += contradictions(node, shown, of_node, chosen)
         findings += mig_findings(node, of_node)
     return Discovery(variables, _merged(findings))
@@ -224,8 +223,10 @@ def _rails(request: NodeRequest, adapters: Adapters | None, network: _Rdma) -> f
     return frozenset(name for port in adapters.ports for name in port.hca["interfaces"])
 
 
-def _nccl(request: NodeRequest, facts: NodeFacts, adapters: Adapters, network: _Rdma) -> Iterator[Variable]:
-    """The variables of NCCL's choice of adapters."""
+def _nccl(
+    request: NodeRequest, facts: NodeFacts, adapters: Adapters, network: _Rdma, *, given: Mapping[str, str]
+) -> Iterator[Variable]:
+    """The variables of NCCL's choice of adapters; `given` are the values of the user and of the node."""
     if network.disables:
         origin = Origin.PRESET if request.network == "ethernet" else Origin.DISCOVERED
         yield Variable("NCCL_IB_DISABLE", "1", origin, f"TCP on all nodes: {network.unset}")
@@ -241,11 +242,13 @@ def _nccl(request: NodeRequest, facts: NodeFacts, adapters: Adapters, network: _
         return
     yield Variable("NCCL_IB_HCA", adapters.value, Origin.DISCOVERED, adapters.reason)
     index, reason = gid_index(adapters, facts)
+    if given.get("NCCL_IB_HCA", adapters.value) != adapters.value:
+        index, reason = None, f"NCCL_IB_HCA is not the discovered {adapters.value}"
     yield Variable("NCCL_IB_GID_INDEX", None if index is None else str(index), Origin.DISCOVERED, reason)
 
 
-def _sockets(node: str, sockets: Sockets, *, uses_nccl: bool) -> Iterator[Variable]:
-    """The interfaces for NCCL's start-up (and data without RDMA), gloo and torch's RPC."""
+def _sockets(node: str, sockets: Sockets, given: Mapping[str, str], *, uses_nccl: bool) -> Iterator[Variable]:
+    """The interfaces for NCCL's start-up (and data without RDMA), gloo and torch's RPC; `given` as of `_nccl`."""
     names = [*(["NCCL_SOCKET_IFNAME"] if uses_nccl else []), "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"]
     attachment = sockets.chosen.get(node)
     if attachment is None:
@@ -255,7 +258,7 @@ def _sockets(node: str, sockets: Sockets, *, uses_nccl: bool) -> Iterator[Variab
     for name in names:
         value = f"={interface}" if name.startswith("NCCL") else interface
         yield Variable(name, value, Origin.DISCOVERED, sockets.reason)
-    if sockets.is_ipv6 and uses_nccl:
+    if sockets.is_ipv6 and uses_nccl and "NCCL_SOCKET_IFNAME" not in given:
         yield Variable("NCCL_SOCKET_FAMILY", "AF_INET6", Origin.DISCOVERED, "the nodes share no IPv4 subnet")
 
 

@@ -257,6 +257,19 @@ def test_ipv6_is_used_if_there_is_no_other() -> None:
     assert discovered(*cluster).environment("n0")["NCCL_SOCKET_FAMILY"] == "AF_INET6"
 
 
+def test_family_is_left_to_nccl_if_the_user_names_the_interface() -> None:
+    cluster = [infiniband(0), infiniband(1)]
+    for number, of_node in enumerate(cluster):
+        of_node["interfaces"] = [interface("eth0", f"fd00::{number + 1}/64")]
+    assert "NCCL_SOCKET_FAMILY" not in discovered(*cluster, NCCL_SOCKET_IFNAME="eth0").environment("n0")
+
+
+def test_gid_index_is_left_to_nccl_if_the_user_names_the_adapters() -> None:
+    found = discovered(roce(0), roce(1), NCCL_IB_HCA="=mlx5_1")
+    assert "NCCL_IB_GID_INDEX" not in found.environment("n0")
+    assert reason(found, "n0", "NCCL_IB_GID_INDEX") == "NCCL_IB_HCA is not the discovered =mlx5_0,mlx5_1"
+
+
 def test_node_without_facts_leaves_the_network_unset() -> None:
     nodes_of = requests(infiniband(0), infiniband(1))
     found = discover({"n0": infiniband(0)}, nodes_of)
