@@ -2,7 +2,8 @@
 The network that NCCL took between the nodes, after the first step; and a warning if it is not the expected one.
 
 NCCL prints it (`NCCL INFO Using network Socket`) at NCCL_DEBUG=INFO and above. Without that line, the open files of the ranks show
-it: NCCL keeps its RDMA devices open (/dev/infiniband/uverbs0, …), so ranks without one use sockets.
+it: NCCL keeps its RDMA devices open (/dev/infiniband/uverbs0, …), so ranks that have reported a step without one use sockets. NCCL
+opens them at the first collective, so before a step their absence means nothing: the ranks may be loading a model.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 LINE = re.compile(rb"NCCL INFO Using network (\w[\w .-]{0,40})")
 HEAD_BYTES = 1 << 20  # of a rank's output: NCCL starts before the first step
 MOST_POLLS = 10  # ranks that do not show it by then never will
-POLLS_WITHOUT_STEPS = 5  # of a program that reports no steps
 SOCKET = "Socket"
 CARD = re.compile(r"/dev/nvidia\d+\Z")
 VERBS = re.compile(r"/dev/infiniband/uverbs\d+\Z")
@@ -54,8 +54,9 @@ class NetworkWatch:
             return
         self._polls += 1
         taken, evidence = printed_network(self._folder, self._job.processes)
-        if not taken and (steps.newest is not None or self._polls >= POLLS_WITHOUT_STEPS):
-            taken, evidence = network_of_open_devices(map(open_devices, descendants()))
+        if not taken:
+            devices = map(open_devices, descendants())
+            taken, evidence = network_of_open_devices(devices, after_step=steps.newest is not None)
         if taken:
             self._polls = MOST_POLLS
             self._report(taken, evidence)
@@ -124,15 +125,15 @@ def printed_network(folder: str, processes: Iterable[Optional[int]]) -> Tuple[st
     return taken, lines.get(taken, "")
 
 
-def network_of_open_devices(processes: Iterable[Set[str]]) -> Tuple[str, str]:
-    """RDMA or Socket, by the open devices of the processes that have a card open; empty if no such process is visible."""
+def network_of_open_devices(processes: Iterable[Set[str]], *, after_step: bool) -> Tuple[str, str]:
+    """RDMA or, after a step, Socket, by the open devices of the processes that have a card open; empty if these do not show it."""
     with_card = [devices for devices in processes if any(map(CARD.match, devices))]
     verbs = sorted({device for devices in with_card for device in devices if VERBS.match(device)})
-    if not with_card:
-        return "", ""
     if verbs:
         return "RDMA", f"the ranks have {', '.join(verbs)} open"
-    return SOCKET, "no rank has an RDMA device open (/dev/infiniband/uverbs*)"
+    if with_card and after_step:
+        return SOCKET, "no rank has an RDMA device open (/dev/infiniband/uverbs*)"
+    return "", ""
 
 
 def open_devices(pid: int) -> Set[str]:
