@@ -230,7 +230,7 @@ def _check(
 
     by_name = {node.name: node for node in planned.plan.nodes}
     kept = home_store().kept_facts(planned.record.inventory["digest"])
-    result = begin_check(planned.checked, lambda name: launcher.reach(by_name[name]), planned.plan.program, kept)
+    result = begin_check(planned.checked, lambda name: launcher.reach(by_name[name]), planned.plan, kept)
 
     def finish() -> None:
         checked = result.result()

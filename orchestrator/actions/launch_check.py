@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING
 from orchestrator.actions.check import facts_to_keep, finding_text
 from orchestrator.actions.preflight import CheckedNode, Reach, survey
 from orchestrator.checks.cluster import Cluster
-from orchestrator.checks.quick import check
+from orchestrator.checks.quick import check, most_serious_first
 from orchestrator.errors import PreflightRefused
 from orchestrator.findings import Finding, Severity
 from orchestrator.store import KeptFacts, RunFolder
 
 if TYPE_CHECKING:
     from orchestrator.node.facts import NodeFacts
+    from orchestrator.plan.plan import LaunchPlan
     from orchestrator.run import Program
 
 PUSH_S = 24 * 3600.0  # a request waits while its connection sends the code
+OF_PYTHON = ("python", "packages", "versions", "nccl")  # checks of the Python in the inventory, without `setup:` lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,13 @@ class CheckResult:
     facts: Mapping[str, NodeFacts]
 
 
-def begin_check(nodes: Sequence[CheckedNode], reach: Reach, program: Program, kept: KeptFacts) -> Future[CheckResult]:
+def begin_check(nodes: Sequence[CheckedNode], reach: Reach, plan: LaunchPlan, kept: KeptFacts) -> Future[CheckResult]:
     """Begin to check the nodes of a launch that is connected, in a thread; nodes whose facts are kept are not queried."""
     future: Future[CheckResult] = Future()
 
     def work() -> None:
         try:
-            future.set_result(_check(nodes, reach, _code(program), kept))
+            future.set_result(_check(nodes, reach, plan, kept))
         except BaseException as error:  # noqa: BLE001  raised where the result is needed
             future.set_exception(error)
 
@@ -46,19 +48,33 @@ def begin_check(nodes: Sequence[CheckedNode], reach: Reach, program: Program, ke
     return future
 
 
-def _check(nodes: Sequence[CheckedNode], reach: Reach, code: str | None, kept: KeptFacts) -> CheckResult:
+def _check(nodes: Sequence[CheckedNode], reach: Reach, plan: LaunchPlan, kept: KeptFacts) -> CheckResult:
     """Query and judge the nodes. Kept facts have no code, and a failure that they show may be corrected already."""
+    code = _code(plan.program)
     known = kept.read() if code is None else {}
     used = {node.name: known[node.name] for node in nodes if node.name in known}
     cluster = _survey(nodes, reach, code, used)
-    findings = check(cluster)
+    findings = _judged(cluster, plan)
     if used and any(finding.severity is Severity.FAIL for finding in findings):
         used, cluster = {}, _survey(nodes, reach, code, {})
-        findings = check(cluster)
+        findings = _judged(cluster, plan)
     queried = {node: facts for node, facts in facts_to_keep(cluster, findings).items() if node not in used}
     if queried:
         kept.update(queried)
     return CheckResult(findings, cluster.facts)
+
+
+def _judged(cluster: Cluster, plan: LaunchPlan) -> list[Finding]:
+    """The findings. A failure of the Python that answers is a warning if the ranks may use another one."""
+    may_differ = plan.program.kind == "executable" or any(plan.setup and not node.python_folder for node in plan.nodes)
+    return most_serious_first(
+        [
+            replace(finding, severity=Severity.WARN)
+            if may_differ and finding.check in OF_PYTHON and finding.severity is Severity.FAIL
+            else finding
+            for finding in check(cluster)
+        ]
+    )
 
 
 def require_passed(findings: Sequence[Finding], folder: RunFolder, on_warning: Callable[[str], None]) -> None:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from orchestrator.actions.launch_check import CheckResult, begin_check
 from orchestrator.checks.cluster import Cluster
-from orchestrator.run import Program
+from orchestrator.findings import Severity
+from orchestrator.inventory.model import Inventory, Node
+from orchestrator.plan.make import make_plan
+from orchestrator.plan.plan import LaunchPlan
+from orchestrator.run import Program, Request
 from orchestrator.store import KeptFacts, Store
 from tests.actions.stub_nodes import StubNodes
 from tests.checks.facts import cluster, cpu_node
@@ -14,8 +20,14 @@ from tests.checks.facts import cluster, cpu_node
 TRAINER = Program("trainer", ())
 
 
-def _result(nodes: StubNodes, kept: KeptFacts, program: Program = TRAINER) -> CheckResult:
-    return begin_check(nodes.checked, nodes.reach, program, kept).result(timeout=60)
+def _plan(program: Program, python: str = "python3", setup: tuple[str, ...] = ()) -> LaunchPlan:
+    nodes = tuple(Node(name=f"n{index}", python=python) for index in range(3))
+    inventory = Inventory(name="here", nodes=nodes, setup=setup)
+    return make_plan(inventory, Request("ssh", program), run_id="here-20260102-030405-0abc", bundle="b")
+
+
+def _result(nodes: StubNodes, kept: KeptFacts, plan: LaunchPlan | None = None) -> CheckResult:
+    return begin_check(nodes.checked, nodes.reach, plan or _plan(TRAINER), kept).result(timeout=60)
 
 
 def _kept(folder: Path, nodes: Cluster) -> KeptFacts:
@@ -42,6 +54,24 @@ def test_code_on_the_nodes_is_compared_in_the_folder_of_the_program(tmp_path: Pa
     old = cluster(cpu_node, 3)
     old.facts["n1"]["code"] = {"path": "/home/u", "commit": None, "dirty": None, "digest": "other"}
     nodes = StubNodes(cluster(cpu_node, 3))
-    result = _result(nodes, _kept(tmp_path, old), Program("python", ("/data/x/train.py",)))
+    result = _result(nodes, _kept(tmp_path, old), _plan(Program("python", ("/data/x/train.py",))))
     assert result.findings == []
     assert {facts["code"]["path"] for facts in result.facts.values() if facts["code"]} == {"/data/x"}
+
+
+@pytest.mark.parametrize(
+    ("plan", "severity"),
+    [
+        (_plan(TRAINER), Severity.FAIL),
+        (_plan(Program("executable", ("./a.out",))), Severity.WARN),
+        (_plan(TRAINER, setup=("conda activate x",)), Severity.WARN),
+        (_plan(TRAINER, "/opt/x/bin/python", ("module load cuda",)), Severity.FAIL),
+    ],
+)
+def test_packages_of_a_python_that_the_ranks_may_not_use_are_a_warning(
+    tmp_path: Path, plan: LaunchPlan, severity: Severity
+) -> None:
+    nodes = cluster(cpu_node, 3)
+    nodes.facts["n1"]["software"].update({"torch": "2.5.0", "python": "3.12.1"})
+    found = _result(StubNodes(nodes), _kept(tmp_path, cluster(cpu_node, 0)), plan).findings
+    assert {finding.check: finding.severity for finding in found} == dict.fromkeys(("versions", "python"), severity)
