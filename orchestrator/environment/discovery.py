@@ -47,11 +47,11 @@ class Discovery:
     findings: Sequence[Finding]
 
     def environment(self, node: str) -> dict[str, str]:
-        """The values to set on a node, without those that the user sets."""
+        """The values to set on a node, without those that the user or the node itself sets."""
         return {
             variable.name: variable.value
             for variable in self.variables.get(node, ())
-            if variable.value is not None and variable.origin is not Origin.INVENTORY
+            if variable.value is not None and variable.origin in (Origin.DISCOVERED, Origin.PRESET)
         }
 
 
@@ -268,10 +268,10 @@ def _site(facts: NodeFacts) -> dict[str, str]:
 
 
 def _nccl_conf(facts: NodeFacts) -> dict[str, str]:
-    """The variables of the node's nccl.conf files; the first file that sets one wins."""
+    """The variables of the node's nccl.conf files. The first line that sets one wins; NCCL reads the user's file first."""
     found: dict[str, str] = {}
-    for text in facts["nccl_conf"].values():
-        for line in text.splitlines():
+    for path in sorted(facts["nccl_conf"], key=lambda path: path == "/etc/nccl.conf"):
+        for line in facts["nccl_conf"][path].splitlines():
             name, equals, value = line.partition("#")[0].partition("=")
             if equals and name.strip():
                 found.setdefault(name.strip(), value.strip())

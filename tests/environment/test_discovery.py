@@ -289,14 +289,17 @@ def test_users_value_wins_and_shows_what_it_replaces() -> None:
     ]
 
 
-def test_values_of_the_node_itself_win() -> None:
+def test_values_of_the_node_itself_win_and_are_not_exported() -> None:
     site = infiniband(0)
-    site["environment"], site["nccl_conf"] = (
-        {"NCCL_SOCKET_IFNAME": "=eth0"},
-        {"/etc/nccl.conf": "# site\nNCCL_IB_HCA = =mlx5_0\n"},
-    )
+    site["environment"] = {"NCCL_SOCKET_IFNAME": "=eth0"}
+    site["nccl_conf"] = {
+        "/etc/nccl.conf": "# site\nNCCL_IB_HCA = =mlx5_0\n",
+        "/home/ann/.nccl.conf": "NCCL_IB_HCA==mlx5_1\n",
+    }
     found = discovered(site, infiniband(1))
-    assert found.environment("n0") == {**INFINIBAND, "NCCL_IB_HCA": "=mlx5_0"}
+    assert {"NCCL_IB_HCA", "NCCL_SOCKET_IFNAME"}.isdisjoint(found.environment("n0"))
+    values = {variable.name: variable.value for variable in found.variables["n0"]}
+    assert (values["NCCL_IB_HCA"], values["NCCL_SOCKET_IFNAME"]) == ("=mlx5_1", "=eth0")
     assert reason(found, "n0", "NCCL_IB_HCA") == "nccl.conf on the node"
     assert reason(found, "n0", "NCCL_SOCKET_IFNAME") == "the environment of the node"
 
