@@ -135,8 +135,10 @@ def _rdma(adapters: Mapping[str, Adapters], requests: Mapping[str, NodeRequest])
     """Decide whether the nodes use RDMA with each other."""
     if not adapters:
         return _Rdma((), "no node has CUDA cards")
+    if all(_uses_tcp(requests[node]) for node in adapters):
+        return _Rdma((), "env: in the inventory turns RDMA off")
     if pinned := [node for node in adapters if requests[node].network == "ethernet"]:
-        findings = _mixed_presets(pinned, adapters)
+        findings = _mixed_presets(pinned, adapters, requests)
         return _Rdma(findings, "network: ethernet", disables=not findings)
     layers = {chosen.layer: node for node, chosen in adapters.items() if chosen.layer is not None}
     without = [node for node, chosen in adapters.items() if chosen.is_certain and not chosen.ports]
@@ -144,7 +146,8 @@ def _rdma(adapters: Mapping[str, Adapters], requests: Mapping[str, NodeRequest])
         node = without[0] if without else next(iter(adapters))
         return _Rdma((), f"{node}: {adapters[node].reason}")
     if len(layers) > 1:
-        return _unconnected(layers)
+        are_named = all("NCCL_IB_HCA" in requests[node].env for node in adapters)
+        return _Rdma((), "env: in the inventory names the adapters") if are_named else _unconnected(layers)
     return _fallback(without, adapters, requests) if without else _Rdma(list(_unused_ports(adapters)))
 
 
@@ -166,9 +169,20 @@ def _fallback(without: Sequence[str], adapters: Mapping[str, Adapters], requests
     return _Rdma([Finding(Severity.WARN, "network", text, tuple(without), remedy=remedy)], reason, disables=True)
 
 
-def _mixed_presets(pinned: Sequence[str], adapters: Mapping[str, Adapters]) -> list[Finding]:
-    """The finding on a preset that only some nodes have."""
-    unpinned = next((node for node in adapters if node not in pinned), None)
+def _uses_tcp(request: NodeRequest) -> bool:
+    """Return whether the user turns RDMA off on a node."""
+    return is_disabled(request.env) or request.env.get("NCCL_NET", "").lower() == "socket"
+
+
+def _mixed_presets(
+    pinned: Sequence[str], adapters: Mapping[str, Adapters], requests: Mapping[str, NodeRequest]
+) -> list[Finding]:
+    """The finding on a preset that only some nodes have, unless the others use TCP, too."""
+
+    def may_use_rdma(node: str) -> bool:
+        return not _uses_tcp(requests[node]) and bool(adapters[node].ports or not adapters[node].is_certain)
+
+    unpinned = next((node for node in adapters if node not in pinned and may_use_rdma(node)), None)
     if unpinned is None:
         return []
     text = f"network: ethernet, but not on {unpinned}: NCCL cannot connect them"

@@ -154,6 +154,27 @@ def test_two_kinds_of_network_fail_and_leave_the_adapters_to_nccl() -> None:
     assert texts(found, Severity.FAIL) == ["n0,n1: n0 has InfiniBand and n1 RoCE: NCCL cannot connect them"]
 
 
+@pytest.mark.parametrize("env", [{"NCCL_IB_DISABLE": "1"}, {"NCCL_NET": "Socket"}, {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}])
+def test_two_kinds_of_network_are_accepted_if_the_user_has_chosen(env: dict[str, str]) -> None:
+    found = discovered(infiniband(0), roce(1), **env)
+    assert not texts(found, Severity.FAIL)
+    assert found.environment("n1").keys().isdisjoint({"NCCL_IB_HCA", "NCCL_IB_DISABLE"})
+
+
+def _with_preset_on_first(second: NodeFacts) -> list[str]:
+    """The failures of nodes of which only the first has `network: ethernet`."""
+    first = infiniband(0)
+    sent = {"n0": NodeRequest("10.0.0.1", "ethernet", 2, {}), "n1": NodeRequest("10.0.0.2", "auto", 2, {})}
+    return texts(discover({"n0": first, "n1": second}, sent), Severity.FAIL)
+
+
+def test_preset_ethernet_of_some_nodes_fails_only_if_others_may_use_rdma() -> None:
+    lone = infiniband(1)
+    assert _with_preset_on_first(lone) == ["n0: network: ethernet, but not on n1: NCCL cannot connect them"]
+    lone["hcas"] = []
+    assert not _with_preset_on_first(lone)
+
+
 def test_two_link_layers_near_the_cards_are_in_doubt_until_a_preset_pins_one() -> None:
     mixed = [infiniband(0), infiniband(1)]
     for of_node in mixed:
