@@ -15,7 +15,8 @@ from trainer.console import log_line
 from trainer.io import replace_text
 
 MOST_FAILURES = 3  # of a rank without any success; its other groups would fail as late
-WRITE_EVERY_S = 2.0  # thousands of ranks have a large file
+WRITE_EVERY_S = 2.0
+MOST_WRITING = 0.05  # of the time: thousands of ranks have a large file, and all wait for it
 
 RankReports = Mapping[int, Sequence[Mapping[str, Any]]]
 
@@ -37,6 +38,8 @@ class Record:
         self._failures: Counter[int] = Counter()
         self._written_s = 0.0
         """When the file was last written, by time.monotonic()."""
+        self._write_s = 0.0
+        """How long that took."""
 
     def add(self, round_: Round, groups: Sequence[Tuple[int, ...]], reports: RankReports) -> Dict[str, Any]:
         """
@@ -55,7 +58,7 @@ class Record:
             is_failure = any(result["error"] and UNSUPPORTED not in result["error"] for result in results)
             (self._failures if is_failure else self._successes).update(group)
             has_failed = has_failed or is_failure
-        if time.monotonic() - self._written_s > WRITE_EVERY_S:
+        if time.monotonic() - self._written_s > max(WRITE_EVERY_S, self._write_s / MOST_WRITING):
             self.write()
         active = [rank for group in groups for rank in group]
         silent = [rank for rank in active if rank not in reports]
@@ -69,6 +72,7 @@ class Record:
 
     def write(self) -> None:
         """Replace the file, which then has the rounds so far if a later one ends the run."""
+        begun_s = time.monotonic()
         record = {
             "format": FORMAT,
             "settings": self.config.as_dict(),
@@ -78,6 +82,7 @@ class Record:
         }
         replace_text(self.path, json.dumps(record))
         self._written_s = time.monotonic()
+        self._write_s = self._written_s - begun_s
 
     def _hopeless(self, ranks: Sequence[int]) -> list[int]:
         """The ranks with several failures and no success."""

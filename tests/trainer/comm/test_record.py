@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from trainer.comm import record as record_module
 from trainer.comm.config import load_config
 from trainer.comm.groups import Round
 from trainer.comm.measure import Measured
 from trainer.comm.record import Record, rank_rows
 from trainer.comm.results import UNSUPPORTED
+from trainer.io import replace_text
 
 SOUND = [Measured(1024, [1e-3]).to_json()]
 
@@ -38,6 +41,25 @@ def test_file_has_the_results_of_all_rounds(tmp_path: Path) -> None:
     written = json.loads(record.path.read_text())
     assert [result["ranks"] for result in written["results"]] == [[0, 1], [0, 2]]
     assert (written["backend"], len(written["ranks"]), record.failures()) == ("gloo", 6, "")
+
+
+def test_file_that_takes_long_to_write_is_written_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing takes one second of the clock, so that it happens every 20 seconds."""
+    now_s = 100.0
+
+    def replace_slowly(path: Path, text: str) -> None:
+        nonlocal now_s
+        now_s += 1
+        replace_text(path, text)
+
+    monkeypatch.setattr(record_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(record_module, "replace_text", replace_slowly)
+    record, written = _record(tmp_path / "comm.json"), []
+    for pause_s in (0, 10, 11):
+        now_s += pause_s
+        record.add(_pairs((0, 1)), [(0, 1)], {0: SOUND, 1: SOUND})
+        written.append(len(json.loads(record.path.read_text())["results"]))
+    assert written == [1, 1, 3]
 
 
 def test_silent_rank_is_left_out_at_once(tmp_path: Path) -> None:
