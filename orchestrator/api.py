@@ -129,7 +129,9 @@ class Options(TypedDict, total=False):
     here: bool
     """As --here."""
     no_check: bool
-    """As --no-check; with `ssh_launch` only."""
+    """As --no-check; with `ssh_launch` only, like the next one."""
+    skip: Sequence[str]
+    """As --skip, each."""
 
 
 def submit(program: ProgramLike, inventory: str | Path | None = None, **options: Unpack[Options]) -> Run:
@@ -151,9 +153,10 @@ def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Pat
     given = next((name for name in ("slurm", "after", "here") if name in options), None)
     if launcher == "ssh" and given is not None:
         raise UsageError(f"{given}= is for runs through Slurm", hint=f"orchestrator.submit, or omit {given}=")
-    if launcher == "slurm" and "no_check" in options:
+    refused = next((name for name in ("no_check", "skip") if name in options), None)
+    if launcher == "slurm" and refused is not None:
         raise UsageError(
-            "no_check= is for runs over SSH", hint="omit it: Slurm's nodes are not checked before a launch"
+            f"{refused}= is for runs over SSH", hint="omit it: Slurm's nodes are not checked before a launch"
         )
     arguments = LaunchArguments(
         launcher,
@@ -173,6 +176,7 @@ def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Pat
         after=tuple(options.get("after", ())),
         here=options.get("here", False),
         no_check=options.get("no_check", False),
+        skipped=tuple(options.get("skip", ())),
     )
     planned = plan_launch(arguments)
     warnings = list(planned.warnings)

@@ -220,6 +220,7 @@ def submit(
 @click.option(
     "--isolation-timeout", metavar="SPAN", help="End the ranks of a node that is cut off for this time (60s)."
 )
+@click.option("--skip", "skipped", multiple=True, metavar="NAME", help="Leave out this check; may be repeated.")
 @click.option("--no-check", is_flag=True, help="Do not check the nodes before the start.")
 def ssh_launch(
     program: tuple[str, ...] | None,

@@ -59,6 +59,8 @@ class Planned:
     """The connections that planning needed, by node; `started` takes them over."""
     checked: Sequence[CheckedNode] = ()
     """The nodes that are checked before the start: none under Slurm, which chooses the nodes, and with --no-check."""
+    skipped: Sequence[str] = ()
+    """The names of checks that are left out."""
     network: Mapping[str, NodeRequest] = field(default_factory=dict)
     """The part of discovery by node; empty if there is nothing to discover."""
 
@@ -80,6 +82,10 @@ class Launched:
 def plan_launch(arguments: LaunchArguments, on_progress: OnProgress = no_progress) -> Planned:
     """Plan a run; nothing is started or written. Nodes are connected to if their cards are not known."""
     check_labels(arguments)
+    if arguments.skipped:
+        from orchestrator.actions.check import require_known  # noqa: PLC0415  see _check
+
+        require_known(arguments.skipped)
     inventory = load_inventory(arguments.inventory, arguments.nodes if arguments.launcher == "ssh" else None)
     terminal, connected = Terminal(), dict[str, Endpoint]()
     if arguments.launcher == "ssh" and inventory.accelerator == "auto" and inventory.devices is None:
@@ -114,7 +120,8 @@ def _planned(
     if arguments.no_check:
         warnings += ("--no-check: the nodes are not checked before the start, and no network variables are discovered",)
     network = {} if nothing_to_discover(plan) else node_requests(plan, inventory)
-    return Planned(plan, bundle, record, inventory.private_files, warnings, terminal, connected, checked, network)
+    files = inventory.private_files
+    return Planned(plan, bundle, record, files, warnings, terminal, connected, checked, arguments.skipped, network)
 
 
 def _with_dependencies(inventory: Inventory, after: Sequence[str]) -> tuple[Inventory, Sequence[str]]:
@@ -230,7 +237,13 @@ def _check(
 
     by_name = {node.name: node for node in planned.plan.nodes}
     kept = home_store().kept_facts(planned.record.inventory["digest"])
-    result = begin_check(planned.checked, lambda name: launcher.reach(by_name[name]), planned.plan, kept)
+    result = begin_check(
+        planned.checked,
+        lambda name: launcher.reach(by_name[name]),
+        planned.plan,
+        kept,
+        skipped=planned.skipped,
+    )
 
     def finish() -> None:
         checked = result.result()

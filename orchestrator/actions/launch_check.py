@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -34,13 +34,15 @@ class CheckResult:
     facts: Mapping[str, NodeFacts]
 
 
-def begin_check(nodes: Sequence[CheckedNode], reach: Reach, plan: LaunchPlan, kept: KeptFacts) -> Future[CheckResult]:
+def begin_check(
+    nodes: Sequence[CheckedNode], reach: Reach, plan: LaunchPlan, kept: KeptFacts, *, skipped: Collection[str] = ()
+) -> Future[CheckResult]:
     """Begin to check the nodes of a launch that is connected, in a thread; nodes whose facts are kept are not queried."""
     future: Future[CheckResult] = Future()
 
     def work() -> None:
         try:
-            future.set_result(_check(nodes, reach, plan, kept))
+            future.set_result(_check(nodes, reach, plan, kept, skipped=skipped))
         except BaseException as error:  # noqa: BLE001  raised where the result is needed
             future.set_exception(error)
 
@@ -48,23 +50,25 @@ def begin_check(nodes: Sequence[CheckedNode], reach: Reach, plan: LaunchPlan, ke
     return future
 
 
-def _check(nodes: Sequence[CheckedNode], reach: Reach, plan: LaunchPlan, kept: KeptFacts) -> CheckResult:
+def _check(
+    nodes: Sequence[CheckedNode], reach: Reach, plan: LaunchPlan, kept: KeptFacts, *, skipped: Collection[str]
+) -> CheckResult:
     """Query and judge the nodes. Kept facts have no code, and a failure that they show may be corrected already."""
     code = _code(plan.program)
     known = kept.read() if code is None else {}
     used = {node.name: known[node.name] for node in nodes if node.name in known}
     cluster = _survey(nodes, reach, code, used)
-    findings = _judged(cluster, plan)
+    findings = _judged(cluster, plan, skipped)
     if used and any(finding.severity is Severity.FAIL for finding in findings):
         used, cluster = {}, _survey(nodes, reach, code, {})
-        findings = _judged(cluster, plan)
+        findings = _judged(cluster, plan, skipped)
     queried = {node: facts for node, facts in facts_to_keep(cluster, findings).items() if node not in used}
-    if queried:
+    if queried and not skipped:
         kept.update(queried)
     return CheckResult(findings, cluster.facts)
 
 
-def _judged(cluster: Cluster, plan: LaunchPlan) -> list[Finding]:
+def _judged(cluster: Cluster, plan: LaunchPlan, skipped: Collection[str]) -> list[Finding]:
     """The findings. A failure of the Python that answers is a warning if the ranks may use another one."""
     may_differ = plan.program.kind == "executable" or any(plan.setup and not node.python_folder for node in plan.nodes)
     return most_serious_first(
@@ -72,7 +76,7 @@ def _judged(cluster: Cluster, plan: LaunchPlan) -> list[Finding]:
             replace(finding, severity=Severity.WARN)
             if may_differ and finding.check in OF_PYTHON and finding.severity is Severity.FAIL
             else finding
-            for finding in check(cluster)
+            for finding in check(cluster, skipped)
         ]
     )
 
@@ -92,7 +96,7 @@ def require_passed(findings: Sequence[Finding], folder: RunFolder, on_warning: C
     failed = [finding_text(finding) for finding in findings if finding.severity is Severity.FAIL]
     if failed:
         lines = ["the check of the nodes failed, so nothing was started", *failed]
-        hint = "correct that and look again with `orch check`, or start all the same with --no-check"
+        hint = "correct that and look again with `orch check`; --skip NAME leaves out one check, --no-check all of them"
         raise PreflightRefused("\n  ".join(lines), hint=hint)
 
 

@@ -55,6 +55,8 @@ class LaunchArguments:
     """The module of the shared trainer that runs without `program`."""
     no_check: bool = False
     """Start over SSH without the check of the nodes."""
+    skipped: tuple[str, ...] = ()
+    """The names of checks that are left out before a start over SSH."""
 
     @property
     def slurm_settings(self) -> list[SlurmSetting]:

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.actions.launch_check import CheckResult, begin_check
+from orchestrator.api import ssh_launch, submit
 from orchestrator.checks.cluster import Cluster
+from orchestrator.cli import run
+from orchestrator.errors import UsageError
 from orchestrator.findings import Severity
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
@@ -75,3 +78,21 @@ def test_packages_of_a_python_that_the_ranks_may_not_use_are_a_warning(
     nodes.facts["n1"]["software"].update({"torch": "2.5.0", "python": "3.12.1"})
     found = _result(StubNodes(nodes), _kept(tmp_path, cluster(cpu_node, 0)), plan).findings
     assert {finding.check: finding.severity for finding in found} == dict.fromkeys(("versions", "python"), severity)
+
+
+def test_skipped_check_refuses_nothing_and_its_facts_are_not_kept(tmp_path: Path) -> None:
+    faulty = cluster(cpu_node, 3)
+    faulty.facts["n1"]["software"]["torch"] = "2.5.0"
+    nodes, kept = StubNodes(faulty), _kept(tmp_path, cluster(cpu_node, 0))
+    result = begin_check(nodes.checked, nodes.reach, _plan(TRAINER), kept, skipped=("versions",)).result(timeout=60)
+    assert result.findings == []
+    assert kept.read() == {}
+
+
+def test_unknown_check_is_refused_before_a_launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="--skip nofiles: there is no such check"):
+        ssh_launch(["true"], "local", skip=["nofiles"])
+    with pytest.raises(UsageError, match="skip= is for runs over SSH"):
+        submit(["true"], "local", skip=["nofile"])
+    assert run(["ssh-launch", "-i", "local", "--skip", "nofiles", "--dry-run", "--", "true"]) == UsageError.exit_code
