@@ -88,6 +88,7 @@ def _shared_subnets(
 
 
 def _attachments(interfaces: Sequence[Interface], *, is_ipv6: bool) -> Iterator[tuple[Subnet, Attachment]]:
+    """The first address of each usable interface, as gloo and torch's RPC use no other one."""
     for interface in interfaces:
         if not interface["up"] or interface["kind"] == "loopback" or INTERNAL.fullmatch(interface["name"]):
             continue
@@ -98,6 +99,7 @@ def _attachments(interfaces: Sequence[Interface], *, is_ipv6: bool) -> Iterator[
             if found is None or (found.version == 6) is not is_ipv6 or found.ip.is_loopback or found.ip.is_link_local:  # noqa: PLR2004
                 continue
             yield str(found.network), Attachment(interface, str(found.ip))
+            break
 
 
 def _parsed(address: str, prefix: int) -> IPv4Interface | IPv6Interface | None:

@@ -271,6 +271,14 @@ def test_first_of_equal_interfaces_is_chosen() -> None:
     assert reason(found, "n0", "GLOO_SOCKET_IFNAME") == "all nodes share 10.5.0.0/16; the first of 2 equal subnets"
 
 
+def test_only_the_first_address_of_an_interface_counts() -> None:
+    """Gloo would connect to the first address, which the other node cannot reach."""
+    cluster = [cpu(0), cpu(1)]
+    for number, of_node in enumerate(cluster):
+        of_node["interfaces"] = [interface("eth0", f"192.168.{number}.1/24", f"10.0.0.{number + 1}/24")]
+    assert "GLOO_SOCKET_IFNAME" not in discovered(*cluster).environment("n0")
+
+
 def test_ipv6_is_used_if_there_is_no_other() -> None:
     cluster = [infiniband(0), infiniband(1)]
     for number, of_node in enumerate(cluster):
