@@ -190,7 +190,7 @@ class Software(TypedDict):
 
 
 class Code(TypedDict):
-    """The user's code on the node: the git work tree that holds `path`; `digest` is the sha256 over the names and contents of the files in it."""
+    """The user's code on the node: the git work tree that holds `path`; `digest` is the sha256 over the names and contents of the program files in `path`."""
 
     path: str
     commit: Optional[str]

@@ -67,13 +67,16 @@ def test_values_that_are_no_facts_are_refused(value: object) -> None:
 
 @pytest.mark.processes
 def test_this_machine_is_probed_through_its_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.py").write_text("print()\n")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("print()\n")
     (tmp_path / ".profile").write_text("export NCCL_IB_TIMEOUT=18\n")  # not read for ranks without setup: lines
     monkeypatch.setenv("NCCL_IB_TIMEOUT", "22")
     monkeypatch.setenv("NCCL_API_KEY", "hidden")
     monkeypatch.setenv("HOME", str(tmp_path))
     with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
-        facts = endpoint.probe(["localhost", "missing.invalid"], {"workdir": str(tmp_path / "new")}, str(tmp_path))
+        facts = endpoint.probe(
+            ["localhost", "missing.invalid"], {"workdir": str(tmp_path / "new")}, str(tmp_path / "code")
+        )
     assert facts["node"] == "n0"
     assert facts["software"]["python"] == "{}.{}.{}".format(*sys.version_info[:3])
     assert facts["software"]["packages"]["pytest"] == pytest.__version__
@@ -89,7 +92,7 @@ def test_this_machine_is_probed_through_its_endpoint(tmp_path: Path, monkeypatch
     assert disks["workdir"]["identity"] == disks["home"]["identity"]  # both are in the same folder, which exists
     assert facts["code"] is not None
     assert facts["code"]["digest"] is not None
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".profile", "train.py"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".profile", "code"]
 
 
 @pytest.mark.processes

@@ -1,7 +1,8 @@
-"""The user's code on the node: commit, uncommitted changes and a digest of the files."""
+"""The user's code on the node: commit, uncommitted changes and a digest of the program files."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from orchestrator.node.facts import Code
     from orchestrator.node.probe.source import Source
 
-LEFT_OUT = frozenset((".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".venv"))
-MAX_FILES, MAX_BYTES = 20_000, 256 << 20
+SUFFIXES = (".py", ".pyi", ".pyx", ".sh", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
+MAX_NAMES, MAX_BYTES = 20_000, 256 << 20
 COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?\Z")
 GIT_S = 3.0
 
@@ -69,15 +70,23 @@ def head(source: Source, folder: str) -> Optional[str]:
 
 
 def digest(source: Source, folder: str) -> Optional[str]:
-    """The sha256 over names and contents of all files, without version control and caches; None if there are too many."""
+    """
+    The sha256 over names and contents of the program files: logs and outputs change while the nodes read them.
+
+    None if there are too many files, and for a folder with the user's home in it: each node may have its own.
+    """
+    real, home = os.path.realpath(folder), os.path.realpath(os.path.expanduser("~"))
+    if os.path.commonpath((real, home)) == real:
+        source.missing["code.digest"] = "the home folder is in it"
+        return None
     total = hashlib.sha256()
-    files = size = 0
+    size = 0
     try:
         for name, path in sorted(found_files(source.path(folder))):
             content = content_of(path)
-            files, size = files + 1, size + len(content)
-            if files > MAX_FILES or size > MAX_BYTES:
-                source.missing["code.digest"] = f"more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB"
+            size += len(content)
+            if size > MAX_BYTES:
+                source.missing["code.digest"] = f"more than {MAX_BYTES >> 20} MiB"
                 return None
             for part in (os.fsencode(name), content):
                 total.update(b"%d:%b" % (len(part), part))
@@ -88,21 +97,22 @@ def digest(source: Source, folder: str) -> Optional[str]:
 
 
 def found_files(folder: str) -> Iterator[Tuple[str, str]]:
-    """Relative and whole path of each file and link."""
+    """Relative and whole path of each program file and link to one, outside of hidden folders; OSError if too many names are in the folder."""
 
     def fail(error: OSError) -> None:
         raise error
 
     count = 0
     for parent, folders, names in os.walk(folder, onerror=fail):
-        folders[:] = sorted(name for name in folders if name not in LEFT_OUT)
+        count += len(folders) + len(names)
+        if count > MAX_NAMES:
+            raise OSError(errno.E2BIG, f"more than {MAX_NAMES} files", folder)
+        folders[:] = [name for name in folders if not name.startswith(".")]
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
         for name in [*names, *links]:
-            path = os.path.join(parent, name)
-            yield os.path.relpath(path, folder), path
-            count += 1
-            if count > MAX_FILES:  # `digest` reports it
-                return
+            if name.endswith(SUFFIXES) and not name.startswith("."):
+                path = os.path.join(parent, name)
+                yield os.path.relpath(path, folder), path
 
 
 def content_of(path: str) -> bytes:

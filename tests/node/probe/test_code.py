@@ -76,15 +76,53 @@ def test_the_digest_depends_on_names_contents_and_links_alone(tmp_path: Path) ->
         folder = tmp_path / name
         (folder / "pkg").mkdir(parents=True)
         (folder / "pkg" / "x.py").write_text("1")
-        (folder / "link").symlink_to("pkg")
-        (folder / "gone").symlink_to("nowhere")
+        (folder / "link.py").symlink_to("pkg")
+        (folder / "gone.sh").symlink_to("nowhere")
         digests.append(code(Source(), str(folder))["digest"])
     assert digests[0] == digests[1]
     (tmp_path / "b" / "__pycache__").mkdir()
     (tmp_path / "b" / "__pycache__" / "x.pyc").write_text("2")
     assert code(Source(), str(tmp_path / "b"))["digest"] == digests[0]
+    (tmp_path / "b" / "gone.sh").unlink()
+    (tmp_path / "b" / "gone.sh").symlink_to("elsewhere")
+    assert code(Source(), str(tmp_path / "b"))["digest"] != digests[0]
+    (tmp_path / "b" / "gone.sh").unlink()
+    (tmp_path / "b" / "gone.sh").symlink_to("nowhere")
     (tmp_path / "b" / "pkg" / "x.py").rename(tmp_path / "b" / "pkg" / "y.py")
     assert code(Source(), str(tmp_path / "b"))["digest"] != digests[0]
+
+
+def test_the_digest_leaves_out_what_differs_between_nodes_or_changes_during_a_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("1")
+    digest = code(Source(), str(tmp_path))["digest"]
+    for name in ("nohup.out", "logs/rank-0.log", "outputs/metrics.json", ".cache/torch/kernel.cu", ".#train.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "outputs" / "latest").symlink_to("run-1")
+    assert code(Source(), str(tmp_path))["digest"] == digest
+    (tmp_path / "run.sh").write_text("2")
+    assert code(Source(), str(tmp_path))["digest"] != digest
+
+
+@pytest.mark.parametrize("name", ["", "home", "home/code"])
+def test_a_folder_with_the_home_in_it_has_no_digest(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home" / "code").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    source = Source()
+    is_below = name == "home/code"
+    assert (code(source, str(tmp_path / name))["digest"] is not None) == is_below
+    assert source.missing == ({} if is_below else {"code.digest": "the home folder is in it"})
+
+
+def test_a_folder_with_too_many_files_has_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.node.probe.code.MAX_NAMES", 2)
+    source = Source()
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / name).touch()
+    assert code(source, str(tmp_path))["digest"] is not None
+    (tmp_path / "c.jpg").touch()
+    assert code(source, str(tmp_path))["digest"] is None
+    assert source.missing == {"code.digest": f"{tmp_path}: more than 2 files"}
 
 
 def test_a_folder_that_is_not_there_has_no_digest(tmp_path: Path) -> None:
