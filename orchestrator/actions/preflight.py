@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from orchestrator.checks.cluster import Cluster, Expected, Rendezvous, SharedFolder, host_names
+from orchestrator.checks.variables import discovery
 from orchestrator.endpoint.connection import ANSWER_S
 from orchestrator.errors import NodeError, OrchError
 from orchestrator.fanout import each_within
@@ -141,7 +142,8 @@ def _rendezvous(cluster: Cluster, reach: Reach, busy_s: float) -> Rendezvous | N
     peers = [name for name in cluster.facts if name != head]
     if head not in cluster.facts or not peers or is_loopback(expected.address):
         return None
-    interfaces = {name: expected.env[name] for name in INTERFACES if name in expected.env}
+    env = {**discovery(cluster).environment(head), **expected.env}  # as the launch will have it
+    interfaces = {name: env[name] for name in INTERFACES if name in env}
     try:
         wait_s = _answer_s(PORT_S, busy_s)
         record = parse_rendezvous(reach(head).reserve([expected.address], interfaces, wait_s=wait_s))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from orchestrator.checks.cluster import Cluster
-from orchestrator.environment.discovery import NodeRequest, discover
+from orchestrator.environment.discovery import Discovery, NodeRequest, discover
 from orchestrator.findings import Finding
 
 BY_OTHER_CHECKS = {"rdma-ports"}  # of `ports`
@@ -16,10 +16,15 @@ def variables(cluster: Cluster) -> Iterator[Finding]:
     """Discovery must not contradict the inventory; a node alone has no network to choose."""
     if len(cluster.expected) == 1:
         return
+    for finding in discovery(cluster).findings:
+        if finding.check not in BY_OTHER_CHECKS:
+            yield replace(finding, check="variables")
+
+
+def discovery(cluster: Cluster) -> Discovery:
+    """The variables that a launch would set on the nodes."""
     requests = {
         node: NodeRequest(expected.address, expected.network, expected.devices, expected.env, expected.private)
         for node, expected in cluster.expected.items()
     }
-    for finding in discover(cluster.facts, requests).findings:
-        if finding.check not in BY_OTHER_CHECKS:
-            yield replace(finding, check="variables")
+    return discover(cluster.facts, requests)

@@ -8,11 +8,15 @@ import pytest
 
 from orchestrator.actions import preflight
 from orchestrator.actions.preflight import FACTS_S, PORT_S, TOKEN_S, survey
+from orchestrator.checks.cluster import Cluster, Expected
 from orchestrator.checks.quick import check
+from orchestrator.checks.variables import discovery
 from orchestrator.endpoint.connection import ANSWER_S
 from orchestrator.fanout import each_within
+from orchestrator.launchers.direct import INTERFACES
 from tests.actions.stub_nodes import StubNodes
 from tests.checks.facts import cluster, gpu_node
+from tests.environment.nodes import infiniband
 
 
 def test_requests_on_idle_connections_have_short_deadlines() -> None:
@@ -46,3 +50,12 @@ def test_file_system_that_one_machine_may_have_alone_is_not_tested_on_others(kin
         facts["disks"][0]["type"] = kind
     stubs = StubNodes(nodes)
     assert survey(stubs.checked, stubs.reach).shared == []
+
+
+def test_port_is_tested_on_the_network_that_the_launch_will_use() -> None:
+    expected = {f"n{k}": Expected(f"10.0.0.{k + 1}", 2, "cuda") for k in range(2)}
+    nodes = StubNodes(Cluster(expected, {name: infiniband(k) for k, name in enumerate(expected)}))
+    surveyed = survey(nodes.checked, nodes.reach)
+    discovered = discovery(surveyed).environment("n0")
+    assert discovered["NCCL_SOCKET_IFNAME"]
+    assert nodes.by_name["n0"].interfaces == {name: discovered[name] for name in INTERFACES if name in discovered}
