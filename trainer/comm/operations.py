@@ -50,17 +50,23 @@ class Operation:
     def __init__(self, case: Case, accelerator: Accelerator) -> None:
         self.case, self._dist = case, accelerator.distributed
         self._is_gloo = accelerator.backend == "gloo"
+        # gloo would run several at the same time, and Enflame's library may not report the end of one
+        self._options = {"async_op": True} if accelerator.backend == "nccl" else {}
         count = case.count
         self.given = self._empty(case.elements if case.op == REDUCE_SCATTER else count)
         reuses_input = case.op in (ALL_REDUCE, BROADCAST)
         self.result = self.given if reuses_input else self._empty(case.elements if case.op == ALL_GATHER else count)
-        self.call: Callable[[], object] = {
+        self._communicate: Callable[[], Sequence[Any]] = {
             ALL_REDUCE: self._all_reduce,
             ALL_GATHER: self._all_gather,
             REDUCE_SCATTER: self._reduce_scatter,
             BROADCAST: self._broadcast,
             SEND_RECV: self._send_recv,
         }[case.op]
+
+    def call(self) -> list[Any]:
+        """Communicate; returns the works to wait for, which are none if torch's function has waited."""
+        return [work for work in self._communicate() if work is not None]
 
     def fill(self) -> None:
         """Set this rank's values."""
@@ -95,38 +101,36 @@ class Operation:
                 total += (position >> (number % BITS)) & 1
         return total.repeat(TILE // PERIOD).to(self.case.dtype).to(self.case.device)
 
-    def _all_reduce(self) -> None:
-        self._dist.all_reduce(self.result)
+    def _all_reduce(self) -> Sequence[Any]:
+        return [self._dist.all_reduce(self.result, **self._options)]
 
-    def _broadcast(self) -> None:
-        self._dist.broadcast(self.result, 0)
+    def _broadcast(self) -> Sequence[Any]:
+        return [self._dist.broadcast(self.result, 0, **self._options)]
 
-    def _all_gather(self) -> None:
+    def _all_gather(self) -> Sequence[Any]:
         flat = self._flat("all_gather_single", "all_gather_into_tensor", "_all_gather_base")
         if flat is None:
-            self._dist.all_gather(list(self.result.chunk(self.case.size)), self.given)
-        else:
-            flat(self.result, self.given)
+            return [self._dist.all_gather(list(self.result.chunk(self.case.size)), self.given, **self._options)]
+        return [flat(self.result, self.given, **self._options)]
 
-    def _reduce_scatter(self) -> None:
+    def _reduce_scatter(self) -> Sequence[Any]:
         flat = self._flat("reduce_scatter_single", "reduce_scatter_tensor", "_reduce_scatter_base")
         if flat is None:
-            self._dist.reduce_scatter(self.result, list(self.given.chunk(self.case.size)))
-        else:
-            flat(self.result, self.given)
+            return [self._dist.reduce_scatter(self.result, list(self.given.chunk(self.case.size)), **self._options)]
+        return [flat(self.result, self.given, **self._options)]
 
     def _flat(self, *names: str) -> Any:  # noqa: ANN401 -- a function of the backend's module
         """The first of these functions that exists; None on gloo, which lacked them until torch 2.6, and if there is none."""
         found = (getattr(self._dist, name, None) for name in names)
         return None if self._is_gloo else next(filter(None, found), None)
 
-    def _send_recv(self) -> None:
+    def _send_recv(self) -> Sequence[Any]:
         """Send to the next member and receive from the one before, at the same time, as nccl-tests' sendrecv."""
         case, dist = self.case, self._dist
         after, before = (case.number + 1) % case.size, (case.number - 1) % case.size
         requests = [dist.P2POp(dist.isend, self.given, after), dist.P2POp(dist.irecv, self.result, before)]
-        for request in dist.batch_isend_irecv(requests):
-            request.wait()
+        works: Sequence[Any] = dist.batch_isend_irecv(requests)
+        return works
 
 
 def _write(target: torch.Tensor, tile: torch.Tensor) -> None:
