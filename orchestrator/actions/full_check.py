@@ -10,7 +10,7 @@ from orchestrator.actions.benchmark import DEVICES, arguments, size_text
 from orchestrator.actions.check import Checked
 from orchestrator.actions.request import LaunchArguments
 from orchestrator.checks.full import check_results, nominal_rates, rows_by_size
-from orchestrator.checks.quick import most_serious_first
+from orchestrator.checks.quick import CHECKS, most_serious_first
 from orchestrator.errors import UsageError
 from orchestrator.findings import Finding, Severity
 from orchestrator.names.hostlist import fold
@@ -39,7 +39,11 @@ def require_measurements(skipped: Sequence[str]) -> None:
 
 
 def benchmark_arguments(inventory: str | None, checked: Checked) -> LaunchArguments | None:
-    """The arguments of a launch that measures the sound nodes; None if there is none."""
+    """
+    The arguments of a launch that measures the sound nodes; None if there is none.
+
+    They are checked already. Skipping every check keeps the network variables, which --no-check leaves out.
+    """
     nodes = sound_nodes(checked)
     groups = [group for check, group in GROUPS.items() if check not in checked.skipped]
     if not nodes:
@@ -47,7 +51,7 @@ def benchmark_arguments(inventory: str | None, checked: Checked) -> LaunchArgume
     by_device = CARD_SETTINGS if any(map(checked.cluster.uses_cards, nodes)) else CPU_SETTINGS
     devices = () if "device" in checked.skipped else (DEVICES,)
     settings = (f"groups={','.join(groups)}", *devices, *SETTINGS, *by_device)
-    return replace(arguments(inventory, fold(nodes), None, settings), no_check=True)
+    return replace(arguments(inventory, fold(nodes), None, settings), skipped=tuple(CHECKS))
 
 
 def with_measurements(checked: Checked, results: Mapping[str, Any] | None, seconds: float) -> Checked:

@@ -14,6 +14,7 @@ from orchestrator.actions.full_check import (
     with_measurements,
 )
 from orchestrator.checks.cluster import Cluster, Expected
+from orchestrator.checks.quick import CHECKS
 from orchestrator.errors import UsageError
 from orchestrator.findings import Finding, Severity
 from tests.checks.facts import cpu_node, gpu_node
@@ -36,10 +37,12 @@ def _results(busbw: float) -> dict[str, Any]:
     return {"device": "cuda", "ranks": ranks, "results": [{**result, **times}]}
 
 
-def test_nodes_without_a_failure_are_measured_by_a_launch_without_another_check() -> None:
+def test_nodes_without_a_failure_are_measured_as_a_launch_would_use_them() -> None:
     launch = benchmark_arguments("a.yaml", _checked(FAILED, WARNED))
     assert launch is not None
-    assert (launch.inventory, launch.nodes, launch.no_check) == ("a.yaml", "n0", True)
+    assert (launch.inventory, launch.nodes) == ("a.yaml", "n0")
+    assert not launch.no_check, "the network variables would not be discovered"
+    assert set(launch.skipped) == set(CHECKS)
     assert launch.settings[:2] == ("groups=node,node-pairs", "devices=true")
     assert "sizes=64K:1M:16" in launch.settings
     of_cards = benchmark_arguments(None, _checked(cards=True))
