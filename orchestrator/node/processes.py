@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import resource
 import signal
 import sys
+import time
 
 from orchestrator.node.machine import PARENT, START_TIME, STATE, stat_fields
 
@@ -110,10 +112,11 @@ def reap() -> Iterator[tuple[int, int]]:
         yield pid, status
 
 
-def end_descendants() -> None:
-    """Kill every descendant and return when none is left."""
+def end_descendants(limit_s: float = math.inf) -> None:
+    """Kill every descendant and return when none is left, or after limit_s: no signal ends one that waits in a driver."""
+    deadline_s = time.monotonic() + limit_s
     try:
-        while True:
+        while time.monotonic() < deadline_s:
             signal_descendants(signal.SIGKILL, set())
             for _ in reap():
                 pass

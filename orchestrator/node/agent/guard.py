@@ -8,6 +8,7 @@ The agent's process and its guard, from the start to the last event:
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from orchestrator.node.messages import AgentBody, BindingBody
 
 REFUSED = 4
+UNKILLABLE_S = 2.0  # the agent has ended its ranks; under Slurm, a longer wait for a tool in the driver keeps the job's nodes allocated
 
 
 class AgentOptions:
@@ -179,7 +181,7 @@ def guard(agent_pid: int, folder: str) -> int:
             continue
         ended, agent_status = os.waitpid(agent_pid, os.WNOHANG)
         status = agent_status if ended else None
-    end_descendants()
+    end_descendants(UNKILLABLE_S if os.WIFEXITED(status) else math.inf)
     if os.WIFEXITED(status):
         return os.WEXITSTATUS(status)
     cause = f"the agent (pid {agent_pid}) was ended by {signal_name(os.WTERMSIG(status))}"
