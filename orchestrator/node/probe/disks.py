@@ -57,7 +57,11 @@ def identity(source: Source, state: os.stat_result, mount: Mount) -> str:
 
 
 def is_writable(folder: str) -> Optional[bool]:
-    """Write and remove a file; None if the disk is full, which the free space reports."""
+    """
+    Write to a file, which is removed before: nothing stays if the probe is killed in a server that hangs.
+
+    None if the disk is full, which the free space reports, or if the file system cannot write to a removed file.
+    """
     import errno  # noqa: PLC0415  only this function needs it
 
     file = os.path.join(folder, f".orch-probe-{os.urandom(6).hex()}")
@@ -66,11 +70,11 @@ def is_writable(folder: str) -> Optional[bool]:
     except OSError as error:
         return None if error.errno in (errno.ENOSPC, errno.EDQUOT) else False
     try:
+        os.unlink(file)
         os.write(descriptor, b"orch\n")
         os.fsync(descriptor)
     except OSError as error:
-        return None if error.errno in (errno.ENOSPC, errno.EDQUOT) else False
+        return None if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ESTALE) else False
     finally:
         os.close(descriptor)
-        os.unlink(file)
     return True

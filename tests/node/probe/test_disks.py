@@ -1,0 +1,35 @@
+"""The test write of the probe in a folder."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.probe.disks import is_writable
+from tests.paths import ROOT
+
+KILLED_WHILE_WRITING = """
+import resource, signal, sys
+from orchestrator.node.probe.disks import is_writable
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+is_writable(sys.argv[1])
+"""
+
+
+def test_a_folder_is_written_to_and_left_empty(tmp_path: Path) -> None:
+    assert is_writable(str(tmp_path)) is True
+    assert list(tmp_path.iterdir()) == []
+    assert is_writable(str(tmp_path / "none")) is False
+
+
+@pytest.mark.processes
+def test_a_probe_that_is_killed_while_it_writes_leaves_no_file(tmp_path: Path) -> None:
+    argv = [sys.executable, "-S", "-c", KILLED_WHILE_WRITING, str(tmp_path)]
+    assert subprocess.run(argv, cwd=ROOT, check=False).returncode == -signal.SIGXFSZ
+    assert list(tmp_path.iterdir()) == []
