@@ -45,6 +45,7 @@ def node_requests(plan: LaunchPlan, inventory: Inventory) -> dict[str, NodeReque
             len(node.ranks),
             inventory.environment(nodes[node.name]),
             node.secrets,
+            has_setup=bool(plan.setup),
         )
         for node in plan.nodes
     }

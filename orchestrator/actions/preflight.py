@@ -60,9 +60,8 @@ def checked_nodes(plan: LaunchPlan, inventory: Inventory) -> tuple[CheckedNode, 
     def checked(node: NodePlan) -> CheckedNode:
         address = LOOPBACK if plan.transport == "local" else node.address
         kinds = given[node.name].accelerator, given[node.name].network
-        return CheckedNode(
-            node.name, Expected(address, len(node.ranks), *kinds, node.env, node.secrets), {"workdir": node.workdir}
-        )
+        expected = Expected(address, len(node.ranks), *kinds, node.env, node.secrets, has_setup=bool(plan.setup))
+        return CheckedNode(node.name, expected, {"workdir": node.workdir})
 
     return tuple(map(checked, plan.nodes))
 

@@ -26,6 +26,8 @@ class Expected:
     env: Mapping[str, str] = field(default_factory=dict)
     private: frozenset[str] = frozenset()
     """The names in `env` whose values appear in no finding."""
+    has_setup: bool = False
+    """Setup lines run before the ranks."""
 
 
 def host_names(node: str, expected: Expected) -> list[str]:

@@ -24,7 +24,9 @@ def variables(cluster: Cluster) -> Iterator[Finding]:
 def discovery(cluster: Cluster) -> Discovery:
     """The variables that a launch would set on the nodes."""
     requests = {
-        node: NodeRequest(expected.address, expected.network, expected.devices, expected.env, expected.private)
+        node: NodeRequest(
+            expected.address, expected.network, expected.devices, expected.env, expected.private, expected.has_setup
+        )
         for node, expected in cluster.expected.items()
     }
     return discover(cluster.facts, requests)

@@ -37,6 +37,8 @@ class NodeRequest:
     env: Mapping[str, str]
     private: frozenset[str] = frozenset()
     """The names in `env` whose values appear in no output."""
+    has_setup: bool = False
+    """Setup lines run before the ranks, and may change the variables that the node itself sets."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ def discover(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
         if chosen is not None:
             proposed += _nccl(request, of_node, chosen, network, given=given)
         variables[node] = [_overridden(variable, request.env, of_node) for variable in proposed]
-        shown = {name: value for name, value in given.items() if name not in request.private}
+        final = request.env if request.has_setup else given
+        shown = {name: value for name, value in final.items() if name not in request.private}
         findings += contradictions(node, shown, of_node, chosen)
         findings += mig_findings(node, of_node)
     return Discovery(variables, _merged(findings))

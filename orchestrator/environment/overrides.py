@@ -54,8 +54,9 @@ def _absent_interfaces(node: str, env: Mapping[str, str], facts: NodeFacts, *, u
             continue
         fault = "is down or has no address" if matching_interfaces(pattern, names) else "is not on this node"
         remedy = f"remove {variable}, or set it in the env of this node"
+        is_needed = not exact or not uses_nccl  # beside NCCL, few programs use gloo
         yield Finding(
-            Severity.FAIL,
+            Severity.FAIL if is_needed else Severity.WARN,
             variable,
             f"{variable}={value} {fault}",
             (node,),

@@ -22,6 +22,14 @@ def test_interface_that_the_nodes_lack_fails_under_the_name_of_the_check() -> No
     assert not list(variables(_cluster(1, NCCL_SOCKET_IFNAME="=ib0")))
 
 
+def test_values_of_a_node_that_setup_lines_may_change_are_not_judged() -> None:
+    cluster = _cluster(2)
+    cluster.facts["n1"]["environment"]["NCCL_SOCKET_IFNAME"] = "=ib0"
+    assert [found.nodes for found in variables(cluster)] == [("n1",)]
+    with_setup = {name: replace(node, has_setup=True) for name, node in cluster.expected.items()}
+    assert not list(variables(replace(cluster, expected=with_setup)))
+
+
 def test_private_value_is_in_no_finding() -> None:
     cluster = _cluster(2, NCCL_SOCKET_IFNAME="hunter2")
     private = {name: replace(node, private=frozenset(node.env)) for name, node in cluster.expected.items()}

@@ -344,6 +344,7 @@ def test_values_of_the_node_itself_win_and_are_not_exported() -> None:
         (roce, {"NCCL_IB_GID_INDEX": "9"}, Severity.WARN, "which on mlx5_0 is an empty slot"),
         (infiniband, {"NCCL_IB_DISABLE": "1"}, Severity.WARN, "turns off 2 active InfiniBand ports"),
         (infiniband, {"NCCL_SOCKET_IFNAME": "ib0"}, Severity.FAIL, "NCCL_SOCKET_IFNAME=ib0 is not on this node"),
+        (infiniband, {"GLOO_SOCKET_IFNAME": "eth"}, Severity.WARN, "GLOO_SOCKET_IFNAME=eth is not on this node"),
         (cpu, {"GLOO_SOCKET_IFNAME": "eth"}, Severity.FAIL, "GLOO_SOCKET_IFNAME=eth is not on this node"),
     ],
 )
