@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.actions.inventory import load_inventory
-from orchestrator.actions.preflight import checked_nodes, survey
+from orchestrator.actions.preflight import Reach, checked_nodes, survey
 from orchestrator.actions.runs import home_store
 from orchestrator.checks.cluster import GIB, Cluster
 from orchestrator.checks.full import MEASURED
 from orchestrator.checks.quick import CHECKS, check
-from orchestrator.errors import UsageError
+from orchestrator.errors import OrchError, UsageError
+from orchestrator.fanout import each
 from orchestrator.findings import Finding, Severity
 from orchestrator.launchers import direct_launcher
 from orchestrator.names.hostlist import fold
@@ -24,7 +25,9 @@ from orchestrator.plan.make import make_plan
 from orchestrator.run import Program, Request
 
 if TYPE_CHECKING:
+    from orchestrator.endpoint.client import Endpoint
     from orchestrator.node.facts import NodeFacts
+    from orchestrator.plan.plan import LaunchPlan, NodePlan
 
 UNUSED = "check"  # the run id of a plan that is not launched
 
@@ -109,13 +112,31 @@ def check_nodes(inventory: str | None, names: str | None, skipped: Sequence[str]
     plan = make_plan(
         loaded, Request("ssh", Program("executable", ("true",)), nodes=names), run_id=UNUSED, bundle=UNUSED
     )
-    by_name = {node.name: node for node in plan.nodes}
     with closing(direct_launcher(plan)) as launcher:
-        cluster = survey(checked_nodes(plan, loaded), lambda name: launcher.reach(by_name[name]), code=_code())
+        cluster = survey(checked_nodes(plan, loaded), connected(plan, launcher.reach), code=_code())
     checked = Checked(cluster, check(cluster, skipped), time.monotonic() - begun, skipped)
     if not skipped:
         home_store().kept_facts(loaded.digest).update(facts_to_keep(cluster, checked.findings))
     return checked
+
+
+def connected(plan: LaunchPlan, reach: Callable[[NodePlan], Endpoint]) -> Reach:
+    """
+    Connect to all nodes: their logins may wait for each other, or for a password, which no deadline of a check allows for.
+
+    Returns:
+        The connection to a node, by name. A login that failed is not tried again.
+    """
+    results = each(plan.nodes, reach, limit=len(plan.nodes))
+    by_name = {node.name: (node, result) for node, result in zip(plan.nodes, results, strict=True)}
+
+    def of_name(name: str) -> Endpoint:
+        node, result = by_name[name]
+        if isinstance(result, OrchError):
+            raise result
+        return reach(node)
+
+    return of_name
 
 
 def facts_to_keep(cluster: Cluster, findings: Sequence[Finding]) -> dict[str, NodeFacts | None]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.node.facts import NodeFacts
     from orchestrator.plan.plan import LaunchPlan, NodePlan
 
-FACTS_S, PORT_S, TOKEN_S = 20.0, 4.0, 1.0  # at most 29 s in all with two folders, whatever a node does
+FACTS_S, PORT_S, TOKEN_S = 20.0, 4.0, 1.0  # at most 29 s in all with two folders, whatever a connected node does
 MOST_NAMES = 64  # that every node resolves; of more nodes, each resolves the head's name and its own
 LOOPBACK = "127.0.0.1"
 # File systems of a server, which several machines mount; one of another type, such as 9p or virtiofs, may belong to one machine.

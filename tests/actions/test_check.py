@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.check import Checked, check_nodes, facts_to_keep, finding_text
+from orchestrator.actions.check import Checked, check_nodes, connected, facts_to_keep, finding_text
 from orchestrator.checks.quick import check
 from orchestrator.cli import run
-from orchestrator.errors import UsageError
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.errors import LoginRefused, UsageError
+from orchestrator.inventory.model import Inventory, Node
+from orchestrator.plan.make import make_plan
+from orchestrator.plan.plan import NodePlan
+from orchestrator.run import Program, Request
 from orchestrator.store import KEPT_S, Store
+from tests.actions.stub_nodes import StubNodes
 from tests.checks.facts import cluster, cpu_node, gpu_node
 
 
@@ -74,3 +81,25 @@ def test_unknown_check_is_refused_with_the_names_of_all(capsys: pytest.CaptureFi
         check_nodes("local", None, ["nofiles"])
     assert run(["check", "-i", "local", "--skip", "nofiles"]) == 2
     assert "next: the checks are answer, incomplete, cards, " in capsys.readouterr().err
+
+
+def test_nodes_are_logged_in_to_once_before_any_deadline_begins() -> None:
+    inventory = Inventory(name="here", nodes=tuple(Node(name=name) for name in ("n0", "n1")))
+    request = Request("ssh", Program("executable", ("true",)))
+    plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+    stubs = StubNodes(cluster(cpu_node, 1))
+    logins: Counter[str] = Counter()
+
+    def reach(node: NodePlan) -> Endpoint:
+        logins[node.name] += 1
+        if node.name == "n1":
+            raise LoginRefused("n1", "wrong password")
+        return stubs.reach(node.name)
+
+    by_name = connected(plan, reach)
+    assert logins == {"n0": 1, "n1": 1}
+    assert by_name("n0") is stubs.reach("n0")
+    for _ in range(2):
+        with pytest.raises(LoginRefused, match="wrong password"):
+            by_name("n1")
+    assert logins["n1"] == 1
