@@ -36,6 +36,8 @@ def debugging_variables(accelerator: str, env: Mapping[str, str]) -> list[Variab
     """
     variables = []
     for name, (value, reason) in _BY_ACCELERATOR.get(accelerator, {**_TORCH, **_CUDA, **_GCU}).items():
+        if name == "TORCH_FR_BUFFER_SIZE" and "TORCH_NCCL_TRACE_BUFFER_SIZE" in env:
+            continue  # torch from 2.9 on reads both names and prefers this one
         given = env.get(name)
         if given is None or given.upper() in _QUIETER:
             replaces = "" if given is None else f"{given} ({Origin.INVENTORY.value})"

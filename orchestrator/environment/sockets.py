@@ -13,7 +13,7 @@ from orchestrator.node.facts import Interface, NodeFacts
 UNNAMEABLE = re.compile(r"[=^,:\s]|^$")  # what NCCL and gloo would take for syntax
 # Interfaces of containers and virtual machines on the node, and tunnels.
 INTERNAL = re.compile(
-    r"(docker|podman|virbr|veth|vnet|cni|flannel|cali|cilium|lxc|lxd|kube|nerdctl|tun|tap|wg|tailscale|dummy)\w*|br-[0-9a-f]{12}"
+    r"(docker|podman|virbr|veth|vnet|cni|flannel|cali|cilium|lxc|lxd|kube|nerdctl|tun|tap|wg|tailscale|dummy|vxlan\.calico|weave)[\w.-]*|br-[0-9a-f]{12}"
 )
 Subnet = str
 

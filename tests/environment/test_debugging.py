@@ -37,3 +37,11 @@ def test_users_value_wins_unless_it_logs_less() -> None:
     assert (found["NCCL_DEBUG"].value, found["NCCL_DEBUG"].replaces) == ("INFO", "WARN (inventory)")
     assert (found["NCCL_DEBUG_SUBSYS"].value, found["NCCL_DEBUG_SUBSYS"].origin) == ("ALL", Origin.INVENTORY)
     assert "TORCH_DISTRIBUTED_DEBUG" not in found
+
+
+def test_users_size_of_the_flight_recorder_wins_by_its_older_name() -> None:
+    found = {
+        variable.name: variable.value
+        for variable in debugging_variables("cuda", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "500"})
+    }
+    assert [value for name, value in found.items() if name.endswith("BUFFER_SIZE")] == ["500"]

@@ -262,6 +262,14 @@ def test_names_are_resolved_on_other_nodes_if_the_node_has_itself_as_loopback() 
     assert _by_name(*cluster).environment("n0")["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
+@pytest.mark.parametrize(
+    "name", ["docker0", "flannel.1", "cni-podman0", "kube-ipvs0", "vxlan.calico", "weave", "br-0123456789ab"]
+)
+def test_interfaces_of_containers_are_never_chosen(name: str) -> None:
+    cluster = [nodes.facts(f"n{k}", interfaces=[interface(name, f"10.0.0.{k + 1}/24")]) for k in (0, 1)]
+    assert "GLOO_SOCKET_IFNAME" not in discovered(*cluster).environment("n0")
+
+
 def test_first_of_equal_interfaces_is_chosen() -> None:
     cluster = [cpu(0), cpu(1)]
     for number, of_node in enumerate(cluster):
