@@ -31,14 +31,15 @@ def count(cluster: Cluster) -> Iterator[Finding]:
     for node in nodes:
         facts, expected = cluster.facts[node], cluster.expected[node]
         cards = [card for card in facts["cards"] if expected.accelerator in ("auto", card["kind"])]
+        fields = "devices" if cards else "accelerator"
         if len(cards) < expected.devices and not any(card["mig"] for card in cards):
             yield Finding(
                 Severity.WARN if expected.accelerator == "auto" else Severity.FAIL,
                 "cards",
-                f"{len(cards)} cards for {expected.devices} ranks",
+                f"fewer cards ({len(cards)}) than ranks ({expected.devices})",
                 (node,),
                 evidence=_tool_errors(facts),
-                remedy="look for a card lost from the bus in the kernel log (dmesg), or correct devices: in the inventory",
+                remedy=f"look for a card lost from the bus in the kernel log (dmesg), or correct {fields}: in the inventory",
             )
     if differs := difference({node: len(cluster.facts[node]["cards"]) for node in nodes}):
         text = f"the number of cards differs: {differs.text()}"

@@ -52,7 +52,7 @@ def _health(key: str, value: str) -> Change:
 
 
 FAULTS: list[tuple[str, Severity, str, Change]] = [
-    ("cards", FAIL, "1 cards for 2 ranks", lambda facts: facts["cards"].pop()),
+    ("cards", FAIL, "fewer cards (1) than ranks (2)", lambda facts: facts["cards"].pop()),
     ("ecc", FAIL, "card 1: uncorrectable", _health("ecc.errors.uncorrected.volatile.total", "2")),
     ("ecc", FAIL, "card 1: memory rows", _health("remapped_rows.pending", "1")),
     ("xid", FAIL, "Xid 79 of PCI:0000:01:00", _set("kernel_messages")([XID])),

@@ -222,7 +222,7 @@ def test_node_without_the_accelerator_of_the_inventory_fails_the_run_and_does_no
     (tmp_path / "inventory.yaml").write_text(INVENTORY.format(path=path, workdir=tmp_path / "work"))
     orch = Orch(tmp_path)
     words = ("-j", "1x1", "steps=3", "report=", "model.layers=1", "model.width=32")
-    assert "cards: n0: 0 cards for 1 ranks" in orch("ssh-launch", *words, code=3).stderr
+    assert "cards: n0: fewer cards (0) than ranks (1)" in orch("ssh-launch", *words, code=3).stderr
     orch("ssh-launch", *UNCHECKED, *words, code=1)
     error = orch.status()["exit"]["error"]
     assert "device=gcu: torch_gcu is not installed for this Python; install TopsRider" in error
