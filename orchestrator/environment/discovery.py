@@ -97,7 +97,19 @@ def discover(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
         shown = {name: value for name, value in final.items() if name not in request.private}
         findings += contradictions(node, shown, of_node, chosen)
         findings += mig_findings(node, of_node)
+        findings += _slow_sockets(node, sockets, variables[node])
     return Discovery(variables, _merged(findings))
+
+
+def _slow_sockets(node: str, sockets: Sockets, variables: Sequence[Variable]) -> Iterator[Finding]:
+    """Warn if the ranks communicate over the interface of the inventory's address, and all nodes share a faster network."""
+    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+    chosen = next((found for found in variables if found.name in names and found.value is not None), None)
+    if sockets.faster and chosen is not None and chosen.origin is Origin.DISCOVERED:
+        interface = sockets.chosen[node].interface
+        text = f"the ranks communicate over {interface['name']}, with {interface['speed']:g} Gb/s; faster: {sockets.faster}"
+        remedy = f"give the nodes their addresses in the faster network in the inventory, or set {' and '.join(names)} in env:"
+        yield Finding(Severity.WARN, "slow-network", text, (node,), remedy=remedy)
 
 
 @dataclass(frozen=True)

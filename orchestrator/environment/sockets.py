@@ -35,6 +35,8 @@ class Sockets:
     is_ipv6: bool = False
     share_addresses: bool = False
     """Nodes have equal addresses, as on one machine, whose CPUs they then share."""
+    faster: str = ""
+    """The interfaces, subnet and rate of a shared network that is at least twice as fast; empty with RDMA, or without one."""
 
 
 def choose_interfaces(
@@ -64,7 +66,13 @@ def choose_interfaces(
     subnet = min(subnets, key=lambda name: (preferences[name], _names(subnets[name])))
     best = preferences[subnet]
     count = sum(preference == best for preference in preferences.values())
-    return Sockets(subnets[subnet], _reason(subnet, preferences, count, has_rails=any(rails.values())), is_ipv6)
+    has_rails = any(rails.values())
+    return Sockets(
+        subnets[subnet],
+        _reason(subnet, preferences, count, has_rails=has_rails),
+        is_ipv6,
+        faster="" if has_rails else _faster(subnet, subnets, {name: -rank for name, (_, rank) in preferences.items()}),
+    )
 
 
 def _shared_subnets(
@@ -148,6 +156,14 @@ def _resolved_names(facts: Mapping[str, NodeFacts]) -> dict[str, set[str]]:
 
 def _names(of_subnet: Mapping[str, Attachment]) -> list[str]:
     return sorted({attachment.interface["name"] for attachment in of_subnet.values()})
+
+
+def _faster(subnet: Subnet, subnets: Mapping[Subnet, Mapping[str, Attachment]], rates: Mapping[Subnet, float]) -> str:
+    """The fastest network if it has at least twice the rate of `subnet`, which must be known; else empty."""
+    fastest = max(rates, key=lambda name: rates[name])
+    if not rates[subnet] or rates[fastest] < 2 * rates[subnet]:
+        return ""
+    return f"{', '.join(_names(subnets[fastest]))} ({fastest}, {rates[fastest]:g} Gb/s)"
 
 
 def _reason(subnet: Subnet, preferences: Mapping[Subnet, tuple[bool, float]], count: int, *, has_rails: bool) -> str:

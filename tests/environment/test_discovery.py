@@ -400,3 +400,9 @@ def test_faster_interface_is_named_if_the_user_turns_rdma_off() -> None:
     assert found.environment("n0")["GLOO_SOCKET_IFNAME"] == "eth0"
     assert "NCCL_IB_HCA" not in found.environment("n0")
     assert reason(found, "n0", "NCCL_SOCKET_IFNAME").endswith("10.1.1.0/24 is faster: 400 Gb/s")
+    [warning] = [finding for finding in found.findings if finding.check == "slow-network"]
+    assert (warning.severity, warning.nodes) == (Severity.WARN, ("n0", "n1"))
+    assert warning.text.startswith("the ranks communicate over eth0, with 25 Gb/s; faster: ")
+    assert warning.text.endswith(" (10.1.1.0/24, 400 Gb/s)")
+    chosen_by_user = discovered(*cluster, NCCL_IB_DISABLE="1", NCCL_SOCKET_IFNAME="=eth0").findings
+    assert "slow-network" not in {finding.check for finding in chosen_by_user}

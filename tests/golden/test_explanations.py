@@ -48,5 +48,5 @@ def test_preset_pins_the_network_and_fails_where_the_facts_contradict_it(tmp_pat
     values = {(row[0], row[2]): row[1] for row in _explanation(tmp_path, "mixed", "roce").table()[1]}
     assert values["NCCL_IB_HCA", "n[0-1]"] == "=mlx5_4,mlx5_5,mlx5_6,mlx5_7"
     assert values["NCCL_NET", "n[0-1]"] == "IB"
-    (warning,) = _explanation(tmp_path, "no-rdma", "infiniband").warnings
+    warning, _ = _explanation(tmp_path, "no-rdma", "infiniband").warnings
     assert warning.startswith("n[0-1]: network: infiniband, but there is no RDMA device; ")
