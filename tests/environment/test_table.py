@@ -9,12 +9,11 @@ import random
 import re
 from pathlib import Path
 
-import pytest
-
 from orchestrator.environment.lint.deepspeed import _DEPRECATED, _INTEGERS, _OTHER_KEYS, _REMOVED
 from orchestrator.environment.table import UNDOCUMENTED, VARIABLES
 from orchestrator.environment.table.conditions import Context, holds, version
 from orchestrator.environment.table.values import strtoll
+from tests.grounds import components
 
 
 def test_rows_are_well_formed() -> None:
@@ -56,9 +55,10 @@ def test_numbers_are_read_as_by_libc() -> None:
 
 
 def _package(name: str) -> Path:
+    components.module(name)
     spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:
-        pytest.skip(f"needs {name}")
+    assert spec is not None
+    assert spec.origin is not None
     return Path(spec.origin).parent
 
 

@@ -34,7 +34,7 @@ class Source:
         self.missing: Dict[str, str] = {}
         self.tools: List[Tool] = []
         self.last_words = ""
-        """What the last tool that failed had printed."""
+        """The output of the last tool that failed."""
 
     def path(self, path: str) -> str:
         """The path below the root of an absolute path."""
