@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+from orchestrator.names.hostlist import fold
+
 
 class Severity(str, Enum):
     """How serious a finding is; FAIL refuses a start."""
@@ -32,6 +34,16 @@ class Finding:
     """The next step."""
     source: str = ""
     """The document or code from which the rule comes; empty if it is a rule of orch."""
+
+    @property
+    def fault(self) -> str:
+        """The affected nodes, the fault and the evidence."""
+        nodes = f"{fold(self.nodes)}: " if self.nodes else ""
+        return f"{nodes}{self.text}{f' ({self.evidence})' if self.evidence else ''}"
+
+    def __str__(self) -> str:
+        """The fault and the next step on one line, as for a warning."""
+        return "; ".join(filter(None, (self.fault, self.remedy)))
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able form."""

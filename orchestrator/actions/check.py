@@ -72,11 +72,9 @@ class Checked:
 
 
 def finding_text(finding: Finding) -> str:
-    """A finding on two lines: nodes, fault and evidence, and the next step."""
-    nodes = f"{fold(finding.nodes)}: " if finding.nodes else ""
-    evidence = f" ({finding.evidence})" if finding.evidence else ""
+    """A finding on two lines: severity, check and fault, and the next step."""
     remedy = f"\n      next: {finding.remedy}" if finding.remedy else ""
-    return f"{finding.severity.value}  {finding.check}: {nodes}{finding.text}{evidence}{remedy}"
+    return f"{finding.severity.value}  {finding.check}: {finding.fault}{remedy}"
 
 
 COLUMNS = ("NODES", "CARDS", "NETWORK", "CPUS", "MEMORY", "TORCH", "RESULT")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.actions.inventory import load_inventory
-from orchestrator.actions.network import finding_text, node_requests, nothing_to_discover, query, saved_facts
+from orchestrator.actions.network import node_requests, nothing_to_discover, query, saved_facts
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.environment.debugging import debugging_variables
@@ -184,7 +184,7 @@ def _explanation(
         facts, failures = saved_facts(facts_file) if facts_file else query(loaded, plan, connected)
         warnings += failures
         discovery = discover(facts, node_requests(plan, loaded))
-        warnings += map(finding_text, discovery.findings)
+        warnings += map(str, discovery.findings)
         if loaded.slurm != SlurmOptions():
             warnings.append(
                 "a launch through Slurm leaves discovered and preset variables unset: Slurm chooses the nodes"

@@ -92,7 +92,7 @@ def require_passed(findings: Sequence[Finding], folder: RunFolder, on_warning: C
         folder.write_findings([finding.to_json() for finding in findings])
     for finding in findings:
         if finding.severity is Severity.WARN:
-            on_warning(finding_text(finding).partition("  ")[2])
+            on_warning(f"{finding.check}: {finding}")
     failed = [finding_text(finding) for finding in findings if finding.severity is Severity.FAIL]
     if failed:
         lines = ["the check of the nodes failed, so nothing was started", *failed]

@@ -12,11 +12,9 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.environment.discovery import NodeRequest
 from orchestrator.errors import OrchError, UsageError
 from orchestrator.fanout import each
-from orchestrator.names.hostlist import fold
 from orchestrator.node.facts import read_facts
 
 if TYPE_CHECKING:
-    from orchestrator.findings import Finding
     from orchestrator.inventory.model import Inventory
     from orchestrator.node.facts import NodeFacts
     from orchestrator.plan.plan import LaunchPlan, NodePlan
@@ -95,9 +93,3 @@ def saved_facts(file: Path) -> tuple[dict[str, NodeFacts], list[str]]:
         raise UsageError(f"--facts {file}: {error.strerror}", hint=hint) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"--facts {file} holds no facts of nodes: {error}", hint=hint) from error
-
-
-def finding_text(finding: Finding) -> str:
-    """The finding as a warning of one line."""
-    evidence = f" ({finding.evidence})" if finding.evidence else ""
-    return f"{fold(finding.nodes)}: {finding.text}{evidence}; {finding.remedy}"

@@ -25,14 +25,14 @@ from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.verdict import observe
-from orchestrator.verdict.hardware import finding_text, hardware_findings
+from orchestrator.verdict.hardware import hardware_findings
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.observe import Status
 from orchestrator.verdict.settle import settle, settle_if_writable
 
-__all__ = ["NodeObservation", "Refreshed", "bring_up_to_date", "finding_text", "refresh"]
+__all__ = ["NodeObservation", "Refreshed", "bring_up_to_date", "refresh"]
 
 REFRESHED_AT_ONCE = 8
 PATIENCE_S = 5.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.actions.refresh import NodeObservation, Refreshed, finding_text, refresh
+from orchestrator.actions.refresh import NodeObservation, Refreshed, refresh
 from orchestrator.actions.runs import find_run, is_sweep
 from orchestrator.console import ProgressLine, print_error, print_json, print_table, print_text, warn, without_controls
 
@@ -44,7 +44,7 @@ def status(run: str, *, as_json: bool) -> int:
     for text in refreshed.stopped_agents():
         warn(text)
     for finding in refreshed.findings():
-        warn(finding_text(finding))
+        warn(str(finding))
     if refreshed.nodes:
         rows = [_row(node) for node in refreshed.nodes]
         rows += [(failure.node, None, "no answer", None, None, None) for failure in failures]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.findings import Finding, Severity
-from orchestrator.names.hostlist import fold
 from orchestrator.node.number_list import format_numbers
 
 if TYPE_CHECKING:
@@ -33,11 +32,6 @@ def _findings(node: NodeObservation) -> Iterator[Finding]:
         yield _idle_cards(node.cards)
     if node.network is not None and node.network["taken"] == "Socket":
         yield _sockets(node.network)
-
-
-def finding_text(finding: Finding) -> str:
-    """A finding as one warning."""
-    return f"{finding.text} on {fold(finding.nodes)}: {finding.evidence}; {finding.remedy}"
 
 
 def _idle_cards(cards: CardsBody) -> Finding:

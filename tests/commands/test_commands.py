@@ -82,7 +82,7 @@ def _status_warns_of_idle_cards(orch: Orch, run: str) -> None:
     """The agent's report is written by the test, as this machine has no cards."""
     cards = {"time": 1.0, "tool": "nvidia-smi", "error": "", "cards": [], "idle": [1], "expected": 2, "used": 1}
     (orch.cwd / ".work" / "runs" / run / "attempt-1" / "n0" / "cards.json").write_text(json.dumps(cards))
-    assert "1 of 2 cards idle on n0: nvidia-smi shows 0 % on 1" in orch("status", run).stderr
+    assert "n0: 1 of 2 cards idle (nvidia-smi shows 0 % on 1" in orch("status", run).stderr
     status = orch.status(run)
     assert [node["agent"]["binding"]["cpus"] for node in status["nodes"]] == [[], []]  # this machine has no cards
     [finding] = status["findings"]

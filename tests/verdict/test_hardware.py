@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.endpoint.replies import Finished, NodeObservation
-from orchestrator.verdict.hardware import finding_text, hardware_findings
+from orchestrator.verdict.hardware import hardware_findings
 
 
 def _node(name: str, *, finished: Finished | None = None, **cards: Any) -> NodeObservation:  # noqa: ANN401  values of cards.json
@@ -27,8 +27,8 @@ def test_equal_findings_of_several_nodes_are_one() -> None:
     idle = list(range(1, 8))
     nodes = [_node("n0", idle=idle, used=1), _node("n1", idle=idle, used=1), _node("n2")]
     [finding] = hardware_findings(nodes)
-    assert finding_text(finding) == (
-        "7 of 8 cards idle on n[0-1]: nvidia-smi shows 0 % on 1-7 in several samples in a row, while the ranks run; "
+    assert str(finding) == (
+        "n[0-1]: 7 of 8 cards idle (nvidia-smi shows 0 % on 1-7 in several samples in a row, while the ranks run); "
         'no two ranks should share a card: move model and batches to torch.device("cuda", local_rank)'
     )
     assert (finding.check, finding.nodes, finding.to_json()["severity"]) == ("idle-cards", ("n0", "n1"), "WARN")
@@ -53,9 +53,8 @@ def test_sockets_instead_of_rdma_are_a_finding() -> None:
         "evidence": "rank 0 printed `NCCL INFO Using network Socket`",
     }
     [finding] = hardware_findings([replace(_node("n0"), network=report)])
-    assert finding_text(finding).startswith(
-        "expected IB, got Socket on n0: rank 0 printed `NCCL INFO Using network Socket`; "
-    )
+    text = "n0: expected IB, got Socket (rank 0 printed `NCCL INFO Using network Socket`); "
+    assert str(finding).startswith(text)
     assert finding.check == "network-taken"
     report["taken"] = "IB"
     assert hardware_findings([replace(_node("n0"), network=report)]) == []
