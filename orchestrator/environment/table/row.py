@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from orchestrator.environment.table.values import Kind
 from orchestrator.findings import Severity
@@ -57,7 +58,8 @@ class Row:
         return self.default if isinstance(self.default, dict) else {"": self.default} if self.default else {}
 
 
-def fail(
+def verdict(
+    severity: Severity,
     reason: str,
     *when: str,
     value: str = "",
@@ -65,29 +67,10 @@ def fail(
     below: int | None = None,
     better: str | None = None,
 ) -> Verdict:
-    """A verdict of level FAIL."""
-    return Verdict(Severity.FAIL, reason, when, value, above, below, better)
+    """A verdict that applies where all conditions of `when` hold."""
+    return Verdict(severity, reason, when, value, above, below, better)
 
 
-def warn(
-    reason: str,
-    *when: str,
-    value: str = "",
-    above: int | None = None,
-    below: int | None = None,
-    better: str | None = None,
-) -> Verdict:
-    """A verdict of level WARN."""
-    return Verdict(Severity.WARN, reason, when, value, above, below, better)
-
-
-def info(
-    reason: str,
-    *when: str,
-    value: str = "",
-    above: int | None = None,
-    below: int | None = None,
-    better: str | None = None,
-) -> Verdict:
-    """A verdict of level INFO."""
-    return Verdict(Severity.INFO, reason, when, value, above, below, better)
+fail = partial(verdict, Severity.FAIL)
+warn = partial(verdict, Severity.WARN)
+info = partial(verdict, Severity.INFO)
