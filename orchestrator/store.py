@@ -10,11 +10,11 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, Any, Protocol
 
 from orchestrator.errors import FULL_DISK, NO_LOCKS, RunNotFound, UsageError, os_error_text
 from orchestrator.node.files import make_private_folder, working_folder
@@ -26,12 +26,8 @@ from orchestrator.run import RunRecord, RunState
 from orchestrator.stored import MissingFields
 from orchestrator.version import __version__
 
-if TYPE_CHECKING:
-    from orchestrator.node.facts import NodeFacts
-
 LOCK_WAIT_S = 1.0
 LOCK_POLL_S = 0.002
-KEPT_S = 300.0
 RECORD_WAIT_S = 5.0  # the longest delay by a process that is stopped (SIGSTOP) while it changes the record
 
 
@@ -151,7 +147,7 @@ class RunFolder:
             RunNotFound: it is missing or cannot be read.
         """
         try:
-            return RunRecord.from_json(_json_object(self.record_file))
+            return RunRecord.from_json(json_object(self.record_file))
         except (OSError, KeyError, TypeError, ValueError) as exc:
             raise self._unreadable(self.record_file, exc) from exc
 
@@ -248,7 +244,7 @@ class RunFolder:
             RunNotFound: it is missing or cannot be read.
         """
         try:
-            return plans.from_json(_json_object(self._plan_file))
+            return plans.from_json(json_object(self._plan_file))
         except (OSError, KeyError, TypeError, ValueError) as exc:
             raise self._unreadable(self._plan_file, exc) from exc
 
@@ -276,12 +272,20 @@ class RunFolder:
     def _version(self) -> str:
         """The version of orch that wrote the record, as far as it is known."""
         try:
-            return str(_json_object(self.record_file)["versions"]["orch"])
+            return str(json_object(self.record_file)["versions"]["orch"])
         except (OSError, KeyError, TypeError, ValueError):
             return "of an unknown version"
 
 
-def _json_object(file: Path) -> dict[str, Any]:
+def json_object(file: Path) -> dict[str, Any]:
+    """
+    The object in a JSON file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not JSON.
+        TypeError: it holds another value.
+    """
     data = json.loads(file.read_text("utf-8"))
     if not isinstance(data, dict):
         raise TypeError("not a JSON object")
@@ -338,42 +342,6 @@ def write_file(path: Path, text: str, *, sync: bool = True) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptFacts:
-    """The facts of the nodes of one inventory that were good a short time ago, so that the next launch need not query them."""
-
-    path: Path
-
-    def read(self) -> dict[str, NodeFacts]:
-        """The facts by node that are at most KEPT_S old."""
-        from orchestrator.node.facts import read_facts  # noqa: PLC0415  only launches over SSH read them
-
-        try:
-            return {node: read_facts(entry["facts"]) for node, entry in self._entries().items()}
-        except (ValueError, KeyError):  # another version wrote them
-            return {}
-
-    def update(self, queried: Mapping[str, NodeFacts | None]) -> None:
-        """
-        Keep the facts of nodes that were just queried; None forgets a node's. The facts of other nodes become no younger.
-
-        A full disk does not matter, since the facts can be had again.
-        """
-        now = time.time()
-        new = {node: {"time": now, "facts": facts} for node, facts in queried.items() if facts is not None}
-        old = {node: entry for node, entry in self._entries().items() if node not in queried}
-        with suppress(OSError):
-            write_file(self.path, json.dumps({**old, **new}), sync=False)
-
-    def _entries(self) -> dict[str, Any]:
-        """The entries that are at most KEPT_S old, by node."""
-        now = time.time()
-        try:
-            return {node: entry for node, entry in _json_object(self.path).items() if 0 <= now - entry["time"] < KEPT_S}
-        except (OSError, ValueError, KeyError, TypeError):  # there are none, or another version wrote them
-            return {}
-
-
-@dataclass(frozen=True, slots=True)
 class Store:
     """All runs of this user on this machine."""
 
@@ -383,10 +351,6 @@ class Store:
     def runs(self) -> Path:
         """The folder of all records."""
         return self.path / "runs"
-
-    def kept_facts(self, inventory_digest: str) -> KeptFacts:
-        """The facts of the nodes of an inventory that are kept for a short time."""
-        return KeptFacts(self.path / "facts" / f"{inventory_digest}.json")
 
     def create(self, record: RunRecord) -> RunFolder:
         """

@@ -19,6 +19,7 @@ from orchestrator.checks.quick import CHECKS, check
 from orchestrator.errors import OrchError, UsageError
 from orchestrator.fanout import each
 from orchestrator.findings import Finding, Severity
+from orchestrator.kept_facts import KeptFacts
 from orchestrator.launchers import direct_launcher
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.make import make_plan
@@ -114,7 +115,7 @@ def check_nodes(inventory: str | None, names: str | None, skipped: Sequence[str]
         cluster = survey(checked_nodes(plan, loaded), connected(plan, launcher.reach), code=_code())
     checked = Checked(cluster, check(cluster, skipped), time.monotonic() - begun, skipped)
     if not skipped:
-        home_store().kept_facts(loaded.digest).update(facts_to_keep(cluster, checked.findings))
+        KeptFacts.of(home_store(), loaded.digest).update(facts_to_keep(cluster, checked.findings))
     return checked
 
 

@@ -234,9 +234,10 @@ def _check(
     if not planned.checked or not isinstance(launcher, DirectLauncher):
         return passed
     from orchestrator.actions.launch_check import begin_check, require_passed  # noqa: PLC0415  only launches over SSH check
+    from orchestrator.kept_facts import KeptFacts  # noqa: PLC0415  as above
 
     by_name = {node.name: node for node in planned.plan.nodes}
-    kept = home_store().kept_facts(planned.record.inventory["digest"])
+    kept = KeptFacts.of(home_store(), planned.record.inventory["digest"])
     result = begin_check(
         planned.checked,
         lambda name: launcher.reach(by_name[name]),

@@ -15,7 +15,8 @@ from orchestrator.checks.cluster import Cluster
 from orchestrator.checks.quick import check, most_serious_first
 from orchestrator.errors import PreflightRefused
 from orchestrator.findings import Finding, Severity
-from orchestrator.store import KeptFacts, RunFolder
+from orchestrator.kept_facts import KeptFacts
+from orchestrator.store import RunFolder
 
 if TYPE_CHECKING:
     from orchestrator.node.facts import NodeFacts

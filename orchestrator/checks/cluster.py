@@ -78,7 +78,7 @@ class Cluster:
     The nodes of one check, in node order.
 
     `facts` has the nodes that answered, `failures` the reason of each other one. `clocks` are the least and most seconds by which a
-    node's clock may be ahead of this machine's. `checkpoint_bytes` is the size of the last checkpoint, if it is known.
+    node's clock may be ahead of this machine's.
     """
 
     expected: Mapping[str, Expected]
@@ -87,7 +87,6 @@ class Cluster:
     clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     rendezvous: Rendezvous | None = None
     shared: Sequence[SharedFolder] = ()
-    checkpoint_bytes: int | None = None
 
     def values(self, read: Callable[[NodeFacts], T | None]) -> dict[str, T]:
         """A value of each node that answered, without the nodes where it is None."""

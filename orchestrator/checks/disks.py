@@ -12,7 +12,9 @@ FOLDERS = ("workdir", "out", "tmp", "home")
 WITH_CHECKPOINTS = ("workdir", "out")
 MIB = 1 << 20
 FULL_BYTES = GIB // 4  # with less, not even logs and code have space
-LEAST_CHECKPOINT_BYTES = 10 * GIB  # of two checkpoints of a model of 500 million parameters, if no size is known
+LEAST_CHECKPOINT_BYTES = (
+    10 * GIB
+)  # of two checkpoints of a model of 500 million parameters; a check does not know the size of the run's
 LEAST_INODES = 10_000
 
 
@@ -21,7 +23,7 @@ def disk(cluster: Cluster) -> Iterator[Finding]:
     for node, facts in cluster.facts.items():
         for entry in facts["disks"]:
             if entry["use"] in FOLDERS:
-                fault = _fault(entry, cluster.checkpoint_bytes)
+                fault = _fault(entry)
                 if fault is not None:
                     severity, text = fault
                     remedy = "free space there (`orch gc` removes old runs), or choose another folder in the inventory"
@@ -29,18 +31,15 @@ def disk(cluster: Cluster) -> Iterator[Finding]:
                     yield Finding(severity, "disk", text, (node,), evidence=evidence, remedy=remedy)
 
 
-def _fault(entry: Disk, checkpoint_bytes: int | None) -> tuple[Severity, str] | None:
+def _fault(entry: Disk) -> tuple[Severity, str] | None:
     name, free = entry["use"], entry["free"]
-    is_needed = name in WITH_CHECKPOINTS
     if entry["writable"] is False:
         return (Severity.FAIL if name != "home" else Severity.WARN), f"{name} {entry['path']} cannot be written"
     if free < FULL_BYTES:
         return (Severity.FAIL if name != "home" else Severity.WARN), f"{name} is full: {_size(free)} left"
     if entry["inodes_free"] is not None and 0 < entry["inodes_free"] < LEAST_INODES:
         return Severity.FAIL, f"{name} has {entry['inodes_free']} inodes left"
-    if is_needed and checkpoint_bytes is not None and free < 2 * checkpoint_bytes:
-        return Severity.FAIL, f"{name} has {_size(free)} free; two checkpoints need {_size(2 * checkpoint_bytes)}"
-    if is_needed and checkpoint_bytes is None and free < LEAST_CHECKPOINT_BYTES:
+    if name in WITH_CHECKPOINTS and free < LEAST_CHECKPOINT_BYTES:
         return Severity.INFO, f"{name} has {_size(free)} free, which may not hold two checkpoints"
     return None
 

@@ -15,10 +15,11 @@ from orchestrator.cli import run
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LoginRefused, UsageError
 from orchestrator.inventory.model import Inventory, Node
+from orchestrator.kept_facts import KEPT_S, KeptFacts
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import NodePlan
 from orchestrator.run import Program, Request
-from orchestrator.store import KEPT_S, Store
+from orchestrator.store import Store
 from tests.actions.stub_nodes import StubNodes
 from tests.checks.facts import cluster, cpu_node, gpu_node
 
@@ -47,7 +48,7 @@ def test_facts_are_kept_of_nodes_without_cards_and_findings_for_a_short_time(tmp
     assert kept == {"n0": {**nodes.facts["n0"], "code": None}, "n1": None, "n2": nodes.facts["n2"]}
     assert facts_to_keep(cluster(gpu_node, 2), []) == {"n0": None, "n1": None}
 
-    facts = Store(tmp_path).kept_facts("abc")
+    facts = KeptFacts.of(Store(tmp_path), "abc")
     assert facts.read() == {}
     facts.update(kept)
     assert facts.read() == {"n0": kept["n0"], "n2": kept["n2"]}
@@ -63,7 +64,7 @@ def test_facts_are_kept_of_nodes_without_cards_and_findings_for_a_short_time(tmp
 
 
 def test_facts_that_are_used_become_no_younger(tmp_path: Path) -> None:
-    nodes, facts = cluster(cpu_node, 3).facts, Store(tmp_path).kept_facts("abc")
+    nodes, facts = cluster(cpu_node, 3).facts, KeptFacts.of(Store(tmp_path), "abc")
     facts.update(nodes)
     entries = json.loads(facts.path.read_text())
     for node in ("n1", "n2"):

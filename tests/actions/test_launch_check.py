@@ -13,10 +13,11 @@ from orchestrator.cli import run
 from orchestrator.errors import UsageError
 from orchestrator.findings import Severity
 from orchestrator.inventory.model import Inventory, Node
+from orchestrator.kept_facts import KeptFacts
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request
-from orchestrator.store import KeptFacts, Store
+from orchestrator.store import Store
 from tests.actions.stub_nodes import StubNodes
 from tests.checks.facts import cluster, cpu_node
 
@@ -34,7 +35,7 @@ def _result(nodes: StubNodes, kept: KeptFacts, plan: LaunchPlan | None = None) -
 
 
 def _kept(folder: Path, nodes: Cluster) -> KeptFacts:
-    kept = Store(folder).kept_facts("abc")
+    kept = KeptFacts.of(Store(folder), "abc")
     kept.update(nodes.facts)
     return kept
 

@@ -331,16 +331,6 @@ def test_a_shared_folder_must_have_the_token_everywhere() -> None:
     assert "the file that n0 wrote there is not on this node: No such file" in found.text
 
 
-def test_checkpoints_of_a_known_size_need_twice_their_space() -> None:
-    nodes = cluster(cpu_node, 1)
-    nodes.facts["n0"]["disks"][0]["free"] = 150 * GIB
-    assert check(replace(nodes, checkpoint_bytes=70 * GIB)) == []
-    assert (
-        check(replace(nodes, checkpoint_bytes=80 * GIB))[0].text
-        == "workdir has 150 GiB free; two checkpoints need 160 GiB"
-    )
-
-
 def test_every_check_has_a_name_that_its_findings_use() -> None:
     nodes = cluster(gpu_node, 2, "cuda", 2)
     broken = Cluster(nodes.expected, {}, dict.fromkeys(nodes.expected, "no route to host"))

@@ -1,0 +1,59 @@
+"""The facts of good nodes, kept for a few minutes: the next launch need not query these nodes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.store import Store, json_object, write_file
+
+if TYPE_CHECKING:
+    from orchestrator.node.facts import NodeFacts
+
+KEPT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFacts:
+    """The facts of the nodes of one inventory that were good a short time ago, so that the next launch need not query them."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, store: Store, inventory_digest: str) -> KeptFacts:
+        """Those of an inventory's nodes."""
+        return cls(store.path / "facts" / f"{inventory_digest}.json")
+
+    def read(self) -> dict[str, NodeFacts]:
+        """The facts by node that are at most KEPT_S old."""
+        from orchestrator.node.facts import read_facts  # noqa: PLC0415  only launches over SSH read them
+
+        try:
+            return {node: read_facts(entry["facts"]) for node, entry in self._entries().items()}
+        except (ValueError, KeyError):  # another version wrote them
+            return {}
+
+    def update(self, queried: Mapping[str, NodeFacts | None]) -> None:
+        """
+        Keep the facts of nodes that were just queried; None forgets a node's. The facts of other nodes become no younger.
+
+        A full disk does not matter, since the facts can be had again.
+        """
+        now = time.time()
+        new = {node: {"time": now, "facts": facts} for node, facts in queried.items() if facts is not None}
+        old = {node: entry for node, entry in self._entries().items() if node not in queried}
+        with suppress(OSError):
+            write_file(self.path, json.dumps({**old, **new}), sync=False)
+
+    def _entries(self) -> dict[str, Any]:
+        """The entries that are at most KEPT_S old, by node."""
+        now = time.time()
+        try:
+            return {node: entry for node, entry in json_object(self.path).items() if 0 <= now - entry["time"] < KEPT_S}
+        except (OSError, ValueError, KeyError, TypeError):  # there are none, or another version wrote them
+            return {}
