@@ -80,7 +80,10 @@ def test_node_whose_rank_failed_is_replaced_and_the_head_moves_with_it(orch: Orc
 def test_program_that_starts_its_ranks_runs_once_per_node_and_is_restarted(orch: Orch, cluster: Cluster) -> None:
     lines = """
         echo "$NNODES $NODE_RANK $NPROC_PER_NODE ${RANK-none} $ORCH_ATTEMPT"
-        echo '{"step": 4, "phase": "step"}' >"$ORCH_RUN_DIR/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$NODE_RANK.json"
+        cd "$ORCH_RUN_DIR/attempt-$ORCH_ATTEMPT"
+        echo '{"step": 4, "phase": "step"}' >"$ORCH_NODE/progress/$NODE_RANK.json"
+        peer=$((1 - NODE_RANK)) # a failure stops the peer, which may not have printed its line yet
+        for _ in $(seq 600); do [ -e "n$peer/progress/$peer.json" ] && break || sleep 0.1; done
         [ "$ORCH_ATTEMPT" = 2 ]
     """
     run = orch("submit", "--detach", "--per-node", "--nodes", "n0,n1", "--", "sh", "-c", lines).stdout.strip()
