@@ -106,7 +106,7 @@ class Endpoint:
         """The least and the most seconds by which the node's clock is ahead of this machine's; they differ by the request's time."""
         request: messages.Empty = {}
         answer = self._connection.call(protocol.HELLO, request, answer_s=wait_s)
-        return answer.written.ahead_s(answer.reply["facts"]["time"])
+        return answer.clock.ahead_s(answer.reply["facts"]["clock_ahead_s"])
 
     def claim(self, workdir: str, run: str) -> bool:
         """Make a run's folder; return whether this is the first node on its file system to do so."""
@@ -180,7 +180,7 @@ class Endpoint:
         """The positions of the last `lines` lines of each output file, and when they were written."""
         request: messages.LastLinesRequest = {**_folders(attempt_dir, nodes), "outputs": outputs, "lines": lines}
         answer = self._connection.call(protocol.LAST_LINES, request, answer_s=SEARCH_S)
-        return Positions.of(answer.reply, answer.written)
+        return Positions.of(answer.reply, answer.clock)
 
     def lines_since(
         self, attempt_dir: str, nodes: Sequence[str] | None, outputs: messages.Outputs, since_s: float
@@ -188,7 +188,7 @@ class Endpoint:
         """The positions of the lines of the last `since_s` seconds in each output file, and in the index of their times."""
         request: messages.LinesSinceRequest = {**_folders(attempt_dir, nodes), "outputs": outputs, "since_s": since_s}
         answer = self._connection.call(protocol.LINES_SINCE, request, answer_s=SEARCH_S)
-        return Positions.of(answer.reply, answer.written)
+        return Positions.of(answer.reply, answer.clock)
 
     def read(
         self,
@@ -224,7 +224,9 @@ class Endpoint:
         for entry in answer.reply["chunks"]:
             size = entry.get("size", 0)
             data = answer.payload[position : position + size]
-            correction_s = answer.written.correction_s(answer.reply["clocks"].get(entry["file"].partition("/")[0]))
+            correction_s = answer.clock.correction_s(
+                answer.reply["clocks_ahead_s"].get(entry["file"].partition("/")[0])
+            )
             chunks.append(Chunk(entry["file"], entry["offset"], data, entry.get("gap", 0), correction_s))
             position += size
         return chunks
@@ -232,7 +234,7 @@ class Endpoint:
     def observe(self, attempt_dir: str, nodes: Sequence[str] | None) -> list[NodeObservation]:
         """The state of every node folder."""
         answer = self._connection.call(protocol.OBSERVE, _folders(attempt_dir, nodes))
-        return [NodeObservation.of(body, answer.written) for body in answer.reply["nodes"]]
+        return [NodeObservation.of(body, answer.clock) for body in answer.reply["nodes"]]
 
     def find(self, workdir: str, run_id: str, *, log_bytes: int = 0) -> RunTrace | None:
         """The newest attempt of a run in the working folder, and the end of the batch log; None if there is none."""
@@ -267,7 +269,7 @@ class Endpoint:
             "wait_s": heartbeat.wait_s,
         }
         answer = self._connection.call(protocol.HEARTBEAT, request, answer_s=heartbeat.wait_s + HEARTBEAT_ANSWER_S)
-        return NodeObservation.of(answer.reply["nodes"][0], answer.written), answer.reply["known"]
+        return NodeObservation.of(answer.reply["nodes"][0], answer.clock), answer.reply["known"]
 
     def reach(self, addresses: Sequence[str], port: int) -> set[str]:
         """Return the addresses that the node can reach at this port: the connection is accepted or refused."""

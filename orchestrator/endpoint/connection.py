@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
+from orchestrator.endpoint.clock import ClockBounds
 from orchestrator.endpoint.program import FLAGS, MARKER, OLDEST_PYTHON, program
-from orchestrator.endpoint.replies import Facts, ReplyWindow
+from orchestrator.endpoint.replies import Facts
 from orchestrator.endpoint.start_failure import PYTHON_HINT, start_failure
 from orchestrator.errors import NodeError, Unreachable
 from orchestrator.node import protocol
@@ -37,11 +38,11 @@ class RendezvousPortTaken(NodeError):
 
 @dataclass(frozen=True, slots=True)
 class TimedReply(Generic[ReplyT]):
-    """A reply, its payload, and when it was written."""
+    """A reply, its payload, and the node's clock."""
 
     reply: ReplyT
     payload: bytes
-    written: ReplyWindow
+    clock: ClockBounds
 
 
 def frame(request: Mapping[str, object]) -> bytes:
@@ -58,6 +59,7 @@ class Connection:
     """
 
     facts: Facts
+    _clock: ClockBounds
 
     def __init__(self, transport: Transport, python: str) -> None:
         self._transport = transport
@@ -117,7 +119,8 @@ class Connection:
                     channel.write(payload[start : start + PART_BYTES], timeout_s=ANSWER_S)
                     on_sent(min(1.0, (start + PART_BYTES) / len(payload)))
                 reply, data = self._receive(answer_s)
-                written = ReplyWindow(sent_s + reply["held_s"], time.time())
+                clock = ClockBounds.of(reply, sent_s=sent_s, arrived_s=time.time()).within(self._clock)
+                self._clock = clock
             except (TimeoutError, ChannelClosed, Unreachable) as error:
                 self._drop()
                 raise self._lost(error, answer_s) from error
@@ -125,7 +128,7 @@ class Connection:
                 self._drop()
                 raise
         self._require_ok(reply, hint)
-        return TimedReply(cast("ReplyT", reply), data, written)
+        return TimedReply(cast("ReplyT", reply), data, clock)
 
     def close(self) -> None:
         """End the program; agents continue."""
@@ -137,10 +140,12 @@ class Connection:
         try:
             channel = self._channel = self._transport.open([self._python, *FLAGS])
             self._reader = ChannelReader(channel)
+            sent_s = time.time()
             version = self._send_program(channel)
             if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYTHON:
                 raise NodeError(self.node, f"Python {version} is too old: {self._python}", hint=PYTHON_HINT)
             reply, _ = self._receive(ANSWER_S)
+            self._clock = ClockBounds.of(reply, sent_s=sent_s, arrived_s=time.time())
             self._require_ok(reply)
         except ChannelClosed as closed:
             printed = self._reader.peek() if self._channel is not None else ""

@@ -18,6 +18,7 @@ from orchestrator.node.events import cause_s
 from orchestrator.node.files import link_target, relative
 
 if TYPE_CHECKING:
+    from orchestrator.endpoint.clock import ClockBounds
     from orchestrator.node import messages
     from orchestrator.node.events import Event, RankResult, StateName
 
@@ -29,7 +30,7 @@ class Facts:
     """
     The facts of a node.
 
-    `time` is read from the node's clock, `host_id` is equal for two processes that share a loopback interface, `cards` counts device
+    `clock_ahead_s` is its clock minus its clock since boot, `host_id` is equal for two processes that share a loopback interface, `cards` counts device
     files by accelerator.
     """
 
@@ -40,7 +41,7 @@ class Facts:
     user: str
     cards: Mapping[str, int]
     pid: int
-    time: float
+    clock_ahead_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +121,9 @@ class Positions:
     written: Mapping[str, Sequence[tuple[int, float]]]
 
     @classmethod
-    def of(cls, body: messages.PositionsReply, window: ReplyWindow) -> Positions:
+    def of(cls, body: messages.PositionsReply, clock: ClockBounds) -> Positions:
         """From the reply; times are converted to this machine's clock."""
-        shifts = {node: window.correction_s(clock) for node, clock in body["clocks"].items()}
+        shifts = {node: clock.correction_s(ahead_s) for node, ahead_s in body["clocks_ahead_s"].items()}
         written = {
             file: [(size, time + shifts[file.partition("/")[0]]) for size, time in writes]
             for file, writes in body["written"].items()
@@ -253,9 +254,9 @@ class NodeObservation:
     network: messages.NetworkBody | None = None
 
     @classmethod
-    def of(cls, body: messages.NodeBody, written: ReplyWindow) -> NodeObservation:
+    def of(cls, body: messages.NodeBody, clock: ClockBounds) -> NodeObservation:
         """From the endpoint's reply."""
-        correction_s = written.correction_s(body["clock"])
+        correction_s = clock.correction_s(body["clock_ahead_s"])
         return cls(
             node=body["node"],
             agent=AgentRecord.of(body["agent"]) if body["agent"] else None,
@@ -403,30 +404,3 @@ class StrayReport:
         """From the endpoint's reply."""
         strays = tuple(Stray(**stray) for stray in reply["strays"])
         return cls(strays, tuple(CardUser(**user) for user in reply["users"]), reply["tool_error"])
-
-
-READ_S = 0.001  # the error of reading a clock: the process may be descheduled in between
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyWindow:
-    """Bounds of the time when a node wrote its reply, by this machine's clock: the request plus `held_s`, and the arrival."""
-
-    earliest: float
-    latest: float
-
-    def correction_s(self, node_time: float | None) -> float:
-        """
-        The seconds to add to times of a node's clock that showed `node_time` in the reply; 0 if that is None.
-
-        If `node_time` is within the window, the clock counts as right: every reader of a log then shows the same times.
-        Otherwise shift it to the nearest bound; shifts below READ_S are measurement noise.
-        """
-        if node_time is None or self.latest < self.earliest:  # the clock of this machine was set in between
-            return 0.0
-        shift_s = min(max(node_time, self.earliest), self.latest) - node_time
-        return shift_s if abs(shift_s) > READ_S else 0.0
-
-    def ahead_s(self, node_time: float) -> tuple[float, float]:
-        """The least and the most seconds by which a clock that showed `node_time` in the reply is ahead of this machine's."""
-        return node_time - self.latest, node_time - self.earliest

@@ -23,10 +23,11 @@ class RequestHeader(TypedDict):
 
 
 class ReplyHeader(TypedDict):
-    """`held_s` are the seconds that the node took to answer; `bytes` is the number of raw bytes that follow."""
+    """`held_s` are the seconds until `monotonic_s` of the node's clock since boot; `bytes` is the number of raw bytes that follow."""
 
     ok: bool
     held_s: float
+    monotonic_s: float
     bytes: int
 
 
@@ -49,7 +50,7 @@ class FactsBody(TypedDict):
     user: str
     cards: Dict[str, int]
     pid: int
-    time: float
+    clock_ahead_s: float
 
 
 class HelloReply(TypedDict):
@@ -212,11 +213,15 @@ class LinesSinceRequest(FilesRequest):
 
 
 class PositionsReply(TypedDict):
-    """Offsets from which to read, by file. `written` has the sizes and times of the writes beyond an offset, by file."""
+    """
+    Offsets from which to read, by file.
+
+    `written` has the sizes and times of the writes beyond an offset, by file; `clocks_ahead_s` is by node, see ReadReply.
+    """
 
     offsets: Dict[str, int]
     written: Dict[str, List[Tuple[int, float]]]
-    clocks: Dict[str, Optional[float]]
+    clocks_ahead_s: Dict[str, Optional[float]]
 
 
 class ReadRequest(FilesRequest):
@@ -236,8 +241,10 @@ class ChunkBody(TypedDict, total=False):
 
 
 class ReadReply(TypedDict):
+    """`clocks_ahead_s` has, by node, the agent's clock minus the clock since boot; None if that is unknown."""
+
     chunks: List[ChunkBody]
-    clocks: Dict[str, Optional[float]]
+    clocks_ahead_s: Dict[str, Optional[float]]
 
 
 class CardsBody(TypedDict):
@@ -271,7 +278,7 @@ class NodeBody(TypedDict):
     alive: bool
     stopped: bool
     same_boot: bool
-    clock: Optional[float]
+    clock_ahead_s: Optional[float]
     finished: Optional[Event]
     ranks: Dict[int, str]
     first_failure: Optional[Event]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from orchestrator.endpoint.replies import Finished, NodeObservation, ReplyWindow
+from orchestrator.endpoint.clock import ClockBounds
+from orchestrator.endpoint.replies import Finished, NodeObservation
+from orchestrator.node.endpoint.serve import Handlers
+from orchestrator.node.events import Clock
+from orchestrator.node.protocol import HELLO
+from tests.until import until
 
 if TYPE_CHECKING:
     from orchestrator.node import messages
@@ -20,11 +26,12 @@ if TYPE_CHECKING:
 def test_plausible_clock_is_trusted_and_another_corrected_to_the_nearest_bound(
     now_there: float | None, correction_s: float
 ) -> None:
-    assert ReplyWindow(earliest=100.0, latest=102.0).correction_s(now_there) == correction_s
+    ahead_s = None if now_there is None else now_there - 50.0
+    assert ClockBounds(100.0 - 50.0, 102.0 - 50.0).correction_s(ahead_s) == correction_s
 
 
 def test_no_correction_if_this_machines_clock_was_set_in_between() -> None:
-    assert ReplyWindow(earliest=3700.0, latest=100.0).correction_s(50.0) == 0.0
+    assert ClockBounds(3690.0, 90.0).correction_s(40.0) == 0.0
 
 
 def test_time_of_a_failed_node_is_that_of_its_ranks_failure() -> None:
@@ -44,7 +51,7 @@ def test_time_of_progress_is_that_of_this_machines_clock() -> None:
         "alive": True,
         "stopped": False,
         "same_boot": True,
-        "clock": 100.0,
+        "clock_ahead_s": 40.0,
         "finished": None,
         "ranks": {},
         "first_failure": None,
@@ -53,5 +60,29 @@ def test_time_of_progress_is_that_of_this_machines_clock() -> None:
         "folder": "",
         "log": "",
     }
-    observation = NodeObservation.of(body, ReplyWindow(earliest=3700.0, latest=3702.0))
+    observation = NodeObservation.of(body, ClockBounds(3640.0, 3642.0))
     assert observation.progress == {0: {"time": 3695.0, "step": 7}, 1: {"time": "95"}, 2: {}}
+
+
+def test_clock_is_right_however_long_the_reply_takes_after_it_was_read() -> None:
+    """The program may be descheduled while it answers, before the time for which it held the request is computed."""
+
+    def slow(_request: object, _payload: bytes) -> tuple[messages.Empty, bytes]:
+        until(lambda: time.monotonic() > begun + 0.01, awaited="more than the error of reading a clock")
+        return {}, b""
+
+    handlers, clock = Handlers(), Clock()
+    handlers.add(HELLO, cast("Any", slow))
+    begun = time.monotonic()
+    sent = clock.now()
+    header, _ = handlers.answer({"op": HELLO, "bytes": 0}, b"")
+    reply = cast("messages.ReplyHeader", header)
+    bounds = ClockBounds.of(reply, sent_s=sent, arrived_s=clock.now())
+    assert bounds.correction_s(clock.ahead_s) == 0.0
+
+
+def test_bounds_of_a_late_reply_are_those_of_an_earlier_one_unless_a_clock_was_set() -> None:
+    earlier = ClockBounds(10.0, 10.1)
+    assert ClockBounds(5.0, 15.0).within(earlier) == earlier
+    assert ClockBounds(10.05, 15.0).within(earlier) == ClockBounds(10.05, 10.1)
+    assert ClockBounds(20.0, 21.0).within(earlier) == ClockBounds(20.0, 21.0)

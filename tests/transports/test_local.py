@@ -153,7 +153,14 @@ def test_a_home_folder_with_modules_of_standard_names_does_not_matter(
 
 def test_an_error_in_the_first_reply_is_reported(tmp_path: Path) -> None:
     reply = tmp_path / "reply"
-    error = {"ok": False, "held_s": 0.0, "bytes": 0, "kind": "PermissionError", "message": "/dev: Permission denied"}
+    error = {
+        "ok": False,
+        "held_s": 0.0,
+        "monotonic_s": 0.0,
+        "bytes": 0,
+        "kind": "PermissionError",
+        "message": "/dev: Permission denied",
+    }
     reply.write_bytes(f"{MARKER} 3.11.2\n".encode() + frame(error))
     with pytest.raises(NodeError, match="/dev: Permission denied"):
         Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", f"cat {reply}; exec cat >/dev/null"))

@@ -11,7 +11,7 @@ import json
 import os
 import time
 
-from orchestrator.node.endpoint.report import READ_FIRST, is_requested, now_of, streams
+from orchestrator.node.endpoint.report import READ_FIRST, clock_ahead_s, is_requested, streams
 from orchestrator.node.events import OFFSETS
 from orchestrator.node.files import read_at
 from orchestrator.node.run_folder import node_folders, read_agent
@@ -46,7 +46,7 @@ def last_lines(request: messages.LastLinesRequest, _payload: bytes) -> Tuple[mes
             reply["written"][f"{node}/{name}"] = newest_first[::step][::-1]
         reply["offsets"].update({f"{node}/{name}": start for name, start in starts.items()})
         reply["offsets"][f"{node}/{OFFSETS}"] = index_size
-        reply["clocks"][node] = now_of(read_agent(folder))
+        reply["clocks_ahead_s"][node] = clock_ahead_s(read_agent(folder))
     return reply, b""
 
 
@@ -55,12 +55,12 @@ def lines_since(request: messages.LinesSinceRequest, _payload: bytes) -> Tuple[m
     reply = _empty_reply()
     for node, folder in node_folders(request):
         sizes = _outputs(request, node, folder)
-        now = now_of(read_agent(folder))
-        earliest = (time.time() if now is None else now) - request["since_s"]
-        starts, index_start = _written_since(folder, sizes, earliest)
+        ahead_s = clock_ahead_s(read_agent(folder))
+        now = time.time() if ahead_s is None else ahead_s + time.monotonic()
+        starts, index_start = _written_since(folder, sizes, now - request["since_s"])
         reply["offsets"].update({f"{node}/{name}": start for name, start in starts.items()})
         reply["offsets"][f"{node}/{OFFSETS}"] = index_start
-        reply["clocks"][node] = now
+        reply["clocks_ahead_s"][node] = ahead_s
     return reply, b""
 
 
@@ -82,7 +82,7 @@ def line_start(path: str, size: int, lines: int) -> int:
 
 
 def _empty_reply() -> messages.PositionsReply:
-    return {"offsets": {}, "written": {}, "clocks": {}}
+    return {"offsets": {}, "written": {}, "clocks_ahead_s": {}}
 
 
 def _outputs(request: messages.FilesRequest, node: str, folder: str) -> Dict[str, int]:

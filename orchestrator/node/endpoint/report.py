@@ -34,11 +34,11 @@ MIN_SHARE_BYTES = 4096
 READ_FIRST = (EVENTS, OFFSETS)
 
 
-def now_of(agent: Optional[messages.AgentBody]) -> Optional[float]:
-    """The current time by the agent's clock; None if it is unknown: the agent is of another boot or an older version."""
-    if agent is None or "clock_ahead_s" not in agent or agent.get("boot_id") != boot_id():
+def clock_ahead_s(agent: Optional[messages.AgentBody]) -> Optional[float]:
+    """The agent's clock minus the clock since boot; None if it is unknown: the agent is of another boot or an older version."""
+    if agent is None or agent.get("boot_id") != boot_id():
         return None
-    return float(agent["clock_ahead_s"] + time.monotonic())
+    return agent.get("clock_ahead_s")
 
 
 class Reader:
@@ -58,8 +58,8 @@ class Reader:
             now = time.monotonic()
             if chunks or gaps or now >= deadline:
                 nodes = {chunk["file"].partition("/")[0] for chunk in chunks}
-                clocks = {node: now_of(read_agent(os.path.join(attempt, node))) for node in nodes}
-                return {"chunks": gaps + chunks, "clocks": clocks}, payload
+                ahead_s = {node: clock_ahead_s(read_agent(os.path.join(attempt, node))) for node in nodes}
+                return {"chunks": gaps + chunks, "clocks_ahead_s": ahead_s}, payload
             time.sleep(
                 min(deadline - now, max(POLL_S, now - begun))
             )  # poll a slow file system half of the time at most
@@ -224,7 +224,7 @@ def observe_node(node: str, folder: str) -> messages.NodeBody:
         "alive": alive,
         "stopped": alive and agent is not None and is_stopped(agent["pid"]),
         "same_boot": agent is not None and agent.get("boot_id") == boot_id(),
-        "clock": now_of(agent),
+        "clock_ahead_s": clock_ahead_s(agent),
         "finished": history.finished,
         "ranks": ranks,
         "first_failure": history.first_failure,

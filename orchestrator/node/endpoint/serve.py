@@ -17,6 +17,7 @@ import time
 from orchestrator.node.endpoint.push import claim, copy_code, prepare, put_bundle, put_files
 from orchestrator.node.endpoint.report import Reader, files, find, heartbeat, observe, reach
 from orchestrator.node.endpoint.start import Starter
+from orchestrator.node.events import Clock
 from orchestrator.node.files import user_name
 from orchestrator.node.machine import count_cards, host_id
 from orchestrator.node.protocol import (
@@ -99,7 +100,7 @@ def hello(_request: messages.Empty, _payload: bytes) -> Tuple[messages.HelloRepl
         "user": user_name(),
         "cards": count_cards(),
         "pid": os.getpid(),
-        "time": time.time(),
+        "clock_ahead_s": Clock().ahead_s,
     }
     return {"facts": facts}, b""
 
@@ -225,7 +226,8 @@ class Handlers:
             reply, data = self._by_op[request["op"]](request, payload)
         except Exception as error:  # noqa: BLE001  see above
             reply, data, ok = error_body(error), b"", False
-        header: messages.ReplyHeader = {"ok": ok, "held_s": time.monotonic() - begun, "bytes": len(data)}
+        now = time.monotonic()
+        header: messages.ReplyHeader = {"ok": ok, "held_s": now - begun, "monotonic_s": now, "bytes": len(data)}
         return dict(reply, **header), data
 
 
