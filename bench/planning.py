@@ -11,7 +11,7 @@ from bench.processes import Job, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
 from bench.workspace import Workspace
 from orchestrator.actions import transcript
-from orchestrator.actions.network import node_requests
+from orchestrator.actions.preflight import checked_nodes
 from orchestrator.environment.discovery import discover
 from orchestrator.inventory import model
 from orchestrator.node.facts import NodeFacts
@@ -115,7 +115,7 @@ def _discovery(file: Path) -> Contestant:
     def run() -> Mapping[str, float]:
         begun = time.monotonic()
         plan = make_plan(loaded, request, run_id="thousand-20261120-101500-ab12", bundle="0" * 32)
-        found = discover(facts, node_requests(plan, loaded))
+        found = discover(facts, {node.name: node.expected for node in checked_nodes(plan, loaded)})
         files = node_files(with_defaults(plan, {name: found.environment(name) for name in facts}))
         seconds = time.monotonic() - begun
         assert all("GLOO_SOCKET_IFNAME" in scripts[-1].text for scripts in files.values())

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.actions.inventory import load_inventory
-from orchestrator.actions.network import node_requests, nothing_to_discover, query, saved_facts
+from orchestrator.actions.network import nothing_to_discover, query, saved_facts
+from orchestrator.actions.preflight import checked_nodes
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.environment.debugging import debugging_variables
@@ -183,7 +184,7 @@ def _explanation(
     else:
         facts, failures = saved_facts(facts_file) if facts_file else query(loaded, plan, connected)
         warnings += failures
-        discovery = discover(facts, node_requests(plan, loaded))
+        discovery = discover(facts, {node.name: node.expected for node in checked_nodes(plan, loaded)})
         warnings += map(str, discovery.findings)
         if loaded.slurm != SlurmOptions():
             warnings.append(

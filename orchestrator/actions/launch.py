@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,13 @@ from typing import Any
 from orchestrator import bundle as bundles
 from orchestrator.actions.allocation import for_steps, queued_warning, this_allocation
 from orchestrator.actions.inventory import load_inventory
-from orchestrator.actions.network import node_requests, nothing_to_discover
+from orchestrator.actions.network import nothing_to_discover
 from orchestrator.actions.preflight import CheckedNode, checked_nodes
 from orchestrator.actions.request import LaunchArguments, check_labels, make_request
 from orchestrator.actions.runs import home_store
 from orchestrator.code import revision
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.environment.discovery import NodeRequest, discover
 from orchestrator.errors import LaunchError, OrchError, machine_error
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.slurm_settings import with_slurm_settings
@@ -61,8 +60,6 @@ class Planned:
     """The nodes that are checked before the start: none under Slurm, which chooses the nodes, and with --no-check."""
     skipped: Sequence[str] = ()
     """The names of checks that are left out."""
-    network: Mapping[str, NodeRequest] = field(default_factory=dict)
-    """The part of discovery by node; empty if there is nothing to discover."""
 
     def close(self) -> None:
         """Close the connections of a launch that does not begin."""
@@ -119,9 +116,8 @@ def _planned(
     checked = checked_nodes(plan, inventory) if arguments.launcher == "ssh" and not arguments.no_check else ()
     if arguments.no_check:
         warnings += ("--no-check: the nodes are not checked before the start, and no network variables are discovered",)
-    network = {} if nothing_to_discover(plan) else node_requests(plan, inventory)
     files = inventory.private_files
-    return Planned(plan, bundle, record, files, warnings, terminal, connected, checked, arguments.skipped, network)
+    return Planned(plan, bundle, record, files, warnings, terminal, connected, checked, arguments.skipped)
 
 
 def _with_dependencies(inventory: Inventory, after: Sequence[str]) -> tuple[Inventory, Sequence[str]]:
@@ -234,6 +230,7 @@ def _check(
     if not planned.checked or not isinstance(launcher, DirectLauncher):
         return passed
     from orchestrator.actions.launch_check import begin_check, require_passed  # noqa: PLC0415  only launches over SSH check
+    from orchestrator.checks.variables import discovery  # noqa: PLC0415  as above
     from orchestrator.kept_facts import KeptFacts  # noqa: PLC0415  as above
 
     by_name = {node.name: node for node in planned.plan.nodes}
@@ -249,9 +246,9 @@ def _check(
     def finish() -> None:
         checked = result.result()
         require_passed(checked.findings, folder, on_warning)
-        if planned.network:
-            discovery = discover(checked.facts, planned.network)
-            launcher.add_defaults({name: discovery.environment(name) for name in by_name})
+        if not nothing_to_discover(planned.plan):
+            found = discovery(checked.cluster)
+            launcher.add_defaults({name: found.environment(name) for name in by_name})
 
     return finish
 

@@ -29,10 +29,10 @@ OF_PYTHON = ("python", "packages", "versions", "nccl")  # checks of the Python i
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The findings, and the facts of the nodes that answered."""
+    """The findings, and the answers of the nodes."""
 
     findings: Sequence[Finding]
-    facts: Mapping[str, NodeFacts]
+    cluster: Cluster
 
 
 def begin_check(
@@ -66,7 +66,7 @@ def _check(
     queried = {node: facts for node, facts in facts_to_keep(cluster, findings).items() if node not in used}
     if queried and not skipped:
         kept.update(queried)
-    return CheckResult(findings, cluster.facts)
+    return CheckResult(findings, cluster)
 
 
 def _judged(cluster: Cluster, plan: LaunchPlan, skipped: Collection[str]) -> list[Finding]:

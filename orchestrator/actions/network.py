@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.access import Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.environment.discovery import NodeRequest
 from orchestrator.errors import OrchError, UsageError
 from orchestrator.fanout import each
 from orchestrator.node.facts import read_facts
@@ -31,22 +30,6 @@ def nothing_to_discover(plan: LaunchPlan) -> str:
     if len(plan.nodes) == 1:
         return "the ranks are on one node, so there is no network to choose"
     return ""
-
-
-def node_requests(plan: LaunchPlan, inventory: Inventory) -> dict[str, NodeRequest]:
-    """The part of the plan on each node, for discovery; with the values of the user only."""
-    nodes = {node.name: node for node in inventory.nodes}
-    return {
-        node.name: NodeRequest(
-            node.address,
-            nodes[node.name].network,
-            len(node.ranks),
-            inventory.environment(nodes[node.name]),
-            node.secrets,
-            has_setup=bool(plan.setup),
-        )
-        for node in plan.nodes
-    }
 
 
 def query(

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from orchestrator.checks.cluster import Cluster, Expected, Rendezvous, SharedFolder, host_names
+from orchestrator.checks.cluster import Cluster, Rendezvous, SharedFolder, host_names
 from orchestrator.checks.variables import discovery
 from orchestrator.endpoint.connection import ANSWER_S
+from orchestrator.environment.request import NodeRequest
 from orchestrator.errors import NodeError, OrchError
 from orchestrator.fanout import each_within
 from orchestrator.launchers.direct import INTERFACES, parse_rendezvous
@@ -37,7 +38,7 @@ class CheckedNode:
     """A node, the part of the inventory on it, and the folders of runs by their use."""
 
     name: str
-    expected: Expected
+    expected: NodeRequest
     folders: Mapping[str, str]
 
 
@@ -60,7 +61,7 @@ def checked_nodes(plan: LaunchPlan, inventory: Inventory) -> tuple[CheckedNode, 
     def checked(node: NodePlan) -> CheckedNode:
         address = LOOPBACK if plan.transport == "local" else node.address
         kinds = given[node.name].accelerator, given[node.name].network
-        expected = Expected(address, len(node.ranks), *kinds, node.env, node.secrets, has_setup=bool(plan.setup))
+        expected = NodeRequest(address, len(node.ranks), *kinds, node.env, node.secrets, has_setup=bool(plan.setup))
         return CheckedNode(node.name, expected, {"workdir": node.workdir})
 
     return tuple(map(checked, plan.nodes))

@@ -32,11 +32,11 @@ def count(cluster: Cluster) -> Iterator[Finding]:
         facts, expected = cluster.facts[node], cluster.expected[node]
         cards = [card for card in facts["cards"] if expected.accelerator in ("auto", card["kind"])]
         fields = "devices" if cards else "accelerator"
-        if len(cards) < expected.devices and not any(card["mig"] for card in cards):
+        if len(cards) < expected.ranks and not any(card["mig"] for card in cards):
             yield Finding(
                 Severity.WARN if expected.accelerator == "auto" else Severity.FAIL,
                 "cards",
-                f"fewer cards ({len(cards)}) than ranks ({expected.devices})",
+                f"fewer cards ({len(cards)}) than ranks ({expected.ranks})",
                 (node,),
                 evidence=_tool_errors(facts),
                 remedy=f"look for a card lost from the bus in the kernel log (dmesg), or correct {fields}: in the inventory",

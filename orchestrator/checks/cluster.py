@@ -1,4 +1,4 @@
-"""The input of every check: what is expected of each node, and what the nodes answered."""
+"""The input of every check: the requested part of each node in a launch, and the answers of the nodes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
+
+from orchestrator.environment.request import NodeRequest
 
 if TYPE_CHECKING:
     from orchestrator.node.facts import Card, NodeFacts
@@ -15,22 +17,7 @@ GIB = 1 << 30
 VISIBLE_CARDS = ("CUDA_VISIBLE_DEVICES", "TOPS_VISIBLE_DEVICES")
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """The part of the inventory or the plan on one node. `devices` is its number of ranks, `env` the environment that they get."""
-
-    address: str
-    devices: int = 1
-    accelerator: str = "auto"
-    network: str = "auto"
-    env: Mapping[str, str] = field(default_factory=dict)
-    private: frozenset[str] = frozenset()
-    """The names in `env` whose values appear in no finding."""
-    has_setup: bool = False
-    """Setup lines run before the ranks."""
-
-
-def host_names(node: str, expected: Expected) -> list[str]:
+def host_names(node: str, expected: NodeRequest) -> list[str]:
     """
     The names by which others may look for the node: its name in the inventory, and its address if that is a name.
 
@@ -81,7 +68,7 @@ class Cluster:
     node's clock may be ahead of this machine's.
     """
 
-    expected: Mapping[str, Expected]
+    expected: Mapping[str, NodeRequest]
     facts: Mapping[str, NodeFacts]
     failures: Mapping[str, str] = field(default_factory=dict)
     clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -105,4 +92,4 @@ class Cluster:
             numbers = expected.env.get(name, "").split(",")
             if all(number.strip().isdigit() for number in numbers):
                 return [card for card in cards if card["index"] in map(int, numbers)]
-        return cards[: expected.devices]
+        return cards[: expected.ranks]

@@ -64,7 +64,7 @@ def nominal_rates(cluster: Cluster) -> dict[str, float]:
         by_rate = sorted((port["rate"] or 0.0 for port in ports), reverse=True)
         speeds = [interface["speed"] or 0.0 for interface in facts["interfaces"] if interface["addresses"]]
         uses_rdma = expected.network != "ethernet" and cluster.uses_cards(node)
-        gigabits = sum(by_rate[: expected.devices]) if uses_rdma and by_rate else max(speeds, default=0.0)
+        gigabits = sum(by_rate[: expected.ranks]) if uses_rdma and by_rate else max(speeds, default=0.0)
         if gigabits:
             rates[node] = gigabits / BITS
     return rates

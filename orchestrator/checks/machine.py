@@ -28,7 +28,7 @@ def open_files(cluster: Cluster) -> Iterator[Finding]:
 def user_processes(cluster: Cluster) -> Iterator[Finding]:
     """The limit counts the threads of all processes of the user on the node."""
     for node, value in cluster.values(lambda facts: facts["limits"].get("nproc")).items():
-        limit, needed = value["soft"], PROCESSES_PER_RANK * cluster.expected[node].devices
+        limit, needed = value["soft"], PROCESSES_PER_RANK * cluster.expected[node].ranks
         if limit is not None and limit < needed:
             text = f"the user may have {limit} processes and threads; its ranks need up to {needed}"
             remedy = f"raise nproc in {LIMITS_CONF} TasksMax="

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from orchestrator.checks.cluster import Cluster
-from orchestrator.environment.discovery import Discovery, NodeRequest, discover
+from orchestrator.environment.discovery import Discovery, discover
 from orchestrator.findings import Finding
 
 BY_OTHER_CHECKS = {"rdma-ports"}  # of `ports`
@@ -23,10 +23,4 @@ def variables(cluster: Cluster) -> Iterator[Finding]:
 
 def discovery(cluster: Cluster) -> Discovery:
     """The variables that a launch would set on the nodes."""
-    requests = {
-        node: NodeRequest(
-            expected.address, expected.network, expected.devices, expected.env, expected.private, expected.has_setup
-        )
-        for node, expected in cluster.expected.items()
-    }
-    return discover(cluster.facts, requests)
+    return discover(cluster.facts, cluster.expected)

@@ -21,24 +21,11 @@ from orchestrator.environment.rdma import (
     fault_texts,
     gid_index,
 )
+from orchestrator.environment.request import NodeRequest
 from orchestrator.environment.sockets import Sockets, choose_interfaces
 from orchestrator.environment.variable import Origin, Variable
 from orchestrator.findings import Finding, Severity
 from orchestrator.node.facts import NodeFacts
-
-
-@dataclass(frozen=True)
-class NodeRequest:
-    """The part of a launch on one node: `network` is the preset of the inventory, `env` the variables that the user sets."""
-
-    address: str
-    network: str
-    ranks: int
-    env: Mapping[str, str]
-    private: frozenset[str] = frozenset()
-    """The names in `env` whose values appear in no output."""
-    has_setup: bool = False
-    """Setup lines run before the ranks, and may change the variables that the node itself sets."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from orchestrator.actions.full_check import (
     require_measurements,
     with_measurements,
 )
-from orchestrator.checks.cluster import Cluster, Expected
+from orchestrator.checks.cluster import Cluster
 from orchestrator.checks.quick import CHECKS
+from orchestrator.environment.request import NodeRequest
 from orchestrator.errors import UsageError
 from orchestrator.findings import Finding, Severity
 from tests.checks.facts import cpu_node, gpu_node
@@ -27,7 +28,7 @@ def _checked(*findings: Finding, skipped: tuple[str, ...] = (), cards: bool = Fa
     """n0 and n1 answered, n2 did not."""
     nodes = ["n0", "n1", "n2"]
     facts = {node: gpu_node(node) if cards else cpu_node(node) for node in nodes[:2]}
-    return Checked(Cluster({node: Expected("10.0.0.1") for node in nodes}, facts), findings, 1.0, skipped)
+    return Checked(Cluster({node: NodeRequest("10.0.0.1") for node in nodes}, facts), findings, 1.0, skipped)
 
 
 def _results(busbw: float) -> dict[str, Any]:

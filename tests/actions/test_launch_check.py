@@ -60,7 +60,7 @@ def test_code_on_the_nodes_is_compared_in_the_folder_of_the_program(tmp_path: Pa
     nodes = StubNodes(cluster(cpu_node, 3))
     result = _result(nodes, _kept(tmp_path, old), _plan(Program("python", ("/data/x/train.py",))))
     assert result.findings == []
-    assert {facts["code"]["path"] for facts in result.facts.values() if facts["code"]} == {"/data/x"}
+    assert {facts["code"]["path"] for facts in result.cluster.facts.values() if facts["code"]} == {"/data/x"}
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ import pytest
 
 from orchestrator.actions import preflight
 from orchestrator.actions.preflight import FACTS_S, PORT_S, TOKEN_S, survey
-from orchestrator.checks.cluster import Cluster, Expected
+from orchestrator.checks.cluster import Cluster
 from orchestrator.checks.quick import check
 from orchestrator.checks.variables import discovery
 from orchestrator.endpoint.connection import ANSWER_S
+from orchestrator.environment.request import NodeRequest
 from orchestrator.fanout import each_within
 from orchestrator.launchers.direct import INTERFACES
 from tests.actions.stub_nodes import StubNodes
@@ -53,7 +54,7 @@ def test_file_system_that_one_machine_may_have_alone_is_not_tested_on_others(kin
 
 
 def test_port_is_tested_on_the_network_that_the_launch_will_use() -> None:
-    expected = {f"n{k}": Expected(f"10.0.0.{k + 1}", 2, "cuda") for k in range(2)}
+    expected = {f"n{k}": NodeRequest(f"10.0.0.{k + 1}", 2, "cuda") for k in range(2)}
     nodes = StubNodes(Cluster(expected, {name: infiniband(k) for k, name in enumerate(expected)}))
     surveyed = survey(nodes.checked, nodes.reach)
     discovered = discovery(surveyed).environment("n0")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.checks.cluster import GIB, Cluster, Expected
+from orchestrator.checks.cluster import GIB, Cluster
+from orchestrator.environment.request import NodeRequest
 from orchestrator.node.facts import FORMAT, Card, Disk, Hca, NodeFacts
 
 Change = Callable[[Any], None]
@@ -143,5 +144,5 @@ def cluster(make: Callable[[str, str], NodeFacts], count: int, accelerator: str 
     facts = {name: make(name, address) for name, address in addresses.items()}
     for node in facts.values():
         node["names"]["resolved"] = {name: [address] for name, address in addresses.items()}
-    expected = {name: Expected(address, devices, accelerator) for name, address in addresses.items()}
+    expected = {name: NodeRequest(address, devices, accelerator) for name, address in addresses.items()}
     return Cluster(expected, facts, clocks=dict.fromkeys(addresses, (-0.01, 0.02)))

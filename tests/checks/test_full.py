@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.checks.bandwidth import Pair
-from orchestrator.checks.cluster import Cluster, Expected
+from orchestrator.checks.cluster import Cluster
 from orchestrator.checks.full import SizeRow, check_results, node_pairs, nominal_rates, rows_by_size
+from orchestrator.environment.request import NodeRequest
 from orchestrator.findings import Severity
 from orchestrator.node.facts import Interface
 from tests.checks.facts import cpu_node, gpu_node
@@ -69,12 +70,12 @@ def test_nominal_rate_is_that_of_the_ports_of_the_ranks_or_of_the_interface() ->
         {**INTERFACE, "name": "eth0", "speed": 25.0, "addresses": [{"address": "10.0.0.2", "prefix": 24}]},
         {**INTERFACE, "name": "eth1", "speed": 100.0},
     ]
-    expected = {"n0": Expected("10.0.0.1", devices=2), "n1": Expected("10.0.0.2", accelerator="cpu")}
+    expected = {"n0": NodeRequest("10.0.0.1", ranks=2), "n1": NodeRequest("10.0.0.2", accelerator="cpu")}
     rates = nominal_rates(Cluster(expected, {"n0": by_port, "n1": by_card}))
     port_rate = by_port["hcas"][0]["ports"][0]["rate"]
     assert port_rate is not None
     assert rates == {"n0": 2 * port_rate / 8, "n1": 25 / 8}
-    ethernet = {"n0": Expected("10.0.0.1", devices=2, network="ethernet")}
+    ethernet = {"n0": NodeRequest("10.0.0.1", ranks=2, network="ethernet")}
     assert nominal_rates(Cluster(ethernet, {"n0": by_port})) == {}
 
 

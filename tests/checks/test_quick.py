@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.checks.cluster import GIB, Cluster, Expected, Rendezvous, SharedFolder, host_names
+from orchestrator.checks.cluster import GIB, Cluster, Rendezvous, SharedFolder, host_names
 from orchestrator.checks.majority import difference
 from orchestrator.checks.quick import CHECKS, check
+from orchestrator.environment.request import NodeRequest
 from orchestrator.findings import Finding, Severity
 from tests.checks.facts import Change, cluster, cpu_node, disk, gpu_node
 from tests.environment.nodes import interface
@@ -146,7 +147,7 @@ def test_address_that_is_a_name_is_compared() -> None:
     nodes.facts["n1"]["interfaces"] = [interface("eth0", "10.0.0.2/24")]
     [found] = check(replace(nodes, expected=named))
     assert (found.severity, found.nodes) == (FAIL, ("n2",))
-    assert [host_names("n0", Expected(address)) for address in ("localhost", "127.0.0.7", "::1")] == [[], [], []]
+    assert [host_names("n0", NodeRequest(address)) for address in ("localhost", "127.0.0.7", "::1")] == [[], [], []]
 
 
 def test_a_name_must_lead_to_an_address_of_its_node() -> None:

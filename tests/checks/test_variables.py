@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.checks.cluster import Cluster, Expected
+from orchestrator.checks.cluster import Cluster
 from orchestrator.checks.variables import variables
+from orchestrator.environment.request import NodeRequest
 from orchestrator.findings import Severity
 from tests.environment.nodes import infiniband
 
 
 def _cluster(count: int, **env: str) -> Cluster:
-    expected = {f"n{k}": Expected(f"10.0.0.{k + 1}", 2, "cuda", env=env) for k in range(count)}
+    expected = {f"n{k}": NodeRequest(f"10.0.0.{k + 1}", 2, "cuda", env=env) for k in range(count)}
     return Cluster(expected, {f"n{k}": infiniband(k) for k in range(count)})
 
 

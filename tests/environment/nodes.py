@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from orchestrator.environment.discovery import NodeRequest
+from orchestrator.environment.request import NodeRequest
 from orchestrator.node.facts import FORMAT, Card, Gid, Hca, HcaPort, Interface, NodeFacts
 
 
@@ -148,5 +148,6 @@ def requests(
     *nodes: NodeFacts, network: str = "auto", ranks: int = 2, env: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, NodeRequest]:
     return {
-        of_node["node"]: NodeRequest(f"10.0.0.{index + 1}", network, ranks, env) for index, of_node in enumerate(nodes)
+        of_node["node"]: NodeRequest(f"10.0.0.{index + 1}", ranks, network=network, env=env)
+        for index, of_node in enumerate(nodes)
     }

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.environment.discovery import Discovery, NodeRequest, discover
+from orchestrator.environment.discovery import Discovery, discover
+from orchestrator.environment.request import NodeRequest
 from orchestrator.findings import Severity
 from orchestrator.node.facts import NodeFacts
 from tests.environment import nodes
@@ -164,7 +165,7 @@ def test_two_kinds_of_network_are_accepted_if_the_user_has_chosen(env: dict[str,
 def _with_preset_on_first(second: NodeFacts) -> list[str]:
     """The failures of nodes of which only the first has `network: ethernet`."""
     first = infiniband(0)
-    sent = {"n0": NodeRequest("10.0.0.1", "ethernet", 2, {}), "n1": NodeRequest("10.0.0.2", "auto", 2, {})}
+    sent = {"n0": NodeRequest("10.0.0.1", 2, network="ethernet"), "n1": NodeRequest("10.0.0.2", 2)}
     return texts(discover({"n0": first, "n1": second}, sent), Severity.FAIL)
 
 
@@ -236,7 +237,7 @@ def test_network_of_the_inventory_is_chosen_before_a_faster_one() -> None:
 
 def test_rail_is_chosen_if_it_has_the_addresses_of_the_inventory() -> None:
     cluster = [roce(0), roce(1)]
-    sent = {f"n{number}": NodeRequest(f"10.1.0.{number + 1}", "auto", 2, {}) for number in (0, 1)}
+    sent = {f"n{number}": NodeRequest(f"10.1.0.{number + 1}", 2) for number in (0, 1)}
     found = discover({of_node["node"]: of_node for of_node in cluster}, sent)
     assert found.environment("n0")["GLOO_SOCKET_IFNAME"] == "ens0"
     assert reason(found, "n0", "GLOO_SOCKET_IFNAME").endswith("of 3 shared subnets, the addresses of the inventory")
@@ -244,7 +245,7 @@ def test_rail_is_chosen_if_it_has_the_addresses_of_the_inventory() -> None:
 
 def _by_name(*of_nodes: NodeFacts) -> Discovery:
     """Discovery for an inventory with host names instead of addresses."""
-    sent = {of_node["node"]: NodeRequest(of_node["node"], "auto", 2, {}) for of_node in of_nodes}
+    sent = {of_node["node"]: NodeRequest(of_node["node"], 2) for of_node in of_nodes}
     return discover({of_node["node"]: of_node for of_node in of_nodes}, sent)
 
 
@@ -371,7 +372,7 @@ def test_matching_prefixes_and_the_discovered_list_are_no_findings() -> None:
 
 def test_faulty_gcu_is_hidden_if_there_are_enough_others() -> None:
     made = nodes.facts("n0", cards=[nodes.card(index, kind="gcu", health=str(index != 1)) for index in range(3)])
-    request = {"n0": NodeRequest("n0", "auto", 2, {})}
+    request = {"n0": NodeRequest("n0", 2)}
     assert discover({"n0": made}, request).environment("n0")["TOPS_VISIBLE_DEVICES"] == "0,2"
     made["cards"][1]["health"] = {}
     assert "TOPS_VISIBLE_DEVICES" not in discover({"n0": made}, request).environment("n0")

@@ -1,0 +1,25 @@
+"""The part of a launch on one node, by which its facts are judged and its variables discovered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRequest:
+    """
+    The part of a launch on one node.
+
+    `accelerator` and `network` are those of the inventory, `env` has the variables that the plan sets.
+    """
+
+    address: str
+    ranks: int = 1
+    accelerator: str = "auto"
+    network: str = "auto"
+    env: Mapping[str, str] = field(default_factory=dict)
+    private: frozenset[str] = frozenset()
+    """The names in `env` whose values appear in no output."""
+    has_setup: bool = False
+    """Setup lines run before the ranks, and may change the variables that the node itself sets."""
