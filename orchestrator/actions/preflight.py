@@ -137,29 +137,27 @@ def _answer_s(least_s: float, busy_s: float) -> float:
 
 
 def _rendezvous(cluster: Cluster, reach: Reach, busy_s: float) -> Rendezvous | None:
-    """Reserve a port on the head, and let all other nodes connect to it; None if the head has not answered, or has no peers."""
+    """Listen on a port of the head, and let all other nodes connect to it; None if the head has not answered, or has no peers."""
     head, expected = next(iter(cluster.expected.items()))
     peers = [name for name in cluster.facts if name != head]
     if head not in cluster.facts or not peers or is_loopback(expected.address):
         return None
     env = {**discovery(cluster).environment(head), **expected.env}  # as the launch will have it
     interfaces = {name: env[name] for name in INTERFACES if name in env}
+    wait_s = _answer_s(PORT_S, busy_s)
     try:
-        wait_s = _answer_s(PORT_S, busy_s)
-        record = parse_rendezvous(reach(head).reserve([expected.address], interfaces, wait_s=wait_s))
+        record = parse_rendezvous(reach(head).listen([expected.address], interfaces, wait_s=wait_s))
     except NodeError as error:
         return Rendezvous(head, expected.address, 0, error=error.reason)
 
-    def connect(name: str) -> set[str]:
-        return reach(name).reach([record.address], record.port)
+    def connect(name: str) -> str:
+        return reach(name).connect_error(record.address, record.port)
 
     results = each_within(peers, connect, limit=len(peers), wait_s=PORT_S + busy_s)
-    unreachable: dict[str, str] = {}
-    for name, result in zip(peers, results, strict=True):
-        if not isinstance(result, set):
-            unreachable[name] = _failure(result, PORT_S)
-        elif record.address not in result:
-            unreachable[name] = "no answer within 3 s"
+    with suppress(NodeError):  # then the endpoint has ended, and with it the port
+        reach(head).stop_listening(wait_s=wait_s)
+    reasons = (result if isinstance(result, str) else _failure(result, PORT_S) for result in results)
+    unreachable = {name: reason for name, reason in zip(peers, reasons, strict=True) if reason}
     return Rendezvous(head, record.address, record.port, unreachable)
 
 

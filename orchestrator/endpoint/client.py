@@ -162,6 +162,16 @@ class Endpoint:
         request: messages.ReserveRequest = {"candidates": list(candidates), "interfaces": dict(interfaces)}
         return self._connection.call(protocol.RESERVE, request, answer_s=wait_s).reply["rendezvous"]
 
+    def listen(self, candidates: Sequence[str], interfaces: Mapping[str, str], *, wait_s: float = ANSWER_S) -> str:
+        """Listen on a free port at the address that `reserve` would find, until `stop_listening`; return the record of both."""
+        request: messages.ReserveRequest = {"candidates": list(candidates), "interfaces": dict(interfaces)}
+        return self._connection.call(protocol.LISTEN, request, answer_s=wait_s).reply["rendezvous"]
+
+    def stop_listening(self, *, wait_s: float = ANSWER_S) -> None:
+        """Close the port of `listen`."""
+        empty: messages.Empty = {}
+        self._connection.call(protocol.STOP_LISTENING, empty, answer_s=wait_s)
+
     def start(self, argv: Sequence[str], folder: str, *, wait_s: float = 30.0) -> AgentRecord:
         """Start an agent that outlives the connection; wait until it has written its record, and return the record."""
         request: messages.StartRequest = {"argv": list(argv), "folder": folder, "wait_s": wait_s}
@@ -275,6 +285,11 @@ class Endpoint:
         """Return the addresses that the node can reach at this port: the connection is accepted or refused."""
         request: messages.ReachRequest = {"addresses": list(addresses), "port": port}
         return set(self._connection.call(protocol.REACH, request, answer_s=2 * HEARTBEAT_ANSWER_S).reply["addresses"])
+
+    def connect_error(self, address: str, port: int) -> str:
+        """Connect from the node to another one; return the reason if that fails, else an empty text."""
+        request: messages.ConnectRequest = {"address": address, "port": port}
+        return self._connection.call(protocol.CONNECT, request, answer_s=2 * HEARTBEAT_ANSWER_S).reply["error"]
 
     def stop(self, attempt_dir: str, nodes: Sequence[str] | None, *, grace_s: float) -> list[StopResult]:
         """End the processes of the run on these nodes, and no others; by SIGKILL after the grace."""

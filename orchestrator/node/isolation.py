@@ -21,10 +21,11 @@ PROBE_WAIT_S = 3.0
 PROBES = 6  # within the isolation timeout
 SUSPENDED_S = 3.0  # an agent polls four times a second: after a longer gap it was suspended
 MAX_PROBES = 3  # at the same time
+CONNECTED = (0, errno.EISCONN, errno.ECONNRESET, errno.ECONNABORTED)  # the last two: a connection that was reset
 
 
 class Probe:
-    """One non-blocking attempt to reach a host."""
+    """One non-blocking attempt to connect to a host."""
 
     def __init__(self, address: str, port: int) -> None:
         import socket  # noqa: PLC0415  slow to import, and most connections need no probe
@@ -34,15 +35,20 @@ class Probe:
         self._socket.settimeout(0)
         self._target = (address, port)
 
-    def answered(self) -> Optional[bool]:
-        """True if the host has answered, False after PROBE_WAIT_S without an answer; None until then."""
+    def result(self) -> Optional[int]:
+        """The error number, 0 of a connection, ETIMEDOUT after PROBE_WAIT_S without an answer; None until then."""
         code = self._socket.connect_ex(self._target)  # called repeatedly, it returns the state of the first call
         if code in (errno.EINPROGRESS, errno.EALREADY):
             if time.monotonic() < self._deadline:
                 return None
             code = errno.ETIMEDOUT
         self.close()
-        return code in (0, errno.EISCONN, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED)
+        return 0 if code in CONNECTED else code
+
+    def answered(self) -> Optional[bool]:
+        """Return whether the host has answered: it accepts or refuses the connection. None until that is known."""
+        code = self.result()
+        return None if code is None else code in (0, errno.ECONNREFUSED)
 
     def close(self) -> None:
         self._socket.close()
@@ -60,6 +66,18 @@ def reachable_hosts(addresses: List[str], port: int) -> List[str]:
                 found += [address] if answered else []
         time.sleep(0.02 if probes else 0.0)
     return found
+
+
+def connect_error(address: str, port: int) -> str:
+    """The reason why this node cannot connect; empty if it can."""
+    probe = Probe(address, port)
+    code = probe.result()
+    while code is None:
+        time.sleep(0.02)
+        code = probe.result()
+    if code == errno.ETIMEDOUT:
+        return f"no answer within {PROBE_WAIT_S:g} s"
+    return os.strerror(code).lower() if code else ""
 
 
 def leave_heartbeat(folder: str, peers: List[str]) -> None:

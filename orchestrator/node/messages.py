@@ -350,6 +350,17 @@ class ReachReply(TypedDict):
     addresses: List[str]
 
 
+class ConnectRequest(TypedDict):
+    address: str
+    port: int
+
+
+class ConnectReply(TypedDict):
+    """The reason why the node cannot connect; empty if it can."""
+
+    error: str
+
+
 class StopRequest(NodeFolders):
     grace_s: float
 

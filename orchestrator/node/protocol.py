@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     COPY_CODE: Op[messages.CopyCodeRequest, messages.Empty]
     PUT_FILES: Op[messages.PutFilesRequest, messages.Empty]
     RESERVE: Op[messages.ReserveRequest, messages.ReserveReply]
+    LISTEN: Op[messages.ReserveRequest, messages.ReserveReply]
+    STOP_LISTENING: Op[messages.Empty, messages.Empty]
     START: Op[messages.StartRequest, messages.StartReply]
     FILES: Op[messages.FilesRequest, messages.FilesReply]
     LAST_LINES: Op[messages.LastLinesRequest, messages.PositionsReply]
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     ACTIVE_RUNS: Op[messages.ActiveRunsRequest, messages.ActiveRunsReply]
     HEARTBEAT: Op[messages.HeartbeatRequest, messages.HeartbeatReply]
     REACH: Op[messages.ReachRequest, messages.ReachReply]
+    CONNECT: Op[messages.ConnectRequest, messages.ConnectReply]
     STOP: Op[messages.StopRequest, messages.StopReply]
     FILE_SYSTEM: Op[messages.FileSystemRequest, messages.FileSystemReply]
     WRITE_MARKER: Op[messages.WriteMarkerRequest, messages.WriteMarkerReply]
@@ -64,6 +67,8 @@ if not TYPE_CHECKING:
     COPY_CODE = "copy_code"
     PUT_FILES = "put_files"
     RESERVE = "reserve"
+    LISTEN = "listen"
+    STOP_LISTENING = "stop_listening"
     START = "start"
     FILES = "files"
     LAST_LINES = "last_lines"
@@ -74,6 +79,7 @@ if not TYPE_CHECKING:
     ACTIVE_RUNS = "active_runs"
     HEARTBEAT = "heartbeat"
     REACH = "reach"
+    CONNECT = "connect"
     STOP = "stop"
     FILE_SYSTEM = "file_system"
     WRITE_MARKER = "write_marker"

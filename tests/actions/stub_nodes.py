@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 
 class StubNode:
-    """Answers as an Endpoint; `deadlines` has the deadline of each request by its name, `interfaces` those of `reserve`."""
+    """Answers as an Endpoint; `deadlines` has the deadline of each request by its name, `interfaces` those of `listen`."""
 
     def __init__(self, facts: NodeFacts, files: dict[str, str]) -> None:
         self.facts = SimpleNamespace(host_id=facts["node"], user="u", python="3.11")
         self.deadlines: dict[str, float] = {}
         self.interfaces: Mapping[str, str] = {}
+        self.listens, self.refusal = False, ""
         self._facts, self._files = facts, files
 
     def clock_ahead(self, *, wait_s: float) -> tuple[float, float]:
@@ -33,13 +34,17 @@ class StubNode:
         entry = None if code is None else {"path": code, "commit": None, "dirty": None, "digest": "d"}
         return cast("NodeFacts", {**self._facts, "code": entry})
 
-    def reserve(self, candidates: Sequence[str], interfaces: Mapping[str, str], *, wait_s: float) -> str:
-        self.deadlines["reserve"], self.interfaces = wait_s, interfaces
+    def listen(self, candidates: Sequence[str], interfaces: Mapping[str, str], *, wait_s: float) -> str:
+        self.deadlines["listen"], self.interfaces, self.listens = wait_s, interfaces, True
         return f"{candidates[0]} 29500 {self.facts.host_id}"
 
-    def reach(self, addresses: Sequence[str], port: int) -> set[str]:
+    def stop_listening(self, *, wait_s: float) -> None:
+        self.deadlines["stop_listening"], self.listens = wait_s, False
+
+    def connect_error(self, address: str, port: int) -> str:
+        assert address
         assert port
-        return set(addresses)
+        return self.refusal
 
     def write_marker(self, folder: str, token: str, *, wait_s: float) -> str:
         self.deadlines["write_marker"] = wait_s

@@ -26,7 +26,13 @@ def test_requests_on_idle_connections_have_short_deadlines() -> None:
     assert surveyed.rendezvous is not None
     assert surveyed.shared
     markers = dict.fromkeys(("write_marker", "find_marker", "remove_marker"), TOKEN_S)
-    assert nodes.deadlines == {"clock_ahead": FACTS_S, "probe": FACTS_S, "reserve": PORT_S, **markers}
+    assert nodes.deadlines == {
+        "clock_ahead": FACTS_S,
+        "probe": FACTS_S,
+        "listen": PORT_S,
+        "stop_listening": PORT_S,
+        **markers,
+    }
 
 
 def test_busy_connection_is_waited_for_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +47,9 @@ def test_busy_connection_is_waited_for_and_kept(monkeypatch: pytest.MonkeyPatch)
     assert check(survey(nodes.checked, nodes.reach, busy_s=600.0)) == []
     assert waited == [FACTS_S + 600, PORT_S + 600, TOKEN_S + 600]  # a bundle may be sent for so long
     # a request that misses its deadline closes the connection, and the launch needs it
-    assert min(nodes.deadlines[name] for name in ("reserve", "write_marker", "find_marker")) >= ANSWER_S
+    assert (
+        min(nodes.deadlines[name] for name in ("listen", "stop_listening", "write_marker", "find_marker")) >= ANSWER_S
+    )
 
 
 @pytest.mark.parametrize("kind", ["ext4", "9p", "virtiofs", "fuse.fuse-overlayfs"])
@@ -51,6 +59,15 @@ def test_file_system_that_one_machine_may_have_alone_is_not_tested_on_others(kin
         facts["disks"][0]["type"] = kind
     stubs = StubNodes(nodes)
     assert survey(stubs.checked, stubs.reach).shared == []
+
+
+def test_node_that_cannot_connect_to_the_head_is_named_and_the_port_is_closed() -> None:
+    nodes = StubNodes(cluster(gpu_node, 3, "cuda", 2))
+    nodes.by_name["n2"].refusal = "connection refused"
+    surveyed = survey(nodes.checked, nodes.reach)
+    assert surveyed.rendezvous is not None
+    assert surveyed.rendezvous.unreachable == {"n2": "connection refused"}
+    assert not nodes.by_name["n0"].listens
 
 
 def test_port_is_tested_on_the_network_that_the_launch_will_use() -> None:

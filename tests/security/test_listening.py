@@ -21,7 +21,11 @@ def _listening(machine: Machine) -> set[str]:
 
 
 def test_orch_opens_no_listening_socket_on_a_node_or_here(hosts: Hosts, tmp_path: Path) -> None:
-    """While the run is supervised and followed and its rendezvous port is held, only the host's own sshd listens."""
+    """
+    While the run is supervised and followed and its rendezvous port is held, only the host's own sshd listens.
+
+    The check before the run has listened on a port of h0, and has closed it.
+    """
     hosts.inventory(tmp_path)
     orch = hosts.orch(tmp_path)
     with orch.start("ssh-launch", "--", "sh", "-c", "echo up; exec sleep 1000") as following:

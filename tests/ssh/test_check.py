@@ -74,6 +74,10 @@ def test_each_fault_is_named_with_its_node_and_refuses_a_launch(hosts: Hosts, tm
         )
         orch.env["ORCH_INVENTORY"] = str(limited)
         hosts.block(h2, h0)
+        h1.do(
+            "ip", "address", "add", f"{h0.address}/32", "dev", "lo"
+        )  # refuses connections to h0, as a firewall that rejects
+        faults.callback(h1.do, "ip", "address", "delete", f"{h0.address}/32", "dev", "lo")
         done = orch("check", "--json", code=3)
         found = {
             (finding["check"], *finding["nodes"]): finding["text"] for finding in json.loads(done.stdout)["findings"]
@@ -83,6 +87,7 @@ def test_each_fault_is_named_with_its_node_and_refuses_a_launch(hosts: Hosts, tm
     assert found == {
         ("names", "h1"): "h2 resolves to the loopback address 127.0.0.1: it would be taken for this node",
         ("port", "h2"): f"h0 at {h0.address} cannot be reached at a rendezvous port: no answer within 3 s",
+        ("port", "h1"): f"h0 at {h0.address} cannot be reached at a rendezvous port: connection refused",
         ("disk", "h0"): found["disk", "h0"],
         ("nofile", "h1"): "a process may open 256 files; data loaders and NCCL need 4096",
         ("packages", "h2"): "packages differ: demo 1.1 on h2; 1.0 on the other 2",
@@ -91,7 +96,7 @@ def test_each_fault_is_named_with_its_node_and_refuses_a_launch(hosts: Hosts, tm
     assert found["disk", "h0"].startswith("workdir is full: ")
     assert found["code", "h2"].startswith("the files of the code differ: files ")
     assert "orch: error: the check of the nodes failed, so nothing was started" in refused
-    for text in ("disk: h0: workdir is full", "nofile: h1: a process", "port: h2: h0 at"):
+    for text in ("disk: h0: workdir is full", "nofile: h1: a process", "port: h1: h0 at", "port: h2: h0 at"):
         assert text in refused
     assert not list(h1.path(work).glob("runs/*/attempt-1/h1/agent.json"))
     [record] = orch.records()

@@ -8,7 +8,7 @@ import time
 
 from orchestrator.node.events import EVENTS, OFFSETS, read_history
 from orchestrator.node.files import absolute_path, read_at, read_json, relative, tail
-from orchestrator.node.isolation import leave_heartbeat, reachable_hosts
+from orchestrator.node.isolation import connect_error, leave_heartbeat, reachable_hosts
 from orchestrator.node.machine import boot_id, is_alive, is_stopped
 from orchestrator.node.run_folder import (
     CARDS_REPORT,
@@ -177,6 +177,11 @@ def heartbeat(request: messages.HeartbeatRequest, _payload: bytes) -> Tuple[mess
 def reach(request: messages.ReachRequest, _payload: bytes) -> Tuple[messages.ReachReply, bytes]:
     """Report which of the addresses this node reaches at the port."""
     return {"addresses": reachable_hosts(request["addresses"], request["port"])}, b""
+
+
+def connect(request: messages.ConnectRequest, _payload: bytes) -> Tuple[messages.ConnectReply, bytes]:
+    """Connect to another node; report the reason if that fails."""
+    return {"error": connect_error(request["address"], request["port"])}, b""
 
 
 def observe(request: messages.NodeFolders, _payload: bytes) -> Tuple[messages.ObserveReply, bytes]:

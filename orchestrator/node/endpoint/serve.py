@@ -15,7 +15,7 @@ import sys
 import time
 
 from orchestrator.node.endpoint.push import claim, copy_code, prepare, put_bundle, put_files
-from orchestrator.node.endpoint.report import Reader, files, find, heartbeat, observe, reach
+from orchestrator.node.endpoint.report import Reader, connect, files, find, heartbeat, observe, reach
 from orchestrator.node.endpoint.start import Starter
 from orchestrator.node.events import Clock
 from orchestrator.node.files import user_name
@@ -26,6 +26,7 @@ from orchestrator.node.protocol import (
     CLEAR,
     COMMAND,
     COMMAND_ONCE,
+    CONNECT,
     COPY_CODE,
     FILE_SYSTEM,
     FILES,
@@ -36,6 +37,7 @@ from orchestrator.node.protocol import (
     LAST_LINES,
     LINES_SINCE,
     LIST_FILES,
+    LISTEN,
     OBSERVE,
     PREPARE,
     PUT_BUNDLE,
@@ -47,6 +49,7 @@ from orchestrator.node.protocol import (
     RESERVE,
     START,
     STOP,
+    STOP_LISTENING,
     STRAYS,
     WRITE_MARKER,
 )
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from typing import Any, BinaryIO, Callable, Dict, Optional, Tuple
 
     from orchestrator.node import messages
+    from orchestrator.node.endpoint.listener import Listener
     from orchestrator.node.protocol import Op, Reply, Request
 
 HEADER_LIMIT_BYTES = 16 << 20
@@ -117,6 +121,27 @@ class Reservation:
 
         record, self.holder = reserve(request["candidates"], dict(os.environ, **request["interfaces"]))
         return {"rendezvous": record}, b""
+
+
+class PortTest:
+    """Listens on a port for the check of the nodes, at most until this program ends."""
+
+    def __init__(self) -> None:
+        self.listener: Optional[Listener] = None
+
+    def listen(self, request: messages.ReserveRequest, _payload: bytes) -> Tuple[messages.ReserveReply, bytes]:
+        """Listen at the address that a rendezvous would have, on a free port; return the record of both."""
+        from orchestrator.node.endpoint.listener import Listener  # noqa: PLC0415  only the head of a check listens
+
+        self.stop({}, b"")
+        self.listener = Listener(request["candidates"], dict(os.environ, **request["interfaces"]))
+        return {"rendezvous": self.listener.record}, b""
+
+    def stop(self, _request: messages.Empty, _payload: bytes) -> Tuple[messages.Empty, bytes]:
+        if self.listener is not None:
+            self.listener.close()
+        self.listener = None
+        return {}, b""
 
 
 def last_lines(request: messages.LastLinesRequest, payload: bytes) -> Tuple[messages.PositionsReply, bytes]:
@@ -239,15 +264,10 @@ def error_body(error: BaseException) -> messages.ErrorBody:
     return {"kind": type(error).__name__, "message": message}
 
 
-def serve(stream: BinaryIO) -> None:
-    """Answer requests until the stream ends."""
-    umask = os.umask(0o077)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-    out = os.dup(1)
-    os.dup2(2, 1)  # other output on stdout must not break the frames
-    starter = Starter(umask)
+def all_handlers(starter: Starter, umask: int) -> Handlers:
+    """A handler for each operation of protocol.py."""
     commands = Commands(umask)
+    port_test = PortTest()
     handlers = Handlers()
     handlers.add(HELLO, hello)
     handlers.add(CLAIM, claim)
@@ -256,6 +276,8 @@ def serve(stream: BinaryIO) -> None:
     handlers.add(COPY_CODE, copy_code)
     handlers.add(PUT_FILES, put_files)
     handlers.add(RESERVE, Reservation().reserve)
+    handlers.add(LISTEN, port_test.listen)
+    handlers.add(STOP_LISTENING, port_test.stop)
     handlers.add(START, starter.start)
     handlers.add(FILES, files)
     handlers.add(LAST_LINES, last_lines)
@@ -266,6 +288,7 @@ def serve(stream: BinaryIO) -> None:
     handlers.add(ACTIVE_RUNS, active_runs)
     handlers.add(HEARTBEAT, heartbeat)
     handlers.add(REACH, reach)
+    handlers.add(CONNECT, connect)
     handlers.add(STOP, stop)
     handlers.add(FILE_SYSTEM, file_system)
     handlers.add(WRITE_MARKER, write_marker)
@@ -277,6 +300,18 @@ def serve(stream: BinaryIO) -> None:
     handlers.add(READ_FILE, read_file)
     handlers.add(COMMAND, commands.run)
     handlers.add(COMMAND_ONCE, commands.run_once)
+    return handlers
+
+
+def serve(stream: BinaryIO) -> None:
+    """Answer requests until the stream ends."""
+    umask = os.umask(0o077)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    out = os.dup(1)
+    os.dup2(2, 1)  # other output on stdout must not break the frames
+    starter = Starter(umask)
+    handlers = all_handlers(starter, umask)
     idle_s = IDLE_S
     while True:
         signal.alarm(idle_s)  # a lost connection does not end the stream until sshd notices, maybe hours later
