@@ -107,7 +107,8 @@ class DirectLauncher:
         are_first = self._on_each(plan.nodes, claim, "preparing")
         first = [node for node, is_first in zip(plan.nodes, are_first, strict=True) if is_first]
         waiting = [node for node, is_first in zip(plan.nodes, are_first, strict=True) if not is_first]
-        self._on_each(first, push, "pushing", size_bytes=bundle.size_bytes)
+        # each push on its own would be slow with a thousand at once, and a slow one is taken for a lost node
+        self._on_each(first, push, "pushing", size_bytes=bundle.size_bytes, limit=self._fanout)
         self._on_each(waiting, push, "preparing")
         if len(first) == 1:  # on one file system
             self.reach(plan.head).put_files(f"{plan.run_dir(plan.head)}/{SHARED}", [])
@@ -154,7 +155,7 @@ class DirectLauncher:
     def _connection_failures(self, nodes: Sequence[NodePlan]) -> list[NodeError | None]:
         """Connect to the nodes; return the failure of each, None for a success. NodesError if all fail."""
         reporter = Reporter.of("connecting", [node.name for node in nodes], self._on_progress)
-        results = each(nodes, reporter.around(self.reach), limit=self._fanout)
+        results = each(nodes, reporter.around(self.reach), limit=len(nodes))
         try:
             successes(results)
         except NodesError as exc:
@@ -198,7 +199,9 @@ class DirectLauncher:
         """Close all connections at once, also those that other threads open or wait on; no more are opened."""
         self._is_closed = True
         endpoints = (*self._opening.values(), *self._endpoints.values())
-        each(endpoints, Endpoint.close, limit=self._fanout)  # a local endpoint waits for its process to end
+        each(
+            endpoints, lambda endpoint: endpoint.close(), limit=len(endpoints)
+        )  # a local endpoint waits for its process to end
         self._endpoints.clear()
 
     def _connect(self, nodes: Sequence[NodePlan]) -> None:
@@ -250,11 +253,16 @@ class DirectLauncher:
         participle: str,
         *,
         size_bytes: int | None = None,
+        limit: int | None = None,
     ) -> list[Result]:
-        """Call `work` for all nodes, report the progress, and return the results; raise all failures as one error."""
+        """
+        Call `work` for all nodes, report the progress, and return the results; raise all failures as one error.
+
+        Without a limit for all at once: a request over an open connection is mostly a wait, and `reach` limits the logins.
+        """
         names = [node.name for node in nodes]
         self._reporter = Reporter.of(participle, names, self._on_progress, size_bytes=size_bytes)
-        return successes(each(nodes, self._reporter.around(work), limit=self._fanout))
+        return successes(each(nodes, self._reporter.around(work), limit=limit or len(nodes)))
 
 
 def push_bundle(

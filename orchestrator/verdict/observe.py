@@ -79,16 +79,15 @@ def _observe(
 ) -> Status:
     """Query the nodes at the same time; without `straggler_s`, wait for each as long as its connection does."""
     deadline = time.monotonic() + LATE_WRITES_S
-    limit = int(plan.ssh["fanout"])
     log = launcher.batch_log(LOG_BYTES) if queue is not None and queue.over else None
     while True:
         attempt = launcher.attempt()
         folders = launcher.attempt_folders(attempt, connect=False)
         results: Sequence[list[NodeObservation] | OrchError | None]
         if straggler_s is None:
-            results = each(folders, _reports, limit=limit)
+            results = each(folders, _reports, limit=len(folders))
         else:
-            results = each_but_stragglers(folders, _reports, limit=limit, wait_s=straggler_s)
+            results = each_but_stragglers(folders, _reports, limit=len(folders), wait_s=straggler_s)
         nodes = [node for result in results if isinstance(result, list) for node in result]
         missing = _missing(folders, results)
         batch_log = log.text if log else ""

@@ -14,7 +14,7 @@ import pytest
 from orchestrator import bundle as bundles
 from orchestrator.code import Code
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import StopResult
+from orchestrator.endpoint.replies import NodeObservation, StopResult
 from orchestrator.errors import LaunchError
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher
@@ -23,7 +23,9 @@ from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnShare, no_progress
 from orchestrator.run import Program, Request
+from orchestrator.store import RunFolder
 from orchestrator.transports.local import LocalTransport
+from orchestrator.verdict.observe import observe_reachable, observe_run
 from tests.until import until
 
 pytestmark = pytest.mark.processes
@@ -61,10 +63,8 @@ def _launcher(
     return launcher, plan, bundle
 
 
-class StoppedTogether(Endpoint):
-    """A connected endpoint whose stop ends once all of them were requested to stop."""
-
-    together: threading.Barrier
+class AnsweringTogether(Endpoint):
+    """A connected endpoint that answers a request once all of them have got it."""
 
     def __init__(self, together: threading.Barrier) -> None:
         self.together = together
@@ -77,16 +77,30 @@ class StoppedTogether(Endpoint):
         self.together.wait()
         return []
 
+    def observe(self, attempt_dir: str, nodes: Sequence[str] | None) -> list[NodeObservation]:  # noqa: ARG002
+        self.together.wait()
+        return []
 
-def test_stop_is_requested_of_all_connected_nodes_at_once_whatever_the_limit_of_logins() -> None:
+    def put_files(self, folder: str, files: object) -> None:  # noqa: ARG002
+        self.together.wait()
+
+    def close(self) -> None:
+        self.together.wait()
+
+
+def test_requests_over_open_connections_go_to_all_nodes_at_once_whatever_the_limit_of_logins(tmp_path: Path) -> None:
     nodes = tuple(Node(name=f"n{index}") for index in range(3))
     inventory = Inventory(name="here", transport="local", nodes=nodes, ssh=SshOptions(fanout=1))
     request = Request("ssh", Program("executable", ("true",)))
     plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
     together = threading.Barrier(3, timeout=10)
-    connected = {node.name: StoppedTogether(together) for node in nodes}
+    connected = {node.name: AnsweringTogether(together) for node in nodes}
     launcher = DirectLauncher(plan, lambda node: LocalTransport(node.name), connected)
+    launcher.add_defaults({node.name: {"A": "1"} for node in nodes})
+    for observe in (observe_run, observe_reachable):
+        assert observe(RunFolder(tmp_path), plan, launcher, None).missing is None
     assert launcher.stop(None, grace_s=0.0) == []
+    launcher.close()
 
 
 def _alive(launcher: PortTakenLauncher) -> list[str]:
