@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -38,7 +39,9 @@ def transport_factory(
     kind: str, ssh: Mapping[str, Any] | SshSettings, terminal: Terminal | None = None
 ) -> TransportFactory:
     """
-    Make the function that makes a node's transport. Only ssh imports Fabric, which is slow.
+    Make the function that makes a node's transport; at most `fanout` of them log in at the same time.
+
+    Only ssh imports Fabric, which is slow.
 
     Args:
         kind: local or ssh.
@@ -54,7 +57,8 @@ def transport_factory(
 
     _raise_file_limit()
     keyring, settings = Keyring(terminal or Terminal()), PlannedSsh.of(ssh) if isinstance(ssh, Mapping) else ssh
-    return lambda node: ChosenTransport(node, settings, keyring)
+    login_slots = threading.BoundedSemaphore(settings.fanout)
+    return lambda node: ChosenTransport(node, settings, keyring, login_slots)
 
 
 def between_prompts(on_progress: OnProgress) -> OnProgress:

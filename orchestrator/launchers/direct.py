@@ -53,7 +53,6 @@ class DirectLauncher:
         self._opening: dict[str, Endpoint] = {}
         self._start_requested: set[str] = set()
         self._is_closed = False
-        self._logins = threading.Semaphore(self._fanout)
         self._connecting = {node.name: threading.Lock() for node in plan.nodes}
 
     @property
@@ -217,14 +216,13 @@ class DirectLauncher:
             return self._endpoints[node.name]
 
     def _open(self, node: NodePlan) -> Endpoint:
-        with self._logins:
+        endpoint = self._opening[node.name] = Endpoint(self._transport(node), node.python)
+        try:
             if self._is_closed:
                 raise Unreachable(node.name, "the launcher was closed")
-            endpoint = self._opening[node.name] = Endpoint(self._transport(node), node.python)
-            try:
-                endpoint.open()
-            finally:
-                del self._opening[node.name]
+            endpoint.open()
+        finally:
+            del self._opening[node.name]
         return endpoint
 
     def _is_connected(self, node: NodePlan) -> bool:
@@ -258,7 +256,7 @@ class DirectLauncher:
         """
         Call `work` for all nodes, report the progress, and return the results; raise all failures as one error.
 
-        Without a limit for all at once: a request over an open connection is mostly a wait, and `reach` limits the logins.
+        Without a limit for all at once: a request over an open connection is mostly a wait, and the transports limit the logins.
         """
         names = [node.name for node in nodes]
         self._reporter = Reporter.of(participle, names, self._on_progress, size_bytes=size_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from orchestrator.errors import LoginRefused
 from orchestrator.transports.base import Channel
@@ -24,12 +25,16 @@ class ChosenTransport:
     the node refuses paramiko's keys, the program tries the methods that ssh_config enables and paramiko does not know.
     """
 
-    def __init__(self, node: Destination, ssh: SshSettings, keyring: Keyring) -> None:
+    def __init__(
+        self, node: Destination, ssh: SshSettings, keyring: Keyring, login_slots: AbstractContextManager[object]
+    ) -> None:
+        """`login_slots` limits the logins in progress, of all transports that share it."""
         self._target = node
         self._ssh = ssh
         self._keyring = keyring
+        self._login_slots = login_slots
         self._lock = threading.Lock()
-        self._by_paramiko = SshTransport(node, ssh, keyring)
+        self._by_paramiko = SshTransport(node, ssh, keyring, login_slots)
         self._by_program: OpensshTransport | None = None
         self.remark = ""
 
@@ -63,13 +68,16 @@ class ChosenTransport:
             raise need
         program = self._by_program = OpensshTransport(self._target, self._ssh, self._by_paramiko.hops)
         try:
-            channel = program.open(argv)
+            with self._login_slots:
+                channel = program.open(argv)
         except LoginRefused as refused:
             self._by_program = None
             if not need.was_refused:
                 raise
             if self._keyring.terminal is not None and all(hop.may_prompt for hop in self._by_paramiko.hops):
-                self._by_paramiko = SshTransport(self._target, self._ssh, self._keyring, may_need_program=False)
+                self._by_paramiko = SshTransport(
+                    self._target, self._ssh, self._keyring, self._login_slots, may_need_program=False
+                )
                 return self._by_paramiko.open(argv)
             reason = f"{need.reason}; the program ssh, tried because {need.cause}, reports: {refused.reason}"
             raise LoginRefused(self.node, reason, at=need.at, hint=refused.hint) from refused

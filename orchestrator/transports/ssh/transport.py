@@ -8,12 +8,14 @@ import contextlib
 import getpass
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import paramiko
@@ -34,6 +36,7 @@ LOST_AFTER_S = 30.0
 LAST_RETRY_S = 2.0
 LOGIN_FACTOR = 3  # on a busy node, or one with a remote user directory, a login takes longer than the connection
 PROXY_END_S = 2.0
+SILENT_S = 1.0  # a node that has not answered by then waits without a login slot
 HUNG_UP = "hung up before the login"
 
 # Failures reach the user as NodeErrors. Without a handler logging would also print paramiko's tracebacks.
@@ -68,19 +71,29 @@ class SshTransport:
     One connection to a node, through the configured jump hosts; host keys are always verified.
 
     Args:
+        login_slots: limits the logins in progress, of all transports that share it; a silent node has none.
         may_need_program: raise NeedsProgram where the program ssh may succeed, before the user is prompted.
     """
 
     remark = ""
 
     def __init__(
-        self, node: Destination, ssh: SshSettings, keyring: Keyring | None = None, *, may_need_program: bool = True
+        self,
+        node: Destination,
+        ssh: SshSettings,
+        keyring: Keyring | None = None,
+        login_slots: AbstractContextManager[object] | None = None,
+        *,
+        may_need_program: bool = True,
     ) -> None:
         self._target = node
         self._ssh = ssh
         self._keyring = keyring or Keyring()
+        self._login_slots = login_slots or contextlib.nullcontext()
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
+        self._is_closed = False
+        self._queued_s = 0.0  # for login slots
         self._proxy: subprocess.Popen[bytes] | None = None
         self._may_need_program = may_need_program
         self.hops: Sequence[Hop] = ()
@@ -111,7 +124,11 @@ class SshTransport:
         return login_command(self._target, self._ssh, command_line(argv))
 
     def close(self) -> None:
-        """Close the connection, then those to the jump hosts."""
+        """Close the connection, then those to the jump hosts; make no other one."""
+        self._is_closed = True
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         connections = self._connections
         self._connections = []
         for connection in reversed(connections):
@@ -127,7 +144,7 @@ class SshTransport:
                 proxy.wait()
 
     def _connect(self) -> None:
-        """Connect; if the server hangs up before the login, retry until the connect timeout."""
+        """Connect; if the server hangs up before the login, retry until the connect timeout, without the time in the queue."""
         hops = self.hops = route_to(self._target, self._ssh)
         if keyword := next((hop.program_keyword for hop in hops if hop.program_keyword), ""):
             raise NeedsProgram(self.node, f"ssh_config sets {keyword}", hint=self._hint())
@@ -136,23 +153,62 @@ class SshTransport:
             try:
                 self._dial(hops)
             except _Dropped as error:
-                self.close()
+                self._disconnect()
                 if isinstance(error.__cause__, ClosedInQueue):
                     deadline = time.monotonic() + self._ssh.connect_timeout_s
-                if time.monotonic() + pause_s > deadline:
+                if time.monotonic() + pause_s > deadline + self._queued_s:
                     hint = f"lower ssh.fanout if it is busy with other logins, or try {self._hint()}"
                     raise Unreachable(self.node, HUNG_UP, at=str(error), hint=hint) from error
                 time.sleep(pause_s)
             except BaseException:
-                self.close()
+                self._disconnect()
                 raise
             else:
                 return
 
     def _dial(self, hops: Sequence[Hop]) -> None:
+        """Log in at each hop, in a login slot; a node without jump hosts does not keep it while it is silent."""
+        hop, timeout_s = hops[0], self._ssh.connect_timeout_s
+        if len(hops) > 1 or hop.proxy_command:
+            with self._login_slot():
+                return self._log_in(hops)
+        with self._login_slot():
+            begun = time.monotonic()
+            silent_s = min(SILENT_S, timeout_s)
+            sock = self._connected(hop, begun, silent_s)
+            if sock is not None and _answers(sock, begun + silent_s):
+                return self._log_in(hops, sock)
+        sock = sock or self._connected(hop, begun, timeout_s)
+        if sock is None or not _answers(sock, begun + timeout_s):
+            if sock is not None:
+                sock.close()
+            raise Unreachable(self.node, f"timed out after {timeout_s:g} s", at=_address(hop), hint=self._hint())
+        with self._login_slot():
+            return self._log_in(hops, sock)
+
+    @contextlib.contextmanager
+    def _login_slot(self) -> Iterator[None]:
+        """Take a login slot; Unreachable if the transport is closed while it waits for one."""
+        begun = time.monotonic()
+        with self._login_slots:
+            self._queued_s += time.monotonic() - begun
+            if self._is_closed:
+                raise Unreachable(self.node, "the connection was closed before the login")
+            yield
+
+    def _connected(self, hop: Hop, begun: float, timeout_s: float) -> socket.socket | None:
+        """Connect to the host; None if it has not answered in time."""
+        left_s = begun + timeout_s - time.monotonic()
+        with self._mapped(hop, direct=True):
+            try:
+                return socket.create_connection((hop.host, hop.port), max(0.01, left_s))
+            except TimeoutError:
+                return None
+
+    def _log_in(self, hops: Sequence[Hop], sock: socket.socket | None = None) -> None:
         for hop in hops:
             with self._mapped(hop, direct=len(hops) == 1):
-                connection = self._prepared(hop, self._connections[-1] if self._connections else None)
+                connection = self._prepared(hop, self._connections[-1] if self._connections else None, sock)
                 self._connections.append(connection)
                 connection.open()
                 connection.transport.set_keepalive(KEEPALIVE_S)
@@ -161,7 +217,7 @@ class SshTransport:
     def _login_timeout_s(self) -> float:
         return LOGIN_FACTOR * self._ssh.connect_timeout_s
 
-    def _prepared(self, hop: Hop, gateway: Connection | None) -> Connection:
+    def _prepared(self, hop: Hop, gateway: Connection | None, sock: socket.socket | None) -> Connection:
         timeout_s = self._ssh.connect_timeout_s
         keyring = self._keyring if hop.may_prompt else Keyring()
         login = Login(
@@ -182,7 +238,7 @@ class SshTransport:
             "auth_strategy": login,
         }
         if gateway is None:
-            options["sock"] = self._socket(hop)
+            options["sock"] = self._socket(hop, sock)
         connection = Connection(
             hop.host,
             user=hop.user,
@@ -195,14 +251,15 @@ class SshTransport:
         connection.client.set_missing_host_key_policy(keys)  # Fabric's default accepts any key
         return connection
 
-    def _socket(self, hop: Hop) -> socket.socket:
+    def _socket(self, hop: Hop, sock: socket.socket | None) -> socket.socket:
+        """The connection to a host: `sock`, or one through the host's ProxyCommand, or a new one."""
         if hop.proxy_command:
             near, far = socket.socketpair()
             with far:  # by a shell, as in ssh: the user wrote the command, and the names in it are checked
                 argv = ["/bin/sh", "-c", f"exec {hop.proxy_command}"]
                 self._proxy = subprocess.Popen(argv, stdin=far.fileno(), stdout=far.fileno(), start_new_session=True)
             return near
-        sock = socket.create_connection((hop.host, hop.port), self._ssh.connect_timeout_s)
+        sock = sock or socket.create_connection((hop.host, hop.port), self._ssh.connect_timeout_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: close the connection if data are not acknowledged
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(LOST_AFTER_S * 1000))
@@ -211,7 +268,7 @@ class SshTransport:
     @contextlib.contextmanager
     def _mapped(self, hop: Hop, *, direct: bool) -> Iterator[None]:
         """Map the errors of a login: to _Dropped if a retry may help, else to Unreachable or NotListening."""
-        address, begun = f"{hop.host} port {hop.port}", time.monotonic()
+        address, begun = _address(hop), time.monotonic()
         try:
             yield
         except (EOFError, ConnectionResetError, BrokenPipeError) as error:
@@ -237,6 +294,17 @@ class SshTransport:
 
     def _hint(self) -> str:
         return login_command(self._target, self._ssh)
+
+
+def _address(hop: Hop) -> str:
+    return f"{hop.host} port {hop.port}"
+
+
+def _answers(sock: socket.socket, deadline: float) -> bool:
+    """Wait for the first bytes of the server, which every SSH server sends at once; False if it is silent."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
 
 def _words(error: Exception) -> str:

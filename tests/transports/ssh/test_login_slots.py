@@ -1,0 +1,61 @@
+"""The limit of logins in progress: silent nodes do not count, and a closed transport leaves the queue."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from orchestrator.endpoint.access import transport_factory
+from orchestrator.errors import NodesError, OrchError, Unreachable
+from orchestrator.fanout import each, successes
+from orchestrator.inventory.model import Node, SshOptions
+from orchestrator.transports.base import Channel
+from orchestrator.transports.ssh import transport as ssh
+from orchestrator.transports.ssh.transport import SshTransport
+from tests.grounds.ports import silent_port
+from tests.until import until
+
+
+def _silent_logins(nodes: int, *, fanout: int) -> Sequence[Channel | OrchError]:
+    with silent_port() as port:
+        options = SshOptions(config=os.devnull, fanout=fanout, connect_timeout_s=1)
+        transport_to = transport_factory("ssh", options)
+        hosts = [Node(name=f"n{index}", address="127.0.0.1", port=port) for index in range(nodes)]
+        return each(hosts, lambda node: transport_to(node).open(["true"]), limit=nodes)
+
+
+def test_silent_nodes_wait_together_whatever_the_limit_of_logins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In login slots they would take ten times the connect timeout."""
+    monkeypatch.setattr(ssh, "SILENT_S", 0.01)
+    begun = time.monotonic()
+    results = _silent_logins(40, fanout=4)
+    assert time.monotonic() - begun < 6
+    with pytest.raises(NodesError) as caught:
+        successes(results)
+    message = str(caught.value)
+    assert message.startswith("n[0-39]: 127.0.0.1 port")
+    assert message.endswith("timed out after 1 s (40 of 40)")
+
+
+def test_a_transport_that_is_closed_before_its_turn_makes_no_connection() -> None:
+    login_slots = threading.Semaphore(0)
+    transport = SshTransport(Node(name="n0", port=1), SshOptions(config=os.devnull), login_slots=login_slots)
+    failures: list[BaseException] = []
+
+    def open_() -> None:
+        try:
+            transport.open(["true"])
+        except Unreachable as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=open_)
+    thread.start()
+    transport.close()
+    login_slots.release()
+    thread.join(10)
+    until(lambda: failures, awaited="the queued login to end")
+    assert "closed before the login" in str(failures[0])
