@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -69,6 +70,14 @@ class Program:
     def needs_trainer(self) -> bool:
         """True if the program needs trainer/ on the nodes."""
         return self.kind == "trainer" or self.is_prepared
+
+
+def trainer_setting(program: Program, config: str | None, name: str) -> object:
+    """A top-level setting of the shared trainer, from its command line or else its configuration, as JSON; None without one."""
+    if program.kind != "trainer":
+        return None
+    words = dict(word.partition("=")[::2] for word in program.args)
+    return words.get(name, json.loads(config or "{}").get(name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,12 +142,14 @@ def facts_to_keep(cluster: Cluster, findings: Sequence[Finding]) -> dict[str, No
     """
     The facts that the next launches may use; None for a node that they must query.
 
-    Those are nodes with a finding or without an answer, and nodes with cards, which others may begin to use. The code is left
-    out: another launch may run code in another folder.
+    Those are nodes with a finding or without an answer, and nodes with cards, which others may begin to use. The code and the
+    folder of checkpoints are left out: another launch may have others.
     """
     named = {node for finding in findings for node in finding.nodes}
     return {
-        node: {**facts, "code": None} if facts is not None and node not in named and not facts["cards"] else None
+        node: {**facts, "code": None, "disks": [disk for disk in facts["disks"] if disk["use"] != "out"]}
+        if facts is not None and node not in named and not facts["cards"]
+        else None
         for node, facts in ((node, cluster.facts.get(node)) for node in cluster.expected)
     }
 

@@ -54,10 +54,10 @@ def begin_check(
 def _check(
     nodes: Sequence[CheckedNode], reach: Reach, plan: LaunchPlan, kept: KeptFacts, *, skipped: Collection[str]
 ) -> CheckResult:
-    """Query and judge the nodes. Kept facts have no code, and a failure that they show may be corrected already."""
+    """Query and judge the nodes. Kept facts have no code and no `out`, and a failure that they show may be corrected already."""
     code = _code(plan.program)
     known = kept.read() if code is None else {}
-    used = {node.name: known[node.name] for node in nodes if node.name in known}
+    used = {node.name: known[node.name] for node in nodes if node.name in known and "out" not in node.folders}
     cluster = _survey(nodes, reach, code, used)
     findings = _judged(cluster, plan, skipped)
     if used and any(finding.severity is Severity.FAIL for finding in findings):

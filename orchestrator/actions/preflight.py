@@ -17,6 +17,7 @@ from orchestrator.errors import NodeError, OrchError
 from orchestrator.fanout import each_within
 from orchestrator.launchers.direct import INTERFACES, parse_rendezvous
 from orchestrator.node.rendezvous import is_loopback
+from orchestrator.run import trainer_setting
 
 if TYPE_CHECKING:
     from orchestrator.endpoint.client import Endpoint
@@ -62,9 +63,19 @@ def checked_nodes(plan: LaunchPlan, inventory: Inventory) -> tuple[CheckedNode, 
         address = LOOPBACK if plan.transport == "local" else node.address
         kinds = given[node.name].accelerator, given[node.name].network
         expected = NodeRequest(address, len(node.ranks), *kinds, node.env, node.secrets, has_setup=bool(plan.setup))
-        return CheckedNode(node.name, expected, {"workdir": node.workdir})
+        folders = {"workdir": node.workdir}
+        if out is not None and 0 in node.ranks:
+            folders["out"] = out
+        return CheckedNode(node.name, expected, folders)
 
+    out = _checkpoint_folder(plan)
     return tuple(map(checked, plan.nodes))
+
+
+def _checkpoint_folder(plan: LaunchPlan) -> str | None:
+    """The folder where rank 0 of the shared trainer will write checkpoints, if the user has chosen one; None if in the workdir."""
+    out = trainer_setting(plan.program, plan.config, "out")
+    return out if isinstance(out, str) and out.startswith(("/", "~/")) else None
 
 
 def survey(

@@ -12,9 +12,7 @@ FOLDERS = ("workdir", "out", "tmp", "home")
 WITH_CHECKPOINTS = ("workdir", "out")
 MIB = 1 << 20
 FULL_BYTES = GIB // 4  # with less, not even logs and code have space
-LEAST_CHECKPOINT_BYTES = (
-    10 * GIB
-)  # of two checkpoints of a model of 500 million parameters; a check does not know the size of the run's
+LEAST_CHECKPOINT_BYTES = 10 * GIB  # of two checkpoints of a model of 500 million parameters
 LEAST_INODES = 10_000
 
 
@@ -39,9 +37,25 @@ def _fault(entry: Disk) -> tuple[Severity, str] | None:
         return (Severity.FAIL if name != "home" else Severity.WARN), f"{name} is full: {_size(free)} left"
     if entry["inodes_free"] is not None and 0 < entry["inodes_free"] < LEAST_INODES:
         return Severity.FAIL, f"{name} has {entry['inodes_free']} inodes left"
-    if name in WITH_CHECKPOINTS and free < LEAST_CHECKPOINT_BYTES:
-        return Severity.INFO, f"{name} has {_size(free)} free, which may not hold two checkpoints"
-    return None
+    return _space_for_checkpoints(entry) if name in WITH_CHECKPOINTS else None
+
+
+def _space_for_checkpoints(entry: Disk) -> tuple[Severity, str] | None:
+    """
+    Judge by the newest checkpoint in the folder, if there is one.
+
+    In `out` it is of the same training, so that a start without space for another one is of no use. In a workdir it may be of
+    another model.
+    """
+    name, free, size = entry["use"], entry["free"], entry["checkpoint"]
+    if size is None:
+        text = f"{name} has {_size(free)} free, which may not hold two checkpoints"
+        return (Severity.INFO, text) if free < LEAST_CHECKPOINT_BYTES else None
+    if free >= 2 * size:
+        return None
+    is_certain = name == "out" and free < size
+    text = f"{name} has {_size(free)} free, and its newest checkpoint has {_size(size)}: no space for "
+    return (Severity.FAIL, f"{text}the next one") if is_certain else (Severity.WARN, f"{text}two more")
 
 
 def _size(count: float) -> str:

@@ -51,6 +51,7 @@ class Disk(TypedDict):
     The file system of a folder that a run uses: `use` is workdir, home, tmp, shm or out.
 
     `identity` is equal on two nodes only if both see the same file system; `writable` is the result of writing a file.
+    `checkpoint` has the bytes of the newest checkpoint there, of any run in a workdir.
     """
 
     use: str
@@ -62,6 +63,7 @@ class Disk(TypedDict):
     free: int
     inodes_free: Optional[int]
     writable: Optional[bool]
+    checkpoint: Optional[int]
 
 
 class Clock(TypedDict):

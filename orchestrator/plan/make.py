@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -15,7 +14,7 @@ from orchestrator.names.hostlist import expand, fold
 from orchestrator.names.slurm_options import OPTION_OF, has_count, option_name, option_value, warn_s
 from orchestrator.node.rank_launchers import launcher_of, per_node_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan
-from orchestrator.run import Allocation, Request, Shape
+from orchestrator.run import Allocation, Request, Shape, trainer_setting
 
 if TYPE_CHECKING:
     from orchestrator.inventory.model import Inventory, Node
@@ -215,10 +214,7 @@ def _with_spares(inventory: Inventory, chosen: Sequence[Node], *, by_count: bool
 
 def _trainer_device(request: Request, nodes: Sequence[Node]) -> str | None:
     """The nodes' accelerator for the shared trainer; None if the inventory names none, or the user sets `device`."""
-    if request.program.kind != "trainer":
-        return None
-    settings = {word.partition("=")[0] for word in request.program.args} | set(json.loads(request.config or "{}"))
-    if "device" in settings:
+    if request.program.kind != "trainer" or trainer_setting(request.program, request.config, "device") is not None:
         return None
     node_by_value = {node.accelerator: node.name for node in nodes if node.accelerator != "auto"}
     if len(node_by_value) > 1:
@@ -231,10 +227,8 @@ def _trainer_device(request: Request, nodes: Sequence[Node]) -> str | None:
 
 def _accelerator(request: Request, nodes: Sequence[Node]) -> str:
     """The accelerator that the ranks use, by the trainer's setting or else the inventory; `auto` if nodes differ."""
-    if request.program.kind == "trainer":
-        words = dict(word.partition("=")[::2] for word in request.program.args)
-        if device := words.get("device") or json.loads(request.config or "{}").get("device"):
-            return str(device) if device in ("cpu", "cuda", "gcu") else "auto"
+    if device := trainer_setting(request.program, request.config, "device"):
+        return str(device) if device in ("cpu", "cuda", "gcu") else "auto"
     return _common(node.accelerator for node in nodes)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator.actions.launch_check import CheckResult, begin_check
+from orchestrator.actions.preflight import checked_nodes
 from orchestrator.api import ssh_launch, submit
 from orchestrator.checks.cluster import Cluster
 from orchestrator.cli import run
@@ -44,6 +46,23 @@ def test_kept_facts_without_a_failure_are_used(tmp_path: Path) -> None:
     nodes = StubNodes(cluster(cpu_node, 3))
     assert _result(nodes, _kept(tmp_path, cluster(cpu_node, 2))).findings == []
     assert [name for name, node in nodes.by_name.items() if "probe" in node.deadlines] == ["n2"]
+
+
+@pytest.mark.parametrize(("args", "config"), [(("out=/data/run",), None), ((), '{"out": "/data/run"}')])
+def test_chosen_folder_of_checkpoints_is_looked_at_on_the_first_node(
+    tmp_path: Path, args: tuple[str, ...], config: str | None
+) -> None:
+    inventory = Inventory(name="here", nodes=tuple(Node(name=f"n{index}") for index in range(2)))
+    request = Request("ssh", Program("trainer", args), config=config)
+    checked = checked_nodes(make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b"), inventory)
+    assert [node.folders.get("out") for node in checked] == ["/data/run", None]
+    stubs = StubNodes(cluster(cpu_node, 2))
+    stubs.checked = [
+        replace(node, folders=from_plan.folders) for node, from_plan in zip(stubs.checked, checked, strict=True)
+    ]
+    kept = _kept(tmp_path, cluster(cpu_node, 2))
+    assert _result(stubs, kept).findings == []
+    assert [name for name, node in stubs.by_name.items() if "probe" in node.deadlines] == ["n0"]
 
 
 def test_kept_facts_with_a_failure_are_replaced(tmp_path: Path) -> None:

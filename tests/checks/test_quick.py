@@ -48,6 +48,11 @@ def _tool(seconds: float, error: str | None) -> dict[str, object]:
     return {"name": "nvidia-smi", "seconds": seconds, "error": error}
 
 
+def _out(*, free: int, checkpoint: int) -> Change:
+    entry = disk("out", "/data/run", free=free)
+    return lambda facts: facts["disks"].append({**entry, "checkpoint": checkpoint})
+
+
 def _health(key: str, value: str) -> Change:
     return _set("cards", 1, "health", key)(value)
 
@@ -84,6 +89,24 @@ FAULTS: list[tuple[str, Severity, str, Change]] = [
     ("disk", FAIL, "workdir is full: 0 MiB left", _set("disks", 0)(disk("workdir", "/data", free=0))),
     ("disk", FAIL, "tmp has 3 inodes left", _set("disks", 1, "inodes_free")(3)),
     ("disk", FAIL, "workdir /data cannot be written", _set("disks", 0, "writable")(False)),  # noqa: FBT003
+    (
+        "disk",
+        WARN,
+        "workdir has 512 GiB free, and its newest checkpoint has 300",
+        _set("disks", 0, "checkpoint")(300 * GIB),
+    ),
+    (
+        "disk",
+        FAIL,
+        "out has 40 GiB free, and its newest checkpoint has 41 GiB",
+        _out(free=40 * GIB, checkpoint=41 * GIB),
+    ),
+    (
+        "disk",
+        WARN,
+        "out has 50 GiB free, and its newest checkpoint has 41 GiB",
+        _out(free=50 * GIB, checkpoint=41 * GIB),
+    ),
     ("shm", WARN, "/dev/shm has 0.062 GiB", _set("disks", 2)(disk("shm", "/dev/shm", total=GIB // 16))),
     ("nofile", FAIL, "a process may open 256 files", _set("limits", "nofile")({"soft": 256, "hard": 256})),
     ("nproc", WARN, "the user may have 400 processes", _set("limits", "nproc")({"soft": 400, "hard": 400})),

@@ -6,6 +6,7 @@ import os
 
 from orchestrator.node.files import absolute_path
 from orchestrator.node.mounts import LOCAL, MOUNTINFO, mount_of
+from orchestrator.node.probe.checkpoints import newest_checkpoint_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from orchestrator.node.facts import Disk
     from orchestrator.node.mounts import Mount
     from orchestrator.node.probe.source import Source
+
+WITH_CHECKPOINTS = ("workdir", "out")
 
 
 def disk(source: Source, use: str, path: str) -> Disk:
@@ -33,6 +36,7 @@ def disk(source: Source, use: str, path: str) -> Disk:
         "free": size.f_bavail * size.f_frsize,
         "inodes_free": size.f_favail if size.f_files else None,  # some file systems have no number of inodes
         "writable": is_writable(real),
+        "checkpoint": newest_checkpoint_bytes(source, use, path) if use in WITH_CHECKPOINTS else None,
     }
 
 

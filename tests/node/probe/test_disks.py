@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.probe.disks import is_writable
+from orchestrator.node.probe.disks import disk, is_writable
+from orchestrator.node.probe.source import Source
 from tests.paths import ROOT
 
 KILLED_WHILE_WRITING = """
@@ -26,6 +27,17 @@ def test_a_folder_is_written_to_and_left_empty(tmp_path: Path) -> None:
     assert is_writable(str(tmp_path)) is True
     assert list(tmp_path.iterdir()) == []
     assert is_writable(str(tmp_path / "none")) is False
+
+
+@pytest.mark.parametrize(("use", "parent"), [("out", ""), ("workdir", "runs/demo-20261122-101500-00aa/checkpoints")])
+def test_newest_checkpoint_has_its_size(tmp_path: Path, use: str, parent: str) -> None:
+    earlier = tmp_path / "runs" / "zeta-20251122-101500-00aa" / "checkpoints"
+    for step, size in (("step_9", 10), ("step_10", 5), ("step_11.tmp-4711", 99)):
+        (tmp_path / parent / step / "ranks").mkdir(parents=True)
+        (tmp_path / parent / step / "ranks" / "state.pt").write_bytes(b"x" * size)
+    (earlier / "step_99").mkdir(parents=True)
+    assert disk(Source(), use, str(tmp_path))["checkpoint"] == 5
+    assert disk(Source(), use, str(tmp_path / "none"))["checkpoint"] is None
 
 
 @pytest.mark.processes

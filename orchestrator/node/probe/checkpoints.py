@@ -1,0 +1,48 @@
+"""The size of the newest checkpoint in a folder, as an estimate of the next one."""
+
+from __future__ import annotations
+
+import os
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Optional
+
+    from orchestrator.node.probe.source import Source
+
+CHECKPOINT = re.compile(
+    r"(?:step_|checkpoint-|global_step)([0-9]{1,12})\Z"
+)  # of the shared trainer, Hugging Face, DeepSpeed
+RUN_TIME = re.compile(r"-([0-9]{8}-[0-9]{6})-[0-9a-f]{4}\Z")  # in a run's id
+MOST_RUNS = 8  # that are looked at: a workdir may have thousands
+
+
+def newest_checkpoint_bytes(source: Source, use: str, path: str) -> Optional[int]:
+    """The bytes of the newest checkpoint in a folder of checkpoints, or of the newest runs in a workdir; None if there is none."""
+    for folder in [path] if use == "out" else checkpoint_folders(source, path):
+        found = ((CHECKPOINT.match(name), name) for name in source.names(folder))
+        steps = {int(match.group(1)): name for match, name in found if match}
+        if steps:
+            return folder_bytes(source.path(f"{folder}/{steps[max(steps)]}"))
+    return None
+
+
+def checkpoint_folders(source: Source, workdir: str) -> Iterator[str]:
+    """The folders of checkpoints of a workdir's newest runs."""
+    found = ((RUN_TIME.search(name), name) for name in source.names(f"{workdir}/runs"))
+    newest = sorted(((match.group(1), name) for match, name in found if match), reverse=True)[:MOST_RUNS]
+    return (f"{workdir}/runs/{name}/checkpoints" for _, name in newest)
+
+
+def folder_bytes(folder: str) -> int:
+    """The bytes of all files below a folder."""
+    total = 0
+    for entry in os.scandir(folder):
+        total += (
+            folder_bytes(entry.path)
+            if entry.is_dir(follow_symlinks=False)
+            else entry.stat(follow_symlinks=False).st_size
+        )
+    return total
