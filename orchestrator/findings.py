@@ -45,6 +45,11 @@ class Finding:
         """The fault and the next step on one line, as for a warning."""
         return "; ".join(filter(None, (self.fault, self.remedy)))
 
+    def report(self) -> str:
+        """The finding on two lines: severity, check and fault, and the next step."""
+        remedy = f"\n      next: {self.remedy}" if self.remedy else ""
+        return f"{self.severity.value}  {self.check}: {self.fault}{remedy}"
+
     def to_json(self) -> dict[str, Any]:
         """JSON-able form."""
         return {**asdict(self), "severity": self.severity.value, "nodes": list(self.nodes)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -65,6 +66,17 @@ class Program:
     def is_prepared(self) -> bool:
         """True for a user's Python programs that trainer/scripts makes run without CUDA and report their progress."""
         return (self.kind == "python" or self.per_node) and not self.bare
+
+    @property
+    def runs_python(self) -> bool:
+        """True if the ranks run the Python of the node's agent; another program may start any Python, or none."""
+        return self.kind != "executable"
+
+    @property
+    def folder_on_nodes(self) -> str | None:
+        """The folder of a Python file with an absolute path, which is on the nodes; None for code that the launch sends."""
+        is_on_nodes = self.kind == "python" and self.args[0].startswith("/")
+        return posixpath.dirname(self.args[0]) if is_on_nodes else None
 
     @property
     def needs_trainer(self) -> bool:

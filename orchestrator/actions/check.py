@@ -72,12 +72,6 @@ class Checked:
         }
 
 
-def finding_text(finding: Finding) -> str:
-    """A finding on two lines: severity, check and fault, and the next step."""
-    remedy = f"\n      next: {finding.remedy}" if finding.remedy else ""
-    return f"{finding.severity.value}  {finding.check}: {finding.fault}{remedy}"
-
-
 COLUMNS = ("NODES", "CARDS", "NETWORK", "CPUS", "MEMORY", "TORCH", "RESULT")
 
 

@@ -6,13 +6,12 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from orchestrator.actions.check import facts_to_keep, finding_text
+from orchestrator.actions.check import facts_to_keep
 from orchestrator.actions.preflight import CheckedNode, Reach, survey
 from orchestrator.checks.cluster import Cluster
-from orchestrator.checks.quick import check, most_serious_first
+from orchestrator.checks.quick import check
 from orchestrator.errors import PreflightRefused
 from orchestrator.findings import Finding, Severity
 from orchestrator.kept_facts import KeptFacts
@@ -21,10 +20,8 @@ from orchestrator.store import RunFolder
 if TYPE_CHECKING:
     from orchestrator.node.facts import NodeFacts
     from orchestrator.plan.plan import LaunchPlan
-    from orchestrator.run import Program
 
 PUSH_S = 24 * 3600.0  # a request waits while its connection sends the code
-OF_PYTHON = ("python", "packages", "versions", "nccl")  # checks of the Python in the inventory, without `setup:` lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ def _check(
     nodes: Sequence[CheckedNode], reach: Reach, plan: LaunchPlan, kept: KeptFacts, *, skipped: Collection[str]
 ) -> CheckResult:
     """Query and judge the nodes. Kept facts have no code and no `out`, and a failure that they show may be corrected already."""
-    code = _code(plan.program)
+    code = plan.program.folder_on_nodes
     known = kept.read() if code is None else {}
     used = {node.name: known[node.name] for node in nodes if node.name in known and "out" not in node.folders}
     cluster = _survey(nodes, reach, code, used)
@@ -70,16 +67,9 @@ def _check(
 
 
 def _judged(cluster: Cluster, plan: LaunchPlan, skipped: Collection[str]) -> list[Finding]:
-    """The findings. A failure of the Python that answers is a warning if the ranks may use another one."""
-    may_differ = plan.program.kind == "executable" or any(plan.setup and not node.python_folder for node in plan.nodes)
-    return most_serious_first(
-        [
-            replace(finding, severity=Severity.WARN)
-            if may_differ and finding.check in OF_PYTHON and finding.severity is Severity.FAIL
-            else finding
-            for finding in check(cluster, skipped)
-        ]
-    )
+    """The findings. The Python that answers is that of the inventory, without `setup:` lines."""
+    may_differ = not plan.program.runs_python or any(plan.setup and not node.python_folder for node in plan.nodes)
+    return check(cluster, skipped, python_may_differ=may_differ)
 
 
 def require_passed(findings: Sequence[Finding], folder: RunFolder, on_warning: Callable[[str], None]) -> None:
@@ -94,17 +84,11 @@ def require_passed(findings: Sequence[Finding], folder: RunFolder, on_warning: C
     for finding in findings:
         if finding.severity is Severity.WARN:
             on_warning(f"{finding.check}: {finding}")
-    failed = [finding_text(finding) for finding in findings if finding.severity is Severity.FAIL]
+    failed = [finding.report() for finding in findings if finding.severity is Severity.FAIL]
     if failed:
         lines = ["the check of the nodes failed, so nothing was started", *failed]
         hint = "correct that and look again with `orch check`; --skip NAME leaves out one check, --no-check all of them"
         raise PreflightRefused("\n  ".join(lines), hint=hint)
-
-
-def _code(program: Program) -> str | None:
-    """The folder of a Python file with an absolute path; all other code is sent by the launch."""
-    is_on_nodes = program.kind == "python" and program.args[0].startswith("/")
-    return str(PurePosixPath(program.args[0]).parent) if is_on_nodes else None
 
 
 def _survey(nodes: Sequence[CheckedNode], reach: Reach, code: str | None, known: Mapping[str, NodeFacts]) -> Cluster:

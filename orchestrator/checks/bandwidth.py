@@ -26,7 +26,7 @@ LINK_REMEDY = "swap the cable or port between the two, or compare their routes (
 NODE_REMEDY = "leave the node out (--nodes, tags: [spare]), then check its network: link speed, cable, switch port, error counters"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pair:
     """The bandwidth in GB/s between two nodes in each direction; None if they could not communicate, with the error."""
 
@@ -54,7 +54,7 @@ class Pair:
         return None if self.bandwidth is None or len(rates) < len(self.nodes) else self.bandwidth / min(rates)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Report:
     """Words findings, with the usual bandwidth in GB/s; `has_others`: more than one pair was measured."""
 

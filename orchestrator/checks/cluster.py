@@ -30,7 +30,7 @@ def host_names(node: str, expected: NodeRequest) -> list[str]:
     return [] if address.is_loopback else [node]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rendezvous:
     """
     A test of the rendezvous: the head's address and port, and the error of each node that could not connect to it.
@@ -45,7 +45,7 @@ class Rendezvous:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SharedFolder:
     """
     A test of a folder that several nodes should share: `writer` wrote a token there, and `readers` has what each node read.
@@ -59,7 +59,7 @@ class SharedFolder:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cluster:
     """
     The nodes of one check, in node order.

@@ -26,7 +26,7 @@ FIGURES = {"gemm_tflops": "TFLOPS in a matrix product", "memory_gb_s": "GB/s of 
 DEVICE_REMEDY = "leave the node out, drain it, and run the vendor's test (dcgmi diag -r 3)"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SizeRow:
     """Bandwidths in GB/s between pairs of nodes; `share` is the median of their shares of the network's rate, None if unknown."""
 

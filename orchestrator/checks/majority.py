@@ -11,7 +11,7 @@ from orchestrator.names.hostlist import fold
 T = TypeVar("T", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Difference(Generic[T]):
     """A value that differs between nodes. `majority` is None if no value is more frequent than every other."""
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
 from orchestrator.checks.cluster import Cluster, host_names
 from orchestrator.checks.majority import difference
 from orchestrator.findings import Finding, Severity
 from orchestrator.node.facts import NodeFacts
 
-Addresses: TypeAlias = tuple[str, ...]
+if TYPE_CHECKING:
+    Addresses = tuple[str, ...]
+
 REMEDY = "correct /etc/hosts or the name server there: `127.0.1.1 NAME` lines are the usual cause"
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
 from orchestrator.checks import answers, cards, disks, machine, names, network, reachability, software, variables
 from orchestrator.checks.cluster import Cluster
 from orchestrator.findings import Finding, Severity
 
-Check: TypeAlias = Callable[[Cluster], Iterator[Finding]]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    Check = Callable[[Cluster], Iterator[Finding]]
 
 CHECKS: Mapping[str, Check] = {
     "answer": answers.answer,
@@ -50,14 +52,28 @@ CHECKS: Mapping[str, Check] = {
 }
 """Every quick check by the name that its findings and --skip use; the order is that of the table."""
 
+_OF_PYTHON = ("python", "packages", "versions", "nccl")
 _BY_SEVERITY = {severity: rank for rank, severity in enumerate(Severity)}
 
 
-def check(cluster: Cluster, skipped: Collection[str] = ()) -> list[Finding]:
-    """Run all checks but the skipped ones; equal findings of several nodes become one, the most serious come first."""
+def check(cluster: Cluster, skipped: Collection[str] = (), *, python_may_differ: bool = False) -> list[Finding]:
+    """
+    Run all checks but the skipped ones; equal findings of several nodes become one, the most serious come first.
+
+    Args:
+        python_may_differ: the ranks may use another Python than the one that answered, so its failures are warnings.
+    """
     found = [finding for name, run in CHECKS.items() if name not in skipped for finding in run(cluster)]
     order = {node: index for index, node in enumerate(cluster.expected)}
-    return most_serious_first(_folded(found, order))
+    folded = _folded(found, order)
+    if python_may_differ:
+        folded = [
+            replace(finding, severity=Severity.WARN)
+            if finding.check in _OF_PYTHON and finding.severity is Severity.FAIL
+            else finding
+            for finding in folded
+        ]
+    return most_serious_first(folded)
 
 
 def most_serious_first(findings: Sequence[Finding]) -> list[Finding]:

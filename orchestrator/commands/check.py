@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.actions import full_check
-from orchestrator.actions.check import COLUMNS, Checked, check_nodes, finding_text
+from orchestrator.actions.check import COLUMNS, Checked, check_nodes
 from orchestrator.commands.bench import measure
 from orchestrator.console import inform, print_error, print_json, print_table, print_text, without_controls
 from orchestrator.errors import CTRL_C, OrchError, PreflightRefused
@@ -28,7 +28,7 @@ def check(inventory: str | None, nodes: str | None, skipped: Sequence[str], *, i
         print_table(COLUMNS, list(checked.rows()))
         if rows := [] if results is None else list(full_check.bandwidth_rows(checked, results)):
             print_table(full_check.BANDWIDTH_COLUMNS, rows)
-        lines = [*map(finding_text, checked.findings), _summary(checked)]
+        lines = [*(finding.report() for finding in checked.findings), _summary(checked)]
         print_text(without_controls("\n".join(lines)) + "\n")
     return PreflightRefused.exit_code if checked.has_failed else 0
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 # Larger than any known cluster, small enough that `n[0-999999999]` is refused at once instead of filling memory.
 MAX_NAMES = 16_384
 
+_LAST_NUMBER = re.compile(r"(.*?)(\d{1,18})(\D*)")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:/(\d{1,9}))?)?")
 
@@ -47,12 +48,42 @@ def fold(names: Iterable[str]) -> str:
     if any(not re.fullmatch(r"[A-Za-z0-9._:-]+", name) for name in unique):
         return ",".join(unique)  # characters that ClusterShell reads as operators or wildcards
 
-    from ClusterShell.NodeSet import (  # type: ignore[import-untyped]  # noqa: PLC0415  imported only if needed
-        RESOLVER_NOGROUP,
-        NodeSet,
-    )
-
+    try:
+        from ClusterShell.NodeSet import (  # type: ignore[import-untyped]  # noqa: PLC0415  imported only if needed
+            RESOLVER_NOGROUP,
+            NodeSet,
+        )
+    except ImportError:  # on a node, where the checks of a Slurm job run
+        return fold_last_number(unique)
     return str(NodeSet.fromlist(unique, resolver=RESOLVER_NOGROUP))
+
+
+def fold_last_number(names: Iterable[str]) -> str:
+    """Fold as `fold` does, but without ClusterShell, and only the last number of each name."""
+    matches = {name: _LAST_NUMBER.fullmatch(name) for name in names}
+    found = {name: match.groups() for name, match in matches.items() if match}
+    padded = {(before, after, len(digits)) for before, digits, after in found.values() if re.match("0.", digits)}
+    numbers: dict[tuple[str, str, int], list[int]] = {}
+    for before, digits, after in found.values():
+        width = len(digits) if (before, after, len(digits)) in padded else 0
+        numbers.setdefault((before, after, width), []).append(int(digits))
+    pieces = [
+        f"{before}{_ranges(sorted(values), width)}{after}" for (before, after, width), values in sorted(numbers.items())
+    ]
+    return ",".join([*pieces, *(name for name, match in matches.items() if not match)])
+
+
+def _ranges(numbers: Sequence[int], width: int) -> str:
+    """`7`, or `[0-3,7]`; numbers are padded with zeros to a width."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = ("-".join(f"{number:0{width}d}" for number in dict.fromkeys((run[0], run[-1]))) for run in runs)
+    text = ",".join(texts)
+    return text if len(numbers) == 1 else f"[{text}]"
 
 
 def repeated(names: Sequence[str]) -> list[str]:
@@ -84,7 +115,7 @@ def _expand_piece(piece: str, pattern: str) -> list[str]:
         raise _too_many(pattern)
     choices = [[number for item in items for number in _numbers(item, pattern)] for items in brackets]
     return [
-        texts[0] + "".join(number + text for number, text in zip(numbers, texts[2::2], strict=True))
+        texts[0] + "".join(number + text for number, text in zip(numbers, texts[2::2]))  # noqa: B905  nodes may have Python 3.8
         for numbers in itertools.product(*choices)
     ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.check import Checked, check_nodes, connected, facts_to_keep, finding_text
+from orchestrator.actions.check import Checked, check_nodes, connected, facts_to_keep
 from orchestrator.checks.quick import check
 from orchestrator.cli import run
 from orchestrator.endpoint.client import Endpoint
@@ -37,7 +37,7 @@ def test_nodes_with_equal_cells_are_one_row() -> None:
     ]
     assert checked.has_failed
     assert checked.to_json()["nodes"] == {"n0": "ok", "n1": "ok", "n2": "ok", "n3": "FAIL", "n4": "FAIL"}
-    assert finding_text(checked.findings[0]).startswith("FAIL  answer: n4: no answer\n      next: ")
+    assert checked.findings[0].report().startswith("FAIL  answer: n4: no answer\n      next: ")
 
 
 def test_facts_are_kept_of_nodes_without_cards_and_findings_for_a_short_time(tmp_path: Path) -> None:

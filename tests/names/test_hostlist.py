@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.names.hostlist import MAX_NAMES, expand, fold, repeated
+from orchestrator.names.hostlist import MAX_NAMES, expand, fold, fold_last_number, repeated
 from tests import paths
 
 CASES: dict[str, Any] = json.loads((paths.CASES / "inventory_hostlists.json").read_text())
@@ -47,6 +47,12 @@ def test_fold_accepts_names_that_clustershell_would_read_as_operators() -> None:
 @given(st.sets(st.from_regex(r"[a-z]{1,3}-?[0-9]{0,4}(\.[a-z]{1,2})?", fullmatch=True), min_size=1, max_size=40))
 def test_expand_undoes_fold(names: set[str]) -> None:
     assert set(expand(fold(names))) == names
+    assert set(expand(fold_last_number(names))) == names
+
+
+def test_fold_without_clustershell() -> None:
+    names = ["h-00", "h-01", "h-10", "n9", "n10", "n12", "r1c0", "r1c1", "r2c1", "login"]
+    assert fold_last_number(names) == "h-[00-01,10],n[9-10,12],r1c[0-1],r2c1,login"
 
 
 def test_repeated_names_each_once_in_order() -> None:
