@@ -22,6 +22,9 @@ _XID = re.compile(r"Xid \((?P<card>[^)]*)\): (?P<number>\d+)")
 # The bits of clocks_event_reasons.active: HW slowdown, SW and HW thermal slowdown, HW power brake.
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 NVLINK = "look at nvidia-smi nvlink -s; with NVSwitch, nvidia-fabricmanager must run in the driver's version"
+NVLINK_ERRORS = (
+    "look again after some time (nvidia-smi nvlink -e): if they grow, reset the card (nvidia-smi -r) or replace it"
+)
 RESET = "reset the card (nvidia-smi -r) or restart the node; replace the card if the error returns"
 
 
@@ -196,6 +199,25 @@ def nvlink(cluster: Cluster) -> Iterator[Finding]:
             yield Finding(
                 Severity.WARN, "nvlink", f"some pairs of cards have no {kind}: {text}", (node,), remedy=NVLINK
             )
+
+
+def nvlink_errors(cluster: Cluster) -> Iterator[Finding]:
+    """Error counters of NVLink; they count since the driver was loaded, or the counters reset."""
+    for node in filter(cluster.uses_cards, cluster.facts):
+        facts = cluster.facts[node]
+        for card in facts["cards"]:
+            counters = {
+                key.partition(".")[2]: value
+                for key, value in card["health"].items()
+                if key.startswith("nvlink.") and _number(value) > 0 and key != "nvlink.links"
+            }
+            if counters:
+                text = f"{_name(card)}: errors on NVLink {card['health'].get('nvlink.links', '')}"
+                evidence = ", ".join(f"{name}: {value}" for name, value in counters.items())
+                yield Finding(Severity.WARN, "nvlink-errors", text, (node,), evidence, NVLINK_ERRORS)
+        if reason := facts["missing"].get("nvlink"):
+            text = f"the error counters of NVLink are not known: {reason}"
+            yield Finding(Severity.INFO, "nvlink-errors", text, (node,), remedy="run nvidia-smi nvlink -e there")
 
 
 def _links(topology: Mapping[str, Mapping[str, str]]) -> str:

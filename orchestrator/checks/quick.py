@@ -26,6 +26,7 @@ CHECKS: Mapping[str, Check] = {
     "card-memory": cards.memory,
     "pcie": cards.pcie,
     "nvlink": cards.nvlink,
+    "nvlink-errors": cards.nvlink_errors,
     "tools": answers.slow_tools,
     "rdma": network.rdma,
     "firmware": network.firmware,

@@ -62,6 +62,13 @@ FAULTS: list[tuple[str, Severity, str, Change]] = [
     ("ecc", FAIL, "card 1: uncorrectable", _health("ecc.errors.uncorrected.volatile.total", "2")),
     ("ecc", FAIL, "card 1: memory rows", _health("remapped_rows.pending", "1")),
     ("xid", FAIL, "Xid 79 of PCI:0000:01:00", _set("kernel_messages")([XID])),
+    ("nvlink-errors", WARN, "card 1: errors on NVLink ", _health("nvlink.CRC Errors", "1204")),
+    (
+        "nvlink-errors",
+        Severity.INFO,
+        "the error counters of NVLink are not known: nv",
+        _set("missing")({"nvlink": "nvidia-smi: exit code 9"}),
+    ),
     ("throttling", WARN, "card 1: the clock is lowered", _health("clocks_event_reasons.active", "0x0000000000000040")),
     ("strangers", FAIL, "card 0 is in use by pid 4711 (python, user eve", _set("cards", 0, "processes")([STRANGER])),
     ("strangers", WARN, "card 0 is in use by pid 4711 (nvidia-cuda-mps", _set("cards", 0, "processes")([MPS_SERVER])),

@@ -377,6 +377,9 @@ def add_gpus(
                 [remapped, *(f"{row['uuid']}, 0, 0, No, No" for row in rows), ""]
             ),
             "nvidia-smi topo -m": topology(hcas),
+            "nvidia-smi nvlink -e": "".join(
+                f"GPU {row['index']}: {row['name']} (UUID: {row['uuid']})\n\t Link 0: CRC Errors: 0\n\n" for row in rows
+            ),
         }
     )
 

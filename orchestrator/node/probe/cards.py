@@ -220,6 +220,26 @@ def rows(source: Source) -> Dict[str, Dict[str, str]]:
     return found
 
 
+def nvlink(source: Source) -> Dict[str, Dict[str, str]]:
+    """The error counters of NVLink by the UUID of the GPU: of all its links together, and the links that have errors."""
+    if source.find(nvidia_smi.TOOL) is None:
+        return {}
+    text = source.output(nvidia_smi.query_nvlink_errors())
+    if text is None:
+        source.missing["nvlink"] = f"nvidia-smi nvlink: {source.tools[-1]['error']}"
+        return {}
+    read = nvidia_smi.parse_nvlink_errors(text)
+    if read["faults"]:
+        source.missing["nvlink"] = "; ".join(read["faults"])[:500]
+    found: Dict[str, Dict[str, str]] = {}
+    for uuid, counters in read["gpus"].items():
+        found[uuid] = {f"nvlink.{name}": str(sum(links.values())) for name, links in counters.items()}
+        faulty = {link for links in counters.values() for link, count in links.items() if count}
+        if faulty:
+            found[uuid]["nvlink.links"] = ", ".join(sorted(faulty, key=int))
+    return found
+
+
 def topology(source: Source) -> Dict[str, Dict[str, str]]:
     """The matrix of links between the GPUs and the NICs."""
     if source.find(nvidia_smi.TOOL) is None:

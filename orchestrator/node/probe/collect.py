@@ -53,6 +53,7 @@ def groups_of(request: ProbeRequest, source: Source) -> List[Group]:
         "cards.processes": card_step("processes"),
         "cards.rows": card_step("rows"),
         "topology": card_step("topology"),
+        "nvlink": card_step("nvlink"),
     }
     gcu_and_cuda: Dict[str, Step] = {"cards.enflame": card_step("enflame"), "software.cuda": software.cuda_version}
     has_driver = source.exists("/dev/nvidiactl") or source.exists("/proc/driver/nvidia")
@@ -154,10 +155,11 @@ def collect(request: ProbeRequest, source: Source, run: Runner = run_groups) -> 
 
 
 def with_details(gpus: List[Card], value: Mapping[str, Any]) -> List[Card]:
-    """The GPUs with their processes and the counters of replaced memory rows, which other calls of the tool print."""
+    """The GPUs with their processes and the counters of replaced memory rows and of NVLink, which other calls of the tool print."""
     processes: Dict[str, List[CardProcess]] = value["cards.processes"] or {}
-    rows: Dict[str, Dict[str, str]] = value["cards.rows"] or {}
+    counters: List[Dict[str, Dict[str, str]]] = [value["cards.rows"] or {}, value["nvlink"] or {}]
     for card in gpus:
         card["processes"] = processes.get(card["uuid"] or "", [])
-        card["health"].update(rows.get(card["uuid"] or "", {}))
+        for by_uuid in counters:
+            card["health"].update(by_uuid.get(card["uuid"] or "", {}))
     return gpus

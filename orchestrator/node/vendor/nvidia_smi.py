@@ -1,4 +1,4 @@
-"""Read the output of nvidia-smi: --query-gpu and --query-compute-apps as CSV with a header, and topo -m."""
+"""Read the output of nvidia-smi: --query-gpu and --query-compute-apps as CSV with a header, topo -m, and nvlink -e."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
         """The rows that can be read; `faults` are the unread."""
 
         processes: List[ComputeProcess]
+        faults: List[str]
+
+    class NvlinkErrors(TypedDict):
+        """The error counters by GPU (its UUID), name of the counter, and link; none for a GPU without NVLink."""
+
+        gpus: Dict[str, Dict[str, Dict[str, int]]]
         faults: List[str]
 
     class Topology(TypedDict):
@@ -86,6 +92,16 @@ NUMA_NODE = re.compile(r"\d{1,4}\Z", re.ASCII)
 CPU_LIST = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*\Z", re.ASCII)
 NIC = re.compile(r"NIC\d{1,3}\Z", re.ASCII)
 LEGEND = re.compile(r"\s*(NIC\d{1,3}):\s+(\S+)\s*\Z", re.ASCII)
+GPU_TITLE = re.compile(r"GPU \d{1,3}: .*\(UUID: (GPU-[0-9a-f-]{8,40})\)\s*\Z", re.ASCII)
+COUNTER = re.compile(r"\s+Link (\d{1,2}): ([A-Z][A-Za-z ]+):\s+(\d{1,20})\s*\Z", re.ASCII)
+# The first line: up to NVLink 4. Other counters of NVLink 5 are traffic, or corrected errors, which a sound link has.
+ERROR_COUNTERS = frozenset(
+    (
+        *("Replay Errors", "Recovery Errors", "CRC Errors"),
+        *("Malformed packet Errors", "Buffer overrun Errors", "Rx Errors", "Rx remote Errors", "Rx General Errors"),
+        *("Local link integrity Errors", "Effective Errors", "Link recovery failed events"),
+    )
+)
 AFFINITY = re.compile(r"(CPU Affinity)(\s+NUMA Affinity)?(\s+GPU NUMA ID)?\s*\Z")
 
 
@@ -210,6 +226,39 @@ def parse_compute_apps(text: str) -> ComputeProcesses:
             process["memory_mib"] = number(without_unit(values["memory_mib"]))
         processes.append(process)
     return {"processes": processes, "faults": faults}
+
+
+def query_nvlink_errors() -> List[str]:
+    """The command whose output `parse_nvlink_errors` reads."""
+    return [TOOL, "nvlink", "-e"]
+
+
+def parse_nvlink_errors(text: str) -> NvlinkErrors:
+    """Read nvlink -e: a title for each GPU, then a line for each counter of a link. Values such as N/A are left out."""
+    gpus: Dict[str, Dict[str, Dict[str, int]]] = {}
+    faults: List[str] = []
+    contradictory = set()
+    uuid = None
+    for line in complete_lines(text):
+        title, counter = GPU_TITLE.match(line), COUNTER.match(line)
+        if title:
+            uuid = title.group(1)
+            gpus.setdefault(uuid, {})
+        elif (
+            line and not line[0].isspace()
+        ):  # the title of a GPU that cannot be read: the counters after it are not the last one's
+            uuid = None
+            faults.append(f"not the title of a GPU: {shown(line)}")
+        elif counter and counter.group(2) in ERROR_COUNTERS and uuid is not None:
+            link, name, count = counter.groups()
+            links = gpus[uuid].setdefault(name, {})
+            if link in links:
+                contradictory.add(uuid)
+            links[link] = int(count)
+    for name in contradictory:
+        del gpus[name]
+        faults.append(f"{name} has a counter twice")
+    return {"gpus": gpus, "faults": faults}
 
 
 def parse_topology(text: str) -> Topology:

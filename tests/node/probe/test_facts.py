@@ -99,6 +99,7 @@ def test_gpus_have_driver_mig_mode_and_health() -> None:
     health = facts["cards"][0]["health"]
     assert health["ecc.errors.uncorrected.volatile.total"] == "0"
     assert health["remapped_rows.pending"] == "No"
+    assert health["nvlink.CRC Errors"] == "0"
 
 
 def test_ill_health_of_a_gcu_is_read(tmp_path: Path) -> None:

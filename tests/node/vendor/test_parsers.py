@@ -18,6 +18,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "gpus": nvidia_smi.parse_gpus,
     "compute": nvidia_smi.parse_compute_apps,
     "topo": nvidia_smi.parse_topology,
+    "nvlink": nvidia_smi.parse_nvlink_errors,
     "efsmi-q": efsmi.parse_query,
     "efsmi": efsmi.parse_table,
 }
@@ -117,6 +118,39 @@ def test_rows_that_contradict_each_other_give_no_link() -> None:
     read = nvidia_smi.parse_topology(SAMPLES["topo-old-mlx5.txt"].replace("mlx5_0\tNODE", "mlx5_0\tPHB"))
     assert "mlx5_0" not in read["links"]["GPU0"]
     assert read["faults"] == ["GPU0 to mlx5_0 is NODE, and the reverse is PHB"]
+
+
+def test_errors_of_nvlink_are_counted_by_link() -> None:
+    read = nvidia_smi.parse_nvlink_errors(SAMPLES["nvlink-h100.txt"])
+    assert read["faults"] == []
+    sound, faulty = read["gpus"].values()
+    assert {count for links in sound.values() for count in links.values()} == {0}
+    assert (faulty["Replay Errors"]["1"], faulty["CRC Errors"]["17"]) == (12, 1204)
+
+
+def test_traffic_and_corrected_errors_of_nvlink_5_are_no_errors() -> None:
+    lines = (
+        "Tx packets: 31",
+        "Rx remote Errors: 2",
+        "FEC Errors - 0: 77",
+        "Effective BER: 15e-255",
+        "Symbol BER: 3",
+        "Rx Errors: N/A",
+    )
+    text = "GPU 0: NVIDIA B200 (UUID: GPU-00c0ffee-1)\n" + "".join(f"\t Link 3: {line}\n" for line in lines)
+    assert nvidia_smi.parse_nvlink_errors(text) == {
+        "gpus": {"GPU-00c0ffee-1": {"Rx remote Errors": {"3": 2}}},
+        "faults": [],
+    }
+
+
+def test_counters_after_an_unreadable_title_are_not_those_of_another_gpu() -> None:
+    text = SAMPLES["nvlink-h100.txt"]
+    for damaged in ("GPU 1; ", "\ufffdPU 1: ", "GPU l: "):
+        read = nvidia_smi.parse_nvlink_errors(text.replace("GPU 1: ", damaged))
+        assert len(read["gpus"]) == len(read["faults"]) == 1
+    joined = nvidia_smi.parse_nvlink_errors(text.replace("\nGPU 1: ", "\n GPU 1: "))
+    assert joined == {"gpus": {}, "faults": ["GPU-abcdefab-cdef-abdc-abcd-abababababab has a counter twice"]}
 
 
 EFSMI = {
