@@ -227,6 +227,37 @@ class RunRecord:
         return cls(**{**known, **changed, "unknown_fields": unknown_fields})
 
 
+@dataclass(frozen=True, slots=True)
+class RunEntry:
+    """The part of a run's record that a list of runs shows; message and note without further lines."""
+
+    id: str
+    launcher: LauncherName
+    state: RunState
+    created: str
+    ended: str | None
+    message: str
+    note: str
+    sweep: str | None
+    tags: tuple[str, ...]
+
+    @classmethod
+    def of(cls, record: RunRecord) -> RunEntry:
+        """The entry of a record."""
+        message, note = ((text or "").partition("\n")[0] for text in (record.message, record.note))
+        return cls(
+            record.id,
+            record.launcher,
+            record.state,
+            record.created,
+            record.ended,
+            message,
+            note,
+            record.sweep,
+            record.tags,
+        )
+
+
 def _rank_exit(data: Mapping[str, Any]) -> RankExit:
     return RankExit(**{**known_fields(RankExit, data), "lines": tuple(data.get("lines", ()))})
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -371,15 +371,17 @@ class Store:
             raise UsageError(f"cannot write the run's record: {os_error_text(exc)}", hint="set ORCH_HOME") from exc
         return folder
 
+    def ids(self) -> list[str]:
+        """The ids of all runs, oldest first by the second in the id; some may have no record."""
+        try:
+            names = [path.name for path in self.runs.iterdir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(filter(RUN_ID.fullmatch, names), key=second)
+
     def all(self) -> list[RunFolder]:
         """Every run, oldest first."""
-        if not self.runs.is_dir():
-            return []
-        folders = [RunFolder(path) for path in self.runs.iterdir() if RUN_ID.fullmatch(path.name)]
-        recorded = sorted(filter(_has_record, folders), key=_second)
-        groups = [list(group) for _, group in groupby(recorded, key=_second)]
-        # reading the records of all runs would cost seconds on a network file system
-        return [folder for group in groups for folder in (sorted(group, key=_created) if len(group) > 1 else group)]
+        return [folder for group in self._by_second(self.ids()) for folder in group]
 
     def find(self, name: str) -> RunFolder:
         """
@@ -390,22 +392,42 @@ class Store:
         """
         if RUN_ID.fullmatch(name) and (known := RunFolder(self.runs / name)).record_file.is_file():
             return known
-        folders = self.all()
-        if not folders:
+        ids = self.ids()
+        newest = self._newest(ids)
+        if newest is None:
             raise RunNotFound(f"no run in {self.path}", hint="start one with orch ssh-launch or orch submit")
         if name == "latest":
-            return folders[-1]
-        same_name = [folder for folder in folders if folder.path.name.rsplit("-", 3)[0] == name]
-        if same_name:
-            return same_name[-1]
-        matches = [folder for folder in folders if folder.path.name.startswith(name)]
-        if len(matches) == 1:
-            return matches[0]
-        if matches:
+            return newest
+        same_name = self._newest([run_id for run_id in ids if run_id.rsplit("-", 3)[0] == name])
+        if same_name is not None:
+            return same_name
+        matches = [run_id for run_id in ids if run_id.startswith(name)]
+        first_matches = list(islice(filter(_has_record, map(self._folder, matches)), 2))
+        if len(first_matches) == 1:
+            return first_matches[0]
+        if first_matches:
             raise RunNotFound(
-                f"{name!r} matches {len(matches)} runs, {matches[0].path.name} among them", hint="type more of the id"
+                f"{name!r} matches {len(matches)} runs, {matches[0]} among them", hint="type more of the id"
             )
         raise RunNotFound(f"no run {name!r} in {self.path}", hint="orch list shows all runs")
+
+    def _folder(self, run_id: str) -> RunFolder:
+        return RunFolder(self.runs / run_id)
+
+    def _newest(self, ids: Sequence[str]) -> RunFolder | None:
+        """The newest run of these, which are in the order of `ids`; None if none has a record."""
+        return next((group[-1] for group in self._by_second(ids, newest_first=True)), None)
+
+    def _by_second(self, ids: Sequence[str], *, newest_first: bool = False) -> Iterator[list[RunFolder]]:
+        """
+        The runs of each second that have a record, oldest first within a second.
+
+        Only records of runs of the same second are read: those of all runs would cost seconds on a network file system.
+        """
+        for _, names in groupby(reversed(ids) if newest_first else ids, key=second):
+            group = list(filter(_has_record, map(self._folder, names)))
+            if group:
+                yield sorted(group, key=_created) if len(group) > 1 else group
 
 
 def _has_record(folder: RunFolder) -> bool:
@@ -416,9 +438,9 @@ def _has_record(folder: RunFolder) -> bool:
         return True
 
 
-def _second(folder: RunFolder) -> str:
-    """The second in the run's id."""
-    _, day, second, _ = folder.path.name.rsplit("-", 3)
+def second(run_id: str) -> str:
+    """The second in a run's id."""
+    _, day, second, _ = run_id.rsplit("-", 3)
     return day + second
 
 

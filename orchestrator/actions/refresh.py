@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 
-from orchestrator.actions.runs import readable_runs
+from orchestrator.actions.runs import all_runs, read_runs
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError, NodesError, RunNotFound
@@ -22,7 +22,7 @@ from orchestrator.launchers.slurm.queue import COMMAND_S, job_statuses
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnProgress, no_progress
-from orchestrator.run import RunRecord, RunState
+from orchestrator.run import RunEntry, RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.verdict import observe
 from orchestrator.verdict.hardware import hardware_findings
@@ -183,8 +183,8 @@ def _status_of_job(folder: RunFolder, plan: LaunchPlan, launcher: Launcher, job:
 
 def bring_up_to_date() -> list[str]:
     """Refresh all runs that may not have ended, with one query per Slurm; returns warnings."""
-    runs, _ = readable_runs()
-    unended = [(folder, record) for folder, record in runs if may_be_alive(record)]
+    runs, _ = all_runs()
+    unended = read_runs([(folder, entry) for folder, entry in runs if may_be_alive(entry)])
     terminal = Terminal()
     queues, warnings = _queues([(folder, record) for folder, record in unended if record.launcher == "slurm"], terminal)
 
@@ -205,7 +205,7 @@ def bring_up_to_date() -> list[str]:
     return warnings + [f"{record.id}: {outcome}" for (_, record), outcome in pairs if str(outcome)]
 
 
-def may_be_alive(record: RunRecord) -> bool:
+def may_be_alive(record: RunRecord | RunEntry) -> bool:
     """
     True if the run is not over by its record, or was lost recently, and Slurm may have its job after all.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from orchestrator.errors import RunNotFound
-from orchestrator.run import RunRecord
+from orchestrator.kept_entries import list_entries
+from orchestrator.run import RunEntry, RunRecord
 from orchestrator.store import RunFolder, Store, home
 
 
@@ -19,12 +21,12 @@ class RunSelection:
     states: Sequence[str] = ()
     tags: Sequence[str] = ()
 
-    def of(self, records: Sequence[RunRecord]) -> list[RunRecord]:
-        """The selected records, in their order."""
+    def of(self, runs: Sequence[tuple[RunFolder, RunEntry]]) -> list[tuple[RunFolder, RunEntry]]:
+        """The selected runs, in their order."""
         selected = [
-            record
-            for record in records
-            if (not self.states or record.state.value in self.states) and set(self.tags) <= set(record.tags)
+            (folder, entry)
+            for folder, entry in runs
+            if (not self.states or entry.state.value in self.states) and set(self.tags) <= set(entry.tags)
         ]
         return selected if self.last is None else selected[-self.last :]
 
@@ -56,12 +58,12 @@ def find_sweep(name: str) -> list[tuple[RunFolder, RunRecord]]:
     Args:
         name: its id, or a unique prefix that no run's id has.
     """
-    runs = readable_runs()[0]
+    runs = all_runs()[0]
     swept = [run for run in runs if run[1].sweep is not None and run[1].sweep.startswith(name)]
-    sweeps = {record.sweep for _, record in swept}
-    if not name or len(sweeps) != 1 or (name not in sweeps and any(record.id.startswith(name) for _, record in runs)):
+    sweeps = {entry.sweep for _, entry in swept}
+    if not name or len(sweeps) != 1 or (name not in sweeps and any(entry.id.startswith(name) for _, entry in runs)):
         return []
-    return sorted(swept, key=lambda run: _task(run[1]))
+    return sorted(read_runs(swept), key=lambda run: _task(run[1]))
 
 
 def is_sweep(name: str) -> bool:
@@ -78,12 +80,15 @@ def _task(record: RunRecord) -> int:
     return int((record.slurm_job or "").partition("_")[2] or 0)
 
 
-def readable_runs() -> tuple[list[tuple[RunFolder, RunRecord]], list[str]]:
-    """Read all records, oldest first; the second list holds the errors of damaged ones."""
-    runs, damaged = [], []
-    for folder in home_store().all():
-        try:
-            runs.append((folder, folder.read()))
-        except RunNotFound as exc:
-            damaged.append(str(exc))
-    return runs, damaged
+def all_runs() -> tuple[list[tuple[RunFolder, RunEntry]], list[str]]:
+    """List all runs, oldest first; the second list holds the errors of damaged records."""
+    return list_entries(home_store())
+
+
+def read_runs(runs: Sequence[tuple[RunFolder, RunEntry]]) -> list[tuple[RunFolder, RunRecord]]:
+    """Read the records of these runs; without those that have become unreadable."""
+    records = []
+    for folder, _ in runs:
+        with suppress(RunNotFound):
+            records.append((folder, folder.read()))
+    return records

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 
 from orchestrator.actions.logs import find_on_nodes
-from orchestrator.actions.runs import find_run, readable_runs
+from orchestrator.actions.runs import all_runs, find_run, read_runs
 from orchestrator.errors import LaunchError, RunLost, RunNotFound, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
@@ -60,7 +60,7 @@ def run_to_stop(name: str | None) -> RunFolder:
 
 def unended_runs() -> list[tuple[RunFolder, RunRecord]]:
     """The runs that have not ended by their records, oldest first."""
-    return [(folder, record) for folder, record in readable_runs()[0] if not record.state.final]
+    return read_runs([(folder, entry) for folder, entry in all_runs()[0] if not entry.state.final])
 
 
 def _stop_lines(runs: Sequence[tuple[RunFolder, RunRecord]]) -> list[str]:

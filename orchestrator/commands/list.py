@@ -7,60 +7,55 @@ from datetime import datetime, timezone
 
 from orchestrator.actions.durations import clock
 from orchestrator.actions.refresh import bring_up_to_date
-from orchestrator.actions.runs import RunSelection, readable_runs
+from orchestrator.actions.runs import RunSelection, all_runs, read_runs
 from orchestrator.console import inform, print_json, print_table, warn
-from orchestrator.run import RunRecord, RunState
+from orchestrator.run import RunEntry, RunState
 
 
 def list_runs(selection: RunSelection, *, up_to_date: bool, as_json: bool) -> int:
     """Print the selected records, newest last; with `up_to_date`, refresh the unfinished ones first."""
     warnings = bring_up_to_date() if up_to_date else []
-    runs, damaged = readable_runs()
+    runs, damaged = all_runs()
     for warning in warnings + damaged:
         warn(warning)
-    records = [record for _, record in runs]
-    listed = selection.of(records)
+    listed = selection.of(runs)
     if as_json:
-        print_json([record.to_json() for record in listed])
+        print_json([record.to_json() for _, record in read_runs(listed)])
     elif listed:
-        _print(listed, newest=records[-1])
+        _print([entry for _, entry in listed], newest=runs[-1][1])
     else:
-        inform("no run is recorded here" if not records else f"none of the {len(records)} runs is selected")
+        inform("no run is recorded here" if not runs else f"none of the {len(runs)} runs is selected")
     return 0
 
 
-def _print(records: list[RunRecord], *, newest: RunRecord) -> None:
+def _print(entries: list[RunEntry], *, newest: RunEntry) -> None:
     """Print one line per run; columns for sweeps, tags, notes and messages if a run has any."""
     columns: dict[str, Sequence[str | None]] = {
-        "RUN": [f"{record.id} (latest)" if record is newest else record.id for record in records],
-        "LAUNCHER": [record.launcher for record in records],
-        "STATE": [record.state.value for record in records],
-        "AGE": [_age(record) for record in records],
-        "TIME": [_duration(record) for record in records],
-        "SWEEP": [record.sweep for record in records],
-        "TAGS": [" ".join(record.tags) for record in records],
-        "NOTE": [_first_line(record.note) for record in records],
-        "MESSAGE": [_first_line(record.message) for record in records],
+        "RUN": [f"{entry.id} (latest)" if entry is newest else entry.id for entry in entries],
+        "LAUNCHER": [entry.launcher for entry in entries],
+        "STATE": [entry.state.value for entry in entries],
+        "AGE": [_age(entry) for entry in entries],
+        "TIME": [_duration(entry) for entry in entries],
+        "SWEEP": [entry.sweep for entry in entries],
+        "TAGS": [" ".join(entry.tags) for entry in entries],
+        "NOTE": [entry.note for entry in entries],
+        "MESSAGE": [entry.message for entry in entries],
     }
     optional = {"SWEEP", "TAGS", "NOTE", "MESSAGE"}
     shown = {name: cells for name, cells in columns.items() if name not in optional or any(cells)}
     print_table(tuple(shown), list(zip(*shown.values(), strict=True)), cut=("NOTE", "MESSAGE"))
 
 
-def _first_line(text: str | None) -> str:
-    return (text or "").partition("\n")[0]
-
-
-def _age(record: RunRecord) -> str:
+def _age(entry: RunEntry) -> str:
     """The time since the launch."""
-    created = _time(record.created)
+    created = _time(entry.created)
     return "" if created is None else clock((datetime.now(timezone.utc) - created).total_seconds())
 
 
-def _duration(record: RunRecord) -> str:
+def _duration(entry: RunEntry) -> str:
     """The time from the launch to the end, or until now; empty if the end is not known."""
-    created, ended = _time(record.created), _time(record.ended) if record.ended else datetime.now(timezone.utc)
-    if created is None or ended is None or record.state is RunState.LOST:
+    created, ended = _time(entry.created), _time(entry.ended) if entry.ended else datetime.now(timezone.utc)
+    if created is None or ended is None or entry.state is RunState.LOST:
         return ""
     return clock((ended - created).total_seconds())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.actions import stop as action
-from orchestrator.actions.runs import is_sweep, readable_runs
+from orchestrator.actions.runs import all_runs, is_sweep
 from orchestrator.console import inform, warn
 
 
@@ -11,7 +11,7 @@ def stop_all() -> int:
     """Stop all runs recorded here that have not ended, and print their states."""
     from orchestrator.actions.sweep import stop_all  # noqa: PLC0415  imports Slurm's modules
 
-    for problem in readable_runs()[1]:
+    for problem in all_runs()[1]:
         warn(f"{problem}; if that run is alive, it is not ended")
     records = stop_all(inform)
     for record in records:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 from orchestrator import cli
 from orchestrator.actions.durations import clock
 from orchestrator.actions.refresh import may_be_alive
+from orchestrator.kept_entries import list_entries
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import Store
 
@@ -157,3 +159,45 @@ def test_all_queries_slurm_about_a_lost_run_for_a_week(
     ended = None if days is None else (datetime.now(timezone.utc) - timedelta(days=days)).isoformat()
     record = RunRecord("a-20260101-000000-0abc", launcher, state, "", {}, {}, {}, {}, ended=ended)
     assert may_be_alive(record) is is_queried
+
+
+COUNT_OPENED = """
+import sys
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+from orchestrator import cli
+cli.run(sys.argv[2:])
+sys.stderr.write("opened: %d\\n" % sum(path.startswith(sys.argv[1]) for path in opened))
+"""
+
+
+def _opened(home: Path, *words: str) -> int:
+    """How many files of the records a command opens."""
+    command = [sys.executable, "-c", COUNT_OPENED, str(home), *words]
+    done = subprocess.run(
+        command, env={**os.environ, "ORCH_HOME": str(home)}, capture_output=True, text=True, check=True
+    )
+    return int(done.stderr.rpartition("opened: ")[2])
+
+
+@pytest.mark.processes
+def test_records_of_ended_runs_are_read_once_not_by_every_command(tmp_path: Path) -> None:
+    store, runs = Store(tmp_path), 300
+    store.path.mkdir(exist_ok=True)
+    for number in range(runs):
+        run_id = f"a-20260101-00{number // 60:02}{number % 60:02}-0abc"
+        state = RunState.RUNNING if number == 100 else RunState.FAILED
+        record = RunRecord(
+            run_id, "ssh", state, f"{number:03}", {}, {}, {}, {}, message="first line\nsecond", tags=("t",)
+        )
+        (store.runs / run_id).mkdir(parents=True)
+        (store.runs / run_id / "run.json").write_text(json.dumps(record.to_json()))
+    before, damaged = list_entries(store)
+    assert (len(before), damaged) == (runs, [])
+    assert list_entries(store) == (before, [])
+    assert (before[3][1].message, before[3][1].tags) == ("first line", ("t",))
+    for words in (["list"], ["status", "nope"], ["status", "latest"]):
+        # the kept entries, and files of runs that have not ended or are named
+        assert _opened(tmp_path, *words) < 12, words
+    (tmp_path / "ended-runs.json").write_text('{"version": 1, "runs": [["damaged"]]}')
+    assert list_entries(store) == (before, [])
