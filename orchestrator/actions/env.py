@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from orchestrator.actions.network import nothing_to_discover, query, saved_facts
 from orchestrator.actions.preflight import checked_nodes
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.client import Endpoint
+from orchestrator.environment.cpus import cpus_of_ranks
 from orchestrator.environment.debugging import debugging_variables
 from orchestrator.environment.discovery import Discovery, discover
 from orchestrator.environment.explanation import AT_LAUNCH, Row, folded, orch_variable
@@ -68,10 +69,19 @@ class Explanation:
     facts: Mapping[str, NodeFacts]
     warnings: Sequence[str]
     setup: Sequence[str]
+    cpus: Mapping[str, str]
+    """The CPUs of the ranks of each selected node whose facts are known, as text."""
 
     def table(self) -> tuple[Sequence[str], list[Sequence[str]]]:
         """The names of the columns, and one row for each variable and value."""
         return ("VARIABLE", "VALUE", "NODES", "ORIGIN", "REASON"), [_cells(row) for row in folded(self.variables)]
+
+    def cpu_lines(self) -> Iterator[str]:
+        """The CPUs of ranks, equal nodes as one line."""
+        nodes_of: dict[str, list[str]] = {}
+        for node, text in self.cpus.items():
+            nodes_of.setdefault(text, []).append(node)
+        return (f"binding of {fold(nodes)}: {text}" for text, nodes in nodes_of.items())
 
     def exports(self) -> str:
         """
@@ -98,6 +108,7 @@ class Explanation:
             "variables": [{**asdict(row.variable), "nodes": list(row.nodes)} for row in folded(self.variables)],
             "findings": [finding.to_json() for finding in self.findings],
             "setup": list(self.setup),
+            "cpus": dict(self.cpus),
             "facts": dict(self.facts),
         }
 
@@ -195,7 +206,12 @@ def _explanation(
     variables = {
         node.name: _variables(plan, node, loaded, discovery, debug=debug) for node in plan.nodes if node.name in shown
     }
-    return Explanation(variables, discovery.findings, facts, warnings, plan.setup)
+    cpus = {
+        node.name: cpus_of_ranks(facts[node.name], plan.accelerator, len(node.ranks), node.env, bind=plan.bind)
+        for node in plan.nodes
+        if node.name in shown and node.name in facts
+    }
+    return Explanation(variables, discovery.findings, facts, warnings, plan.setup, cpus)
 
 
 def _plan(inventory: Inventory, nodes: str | None, *, debug: bool = False) -> LaunchPlan:

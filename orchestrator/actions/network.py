@@ -25,10 +25,8 @@ def nothing_to_discover(plan: LaunchPlan) -> str:
     """The reason why discovery has nothing to do for a plan; empty if it has."""
     if plan.launcher == "slurm":
         return "Slurm chooses the nodes, so NCCL and gloo choose the network"
-    if plan.transport == "local":
+    if plan.transport == "local" and len(plan.nodes) > 1:
         return "the ranks are on this machine, so there is no network to choose"
-    if len(plan.nodes) == 1:
-        return "the ranks are on one node, so there is no network to choose"
     return ""
 
 

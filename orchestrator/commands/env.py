@@ -43,6 +43,8 @@ def explain(
         print_text(explanation.exports())
         return 0
     print_table(*explanation.table())
+    for line in explanation.cpu_lines():
+        print_text(f"{line}\n")
     for line in explanation.setup:
         print_text(f"setup: {line}\n")
     return 0

@@ -53,6 +53,9 @@ def discover(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
         requests: by node, in node order.
     """
     known = {node: facts[node] for node in requests if node in facts}
+    if len(requests) == 1:
+        alone = {node: _of_node(of_node, requests[node]) for node, of_node in known.items()}
+        return Discovery(alone, ())
     adapters = {
         node: choose_adapters(of_node, LAYERS.get(requests[node].network))
         for node, of_node in known.items()
@@ -71,21 +74,25 @@ def discover(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
     for node, of_node in known.items():
         request, chosen = requests[node], adapters.get(node)
         given = {**_site(of_node), **request.env}
-        threads_of = None if sockets.share_addresses else threads(of_node, request.ranks)
-        found = (threads_of, visible_gcus(of_node, request.ranks))
-        proposed = [
-            *(variable for variable in found if variable),
-            *_sockets(node, sockets, given, uses_nccl=chosen is not None),
-        ]
+        proposed = list(_sockets(node, sockets, given, uses_nccl=chosen is not None))
         if chosen is not None:
             proposed += _nccl(request, of_node, chosen, network, given=given)
-        variables[node] = [_overridden(variable, request.env, of_node) for variable in proposed]
+        variables[node] = [
+            *_of_node(of_node, request, shares_cpus=sockets.share_addresses),
+            *(_overridden(variable, request.env, of_node) for variable in proposed),
+        ]
         final = request.env if request.has_setup else given
         shown = {name: value for name, value in final.items() if name not in request.private}
         findings += contradictions(node, shown, of_node, chosen)
         findings += mig_findings(node, of_node)
         findings += _slow_sockets(node, sockets, variables[node])
     return Discovery(variables, _merged(findings))
+
+
+def _of_node(facts: NodeFacts, request: NodeRequest, *, shares_cpus: bool = False) -> list[Variable]:
+    """The variables that follow from the node alone; all of them if it has no peers."""
+    found = (None if shares_cpus else threads(facts, request.ranks), visible_gcus(facts, request.ranks))
+    return [_overridden(variable, request.env, facts) for variable in found if variable]
 
 
 def _slow_sockets(node: str, sockets: Sockets, variables: Sequence[Variable]) -> Iterator[Finding]:

@@ -316,6 +316,13 @@ def test_node_without_facts_leaves_the_network_unset() -> None:
     assert reason(found, "n0", "NCCL_IB_HCA") == "the facts of n1 are not known"
 
 
+def test_node_alone_gets_threads_and_no_network() -> None:
+    found = discovered(infiniband(0), network="infiniband")
+    assert found.environment("n0") == {"OMP_NUM_THREADS": "8"}
+    assert [variable.name for variable in found.variables["n0"]] == ["OMP_NUM_THREADS"]
+    assert discovered(infiniband(0), OMP_NUM_THREADS="4").environment("n0") == {}
+
+
 def test_users_value_wins_and_shows_what_it_replaces() -> None:
     found = discovered(infiniband(0), infiniband(1), NCCL_IB_HCA="mlx5", OMP_NUM_THREADS="4")
     assert {"NCCL_IB_HCA", "OMP_NUM_THREADS"}.isdisjoint(found.environment("n0"))

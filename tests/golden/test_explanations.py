@@ -36,6 +36,7 @@ def _text(explanation: Explanation) -> str:
     """The table without the variables of orch, which are equal for all kinds, and the warnings."""
     columns, rows = explanation.table()
     lines: list[Sequence[str]] = [columns, *(row for row in rows if row[3] not in ("orch", "default"))]
+    lines += ([line] for line in explanation.cpu_lines())
     return "".join(f"{'  '.join(line)}\n" for line in [*lines, *(["warning:", text] for text in explanation.warnings)])
 
 

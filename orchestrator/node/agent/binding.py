@@ -56,16 +56,21 @@ def bind_ranks(job: Job, environ: Mapping[str, str], affinity: set[int], root: s
         raise Unbound("the ranks use no cards")
     cards = nvidia_cards(root) if kind == "cuda" else enflame_cards(root)
     mine = visible_cards(cards, environ.get(VISIBLE[kind]), environ)
-    ranks = len(job.rank_numbers)
-    if len(mine) < ranks:
-        raise Unbound(f"{ranks} ranks for {len(mine)} visible cards")
-    if ranks == 1 and len(mine) > 1:
-        raise Unbound(f"the one rank may use all of the {len(mine)} visible cards")
     if job.slurm is not None and len(mine) < len(cards):
         raise Unbound(f"{len(mine)} of {len(cards)} cards are visible, and Slurm may have renumbered them")
-    cpus = [local_cpus(card.address, root) & affinity for card in mine[:ranks]]
+    ranks_cards = cards_of_ranks(mine, len(job.rank_numbers))
+    cpus = [local_cpus(card.address, root) & affinity for card in ranks_cards]
     refuse_useless(cpus, affinity, len(cards))
     return cpus
+
+
+def cards_of_ranks(visible: list[Card], ranks: int) -> list[Card]:
+    """The card of each rank; Unbound if they are too few, or one rank may use several."""
+    if len(visible) < ranks:
+        raise Unbound(f"{ranks} ranks for {len(visible)} visible cards")
+    if ranks == 1 and len(visible) > 1:
+        raise Unbound(f"the one rank may use all of the {len(visible)} visible cards")
+    return visible[:ranks]
 
 
 def refuse_useless(cpus: Sequence[set[int]], affinity: set[int], card_count: int) -> None:
