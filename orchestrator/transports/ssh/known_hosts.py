@@ -8,6 +8,7 @@ import base64
 import fcntl
 import hmac
 import os
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,20 +34,48 @@ class KnownKey:
     authority: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Index:
-    """The keys of a file: by name for lines with plain host names, by salt and hash for hashed ones, and by patterns."""
+class _HashedLine:
+    """The hash of a line's host name, prepared to be compared with many names."""
 
-    plain: dict[str, list[KnownKey]]
-    hashed: list[tuple[bytes, bytes, KnownKey]]
-    patterned: list[tuple[str, KnownKey]]
+    def __init__(self, salt: bytes, digest: bytes, key: KnownKey) -> None:
+        self._prepared = hmac.new(salt, digestmod="sha1")
+        self._digest = digest
+        self.key = key
+
+    def is_of(self, name: bytes) -> bool:
+        """Compare the name's hash; a copy takes a third of the time of hmac.digest, which prepares the salt each time."""
+        digest = self._prepared.copy()
+        digest.update(name)
+        return digest.digest() == self._digest
+
+
+class _Index:
+    """The keys of a file: by name for lines with plain host names, by hash for hashed ones, and by patterns."""
+
+    def __init__(
+        self, plain: dict[str, list[KnownKey]], hashed: list[_HashedLine], patterned: list[tuple[str, KnownKey]]
+    ) -> None:
+        self._plain = plain
+        self._patterned = patterned
+        self._hashed = hashed
+        """Those that are of none of the names looked up so far."""
+        self._by_name: dict[str, list[KnownKey]] = {}
+        self._lock = threading.Lock()
 
     def keys_of(self, name: str) -> list[KnownKey]:
         """The keys of a host name, in file order."""
-        keys = self.plain.get(name, []) + [key for hosts, key in self.patterned if _matches(hosts, name)]
+        with self._lock:
+            if name not in self._by_name:
+                self._by_name[name] = self._look_up(name)
+            return self._by_name[name]
+
+    def _look_up(self, name: str) -> list[KnownKey]:
+        keys = self._plain.get(name, []) + [key for hosts, key in self._patterned if _matches(hosts, name)]
         encoded = name.encode()
-        keys += [key for salt, digest, key in self.hashed if hmac.digest(salt, encoded, "sha1") == digest]
-        return sorted(keys, key=lambda key: key.line)
+        matching = [line for line in self._hashed if line.is_of(encoded)]
+        if matching:  # a hash is of one name: names that are looked up later need not be compared with these lines
+            self._hashed = [line for line in self._hashed if line not in matching]
+        return sorted([*keys, *(line.key for line in matching)], key=lambda key: key.line)
 
 
 def host_name(host: str, port: int) -> str:
@@ -102,7 +131,7 @@ def _index(file: Path, _mtime_ns: int, _size: int) -> _Index:
 
 def _read_index(file: Path, content: bytes) -> _Index:
     plain: dict[str, list[KnownKey]] = defaultdict(list)
-    hashed: list[tuple[bytes, bytes, KnownKey]] = []
+    hashed: list[_HashedLine] = []
     patterned: list[tuple[str, KnownKey]] = []
     for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
         fields = line.split()
@@ -117,7 +146,7 @@ def _read_index(file: Path, content: bytes) -> _Index:
             continue
         key = KnownKey(file, number, fields[1], blob, marker == "@revoked", marker == "@cert-authority")
         if is_hashed:
-            hashed.append((salt, digest, key))
+            hashed.append(_HashedLine(salt, digest, key))
         elif any(character in fields[0] for character in "*?!"):
             patterned.append((fields[0], key))
         else:
