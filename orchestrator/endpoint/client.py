@@ -65,7 +65,7 @@ class Endpoint:
     """
     An endpoint on a node. It takes over the transport: closing the endpoint closes it.
 
-    One request at a time: other threads wait. Every failure is a NodeError; Unreachable if the node did not answer.
+    One request at a time, beside `read` and `heartbeat`: other threads wait. Every failure is a NodeError; Unreachable if the node did not answer.
     """
 
     def __init__(self, transport: Transport, python: str) -> None:
@@ -229,7 +229,7 @@ class Endpoint:
             "wait_s": wait_s,
             "until": None if until is None else dict(until),
         }
-        answer = self._connection.call(protocol.READ, request, answer_s=wait_s + ANSWER_S)
+        answer = self._connection.call_waiting(protocol.READ, request, answer_s=wait_s + ANSWER_S)
         chunks, position = [], 0
         for entry in answer.reply["chunks"]:
             size = entry.get("size", 0)
@@ -278,7 +278,8 @@ class Endpoint:
             "peers": list(heartbeat.peers),
             "wait_s": heartbeat.wait_s,
         }
-        answer = self._connection.call(protocol.HEARTBEAT, request, answer_s=heartbeat.wait_s + HEARTBEAT_ANSWER_S)
+        answer_s = heartbeat.wait_s + HEARTBEAT_ANSWER_S
+        answer = self._connection.call_waiting(protocol.HEARTBEAT, request, answer_s=answer_s)
         return NodeObservation.of(answer.reply["nodes"][0], answer.clock), answer.reply["known"]
 
     def reach(self, addresses: Sequence[str], port: int) -> set[str]:

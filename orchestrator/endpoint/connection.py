@@ -1,7 +1,8 @@
-"""One connection to a node: starts node/endpoint/ over any transport, and exchanges one request and one reply at a time."""
+"""One connection to a node: starts node/endpoint/ over any transport, and exchanges requests and replies."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.node.protocol import Op
 
 ANSWER_S = 30.0
+HELLO_NUMBER = 0
 PART_BYTES = 1 << 21  # of a payload, sent between two reports of the progress
 PRINTED_S = 1.0  # the wait for the output of a shell that reads nothing
 JUNK_LIMIT_BYTES = 64 << 10
@@ -51,11 +53,21 @@ def frame(request: Mapping[str, object]) -> bytes:
     return len(text).to_bytes(4, "big") + text
 
 
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A reply that was received, and when, in seconds since the epoch."""
+
+    header: messages.ReplyHeader
+    payload: bytes
+    time_s: float
+
+
 class Connection:
     """
     The program on a node and the channel to it; closing the connection closes the transport, too.
 
-    One request at a time: other threads wait. Every failure is a NodeError; Unreachable if the node did not answer.
+    One request at a time: other threads wait. Only requests that wait for something on the node, made by `call_waiting`, are in
+    progress beside others. Every failure is a NodeError; Unreachable if the node did not answer.
     """
 
     facts: Facts
@@ -64,7 +76,17 @@ class Connection:
     def __init__(self, transport: Transport, python: str) -> None:
         self._transport = transport
         self._python = python
-        self._lock = threading.Lock()
+        self._one_request = threading.Lock()
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        """Guards the next four, which all threads with a request share."""
+        self._is_receiving = False
+        """A thread receives replies, its own and those of the others."""
+        self._unanswered: set[int] = set()
+        self._arrived: dict[int, Arrived] = {}
+        self._failure: NodeError | None = None
+        """Why the channel was closed."""
+        self._numbers = itertools.count(1)
         self._channel: Channel | None = None
         self._reader: ChannelReader
 
@@ -107,28 +129,71 @@ class Connection:
         on_sent: OnShare = no_progress,
     ) -> TimedReply[ReplyT]:
         """Make one request; `hint` is the next step if the node reports an error, `on_sent` takes the sent share of the payload."""
-        header: messages.RequestHeader = {"op": op, "bytes": len(payload)}
-        with self._lock:
-            channel = self._channel  # another thread may close the connection
-            if channel is None:
-                raise Unreachable(self.node, "the connection is closed")
-            try:
+        with self._one_request:
+            return self._call(op, request, payload, answer_s=answer_s, hint=hint, on_sent=on_sent)
+
+    def call_waiting(self, op: Op[RequestT, ReplyT], request: RequestT, *, answer_s: float) -> TimedReply[ReplyT]:
+        """Make a request that is answered when something has happened on the node; others are made meanwhile."""
+        return self._call(op, request, b"", answer_s=answer_s, hint="", on_sent=no_progress)
+
+    def _call(
+        self,
+        op: Op[RequestT, ReplyT],
+        request: RequestT,
+        payload: bytes,
+        *,
+        answer_s: float,
+        hint: str,
+        on_sent: OnShare,
+    ) -> TimedReply[ReplyT]:
+        number = next(self._numbers)
+        header: messages.RequestHeader = {"op": op, "number": number, "bytes": len(payload)}
+        channel = self._channel  # another thread may close the connection
+        if channel is None:
+            raise Unreachable(self.node, "the connection is closed")
+        try:
+            with self._sending:
                 sent_s = time.time()
+                self._unanswered.add(number)
                 channel.write(frame({**header, **cast("Mapping[str, object]", request)}), timeout_s=ANSWER_S)
                 for start in range(0, len(payload), PART_BYTES):  # in parts: all nodes may get the same payload
                     channel.write(payload[start : start + PART_BYTES], timeout_s=ANSWER_S)
                     on_sent(min(1.0, (start + PART_BYTES) / len(payload)))
-                reply, data = self._receive(answer_s)
-                clock = ClockBounds.of(reply, sent_s=sent_s, arrived_s=time.time()).within(self._clock)
-                self._clock = clock
-            except (TimeoutError, ChannelClosed, Unreachable) as error:
-                self._drop()
-                raise self._lost(error, answer_s) from error
-            except BaseException:  # Ctrl-C in the middle of a frame
-                self._drop()
-                raise
+            arrived = self._reply_to(number, answer_s)
+        except (TimeoutError, ChannelClosed, Unreachable) as error:
+            failure = self._first_failure(error, answer_s)
+            self._drop()
+            raise failure from error
+        except BaseException:  # Ctrl-C in the middle of a frame
+            self._drop()
+            raise
+        reply = arrived.header
+        clock = self._clock = ClockBounds.of(reply, sent_s=sent_s, arrived_s=arrived.time_s).within(self._clock)
         self._require_ok(reply, hint)
-        return TimedReply(cast("ReplyT", reply), data, clock)
+        return TimedReply(cast("ReplyT", reply), arrived.payload, clock)
+
+    def _reply_to(self, number: int, answer_s: float) -> Arrived:
+        """Wait for a reply. One of the waiting threads receives those of all."""
+        deadline = time.monotonic() + answer_s
+        while True:
+            with self._changed:
+                while self._is_receiving and number not in self._arrived:
+                    if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                        raise TimeoutError
+                if number in self._arrived:
+                    return self._arrived.pop(number)
+                if self._failure is not None:
+                    raise self._failure
+                self._is_receiving = True
+            try:
+                self._receive(max(0.0, deadline - time.monotonic()))
+            except BaseException as error:
+                self._first_failure(error, answer_s)
+                raise
+            finally:
+                with self._changed:
+                    self._is_receiving = False
+                    self._changed.notify_all()
 
     def close(self) -> None:
         """End the program; agents continue."""
@@ -144,8 +209,9 @@ class Connection:
             version = self._send_program(channel)
             if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYTHON:
                 raise NodeError(self.node, f"Python {version} is too old: {self._python}", hint=PYTHON_HINT)
-            reply, _ = self._receive(ANSWER_S)
-            self._clock = ClockBounds.of(reply, sent_s=sent_s, arrived_s=time.time())
+            arrived = self._reply_to(HELLO_NUMBER, ANSWER_S)
+            reply = arrived.header
+            self._clock = ClockBounds.of(reply, sent_s=sent_s, arrived_s=arrived.time_s)
             self._require_ok(reply)
         except ChannelClosed as closed:
             printed = self._reader.peek() if self._channel is not None else ""
@@ -161,8 +227,9 @@ class Connection:
 
     def _send_program(self, channel: Channel) -> str:
         """Send the program and the first request together; return the version that Python reports."""
-        request: messages.RequestHeader = {"op": protocol.HELLO, "bytes": 0}
+        request: messages.RequestHeader = {"op": protocol.HELLO, "number": HELLO_NUMBER, "bytes": 0}
         answer_s = ANSWER_S
+        self._unanswered.add(HELLO_NUMBER)
         try:
             channel.write(program() + frame(request), timeout_s=ANSWER_S)
         except ChannelClosed:
@@ -190,20 +257,30 @@ class Connection:
         if channel is not None:
             channel.close()
 
-    def _receive(self, timeout_s: float) -> tuple[messages.ReplyHeader, bytes]:
+    def _receive(self, timeout_s: float) -> None:
+        """Receive one reply, which must begin within timeout_s."""
         length = int.from_bytes(self._reader.read_exactly(4, timeout_s=timeout_s), "big")
         if length > HEADER_LIMIT_BYTES:
             raise ChannelClosed(None, f"a frame header of {length} bytes")
         try:
-            reply: messages.ReplyHeader = json.loads(self._reader.read_exactly(length, timeout_s=timeout_s))
-        except ValueError as error:
-            raise ChannelClosed(None, "a frame header that is not JSON") from error
-        return reply, self._reader.read_exactly(reply["bytes"], timeout_s=timeout_s)
+            reply: messages.ReplyHeader = json.loads(self._reader.read_exactly(length, timeout_s=ANSWER_S))
+            number, size = reply["number"], reply["bytes"]
+            self._unanswered.remove(number)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ChannelClosed(None, "a frame header that is not that of a reply") from error
+        self._arrived[number] = Arrived(reply, self._reader.read_exactly(size, timeout_s=ANSWER_S), time.time())
 
-    def _lost(self, error: Exception, answer_s: float) -> NodeError:
+    def _first_failure(self, error: BaseException, answer_s: float) -> NodeError:
+        """Keep the first failure, which the other threads report too, and return it."""
+        if self._failure is None:
+            self._failure = self._lost(error, answer_s)
+        return self._failure
+
+    def _lost(self, error: BaseException, answer_s: float) -> NodeError:
         if isinstance(error, Unreachable):
             return error
         if isinstance(error, ChannelClosed):
             last = (error.stderr.strip().splitlines() or ["the connection was closed"])[-1]
             return Unreachable(self.node, f"the endpoint ended, exit status {error.exit_status}: {last}")
-        return Unreachable(self.node, f"no answer for {answer_s:g} s")
+        is_late = isinstance(error, TimeoutError)
+        return Unreachable(self.node, f"no answer for {answer_s:g} s" if is_late else "the connection is closed")

@@ -16,15 +16,17 @@ Json = Dict[str, Any]
 
 
 class RequestHeader(TypedDict):
-    """`bytes` is the number of raw bytes that follow."""
+    """`number` is repeated in the reply; `bytes` is the number of raw bytes that follow."""
 
     op: object
+    number: int
     bytes: int
 
 
 class ReplyHeader(TypedDict):
     """`held_s` are the seconds until `monotonic_s` of the node's clock since boot; `bytes` is the number of raw bytes that follow."""
 
+    number: int
     ok: bool
     held_s: float
     monotonic_s: float

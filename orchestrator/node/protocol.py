@@ -12,12 +12,14 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Generic, TypeVar
+    from typing import Generator, Generic, Tuple, TypeVar
 
     from orchestrator.node import messages
 
     Request = TypeVar("Request")
     Reply = TypeVar("Reply")
+    Steps = Generator[float, None, Tuple[Reply, bytes]]
+    """A request that waits: yields the seconds after which it continues, and returns the reply."""
 
     class Op(Generic[Request, Reply]):
         """The name of an operation."""

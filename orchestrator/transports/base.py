@@ -28,7 +28,7 @@ class Channel(Protocol):
     The stdin and stdout of a program on the node, and the tail of stderr.
 
     `timeout_s` is the longest silence: each byte that is transferred restarts it; then TimeoutError. If the program has closed
-    its end, ChannelClosed; if the connection is lost, Unreachable. Not for use by two threads at once.
+    its end, ChannelClosed; if the connection is lost, Unreachable. One thread may write while another one reads.
     """
 
     def write(self, data: bytes, *, timeout_s: float) -> None: ...

@@ -75,7 +75,9 @@ def test_clock_is_right_however_long_the_reply_takes_after_it_was_read() -> None
     handlers.add(HELLO, cast("Any", slow))
     begun = time.monotonic()
     sent = clock.now()
-    header, _ = handlers.answer({"op": HELLO, "bytes": 0}, b"")
+    with pytest.raises(StopIteration) as end:
+        next(handlers.answer({"op": HELLO, "number": 0, "bytes": 0}, b""))
+    header, _ = end.value.value
     reply = cast("messages.ReplyHeader", header)
     bounds = ClockBounds.of(reply, sent_s=sent, arrived_s=clock.now())
     assert bounds.correction_s(clock.ahead_s) == 0.0

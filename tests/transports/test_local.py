@@ -154,6 +154,7 @@ def test_a_home_folder_with_modules_of_standard_names_does_not_matter(
 def test_an_error_in_the_first_reply_is_reported(tmp_path: Path) -> None:
     reply = tmp_path / "reply"
     error = {
+        "number": 0,
         "ok": False,
         "held_s": 0.0,
         "monotonic_s": 0.0,
@@ -164,6 +165,22 @@ def test_an_error_in_the_first_reply_is_reported(tmp_path: Path) -> None:
     reply.write_bytes(f"{MARKER} 3.11.2\n".encode() + frame(error))
     with pytest.raises(NodeError, match="/dev: Permission denied"):
         Endpoint.connect(LocalTransport("n0"), python(tmp_path / "python", f"cat {reply}; exec cat >/dev/null"))
+
+
+@pytest.mark.parametrize("second", [{"number": 0, "bytes": 0}, {"number": 7, "bytes": 0}, {"bytes": 0}, {"number": 1}])
+def test_reply_that_answers_no_request_is_an_error(tmp_path: Path, second: dict[str, object]) -> None:
+    names = dict.fromkeys(("python", "hostname", "host_id", "home", "user"), "")
+    facts = {**names, "cards": {}, "pid": 1, "clock_ahead_s": 0.0}
+    first = {"number": 0, "ok": True, "held_s": 0.0, "monotonic_s": 0.0, "bytes": 0, "facts": facts}
+    replies = tmp_path / "replies"
+    replies.write_bytes(f"{MARKER} 3.11.2\n".encode() + frame(first) + frame({"ok": True, "held_s": 0.0, **second}))
+    with (
+        Endpoint.connect(
+            LocalTransport("n0"), python(tmp_path / "python", f"cat {replies}; exec cat >/dev/null")
+        ) as node,
+        pytest.raises(Unreachable, match="a frame header that is not that of a reply"),
+    ):
+        node.observe("/tmp", None)
 
 
 def test_stdout_of_an_endpoint_is_redirected_to_stderr() -> None:
@@ -220,7 +237,8 @@ def test_invalid_request_gets_an_error_reply_and_the_next_one_is_served() -> Non
         {"op": "read", "bytes": 0},
         {"op": "observe", "bytes": 0, "attempt_dir": "/nope", "nodes": None},
     ]
-    opened.write(program() + b"".join(frame(request) for request in requests), timeout_s=10)
+    numbered = [{**request, "number": number} for number, request in enumerate(requests)]
+    opened.write(program() + b"".join(map(frame, numbered)), timeout_s=10)
     reader = ChannelReader(opened)
     reader.skip_to(b"orch-endpoint", limit=1000, timeout_s=10)
     answers = []
@@ -229,5 +247,5 @@ def test_invalid_request_gets_an_error_reply_and_the_next_one_is_served() -> Non
         answers.append(reader.read_exactly(size, timeout_s=10).decode())
     assert "no such request: 'rm'" in answers[0]
     assert ["KeyError" in answer for answer in answers] == [False, False, True, False]
-    assert '"nodes": [], "ok": true' in answers[3]
+    assert '"nodes": [], "number": 3, "ok": true' in answers[3]
     opened.close()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Dict, Iterator, List, Optional, Tuple
 
     from orchestrator.node import messages
+    from orchestrator.node.protocol import Steps
 
 LOG_TAIL_BYTES = 4096
 POLL_S = 0.05
@@ -47,7 +48,7 @@ class Reader:
     def __init__(self) -> None:
         self.last_file = ""
 
-    def read(self, request: messages.ReadRequest, _payload: bytes) -> Tuple[messages.ReadReply, bytes]:
+    def read(self, request: messages.ReadRequest) -> Steps[messages.ReadReply]:
         """Wait up to wait_s for files to grow beyond the given offsets, and return the new content."""
         deadline = time.monotonic() + request["wait_s"]
         attempt = absolute_path(request["attempt_dir"])
@@ -60,9 +61,7 @@ class Reader:
                 nodes = {chunk["file"].partition("/")[0] for chunk in chunks}
                 ahead_s = {node: clock_ahead_s(read_agent(os.path.join(attempt, node))) for node in nodes}
                 return {"chunks": gaps + chunks, "clocks_ahead_s": ahead_s}, payload
-            time.sleep(
-                min(deadline - now, max(POLL_S, now - begun))
-            )  # poll a slow file system half of the time at most
+            yield min(deadline - now, max(POLL_S, now - begun))  # poll a slow file system half of the time at most
 
     def _collect(
         self, attempt: str, grown: Dict[str, Tuple[int, int]], budget: int
@@ -156,7 +155,7 @@ def streams(folder: str) -> Iterator[Tuple[str, int]]:
         return
 
 
-def heartbeat(request: messages.HeartbeatRequest, _payload: bytes) -> Tuple[messages.HeartbeatReply, bytes]:
+def heartbeat(request: messages.HeartbeatRequest) -> Steps[messages.HeartbeatReply]:
     """Record a heartbeat of the supervisor, wait up to wait_s until an agent's state changes, and return the states."""
     deadline = time.monotonic() + request["wait_s"]
     for _, folder in node_folders(request):
@@ -171,7 +170,7 @@ def heartbeat(request: messages.HeartbeatRequest, _payload: bytes) -> Tuple[mess
             known.append([size, alive, alive and agent is not None and is_stopped(agent["pid"])])
         if known != request["known"] or time.monotonic() >= deadline:
             return {"known": known, "nodes": observe(request, b"")[0]["nodes"]}, b""
-        time.sleep(NEWS_POLL_S)
+        yield NEWS_POLL_S
 
 
 def reach(request: messages.ReachRequest, _payload: bytes) -> Tuple[messages.ReachReply, bytes]:

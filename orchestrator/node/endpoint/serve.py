@@ -1,7 +1,8 @@
 """
 The program that serves a controller on a node: framed requests on stdin, framed replies on stdout, until stdin ends.
 
-A frame is a 4-byte big-endian length, a JSON object (node/messages.py), and as many raw bytes as its key "bytes" says. The
+A frame is a 4-byte big-endian length, a JSON object (node/messages.py), and as many raw bytes as its key "bytes" says. A request
+that waits for something to happen on the node delays no other: its reply follows later, with the number of the request. The
 controller sends this program when it connects; nothing is installed. Modules that most connections do not need are imported
 by the request that needs them, which saves milliseconds on every node.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import select
 import sys
 import time
 
@@ -58,32 +59,61 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping
-    from typing import Any, BinaryIO, Callable, Dict, Optional, Tuple
+    from io import BufferedReader
+    from typing import Any, Callable, Dict, List, Optional, Tuple
 
     from orchestrator.node import messages
     from orchestrator.node.endpoint.listener import Listener
-    from orchestrator.node.protocol import Op, Reply, Request
+    from orchestrator.node.protocol import Op, Reply, Request, Steps
 
 HEADER_LIMIT_BYTES = 16 << 20
 SIZE_BYTES = 4
-IDLE_S = 900
+BLOCK_BYTES = 1 << 20
+IDLE_S = 900  # a lost connection does not end the stream until sshd notices, maybe hours later
 SUPERVISOR_IDLE_S = 60  # heartbeats come every few seconds
 
 
-def read_frame(stream: BinaryIO) -> Optional[Tuple[messages.RequestHeader, bytes]]:
-    """Read the next frame; None if the stream ends, also within a frame."""
-    size = stream.read(SIZE_BYTES)
-    if len(size) < SIZE_BYTES:
-        return None
-    length = int.from_bytes(size, "big")
-    if length > HEADER_LIMIT_BYTES:
-        raise ValueError(f"a frame header of {length} bytes")
-    text = stream.read(length)
-    if len(text) < length:
-        return None
-    header: messages.RequestHeader = json.loads(text)
-    payload = stream.read(header["bytes"])
-    return (header, payload) if len(payload) == header["bytes"] else None
+class Requests:
+    """The frames that arrive on a stream."""
+
+    def __init__(self, stream: BufferedReader) -> None:
+        self._descriptor = stream.fileno()
+        self._received = bytearray(stream.read(len(stream.peek(1))))  # the rest of what arrived with this program
+        self._header: Optional[messages.RequestHeader] = None
+
+    def next(self, wait_s: float) -> Optional[Tuple[messages.RequestHeader, bytes]]:
+        """
+        The next frame; None if it is not complete when bytes have arrived, or after wait_s.
+
+        Raises:
+            EOFError: the stream has ended.
+        """
+        frame = self._complete()
+        if frame is None and select.select([self._descriptor], [], [], max(0.0, wait_s))[0]:
+            data = os.read(self._descriptor, BLOCK_BYTES)
+            if not data:
+                raise EOFError
+            self._received += data
+            frame = self._complete()
+        return frame
+
+    def _complete(self) -> Optional[Tuple[messages.RequestHeader, bytes]]:
+        if self._header is None and len(self._received) >= SIZE_BYTES:
+            length = int.from_bytes(self._received[:SIZE_BYTES], "big")
+            if length > HEADER_LIMIT_BYTES:
+                raise ValueError(f"a frame header of {length} bytes")
+            if len(self._received) >= SIZE_BYTES + length:
+                self._header = json.loads(self._take(SIZE_BYTES + length)[SIZE_BYTES:])
+        if self._header is None or len(self._received) < self._header["bytes"]:
+            return None
+        header, self._header = self._header, None
+        return header, self._take(header["bytes"])
+
+    def _take(self, size: int) -> bytes:
+        with memoryview(self._received) as view:
+            data = bytes(view[:size])
+        del self._received[:size]
+        return data
 
 
 def write_frame(out: int, header: Mapping[str, object], payload: bytes) -> None:
@@ -238,21 +268,35 @@ class Handlers:
 
     def __init__(self) -> None:
         self._by_op: Dict[object, Any] = {}
+        self._waiting: Dict[object, Any] = {}
 
     def add(self, op: Op[Request, Reply], handler: Callable[[Request, bytes], Tuple[Reply, bytes]]) -> None:
         self._by_op[op] = handler
 
-    def answer(self, request: messages.RequestHeader, payload: bytes) -> Tuple[Dict[str, object], bytes]:
+    def add_waiting(self, op: Op[Request, Reply], handler: Callable[[Request], Steps[Reply]]) -> None:
+        """Add a handler that yields the seconds after which it looks again whether it has an answer."""
+        self._waiting[op] = handler
+
+    def answer(self, request: messages.RequestHeader, payload: bytes) -> Steps[Dict[str, object]]:
         """Handle a request; return the reply. Any exception becomes an error reply, which the controller reports."""
-        begun, ok = time.monotonic(), True
+        begun, ok, op = time.monotonic(), True, request.get("op")
         try:
-            if request.get("op") not in self._by_op:
-                raise ValueError(f"no such request: {request.get('op')!r}")
-            reply, data = self._by_op[request["op"]](request, payload)
+            if op in self._waiting:
+                reply, data = yield from self._waiting[op](request)
+            elif op in self._by_op:
+                reply, data = self._by_op[op](request, payload)
+            else:
+                raise ValueError(f"no such request: {op!r}")
         except Exception as error:  # noqa: BLE001  see above
             reply, data, ok = error_body(error), b"", False
         now = time.monotonic()
-        header: messages.ReplyHeader = {"ok": ok, "held_s": now - begun, "monotonic_s": now, "bytes": len(data)}
+        header: messages.ReplyHeader = {
+            "number": request["number"],
+            "ok": ok,
+            "held_s": now - begun,
+            "monotonic_s": now,
+            "bytes": len(data),
+        }
         return dict(reply, **header), data
 
 
@@ -282,11 +326,11 @@ def all_handlers(starter: Starter, umask: int) -> Handlers:
     handlers.add(FILES, files)
     handlers.add(LAST_LINES, last_lines)
     handlers.add(LINES_SINCE, lines_since)
-    handlers.add(READ, Reader().read)
+    handlers.add_waiting(READ, Reader().read)
     handlers.add(OBSERVE, observe)
     handlers.add(FIND, find)
     handlers.add(ACTIVE_RUNS, active_runs)
-    handlers.add(HEARTBEAT, heartbeat)
+    handlers.add_waiting(HEARTBEAT, heartbeat)
     handlers.add(REACH, reach)
     handlers.add(CONNECT, connect)
     handlers.add(STOP, stop)
@@ -303,27 +347,37 @@ def all_handlers(starter: Starter, umask: int) -> Handlers:
     return handlers
 
 
-def serve(stream: BinaryIO) -> None:
+def serve(stream: BufferedReader) -> None:
     """Answer requests until the stream ends."""
     umask = os.umask(0o077)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     out = os.dup(1)
     os.dup2(2, 1)  # other output on stdout must not break the frames
     starter = Starter(umask)
-    handlers = all_handlers(starter, umask)
+    try:
+        answer_all(Requests(stream), all_handlers(starter, umask), starter, out)
+    except (EOFError, BrokenPipeError):
+        return
+
+
+def answer_all(requests: Requests, handlers: Handlers, starter: Starter, out: int) -> None:
+    """Answer requests until none has arrived for too long."""
     idle_s = IDLE_S
+    waiting: List[Tuple[float, Steps[Dict[str, object]]]] = []  # when to continue, and the request in progress
     while True:
-        signal.alarm(idle_s)  # a lost connection does not end the stream until sshd notices, maybe hours later
-        frame = read_frame(stream)
-        signal.alarm(0)
-        if frame is None:
+        now = time.monotonic()
+        frame = requests.next(min((due - now for due, _ in waiting), default=idle_s))
+        if frame is not None:
+            starter.reap()
+            if frame[0].get("op") == HEARTBEAT:
+                idle_s = SUPERVISOR_IDLE_S
+            waiting.append((now, handlers.answer(*frame)))
+        elif not waiting and time.monotonic() - now >= idle_s:
             return
-        starter.reap()
-        request, payload = frame
-        idle_s = SUPERVISOR_IDLE_S if request.get("op") == HEARTBEAT else IDLE_S
-        reply, data = handlers.answer(request, payload)
-        try:
-            write_frame(out, reply, data)
-        except BrokenPipeError:
-            return
+        now = time.monotonic()
+        due = [steps for due, steps in waiting if due <= now]
+        waiting = [(due, steps) for due, steps in waiting if due > now]
+        for steps in due:
+            try:
+                waiting.append((time.monotonic() + next(steps), steps))
+            except StopIteration as end:
+                write_frame(out, *end.value)

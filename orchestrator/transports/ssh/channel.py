@@ -51,17 +51,20 @@ class SshChannel:
     def __init__(self, node: str, channel: paramiko.Channel) -> None:
         self._node = node
         self._channel = channel
+        self._channel.settimeout(DRAIN_S)
         self._tail = Tail()
 
     def write(self, data: bytes, *, timeout_s: float) -> None:
         """Write all bytes."""
         unwritten = memoryview(data)
+        deadline = time.monotonic() + timeout_s
         while unwritten:
-            self._channel.settimeout(timeout_s)
             try:
                 unwritten = unwritten[self._channel.send(bytes(unwritten[:BLOCK_BYTES])) :]
-            except TimeoutError:
-                raise
+                deadline = time.monotonic() + timeout_s
+            except TimeoutError:  # of `read_some`, perhaps in another thread: a channel has one timeout
+                if time.monotonic() >= deadline:
+                    raise
             except (OSError, EOFError):  # closed, or nothing was acknowledged for LOST_AFTER_S
                 raise self._ended() from None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.endpoint.client import Endpoint
+from orchestrator.endpoint.client import Endpoint, Heartbeat
 from orchestrator.endpoint.replies import Chunk
 from orchestrator.errors import NodeError
 from orchestrator.transports.local import LocalTransport
@@ -94,13 +94,29 @@ def test_read_waits_for_a_missing_attempt(endpoint: Endpoint, tmp_path: Path) ->
     assert time.monotonic() - begun >= 0.2
 
 
-def test_new_output_ends_the_wait(endpoint: Endpoint, attempt: Path) -> None:
+def test_new_output_ends_the_wait_and_other_requests_are_answered_before(endpoint: Endpoint, attempt: Path) -> None:
     found: list[Chunk] = []
-    thread = threading.Thread(target=lambda: found.extend(endpoint.read(str(attempt), None, {}, wait_s=60)))
-    thread.start()
-    (attempt / "n0/rank-0.out").write_bytes(b"x")
-    thread.join(timeout=10)
-    assert found == [Chunk("n0/rank-0.out", 0, b"x")]
+    known: list[object] = []
+    (attempt / "n0" / "events.jsonl").touch()
+    _, state = endpoint.heartbeat(str(attempt), "n0", Heartbeat(None, (), 0.0))
+
+    def wait_for_state() -> None:
+        known.append(endpoint.heartbeat(str(attempt), "n0", Heartbeat(state, (), 60.0))[1])
+
+    threads = [threading.Thread(target=lambda: found.extend(endpoint.read(str(attempt), None, {}, wait_s=60)))]
+    threads.append(threading.Thread(target=wait_for_state))
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        assert [node.node for node in endpoint.observe(str(attempt), ["n0"])] == ["n0"]
+    assert (found, known) == ([], [])
+    (attempt / "n0" / "rank-0.out").write_bytes(b"now\n")
+    threads[0].join(60)
+    assert found == [Chunk("n0/rank-0.out", 0, b"now\n")]
+    assert known == []
+    (attempt / "n0" / "events.jsonl").write_bytes(b"{}\n")
+    threads[1].join(60)
+    assert known == [[[3, False, False]]]
 
 
 def test_a_line_of_ten_megabytes_arrives_in_pieces(endpoint: Endpoint, attempt: Path) -> None:
