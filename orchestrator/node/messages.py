@@ -323,6 +323,24 @@ class FindReply(TypedDict):
     trace: Optional[TraceBody]
 
 
+class PatternBody(TypedDict):
+    """A line that contains one of the texts matches if the expression does; the expression may span several lines."""
+
+    id: str
+    expression: str
+    texts: List[str]
+    lines: int
+
+
+class HitBody(TypedDict):
+    """`head` is the beginning of the line, if `text` is a part of it after a carriage return."""
+
+    id: str
+    line: int
+    text: str
+    head: str
+
+
 class ActiveRunsRequest(TypedDict):
     workdir: str
 

@@ -1,0 +1,25 @@
+"""The catalogue of failures: one signature per known text, one module per program. Add a signature there."""
+
+from __future__ import annotations
+
+from orchestrator.diagnosis.catalogue.cuda import CUDA
+from orchestrator.diagnosis.catalogue.deepspeed import DEEPSPEED
+from orchestrator.diagnosis.catalogue.enflame import ENFLAME
+from orchestrator.diagnosis.catalogue.nccl import NCCL
+from orchestrator.diagnosis.catalogue.processes import PROCESSES
+from orchestrator.diagnosis.catalogue.slurm import SLURM
+from orchestrator.diagnosis.catalogue.ssh import SSH
+from orchestrator.diagnosis.catalogue.torch import TORCH
+from orchestrator.diagnosis.signature import Signature
+
+PROGRAMS: dict[str, tuple[Signature, ...]] = {
+    "NCCL": NCCL,
+    "torch, DDP and gloo": TORCH,
+    "Processes, memory, disks and Python": PROCESSES,
+    "CUDA and cards": CUDA,
+    "DeepSpeed": DEEPSPEED,
+    "Slurm": SLURM,
+    "SSH": SSH,
+    "Enflame": ENFLAME,
+}
+CATALOGUE: dict[str, Signature] = {row.id: row for rows in PROGRAMS.values() for row in rows}

@@ -1,0 +1,24 @@
+"""Messages of the OpenSSH client; its exit code is 255 where the connection itself failed."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from orchestrator.diagnosis.signature import Role, Signature, signature
+
+_root = partial(signature, Role.ROOT)
+_symptom = partial(signature, Role.SYMPTOM)
+_SSH = "OpenSSH 9"
+
+SSH: tuple[Signature, ...] = (
+    _root("ssh-key-changed", r"REMOTE HOST IDENTIFICATION HAS CHANGED", "config", "the host key of a node is not the one that is known: the node was reinstalled, or somebody answers in its place", "compare the key with the admin's: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub on the node", "ssh-keygen -R NODE, after the key was verified", sample="@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @", near="remote host identification is known", source="ganeti#1608", retry="never"),
+    _root("ssh-host-key", r"Host key verification failed", "config", "the host key of a node is unknown or has changed", "log in once by hand: ssh NODE", "ssh-keyscan NODE >> ~/.ssh/known_hosts, after the key was verified", sample="Host key verification failed.", near="Host key verification succeeded", source="ceph-deploy#221", follows=("ssh-key-changed",)),
+    _root("ssh-refused-login", r"Permission denied \([a-z,-]*(?:publickey|password|keyboard-interactive)", "config", "a node refused the login: the key or the user is wrong", "ssh -v NODE true: shows which keys were offered", "ssh-copy-id NODE, or user: and ssh key in the inventory", literal="Permission denied (", sample="train@n0: Permission denied (publickey,password).", near="Permission denied: '/data'", source=_SSH),
+    _root("ssh-too-many", r"kex_exchange_identification: (?:read: )?Connection (?:closed by remote host|reset by peer)", "network", "sshd of a node refused another connection at once (MaxStartups, fail2ban)", "limit the connections at a time: fanout in the inventory, pdsh -f 8", "an admin raises MaxStartups in sshd_config", literal="kex_exchange_identification:",
+        sample=("kex_exchange_identification: Connection closed by remote host", "kex_exchange_identification: read: Connection reset by peer"), near="kex_exchange_identification finished", source="serverfault 1015547"),
+    _root("ssh-unreachable", r"ssh: connect to host (?P<node>\S+) port (?P<port>\d+): (?P<reason>.+)", "network", "{node} cannot be reached by SSH at port {port}: {reason}", "ping {node}; nc -vz {node} {port}", "systemctl status sshd: on {node}", literal="ssh: connect to host", sample="ssh: connect to host n1 port 22: Connection timed out", near="ssh: connected to host n1 port 22", source=_SSH, retry="elsewhere"),
+    _root("ssh-unknown-host", r"Could not resolve hostname (?P<node>[^\s:]+)|getaddrinfo.*Name or service not known|Temporary failure in name resolution", "config", "the name of a node is not known: {node}", "getent hosts {node}", "write the address of the node in the inventory", literal=("Could not resolve hostname", "Name or service not known", "Temporary failure in name resolution"),
+        sample=("ssh: Could not resolve hostname n9: Name or service not known", "socket.gaierror: [Errno -3] Temporary failure in name resolution"), near="resolved hostname n9", source=f"{_SSH}; glibc"),
+    _symptom("ssh-255", r"(?:exit(?:ed)? (?:code|status)|exit code|Exited with exit code|exits with return code =) 255\b", "network", "the connection to a node failed or was lost (exit code 255 of ssh)", "ssh NODE true: shows the error itself", literal=("exit code 255", "exit status 255", "return code = 255", "exited code 255"), follows=("ssh-host-key", "ssh-refused-login", "ssh-too-many", "ssh-unreachable", "ssh-unknown-host", "ssh-key-changed"),
+        sample=("pdsh@login: n1: ssh exited with exit code 255", "[launch.py:341] process exits with return code = 255"), near="ssh exited with exit code 1", source=f"{_SSH}; pdsh"),
+)  # fmt: skip

@@ -1,0 +1,108 @@
+"""The evidence of a failure: where which signature was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from orchestrator.diagnosis.origin import Origin, origin_of
+from orchestrator.diagnosis.signature import Signature
+from orchestrator.node.search import Search
+
+if TYPE_CHECKING:
+    from orchestrator.node.messages import HitBody, PatternBody
+
+MOST_PER_LOG = 1000
+"""Hits of each signature that are kept of one log, which may have the lines of all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One line, or several, in which a signature was found."""
+
+    signature: Signature
+    file: str
+    line: int
+    origin: Origin
+    """The node and rank in whose log it is; None if that is not known."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """The groups of the pattern."""
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that the text is about, else the one that wrote it."""
+        rank = self.values.get("rank", "")
+        return int(rank) if rank.isdigit() else self.origin.rank
+
+    @property
+    def node(self) -> str | None:
+        """The node that the text is about, else the one that wrote it."""
+        return self.values.get("node") or self.origin.node
+
+    @property
+    def location(self) -> str:
+        """FILE:LINE."""
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything that was found about a failed run, in the order of reading."""
+
+    hits: Sequence[Hit] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Signature -> the number of lines, also those that are not kept as hits."""
+    progress_lines: Mapping[str, int] = field(default_factory=dict)
+    """File -> the last line that looks like progress of the training; 0 if none follows the first hit."""
+    world_size: int | None = None
+    """The number of ranks, if it is known."""
+
+    def __add__(self, more: Evidence) -> Evidence:
+        counts = {name: self.counts.get(name, 0) + more.counts.get(name, 0) for name in {*self.counts, *more.counts}}
+        progress_lines = {**self.progress_lines, **more.progress_lines}
+        return Evidence((*self.hits, *more.hits), counts, progress_lines, self.world_size or more.world_size)
+
+
+def patterns_of(signatures: Iterable[Signature]) -> list[PatternBody]:
+    """The signatures in the form in which a search takes them."""
+    return [
+        {"id": row.id, "expression": row.pattern, "texts": list(row.texts), "lines": row.lines} for row in signatures
+    ]
+
+
+def search_log(
+    blocks: Iterable[bytes],
+    file: str,
+    signatures: Mapping[str, Signature],
+    *,
+    node: str | None = None,
+    rank: int | None = None,
+) -> Evidence:
+    """Search a log that is read in blocks; node and rank are those whose log it is, if they are known."""
+    search = Search(patterns_of(signatures.values()), MOST_PER_LOG)
+    for block in blocks:
+        search.feed(block)
+    search.close()
+    hits = tuple(hits_of(search.hits, file, signatures, node=node, rank=rank))
+    return Evidence(hits, search.counts, {file: search.progress_line})
+
+
+def hits_of(
+    bodies: Iterable[HitBody], file: str, signatures: Mapping[str, Signature], *, node: str | None, rank: int | None
+) -> Iterator[Hit]:
+    """The hits of a search, with their origins."""
+    for body in bodies:
+        row = signatures[body["id"]]
+        found = row.expression.search(body["text"])
+        if found is None:  # the text was cut
+            continue
+        values = {name.removesuffix("_2"): value for name, value in found.groupdict().items() if value}
+        of_text, of_head = origin_of(body["text"]), origin_of(body["head"])
+        origin = Origin(
+            of_text.text,
+            node or of_text.node or of_head.node,
+            next((known for known in (rank, of_text.rank, of_head.rank) if known is not None), None),
+            of_text.time if of_text.time is not None else of_head.time,
+        )
+        yield Hit(row, file, body["line"], origin, values)

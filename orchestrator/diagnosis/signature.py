@@ -1,0 +1,140 @@
+"""A row of the catalogue: the text of a failure, its cause and its remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Literal
+
+Kind = Literal["config", "code", "memory", "storage", "network", "node", "numbers", "hang", "preemption"]
+"""The class of a failure. All but node and preemption are also reported by the shared trainer."""
+Retry = Literal["retry", "elsewhere", "never"]
+"""If another attempt can help: as it is, on other nodes, or not before something was changed."""
+RETRY_BY_KIND: Mapping[Kind, Retry] = {
+    "config": "never",
+    "code": "never",
+    "memory": "never",
+    "storage": "never",
+    "numbers": "never",
+    "network": "retry",
+    "hang": "retry",
+    "preemption": "retry",
+    "node": "elsewhere",
+}
+Log = Literal["rank", "batch", "kernel", "event"]
+"""Output of a rank or a launcher, log of a batch script, log of the kernel, events of the agent."""
+PROGRAM: tuple[Log, ...] = ("rank", "batch", "event")
+KERNEL: tuple[Log, ...] = ("rank", "batch", "event", "kernel")
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_SPECIAL = re.compile(r"[.^$*+?{}\[\]|()]")
+_ESCAPE = re.compile(r"\\([^\w\s])")
+
+
+class Role(Enum):
+    """The weight of a signature; the first of these that is present is the cause."""
+
+    ROOT = "root"
+    """Names a cause."""
+    ERROR = "error"
+    """An exception of the program that no other signature knows: its own text is the cause."""
+    SYMPTOM = "symptom"
+    """The run fails here, and the cause must be looked for, as after a timeout or a SIGKILL."""
+    CONSEQUENCE = "consequence"
+    """Follows from a failure elsewhere; never the cause."""
+    UNKNOWN = "unknown"
+    """A line that reports an error; shown only where nothing is known."""
+    NOTE = "note"
+    """Worth knowing, and not why a run ends."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """
+    One known text of a failure.
+
+    Named groups of `pattern` can be used in `cause` and `remedy` as {name}; `name_2` is the same value in another branch. `rank` and `node`
+    name where it happened, `culprit` the rank that caused it, `first_rank` and `first_node` the rank that failed first by the launcher's report.
+    """
+
+    id: str
+    pattern: str
+    """A regular expression for a part of one line, or of `lines` lines joined by newlines."""
+    role: Role
+    kind: Kind
+    cause: str
+    """One sentence."""
+    remedy: tuple[str, ...]
+    """Next steps, commands first."""
+    samples: tuple[str, ...]
+    near_miss: str
+    """A similar line that is not this failure."""
+    source: str
+    """The program and version, or the public report, that the text is from."""
+    literals: tuple[str, ...] = ()
+    """Every match contains one of these; derived from the pattern if that is plain text."""
+    logs: tuple[Log, ...] = PROGRAM
+    """The logs in which the text appears."""
+    follows: tuple[str, ...] = ()
+    """Signatures whose consequence this is, where they are present."""
+    lines: int = 1
+    retries: Retry | None = None
+    """If another attempt can help, where that differs from its kind."""
+
+    @property
+    def retry(self) -> Retry:
+        """If another attempt can help."""
+        return self.retries or RETRY_BY_KIND[self.kind]
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """The literals."""
+        return self.literals or (plain_text(self.pattern),)
+
+    @cached_property
+    def expression(self) -> re.Pattern[str]:
+        """The compiled pattern."""
+        return re.compile(self.pattern)
+
+
+def plain_text(pattern: str) -> str:
+    """
+    The text that a regular expression without special characters matches.
+
+    Raises:
+        ValueError: it has special characters.
+    """
+    if _SPECIAL.search(_ESCAPE.sub("", pattern)):
+        raise ValueError(f"the pattern {pattern!r} is not plain text, so it needs literals")
+    return _ESCAPE.sub(r"\1", pattern)
+
+
+def filled(text: str, values: Mapping[str, str | None]) -> str:
+    """Replace each {name} in a cause or a remedy; an unknown value becomes <name>."""
+    return _PLACEHOLDER.sub(lambda found: values.get(found[1]) or f"<{found[1]}>", text)
+
+
+def signature(  # noqa: PLR0917  a row of a table
+    role: Role,
+    name: str,
+    pattern: str,
+    kind: Kind,
+    cause: str,
+    *remedy: str,
+    sample: str | tuple[str, ...],
+    near: str,
+    source: str,
+    literal: str | tuple[str, ...] = (),
+    logs: tuple[Log, ...] = PROGRAM,
+    follows: tuple[str, ...] = (),
+    lines: int = 1,
+    retry: Retry | None = None,
+) -> Signature:
+    """A row."""
+    samples = (sample,) if isinstance(sample, str) else sample
+    literals = (literal,) if isinstance(literal, str) else literal
+    return Signature(
+        name, pattern, role, kind, cause, remedy, samples, near, source, literals, logs, follows, lines, retry
+    )

@@ -1,0 +1,155 @@
+"""
+Search a log for known texts, in one pass with bounded memory, on a node or where a log was pasted.
+
+A log repeats itself: lines that are equal apart from their digits are compared with the texts once. That is several times faster
+than a search for every text, and needs no other program.
+"""
+
+from __future__ import annotations
+
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Iterable, Iterator, List, Set, Tuple
+
+    from orchestrator.node.messages import HitBody, PatternBody
+
+BLOCK_BYTES = 1 << 20
+LOOKAHEAD_BYTES = 4096
+"""Bytes after a line that a pattern of several lines can see; longer lines are searched in pieces around the texts."""
+BEFORE_BYTES = 1024
+KEPT_BYTES = 1024  # of a line that is remembered
+MOST_REMEMBERED = 1 << 14  # lines
+HEAD_BYTES = 80
+_DIGITS = b"0123456789"
+_RETURN_IS_NEWLINE = bytes.maketrans(b"\r", b"\n")  # a progress bar writes its states on one line
+_COLOURS = re.compile("\x1b\\[[0-9;:]*[A-Za-z]")
+_PROGRESS = (b"step=", b"'loss':", b"it/s]", b"iteration ")
+
+
+class Search:
+    """The search of one log, fed in blocks."""
+
+    def __init__(self, patterns: Iterable[PatternBody], most: int) -> None:
+        """
+        Begin at the start of a log.
+
+        Args:
+            most: the number of hits of each pattern that are kept; more are counted.
+        """
+        self.hits: List[HitBody] = []
+        self.counts: Dict[str, int] = {}
+        self.bytes = 0
+        self.progress_line = 0
+        """The last line that looks like progress of a training, of those after the first hit; 0 if there is none."""
+        self._most = most
+        self._patterns = [
+            (body["id"], re.compile(body["expression"]), body["lines"], [text.encode() for text in body["texts"]])
+            for body in patterns
+        ]
+        by_text: Dict[bytes, List[int]] = {}
+        for index, (_, _, _, texts) in enumerate(self._patterns):
+            for text in texts:
+                by_text.setdefault(text.translate(None, _DIGITS), []).append(index)
+        self._by_text = list(by_text.items())
+        self._known: Set[bytes] = set()
+        """Lines without digits that contain no text."""
+        self._candidates: Dict[bytes, Tuple[int, ...]] = {}
+        """Lines without digits -> the patterns of which they contain a text."""
+        self._buffer = b""
+        self._lines = 0
+        """The number of newlines before the buffer."""
+
+    def feed(self, data: bytes) -> None:
+        """Add the next bytes."""
+        self.bytes += len(data)
+        self._buffer += data
+        if len(self._buffer) >= 2 * LOOKAHEAD_BYTES:
+            limit = len(self._buffer) - LOOKAHEAD_BYTES
+            self._search(self._buffer.rfind(b"\n", 0, limit) + 1 or limit)
+
+    def close(self) -> None:
+        """Search the rest."""
+        self._search(len(self._buffer))
+
+    def _search(self, end: int) -> None:
+        """Search the buffer up to `end`, and drop that part."""
+        block = self._buffer[:end]
+        lines = block.translate(_RETURN_IS_NEWLINE, _DIGITS).split(b"\n")
+        different = set(lines)
+        long = self._classify(different - self._known)
+        if long or not self._candidates.keys().isdisjoint(different):
+            self._match(block, lines, long)
+        if self.hits:
+            last = max(block.rfind(text) for text in _PROGRESS)
+            if last >= 0:
+                self.progress_line = self._lines + block.count(b"\n", 0, last) + 1
+        self._lines += block.count(b"\n")
+        self._buffer = self._buffer[end:]
+
+    def _classify(self, new: Set[bytes]) -> Dict[bytes, Tuple[int, ...]]:
+        """Remember for lines without digits which patterns they may match; return those that are too long to be remembered."""
+        long: Dict[bytes, Tuple[int, ...]] = {}
+        new = {line for line in new if line not in self._candidates}
+        if not new:
+            return long
+        if len(self._known) > MOST_REMEMBERED:
+            self._known.clear()
+        if len(self._candidates) > MOST_REMEMBERED:
+            self._candidates.clear()
+        joined = b"\n".join(new)
+        present = [(text, indexes) for text, indexes in self._by_text if text in joined]
+        for line in new:
+            found = {index for text, indexes in present if text in line for index in indexes}
+            if found and len(line) > KEPT_BYTES:
+                long[line] = tuple(sorted(found))
+            elif found:
+                self._candidates[line] = tuple(sorted(found))
+            elif len(line) <= KEPT_BYTES:
+                self._known.add(line)
+        return long
+
+    def _match(self, block: bytes, lines: List[bytes], long: Dict[bytes, Tuple[int, ...]]) -> None:
+        raw = block.translate(_RETURN_IS_NEWLINE).split(b"\n")
+        offset = newlines = counted = 0
+        for line, raw_line in zip(lines, raw):
+            for index in self._candidates.get(line) or long.get(line, ()):
+                name, expression, count, texts = self._patterns[index]
+                for text in self._pieces(raw_line, offset, count, texts):
+                    if expression.search(text):
+                        newlines += block.count(b"\n", counted, offset)
+                        counted = offset
+                        self._add(name, self._lines + newlines + 1, text, self._head(block, offset))
+                        break
+            offset += len(raw_line) + 1
+
+    def _pieces(self, raw_line: bytes, offset: int, count: int, texts: List[bytes]) -> Iterator[str]:
+        """The parts of a line in which a pattern can match: the line, or for a long line the surroundings of each text."""
+        if count > 1:
+            follow = self._buffer[offset : offset + LOOKAHEAD_BYTES].replace(b"\r", b"")
+            yield _clean(b"\n".join(follow.split(b"\n")[:count]))
+        elif len(raw_line) <= LOOKAHEAD_BYTES:
+            yield _clean(raw_line)
+        else:
+            for text in texts:
+                at = raw_line.find(text)
+                if at >= 0:
+                    yield _clean(raw_line[max(0, at - BEFORE_BYTES) : at + LOOKAHEAD_BYTES])
+
+    @staticmethod
+    def _head(block: bytes, offset: int) -> str:
+        """The beginning of the line of which a part after a carriage return begins at `offset`; empty if it is the line itself."""
+        start = block.rfind(b"\n", 0, offset) + 1
+        return _clean(block[start : min(offset, start + HEAD_BYTES)])
+
+    def _add(self, name: str, line: int, text: str, head: str) -> None:
+        count = self.counts[name] = self.counts.get(name, 0) + 1
+        if count <= self._most:
+            self.hits.append({"id": name, "line": line, "text": text[: 2 * BEFORE_BYTES], "head": head})
+
+
+def _clean(raw: bytes) -> str:
+    """Decode a line, without colours."""
+    text = raw.decode("utf-8", "replace")
+    return _COLOURS.sub("", text) if "\x1b" in text else text

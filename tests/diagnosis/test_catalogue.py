@@ -1,0 +1,63 @@
+"""The catalogue: every signature is found by its samples, and not in a similar line."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from orchestrator.diagnosis.catalogue import CATALOGUE, PROGRAMS
+from orchestrator.diagnosis.evidence import Evidence, search_log
+from orchestrator.diagnosis.signature import Role, Signature, filled, plain_text
+
+SAMPLES = [(row, sample) for row in CATALOGUE.values() for sample in row.samples]
+
+
+def found_in(text: str) -> Evidence:
+    return search_log([text.encode()], "log", CATALOGUE)
+
+
+@pytest.mark.parametrize(
+    ("row", "sample"), SAMPLES, ids=[f"{row.id}-{row.samples.index(text)}" for row, text in SAMPLES]
+)
+def test_a_sample_is_found_among_other_lines(row: Signature, sample: str) -> None:
+    evidence = found_in(f"step=1 loss=2.5\n{sample}\nstep=2 loss=2.4\n")
+    hit = next(hit for hit in evidence.hits if hit.signature is row)
+    assert hit.line == 2
+    assert hit.origin.text == sample or row.lines > 1 or sample.endswith(hit.origin.text)
+    cause = filled(row.cause, {"node": "n0", "rank": "0", **hit.values})
+    assert re.search(r"<[a-z_]+>", cause) is None, "the pattern has no such group"
+
+
+@pytest.mark.parametrize("row", CATALOGUE.values(), ids=CATALOGUE)
+def test_a_near_miss_is_not_found(row: Signature) -> None:
+    assert row.id not in found_in(row.near_miss).counts
+
+
+def test_ids_are_unique_and_every_cause_that_is_named_exists() -> None:
+    assert sum(map(len, PROGRAMS.values())) == len(CATALOGUE)
+    assert {name for row in CATALOGUE.values() for name in row.follows} <= CATALOGUE.keys()
+
+
+def test_a_cause_has_a_remedy_and_a_source() -> None:
+    assert all(row.source for row in CATALOGUE.values())
+    assert all(row.remedy for row in CATALOGUE.values() if row.role is not Role.UNKNOWN)
+
+
+def test_the_failures_of_hardware_and_of_the_program_differ_in_what_a_retry_can_do() -> None:
+    retries = {
+        name: CATALOGUE[name].retry for name in ("cuda-oom", "xid-off-bus", "port-taken", "shm-full", "json-comments")
+    }
+    assert retries == {
+        "cuda-oom": "never",
+        "xid-off-bus": "elsewhere",
+        "port-taken": "retry",
+        "shm-full": "elsewhere",
+        "json-comments": "never",
+    }
+
+
+def test_the_literal_of_a_plain_pattern_is_its_text() -> None:
+    assert plain_text(r"uncorrectable ECC error, \(twice\)") == "uncorrectable ECC error, (twice)"
+    with pytest.raises(ValueError, match="not plain text"):
+        plain_text("rank .* failed")

@@ -1,0 +1,90 @@
+"""The search of a log in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.node.messages import PatternBody
+from orchestrator.node.search import LOOKAHEAD_BYTES, MOST_REMEMBERED, Search
+
+FAILED: PatternBody = {"id": "failed", "expression": r"disk (?P<n>\d+) failed", "texts": ["failed"], "lines": 1}
+BOX: PatternBody = {"id": "box", "expression": r"Root:[\s\S]*rank: \d", "texts": ["Root:"], "lines": 3}
+
+
+def searched(blocks: Iterator[bytes] | list[bytes], *patterns: PatternBody, most: int = 100) -> Search:
+    search = Search(patterns, most)
+    for block in blocks:
+        search.feed(block)
+    search.close()
+    return search
+
+
+def lines_of(search: Search) -> list[tuple[int, str]]:
+    return [(hit["line"], hit["text"]) for hit in search.hits]
+
+
+def test_lines_are_numbered_across_blocks_of_any_size() -> None:
+    log = b"".join(b"step=%d\n" % step for step in range(2000)) + b"disk 3 failed\n" + b"ok\n" * 5000 + b"disk 4 failed"
+    for size in (100, 4096, len(log)):
+        blocks = [log[start : start + size] for start in range(0, len(log), size)]
+        assert lines_of(searched(blocks, FAILED)) == [(2001, "disk 3 failed"), (7002, "disk 4 failed")]
+
+
+def test_lines_that_differ_in_digits_only_are_each_compared_with_the_expression() -> None:
+    search = searched([b"disk 1 failed\ndisk x failed\ndisk 22 failed\n"], FAILED)
+    assert lines_of(search) == [(1, "disk 1 failed"), (3, "disk 22 failed")]
+
+
+def test_more_hits_than_are_kept_are_counted() -> None:
+    search = searched([b"disk 1 failed\n" * 50], FAILED, most=3)
+    assert len(search.hits) == 3
+    assert search.counts == {"failed": 50}
+
+
+def test_an_error_after_the_states_of_a_progress_bar_is_found_with_the_beginning_of_the_line() -> None:
+    search = searched([b"ok\n[n0:3]  10%|#\r 20%|##\rdisk 1 failed\r\nok\r\n"], FAILED)
+    assert [(hit["line"], hit["text"], hit["head"]) for hit in search.hits] == [
+        (2, "disk 1 failed", "[n0:3]  10%|#\r 20%|##\r")
+    ]
+
+
+def test_colours_are_removed() -> None:
+    assert lines_of(searched([b"\x1b[31mdisk 1 failed\x1b[0m\n"], FAILED)) == [(1, "disk 1 failed")]
+
+
+def test_bytes_that_are_no_text_do_not_matter() -> None:
+    assert lines_of(searched([b"\xff\x00\xfe\ndisk 1 failed \xff\n"], FAILED)) == [(2, "disk 1 failed \ufffd")]
+
+
+def test_a_pattern_of_several_lines_is_found_at_the_end_of_a_block() -> None:
+    log = b"x" * (3 * LOOKAHEAD_BYTES) + b"\nRoot:\n time: 1\n rank: 2\n" + b"y\n" * LOOKAHEAD_BYTES
+    for cut in range(3 * LOOKAHEAD_BYTES, 3 * LOOKAHEAD_BYTES + 30):
+        assert [hit["line"] for hit in searched([log[:cut], log[cut:]], BOX).hits] == [2], cut
+
+
+def test_a_text_within_a_line_without_end_is_found_and_memory_stays_bounded() -> None:
+    part = b"abc " * (1 << 16)
+    search = searched([part, part + b"disk 7 failed " + part, part], FAILED)
+    assert [hit["line"] for hit in search.hits] == [1]
+    assert "disk 7 failed" in search.hits[0]["text"]
+    assert len(search.hits[0]["text"]) <= 2 * 1024
+
+
+def test_a_log_without_repetition_is_not_remembered_as_a_whole() -> None:
+    words = (
+        b"".join(b"%s failed\n" % _word(number) for number in range(start, start + 5000))
+        for start in range(0, 60_000, 5000)
+    )
+    search = searched(words, FAILED)
+    assert search.bytes > 0
+    assert len(search._candidates) <= 2 * MOST_REMEMBERED  # noqa: SLF001  nothing else shows what is remembered
+
+
+def _word(number: int) -> bytes:
+    return bytes(97 + int(digit) for digit in str(number))
+
+
+def test_the_last_progress_after_the_first_hit_is_known() -> None:
+    search = searched([b"step=1\ndisk 1 failed\nx\nstep=2\nx\n"], FAILED)
+    assert search.progress_line == 4
+    assert searched([b"step=1\nx\n"], FAILED).progress_line == 0
