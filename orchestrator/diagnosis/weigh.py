@@ -1,0 +1,260 @@
+"""
+Weigh the evidence of a failed run: by cause, not by time alone. Pure.
+
+A signature that names a cause wins over an exception of the program, and that over a symptom such as a timeout. Signatures whose
+cause is present too are consequences, whatever their times are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from orchestrator.diagnosis.evidence import MOST_PER_LOG, Evidence, Hit
+from orchestrator.diagnosis.signature import Kind, Retry, Role, filled
+from orchestrator.names.hostlist import fold
+
+MOST_PROOF, MOST_ERRORS = 3, 5
+CONTINUED_LINES = 64
+"""If a training writes progress so many lines after an error, it has survived the error."""
+_NUMBERS = re.compile(r"\d+")
+
+
+class Confidence(str, Enum):
+    """How certain a cause is."""
+
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Lines of one signature that are not the cause."""
+
+    signature: str
+    text: str
+    count: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The cause of a failure; without a known cause, `cause` is empty and `errors` are the earliest different lines with errors."""
+
+    cause: str = ""
+    signature: str | None = None
+    kind: Kind | None = None
+    retry: Retry | None = None
+    nodes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    """The ranks on which it began; empty if the logs do not name them."""
+    confidence: Confidence | None = None
+    reason: str = ""
+    """Why the confidence is what it is."""
+    proof: tuple[Hit, ...] = ()
+    remedy: tuple[str, ...] = ()
+    alternatives: tuple[Folded, ...] = ()
+    """Other possible causes."""
+    consequences: tuple[Folded, ...] = ()
+    observations: tuple[Folded, ...] = ()
+    errors: tuple[Hit, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form."""
+        folded = ("alternatives", "consequences", "observations")
+        return {
+            "cause": self.cause or None,
+            "signature": self.signature,
+            "kind": self.kind,
+            "retry": self.retry,
+            "nodes": list(self.nodes),
+            "ranks": list(self.ranks),
+            "confidence": self.confidence.value if self.confidence else None,
+            "reason": self.reason,
+            "remedy": list(self.remedy),
+            "proof": [_json_hit(hit) for hit in self.proof],
+            **{name: [_json_folded(entry) for entry in getattr(self, name)] for name in folded},
+            "errors": [_json_hit(hit) for hit in self.errors],
+        }
+
+
+def weigh(evidence: Evidence) -> Diagnosis:
+    """Name the cause."""
+    hits = _most_specific(_in_order(evidence.hits))
+    ended = [hit for hit in hits if not _is_survived(hit, evidence)]
+    groups = _candidates(ended) or _candidates(hits)
+    if not groups:
+        return _unknown(hits, evidence)
+    reported_rank, reported_node = _first_reported(hits)
+    # causes on the rank that the launcher reports first, then on few ranks, then early ones: the rest follows from them
+    chosen = min(groups, key=lambda group: (not _is_reported(group, reported_rank), len({hit.rank for hit in group})))
+    alternatives = [hit for group in groups if group is not chosen for hit in group]
+    first = chosen[0]
+    culprits = _culprits(chosen, evidence.world_size)
+    nodes = _nodes(chosen, hits, culprits)
+    ranks = culprits or _ranks(chosen) or _ranks(_results(first, nodes, hits))
+    if not ranks and not nodes:
+        ranks, nodes = reported_rank, reported_node
+    values = {"node": fold(nodes) or None, "rank": fold(map(str, ranks)) or None, **first.values}
+    cause = filled(first.signature.cause, values)
+    if culprits and "culprit" not in first.values:
+        cause += f"; rank {fold(map(str, culprits))} is behind or missing"
+    confidence, reason = _confidence(
+        chosen, alternatives, hits, is_survived=first not in ended, is_located=bool(culprits)
+    )
+    used = {id(hit) for hit in (*chosen, *alternatives)}
+    rest = [hit for hit in hits if id(hit) not in used]
+    return Diagnosis(
+        cause=cause,
+        signature=first.signature.id,
+        kind=first.signature.kind,
+        retry=first.signature.retry,
+        nodes=nodes,
+        ranks=ranks,
+        confidence=confidence,
+        reason=reason,
+        proof=_different(chosen)[:MOST_PROOF],
+        remedy=tuple(filled(step, values) for step in first.signature.remedy),
+        alternatives=_folded(alternatives, evidence),
+        consequences=_folded([hit for hit in rest if hit.signature.role not in (Role.NOTE, Role.UNKNOWN)], evidence),
+        observations=_folded([hit for hit in rest if hit.signature.role is Role.NOTE], evidence),
+    )
+
+
+def _unknown(hits: Sequence[Hit], evidence: Evidence) -> Diagnosis:
+    """No cause: the earliest different lines with errors; consequences only if there is nothing else."""
+    errors = [hit for hit in hits if hit.signature.role is Role.UNKNOWN]
+    consequences = [hit for hit in hits if hit.signature.role is Role.CONSEQUENCE]
+    return Diagnosis(
+        errors=_different(errors or consequences)[:MOST_ERRORS],
+        consequences=_folded(consequences, evidence),
+        observations=_folded([hit for hit in hits if hit.signature.role is Role.NOTE], evidence),
+    )
+
+
+def _in_order(hits: Sequence[Hit]) -> list[Hit]:
+    """The hits by time if all have one, else as they were read."""
+    is_timed = all(hit.origin.time is not None for hit in hits)
+    return sorted(hits, key=lambda hit: hit.origin.time or 0.0) if is_timed else list(hits)
+
+
+def _most_specific(hits: Sequence[Hit]) -> list[Hit]:
+    """Leave out the general signatures of a line in which a more specific one was found."""
+    generality = {Role.ERROR: 1, Role.UNKNOWN: 2}
+    best: dict[tuple[str, int], int] = {}
+    for hit in hits:
+        location = hit.file, hit.line
+        best[location] = min(best.get(location, 2), generality.get(hit.signature.role, 0))
+    return [hit for hit in hits if generality.get(hit.signature.role, 0) == best[hit.file, hit.line]]
+
+
+def _candidates(hits: Sequence[Hit]) -> list[list[Hit]]:
+    """The hits that can be the cause, of the most certain role that there is, grouped by cause."""
+    present = {hit.signature.id for hit in hits}
+    independent = [hit for hit in hits if present.isdisjoint(hit.signature.follows)]
+    for role in (Role.ROOT, Role.ERROR, Role.SYMPTOM):
+        groups: dict[tuple[str, str], list[Hit]] = {}
+        for hit in independent:
+            if hit.signature.role is role:
+                text = _NUMBERS.sub("", hit.values.get("error", "")) if role is Role.ERROR else ""
+                groups.setdefault((hit.signature.id, text), []).append(hit)
+        if groups:
+            return list(groups.values())
+    return []
+
+
+def _is_survived(hit: Hit, evidence: Evidence) -> bool:
+    """True if the training made progress long after the error."""
+    return evidence.progress_lines.get(hit.file, 0) > hit.line + CONTINUED_LINES
+
+
+def _first_reported(hits: Sequence[Hit]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Rank and node that failed first by the report of a launcher."""
+    values = next((hit.values for hit in hits if "first_rank" in hit.values), None)
+    return ((), ()) if values is None else ((int(values["first_rank"]),), (values["first_node"],))
+
+
+def _is_reported(group: Sequence[Hit], reported: tuple[int, ...]) -> bool:
+    return any(hit.rank in reported for hit in group)
+
+
+def _culprits(group: Sequence[Hit], world_size: int | None) -> tuple[int, ...]:
+    """The ranks that the texts name as the cause, or that are behind: with a lower number of operations, or without a timeout."""
+    named = {int(rank) for hit in group for rank in _NUMBERS.findall(hit.values.get("culprit", ""))}
+    reached = {hit.rank: int(hit.values["seq"]) for hit in group if hit.rank is not None and "seq" in hit.values}
+    if named or not reached:
+        return tuple(sorted(named))
+    behind = [rank for rank, number in reached.items() if number < max(reached.values())]
+    missing = set(range(world_size or max(reached) + 1)) - set(reached)
+    return tuple(sorted(missing or behind))
+
+
+def _nodes(chosen: Sequence[Hit], hits: Sequence[Hit], culprits: tuple[int, ...]) -> tuple[str, ...]:
+    """The nodes of the cause; of culprits, the nodes whose logs have lines of these ranks."""
+    if culprits:
+        named = (hit.origin.node for hit in hits if hit.origin.rank in culprits and hit.origin.node)
+    else:
+        named = (hit.node for hit in chosen if hit.node)
+    return tuple(dict.fromkeys(named))
+
+
+def _ranks(hits: Iterable[Hit]) -> tuple[int, ...]:
+    return tuple(sorted({hit.rank for hit in hits if hit.rank is not None}))
+
+
+def _results(cause: Hit, nodes: tuple[str, ...], hits: Iterable[Hit]) -> list[Hit]:
+    """The direct consequences of the cause on its node, such as the death of the rank that the OOM killer chose."""
+    return [hit for hit in hits if cause.signature.id in hit.signature.follows and hit.node in nodes]
+
+
+def _confidence(  # noqa: PLR0911  one line per rule
+    chosen: Sequence[Hit], alternatives: Sequence[Hit], hits: Sequence[Hit], *, is_survived: bool, is_located: bool
+) -> tuple[Confidence, str]:
+    """How certain the cause is, and why."""
+    role, ranks = chosen[0].signature.role, {hit.rank for hit in chosen}
+    earlier = hits[: hits.index(chosen[0])]
+    if is_survived:
+        return Confidence.LOW, "the training continued for many lines after it"
+    if role is Role.SYMPTOM and is_located:
+        return Confidence.MEDIUM, "it names the rank, and nothing shows why that rank is behind"
+    if role is Role.SYMPTOM:
+        return Confidence.LOW, "it shows how the run failed, and nothing that was found shows why"
+    if alternatives:
+        return Confidence.MEDIUM if role is Role.ROOT else Confidence.LOW, "other lines name other causes"
+    if role is Role.ERROR:
+        return Confidence.MEDIUM, "it is the program's own error, the only one that follows from no other"
+    if any(hit.signature.role is Role.ERROR and hit.rank not in ranks for hit in earlier):
+        return Confidence.MEDIUM, "another rank had raised an error before"
+    return Confidence.HIGH, "the text names the cause, and all other errors follow from it"
+
+
+def _different(hits: Iterable[Hit]) -> tuple[Hit, ...]:
+    """The first hit of each text, apart from numbers."""
+    return tuple({_NUMBERS.sub("", hit.origin.text): hit for hit in reversed(list(hits))}.values())[::-1]
+
+
+def _folded(hits: Sequence[Hit], evidence: Evidence) -> tuple[Folded, ...]:
+    by_signature: dict[str, list[Hit]] = {}
+    for hit in hits:
+        by_signature.setdefault(hit.signature.id, []).append(hit)
+    return tuple(
+        Folded(
+            name,
+            filled(group[0].signature.cause, group[0].values),
+            len(group) if len(group) < MOST_PER_LOG else evidence.counts.get(name, len(group)),
+            _ranks(group),
+        )
+        for name, group in by_signature.items()
+    )
+
+
+def _json_hit(hit: Hit) -> dict[str, Any]:
+    return {"file": hit.file, "line": hit.line, "node": hit.node, "rank": hit.rank, "text": hit.origin.text}
+
+
+def _json_folded(entry: Folded) -> dict[str, Any]:
+    return {"signature": entry.signature, "text": entry.text, "lines": entry.count, "ranks": list(entry.ranks)}

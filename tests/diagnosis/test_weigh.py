@@ -1,0 +1,165 @@
+"""Logs of failed runs of many ranks: the cause, the rank it began on, the confidence, and what is folded."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.diagnosis.catalogue import CATALOGUE
+from orchestrator.diagnosis.evidence import Evidence, search_log
+from orchestrator.diagnosis.weigh import Confidence, Diagnosis, weigh
+
+HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
+CLOSED = (
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:43399"
+)
+TIMEOUT = (
+    "[E ProcessGroupNCCL.cpp:474] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={1}, OpType=ALLREDUCE, "
+    "NumelIn=1, NumelOut=1, Timeout(ms)=120000) ran for 120621 milliseconds before timing out."
+)
+TORCHRUN_ROOT = """Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-22_10:00:00
+  host      : n1
+  rank      : 3 (local_rank: 1)
+  exitcode  : -9 (pid: 4711)"""
+# name: (log, signature, ranks, nodes, confidence, folded signatures)
+RUNS = {
+    "the port is taken": (
+        ("[n0:0] torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29555, "
+        "useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use\n"
+        "[n1:1] torch.distributed.DistNetworkError: The client socket has timed out after 5000ms while trying to connect to (10.0.0.1, 29555).\n"),
+        "port-taken", (0,), ("n0",), HIGH, {"store-unreachable"},
+    ),
+    "the consequences have earlier times": (
+        (f"2026-11-22 10:00:01 [n0:0] {CLOSED}\n2026-11-22 10:00:02 [n0:1] {CLOSED}\n2026-11-22 10:00:03 [n1:3] torch.OutOfMemoryError: "
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.10 GiB\n"),
+        "cuda-oom", (3,), ("n1",), HIGH, {"gloo-closed"},
+    ),
+    "the OOM killer": (
+        (f"[n0:0] {CLOSED}\n[n1:-] rank 2 on n1 was killed by SIGKILL\n"
+        "n1: [12345.678] Out of memory: Killed process 4711 (python3) total-vm:81234kB, anon-rss:71234kB\n"),
+        "oom-killer", (2,), ("n1",), HIGH, {"killed", "gloo-closed"},
+    ),
+    "SIGKILL alone": (f"[n0:0] {CLOSED}\n[n1:-] rank 2 on n1 was killed by SIGKILL\n", "killed", (2,), ("n1",), LOW, {"gloo-closed"}),
+    "a full /dev/shm": (
+        ("[n0:1] RuntimeError: DataLoader worker (pid 46794) is killed by signal: Bus error. It is possible that dataloader's workers are out "
+        "of shared memory. Please try to raise your shared memory limit.\n"
+        f"[n0:-] rank 1 on n0 was killed by SIGBUS\n[n1:2] {CLOSED}\n"),
+        "worker-bus-error", (1,), ("n0",), HIGH, {"bus-error", "gloo-closed"},
+    ),
+    "a DataLoader worker was killed": (
+        f"[n0:1] RuntimeError: DataLoader worker (pid(s) 4711) exited unexpectedly\n[n1:2] {CLOSED}\n",
+        "worker-killed", (1,), ("n0",), LOW, {"gloo-closed"},
+    ),
+    "timeouts after a traceback": (
+        "[n0:0] " + TIMEOUT.format(0, 7) + "\n[n0:1] " + TIMEOUT.format(1, 7) + "\n[n1:3] [rank3]: KeyError: 'input_ids'\n"
+        "[n1:2] " + TIMEOUT.format(2, 7) + "\n[n1:-] rank 3 on n1 exited 1\n",
+        "python-error", (3,), ("n1",), MEDIUM, {"collective-timeout", "exited-1"},
+    ),
+    "a rank without a timeout": (
+        "".join(f"[n{rank // 2}:{rank}] {TIMEOUT.format(rank, 7)}\n" for rank in (0, 1, 3)) + "[n1:2] NCCL INFO Using network Socket\n",
+        "collective-timeout", (2,), ("n1",), MEDIUM, set(),
+    ),
+    "a rank with a lower number": (
+        "".join(f"[n{rank // 2}:{rank}] {TIMEOUT.format(rank, 5 if rank == 1 else 7)}\n" for rank in range(4)),
+        "collective-timeout", (1,), ("n0",), MEDIUM, set(),
+    ),
+    "timeouts of all ranks": ("".join(f"{TIMEOUT.format(rank, 7)}\n" for rank in range(4)), "collective-timeout", (0, 1, 2, 3), (), LOW, set()),
+    "unused parameters on all ranks": (
+        "".join(
+            f"[rank{rank}]: RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error "
+            "indicates that your module has parameters that were not used in producing loss.\n"
+            for rank in range(4)
+        ),
+        "ddp-unused-parameters", (0, 1, 2, 3), (), HIGH, set(),
+    ),
+    "a node that never started": (
+        "0: torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.\n",
+        "clients-missing", (0,), (), LOW, set(),
+    ),
+    "a monitored barrier": ("[rank0]: RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 3000 ms\n", "monitored-barrier", (1,), (), HIGH, set()),
+    "models differ": (
+        ("[n0:0] RuntimeError: DDP expects same model across all ranks, but Rank 0 has 2 params, while rank 1 has inconsistent 4 params.\n"
+        "[n1:1] RuntimeError: DDP expects same model across all ranks, but Rank 1 has 4 params, while rank 0 has inconsistent 0 params.\n"),
+        "ddp-models-differ", (1,), ("n1",), HIGH, {"ddp-models-differ-elsewhere"},
+    ),
+    "torchrun's report names the rank": (
+        f"{TORCHRUN_ROOT}\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n", "killed", (3,), ("n1",), LOW, {"torchrun-root-cause", "child-failed"},
+    ),
+    "the time limit of Slurm": (
+        ("slurmstepd: error: *** STEP 123.0 ON node01 CANCELLED AT 2026-11-22T10:00:00 DUE TO TIME LIMIT ***\n"
+        "srun: error: node01: task 0: Terminated\nsrun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"),
+        "slurm-time-limit", (), ("node01",), HIGH, {"slurm-exit", "slurm-step-aborted"},
+    ),
+    "memory under Slurm": (
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.\n"
+        f"srun: error: n1: task 3: Out Of Memory\n0: {CLOSED}\nslurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-22T10:00:00 ***\n"),
+        "slurm-oom", (), (), HIGH, {"slurm-oom-task", "gloo-closed", "slurm-cancelled"},
+    ),
+    "a card that fell off the bus": (
+        ("n1: NVRM: Xid (PCI:0000:01:00): 79, pid=1122, GPU has fallen off the bus.\n"
+        "[rank8]: RuntimeError: CUDA error: an illegal memory access was encountered\n"
+        "[rank0]: torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error\n"),
+        "xid-off-bus", (), ("n1",), HIGH, {"cuda-illegal-access", "nccl-remote-error"},
+    ),
+    "two causes": (
+        "[rank1]: FileNotFoundError: [Errno 2] No such file or directory: '/data/a'\n[rank2]: OSError: [Errno 122] Disk quota exceeded\n",
+        "file-not-found", (1,), (), MEDIUM, set(),
+    ),
+    "an error of another rank before": (
+        "[rank1]: KeyError: 'a'\n[rank2]: FileNotFoundError: [Errno 2] No such file or directory: '/data/a'\n",
+        "file-not-found", (2,), (), MEDIUM, {"python-error"},
+    ),
+    "one rank raises, all others raise what follows": (
+        "[rank0]: SomeError: peer failed\n[rank1]: SomeError: peer failed\n[rank2]: ValueError: wrong label\n[rank3]: SomeError: peer failed\n",
+        "python-error", (2,), (), LOW, set(),
+    ),
+    "a caught error": (
+        "CUDA out of memory. Tried to allocate 2.00 GiB, trying a smaller batch\n" + "step=1 loss=2\n" * 100 + "[rank1]: KeyError: 'a'\n",
+        "python-error", (1,), (), MEDIUM, {"cuda-oom"},
+    ),
+    "only a caught error": ("CUDA out of memory. Tried to allocate 2.00 GiB\n" + "step=1 loss=2\n" * 100, "cuda-oom", (), (), LOW, set()),
+}  # fmt: skip
+
+
+def diagnosed(log: str) -> Diagnosis:
+    return weigh(search_log([log.encode()], "log", CATALOGUE))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_cause_of_a_run(name: str) -> None:
+    log, signature, ranks, nodes, confidence, folded = RUNS[name]
+    found = diagnosed(log)
+    assert (found.signature, found.ranks, found.nodes, found.confidence) == (signature, ranks, nodes, confidence)
+    assert {entry.signature for entry in found.consequences} == folded
+    assert found.remedy
+
+
+def test_the_proof_is_the_line_itself() -> None:
+    found = diagnosed(RUNS["the port is taken"][0])
+    assert [(hit.location, hit.rank) for hit in found.proof] == [("log:1", 0)]
+    assert found.retry == "retry"
+
+
+def test_nothing_known_shows_the_earliest_different_errors() -> None:
+    found = diagnosed(
+        f"ok\n[ERROR] cannot open tokenizer 1\n[ERROR] cannot open tokenizer 2\n[n0:1] {CLOSED}\nfatal: no license\n"
+    )
+    assert (found.cause, found.confidence) == ("", None)
+    assert [hit.location for hit in found.errors] == ["log:2", "log:5"]
+    assert [entry.signature for entry in found.consequences] == ["gloo-closed"]
+
+
+def test_with_consequences_alone_nothing_is_claimed() -> None:
+    found = diagnosed(f"[n0:0] {CLOSED}\n[n0:1] {CLOSED}\n")
+    assert found.cause == ""
+    assert [hit.location for hit in found.errors] == ["log:1"]
+
+
+def test_a_log_without_errors_has_no_diagnosis() -> None:
+    assert diagnosed("step=1 loss=2.5\n") == Diagnosis()
+
+
+def test_the_ranks_that_left_no_line_are_found_by_the_size_of_the_world() -> None:
+    evidence = search_log([f"{TIMEOUT.format(0, 7)}\n".encode()], "log", CATALOGUE) + Evidence(world_size=3)
+    assert weigh(evidence).ranks == (1, 2)
