@@ -172,9 +172,17 @@ class Endpoint:
         empty: messages.Empty = {}
         self._connection.call(protocol.STOP_LISTENING, empty, answer_s=wait_s)
 
-    def start(self, argv: Sequence[str], folder: str, *, wait_s: float = 30.0) -> AgentRecord:
-        """Start an agent that outlives the connection; wait until it has written its record, and return the record."""
-        request: messages.StartRequest = {"argv": list(argv), "folder": folder, "wait_s": wait_s}
+    def start(
+        self, argv: Sequence[str], folder: str, *, agent: messages.AgentStart | None = None, wait_s: float = 30.0
+    ) -> AgentRecord:
+        """
+        Start an agent that outlives the connection; wait until it has written its record, and return the record.
+
+        Args:
+            argv: starts the agent by its node.sh.
+            agent: the values in node.sh, with which the endpoint may start the agent without a shell and a second Python.
+        """
+        request: messages.StartRequest = {"argv": list(argv), "agent": agent, "folder": folder, "wait_s": wait_s}
         return AgentRecord.of(self._connection.call(protocol.START, request, answer_s=wait_s + ANSWER_S).reply["agent"])
 
     def files(

@@ -13,6 +13,7 @@ from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 from orchestrator.fanout import once
+from orchestrator.node.ownership import LOADER
 from orchestrator.resources import node_folder
 
 OLDEST_PYTHON = (3, 8)
@@ -23,9 +24,7 @@ ENDPOINT = f"{NODE}.endpoint"
 PROBE, VENDOR = f"{NODE}.probe", f"{NODE}.vendor"
 LEVEL = 3  # of zlib: level 9 takes 27 ms of CPU per command instead of 3, for 9 of 78 KB
 
-# The only program text on a command line, the same for every node. It has no ! and no newline, which some shells change even
-# within quotes. -S and -s: without site packages, whose scan takes long.
-LOADER = 'import sys;i=getattr(sys.stdin,"buffer",sys.stdin);exec(i.read(int(i.readline())))'
+# -S and -s: without site packages, whose scan takes long.
 FLAGS = ("-E", "-s", "-S", "-c", LOADER)
 MARKER = "orch-endpoint-f1b7c0d2"
 # Runs in any Python, at least to report its version. It ignores modules such as json.py in the home folder.
@@ -97,8 +96,10 @@ def _packed(packages: Sequence[str], compiled: re.Pattern[str]) -> bytes:
     return b"%d\n%b%b %d %d\n%b%b" % (len(bootstrap), bootstrap, magic, len(code), len(text), code, text)
 
 
-_IMPORT = re.compile(rf"^ *from ({NODE}[.\w]+) import", re.MULTILINE)
-_IMPORT_AT_START = re.compile(rf"^from ({NODE}[.\w]+) import", re.MULTILINE)  # at module level
+# What only an agent needs is in the bundle, and not sent.
+_NAME = rf"{NODE}\.(?!agent\.)[.\w]+"
+_IMPORT = re.compile(rf"^ *from ({_NAME}) import", re.MULTILINE)
+_IMPORT_AT_START = re.compile(rf"^from ({_NAME}) import", re.MULTILINE)  # at module level
 
 
 def _with_imports(modules: Sequence[str], pattern: re.Pattern[str]) -> set[str]:

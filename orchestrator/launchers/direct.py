@@ -20,7 +20,7 @@ from orchestrator.launchers.base import AttemptFolder, passed
 from orchestrator.launchers.job import JobStatus
 from orchestrator.names.hostlist import fold
 from orchestrator.node.code_folder import SHARED
-from orchestrator.plan.files import PlannedFile, node_files, node_script_file, start_command
+from orchestrator.plan.files import PlannedFile, agent_start, node_files, node_script_file, start_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan, with_defaults
 from orchestrator.progress import OnProgress, OnShare, Reporter, no_progress
 
@@ -242,7 +242,8 @@ class DirectLauncher:
         command = start_command(self._plan, node, record)
         wait_s = START_WAIT_S + (SETUP_WAIT_S if self._plan.setup else 0.0)
         self._start_requested.add(node.name)
-        self._endpoints[node.name].start(command, self._plan.node_dir(node), wait_s=wait_s)
+        agent = agent_start(self._plan, node, record)
+        self._endpoints[node.name].start(command, self._plan.node_dir(node), agent=agent, wait_s=wait_s)
 
     def _on_each(
         self,

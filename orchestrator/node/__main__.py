@@ -16,15 +16,13 @@ attempt; `next` decides after an attempt whether to start another, and prints it
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 UMASK = os.umask(0o077)  # the agent's files, byte code included, are private; the ranks get the original umask
 # Started by path, not installed: import the modules of the bundle.
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from orchestrator.node.agent.guard import AgentOptions, guard, run_agent  # noqa: E402
-from orchestrator.node.processes import CAUGHT, PR_SET_CHILD_SUBREAPER, Inherited, prctl  # noqa: E402
+from orchestrator.node.agent.guard import AgentOptions, lead  # noqa: E402
 from orchestrator.node.rendezvous import hold_rendezvous  # noqa: E402
 
 
@@ -64,15 +62,7 @@ def main() -> int:
         options = options_of(sys.argv[2:])
     except (LookupError, ValueError):
         sys.exit(__doc__)
-    folder = os.path.join(os.path.dirname(os.path.abspath(options.job)), options.node)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, CAUGHT)
-    for number in CAUGHT:  # a shell's `&` and nohup ignore some signals, and the ranks would inherit that
-        signal.signal(number, signal.SIG_DFL)
-    if os.getpgrp() != os.getpid():  # a group leader, as under a terminal, cannot lead a new session
-        os.setsid()
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    agent_pid = os.fork()
-    return guard(agent_pid, folder) if agent_pid else run_agent(options, folder, Inherited(frozenset(mask), UMASK))
+    return lead(options, UMASK)
 
 
 if __name__ == "__main__":

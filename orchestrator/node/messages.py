@@ -135,8 +135,25 @@ class AgentBody(TypedDict):
     binding: NotRequired[BindingBody]
 
 
+class AgentStart(TypedDict):
+    """The values in node.sh. Variables in `defaults` are set unless they are set already."""
+
+    python: str
+    python_folder: str
+    env: Dict[str, str]
+    defaults: Dict[str, str]
+    bundle: str
+    job: str
+    node: str
+    node_rank: int
+    rendezvous: str
+
+
 class StartRequest(TypedDict):
+    """`argv` starts an agent by its node.sh; with `agent`, the endpoint may do so without a shell."""
+
     argv: List[str]
+    agent: Optional[AgentStart]
     folder: str
     wait_s: float
 

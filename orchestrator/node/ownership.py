@@ -1,8 +1,9 @@
 """
 Ownership of processes: the run that a process belongs to, by its environment or command line; and signalling exactly one process.
 
-Ranks and their descendants have the environment that the agent set; an agent and its guard are recognised by their command
-line. A process that overwrote its environment (setproctitle does) is found by its parent, group or session, or not at all.
+Ranks and their descendants have the environment that the agent set. An agent and its guard are recognised by their command
+line; if an endpoint forked them, by that of the endpoint and their standard error, which is the agent's log. A process that
+overwrote its environment (setproctitle does) is found by its parent, group or session, or not at all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import signal
 
 from orchestrator.node.machine import PARENT, SESSION, START_TIME, has_proc, live_fields, stat_fields
-from orchestrator.node.run_folder import attempt_number
+from orchestrator.node.run_folder import AGENT_LOG, attempt_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     Owner = Tuple[str, str, str, str]  # run id, attempt, node, run folder
 
 AGENT_PROGRAM = "/orchestrator/node/__main__.py"
+# The only program text on the command line of an endpoint, and of the agents that it forks; agents of other versions are recognised by
+# it, too. It has no ! and no newline, which some shells change even within quotes.
+LOADER = 'import sys;i=getattr(sys.stdin,"buffer",sys.stdin);exec(i.read(int(i.readline())))'
+REMOVED = " (deleted)"  # after the path of such a file in /proc
 OWNER_VARIABLES = ("ORCH_RUN_ID", "ORCH_ATTEMPT", "ORCH_NODE", "ORCH_RUN_DIR")
 
 
@@ -111,7 +116,7 @@ def agent_owner(pid: int) -> Optional[Owner]:
     The owner of an agent, its guard or a program that wraps them; None for any other process.
 
     Its command line contains `… AGENT_PROGRAM run JOB.json --node NODE --node-rank …` or, before that, `/bin/sh node.sh --rendezvous …`,
-    also after the name of setup.sh, which runs the setup lines.
+    also after the name of setup.sh, which runs the setup lines. Forked by an endpoint, it has the endpoint's command line.
     """
     argv = proc_strings(pid, "cmdline")
     shell = argv[argv.index("/bin/sh") :] if "/bin/sh" in argv else []
@@ -124,11 +129,23 @@ def agent_owner(pid: int) -> Optional[Owner]:
         attempt, node = os.path.dirname(argv[start + 2]), argv[start + 4]
     elif shell[2:3] == ["--rendezvous"] and shell[1].endswith("/node.sh"):
         attempt, node = os.path.split(os.path.dirname(shell[1]))
+    elif LOADER in argv:
+        folder, name = os.path.split(standard_error(pid))
+        attempt, node = os.path.split(folder) if name == AGENT_LOG else ("", "")
     else:
         return None
     run, name = os.path.split(attempt)
     number = attempt_number(name)
     return None if number is None else (os.path.basename(run), str(number), node, run)
+
+
+def standard_error(pid: int) -> str:
+    """The path of the file that is the standard error of a process; empty if it cannot be read."""
+    try:
+        path = os.readlink(f"/proc/{pid}/fd/2")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
+    return path[: -len(REMOVED)] if path.endswith(REMOVED) else path
 
 
 def add_relatives(found: Set[int], processes: Dict[int, List[str]], session: Optional[int]) -> Set[int]:

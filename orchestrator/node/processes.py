@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
@@ -37,6 +38,12 @@ def prctl(option: int, value: int) -> None:
     """Set an attribute of this process; OSError if the kernel does not know it."""
     if LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+
+
+def name_process(name: str) -> None:
+    """Set the name of this process for `ps` and `top`: a fork has the command line of the endpoint."""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
+        file.write(name)
 
 
 def raise_file_limit() -> None:

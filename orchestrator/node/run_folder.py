@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 ATTEMPT = "attempt-"
 AGENT_RECORD = "agent.json"
+AGENT_LOG = "agent.log"  # stdout and stderr of the agent and its guard
 NETWORK_REPORT = "network.json"  # the network that NCCL took, once the agent knows it
 CARDS_REPORT = "cards.json"  # the agent's last sample of the cards
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-\d{8}-\d{6}-[0-9a-f]{4}\Z")

@@ -12,6 +12,7 @@ from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.plan.shell import render
 
 if TYPE_CHECKING:
+    from orchestrator.node import messages
     from orchestrator.plan.plan import LaunchPlan, NodePlan
 
 
@@ -141,6 +142,23 @@ def submission_path(plan: LaunchPlan) -> str:
 def start_command(plan: LaunchPlan, node: NodePlan, rendezvous: str) -> list[str]:
     """The command that starts the agent on a node reached directly; `rendezvous` comes from the head."""
     return ["/bin/sh", f"{plan.node_dir(node)}/node.sh", "--rendezvous", rendezvous]
+
+
+def agent_start(plan: LaunchPlan, node: NodePlan, rendezvous: str) -> messages.AgentStart | None:
+    """The values of node.sh, with which the endpoint starts the agent itself; None if setup lines need a shell."""
+    if plan.setup:
+        return None
+    return {
+        "python": node.python,
+        "python_folder": node.python_folder,
+        "env": dict(node.env),
+        "defaults": dict(node.defaults),
+        "bundle": plan.bundle_dir(node),
+        "job": f"{plan.attempt_dir(node)}/job.json",
+        "node": node.name,
+        "node_rank": node.node_rank,
+        "rendezvous": rendezvous,
+    }
 
 
 def node_script(plan: LaunchPlan, node: NodePlan) -> str:

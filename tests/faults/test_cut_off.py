@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.node.ownership import agent_owner
 from tests.grounds.cli import Orch
 from tests.grounds.hosts import Host, Hosts
 from tests.until import until
@@ -69,7 +70,7 @@ def _is_of_a_run(pid: int) -> bool:
         environ_and_command = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return b"ORCH_RUN_ID=" in environ_and_command or b"/runs/" in environ_and_command
+    return b"ORCH_RUN_ID=" in environ_and_command or b"/runs/" in environ_and_command or agent_owner(pid) is not None
 
 
 def test_ranks_get_the_heads_address_as_master(orch: Orch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from orchestrator.node.ownership import agent_owner
 from orchestrator.node.processes import stat_of
 from tests.grounds.keeper import descendants
 
@@ -33,10 +34,8 @@ def still_alive(processes: set[Process]) -> set[Process]:
 
 
 def _is_agent(pid: int, run_id: str) -> bool:
-    words = _words(pid, "cmdline")
-    return any(word.endswith(b"/orchestrator/node/__main__.py") for word in words) and any(
-        run_id.encode() in word for word in words
-    )
+    owner = agent_owner(pid)
+    return owner is not None and owner[0] == run_id
 
 
 def _words(pid: int, name: str) -> list[bytes]:

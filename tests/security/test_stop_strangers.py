@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.endpoint.client import Endpoint
+from orchestrator.node.ownership import agent_owner
 from orchestrator.transports.local import LocalTransport
 from tests.grounds import components
 from tests.grounds.cli import Orch
@@ -167,7 +168,7 @@ def test_no_source_file_kills_processes_by_name() -> None:
 
 
 def _agent_and_guard(run: str) -> list[int]:
-    return [pid for pid, _ in processes_of(run) if "__main__.py" in Path(f"/proc/{pid}/cmdline").read_text("utf-8")]
+    return [pid for pid, _ in processes_of(run) if agent_owner(pid) is not None]
 
 
 def _kill_agent_and_guard(run: str) -> None:

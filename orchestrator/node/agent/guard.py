@@ -31,6 +31,7 @@ from orchestrator.node.processes import (
     PR_SET_PDEATHSIG,
     Inherited,
     end_descendants,
+    name_process,
     prctl,
     raise_file_limit,
     signal_name,
@@ -148,6 +149,7 @@ def run_ranks(options: AgentOptions, folder: str, events: EventLog, inherited: I
 def run_agent(options: AgentOptions, folder: str, inherited: Inherited) -> int:
     """Run the agent; REFUSED if it could not start its ranks or write its record, PORT_TAKEN if the head needs another port."""
     os.setsid()
+    name_process("orch-agent")
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # if the guard is killed, the agent stops
     raise_file_limit()
@@ -169,6 +171,20 @@ def run_agent(options: AgentOptions, folder: str, inherited: Inherited) -> int:
             os.path.join(folder, "port-taken"), {"time": time.time()}
         )  # a batch script cannot get the code from srun
         return PORT_TAKEN
+
+
+def lead(options: AgentOptions, umask: int) -> int:
+    """Become the guard in a new session, and fork the agent, in which this returns, too; the ranks get `umask`."""
+    folder = os.path.join(os.path.dirname(os.path.abspath(options.job)), options.node)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, CAUGHT)
+    for number in CAUGHT:  # a shell's `&` and nohup ignore some signals, and the ranks would inherit that
+        signal.signal(number, signal.SIG_DFL)
+    if os.getpgrp() != os.getpid():  # a group leader, as under a terminal, cannot lead a new session
+        os.setsid()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    name_process("orch-guard")
+    agent_pid = os.fork()
+    return guard(agent_pid, folder) if agent_pid else run_agent(options, folder, Inherited(frozenset(mask), umask))
 
 
 def guard(agent_pid: int, folder: str) -> int:

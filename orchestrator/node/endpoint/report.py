@@ -11,6 +11,7 @@ from orchestrator.node.files import absolute_path, read_at, read_json, relative,
 from orchestrator.node.isolation import connect_error, leave_heartbeat, reachable_hosts
 from orchestrator.node.machine import boot_id, is_alive, is_stopped
 from orchestrator.node.run_folder import (
+    AGENT_LOG,
     CARDS_REPORT,
     NETWORK_REPORT,
     attempt_folder,
@@ -237,5 +238,5 @@ def observe_node(node: str, folder: str) -> messages.NodeBody:
         "network": read_json(os.path.join(folder, NETWORK_REPORT)),  # type: ignore[typeddict-item]  # as above
         "stacks": innermost_calls(folder, ranks),
         "folder": folder,
-        "log": tail(os.path.join(folder, "agent.log"), LOG_TAIL_BYTES) if needs_log else "",
+        "log": tail(os.path.join(folder, AGENT_LOG), LOG_TAIL_BYTES) if needs_log else "",
     }

@@ -11,12 +11,11 @@ from orchestrator.node.events import PORT_TAKEN
 from orchestrator.node.files import absolute_path, check_private_folder, expanded_argument, tail
 from orchestrator.node.machine import is_alive
 from orchestrator.node.protocol import HeadPortTaken
-from orchestrator.node.run_folder import read_agent
+from orchestrator.node.run_folder import AGENT_LOG, read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import subprocess
-    from typing import List, Tuple
+    from typing import List, Optional, Tuple
 
     from orchestrator.node import messages
 
@@ -24,24 +23,40 @@ START_POLL_S = 0.01
 TERMINATE_S = 1.0
 
 
+class Child:
+    """A process that this program has started."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.code: Optional[int] = None  # the exit code, or the negative number of a signal; None while it runs
+
+    def poll(self) -> Optional[int]:
+        """Reap the process if it has ended; return its code."""
+        ended, status = (0, 0) if self.code is not None else os.waitpid(self.pid, os.WNOHANG)
+        if ended:
+            self.code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        return self.code
+
+
 class Starter:
     """Starts agents that outlive this program; reaps those that end before it."""
 
     def __init__(self, umask: int) -> None:
         self.umask = umask
-        self.children: List[subprocess.Popen[bytes]] = []
+        self.children: List[Child] = []
 
     def reap(self) -> None:
         self.children = [child for child in self.children if child.poll() is None]
 
     def start(self, request: messages.StartRequest, _payload: bytes) -> Tuple[messages.StartReply, bytes]:
-        """Start argv detached in a node folder and wait until the agent has written agent.json."""
+        """Start an agent detached in a node folder and wait until it has written agent.json."""
         folder = absolute_path(request["folder"])
         check_private_folder(folder)
         earlier = read_agent(folder)
         if earlier is not None and is_alive(earlier):
             raise FileExistsError(f"an agent already runs in {folder}, pid {earlier['pid']}")
-        child = self._spawn([expanded_argument(arg) for arg in request["argv"]], folder)
+        child = self._begin(request, folder)
+        self.children.append(child)
         deadline = time.monotonic() + request["wait_s"]
         while True:
             code = child.poll()
@@ -49,20 +64,21 @@ class Starter:
             if agent is not None and agent != earlier:  # the agent may be a descendant of `child`
                 return {"agent": agent}, b""
             if code is not None or time.monotonic() > deadline:
-                raise self._failure(child, request["wait_s"], os.path.join(folder, "agent.log"))
+                raise self._failure(child, request["wait_s"], os.path.join(folder, AGENT_LOG))
             time.sleep(START_POLL_S)
 
-    def _failure(self, child: subprocess.Popen[bytes], wait_s: float, log_file: str) -> Exception:
+    def _failure(self, child: Child, wait_s: float, log_file: str) -> Exception:
         """The error of an agent that did not start; one that takes too long is killed."""
-        code = child.returncode
+        code = child.code
         if code is None:
             os.killpg(child.pid, signal.SIGTERM)  # not reaped yet, so the pid is still this child's
             end = time.monotonic() + TERMINATE_S  # in which setup.sh names the line that takes so long
             while child.poll() is None and time.monotonic() < end:
                 time.sleep(START_POLL_S)
-            if child.returncode is None:
+            if child.code is None:
                 os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+                os.waitpid(child.pid, 0)
+                child.code = -signal.SIGKILL
             log = tail(log_file, LOG_TAIL_BYTES)
             return TimeoutError(f"no agent.json after {wait_s:g} s, the agent was killed\n{log}".rstrip())
         log = tail(log_file, LOG_TAIL_BYTES)
@@ -73,21 +89,25 @@ class Starter:
             return ChildProcessError(f"{last}\n{words}".rstrip())
         return ChildProcessError(f"the agent {outcome(code)} before it wrote agent.json\n{log}".rstrip())
 
-    def _spawn(self, argv: List[str], folder: str) -> subprocess.Popen[bytes]:
-        import subprocess  # noqa: PLC0415  takes 10 ms, and a connection that only reads does not need it
+    def _begin(self, request: messages.StartRequest, folder: str) -> Child:
+        """Start the agent, or the script that starts it, in a new session, without a pty: it outlives this program and the connection."""
+        from orchestrator.node.endpoint.fork import AgentFork  # noqa: PLC0415  most connections do not need it
+        from orchestrator.node.spawn import spawn  # noqa: PLC0415
+
+        def prepare() -> None:
+            os.setsid()
+            os.chdir(folder)
+            os.umask(self.umask)  # the agent inherits the user's umask; orch's files stay private
 
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        log = os.open(os.path.join(folder, "agent.log"), flags, 0o600)
-        private = os.umask(self.umask)  # the agent inherits the user's umask; orch's files stay private
+        log = os.open(os.path.join(folder, AGENT_LOG), flags, 0o600)
+        fork = AgentFork(request["agent"], folder) if request["agent"] is not None else None
         try:
-            child = subprocess.Popen(  # in a new session, without a pty: it outlives this program and the connection
-                argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+            if fork is not None and fork.is_possible():
+                return Child(fork.start(log, self.umask))
+            return Child(spawn([expanded_argument(arg) for arg in request["argv"]], os.environb, (log, log), prepare))
         finally:
-            os.umask(private)
             os.close(log)
-        self.children.append(child)
-        return child
 
 
 def outcome(code: int) -> str:

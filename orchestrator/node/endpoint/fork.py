@@ -1,0 +1,82 @@
+"""
+Start an agent as its node.sh would, in a fork of this program, whose interpreter runs and has imported half of the modules.
+
+What node.sh exports comes with the request. The modules of the agent that this program lacks are in the bundle, with byte code for
+this Python.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from orchestrator.node.files import absolute_path, expanded_argument
+from orchestrator.node.spawn import find_program, redirect
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict
+
+    from orchestrator.node import messages
+
+
+class AgentFork:
+    """An agent that may be forked; `exports` are the variables that node.sh sets."""
+
+    def __init__(self, values: messages.AgentStart, folder: str) -> None:
+        self._values, self._folder = values, folder
+        self.exports = exports(values, folder)
+
+    def is_possible(self) -> bool:
+        """
+        Return whether the Python that node.sh starts is the one that runs this program.
+
+        It may be another one by the inventory's PATH. A script in its place may prepare something for the agent: it is run.
+        """
+        path = os.fsdecode(self.exports.get(b"PATH", os.environb.get(b"PATH", b"")))
+        python = find_program(expanded_argument(self._values["python"]), path)
+        return python is not None and os.path.normpath(python) == os.path.normpath(sys.executable)
+
+    def start(self, log: int, umask: int) -> int:
+        """Fork the guard, which forks the agent; return the guard's pid. It has no open file of this program but the log."""
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            os.setsid()
+            redirect(log, log)
+            os.chdir(self._folder)
+            os.environb.update(self.exports)
+            code = self._lead(umask)
+        except BaseException:  # noqa: BLE001  nothing returns to the endpoint; as of any program, the error is in its log
+            import traceback  # noqa: PLC0415  slow to import
+
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _lead(self, umask: int) -> int:
+        values = self._values
+        node_modules = sys.modules["orchestrator.node"].__path__
+        node_modules.append(os.path.join(absolute_path(values["bundle"]), "orchestrator", "node"))
+        from orchestrator.node.agent.guard import AgentOptions, lead  # noqa: PLC0415  it is in the bundle
+
+        job = absolute_path(values["job"])
+        return lead(AgentOptions(job, values["node"], values["node_rank"], values["rendezvous"]), umask)
+
+
+def exports(values: messages.AgentStart, folder: str) -> Dict[bytes, bytes]:
+    """The variables that node.sh sets, and PWD, which a shell sets. Values are encoded as in node.sh, whatever the locale is."""
+    changed = {b"PWD": os.fsencode(os.path.realpath(folder))}
+    if values["python_folder"]:
+        path = (os.fsencode(expanded_argument(values["python_folder"])), os.environb.get(b"PATH", b""))
+        changed[b"PATH"] = b":".join(filter(None, path))
+    changed.update(encoded(values["env"]))
+    defaults = encoded(values["defaults"])
+    changed.update({name: defaults[name] for name in defaults if name not in os.environb and name not in changed})
+    return changed
+
+
+def encoded(variables: Dict[str, str]) -> Dict[bytes, bytes]:
+    return {name.encode(): value.encode("utf-8", "surrogateescape") for name, value in variables.items()}
