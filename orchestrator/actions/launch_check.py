@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.actions.check import facts_to_keep
@@ -18,7 +18,6 @@ from orchestrator.kept_facts import KeptFacts
 from orchestrator.store import RunFolder
 
 if TYPE_CHECKING:
-    from orchestrator.node.facts import NodeFacts
     from orchestrator.plan.plan import LaunchPlan
 
 PUSH_S = 24 * 3600.0  # a request waits while its connection sends the code
@@ -55,10 +54,10 @@ def _check(
     code = plan.program.folder_on_nodes
     known = kept.read() if code is None else {}
     used = {node.name: known[node.name] for node in nodes if node.name in known and "out" not in node.folders}
-    cluster = _survey(nodes, reach, code, used)
+    cluster = survey(nodes, reach, code=code, all_names=False, known=used, busy_s=PUSH_S)
     findings = _judged(cluster, plan, skipped)
     if used and any(finding.severity is Severity.FAIL for finding in findings):
-        used, cluster = {}, _survey(nodes, reach, code, {})
+        used, cluster = {}, survey(nodes, reach, code=code, all_names=False, busy_s=PUSH_S)
         findings = _judged(cluster, plan, skipped)
     queried = {node: facts for node, facts in facts_to_keep(cluster, findings).items() if node not in used}
     if queried and not skipped:
@@ -89,21 +88,3 @@ def require_passed(findings: Sequence[Finding], folder: RunFolder, on_warning: C
         lines = ["the check of the nodes failed, so nothing was started", *failed]
         hint = "correct that and look again with `orch check`; --skip NAME leaves out one check, --no-check all of them"
         raise PreflightRefused("\n  ".join(lines), hint=hint)
-
-
-def _survey(nodes: Sequence[CheckedNode], reach: Reach, code: str | None, known: Mapping[str, NodeFacts]) -> Cluster:
-    """The answers of all nodes. Of nodes on one machine, as on loopback addresses, only the first is queried."""
-    groups: dict[tuple[object, ...], list[CheckedNode]] = {}
-    for node in nodes:
-        facts = reach(node.name).facts
-        groups.setdefault((facts.host_id, facts.user, facts.python), []).append(node)
-    cluster = survey(
-        [group[0] for group in groups.values()], reach, code=code, all_names=False, known=known, busy_s=PUSH_S
-    )
-    same = {node.name: group[0].name for group in groups.values() for node in group}
-    return replace(
-        cluster,
-        expected={node.name: node.expected for node in nodes},
-        facts={name: {**cluster.facts[first], "node": name} for name, first in same.items() if first in cluster.facts},
-        failures={name: cluster.failures[first] for name, first in same.items() if first in cluster.failures},
-    )

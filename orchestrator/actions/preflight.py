@@ -88,7 +88,7 @@ def survey(
     busy_s: float = 0.0,
 ) -> Cluster:
     """
-    Query all nodes. A node that fails or is too slow is among the cluster's failures.
+    Query all nodes, those on one machine by the first of them. A node that fails or is too slow is among the cluster's failures.
 
     Args:
         code: the folder on the nodes that has the code.
@@ -96,18 +96,54 @@ def survey(
         known: facts of nodes that are not queried.
         busy_s: the time for which the connections may be used for something else, in addition to the deadlines.
     """
-    queried = [node for node in nodes if node.name not in known]
+    machines = _machines([node for node in nodes if node.name not in known], reach)
+    queried = [machine[0] for machine in machines]
     answers, failures = _facts(queried, reach, code, all_names=all_names, wait_s=FACTS_S + busy_s)
     found = {**known, **{name: answer.facts for name, answer in answers.items()}}
     cluster = Cluster(
-        expected={node.name: node.expected for node in nodes},
+        expected={node.name: node.expected for node in nodes if node in queried or node.name in known},
         facts={node.name: found[node.name] for node in nodes if node.name in found},
         failures=failures,
         clocks={name: answer.ahead_s for name, answer in answers.items()},
     )
-    if not answers:
-        return cluster
-    return replace(cluster, rendezvous=_rendezvous(cluster, reach, busy_s), shared=_shared(cluster, reach, busy_s))
+    if answers:
+        cluster = replace(
+            cluster, rendezvous=_rendezvous(cluster, reach, busy_s), shared=_shared(cluster, reach, busy_s)
+        )
+    return _with_all(cluster, nodes, machines)
+
+
+def _machines(nodes: Sequence[CheckedNode], reach: Reach) -> list[list[CheckedNode]]:
+    """
+    The nodes by machine, network namespace, user, Python and folders: loopback addresses have the same facts then.
+
+    Nodes at other addresses stay alone: there, several on one machine are containers, or a mistake that a check must find.
+    """
+    groups: dict[object, list[CheckedNode]] = {}
+    for node in nodes:
+        key: object = node.name
+        if is_loopback(node.expected.address):
+            with suppress(OrchError):  # `_facts` reports it
+                facts = reach(node.name).facts
+                key = facts.host_id, facts.user, facts.python, *sorted(node.folders.items())
+        groups.setdefault(key, []).append(node)
+    return list(groups.values())
+
+
+def _with_all(cluster: Cluster, nodes: Sequence[CheckedNode], machines: Sequence[Sequence[CheckedNode]]) -> Cluster:
+    """The cluster with all nodes: those that were not queried have the answer of the first node on their machine."""
+    first = {node.name: machine[0].name for machine in machines for node in machine}
+    origin = {node.name: first.get(node.name, node.name) for node in nodes}
+    facts = {name: cluster.facts[source] for name, source in origin.items() if source in cluster.facts}
+    return replace(
+        cluster,
+        expected={node.name: node.expected for node in nodes},
+        facts={
+            name: of_first if name == origin[name] else {**of_first, "node": name} for name, of_first in facts.items()
+        },
+        failures={name: cluster.failures[source] for name, source in origin.items() if source in cluster.failures},
+        clocks={name: cluster.clocks[source] for name, source in origin.items() if source in cluster.clocks},
+    )
 
 
 def _facts(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orchestrator.actions import preflight
-from orchestrator.actions.preflight import FACTS_S, PORT_S, TOKEN_S, survey
+from orchestrator.actions.preflight import FACTS_S, PORT_S, TOKEN_S, CheckedNode, survey
 from orchestrator.checks.cluster import Cluster
 from orchestrator.checks.quick import check
 from orchestrator.checks.variables import discovery
@@ -16,7 +18,7 @@ from orchestrator.environment.request import NodeRequest
 from orchestrator.fanout import each_within
 from orchestrator.launchers.direct import INTERFACES
 from tests.actions.stub_nodes import StubNodes
-from tests.checks.facts import cluster, gpu_node
+from tests.checks.facts import cluster, cpu_node, gpu_node
 from tests.environment.nodes import infiniband
 
 
@@ -59,6 +61,31 @@ def test_file_system_that_one_machine_may_have_alone_is_not_tested_on_others(kin
         facts["disks"][0]["type"] = kind
     stubs = StubNodes(nodes)
     assert survey(stubs.checked, stubs.reach).shared == []
+
+
+@pytest.mark.parametrize(
+    ("addresses", "workdir", "queried"),
+    [
+        (("127.0.0.1", "127.0.0.2", "127.0.0.3"), "/data", ["n0"]),
+        (("127.0.0.1", "127.0.0.2", "127.0.0.3"), "/other", ["n0", "n2"]),
+        (("10.0.0.1", "10.0.0.1", "127.0.0.3"), "/data", ["n0", "n1", "n2"]),  # containers, or a wrong address
+    ],
+)
+def test_loopback_nodes_with_equal_folders_are_queried_once(
+    addresses: Sequence[str], workdir: str, queried: Sequence[str]
+) -> None:
+    nodes = StubNodes(cluster(cpu_node, 3))
+    for node in nodes.by_name.values():
+        node.facts.host_id = "one machine"
+    folders = [{"workdir": "/data"}, {"workdir": "/data"}, {"workdir": workdir}]
+    checked = [
+        CheckedNode(node.name, replace(node.expected, address=address), of_node)
+        for node, address, of_node in zip(nodes.checked, addresses, folders, strict=True)
+    ]
+    surveyed = survey(checked, nodes.reach)
+    assert [name for name, node in nodes.by_name.items() if "probe" in node.deadlines] == queried
+    assert {name: facts["node"] for name, facts in surveyed.facts.items()} == {name: name for name in nodes.by_name}
+    assert list(surveyed.clocks) == list(surveyed.expected) == list(nodes.by_name)
 
 
 def test_node_that_cannot_connect_to_the_head_is_named_and_the_port_is_closed() -> None:
