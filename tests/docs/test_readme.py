@@ -50,7 +50,11 @@ def test_readme_commands_run_as_written_in_an_empty_folder(tmp_path: Path, farm:
     write_ssh_config(home, farm)
     clone = home / "orch"
     env = bare_environment(
-        home, clone / ".venv" / "bin", URL=str(_repository(tmp_path / "tree")), SLURM_CONF=str(cluster.conf)
+        home,
+        clone / ".venv" / "bin",
+        URL=str(_repository(tmp_path / "tree")),
+        SLURM_CONF=str(cluster.conf),
+        DEMO="steps=5",
     )
     [first_block, *later_blocks] = [COSTLY.sub("", block) for block in blocks(ROOT / "README.md")]
     [clone_commands, demo] = first_block.split("cd orch\n")
