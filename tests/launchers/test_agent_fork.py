@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from orchestrator import bundle as bundles
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.endpoint.fork import AgentFork
+from orchestrator.node.events import Kind
 from orchestrator.node.messages import AgentStart
 from orchestrator.node.ownership import LOADER, agent_owner, proc_strings
 from orchestrator.plan.files import agent_start, start_command
@@ -52,10 +54,14 @@ def _state(pid: int) -> dict[str, object]:
     """The properties of a process that it has from the one that started it."""
     process = Path(f"/proc/{pid}")
     status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
+    links = {}
+    for link in (process / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a file that the agent reads now and then
+            links[link.name] = str(link.readlink())
     return {
         **{name: status[name] for name in STATUS},
-        "files": sorted(str(link.readlink()) for link in (process / "fd").iterdir() if link.name in "012"),
-        "open": len([*(process / "fd").iterdir()]),
+        "files": [links[standard] for standard in "012"],
+        "channels": sorted(target.partition(":")[0] for target in links.values() if not target.startswith("/")),
         "name": (process / "comm").read_text(),
         "cwd": str((process / "cwd").readlink()),
         "oom": (process / "oom_score_adj").read_text(),
@@ -64,13 +70,13 @@ def _state(pid: int) -> dict[str, object]:
     }
 
 
-def _processes() -> list[dict[str, object]]:
+def _processes(folder: Path) -> list[dict[str, object]]:
     """The guard, the agent and the rank, and the environment of the rank."""
 
     def found() -> list[int]:
         for guard, agent in guards_of(RUN).items():
             children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
-            if children and proc_strings(int(children[0]), "cmdline")[0] == "sleep":
+            if children and Kind.RANK_STARTED in (folder / "events.jsonl").read_text():
                 return [guard, agent, int(children[0])]
         return []
 
@@ -86,7 +92,7 @@ def test_agent_forked_by_an_endpoint_is_that_of_its_node_script(launcher: Direct
     """Guard, agent and rank, started by the endpoint and by hand, have the same environment, signals, files and limits."""
     plan = launcher.plan
     folder = tmp_path / "runs" / RUN / "attempt-1" / "n0"
-    forked = _processes()
+    forked = _processes(folder)
     [(guard, agent)] = guards_of(RUN).items()
     assert {LOADER in proc_strings(pid, "cmdline") for pid in (guard, agent)} == {True}
     assert agent_owner(agent) == (RUN, "1", "n0", str(tmp_path / "runs" / RUN))
@@ -100,7 +106,7 @@ def test_agent_forked_by_an_endpoint_is_that_of_its_node_script(launcher: Direct
     command = start_command(plan, plan.head, record.rendezvous)
     with (folder / "agent.log").open("a") as log:
         by_hand = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        assert _processes() == forked
+        assert _processes(folder) == forked
         launcher.stop(None, grace_s=5.0)
         assert by_hand.wait() != 0
 
